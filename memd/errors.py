@@ -1,0 +1,59 @@
+"""Every error memd raises on purpose, in one tree.
+
+Rule: a message says what happened, to which file or field, and what to do now. Code outside this module raises one of
+these or lets a genuine bug surface as itself; it never wraps a bug in a `MemdError`.
+"""
+
+from __future__ import annotations
+
+
+class MemdError(Exception):
+    """Root of the tree; its text is meant to be shown to a person as it stands."""
+
+
+class ConfigError(MemdError):
+    """A setting is unknown, of the wrong type or out of range; names the key, the line and the remedy."""
+
+
+class BadTopicId(MemdError):
+    """A topic id that does not match `chunks.TOPIC_ID_PATTERN`; such a name never reaches the file system."""
+
+
+class BadRequestBody(MemdError):
+    """A request body that memd cannot read as a chat request; it is forwarded untouched."""
+
+
+class BadMemoryIn(MemdError):
+    """A `memory_in` that does not have the documented shape; the request goes on without memory."""
+
+
+class EmbeddingError(MemdError):
+    """The embedding model could not be loaded or failed on a text."""
+
+
+class UpstreamError(MemdError):
+    """The model server could not be started or reached."""
+
+
+class StoreError(MemdError):
+    """The log on disk could not be read or written as asked; nothing that was acknowledged is affected."""
+
+
+class StoreLocked(StoreError):
+    """Another daemon holds the data directory."""
+
+
+class StoreWriteFailed(StoreError):
+    """An append or a file replacement did not become durable; the caller keeps what it wanted to write."""
+
+
+class DiskFull(StoreWriteFailed):
+    """The write failed because the disk (or a quota) is full."""
+
+
+class CorruptFile(StoreError):
+    """A file's bytes do not match their checksums where an interrupted write cannot be the reason."""
+
+
+class ForeignFile(StoreError):
+    """A file that this version must not touch: not memd's, of a newer format, or of another vector dimension."""

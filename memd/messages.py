@@ -1,0 +1,138 @@
+"""A chat message as memd sees it, whatever API it came through, and the digests that identify it.
+
+Rule: pure values. `wire` makes `Message`s out of bytes, `context` works on them, nothing else knows JSON shapes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+DIGEST_BYTES = 16
+ROOT_DIGEST = bytes(DIGEST_BYTES)
+"""What the first message of a conversation is chained to."""
+
+LEADING_ROLES = frozenset({"system", "developer"})
+"""Roles whose *leading* run is the client's standing instruction: always forwarded, never hashed, never stored."""
+
+BLOCK_OPENING = "[memory]"
+BLOCK_CLOSING = "[/memory]"
+CHUNK_MARKER = "[mem:"
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """One call that an assistant message makes."""
+
+    id: str
+    name: str
+    arguments: str
+    """As the client or model wrote them, usually JSON text."""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message, without memd's own blocks. `content_digest` identifies it apart from its place (see `chain`)."""
+
+    role: str
+    text: str
+    """Text parts as they came, joined by newlines; a part that is not text stands as `[image]`, `[audio]`, `[file]`."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+    attachments: tuple[bytes, ...] = ()
+    """16-byte digests of the parts that are not text, in order."""
+    interrupted: bool = False
+    """An assistant reply whose client or upstream left before its end."""
+
+    @property
+    def content_digest(self) -> bytes:
+        """16-byte BLAKE2b of the normalised form: what stays the same when a client re-serialises the message."""
+        calls = [[call.name, canonical_arguments(call.arguments)] for call in self.tool_calls]
+        form = [self.role, self.text.strip(), list(self.attachments), self.name, calls, self.tool_call_id]
+        return hashlib.blake2b(_encoder.encode(form), digest_size=DIGEST_BYTES).digest()
+
+
+def chain(previous: bytes, content_digest: bytes) -> bytes:
+    """The digest of a message at its place: BLAKE2b over its predecessor's digest and its own normalised form."""
+    return hashlib.blake2b(previous + content_digest, digest_size=DIGEST_BYTES).digest()
+
+
+def chain_all(content_digests: Iterable[bytes], previous: bytes = ROOT_DIGEST) -> list[bytes]:
+    """The digests of consecutive messages, the first chained to `previous`."""
+    digests = []
+    for content_digest in content_digests:
+        previous = chain(previous, content_digest)
+        digests.append(previous)
+    return digests
+
+
+def leading_count(messages: Sequence[Message]) -> int:
+    """How many messages at the front are standing instructions (system or developer)."""
+    for position, message in enumerate(messages):
+        if message.role not in LEADING_ROLES:
+            return position
+    return len(messages)
+
+
+def stored_text(message: Message) -> str:
+    """The message as it is written into a chunk: opened by its role, tool calls spelled out, text verbatim."""
+    parts = [message.text] if message.text else []
+    parts += [f"[call {call.name} {call.arguments}]" for call in message.tool_calls]
+    if message.interrupted:
+        parts.append("[interrupted]")
+    return f"{message.role}: " + "\n".join(parts)
+
+
+def without_memory_blocks(text: str) -> str:
+    """`text` without the memory blocks that memd put into an earlier prompt and a client echoes back.
+
+    A block goes from a line that opens with `[memory]` to the line `[/memory]`, has a line that opens with `[mem:` in
+    between, and takes the blank line behind it along. One pass over the lines: text is untrusted and may be long.
+    """
+    if BLOCK_OPENING not in text:
+        return text
+    kept: list[str] = []
+    block: list[str] = []  # lines since an opening that is not closed yet
+    has_chunk = swallow_blank = False
+    for line in text.split("\n"):
+        if line.startswith(BLOCK_OPENING):
+            kept += block
+            block, has_chunk = [line], False
+        elif not block:
+            if not (swallow_blank and line == ""):
+                kept.append(line)
+        elif line.rstrip() != BLOCK_CLOSING:
+            block.append(line)
+            has_chunk = has_chunk or line.startswith(CHUNK_MARKER)
+            continue
+        else:
+            kept += [] if has_chunk else [*block, line]
+            swallow_blank, block = has_chunk, []
+            continue
+        swallow_blank = False
+    return "\n".join(kept + block)
+
+
+def canonical_arguments(arguments: str) -> str:
+    """Tool arguments in one form for all serialisations of the same JSON value; other text unchanged."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return json.dumps(_without_float_noise(value), sort_keys=True, separators=(",", ":"))
+
+
+def _without_float_noise(value: Any) -> Any:
+    """1.0 as 1: JavaScript clients write integral numbers without the fraction."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_without_float_noise(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_float_noise(item) for key, item in value.items()}
+    return value
