@@ -1,0 +1,24 @@
+"""The files that memd bundles so that it works offline: the embedding model and the tokenizer ranks.
+
+Rule: only this module knows where they lie. What they are and where they come from is in PROVENANCE.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+
+
+def model_dir() -> Path:
+    """The folder of the bundled embedding model: `model.onnx`, `tokenizer.json` and their configuration."""
+    return _HERE / "minilm"
+
+
+def ranks_bytes() -> bytes:
+    """The file `cl100k_base.tiktoken` (1.7 MB): a line per token, its bytes in base64, a space, its rank.
+
+    Raises:
+        OSError: the package was installed without its data files.
+    """
+    return (_HERE / "tiktoken" / "cl100k_base.tiktoken").read_bytes()

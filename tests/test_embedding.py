@@ -1,0 +1,140 @@
+"""The embedding model: the real bundled one, loaded as the daemon loads it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from memd.chunks import Vector
+from memd.embedding import PIECES_MAX, Embedder, load_embedder
+from memd.errors import EmbeddingError
+
+SENTENCE = "The session store keeps its rows in PostgreSQL, and a token expires after twenty-four hours. "
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Embedder:
+    return load_embedder("bundled", threads=2)
+
+
+def cosine(one: Vector, other: Vector) -> float:
+    return float(one @ other)
+
+
+def test_the_bundled_model_gives_the_documented_vector(embedder: Embedder) -> None:
+    vector = embedder.embed("This is an example sentence")
+    assert vector.dtype == np.float32 and vector.shape == (384,) == (embedder.dimension,)
+    assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
+    assert vector[:4] == pytest.approx([0.0677, 0.0635, 0.0487, 0.0793], abs=0.012)  # the model card, before quantisation
+    assert vector[:4] == pytest.approx([0.0584, 0.0670, 0.0460, 0.0783], abs=0.001)  # PROVENANCE.md's int8 file
+
+
+def test_related_texts_are_nearer_than_unrelated_ones(embedder: Embedder) -> None:
+    question = embedder.embed("Which database do we use for sessions?")
+    near = cosine(question, embedder.embed("user: Use PostgreSQL for session storage."))
+    far = cosine(question, embedder.embed("user: The cat sleeps on the warm window sill."))
+    assert near > 0.4
+    assert far < 0.2
+
+
+def test_a_text_has_one_vector_whatever_the_thread_count_or_the_load() -> None:
+    texts = ["short", SENTENCE * 3, SENTENCE * 40, "短い文。", ""]
+    alone = load_embedder("bundled", threads=1)
+    beside = load_embedder("bundled", threads=2)
+    expected = [alone.embed(text).tobytes() for text in texts]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda text: beside.embed(text).tobytes(), texts * 4))
+    assert found == expected * 4
+
+
+def test_a_text_within_256_word_pieces_is_one_piece(embedder: Embedder) -> None:
+    assert embedder.pieces("word " * 254) == ["word " * 254]
+    assert len(embedder.pieces("word " * 255)) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SENTENCE * 60,
+        "记忆系统保存对话。" * 200,
+        "안녕하세요 " * 300,
+        "naïve café — “quotes” 👩‍👩‍👧 " * 200,
+        "aB3+" * 2000,
+        "   \n" * 3000,
+        "\ud800 lone \udfff" * 500,
+    ],
+)
+def test_pieces_join_to_the_text_and_fit_the_model(embedder: Embedder, text: str) -> None:
+    pieces = embedder.pieces(text)
+    assert "".join(pieces) == text
+    assert all(embedder.pieces(piece) == [piece] for piece in pieces)
+
+
+def test_a_long_text_is_the_normalised_mean_of_its_pieces(embedder: Embedder) -> None:
+    text = SENTENCE * 40
+    vectors = embedder.embed_pieces(text)
+    assert vectors.shape == (len(embedder.pieces(text)), 384) and len(vectors) > 2
+    for vector, piece in zip(vectors, embedder.pieces(text), strict=True):
+        assert np.array_equal(vector, embedder.embed(piece))
+    mean = vectors.mean(axis=0)
+    assert embedder.embed(text) == pytest.approx(mean / np.linalg.norm(mean), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "\x00", "a\x00b", "\ud800", json.loads('"\\udc00 and \\ud83d"'), "[CLS] [SEP] [PAD]", "[PAD]", "\u0301" * 500],
+)
+def test_odd_texts_have_a_finite_unit_vector(embedder: Embedder, text: str) -> None:
+    vector = embedder.embed(text)
+    assert np.isfinite(vector).all() and np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("unit", ["a", " ", "aB3+", SENTENCE, "记忆"])
+def test_a_megabyte_is_read_at_its_head_and_tail_only(embedder: Embedder, unit: str) -> None:
+    text = unit * (1_000_000 // len(unit))
+    vectors = embedder.embed_pieces(text)
+    assert 1 <= len(vectors) <= PIECES_MAX and np.isfinite(vectors).all()
+
+
+def test_a_question_at_the_end_of_a_long_paste_is_still_found(embedder: Embedder) -> None:
+    question = "Which database do we use for sessions?"
+    vectors = embedder.embed_pieces("lorem ipsum dolor sit amet\n" * 20_000 + question)
+    assert float((vectors @ embedder.embed(question)).max()) > 0.1 > float((vectors[:-1] @ embedder.embed(question)).max())
+
+
+def test_the_fingerprint_is_that_of_the_files(embedder: Embedder) -> None:
+    assert len(embedder.fingerprint) == 32 and int(embedder.fingerprint, 16)
+    assert load_embedder("bundled", threads=1).fingerprint == embedder.fingerprint
+
+
+def test_the_bundled_model_touches_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a connection was attempted")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket.socket, "connect_ex", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    assert load_embedder("bundled", threads=1).embed("offline").shape == (384,)
+
+
+def test_an_unknown_model_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(EmbeddingError, match="bge-small-en-v1.5'"):
+        load_embedder("BAAI/bge-smal-en-v1.5", threads=1)
+
+
+def test_a_model_that_cannot_be_fetched_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # fastembed then looks in its cache only
+    monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(tmp_path))
+    with pytest.raises(EmbeddingError, match="set embedding.model to 'bundled'"):
+        load_embedder("BAAI/bge-small-en-v1.5", threads=1)
+
+
+def test_importing_the_module_does_not_load_the_model_library() -> None:
+    code = "import sys, memd.embedding; sys.exit(any(name in sys.modules for name in ('fastembed', 'onnxruntime')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
