@@ -1,0 +1,211 @@
+"""The live conversations of one topic: which one a request belongs to, what in it is new, stored, and left out.
+
+Rule: the client's array is the truth for the live part; a conversation only ever grows. An edit or a regenerated reply
+does not change it but *forks* it, so positions and marks stay valid for whatever is under way in the background.
+
+Every message has a digest that is chained to its predecessors', so equal digests at one position mean equal histories
+up to there, and the longest known prefix is found by bisection. A conversation has two marks, both counts of messages
+from its beginning:
+
+    0 ......... left_out ......... stored ......... end
+    | in the log, not   | in the log and  | only in the
+    | in the prompt     | in the prompt   | hot buffer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from memd.messages import Message, ToolCall, chain_all
+
+TRIMMED_OVERLAP_MIN = 2
+"""Messages that a trimmed history must share with a conversation to be taken for it: one alone ("yes") proves nothing."""
+
+
+class Buffered(msgspec.Struct, frozen=True):
+    """One message of a conversation."""
+
+    digest: bytes
+    content_digest: bytes
+    tokens: int
+    """Counted with the bundled tokenizer, before the model's drift."""
+    message: Message | None
+    """None once the message is in the log and out of the prompt: then only its identity matters."""
+
+
+class BlockChunk(msgspec.Struct, frozen=True):
+    """A chunk as a memory block shows it."""
+
+    shown_id: str
+    uuid: bytes
+    topic_id: str
+    origin_id: int
+
+
+class Block(msgspec.Struct, frozen=True):
+    """What memory put in front of one user message; computed once a turn. Without chunks it stands for "nothing"."""
+
+    text: str
+    tokens: int
+    chunks: tuple[BlockChunk, ...] = ()
+
+
+NO_BLOCK = Block(text="", tokens=0)
+
+
+class TurnKey(msgspec.Struct, frozen=True):
+    """What makes two requests the same one, sent twice."""
+
+    last_digest: bytes
+    memory_in: bytes
+    """Digest of the MemoryIn that came with it."""
+
+
+class Conversation:
+    """One path through the tree of histories. Positions count messages after the leading system messages."""
+
+    def __init__(self, conversation_id: str, session: str | None = None) -> None:
+        self.id = conversation_id
+        self.session = session
+        self.messages: list[Buffered] = []
+        self.stored = 0
+        self.left_out = 0
+        self.blocks: dict[bytes, Block] = {}
+        """By the digest of the user message that the block stands before."""
+        self.arrivals: dict[TurnKey, float] = {}
+        """When each recent request first came, in seconds of the caller's clock."""
+        self.abandoned = False
+        """Its client went on from an earlier point (edit, regenerate): what is not stored yet is no longer wanted."""
+        self.used_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __repr__(self) -> str:
+        state = "abandoned " if self.abandoned else ""
+        return f"<Conversation {self.id} {state}left_out={self.left_out} stored={self.stored} end={len(self)}>"
+
+    @property
+    def end_digest(self) -> bytes:
+        """The digest of the last message."""
+        return self.messages[-1].digest
+
+    def common_length(self, digests: Sequence[bytes]) -> int:
+        """How many leading messages this conversation shares with a history given by its digests."""
+        low, high = 0, min(len(self.messages), len(digests))
+        while low < high:  # equal digests at a position mean equal histories up to it: bisect
+            middle = (low + high + 1) // 2
+            if self.messages[middle - 1].digest == digests[middle - 1]:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def tokens_between(self, start: int, end: int) -> int:
+        """Raw tokens of the messages from `start` up to but not including `end`."""
+        return sum(buffered.tokens for buffered in self.messages[start:end])
+
+    def last_user_position(self, end: int | None = None) -> int | None:
+        """Where the open turn begins: the last user message before `end`; None if there is none."""
+        for position in range((len(self) if end is None else end) - 1, -1, -1):
+            message = self.messages[position].message
+            if message is not None and message.role == "user":
+                return position
+        return None
+
+    def mark_stored(self, position: int) -> None:
+        """Everything before `position` is in the log."""
+        self.stored = max(self.stored, position)
+
+    def mark_left_out(self, position: int) -> None:
+        """Everything before `position` leaves the prompt; it must be stored. Its blocks leave with it."""
+        if position > self.stored:
+            raise ValueError(f"only stored messages may be left out: {position} > {self.stored}")
+        for index in range(self.left_out, position):
+            buffered = self.messages[index]
+            self.blocks.pop(buffered.digest, None)
+            self.messages[index] = msgspec.structs.replace(buffered, message=None)
+        self.left_out = max(self.left_out, position)
+
+    def fork(self, conversation_id: str, at: int) -> Conversation:
+        """A new conversation that shares the first `at` messages."""
+        branch = Conversation(conversation_id, self.session)
+        branch.messages = self.messages[:at]
+        branch.stored, branch.left_out = min(self.stored, at), min(self.left_out, at)
+        shared = {buffered.digest for buffered in branch.messages}
+        branch.blocks = {digest: block for digest, block in self.blocks.items() if digest in shared}
+        branch.used_at = self.used_at
+        return branch
+
+
+class Match(msgspec.Struct, frozen=True):
+    """Where a request's messages belong: its message `i` is the conversation's message `offset + i`."""
+
+    conversation: Conversation | None
+    """None: nothing like it is known."""
+    offset: int = 0
+    known: int = 0
+    """How many of the request's messages the conversation already has."""
+
+
+def match(conversations: Iterable[Conversation], content_digests: Sequence[bytes], session: str | None) -> Match:
+    """Find the conversation that a request goes on with.
+
+    Args:
+        conversations: the topic's open conversations, most recently used first.
+        content_digests: the request's messages after the leading system messages, each by itself (not chained).
+        session: what the client calls the conversation, if it says so; then only that one is looked at, and a request
+            that shares nothing with it is appended to it.
+    """
+    candidates = [c for c in conversations if session is None or c.session == session]
+    digests = chain_all(content_digests)
+    best = Match(None)
+    for conversation in candidates:
+        known = conversation.common_length(digests)
+        exact = known == len(conversation)  # of several branches the one that is simply continued
+        if known > best.known or (known == best.known > 0 and exact):
+            best = Match(conversation, 0, known)
+    if best.known:
+        return best
+    for conversation in candidates:
+        rejoined = _rejoin(conversation, content_digests)
+        if rejoined is not None:
+            return rejoined
+    if session is not None and candidates:
+        return Match(candidates[0], len(candidates[0]), 0)
+    return best
+
+
+def _rejoin(conversation: Conversation, content_digests: Sequence[bytes]) -> Match | None:
+    """Match a client that trims its own history: a run of the conversation, from somewhere in it to its end.
+
+    The last known message may be missing on either side (a reply the client changed or never got), but two in a row
+    must agree.
+    """
+    if not content_digests:
+        return None
+    known = [buffered.content_digest for buffered in conversation.messages]
+    for offset in range(len(known) - 1, -1, -1):
+        if known[offset] != content_digests[0]:
+            continue
+        overlap = 0
+        for mine, theirs in zip(known[offset:], content_digests, strict=False):
+            if mine != theirs:
+                break
+            overlap += 1
+        if overlap >= TRIMMED_OVERLAP_MIN and offset + overlap >= len(known) - 1:
+            return Match(conversation, offset, overlap)
+    return None
+
+
+def tool_calls_open(messages: Iterable[Message]) -> list[ToolCall]:
+    """The tool calls among `messages` that no tool message among them answers yet."""
+    waiting: dict[str, ToolCall] = {}
+    for message in messages:
+        for call in message.tool_calls:
+            waiting[call.id] = call
+        if message.role == "tool":
+            waiting.pop(message.tool_call_id, None)
+    return list(waiting.values())

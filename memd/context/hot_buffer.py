@@ -1,0 +1,309 @@
+"""The hot buffer of one topic: its open conversations, their blocks, and the ids that were recently injected.
+
+Rule: every change is an event that is applied through one door and kept for the journal, so replaying the journal
+gives back the same buffer, byte for byte the same prompts. This module decides nothing about time, tokens or disks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from memd.context.conversation import (
+    Block,
+    BlockChunk,
+    Buffered,
+    Conversation,
+    TurnKey,
+    match,
+)
+from memd.messages import ROOT_DIGEST, Message, chain_all
+
+ARRIVALS_KEPT = 16
+"""Recent requests remembered per conversation: more than a client retries at once."""
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened"):
+    conversation: str
+    session: str | None
+    at: float
+
+
+class Appended(msgspec.Struct, frozen=True, tag="appended"):
+    conversation: str
+    messages: list[Buffered]
+    at: float
+
+
+class Forked(msgspec.Struct, frozen=True, tag="forked"):
+    conversation: str
+    parent: str
+    position: int
+
+
+class Marked(msgspec.Struct, frozen=True, tag="marked"):
+    conversation: str
+    stored: int
+    left_out: int
+
+
+class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
+    conversation: str
+    key: TurnKey
+    at: float
+
+
+class Placed(msgspec.Struct, frozen=True, tag="placed"):
+    conversation: str
+    digest: bytes
+    block: Block
+
+
+class Removed(msgspec.Struct, frozen=True, tag="removed"):
+    conversation: str
+    digests: list[bytes]
+
+
+class Injected(msgspec.Struct, frozen=True, tag="injected"):
+    chunks: list[BlockChunk]
+
+
+class Closed(msgspec.Struct, frozen=True, tag="closed"):
+    conversation: str
+
+
+Event = Opened | Appended | Forked | Marked | Arrived | Placed | Removed | Injected | Closed
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Event)
+
+
+def encode_event(event: Event) -> bytes:
+    """One journal payload."""
+    return _encoder.encode(event)
+
+
+def decode_event(payload: bytes) -> Event:
+    """The event of one journal payload; raises `msgspec.DecodeError` for anything else."""
+    return _decoder.decode(payload)
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """What a request turned out to be. Its message `i` is at `offset + i` of the conversation."""
+
+    conversation: Conversation
+    offset: int
+    end: int
+    """The conversation's length as far as this request knows it; the reply goes here."""
+    opened: bool
+
+
+class HotBuffer:
+    """All open conversations of a topic, most recently used last."""
+
+    def __init__(self, new_id: Callable[[], str], window_turns: int) -> None:
+        self._new_id = new_id
+        self._conversations: OrderedDict[str, Conversation] = OrderedDict()
+        self._injected: deque[list[BlockChunk]] = deque(maxlen=window_turns)
+        self._unsaved: list[Event] = []
+
+    # -- what requests do ---------------------------------------------------------------------------------------
+
+    def receive(
+        self,
+        messages: Sequence[Message],
+        content_digests: Sequence[bytes],
+        tokens: Sequence[int],
+        *,
+        session: str | None,
+        now: float,
+    ) -> Arrival:
+        """Find or open the conversation of a request and append what is new in it.
+
+        Args:
+            messages, content_digests, tokens: the request's messages after the leading system messages, in parallel.
+            session: the client's own name for the conversation, if it gave one.
+            now: seconds of a clock that survives a restart.
+        """
+        found = match(reversed(self._conversations.values()), content_digests, session)
+        conversation = found.conversation or self._open(session, now)
+        if found.conversation is not None and found.known < len(content_digests):
+            conversation = self._fork_unless_end(conversation, found.offset + found.known)
+        self._append(conversation, messages[found.known :], content_digests[found.known :], tokens[found.known :], now)
+        end = found.offset + len(content_digests)
+        return Arrival(conversation, found.offset, end, opened=found.conversation is None)
+
+    def glance(
+        self, messages: Sequence[Message], content_digests: Sequence[bytes], tokens: Sequence[int], session: str | None
+    ) -> Arrival:
+        """Like `receive`, for a request that must leave no trace: the conversation it gets is a detached copy."""
+        found = match(reversed(self._conversations.values()), content_digests, session)
+        position = found.offset + found.known
+        copy = found.conversation.fork("glance", position) if found.conversation else Conversation("glance", session)
+        new = slice(found.known, None)
+        copy.messages += _buffered(copy, messages[new], content_digests[new], tokens[new])
+        return Arrival(copy, found.offset, len(copy), opened=found.conversation is None)
+
+    def reply(self, arrival: Arrival, message: Message, tokens: int, now: float) -> Conversation:
+        """Append the model's answer; another answer than before at the same place (regenerate) forks."""
+        conversation, position = arrival.conversation, arrival.end
+        content_digest = message.content_digest
+        if position < len(conversation) and conversation.messages[position].content_digest == content_digest:
+            return conversation
+        conversation = self._fork_unless_end(conversation, position)
+        self._append(conversation, [message], [content_digest], [tokens], now)
+        return conversation
+
+    def is_retry(self, conversation: Conversation, key: TurnKey, now: float, freeze_seconds: float) -> bool:
+        """Whether this very request came before, less than `freeze_seconds` ago; if not, it counts as arrived now."""
+        first = conversation.arrivals.get(key)
+        if first is not None and now - first <= freeze_seconds:
+            return True
+        self._record(Arrived(conversation.id, key, now))
+        return False
+
+    def place(self, conversation: Conversation, digest: bytes, block: Block) -> None:
+        """Keep `block` in front of the user message with that digest for as long as the message is visible."""
+        self._record(Placed(conversation.id, digest, block))
+
+    def remove_blocks(self, conversation: Conversation, digests: Sequence[bytes]) -> None:
+        """Take blocks out of the prompt for good."""
+        if digests:
+            self._record(Removed(conversation.id, list(digests)))
+
+    def injected(self, chunks: Sequence[BlockChunk]) -> None:
+        """Note what one turn showed the model: these ids may be corrected now."""
+        self._record(Injected(list(chunks)))
+
+    def resolve(self, shown_id: str) -> BlockChunk | None:
+        """The recently injected chunk that was shown under this id, or has it as its full uuid; newest first."""
+        wanted = shown_id.replace("-", "").lower()
+        for chunks in reversed(self._injected):
+            for chunk in chunks:
+                if wanted in (chunk.shown_id, chunk.uuid.hex()):
+                    return chunk
+        return None
+
+    # -- what the archiver does ---------------------------------------------------------------------------------
+
+    def mark(self, conversation: Conversation, *, stored: int = 0, left_out: int = 0) -> None:
+        """Advance the marks; they never go back."""
+        self._record(Marked(conversation.id, max(stored, conversation.stored), max(left_out, conversation.left_out)))
+
+    def close(self, conversation: Conversation) -> None:
+        """Forget a conversation; what it held must be in the log or abandoned."""
+        self._record(Closed(conversation.id))
+
+    def conversations(self) -> list[Conversation]:
+        """All open conversations, least recently used first."""
+        return list(self._conversations.values())
+
+    def is_open(self, conversation: Conversation) -> bool:
+        """False once it was closed while somebody else still held it."""
+        return conversation.id in self._conversations
+
+    # -- journal ------------------------------------------------------------------------------------------------
+
+    def take_unsaved(self) -> list[Event]:
+        """The events since the last call, for the journal; in order."""
+        events, self._unsaved = self._unsaved, []
+        return events
+
+    def replay(self, events: Sequence[Event]) -> None:
+        """Rebuild from a journal. Events about conversations that are no longer there are skipped."""
+        for event in events:
+            self._apply(event)
+
+    def as_events(self) -> list[Event]:
+        """The shortest journal that gives this buffer."""
+        events: list[Event] = [Injected(chunks) for chunks in self._injected]
+        for conversation in self._conversations.values():
+            name = conversation.id
+            events.append(Opened(name, conversation.session, conversation.used_at))
+            events.append(Appended(name, list(conversation.messages), conversation.used_at))
+            events.append(Marked(name, conversation.stored, conversation.left_out))
+            events += [Arrived(name, key, at) for key, at in conversation.arrivals.items()]
+            events += [Placed(name, digest, block) for digest, block in conversation.blocks.items()]
+        return events
+
+    # -- private ------------------------------------------------------------------------------------------------
+
+    def _open(self, session: str | None, now: float) -> Conversation:
+        name = self._new_id()
+        self._record(Opened(name, session, now))
+        return self._conversations[name]
+
+    def _fork_unless_end(self, conversation: Conversation, position: int) -> Conversation:
+        if position == len(conversation):
+            return conversation
+        name = self._new_id()
+        self._record(Forked(name, conversation.id, position))
+        return self._conversations[name]
+
+    def _append(
+        self,
+        conversation: Conversation,
+        messages: Sequence[Message],
+        content_digests: Sequence[bytes],
+        tokens: Sequence[int],
+        now: float,
+    ) -> None:
+        added = _buffered(conversation, messages, content_digests, tokens)
+        self._record(Appended(conversation.id, added, now))
+
+    def _record(self, event: Event) -> None:
+        self._apply(event)
+        self._unsaved.append(event)
+
+    def _apply(self, event: Event) -> None:
+        if isinstance(event, Injected):
+            self._injected.append(event.chunks)
+            return
+        if isinstance(event, Opened):
+            conversation = Conversation(event.conversation, event.session)
+            conversation.used_at = event.at
+            self._conversations[event.conversation] = conversation
+            return
+        subject = self._conversations.get(event.parent if isinstance(event, Forked) else event.conversation)
+        if subject is None:
+            return
+        if isinstance(event, Forked):
+            self._conversations[event.conversation] = subject.fork(event.conversation, event.position)
+            subject.abandoned = True
+        elif isinstance(event, Closed):
+            del self._conversations[event.conversation]
+        else:
+            self._apply_to(subject, event)
+
+    def _apply_to(self, conversation: Conversation, event: Appended | Marked | Arrived | Placed | Removed) -> None:
+        if isinstance(event, Appended):
+            conversation.messages += event.messages
+            conversation.used_at = event.at
+            conversation.abandoned = False
+            self._conversations.move_to_end(conversation.id)
+        elif isinstance(event, Marked):
+            conversation.mark_stored(min(event.stored, len(conversation)))
+            conversation.mark_left_out(min(event.left_out, conversation.stored))
+        elif isinstance(event, Arrived):
+            conversation.arrivals.pop(event.key, None)
+            conversation.arrivals[event.key] = event.at
+            while len(conversation.arrivals) > ARRIVALS_KEPT:
+                del conversation.arrivals[next(iter(conversation.arrivals))]
+        elif isinstance(event, Placed):
+            conversation.blocks[event.digest] = event.block
+        else:
+            for digest in event.digests:
+                conversation.blocks.pop(digest, None)
+
+
+def _buffered(
+    conversation: Conversation, messages: Sequence[Message], content_digests: Sequence[bytes], tokens: Sequence[int]
+) -> list[Buffered]:
+    previous = conversation.end_digest if conversation.messages else ROOT_DIGEST
+    digests = chain_all(content_digests, previous)
+    return [
+        Buffered(digest, content_digest, count, message)
+        for digest, content_digest, count, message in zip(digests, content_digests, tokens, messages, strict=True)
+    ]

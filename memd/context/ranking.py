@@ -1,0 +1,84 @@
+"""Which of the chunks that a search found are shown: the best by score, as far as the budget reaches.
+
+Rule: a decision from values alone. Nothing is cut to fit; a chunk that does not fit is skipped and the next one tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import msgspec
+
+from memd.chunks import Entry
+
+PRESSURE_FROM = 0.8
+"""The fill ratio from which `context_pressure` is signalled; above 1.0 it is `context_overflow`."""
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A chunk that a search found."""
+
+    entry: Entry
+    topic_id: str
+    score: float
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """What to show, in the order in which the model reads it, and how full the budget would be with everything."""
+
+    shown: tuple[Candidate, ...]
+    """By `origin_id`: chronological."""
+    fill_ratio: float
+    """Tokens of all candidates over the budget; may exceed 1."""
+
+
+def relevant(
+    candidates: Sequence[Candidate],
+    *,
+    min_score: float,
+    top_k: int,
+    visible_digests: Collection[bytes],
+    visible_uuids: Collection[bytes],
+) -> list[Candidate]:
+    """The candidates worth showing, best first.
+
+    Left out are scores below `min_score`, chunks that a block in this prompt already shows, chunks whose messages are
+    all in this prompt themselves, and all beyond the best `top_k`. Ties go to the older entry.
+    """
+    kept = [
+        candidate
+        for candidate in candidates
+        if candidate.score >= min_score
+        and candidate.entry.uuid not in visible_uuids
+        and not is_visible(candidate.entry, visible_digests)
+    ]
+    kept.sort(key=lambda candidate: (-candidate.score, candidate.entry.canonical_id))
+    return kept[:top_k]
+
+
+def is_visible(entry: Entry, visible_digests: Collection[bytes]) -> bool:
+    """Whether every message that a chunk came from is in the prompt; a chunk that came from none never is."""
+    return bool(entry.digests) and all(digest in visible_digests for digest in entry.digests)
+
+
+def select(
+    candidates: Sequence[Candidate], *, budget_tokens: int, frame_tokens: int, cost: Callable[[Candidate], int]
+) -> Selection:
+    """Fill the budget with the best candidates.
+
+    Args:
+        candidates: best first, as `relevant` gives them.
+        budget_tokens: what the whole block may take.
+        frame_tokens: the block's own first and last line.
+        cost: tokens of one chunk as it will be shown, its marker included.
+    """
+    costs = [cost(candidate) for candidate in candidates]
+    left = budget_tokens - frame_tokens
+    shown = []
+    for candidate, tokens in zip(candidates, costs, strict=True):
+        if tokens <= left:
+            shown.append(candidate)
+            left -= tokens
+    shown.sort(key=lambda candidate: (candidate.entry.origin_id, candidate.entry.uuid))
+    wanted = sum(costs) + (frame_tokens if costs else 0)
+    return Selection(tuple(shown), wanted / budget_tokens if budget_tokens > 0 else 0.0)

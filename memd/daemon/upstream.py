@@ -1,0 +1,233 @@
+"""The model server behind memd: one pooled client, and what memd learns from it (window, model, block placement).
+
+Rule: what the upstream does not tell is done without; asking never delays a request by more than `ASK_SECONDS`, and
+never fails one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterable, Iterable
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+from multidict import CIMultiDict
+from yarl import URL
+
+from memd.config import Config
+from memd.context.injection import Placement
+from memd.daemon.tasks import Tasks
+
+log = logging.getLogger("memd")
+
+ASK_SECONDS = 2.0
+REFRESH_SECONDS = 30.0
+"""Age at which the window and the template are asked for again: the model behind an address may change."""
+RETRY_SECONDS = 3.0
+"""Pause before an upstream that did not answer is asked again."""
+
+# Never passed on (RFC 9110 section 7.6.1), or made anew by the client library.
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+NOT_FORWARDED = HOP_BY_HOP | {"host", "expect", "content-length"}
+
+
+class UpstreamFacts(msgspec.Struct, frozen=True):
+    """What the upstream told of itself. Defaults stand for an upstream that tells nothing."""
+
+    reachable: bool = False
+    window: int | None = None
+    """Context tokens per slot."""
+    model: str = ""
+    placement: Placement = "merged"
+    separate_works: bool | None = None
+    """The template probe's answer; None when it could not be asked."""
+    template: str = ""
+
+
+class Upstream:
+    """Requests to the model server. Create it inside a running event loop and close it there."""
+
+    def __init__(self, config: Config, tasks: Tasks) -> None:
+        parts = urlsplit(config.upstream.url)
+        path = parts.path.rstrip("/").removesuffix("/v1")
+        self.url = f"{parts.scheme}://{parts.netloc}{path}"
+        self.facts = UpstreamFacts()
+        self._role = config.injection.role
+        self._tasks = tasks
+        self._asked_at = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=config.upstream.keepalive_seconds),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=config.upstream.connect_timeout_seconds),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            read_bufsize=1 << 18,
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def send(
+        self,
+        method: str,
+        path_and_query: str,
+        headers: CIMultiDict[str],
+        body: bytes | AsyncIterable[bytes] | None,
+    ) -> aiohttp.ClientResponse:
+        """Forward one request; the answer's body is still to be read, and must be closed by the caller.
+
+        A pooled connection may have been closed by the server in the meantime, so one that breaks before any byte of
+        an answer is tried once more, on a new connection, if the body can be sent again.
+
+        Raises:
+            aiohttp.ClientError, TimeoutError: no answer came.
+        """
+        target = URL(self.url + path_and_query, encoded=True)
+        attempts = 1 if isinstance(body, AsyncIterable) else 2
+        while True:
+            attempts -= 1
+            try:
+                return await self._session.request(
+                    method, target, headers=headers, data=body, allow_redirects=False
+                )
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+                self._asked_at = float("-inf")  # it may come back as another model
+                if attempts <= 0 or isinstance(error, aiohttp.ClientConnectorError):
+                    raise
+
+    async def refresh(self, *, wait: bool) -> UpstreamFacts:
+        """What is known of the upstream; asks again when that is old, waiting for the answer only if asked to."""
+        age = time.monotonic() - self._asked_at
+        due = age > (REFRESH_SECONDS if self.facts.reachable else RETRY_SECONDS)
+        if due and self._asking is None:
+            self._asking = self._tasks.spawn(self._ask(), "ask-upstream")
+        if self._asking is not None and (wait or not self.facts.reachable):
+            await asyncio.wait({self._asking}, timeout=ASK_SECONDS)
+        return self.facts
+
+    async def count_tokens(self, body: bytes, headers: CIMultiDict[str]) -> int | None:
+        """The exact prompt tokens of a chat request body, by llama-server; None if it does not answer."""
+        answer = await self._ask_json("POST", "/v1/chat/completions/input_tokens", body, headers)
+        count = answer.get("input_tokens") if isinstance(answer, dict) else None
+        return count if isinstance(count, int) else None
+
+    # -- private ------------------------------------------------------------------------------------------------
+
+    async def _ask(self) -> None:
+        try:
+            props = await self._ask_json("GET", "/props")
+            if isinstance(props, dict):
+                self.facts = await self._facts_from(props)
+            else:
+                self.facts = UpstreamFacts(reachable=await self._is_reachable(), placement=self._placement(None))
+        finally:
+            self._asked_at = time.monotonic()
+            self._asking = None
+
+    async def _facts_from(self, props: dict[str, Any]) -> UpstreamFacts:
+        settings = props.get("default_generation_settings")
+        window = settings.get("n_ctx") if isinstance(settings, dict) else None
+        model = str(props.get("model_alias") or props.get("model_path") or "")
+        template = str(props.get("chat_template") or "")
+        if self.facts.model == model and self.facts.template == template and self.facts.separate_works is not None:
+            works: bool | None = self.facts.separate_works
+        else:
+            works = await self._probe_separate() if self._role == "auto" else None
+        return UpstreamFacts(
+            reachable=True,
+            window=window if isinstance(window, int) and window > 0 else None,
+            model=model,
+            placement=self._placement(works),
+            separate_works=works,
+            template=template,
+        )
+
+    def _placement(self, separate_works: bool | None) -> Placement:
+        if self._role == "auto":
+            return "separate" if separate_works else "merged"
+        return self._role
+
+    async def _probe_separate(self) -> bool | None:
+        """Whether the chat template shows a developer message in mid-conversation in place, once, changing nothing."""
+        block = {"role": "developer", "content": "memd-probe-block"}
+        conversations: list[list[dict[str, str]]] = [
+            [{"role": "user", "content": "memd-probe-last"}],
+            [
+                {"role": "user", "content": "memd-probe-first"},
+                {"role": "assistant", "content": "memd-probe-answer"},
+                {"role": "user", "content": "memd-probe-last"},
+            ],
+        ]
+        for turns in conversations:
+            messages = [{"role": "system", "content": "memd-probe-system"}, *turns]
+            plain = await self._render(messages)
+            shown = await self._render([*messages[:-1], block, messages[-1]])
+            if plain is None:
+                return None
+            if shown is None or not stands_in_place(plain, shown):
+                return False
+        return True
+
+    async def _render(self, messages: Iterable[dict[str, str]]) -> str | None:
+        body = msgspec.json.encode({"messages": list(messages)})
+        answer = await self._ask_json("POST", "/apply-template", body)
+        prompt = answer.get("prompt") if isinstance(answer, dict) else None
+        return prompt if isinstance(prompt, str) else None
+
+    async def _is_reachable(self) -> bool:
+        try:
+            answer = await self.send("GET", "/health", CIMultiDict(), None)
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+        answer.close()
+        return True
+
+    async def _ask_json(
+        self, method: str, path: str, body: bytes | None = None, headers: CIMultiDict[str] | None = None
+    ) -> Any:
+        sent = CIMultiDict(headers or {})
+        if body is not None:
+            sent["Content-Type"] = "application/json"
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                answer = await self.send(method, path, sent, body)
+                async with answer:
+                    return msgspec.json.decode(await answer.read()) if answer.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
+            return None
+
+
+def stands_in_place(plain: str, shown: str) -> bool:
+    """Whether a probe's block came out once, before the last message, and left the text before it as it was.
+
+    Args:
+        plain: the rendered probe conversation without the block.
+        shown: the same with it.
+    """
+    block, last = "memd-probe-block", "memd-probe-last"
+    if shown.count(block) != 1 or shown.count(last) != 1 or plain.count(last) != 1:
+        return False
+    earlier = [mark for mark in ("memd-probe-system", "memd-probe-first", "memd-probe-answer") if mark in plain]
+    positions = [shown.find(mark) for mark in [*earlier, block, last]]
+    if -1 in positions or positions != sorted(positions):
+        return False
+    settled = max((plain.find(mark) + len(mark) for mark in earlier), default=0)
+    return plain[:settled] == shown[:settled]
