@@ -7,9 +7,12 @@ never inside the open turn.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from memd.context.conversation import Conversation, tool_calls_open
 from memd.messages import LEADING_ROLES, Message
@@ -132,3 +135,29 @@ def finished_end(conversation: Conversation) -> int:
 def is_stored_kind(message: Message) -> bool:
     """Whether a message is remembered at all: standing instructions given in mid-conversation and empty ones are not."""
     return message.role not in LEADING_ROLES and bool(message.text.strip() or message.tool_calls)
+
+
+def distinct(vectors: NDArray[np.float32], cosine: float) -> list[int]:
+    """For each of a batch's vectors the index of the first one that says the same: its own, if none before it does.
+
+    Args:
+        vectors: unit vectors, shape `(n, dimension)`.
+        cosine: from which similarity on two count as the same.
+    """
+    firsts: list[int] = []
+    similarity = vectors @ vectors.T
+    for index in range(len(vectors)):
+        same = (other for other in range(index) if firsts[other] == other and similarity[index, other] >= cosine)
+        firsts.append(next(same, index))
+    return firsts
+
+
+def contiguous(positions: Sequence[int]) -> list[list[int]]:
+    """Runs of neighbouring positions: text that did not stand together must not be joined in one chunk."""
+    runs: list[list[int]] = []
+    for position in positions:
+        if runs and runs[-1][-1] == position - 1:
+            runs[-1].append(position)
+        else:
+            runs.append([position])
+    return runs

@@ -1,0 +1,224 @@
+"""Moves turns from the hot buffer into the log: the only code that appends.
+
+Rule: messages count as stored only after their chunks are durable, and leave the prompt only after that. A failed
+append changes nothing but the time of the next attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from memd.chunks import Draft
+from memd.config import Config
+from memd.context import compaction
+from memd.context.chunking import Chunk, Source, split
+from memd.context.conversation import Buffered, Conversation
+from memd.context.tokens import TokenCounter
+from memd.daemon.encoder import Encoder
+from memd.daemon.tasks import Tasks
+from memd.daemon.topics import Topic, Topics
+from memd.errors import MemdError, StoreError
+from memd.messages import stored_text
+
+log = logging.getLogger("memd")
+
+BACKOFF_SECONDS_MAX = 300.0
+TEND_SECONDS = 0.5
+"""How often idle conversations, the journal and full segments are looked after."""
+
+
+class Archiver:
+    """Compaction, storing without compaction, corrections, sealing."""
+
+    def __init__(self, config: Config, encoder: Encoder, counter: TokenCounter, tasks: Tasks) -> None:
+        self._config = config
+        self._encoder = encoder
+        self._counter = counter
+        self._tasks = tasks
+        self._sealer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-seal")
+        self._sealing: set[tuple[str, int]] = set()
+        self._failures: dict[str, int] = {}
+        self._retry_at: dict[str, float] = {}
+
+    # -- what requests ask for ----------------------------------------------------------------------------------
+
+    async def compact(self, topic: Topic, conversation: Conversation, excess_tokens: int = 0) -> bool:
+        """Store the oldest part of a conversation and take it out of its prompt; False if nothing could be taken.
+
+        Args:
+            excess_tokens: raw tokens that must go at least, where the turn boundaries allow it.
+        """
+        fraction = self._config.compaction.fraction
+        cut = compaction.choose_cut(conversation, fraction=fraction, excess_tokens=excess_tokens)
+        if cut is None or not await self.store(topic, conversation, cut):
+            return False
+        if cut > conversation.left_out:
+            topic.buffer.mark(conversation, left_out=cut)
+            await topic.rewrite_journal()
+        return True
+
+    async def store(self, topic: Topic, conversation: Conversation, upto: int) -> bool:
+        """Make everything before `upto` durable in the log; False if that failed (it will be tried again later)."""
+        lock = topic.busy.setdefault(conversation.id, asyncio.Lock())
+        async with lock:
+            if upto <= conversation.stored:
+                return True
+            if time.monotonic() < self._retry_at.get(topic.id, 0.0):
+                return False
+            try:
+                await self._append(topic, conversation, upto)
+            except MemdError as error:
+                self._back_off(topic, error)
+                return False
+            self._failures.pop(topic.id, None)
+            topic.buffer.mark(conversation, stored=upto)
+        await topic.save()
+        self.seal_full_segments(topic)
+        return True
+
+    async def hand_over(self, topic: Topic, opened: Conversation) -> None:
+        """Store what other conversations of the topic have finished, as a new one opens; waits `handover_ms` at most."""
+        work = [
+            self._tasks.spawn(self.store(topic, other, end), "hand-over")
+            for other in topic.buffer.conversations()
+            if other is not opened and not other.abandoned
+            for end in [compaction.finished_end(other)]
+            if end > other.stored
+        ]
+        if work:
+            await asyncio.wait(work, timeout=self._config.buffer.handover_ms / 1000)
+
+    async def append_corrections(self, topic: Topic, drafts: Sequence[Draft]) -> None:
+        """Append the entries of one request's corrections, durably and as one group.
+
+        Raises:
+            StoreError: nothing was written.
+        """
+        await topic.write(lambda: topic.log.append(drafts))
+        self.seal_full_segments(topic)
+
+    def compact_later(self, topic: Topic, conversation: Conversation) -> None:
+        """Run a compaction in the background unless the conversation is being stored already."""
+        lock = topic.busy.get(conversation.id)
+        if lock is None or not lock.locked():
+            self._tasks.spawn(self.compact(topic, conversation), "compaction")
+
+    # -- what time asks for -------------------------------------------------------------------------------------
+
+    async def tend(self, topics: Topics) -> None:
+        """Store idle conversations, close surplus ones, force journals to disk; runs until cancelled."""
+        synced_at = time.monotonic()
+        for topic in topics.opened():
+            self.seal_full_segments(topic)
+        while True:
+            await asyncio.sleep(TEND_SECONDS)
+            sync_due = time.monotonic() - synced_at >= self._config.buffer.journal_fsync_seconds
+            for topic in topics.opened():
+                await self._tend_topic(topic)
+                if sync_due:
+                    await topic.save(sync=True)
+            if sync_due:
+                synced_at = time.monotonic()
+
+    def seal_full_segments(self, topic: Topic) -> None:
+        """Build the index of each rotated segment that has none, in the background, one at a time."""
+        for segment_id in topic.log.unsealed():
+            key = (topic.id, segment_id)
+            if key not in self._sealing:
+                self._sealing.add(key)
+                self._tasks.spawn(self._seal(topic, segment_id), f"seal {topic.id}/{segment_id}")
+
+    def close(self) -> None:
+        """End the sealing thread once the segment at hand is done; an unfinished one is sealed after the next start."""
+        self._sealer.shutdown(wait=True, cancel_futures=True)
+
+    # -- private ------------------------------------------------------------------------------------------------
+
+    async def _append(self, topic: Topic, conversation: Conversation, upto: int) -> None:
+        positions = [
+            position
+            for position in range(conversation.stored, upto)
+            if _is_wanted(conversation.messages[position]) and not topic.log.has_digest(conversation.messages[position].digest)
+        ]
+        runs = [[conversation.messages[i] for i in run] for run in compaction.contiguous(positions)]
+        loop = asyncio.get_running_loop()
+        drafts = await loop.run_in_executor(self._encoder.ingestion, self._drafts, topic, runs)
+        if drafts:
+            await topic.write(lambda: topic.log.append(drafts))
+
+    def _drafts(self, topic: Topic, runs: Sequence[Sequence[Buffered]]) -> list[Draft]:
+        """Chunk and embed; in the ingesting thread. Chunks whose exact text is live in the topic are left out."""
+        started = time.monotonic()
+        budget_seconds = self._config.chunking.budget_ms / 1000
+        chunks: list[Chunk] = []
+        for run in runs:
+            result = split(
+                [Source(stored_text(item.message), item.message.role, item.digest) for item in run if item.message],
+                settings=self._config.chunking,
+                count=self._counter.count,
+                embed=self._encoder.for_ingestion,
+                expired=lambda: time.monotonic() - started > budget_seconds,
+            )
+            if result.used_fallback:
+                log.info("topic %s: boundaries took longer than chunking.budget_ms; fixed windows used", topic.id)
+            chunks += result.chunks
+        chunks = [chunk for chunk in chunks if not topic.log.has_live_text(chunk.content)]
+        if not chunks:
+            return []
+        vectors = np.stack([self._encoder.for_ingestion(chunk.content) for chunk in chunks])
+        firsts = compaction.distinct(vectors, self._config.dedupe.cosine)
+        now_us = time.time_ns() // 1000
+        return [
+            Draft(
+                uuid=uuid.uuid4().bytes,
+                content=chunk.content,
+                vector=vectors[index].astype("<f4").tobytes(),
+                created_at=now_us,
+                roles=tuple(dict.fromkeys(chunk.roles)),
+                # A chunk that repeats an earlier one is not stored, but its messages are known by the one that is.
+                digests=tuple(dict.fromkeys(d for i, c in enumerate(chunks) if firsts[i] == index for d in c.digests)),
+            )
+            for index, chunk in enumerate(chunks)
+            if firsts[index] == index
+        ]
+
+    def _back_off(self, topic: Topic, error: MemdError) -> None:
+        failures = self._failures[topic.id] = self._failures.get(topic.id, 0) + 1
+        pause = min(BACKOFF_SECONDS_MAX, self._config.compaction.retry_seconds * 2 ** (failures - 1))
+        self._retry_at[topic.id] = time.monotonic() + pause
+        log.warning("topic %s: storing failed, next attempt in %.0f s, nothing is lost: %s", topic.id, pause, error)
+
+    async def _tend_topic(self, topic: Topic) -> None:
+        conversations = topic.buffer.conversations()
+        surplus = len(conversations) - self._config.conversation.max_open
+        idle_before = time.time() - self._config.buffer.idle_seconds
+        for index, conversation in enumerate(conversations):
+            closing = index < surplus
+            due = closing or conversation.used_at < idle_before
+            if due and not conversation.abandoned and conversation.stored < len(conversation):
+                await self.store(topic, conversation, len(conversation))
+            if closing and (conversation.abandoned or conversation.stored == len(conversation)):
+                topic.buffer.close(conversation)
+                topic.busy.pop(conversation.id, None)
+        if surplus > 0:
+            await topic.rewrite_journal()
+
+    async def _seal(self, topic: Topic, segment_id: int) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._sealer, topic.log.seal, segment_id)
+        except StoreError as error:
+            log.error("topic %s: segment %d stays without index and is scanned: %s", topic.id, segment_id, error)
+            await asyncio.sleep(BACKOFF_SECONDS_MAX)
+        finally:
+            self._sealing.discard((topic.id, segment_id))
+
+
+def _is_wanted(item: Buffered) -> bool:
+    return item.message is not None and compaction.is_stored_kind(item.message)

@@ -1,0 +1,116 @@
+"""Finds what the log has to say to a question: embed it, search the topic and its related ones, read the winners.
+
+Rule: reading changes nothing. Whatever goes wrong here costs the request its memory, never its answer; the caller turns
+the error into a status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from memd.config import Retrieval
+from memd.context.ranking import Candidate, is_visible, relevant
+from memd.daemon.encoder import Encoder
+from memd.store.log import Snapshot
+
+
+class Recalled(msgspec.Struct, frozen=True):
+    """The chunks worth showing, best first, and how long it took to find them."""
+
+    candidates: list[Candidate]
+    embed_ms: float
+    search_ms: float
+
+
+class Recall:
+    """Answers queries from snapshots, in threads."""
+
+    def __init__(self, encoder: Encoder, settings: Retrieval) -> None:
+        self._encoder = encoder
+        self._settings = settings
+        self._searches = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-search")
+
+    async def query(
+        self,
+        text: str,
+        own: Snapshot,
+        related: Sequence[Snapshot],
+        *,
+        visible_digests: Collection[bytes],
+        visible_uuids: Collection[bytes],
+    ) -> Recalled:
+        """The best chunks for a question.
+
+        Args:
+            text: the question, usually the last user message.
+            own: the request's topic; it has the last word on every chunk that it knows.
+            related: topics that are searched too.
+            visible_digests, visible_uuids: messages and chunks that the prompt shows anyway.
+
+        Raises:
+            EmbeddingError, StoreError: recall is not possible now.
+            TimeoutError: it took longer than `retrieval.timeout_ms`.
+        """
+        async with asyncio.timeout(self._settings.timeout_ms / 1000):
+            started = time.perf_counter()
+            queries = await self._encoder.query(text)
+            embedded = time.perf_counter()
+            candidates = await asyncio.get_running_loop().run_in_executor(
+                self._searches, self._search, queries, own, related, visible_digests, visible_uuids
+            )
+        searched = time.perf_counter()
+        return Recalled(candidates, (embedded - started) * 1000, (searched - embedded) * 1000)
+
+    def close(self) -> None:
+        """End the search threads."""
+        self._searches.shutdown(wait=True, cancel_futures=True)
+
+    def _search(
+        self,
+        queries: NDArray[np.float32],
+        own: Snapshot,
+        related: Sequence[Snapshot],
+        visible_digests: Collection[bytes],
+        visible_uuids: Collection[bytes],
+    ) -> list[Candidate]:
+        found: list[Candidate] = []
+        for snapshot in (own, *related):
+            found += self._search_one(queries, snapshot, own, visible_digests, visible_uuids)
+        return relevant(
+            found,
+            min_score=self._settings.min_score,
+            top_k=self._settings.top_k,
+            visible_digests=visible_digests,
+            visible_uuids=visible_uuids,
+        )
+
+    def _search_one(
+        self,
+        queries: NDArray[np.float32],
+        snapshot: Snapshot,
+        own: Snapshot,
+        visible_digests: Collection[bytes],
+        visible_uuids: Collection[bytes],
+    ) -> list[Candidate]:
+        """At least the best `top_k` of one topic that are not visible anyway, if it has so many above `min_score`."""
+        wanted = self._settings.top_k
+        k = wanted
+        while True:
+            hits = snapshot.search(queries, k)
+            good = [hit for hit in hits if hit.score >= self._settings.min_score and hit.uuid not in visible_uuids]
+            if snapshot is not own:
+                good = [hit for hit in good if not own.knows(hit.uuid)]
+            found = [Candidate(snapshot.entry(hit), snapshot.topic_id, hit.score) for hit in good]
+            found = [candidate for candidate in found if not is_visible(candidate.entry, visible_digests)]
+            # What was filtered out took places from the best k: look further, unless there is nothing further.
+            exhausted = len(hits) < k or hits[-1].score < self._settings.min_score
+            if len(found) >= wanted or exhausted:
+                return found[:wanted]
+            k *= 4
