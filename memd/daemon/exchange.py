@@ -1,0 +1,428 @@
+"""One chat request's life, from the client's bytes to the reply in the buffer.
+
+Rule: memory fails open. Whatever goes wrong with memory is said in `X-Memory-Status` and the request goes on without;
+only the upstream's own answers and the client's own mistakes reach the client.
+
+    receive → corrections → make room → recall → inject → forward and relay → remember the reply
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from multidict import CIMultiDict
+
+from memd.chunks import Entry
+from memd.context import compaction, corrections, injection, ranking
+from memd.context.conversation import NO_BLOCK, Block, BlockChunk, Conversation, TurnKey
+from memd.context.hot_buffer import Arrival
+from memd.daemon.topics import Topic
+from memd.errors import DiskFull, EmbeddingError, MemdError, StoreError
+from memd.messages import ROOT_DIGEST, Message, leading_count
+from memd.store.log import Snapshot
+from memd.wire.chat import ChatRequest, Insertion, encode_chat
+from memd.wire.sideband import InjectedChunk, MemoryOut, Signal, memory_headers
+
+if TYPE_CHECKING:
+    from memd.daemon.app import Daemon
+
+log = logging.getLogger("memd")
+
+Mode = Literal["full", "readonly", "off"]
+
+HARD_ROUNDS_MAX = 4
+"""Compactions before one request: each halves the prompt or takes all that may be taken."""
+COUNT_MARGIN = 1.15
+"""Near the hard threshold, by this factor, the upstream is asked for the exact count."""
+COUNT_MARGIN_UNKNOWN = 6.0
+"""The same while nothing is known of the model's tokenizer: one of bytes has six tokens where ours has one."""
+
+
+class Exchange:
+    """The state of one request while it is under way; the steps are called in the order of the module's picture."""
+
+    def __init__(
+        self, daemon: Daemon, request: ChatRequest, *, topic: Topic, mode: Mode, session: str | None, headers: CIMultiDict[str]
+    ) -> None:
+        self.turn_id = uuid.uuid4().hex[:16]
+        self.status = "none"
+        self.signals: list[Signal] = []
+        self._daemon = daemon
+        self._config = daemon.config
+        self._counter = daemon.counter
+        self._request = request
+        self._topic = topic
+        self._mode = mode
+        self._session = session
+        self._headers = headers
+        self._lead = leading_count(request.messages)
+        self._spans_ms: dict[str, float] = {}
+        self._arrival: Arrival | None = None
+        self._thresholds: compaction.Thresholds | None = None
+        self._related: list[Topic] = []
+        self._turn_digest: bytes | None = None
+        self._fresh_turn = False
+        self._without_block = False
+        self._standing_raw = 0
+
+    # -- the steps ----------------------------------------------------------------------------------------------
+
+    async def receive(self) -> None:
+        """Find the conversation, note what is new, and decide whether this is a new turn or one seen before."""
+        messages = self._request.messages[self._lead :]
+        digests = self._request.digests[self._lead :]
+        counts = await self._count_messages()
+        tokens = counts[self._lead :]
+        self._standing_raw = sum(counts[: self._lead]) + self._counter.count(self._request.tools_text)
+        buffer = self._topic.buffer
+        now = time.time()
+        if self._mode == "full":
+            self._arrival = buffer.receive(messages, digests, tokens, session=self._session, now=now)
+        else:
+            self._arrival = buffer.glance(messages, digests, tokens, self._session)
+        conversation = self._arrival.conversation
+        position = conversation.last_user_position(self._arrival.end)
+        self._turn_digest = None if position is None else conversation.messages[position].digest
+        is_step = position is not None and position < self._arrival.end - 1 and self._turn_digest in conversation.blocks
+        repeated = False
+        if self._mode == "full" and len(conversation):
+            end = conversation.messages[self._arrival.end - 1].digest if self._arrival.end else ROOT_DIGEST
+            key = TurnKey(end, self._memory_in_digest())
+            repeated = buffer.is_retry(conversation, key, now, self._config.injection.freeze_seconds)
+        self._fresh_turn = not repeated and not is_step
+        self._repeated = repeated
+        for topic_id in self._related_ids():
+            topic = await self._daemon.topics.existing(topic_id)
+            if topic is not None:
+                self._related.append(topic)
+        if self._arrival.opened and self._mode == "full":
+            await self._daemon.archiver.hand_over(self._topic, conversation)
+
+    async def correct(self) -> None:
+        """Apply the request's corrections, durably; ids that cannot be corrected become signals."""
+        memory_in = self._request.memory_in
+        if memory_in is None or not memory_in.corrections or self._repeated or self._mode != "full":
+            return
+        asked = list(memory_in.corrections)
+        loop = asyncio.get_running_loop()
+        try:
+            outcome = await loop.run_in_executor(None, self._plan_corrections, asked)
+            if outcome.drafts:
+                await self._daemon.archiver.append_corrections(self._topic, outcome.drafts)
+            failed = outcome.failed
+        except MemdError as error:
+            log.error("topic %s: corrections were not applied: %s", self._topic.id, error)
+            self._degrade(error)
+            failed = tuple(chunk_id for correction in asked for chunk_id in correction.chunk_ids)
+        self.signals += [Signal(type="correction_failed", chunk_id=chunk_id) for chunk_id in failed]
+
+    async def make_room(self) -> None:
+        """Let the oldest turns leave the prompt if it would not fit the model's window otherwise."""
+        facts = await self._daemon.upstream.refresh(wait=False)
+        drift = self._counter.drift
+        model = self._request.model
+        limits = self._thresholds = compaction.thresholds(
+            window=facts.window,
+            max_tokens=self._request.max_tokens,
+            standing_tokens=drift.drifted(model, self._standing_raw),
+            soft=self._config.buffer.soft_tokens,
+            hard=self._config.buffer.hard_tokens,
+            injection_tokens=self._config.injection.budget_tokens,
+            sticky_tokens=self._config.injection.sticky_tokens,
+        )
+        for _ in range(HARD_ROUNDS_MAX):
+            used = await self._used_tokens(limits.hard)
+            if used <= limits.hard:
+                break
+            if not await self._take_oldest(used - limits.hard):
+                self._give_way(used - limits.hard, limits.injection)
+                break
+        conversation = self._conversation
+        budget = int(limits.sticky / drift.factor(model))
+        leaving = injection.sticky_overflow(conversation, budget_tokens=budget, current=self._turn_digest)
+        self._remove_blocks(leaving)
+
+    async def recall(self) -> None:
+        """Compute this turn's block, once: steps and retries of the turn show the same one again."""
+        if self._turn_digest is None or not self._fresh_turn or self._without_block or self._limits.injection <= 0:
+            return
+        conversation = self._conversation
+        conversation.blocks.pop(self._turn_digest, None)  # recalled afresh: the former block of this turn is not "visible"
+        try:
+            block = await self._recalled_block()
+        except TimeoutError:
+            self._degrade_to("timeout")
+            return
+        except MemdError as error:
+            log.error("topic %s: recall failed, the request goes on without memory: %s", self._topic.id, error)
+            self._degrade(error)
+            return
+        if self._mode == "full":
+            self._topic.buffer.place(conversation, self._turn_digest, block)
+        else:
+            conversation.blocks[self._turn_digest] = block
+
+    def inject(self) -> None:
+        """Settle what the response says about memory; from here on the prompt does not change any more."""
+        chunks = self.injected
+        if self.status == "none" and chunks:
+            self.status = "injected"
+        if self._topic.trouble is not None and self._mode == "full":
+            self._degrade(self._topic.trouble)
+        if self._fresh_turn and chunks and self._mode == "full":
+            self._topic.buffer.injected(chunks)
+
+    def body(self, placement: injection.Placement | None) -> bytes:
+        """The body to forward; `placement` None leaves all memory out."""
+        insertions = []
+        if placement is not None:
+            insertions = [
+                Insertion(self._request_position(position), block.text)
+                for position, block in self._visible_blocks()
+            ]
+        gone = range(self._lead, self._lead + max(0, self._conversation.left_out - self._offset))
+        return encode_chat(self._request, leave_out=gone, insertions=insertions, placement=placement or "merged")
+
+    def headers(self) -> list[tuple[str, str]]:
+        """Memory's response headers."""
+        return memory_headers(
+            status=self.status,
+            mode=self._mode,
+            injected=[chunk.shown_id for chunk in self.injected],
+            turn_id=self.turn_id,
+            spans_ms=self._spans_ms,
+        )
+
+    def memory_out(self) -> MemoryOut | None:
+        """What goes into the response body: nothing unless the request carried a MemoryIn."""
+        if self._request.memory_in is None:
+            return None
+        chunks = [InjectedChunk(id=c.shown_id, topic_id=c.topic_id, canonical_id=c.origin_id) for c in self.injected]
+        return MemoryOut(injected_chunks=chunks, signals=self.signals)
+
+    def forget_memory(self) -> None:
+        """The upstream took the request only without memory: say so and keep no block."""
+        self._remove_blocks([digest for digest in list(self._conversation.blocks)])
+        self._degrade_to("template")
+
+    async def remember(self, reply: Message | None, prompt_tokens: int | None) -> None:
+        """Take the reply into the buffer, learn the tokenizer's drift, and compact later if the buffer is full."""
+        if prompt_tokens is not None:
+            self._counter.drift.observe(self._request.model, self._prompt_raw(), prompt_tokens)
+        if self._mode != "full" or self._arrival is None:
+            return
+        conversation = self._conversation
+        if reply is not None and self._topic.buffer.is_open(conversation):
+            tokens = self._counter.message(reply, reply.content_digest)
+            conversation = self._topic.buffer.reply(self._arrival, reply, tokens, time.time())
+        always = self._config.buffer.journal_fsync == "always"
+        await self._topic.save(sync=always)
+        raw = conversation.tokens_between(conversation.left_out, len(conversation)) + self._sticky_raw()
+        if self._counter.drift.drifted(self._request.model, raw) > self._limits.soft:
+            self._daemon.archiver.compact_later(self._topic, conversation)
+
+    # -- what the steps are made of -----------------------------------------------------------------------------
+
+    @property
+    def injected(self) -> list[BlockChunk]:
+        """All chunks that blocks put into this prompt, kept ones and new ones."""
+        return [chunk for _, block in self._visible_blocks() for chunk in block.chunks]
+
+    @property
+    def _conversation(self) -> Conversation:
+        assert self._arrival is not None, "receive() comes first"
+        return self._arrival.conversation
+
+    @property
+    def _offset(self) -> int:
+        assert self._arrival is not None, "receive() comes first"
+        return self._arrival.offset
+
+    @property
+    def _limits(self) -> compaction.Thresholds:
+        assert self._thresholds is not None, "make_room() comes first"
+        return self._thresholds
+
+    def _request_position(self, position: int) -> int:
+        return position - self._offset + self._lead
+
+    def _visible_start(self) -> int:
+        return max(self._conversation.left_out, self._offset)
+
+    def _visible_blocks(self) -> list[tuple[int, Block]]:
+        """The blocks in this prompt with the conversation positions that they stand before."""
+        if self._arrival is None:
+            return []
+        conversation = self._conversation
+        return [
+            (position, conversation.blocks[conversation.messages[position].digest])
+            for position in range(self._visible_start(), self._arrival.end)
+            if conversation.blocks.get(conversation.messages[position].digest, NO_BLOCK).chunks
+        ]
+
+    def _sticky_raw(self) -> int:
+        return sum(block.tokens for _, block in self._visible_blocks())
+
+    def _prompt_raw(self) -> int:
+        """Our own count of the whole forwarded prompt."""
+        assert self._arrival is not None, "receive() comes first"
+        visible = self._conversation.tokens_between(self._visible_start(), self._arrival.end)
+        return self._standing_raw + visible + self._sticky_raw()
+
+    async def _count_messages(self) -> list[int]:
+        pairs = list(zip(self._request.messages, self._request.digests, strict=True))
+
+        def count() -> list[int]:
+            return [self._counter.message(message, digest) for message, digest in pairs]
+
+        return await asyncio.get_running_loop().run_in_executor(None, count)
+
+    def _memory_in_digest(self) -> bytes:
+        memory_in = self._request.memory_in
+        return hashlib.blake2b(msgspec.msgpack.encode(memory_in), digest_size=16).digest()
+
+    def _related_ids(self) -> list[str]:
+        memory_in = self._request.memory_in
+        ids = [] if memory_in is None else memory_in.related_topic_ids
+        return [topic_id for topic_id in dict.fromkeys(ids) if topic_id != self._topic.id]
+
+    def _plan_corrections(self, asked: list[corrections.Correction]) -> corrections.Outcome:
+        own = self._topic.log.snapshot()
+        related = {topic.id: topic.log.snapshot() for topic in self._related}
+        return corrections.plan(
+            asked,
+            find=lambda chunk_id: _correctable(self._topic.buffer.resolve(chunk_id), own, related, self._other_snapshot),
+            embed=lambda text: self._daemon.encoder.for_ingestion(text).astype("<f4").tobytes(),
+            new_uuid=lambda: uuid.uuid4().bytes,
+            now_us=time.time_ns() // 1000,
+        )
+
+    def _other_snapshot(self, topic_id: str) -> Snapshot | None:
+        opened = {topic.id: topic for topic in self._daemon.topics.opened()}
+        return opened[topic_id].log.snapshot() if topic_id in opened else None
+
+    async def _used_tokens(self, hard: int) -> int:
+        """What the buffer part of the prompt takes, in the model's tokens: estimated, and near the limit asked for."""
+        drift, model = self._counter.drift, self._request.model
+        standing = drift.drifted(model, self._standing_raw)
+        estimate = drift.drifted(model, self._prompt_raw()) - standing
+        margin = COUNT_MARGIN if drift.is_known(model) else COUNT_MARGIN_UNKNOWN
+        if estimate * margin <= hard:
+            return estimate
+        exact = await self._daemon.upstream.count_tokens(self.body(self._placement), self._headers)
+        if exact is None:
+            return estimate
+        drift.observe(model, self._prompt_raw(), exact)
+        return exact - drift.drifted(model, self._standing_raw)
+
+    @property
+    def _placement(self) -> injection.Placement:
+        return self._daemon.upstream.facts.placement
+
+    async def _take_oldest(self, excess: int) -> bool:
+        """Compact so that at least `excess` tokens of the model leave; False if nothing may leave."""
+        conversation = self._conversation
+        raw = int(excess / self._counter.drift.factor(self._request.model)) + 1
+        if self._mode == "full":
+            return await self._daemon.archiver.compact(self._topic, conversation, raw)
+        cut = compaction.choose_cut(conversation, fraction=self._config.compaction.fraction, excess_tokens=raw)
+        if cut is None or min(cut, conversation.stored) <= conversation.left_out:
+            return False
+        conversation.mark_left_out(min(cut, conversation.stored))  # a detached copy: only what is in the log already
+        return True
+
+    def _give_way(self, excess: int, injection_tokens: int) -> None:
+        """Nothing may leave and it still does not fit: memory is the first to go without."""
+        self._without_block = excess > 0 and injection_tokens > 0
+        self._remove_blocks([digest for digest in self._conversation.blocks])
+
+    def _remove_blocks(self, digests: list[bytes]) -> None:
+        if self._mode == "full":
+            self._topic.buffer.remove_blocks(self._conversation, digests)
+        else:
+            for digest in digests:
+                self._conversation.blocks.pop(digest, None)
+
+    async def _recalled_block(self) -> Block:
+        assert self._arrival is not None, "receive() comes first"
+        conversation = self._conversation
+        position = conversation.last_user_position(self._arrival.end)
+        message = None if position is None else conversation.messages[position].message
+        if message is None or not message.text.strip():
+            return NO_BLOCK
+        visible = conversation.messages[self._visible_start() : self._arrival.end]
+        recalled = await self._daemon.recall.query(
+            message.text,
+            self._topic.log.snapshot(),
+            [topic.log.snapshot() for topic in self._related],
+            visible_digests={item.digest for item in visible},
+            visible_uuids={chunk.uuid for chunk in self.injected},
+        )
+        started = time.perf_counter()
+        block = self._fill(recalled.candidates)
+        self._spans_ms.update(embed=recalled.embed_ms, search=recalled.search_ms)
+        self._spans_ms["inject"] = (time.perf_counter() - started) * 1000
+        return block
+
+    def _fill(self, candidates: list[ranking.Candidate]) -> Block:
+        drift, model = self._counter.drift, self._request.model
+        cost = _line_cost(self._counter.count)
+        selection = ranking.select(
+            candidates,
+            budget_tokens=self._limits.injection,
+            frame_tokens=drift.drifted(model, self._counter.count(injection.frame(self._config.injection.header))),
+            cost=lambda candidate: drift.drifted(model, cost(candidate)),
+        )
+        if selection.fill_ratio > 1:
+            self.signals.append(Signal(type="context_overflow", fill_ratio=round(selection.fill_ratio, 3)))
+        elif selection.fill_ratio >= ranking.PRESSURE_FROM:
+            self.signals.append(Signal(type="context_pressure", fill_ratio=round(selection.fill_ratio, 3)))
+        if not selection.shown:
+            return NO_BLOCK
+        taken = {chunk.shown_id for chunk in self.injected}
+        header = self._config.injection.header
+        block = injection.render(selection.shown, own_topic_id=self._topic.id, header=header, taken=taken, tokens=0)
+        return msgspec.structs.replace(block, tokens=self._counter.count(block.text))
+
+    def _degrade(self, error: MemdError) -> None:
+        if isinstance(error, DiskFull):
+            self._degrade_to("disk-full")
+        elif isinstance(error, EmbeddingError):
+            self._degrade_to("embedding")
+        else:
+            self._degrade_to("store")
+
+    def _degrade_to(self, reason: str) -> None:
+        self.status = f"degraded:{reason}"
+
+
+def _line_cost(count: Callable[[str], int]) -> Callable[[ranking.Candidate], int]:
+    """Raw tokens of a candidate's line, its marker and line break included."""
+    return lambda candidate: count(injection.chunk_line(candidate.entry.public_id, candidate.entry.content) + "\n")
+
+
+def _correctable(
+    shown: BlockChunk | None,
+    own: Snapshot,
+    related: dict[str, Snapshot],
+    other: Callable[[str], Snapshot | None],
+) -> Entry | None:
+    """The present entry of a recently shown chunk: the topic's own if it has one, else that of where it was found."""
+    if shown is None:
+        return None
+    try:
+        entry = own.find(shown.uuid)
+        if entry is None and shown.topic_id != own.topic_id:
+            source = related.get(shown.topic_id) or other(shown.topic_id)
+            entry = None if source is None else source.find(shown.uuid)
+    except StoreError as error:
+        log.error("chunk %s cannot be read: %s", shown.shown_id, error)
+        return None
+    return entry
