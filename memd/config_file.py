@@ -1,0 +1,104 @@
+"""Reading YAML settings without losing where each one stands.
+
+Rule: this module knows YAML, not settings: it turns a file, or a variable's text, into dotted keys with values and
+places. `config` decides what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from memd.errors import ConfigError
+
+FILE_BYTES_MAX = 1 << 20  # a config file is a page long; anything bigger is the wrong file
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One value that somebody gave."""
+
+    key: str
+    """Dotted: `listen.port`. A group that is not a mapping stands under its own name: `listen`."""
+    value: Any
+    place: str
+    """Where it was given, for messages: `config.yaml, line 12`, `MEMD_LISTEN_PORT`, `the command line`."""
+    folder: Path = Path()
+    """What a relative path is relative to: the folder of the file, else the working directory."""
+
+
+def read_settings(path: Path) -> list[Setting]:
+    """The settings of a YAML file of groups, in order; empty for an empty file.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, is not a mapping, or gives a key twice.
+    """
+    text = _read_text(path)
+    try:
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        return [] if root is None else list(_settings(loader, root, path, ""))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{path}, line {mark.line + 1}" if mark else str(path)
+        raise ConfigError(f"{place}: this is not YAML: {error.problem or error.context}; correct the line") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: this is not a YAML file: {str(error).splitlines()[0]}; correct it") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply for a config file; see config.yaml for the format") from None
+
+
+def parse_value(text: str, place: str) -> Any:
+    """The value that `text` would have behind a key in the file: `8080`, `auto`, `[a, b]`.
+
+    Raises:
+        ConfigError: not YAML.
+    """
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise ConfigError(f"{place}: {text[:60]!r} is not a YAML value; put text in quotes") from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such config file; leave it out to run with the defaults") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: the config file cannot be read: {reason}") from None
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(f"{path}: larger than {FILE_BYTES_MAX:,} bytes, so not a config file; name another one")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+
+
+def _settings(loader: yaml.SafeLoader, mapping: yaml.Node, path: Path, group: str) -> Iterator[Setting]:
+    """The settings of the whole file (`group` empty) or of one group of it."""
+    if not isinstance(mapping, yaml.MappingNode):
+        line = mapping.start_mark.line + 1
+        raise ConfigError(f"{path}, line {line}: expected settings, one `key: value` per line; see config.yaml")
+    lines: dict[str, int] = {}
+    for name_node, value_node in mapping.value:
+        line = name_node.start_mark.line + 1
+        if not isinstance(name_node, yaml.ScalarNode):
+            raise ConfigError(f"{path}, line {line}: a key must be a word; see config.yaml")
+        key = group + name_node.value
+        if key in lines:
+            raise ConfigError(f"{path}, line {line}: {key} is given twice, first in line {lines[key]}; remove one")
+        lines[key] = line
+        if isinstance(value_node, yaml.MappingNode) and not group:
+            yield from _settings(loader, value_node, path, f"{key}.")
+        else:
+            try:
+                value = loader.construct_document(value_node)
+            except ValueError as error:  # 2026-99-99, or an integer of 5,000 digits
+                raise ConfigError(f"{path}, line {line}: {key} cannot be read: {error}; correct it") from None
+            yield Setting(key, value, f"{path}, line {line}", path.parent)
