@@ -1,0 +1,121 @@
+"""Cuts a message's text into the pieces between which a chunk may end. Counterpart of chunking.py, which joins them.
+
+Rule: verbatim. Joined, the pieces are the text, to the last blank. What a reader takes as one thing (a fenced code block, a
+list, a table, a stack trace) is one piece where it fits; prose is cut into sentences. Time grows with the length of the
+text, whatever is in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+Count = Callable[[str], int]
+"""The tokens of a text."""
+
+_LINE = re.compile(r"[^\n]*+\n|[^\n]++")
+_WORD = re.compile(r"\s*+\S++|\s++")  # with the blank before it, as the tokenizer has it
+_SENTENCE_END = re.compile(r"""[.!?…]["'”’)\]]*+\s++(?=[^a-z])|[。！？]["”’』」）]*+\s*+""")
+_FENCE = re.compile(r"\s*(`{3,}|~{3,})")
+_STRUCTURED = re.compile(r"[ \t]+\S|(?:[-*+•]|\d{1,3}[.)])\s|\|")
+"""The beginning of a line that makes its paragraph one thing: indented (code, stack frames), a list item, a table row."""
+
+
+def candidate_pieces(text: str, *, opening: str, max_tokens: int, count: Count) -> list[str]:
+    """`text` in pieces of at most `max_tokens` tokens; `"".join(pieces) == text`.
+
+    A blank line belongs to the piece before it. A piece that is too long is cut at lines, then sentences, then words, then
+    characters, each part as long as fits.
+
+    Args:
+        opening: what `text` begins with that is not the author's (`user: `): a code fence may follow it on the same line.
+    """
+    pieces: list[str] = []
+    for block, whole in _blocks(text, opening):
+        for piece in [block] if whole else _sentences(block):
+            pieces += fitted(piece, max_tokens, count)
+    return pieces
+
+
+def fitted(text: str, limit: int, count: Count) -> list[str]:
+    """`text` itself if it has at most `limit` tokens, else its parts, cut at the largest boundaries that do."""
+    return _fitted(text, limit, count, (_lines, _sentences, words))
+
+
+def words(text: str) -> list[str]:
+    """`text` cut before the white space in front of each word."""
+    return _WORD.findall(text)
+
+
+def _lines(text: str) -> list[str]:
+    return _LINE.findall(text)
+
+
+def _sentences(text: str) -> list[str]:
+    cuts = [0, *(match.end() for match in _SENTENCE_END.finditer(text))]
+    sentences = [text[start:end] for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
+    return [sentence for sentence in sentences if sentence]
+
+
+def _blocks(text: str, opening: str) -> Iterator[tuple[str, bool]]:
+    """Paragraphs and fenced code with the blank lines behind them, and whether each is one thing rather than prose."""
+    block: list[str] = []
+    fence, whole, ended = "", False, False  # ended: a blank line or a closing fence, only blank lines may follow
+    for number, line in enumerate(_lines(text)):
+        bare = line.removeprefix(opening) if number == 0 else line
+        opened = _FENCE.match(bare)
+        if fence:
+            ended = _closes(bare, fence)
+            fence = "" if ended else fence
+        elif not bare.strip():
+            ended = ended or number > 0
+        else:
+            if block and (ended or opened):
+                yield "".join(block), whole
+                block, whole = [], False
+            ended = False
+            fence = opened.group(1) if opened else ""
+            whole = whole or bool(opened or _STRUCTURED.match(bare))
+        block.append(line)
+    if block:
+        yield "".join(block), whole
+
+
+def _closes(line: str, fence: str) -> bool:
+    """Whether `line` ends a code block that `fence` opened: at least as many of the same character and nothing else."""
+    bare = line.strip()
+    return len(bare) >= len(fence) and bare == fence[0] * len(bare)
+
+
+def _fitted(text: str, limit: int, count: Count, cutters: tuple[Callable[[str], list[str]], ...]) -> list[str]:
+    tokens = count(text)
+    if tokens <= limit:
+        return [text]
+    if not cutters:
+        return _characters(text, tokens, limit, count)
+    parts: list[str] = []
+    packed, total = "", 0
+    for unit in cutters[0](text):
+        unit_tokens = count(unit)
+        if packed and total + unit_tokens > limit:
+            parts.append(packed)
+            packed, total = "", 0
+        if unit_tokens > limit:
+            parts += _fitted(unit, limit, count, cutters[1:])
+        else:
+            packed, total = packed + unit, total + unit_tokens
+    return [*parts, packed] if packed else parts
+
+
+def _characters(text: str, tokens: int, limit: int, count: Count) -> list[str]:
+    """`text` in slices of equal length, aimed at 8/9 of `limit`; a slice that is still too long is cut again."""
+    slices = max(2, -(-tokens * 9 // (limit * 8)))
+    size = -(-len(text) // slices)
+    if size == 1:
+        return list(text)
+    parts: list[str] = []
+    for start in range(0, len(text), size):
+        part = text[start : start + size]
+        part_tokens = count(part)
+        parts += [part] if part_tokens <= limit else _characters(part, part_tokens, limit, count)
+    return parts
