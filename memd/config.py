@@ -357,7 +357,7 @@ def _expanded(setting: Setting) -> Path:
     try:
         return Path(setting.value).expanduser()
     except RuntimeError:
-        raise ConfigError(f"{setting.place}: {setting.key}: there is no home folder for '~'; give a full path") from None
+        raise ConfigError(f"{setting.place}: {setting.key}: no home folder is known for '~'; give a full path") from None
 
 
 def _built(values: Mapping[str, Any]) -> Config:

@@ -1,0 +1,45 @@
+# Everything runs in .venv, which is made on demand; nothing else on the machine is touched.
+# A target installs only when pyproject.toml is newer than the last installation.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: demo test lint clean help
+
+PY := .venv/bin/python
+PIP := $(PY) -m pip --quiet --disable-pip-version-check
+
+help: ## Show this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+demo: .venv/installed ## Install memd into .venv and play a long conversation through it (no model needed)
+	@$(PY) -m memd demo $(DEMO_FLAGS)
+
+test: lint ## Lint, types and all tests
+	$(PY) -m pytest $(PYTEST_FLAGS)
+
+lint: .venv/installed-test ## Lint and types only
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+clean: ## Remove .venv and what the tools left behind; your memory/ stays
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/clients/node_modules
+
+# The first Python that is new enough; `make PYTHON=/path/to/python demo` names another.
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done)
+
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { echo "memd needs Python 3.11 or later; install it, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@"$(PYTHON)" -m venv .venv || { rm -rf .venv; echo "this Python cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+
+INSTALL_FAILED = { echo "The installation failed. hnswlib is compiled on this machine: it needs a C++ compiler and Python's headers (Debian and Ubuntu: apt install g++ python3-dev)." >&2; exit 1; }
+
+.venv/installed: pyproject.toml | .venv/bin/python
+	@echo "Installing memd into .venv (a minute or two, once) ..."
+	@$(PIP) install -e . || $(INSTALL_FAILED)
+	@touch $@
+
+.venv/installed-test: pyproject.toml | .venv/bin/python
+	@echo "Installing memd and what its tests need into .venv (a few minutes, once) ..."
+	@$(PIP) install -e '.[llama,test]' || $(INSTALL_FAILED)
+	@touch .venv/installed $@

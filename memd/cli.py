@@ -1,0 +1,172 @@
+"""The `memd` command.
+
+Rule: a command only reads its flags, calls one function and turns the outcome into an exit code: 0 fine, 1 a finding
+or failure, 2 wrong usage or settings. A `MemdError` becomes one line on stderr; any other exception is a bug and keeps
+its traceback. What a command needs is imported inside it: aiohttp, ONNX Runtime and hnswlib take a second to import,
+and `memd --help` or `memd verify` should not wait for what they do not use.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from memd import __version__
+from memd.config import Config, load_config
+from memd.errors import BadTopicId, ConfigError, MemdError, StoreError
+
+FOUND_SOMETHING = 1
+WRONG_USAGE = 2
+
+Command = Callable[..., int]
+
+
+class ExitCodes(click.Group):
+    """A group whose commands return their exit code and may raise `MemdError`."""
+
+    def invoke(self, ctx: click.Context) -> None:
+        """Run the command that was named and leave with its exit code."""
+        try:
+            ctx.exit(super().invoke(ctx))
+        except MemdError as error:
+            click.echo(f"memd: {error}", err=True)
+            ctx.exit(WRONG_USAGE if isinstance(error, ConfigError | BadTopicId) else FOUND_SOMETHING)
+
+
+def _settings_flags(command: Command) -> Command:
+    """The flags of every command that works on a data directory."""
+    config = click.option(
+        "--config",
+        "config_path",
+        type=click.Path(path_type=Path),
+        help="Settings file. Default: the one MEMD_CONFIG names, else ./config.yaml if there is one.",
+    )
+    data_dir = click.option(
+        "--data-dir", type=click.Path(file_okay=False), help="Folder of the log. Default: data_dir of the settings."
+    )
+    return config(data_dir(command))
+
+
+@click.group(cls=ExitCodes, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="memd %(version)s")
+def main() -> None:
+    """A local daemon that gives any language model an unbounded memory without its client noticing.
+
+    Exit codes: 0 fine, 1 a finding or failure, 2 wrong usage or settings.
+    """
+
+
+@main.command()
+@_settings_flags
+@click.option("--host", help="Address to listen on. Default: listen.host, 127.0.0.1.")
+@click.option("--port", type=click.IntRange(0, 65_535), help="Port to listen on; 0 takes a free one. Default: 8765.")
+@click.option("--upstream", metavar="URL", help="The model server. Default: upstream.url, http://127.0.0.1:8080.")
+@click.option(
+    "--model",
+    metavar="FILE.gguf",
+    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
+    help="Start llama.cpp with this model and use it as the upstream (needs the `llama` extra).",
+)
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Default: log.level, info.")
+def serve(
+    config_path: Path | None,
+    data_dir: str | None,
+    host: str | None,
+    port: int | None,
+    upstream: str | None,
+    model: Path | None,
+    log_level: str | None,
+) -> int:
+    """Run the daemon until Ctrl-C or SIGTERM.
+
+    Flags override environment variables (MEMD_LISTEN_PORT and so on), which override the settings file.
+    """
+    if model is not None and upstream is not None:
+        raise click.UsageError("--model starts its own upstream; give either --model or --upstream")
+    given = {
+        "data_dir": data_dir,
+        "listen.host": host,
+        "listen.port": port,
+        "upstream.url": upstream,
+        "log.level": log_level,
+    }
+    config = _config(config_path, given)
+    from memd.daemon.app import serve as serve_until_stopped
+
+    return serve_until_stopped(config, model=model)
+
+
+@main.command()
+@click.option("--fast", is_flag=True, help="Without pauses for reading.")
+def demo(fast: bool) -> int:
+    """Play a long conversation through the whole daemon and show what is remembered. Needs no model."""
+    from memd.demo.play import main as play
+
+    return play(fast)
+
+
+@main.command()
+@_settings_flags
+@click.option("--json", "as_json", is_flag=True, help="The report as one JSON object.")
+def verify(config_path: Path | None, data_dir: str | None, as_json: bool) -> int:
+    """Read every byte of the log and say what was checked and what is damaged.
+
+    Works beside a running daemon and changes nothing.
+    """
+    folder = _existing_data_dir(config_path, data_dir)
+    from memd.store.verify import verify as verify_log
+
+    report = verify_log(folder)
+    if as_json:
+        click.echo(msgspec.json.encode(report, enc_hook=str))  # str: paths
+    else:
+        for line in report.lines:
+            click.echo(line)
+    return 0 if report.ok else FOUND_SOMETHING
+
+
+@main.command()
+@_settings_flags
+@click.option("--topic", help="Only this topic.")
+@click.option("--live", is_flag=True, help="Only chunks as they are now: no superseded and no deprecated entries.")
+@click.option("--output", metavar="FILE", default="-", help="Write to this file instead of stdout.")
+def export(config_path: Path | None, data_dir: str | None, topic: str | None, live: bool, output: str) -> int:
+    """Write the log as JSON Lines, one entry per line, oldest first.
+
+    Works beside a running daemon and changes nothing.
+    """
+    folder = _existing_data_dir(config_path, data_dir)
+    from memd.store.export import export as export_log
+
+    # A new or regular file is replaced only when it is complete; /dev/null or a pipe is written as it is.
+    atomic = output != "-" and (not Path(output).exists() or Path(output).is_file())
+    try:
+        with click.open_file(output, "wb", atomic=atomic) as file:
+            for entry in export_log(folder, topic_id=topic, live_only=live):
+                file.write(msgspec.json.encode(entry) + b"\n")
+            file.flush()
+    except BrokenPipeError:
+        # The reader has seen enough (`memd export | head`). Python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        name = "stdout" if output == "-" else output
+        raise StoreError(f"the export to {name} failed: {error.strerror or error}; try another --output") from None
+    return 0
+
+
+def _config(path: Path | None, given: dict[str, Any]) -> Config:
+    return load_config(path, os.environ, {key: value for key, value in given.items() if value is not None})
+
+
+def _existing_data_dir(config_path: Path | None, data_dir: str | None) -> Path:
+    """The data directory for a command that only reads."""
+    folder = _config(config_path, {"data_dir": data_dir}).data_dir
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: there is no such folder; name the data directory with --data-dir")
+    return folder
