@@ -119,12 +119,12 @@ def without_memory_blocks(text: str) -> str:
 
 
 def canonical_arguments(arguments: str) -> str:
-    """Tool arguments in one form for all serialisations of the same JSON value; other text unchanged."""
+    """Tool arguments in one form for all serialisations of the same JSON value (none at all: `{}`); else unchanged."""
     try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
+        value = _without_float_noise(json.loads(arguments.strip() or "{}"))
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError):  # not JSON, or nested more deeply than Python goes
         return arguments
-    return json.dumps(_without_float_noise(value), sort_keys=True, separators=(",", ":"))
 
 
 def _without_float_noise(value: Any) -> Any:

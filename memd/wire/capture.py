@@ -1,0 +1,261 @@
+"""The model's reply, read on the side of the answer that the client gets.
+
+Rule: the captured `Message` has the content digest of the same reply echoed by the client in its next request, so it is
+recognised then. Capturing never raises, whatever the upstream sends, and never keeps more than `bytes_max`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from memd.errors import BadRequestBody
+from memd.messages import Message, ToolCall
+from memd.wire.chat_message import UNREADABLE, joined_text, parse_message
+from memd.wire.sse import DONE, EVENT_BYTES_MAX, SseEvent, SseParser
+
+CAPTURE_BYTES_MAX = 4 * 1024 * 1024  # a million tokens of text
+_CALL_BYTES = 256  # charged per tool call, so that a stream of empty ones is bounded too
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What the upstream says the exchange cost, in its own tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    """How many of the prompt's tokens it did not have to read again."""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The outcome of an exchange."""
+
+    message: Message | None
+    """The assistant's message of choice 0; None if there is none."""
+    usage: Usage | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    """The text of the error that came instead of a reply or within it."""
+
+
+class _Choice(msgspec.Struct):
+    index: Any = 0
+    delta: Any = None
+    message: Raw = Raw()
+    finish_reason: Any = None
+
+
+class _Answer(msgspec.Struct):
+    """A chunk of a stream or a whole answer, of which memd reads these members."""
+
+    choices: list[_Choice] | None = None
+    usage: Any = None
+    timings: Any = None
+    error: Any = None
+
+
+_answer_decoder = msgspec.json.Decoder(_Answer)
+
+
+class _Call:
+    """A tool call in the making."""
+
+    def __init__(self) -> None:
+        self.id = ""
+        self.name = ""
+        self.arguments = bytearray()
+
+
+class StreamCapture:
+    """Assembles choice 0 of a stream of chat-completion chunks from its bytes, fed in any pieces.
+
+    `truncated` tells that text was dropped for a bound; then the digest is not that of the client's echo.
+    """
+
+    def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
+        self.usage: Usage | None = None
+        self.finish_reason: str | None = None
+        self.error: str | None = None
+        self.done = False
+        """`[DONE]` has come."""
+        self.truncated = False
+        self._parser = SseParser(event_bytes_max)
+        self._bytes_left = bytes_max
+        self._role = ""
+        self._content = bytearray()
+        self._refusal = bytearray()
+        self._calls: dict[int, _Call] = {}
+        self._function_call: _Call | None = None
+
+    @property
+    def finished(self) -> bool:
+        """The reply came to its end."""
+        return self.error is None and (self.done or self.finish_reason is not None)
+
+    def feed(self, data: bytes) -> None:
+        """Take in the next bytes of the stream."""
+        for event in self._parser.feed(data):
+            self._take_event(event)
+        if self._parser.skipped:
+            self.truncated = True
+
+    def message(self, interrupted: bool = False) -> Message | None:
+        """The reply so far; None if there is nothing of it. `interrupted` marks one that did not come to its end."""
+        calls = [self._calls[index] for index in sorted(self._calls)]
+        if self._function_call is not None:
+            calls.append(self._function_call)
+        text = joined_text(self._content.decode(), self._refusal.decode())
+        if not text and not calls and not (self.finished and self._role):
+            return None
+        tool_calls = tuple(ToolCall(call.id, call.name, call.arguments.decode()) for call in calls)
+        return Message(role=self._role or "assistant", text=text, tool_calls=tool_calls, interrupted=interrupted)
+
+    def reply(self, interrupted: bool = False) -> Reply:
+        """All that is known so far."""
+        return Reply(self.message(interrupted), self.usage, self.finish_reason, self.error)
+
+    def _take_event(self, event: SseEvent) -> None:
+        if event.data.strip() == DONE:
+            self.done = True
+            return
+        answer = _decoded(event.data)
+        if answer is None:
+            return
+        self.usage = _usage(answer) or self.usage
+        self.error = self.error or _error_text(answer.error)
+        for choice in answer.choices or ():
+            if choice.index == 0:
+                self.finish_reason = _text(choice.finish_reason) or self.finish_reason
+                if isinstance(choice.delta, dict):
+                    self._take_delta(choice.delta)
+
+    def _take_delta(self, delta: dict[str, Any]) -> None:
+        self._role = self._role or _text(delta.get("role")) or "assistant"
+        self._append(self._content, _text(delta.get("content")))
+        self._append(self._refusal, _text(delta.get("refusal")))
+        calls = delta.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            if isinstance(call, dict):
+                self._take_call(call)
+        function = delta.get("function_call")
+        if isinstance(function, dict):
+            if self._function_call is None:
+                self._function_call = self._new_call()
+            self._take_function(self._function_call, function)
+
+    def _take_call(self, delta: dict[str, Any]) -> None:
+        """One tool-call delta; a server that leaves out `index` means the last call, or a new one if there is an id."""
+        index = delta.get("index")
+        if not isinstance(index, int):
+            index = max(self._calls, default=-1) + (1 if delta.get("id") or not self._calls else 0)
+        call = self._calls.get(index)
+        if call is None:
+            call = self._new_call()
+            if call is None:
+                return
+            self._calls[index] = call
+        call.id = call.id or self._within_bound(_text(delta.get("id"))).decode()
+        for member in ("function", "custom"):
+            function = delta.get(member)
+            if isinstance(function, dict):
+                self._take_function(call, function)
+
+    def _take_function(self, call: _Call | None, function: dict[str, Any]) -> None:
+        if call is None:
+            return
+        if not call.name:
+            call.name = self._within_bound(_text(function.get("name"))).decode()
+        arguments = function.get("arguments", function.get("input"))
+        if isinstance(arguments, dict):
+            arguments = msgspec.json.encode(arguments).decode()
+        self._append(call.arguments, _text(arguments))
+
+    def _new_call(self) -> _Call | None:
+        """A call that is still within the bound on what is kept."""
+        if self._bytes_left < _CALL_BYTES:
+            self.truncated = True
+            return None
+        self._bytes_left -= _CALL_BYTES
+        return _Call()
+
+    def _append(self, kept: bytearray, piece: str) -> None:
+        kept += self._within_bound(piece)
+
+    def _within_bound(self, piece: str) -> bytes:
+        """`piece` in UTF-8, cut at a whole character where the capture is full; nothing is kept after a cut."""
+        encoded = piece.encode()
+        if len(encoded) > self._bytes_left:
+            encoded = encoded[: self._bytes_left].decode(errors="ignore").encode()
+            self.truncated = True
+            self._bytes_left = 0
+        else:
+            self._bytes_left -= len(encoded)
+        return encoded
+
+
+def capture_json(body: bytes) -> Reply:
+    """The outcome of an exchange that was not streamed; a body that is no such answer gives an empty `Reply`."""
+    answer = _decoded(body)
+    if answer is None:
+        return Reply(message=None)
+    message: Message | None = None
+    finish_reason: str | None = None
+    for choice in answer.choices or ():
+        if choice.index == 0 and bytes(choice.message):
+            message = _assistant_message(choice.message)
+            finish_reason = _text(choice.finish_reason) or None
+            break
+    return Reply(message, _usage(answer), finish_reason, _error_text(answer.error))
+
+
+def _assistant_message(raw: Raw) -> Message | None:
+    try:
+        message = parse_message(raw)
+    except BadRequestBody:
+        return None
+    return message if message.role else msgspec.structs.replace(message, role="assistant")
+
+
+def _decoded(data: bytes) -> _Answer | None:
+    try:
+        return _answer_decoder.decode(data)
+    except UNREADABLE:
+        return None
+
+
+def _usage(answer: _Answer) -> Usage | None:
+    """From OpenAI's `usage`, else from llama.cpp's `timings`: prompt_n tokens were read, cache_n were known."""
+    usage = answer.usage if isinstance(answer.usage, dict) else {}
+    timings = answer.timings if isinstance(answer.timings, dict) else {}
+    details = usage.get("prompt_tokens_details")
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    cache_n, prompt_n = _count(timings.get("cache_n")), _count(timings.get("prompt_n"))
+    cached = cache_n if cached is None else cached
+    prompt_tokens = _count(usage.get("prompt_tokens"))
+    if prompt_tokens is not None:
+        return Usage(prompt_tokens, _count(usage.get("completion_tokens")), cached)
+    if prompt_n is not None and cache_n is not None:
+        return Usage(prompt_n + cache_n, _count(timings.get("predicted_n")), cached)
+    return None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _text(value: Any) -> str:
+    """A string as it is; the text parts of a list joined; else empty."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "".join(part["text"] for part in value if isinstance(part, dict) and isinstance(part.get("text"), str))
+    return ""
+
+
+def _error_text(error: Any) -> str | None:
+    if not error:
+        return None
+    message = error.get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) and message else str(error)[:1000]

@@ -1,0 +1,201 @@
+"""One message of the chat-completions API: its bytes as a `Message`, and text put in front of its content.
+
+Rule: any JSON object becomes some `Message`, however odd its members; only bytes that are not readable JSON raise.
+`capture.py` builds the same `Message` from a reply that this module builds from the client's echo of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from memd.errors import BadRequestBody
+from memd.messages import DIGEST_BYTES, Message, ToolCall, without_memory_blocks
+
+UNREADABLE = (ValueError, RecursionError)
+"""What decoding untrusted JSON may raise: msgspec's and Unicode errors are ValueErrors; deep nesting is the other."""
+
+_WHITE_SPACE = b" \t\n\r"
+_BLOCK_GAP = "\n\n"  # between a block and the content that it is merged into
+
+_TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
+_UNHASHED_TYPES = frozenset({"reasoning", "thinking", "redacted_thinking"})
+_IMAGE_TYPES = frozenset({"image_url", "image", "input_image"})
+_AUDIO_TYPES = frozenset({"input_audio", "audio", "audio_url"})
+
+
+class _Members(msgspec.Struct):
+    """The members of a message that memd reads; an absent one is empty."""
+
+    role: Raw = Raw()
+    content: Raw = Raw()
+    refusal: Raw = Raw()
+    tool_calls: Raw = Raw()
+    function_call: Raw = Raw()
+    tool_call_id: Raw = Raw()
+    name: Raw = Raw()
+
+
+class _Part(msgspec.Struct):
+    type: Raw = Raw()
+    text: Raw = Raw()
+    refusal: Raw = Raw()
+
+
+class _Call(msgspec.Struct):
+    id: Raw = Raw()
+    function: Raw = Raw()
+    custom: Raw = Raw()
+
+
+class _Function(msgspec.Struct):
+    name: Raw = Raw()
+    arguments: Raw = Raw()
+    input: Raw = Raw()
+
+
+_members_decoder = msgspec.json.Decoder(_Members)
+_part_decoder = msgspec.json.Decoder(_Part)
+_call_decoder = msgspec.json.Decoder(_Call)
+_function_decoder = msgspec.json.Decoder(_Function)
+_string_decoder = msgspec.json.Decoder(str)
+_list_decoder = msgspec.json.Decoder(list[Raw])
+_object_decoder = msgspec.json.Decoder(dict[str, Raw])
+
+
+def parse_message(raw: Raw | bytes) -> Message:
+    """The message that the JSON object `raw` stands for, without memory blocks and reasoning.
+
+    Raises:
+        BadRequestBody: not a JSON object, or text in it is not valid Unicode (llama.cpp refuses such a body as well).
+    """
+    try:
+        members = _members_decoder.decode(raw)
+        text, attachments = _content(bytes(members.content))
+        return Message(
+            role=_lenient_text(members.role),
+            text=joined_text(text, _lenient_text(members.refusal)),
+            tool_calls=_tool_calls(members),
+            tool_call_id=_lenient_text(members.tool_call_id),
+            name=_lenient_text(members.name),
+            attachments=attachments,
+        )
+    except UNREADABLE as error:
+        raise BadRequestBody(f"a message cannot be read: {error}; it must be a JSON object in valid UTF-8") from error
+
+
+def joined_text(content: str, refusal: str) -> str:
+    """The text of a message from its content (memory blocks removed) and its refusal."""
+    return "\n".join(text for text in (without_memory_blocks(content), refusal) if text)
+
+
+def encode_message(message: Message) -> bytes:
+    """`message` as a JSON object; its attachments are gone, their `[image]` in the text stays."""
+    members: dict[str, Any] = {"role": message.role, "content": message.text}
+    if message.tool_calls:
+        members["content"] = message.text or None
+        members["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        members["tool_call_id"] = message.tool_call_id
+    if message.name:
+        members["name"] = message.name
+    return msgspec.json.encode(members)
+
+
+def with_text_in_front(raw: Raw | bytes, text: str) -> Raw:
+    """The message `raw` with `text` and an empty line in front of its content; all else keeps its bytes and order.
+
+    String content is lengthened, a list of parts gets a first text part, null or absent content becomes `text`. Content
+    of another type, which no upstream accepts, is left alone.
+    """
+    members = _object_decoder.decode(raw)
+    content = bytes(members.get("content", b"null"))
+    if content.startswith(b'"'):
+        opened = msgspec.json.encode(text + _BLOCK_GAP)
+        members["content"] = Raw(opened[:-1] + content[1:])
+    elif content.startswith(b"["):
+        part = msgspec.json.encode({"type": "text", "text": text + _BLOCK_GAP})
+        comma = b"" if content[1:].lstrip(_WHITE_SPACE).startswith(b"]") else b","
+        members["content"] = Raw(b"[" + part + comma + content[1:])
+    elif content == b"null":
+        members["content"] = Raw(msgspec.json.encode(text))
+    return Raw(msgspec.json.encode(members))
+
+
+def _lenient_text(raw: Raw) -> str:
+    """A JSON string's text; empty for an absent or null member; any other value as its JSON text."""
+    encoded = bytes(raw)
+    if encoded.startswith(b'"'):
+        return _string_decoder.decode(encoded)
+    return "" if encoded == b"null" else encoded.decode()
+
+
+def _content(content: bytes) -> tuple[str, tuple[bytes, ...]]:
+    """The text of a message's content and the digests of its parts that are not text."""
+    if not content.startswith(b"["):
+        return _lenient_text(Raw(content)), ()
+    texts: list[str] = []
+    attachments: list[bytes] = []
+    for raw in _list_decoder.decode(content):
+        text, digest = _part(raw)
+        if digest is not None:
+            attachments.append(digest)
+        if text is not None:
+            texts.append(text)
+    return "\n".join(texts), tuple(attachments)
+
+
+def _part(raw: Raw) -> tuple[str | None, bytes | None]:
+    """A content part's text (None: it does not count) and, unless it is text, its digest."""
+    encoded = bytes(raw)
+    if encoded.startswith(b'"'):
+        return _own_text(raw), None
+    kind = ""
+    if encoded.startswith(b"{"):
+        part = _part_decoder.decode(encoded)
+        kind = _lenient_text(part.type)
+        if kind in _TEXT_TYPES or (not kind and bytes(part.text)):
+            return _own_text(part.text), None
+        if kind == "refusal":
+            return _lenient_text(part.refusal), None
+        if kind in _UNHASHED_TYPES:
+            return None, None
+    label = "[image]" if kind in _IMAGE_TYPES else "[audio]" if kind in _AUDIO_TYPES else "[file]"
+    return label, hashlib.blake2b(encoded, digest_size=DIGEST_BYTES).digest()
+
+
+def _own_text(raw: Raw) -> str | None:
+    """The text of a part without memory blocks; None if it held nothing else: then the part was memd's."""
+    text = _lenient_text(raw)
+    own = without_memory_blocks(text)
+    return None if own != text and not own.strip() else own
+
+
+def _tool_calls(members: _Members) -> tuple[ToolCall, ...]:
+    calls: list[ToolCall] = []
+    if bytes(members.tool_calls).startswith(b"["):
+        calls += [_tool_call(bytes(raw)) for raw in _list_decoder.decode(members.tool_calls)]
+    if bytes(members.function_call).startswith(b"{"):
+        calls.append(_function("", bytes(members.function_call)))
+    return tuple(calls)
+
+
+def _tool_call(encoded: bytes) -> ToolCall:
+    if not encoded.startswith(b"{"):
+        return ToolCall(id="", name="", arguments=encoded.decode())
+    call = _call_decoder.decode(encoded)
+    return _function(_lenient_text(call.id), bytes(call.function) or bytes(call.custom))
+
+
+def _function(call_id: str, encoded: bytes) -> ToolCall:
+    if not encoded.startswith(b"{"):
+        return ToolCall(id=call_id, name="", arguments=encoded.decode())
+    function = _function_decoder.decode(encoded)
+    arguments = function.arguments if bytes(function.arguments) else function.input
+    return ToolCall(id=call_id, name=_lenient_text(function.name), arguments=_lenient_text(arguments))

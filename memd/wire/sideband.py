@@ -1,0 +1,170 @@
+"""What memd and its client tell each other beside the conversation: MemoryIn, MemoryOut and the headers.
+
+Rule: MemoryIn is untrusted and raises only `BadMemoryIn`, naming the field; MemoryOut is added to bytes, never by
+re-encoding them; no header value can end its line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+from msgspec import Raw
+
+from memd.chunks import checked_topic_id
+from memd.errors import BadMemoryIn, BadTopicId
+
+INJECTED_HEADER_BYTES_MAX = 4096  # proxies and servers refuse header lines from 8 KB on
+_WHITE_SPACE = b" \t\n\r"
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
+_SHAPE = "expected {topic_id?, related_topic_ids?, corrections?: [{chunk_ids, action, reason, content?}]}"
+
+
+class Correction(msgspec.Struct, frozen=True):
+    """What the caller says about chunks that it was shown."""
+
+    chunk_ids: tuple[str, ...]
+    action: Literal["Update", "Helpful", "Unhelpful"]
+    reason: str
+    content: str | None = None
+    """Update only: becomes one new chunk. None if it was absent, null or empty."""
+
+
+class MemoryIn(msgspec.Struct, frozen=True):
+    """The request's side of the sideband."""
+
+    topic_id: str | None = None
+    """None: the topic of the path, or the default one."""
+    related_topic_ids: tuple[str, ...] = ()
+    corrections: tuple[Correction, ...] = ()
+
+
+class InjectedChunk(msgspec.Struct, frozen=True):
+    """A chunk that memory put into the prompt."""
+
+    id: str
+    topic_id: str
+    canonical_id: int
+    """Its place in the order of reading, the `origin_id` of the entry."""
+
+
+class Signal(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something the caller should know; a field that is None is not sent."""
+
+    type: Literal["context_pressure", "context_overflow", "correction_failed"]
+    fill_ratio: float | None = None
+    chunk_id: str | None = None
+
+
+class MemoryOut(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The response's side of the sideband; `signals` is not sent when empty."""
+
+    injected_chunks: tuple[InjectedChunk, ...]
+    signals: tuple[Signal, ...] = ()
+
+
+class _WireMemoryIn(msgspec.Struct):
+    """MemoryIn as clients write it: null stands for absent."""
+
+    topic_id: str | None = None
+    related_topic_ids: tuple[str, ...] | None = None
+    corrections: tuple[Correction, ...] | None = None
+
+
+_memory_in_decoder = msgspec.json.Decoder(_WireMemoryIn)
+_text_decoder = msgspec.json.Decoder(str)
+_object_decoder = msgspec.json.Decoder(dict[str, Raw])
+
+
+def decode_memory_in(raw: Raw | bytes) -> MemoryIn:
+    """The MemoryIn in `raw`, a JSON object or a JSON string that holds one. Unknown members are ignored.
+
+    Raises:
+        BadMemoryIn: anything else; the text names the field and is fit for a log line.
+    """
+    try:
+        text = _text_decoder.decode(raw) if bytes(raw).lstrip(_WHITE_SPACE).startswith(b'"') else bytes(raw)
+        wire = _memory_in_decoder.decode(text)
+    except RecursionError as error:
+        raise BadMemoryIn(f"memory_in is nested too deeply: {_SHAPE}") from error
+    except ValueError as error:
+        raise BadMemoryIn(f"memory_in: {str(error).replace('`$', '`memory_in')}; {_SHAPE}") from error
+    if wire.topic_id is not None:
+        _check_topic(wire.topic_id, "topic_id")
+    related = wire.related_topic_ids or ()
+    for position, topic_id in enumerate(related):
+        _check_topic(topic_id, f"related_topic_ids[{position}]")
+    corrections = tuple(_checked(one, position) for position, one in enumerate(wire.corrections or ()))
+    return MemoryIn(topic_id=wire.topic_id, related_topic_ids=related, corrections=corrections)
+
+
+def encode_memory_out(out: MemoryOut) -> bytes:
+    """`out` as a JSON object."""
+    return msgspec.json.encode(out)
+
+
+def splice_memory_out_json(body: bytes, out: MemoryOut) -> bytes:
+    """`body` with a last member `memory_out`, its other bytes unchanged; itself if it is not a JSON object."""
+    try:
+        members = _object_decoder.decode(body)
+    except (ValueError, RecursionError):
+        return body
+    end = body.rindex(b"}")
+    comma = b"," if members else b""
+    return b"".join((body[:end], comma, b'"memory_out":', encode_memory_out(out), body[end:]))
+
+
+def memory_headers(
+    *,
+    status: str,
+    turn_id: str,
+    mode: str,
+    injected_ids: Iterable[str] = (),
+    timings_ms: Mapping[str, float] | None = None,
+) -> list[tuple[str, str]]:
+    """The response headers that every memory request gets.
+
+    `timings_ms` are milliseconds by name (`embed`, `search`, `inject`), sent as `Server-Timing` in the order given.
+    `X-Memory-Injected` is cut at a whole id to `INJECTED_HEADER_BYTES_MAX`.
+    """
+    headers = [
+        ("X-Memory-Status", status),
+        ("X-Memory-Injected", _injected_value(injected_ids)),
+        ("X-Memory-Turn", turn_id),
+        ("X-Memory-Mode", mode),
+    ]
+    if timings_ms:
+        timings = ", ".join(f"{name};dur={milliseconds:.1f}" for name, milliseconds in timings_ms.items())
+        headers.append(("Server-Timing", timings))
+    return [(name, _printable(value)) for name, value in headers]
+
+
+def _injected_value(injected_ids: Iterable[str]) -> str:
+    value = ""
+    for chunk_id in injected_ids:
+        longer = f"{value},{chunk_id}" if value else chunk_id
+        if len(longer) > INJECTED_HEADER_BYTES_MAX:
+            break
+        value = longer
+    return value
+
+
+def _printable(value: str) -> str:
+    """`value` in printable ASCII, so that no value can begin a header of its own."""
+    return _UNPRINTABLE.sub("?", value)
+
+
+def _checked(correction: Correction, position: int) -> Correction:
+    if correction.content and correction.action != "Update":
+        field = f"memory_in.corrections[{position}].content"
+        raise BadMemoryIn(f"{field} belongs to the action Update, not to {correction.action}; leave it out")
+    return msgspec.structs.replace(correction, content=correction.content or None)
+
+
+def _check_topic(topic_id: str, field: str) -> None:
+    try:
+        checked_topic_id(topic_id)
+    except BadTopicId as error:
+        raise BadMemoryIn(f"memory_in.{field}: {error}") from error
