@@ -1,8 +1,9 @@
 """Turns text into unit vectors, with fastembed behind it.
 
-Rule: one text per model call. The bundled model is quantised dynamically, so in a batch a text's vector would depend on its
-neighbours; alone it has one vector, bit for bit, whatever the thread or the number of threads. Everything here may be
-called from several threads at once. The bundled model touches neither the network nor any file outside `memd/assets`.
+Rule: one text per model call. The bundled model is quantised dynamically, so in a batch a text's vector would depend
+on its neighbours; alone it has one vector, bit for bit, whatever the thread or the number of threads. Everything here
+may be called from several threads at once. The bundled model touches neither the network nor any file outside
+`memd/assets`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from memd.assets import model_dir
 from memd.chunks import Vector
 from memd.errors import EmbeddingError
 
-if TYPE_CHECKING:  # importing fastembed takes about a second: only `load_embedder` pays, not `memd --help` or `memd export`
+if TYPE_CHECKING:  # importing fastembed takes a second: `load_embedder` pays, not `memd --help` or `memd export`
     from fastembed import TextEmbedding
     from tokenizers import Encoding
 
@@ -32,8 +33,8 @@ _BUNDLED_NAME = "memd/all-MiniLM-L6-v2-int8"
 _BUNDLED_DIMENSION = 384
 
 PIECES_MAX = 16
-"""Pieces of one text that are embedded, half from its head and half from its tail: a full piece costs about 20 ms on two
-cores, and in a very long message the request is at one end of it, not in the middle of what was pasted."""
+"""Pieces of one text that are embedded, half from its head and half from its tail: a full piece costs about 20 ms on
+two cores, and in a very long message the request is at one end of it, not in the middle of what was pasted."""
 _CHARACTERS_MAX = 32_768  # read before the cut into pieces: tokenising 1 MB takes 1.2 s; 16 pieces of prose have 17,000
 
 _FINGERPRINT_DIGITS = 32
@@ -84,7 +85,7 @@ class FastembedEmbedder:
         self.dimension = len(self._vector("memd"))
 
     def pieces(self, text: str) -> list[str]:
-        """See `Embedder.pieces`. Cut at the model's token limit, at the last word start before it where there is one."""
+        """See `Embedder.pieces`. Cut at the model's token limit, at a word's start where there is one."""
         encoding = self._tokenizer.encode(_readable(text), add_special_tokens=False)
         if len(encoding) <= self._words_max:
             return [text]

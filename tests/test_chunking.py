@@ -33,9 +33,26 @@ TRACE = (
     "ValueError: no port. None!\n\n"
 )
 BUILDING_BLOCKS = [
-    PROSE, CODE, LIST, TABLE, TRACE, "ok", "", "\n\n\n", "记忆系统保存对话。它从不忘记！", "Привет, мир. Как дела?\n", "x" * 3000,
-    "aB3+/" * 400, "word " * 500, "a\n" * 400, " " * 900, "👩‍👩‍👧" * 60, "```\nnever closed\n", "\x00\ud800", '{"a":1,"b":[2]},' * 150,
-]  # fmt: skip
+    PROSE,
+    CODE,
+    LIST,
+    TABLE,
+    TRACE,
+    "ok",
+    "",
+    "\n\n\n",
+    "记忆系统保存对话。它从不忘记！",
+    "Привет, мир. Как дела?\n",
+    "x" * 3000,
+    "aB3+/" * 400,
+    "word " * 500,
+    "a\n" * 400,
+    " " * 900,
+    "👩‍👩‍👧" * 60,
+    "```\nnever closed\n",
+    "\x00\ud800",
+    '{"a":1,"b":[2]},' * 150,
+]
 
 
 def source(role: str, text: str) -> Source:
@@ -147,8 +164,12 @@ def test_pieces_joined_are_the_text_and_fit_the_limit(text: str) -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(messages, st.integers(0, 5), st.sampled_from([CHUNKING, Chunking(min_tokens=1, max_tokens=20, overlap_tokens=1000)]))
-def test_when_time_runs_out_everything_is_still_in_a_chunk(sources: list[Source], calls: int, chunking: Chunking) -> None:
+@given(
+    messages, st.integers(0, 5), st.sampled_from([CHUNKING, Chunking(min_tokens=1, max_tokens=20, overlap_tokens=1000)])
+)
+def test_when_time_runs_out_everything_is_still_in_a_chunk(
+    sources: list[Source], calls: int, chunking: Chunking
+) -> None:
     left = [calls]
 
     def expired() -> bool:
@@ -235,8 +256,10 @@ def test_nothing_is_embedded_where_nothing_can_be_decided() -> None:
 
 
 def test_a_boundary_is_set_where_the_subject_changes() -> None:
-    database = "The database is PostgreSQL. The database server is PostgreSQL 16. The PostgreSQL database server has a replica. "
-    garden = "Tomatoes want sun and water. Water the tomatoes in the morning sun. Tomatoes like much sun and much water. "
+    database = (
+        "The database is PostgreSQL. The database server is PostgreSQL 16. The PostgreSQL database has a replica. "
+    )
+    garden = "Tomatoes want sun and water. Water the tomatoes in the sun. Tomatoes like much sun and much water. "
     loose = Chunking(similarity=0.35, min_tokens=15)
     chunks = chunked([source("user", database + garden)], embed=real_embed(), chunking=loose).chunks
     assert [chunk.content for chunk in chunks] == ["user: " + database, garden]

@@ -31,7 +31,9 @@ def test_control_token_strings_count_as_text(counter: TokenCounter) -> None:
     assert counter.count("<|endoftext|>") > 3
 
 
-@pytest.mark.parametrize("unit", ["a", " ", "\t ", "\n", "aB3+", "记忆系统保存对话的内容", "👩‍👩‍👧", "7", "=", "\ud800", "\x00"])
+@pytest.mark.parametrize(
+    "unit", ["a", " ", "\t ", "\n", "aB3+", "记忆系统保存对话的内容", "👩‍👩‍👧", "7", "=", "\ud800", "\x00"]
+)
 @pytest.mark.parametrize("ending", ["", "x\n"])
 def test_a_megabyte_of_anything_is_counted(counter: TokenCounter, unit: str, ending: str) -> None:
     text = unit * (1_000_000 // len(unit)) + ending

@@ -1,12 +1,14 @@
 """Makes the chunks that are remembered out of a stretch of conversation (DESIGN section 5, step 2).
 
-Rule: verbatim. The chunks of a message, put together, are its stored text; only the fixed windows that stand in when time
-runs out overlap. Messages meet with a newline inside a chunk; a chunk that goes on with a message begins with bare text.
+Rule: verbatim. The chunks of a message, put together, are its stored text; only the fixed windows that stand in when
+time runs out overlap. Messages meet with a newline inside a chunk; a chunk that goes on with a message begins with
+bare text.
 
-Measured: neighbouring sentences have a cosine of 0.12 to 0.23 (median; chat, technical prose) with the bundled model, parts of
-source code 0.44. Only 0 %, 2 % and 7 % of neighbours reach 0.75, so with that threshold nearly every piece's end is a boundary
-and chunks of prose come out just over `min_tokens` (55 tokens on average); longer ones are code, lists and tables kept whole.
-A decision costs 2 to 5 ms; everything else takes 1.6 to 2.7 s per megabyte, of prose, of one word or of one-letter lines.
+Measured: neighbouring sentences have a cosine of 0.12 to 0.23 (median; chat, technical prose) with the bundled model,
+parts of source code 0.44. Only 0 %, 2 % and 7 % of neighbours reach 0.75, so with that threshold nearly every piece's
+end is a boundary and chunks of prose come out just over `min_tokens` (55 tokens on average); longer ones are code,
+lists and tables kept whole. A decision costs 2 to 5 ms; everything else takes 1.6 to 2.7 s per megabyte, of prose, of
+one word or of one-letter lines.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from memd.context.pieces import Count, candidate_pieces, fitted, words
 
 JOINT = "\n"
 WINDOW_LEEWAY = 7
-"""A fixed window may be a seventh shorter or longer than `window_tokens` (150 to 200 for 175), to end where a piece ends."""
-_ESTIMATE_SLACK = 8  # how far the sum of the pieces' tokens is trusted near the limit; closer, the joined text is counted
+"""A fixed window may be a seventh shorter or longer than `window_tokens` (150 to 200 for 175), to end with a piece."""
+_ESTIMATE_SLACK = 8  # this near to the limit the joined text is counted: the pieces' tokens added up are an estimate
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -36,7 +38,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """A chunk without identity or vector. `roles` and `digests` are parallel: one of each per message it has text of."""
+    """A chunk without identity or vector. `roles` and `digests` are parallel: one of each per message in it."""
 
     content: str
     roles: tuple[str, ...]
@@ -71,14 +73,14 @@ def split(
 ) -> Split:
     """Split consecutive messages of one conversation into chunks.
 
-    A chunk takes piece after piece until it has `min_tokens`; from then on it ends where the cosine between its last piece
-    and the next falls below `similarity`, and in any case before `max_tokens`. A chunk that is short because its neighbour
-    cannot be taken in is joined to the one before it, if the two fit.
+    A chunk takes piece after piece until it has `min_tokens`; from then on it ends where the cosine between its last
+    piece and the next falls below `similarity`, and in any case before `max_tokens`. A chunk that is short because
+    its neighbour cannot be taken in is joined to the one before it, if the two fit.
 
     Args:
         count: raw tokens of a text (`TokenCounter.count`).
-        embed: unit vector of a text. Called only where a boundary is in question, once per piece; a caller that memoises
-            it gets the vector of a chunk of one piece for nothing.
+        embed: unit vector of a text. Called only where a boundary is in question, once per piece; a caller that
+            memoises it gets the vector of a chunk of one piece for nothing.
         expired: whether the time for finding boundaries is used up; asked before each decision. From then on, the chunk
             in the making included, the rest is cut into fixed windows.
     """

@@ -1,8 +1,8 @@
 """Cuts a message's text into the pieces between which a chunk may end. Counterpart of chunking.py, which joins them.
 
-Rule: verbatim. Joined, the pieces are the text, to the last blank. What a reader takes as one thing (a fenced code block, a
-list, a table, a stack trace) is one piece where it fits; prose is cut into sentences. Time grows with the length of the
-text, whatever is in it.
+Rule: verbatim. Joined, the pieces are the text, to the last blank. What a reader takes as one thing (a fenced code
+block, a list, a table, a stack trace) is one piece where it fits; prose is cut into sentences. Time grows with the
+length of the text, whatever is in it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _WORD = re.compile(r"\s*+\S++|\s++")  # with the blank before it, as the tokeniz
 _SENTENCE_END = re.compile(r"""[.!?…]["'”’)\]]*+\s++(?=[^a-z])|[。！？]["”’』」）]*+\s*+""")
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
 _STRUCTURED = re.compile(r"[ \t]+\S|(?:[-*+•]|\d{1,3}[.)])\s|\|")
-"""The beginning of a line that makes its paragraph one thing: indented (code, stack frames), a list item, a table row."""
+"""A line that begins so makes its paragraph one thing: indented (code, stack frames), a list item, a table row."""
 
 
 def candidate_pieces(text: str, *, opening: str, max_tokens: int, count: Count) -> list[str]:
     """`text` in pieces of at most `max_tokens` tokens; `"".join(pieces) == text`.
 
-    A blank line belongs to the piece before it. A piece that is too long is cut at lines, then sentences, then words, then
-    characters, each part as long as fits.
+    A blank line belongs to the piece before it. A piece that is too long is cut at lines, then sentences, then words,
+    then characters, each part as long as fits.
 
     Args:
-        opening: what `text` begins with that is not the author's (`user: `): a code fence may follow it on the same line.
+        opening: what `text` begins with that is not the author's (`user: `): a code fence may follow it at once.
     """
     pieces: list[str] = []
     for block, whole in _blocks(text, opening):

@@ -1,8 +1,8 @@
 """How many tokens a text, a message and a prompt have, before the model has said so.
 
 Rule: counts are cl100k_base tokens, *raw*; only `Drift` turns raw counts into a model's own. The tokenizer's ranks are
-passed in, nothing is read or fetched. Text is untrusted: `<|endoftext|>` in it counts as the characters it is, and no text,
-however long or odd, costs more than time in proportion to its length. May be used from several threads.
+passed in, nothing is read or fetched. Text is untrusted: `<|endoftext|>` in it counts as the characters it is, and no
+text, however long or odd, costs more than time in proportion to its length. May be used from several threads.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from memd.messages import Message
 MESSAGE_OVERHEAD = 4
 """Tokens that a chat template adds around a message: opening and closing control token, role, newline."""
 ATTACHMENT_TOKENS = 576
-"""What an image adds: the 24 × 24 patches of CLIP at 336 pixels, as in LLaVA 1.5. Models differ; `Drift` cannot tell."""
+"""What an image adds: the 24 × 24 patches of CLIP at 336 pixels, as in LLaVA 1.5. Models differ."""
 
 _BLOCK_CHARACTERS = 10_000
-"""A longer text is counted in blocks; each joint counts at most a token or two too many. tiktoken alone (0.14, 2 cores) is not
-linear: 1 MB of Chinese without punctuation takes 1,080 ms (10 kB 2.5 ms), 1 MB of spaces 410 ms, and 1 MB of spaces before a
-letter overflows its regular expression's stack: a Rust panic, which is no `Exception`."""
+"""A longer text is counted in blocks; each joint counts at most a token or two too many. tiktoken alone (0.14, 2
+cores) is not linear: a million characters of Chinese without punctuation take 1,080 ms (10,000 take 2.5 ms), of spaces
+410 ms, and a million spaces before a letter overflow its regular expression's stack: a Rust panic, no `Exception`."""
 _MESSAGES_MAX = 20_000  # cached counts: about 4 MB, several conversations of a full window
 
 _PATTERN = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+"
+    r"| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
 )
 _SPECIAL_TOKENS = {
     "<|endoftext|>": 100257,
@@ -40,7 +41,7 @@ _SPECIAL_TOKENS = {
 
 
 def cl100k_base(ranks: bytes) -> tiktoken.Encoding:
-    """The encoding out of its published file (`assets.ranks_bytes`), as tiktoken_ext.openai_public defines it; about 0.2 s.
+    """The encoding out of its published file (`assets.ranks_bytes`), as tiktoken_ext.openai_public has it; takes 0.2 s.
 
     Args:
         ranks: lines of base64 token bytes, a space, the rank.
@@ -75,7 +76,7 @@ class TokenCounter:
         """The raw tokens of a message in a prompt: text, tool calls, attachments and the template around them.
 
         Args:
-            content_digest: `message.content_digest`, which the caller has already; the key under which the count is kept.
+            content_digest: `message.content_digest`, which the caller has already: the key of the kept count.
         """
         key = (content_digest, len(message.text))  # the digest ignores outer white space, which may be a megabyte
         with self._lock:
@@ -102,12 +103,12 @@ class TokenCounter:
 class Drift:
     """A factor per model from raw tokens to the model's own, learned from the `usage.prompt_tokens` of its answers.
 
-    It moves fast upwards and slowly downwards: a prompt that overflows fails, one that is too small only forgets earlier.
+    It moves fast upwards and slowly downwards: a prompt that overflows fails, a small one only forgets earlier.
     """
 
     FACTOR_MIN = 0.5
     FACTOR_MAX = 6.0
-    """A model that falls back to bytes has one token per character: 4.5 raw tokens' worth of English, at most about 6."""
+    """A model that falls back to bytes has one token per character: 4.5 times the raw count of English, at most 6."""
     RISE = 0.7
     FALL = 0.1
     TOKENS_MIN = 100
@@ -121,6 +122,10 @@ class Drift:
     def factor(self, model: str) -> float:
         """The present factor of `model`, 1.0 as long as nothing is known."""
         return self._factors.get(model, 1.0)
+
+    def is_known(self, model: str) -> bool:
+        """Whether anything was learned of `model` yet."""
+        return model in self._factors
 
     def drifted(self, model: str, raw_tokens: int) -> int:
         """`raw_tokens` in tokens of `model`, rounded up."""
