@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -98,6 +98,20 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     def multiplier(self) -> float:
         """The utility multiplier, `UTILITY_RATIO ** utility_steps`."""
         return utility_multiplier(self.utility_steps)
+
+
+Action = Literal["Update", "Helpful", "Unhelpful"]
+
+
+class Correction(msgspec.Struct, frozen=True):
+    """What a caller says about chunks that it was shown."""
+
+    chunk_ids: tuple[str, ...]
+    action: Action
+    reason: str
+    """Kept for audit, never interpreted."""
+    content: str | None = None
+    """Update only: becomes one new chunk that takes the place of those named."""
 
 
 def utility_multiplier(steps: int) -> float:

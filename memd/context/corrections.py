@@ -7,23 +7,12 @@ Corrections are applied in order, each seeing the effect of those before it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import msgspec
 
-from memd.chunks import Draft, Entry, Status, clamp_utility_steps
+from memd.chunks import Correction, Draft, Entry, Status, clamp_utility_steps
 
-Action = Literal["Update", "Helpful", "Unhelpful"]
 _STEPS = {"Helpful": 1, "Unhelpful": -1}
-
-
-class Correction(msgspec.Struct, frozen=True):
-    """One correction, as `wire` read it."""
-
-    chunk_ids: Sequence[str]
-    action: Action
-    reason: str
-    content: str = ""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -66,7 +55,7 @@ def plan(
             present[changed.uuid] = changed
             drafts.append(changed)
         if correction.action == "Update" and correction.content and named:
-            drafts.append(_replacement(correction, list(named.values()), embed, new_uuid(), now_us))
+            drafts.append(_replacement(correction, correction.content, list(named.values()), embed, new_uuid(), now_us))
     return Outcome(tuple(drafts), tuple(failed))
 
 
@@ -84,13 +73,18 @@ def _corrected(state: Draft, correction: Correction) -> Draft:
 
 
 def _replacement(
-    correction: Correction, replaced: Sequence[Draft], embed: Callable[[str], bytes], uuid: bytes, now_us: int
+    correction: Correction,
+    content: str,
+    replaced: Sequence[Draft],
+    embed: Callable[[str], bytes],
+    uuid: bytes,
+    now_us: int,
 ) -> Draft:
     # No digests: the text came from no message, so no message in a prompt makes it redundant.
     return Draft(
         uuid=uuid,
-        content=correction.content,
-        vector=embed(correction.content),
+        content=content,
+        vector=embed(content),
         created_at=now_us,
         roles=tuple(dict.fromkeys(role for state in replaced for role in state.roles)),
         supersedes=tuple(state.uuid for state in replaced),

@@ -77,7 +77,7 @@ class Closed(msgspec.Struct, frozen=True, tag="closed"):
 Event = Opened | Appended | Forked | Marked | Arrived | Placed | Removed | Injected | Closed
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Event)
+_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 
 def encode_event(event: Event) -> bytes:

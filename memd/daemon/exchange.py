@@ -13,18 +13,18 @@ import hashlib
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from multidict import CIMultiDict
 
-from memd.chunks import Entry
+from memd.chunks import Correction, Entry
 from memd.context import compaction, corrections, injection, ranking
 from memd.context.conversation import NO_BLOCK, Block, BlockChunk, Conversation, TurnKey
 from memd.context.hot_buffer import Arrival
 from memd.daemon.topics import Topic
-from memd.errors import DiskFull, EmbeddingError, MemdError, StoreError
+from memd.errors import DiskFull, EmbeddingError, MemdError
 from memd.messages import ROOT_DIGEST, Message, leading_count
 from memd.store.log import Snapshot
 from memd.wire.chat import ChatRequest, Insertion, encode_chat
@@ -110,10 +110,10 @@ class Exchange:
         memory_in = self._request.memory_in
         if memory_in is None or not memory_in.corrections or self._repeated or self._mode != "full":
             return
-        asked = list(memory_in.corrections)
-        loop = asyncio.get_running_loop()
+        asked = memory_in.corrections
         try:
-            outcome = await loop.run_in_executor(None, self._plan_corrections, asked)
+            sources = await self._correction_sources(asked)
+            outcome = await asyncio.get_running_loop().run_in_executor(None, self._plan_corrections, asked, sources)
             if outcome.drafts:
                 await self._daemon.archiver.append_corrections(self._topic, outcome.drafts)
             failed = outcome.failed
@@ -195,17 +195,17 @@ class Exchange:
         return memory_headers(
             status=self.status,
             mode=self._mode,
-            injected=[chunk.shown_id for chunk in self.injected],
+            injected_ids=[chunk.shown_id for chunk in self.injected],
             turn_id=self.turn_id,
-            spans_ms=self._spans_ms,
+            timings_ms=self._spans_ms,
         )
 
     def memory_out(self) -> MemoryOut | None:
         """What goes into the response body: nothing unless the request carried a MemoryIn."""
         if self._request.memory_in is None:
             return None
-        chunks = [InjectedChunk(id=c.shown_id, topic_id=c.topic_id, canonical_id=c.origin_id) for c in self.injected]
-        return MemoryOut(injected_chunks=chunks, signals=self.signals)
+        chunks = (InjectedChunk(id=c.shown_id, topic_id=c.topic_id, canonical_id=c.origin_id) for c in self.injected)
+        return MemoryOut(injected_chunks=tuple(chunks), signals=tuple(self.signals))
 
     def forget_memory(self) -> None:
         """The upstream took the request only without memory: say so and keep no block."""
@@ -293,20 +293,34 @@ class Exchange:
         ids = [] if memory_in is None else memory_in.related_topic_ids
         return [topic_id for topic_id in dict.fromkeys(ids) if topic_id != self._topic.id]
 
-    def _plan_corrections(self, asked: list[corrections.Correction]) -> corrections.Outcome:
-        own = self._topic.log.snapshot()
-        related = {topic.id: topic.log.snapshot() for topic in self._related}
+    async def _correction_sources(self, asked: Sequence[Correction]) -> dict[str, Snapshot]:
+        """Snapshots of the topics that the named chunks were found in."""
+        named = (self._topic.buffer.resolve(chunk_id) for correction in asked for chunk_id in correction.chunk_ids)
+        sources = {self._topic.id: self._topic.log.snapshot()}
+        for topic_id in {shown.topic_id for shown in named if shown is not None} - sources.keys():
+            topic = await self._daemon.topics.existing(topic_id)
+            if topic is not None:
+                sources[topic_id] = topic.log.snapshot()
+        return sources
+
+    def _plan_corrections(self, asked: Sequence[Correction], sources: Mapping[str, Snapshot]) -> corrections.Outcome:
+        own = sources[self._topic.id]
+
+        def find(chunk_id: str) -> Entry | None:
+            """A recently shown chunk: as this topic has it, else as the topic has it where it was found."""
+            shown = self._topic.buffer.resolve(chunk_id)
+            if shown is None:
+                return None
+            source = sources.get(shown.topic_id)
+            return own.find(shown.uuid) or (source.find(shown.uuid) if source is not None else None)
+
         return corrections.plan(
             asked,
-            find=lambda chunk_id: _correctable(self._topic.buffer.resolve(chunk_id), own, related, self._other_snapshot),
+            find=find,
             embed=lambda text: self._daemon.encoder.for_ingestion(text).astype("<f4").tobytes(),
             new_uuid=lambda: uuid.uuid4().bytes,
             now_us=time.time_ns() // 1000,
         )
-
-    def _other_snapshot(self, topic_id: str) -> Snapshot | None:
-        opened = {topic.id: topic for topic in self._daemon.topics.opened()}
-        return opened[topic_id].log.snapshot() if topic_id in opened else None
 
     async def _used_tokens(self, hard: int) -> int:
         """What the buffer part of the prompt takes, in the model's tokens: estimated, and near the limit asked for."""
@@ -406,23 +420,3 @@ class Exchange:
 def _line_cost(count: Callable[[str], int]) -> Callable[[ranking.Candidate], int]:
     """Raw tokens of a candidate's line, its marker and line break included."""
     return lambda candidate: count(injection.chunk_line(candidate.entry.public_id, candidate.entry.content) + "\n")
-
-
-def _correctable(
-    shown: BlockChunk | None,
-    own: Snapshot,
-    related: dict[str, Snapshot],
-    other: Callable[[str], Snapshot | None],
-) -> Entry | None:
-    """The present entry of a recently shown chunk: the topic's own if it has one, else that of where it was found."""
-    if shown is None:
-        return None
-    try:
-        entry = own.find(shown.uuid)
-        if entry is None and shown.topic_id != own.topic_id:
-            source = related.get(shown.topic_id) or other(shown.topic_id)
-            entry = None if source is None else source.find(shown.uuid)
-    except StoreError as error:
-        log.error("chunk %s cannot be read: %s", shown.shown_id, error)
-        return None
-    return entry

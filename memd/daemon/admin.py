@@ -1,0 +1,51 @@
+"""memd's own routes under /memd/.
+
+Rule: off limits to web pages of other origins: a page that the user happens to visit must not read their memory, so the
+`Host` must be an address or name that memd listens on and the `Origin`, if there is one, the same.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from memd import __version__
+from memd.daemon.relay import error_response
+
+if TYPE_CHECKING:
+    from memd.daemon.app import Daemon
+
+
+async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
+    """Answer one of memd's own paths."""
+    if not _is_own(request, daemon.config.listen.host):
+        return error_response(403, "memd: this path is only for programs on this machine", "forbidden")
+    if request.path == "/memd/health" and request.method in ("GET", "HEAD"):
+        facts = daemon.upstream.facts
+        return web.json_response(
+            {
+                "status": "ok",
+                "version": __version__,
+                "topics": len(daemon.topics.opened()),
+                "upstream": {"url": daemon.upstream.url, "reachable": facts.reachable, "window": facts.window},
+            }
+        )
+    return error_response(404, f"memd: there is no {request.path}", "not_found")
+
+
+def _is_own(request: web.Request, listen_host: str) -> bool:
+    """Whether a request was addressed to this machine by a program or a page of memd's own."""
+    host = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
+    origin = request.headers.get("Origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("Host"):
+        return False
+    if host in ("localhost", listen_host):
+        return True
+    try:
+        ipaddress.ip_address(host)  # a rebound DNS name is a name, never an address
+    except ValueError:
+        return False
+    return True

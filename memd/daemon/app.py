@@ -1,0 +1,275 @@
+"""The daemon: what is started in which order, the routes, and how it all ends.
+
+Rule: everything that runs is created in `running` and closed there in reverse, so an error or a signal at any point
+leaves no thread, no child process and no lock behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from urllib.parse import unquote
+
+import aiohttp
+import msgspec
+import uvloop
+from aiohttp import web
+
+from memd import __version__
+from memd.assets import ranks_bytes
+from memd.chunks import TOPIC_ID_PATTERN
+from memd.config import Config
+from memd.context.tokens import TokenCounter, cl100k_base
+from memd.daemon import admin
+from memd.daemon.archiver import Archiver
+from memd.daemon.chat import chat
+from memd.daemon.encoder import Encoder
+from memd.daemon.llama_child import LlamaChild
+from memd.daemon.recall import Recall
+from memd.daemon.relay import error_response, pass_through
+from memd.daemon.tasks import Tasks
+from memd.daemon.topics import Topics
+from memd.daemon.upstream import Upstream
+from memd.embedding import load_embedder
+from memd.errors import MemdError
+from memd.store.log import Store
+from memd.wire.chat import MessageCache
+
+log = logging.getLogger("memd")
+
+_PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
+OWN_PREFIX = "/memd/"
+
+
+class Daemon:
+    """What the routes need; made by `running`."""
+
+    def __init__(
+        self, config: Config, store: Store, encoder: Encoder, counter: TokenCounter, upstream: Upstream, tasks: Tasks
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.encoder = encoder
+        self.counter = counter
+        self.upstream = upstream
+        self.tasks = tasks
+        self.writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-write")
+        self.topics = Topics(store, config, self.writer)
+        self.archiver = Archiver(config, encoder, counter, tasks)
+        self.recall = Recall(encoder, config.retrieval)
+        self.message_cache = MessageCache()
+        self.ignored = [re.compile(pattern) for pattern in config.ingest.ignore]
+        self.base_url = ""
+
+    async def close(self) -> None:
+        """Journal the buffers and end the threads. The upstream and the store are closed by who made them."""
+        for topic in self.topics.opened():
+            await topic.rewrite_journal()
+            self.writer.submit(topic.close)
+        self.recall.close()
+        self.archiver.close()
+        self.encoder.close()
+        self.writer.shutdown(wait=True)
+
+
+# -- routes -------------------------------------------------------------------------------------------------------
+
+
+async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
+    """Every request: memd's own paths, chat completions, and all the rest, which passes through."""
+    target = request.raw_path if request.raw_path.startswith("/") else str(request.rel_url)
+    if target.startswith(OWN_PREFIX):
+        return await admin.route(daemon, request)
+    path_topic = None
+    if found := _PATH_TOPIC.fullmatch(target):
+        path_topic, rest, query = unquote(found[1]), found[2] or "/", found[3] or ""
+        if TOPIC_ID_PATTERN.fullmatch(path_topic) is None:
+            return error_response(
+                400,
+                f"memd: {path_topic[:140]!r} is not a topic name: use 1 to 128 letters, digits, '.', '_' or '-', "
+                "beginning with a letter or digit",
+                "invalid_request_error",
+            )
+        target = rest + query
+    path = target.partition("?")[0]
+    try:
+        if request.method == "POST" and path.endswith("/chat/completions"):
+            return await chat(daemon, request, target, path_topic)
+        return await pass_through(request, daemon.upstream, target)
+    except (aiohttp.ClientConnectionError, TimeoutError) as error:
+        if request.transport is None or request.transport.is_closing():
+            raise
+        log.warning("the upstream %s did not answer: %r", daemon.upstream.url, error)
+        return unreachable(daemon, error)
+
+
+def unreachable(daemon: Daemon, error: BaseException) -> web.Response:
+    """502 in the shape of OpenAI's errors: which address, and what to do."""
+    message = (
+        f"memd: the model server at {daemon.upstream.url} did not answer ({type(error).__name__}: {error}). Start it "
+        "there (for llama.cpp: llama-server -m MODEL.gguf --port 8080), or set upstream.url to where it runs."
+    )
+    return error_response(502, message, "upstream_unreachable")
+
+
+# -- life ---------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def running(config: Config, model: Path | None = None) -> AsyncIterator[Daemon]:
+    """The whole daemon, listening; it ends when the block is left.
+
+    Args:
+        model: a GGUF file to serve with a llama.cpp of our own, instead of `upstream.url`.
+
+    Raises:
+        MemdError: the port, the data directory, the model or the embedding model cannot be used.
+    """
+    async with AsyncExitStack() as stack:
+        listener = _bound(config)
+        stack.callback(listener.close)
+        loop = asyncio.get_running_loop()
+        embedding = loop.run_in_executor(None, load_embedder, config.embedding.model, config.embedding.threads)
+        encoding = loop.run_in_executor(None, lambda: cl100k_base(ranks_bytes()))
+        if model is not None:
+            child = await stack.enter_async_context(LlamaChild.started(model))
+            upstream_settings = msgspec.structs.replace(config.upstream, url=child.url)
+            config = msgspec.structs.replace(config, upstream=upstream_settings)
+        embedder, counter = await embedding, TokenCounter(await encoding)
+        store = await loop.run_in_executor(None, lambda: _opened(config, embedder.dimension, embedder.fingerprint))
+        stack.callback(store.close)
+        tasks = Tasks()
+        upstream = Upstream(config, tasks)
+        stack.push_async_callback(upstream.close)
+        daemon = Daemon(config, store, Encoder(embedder), counter, upstream, tasks)
+        stack.push_async_callback(daemon.close)
+        for topic_id in store.topic_ids():
+            await daemon.topics.get(topic_id)
+        await upstream.refresh(wait=True)
+        tending = tasks.spawn(daemon.archiver.tend(daemon.topics), "tend")
+        runner = _runner(daemon)
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+        daemon.base_url = f"http://{_shown_host(config.listen.host)}:{listener.getsockname()[1]}"
+        try:
+            yield daemon
+        finally:
+            await runner.cleanup()
+            tending.cancel()
+            await tasks.finish(timeout_seconds=config.shutdown.grace_seconds)
+
+
+def serve(config: Config, model: Path | None = None) -> int:
+    """Run the daemon until SIGTERM or Ctrl-C; the exit code.
+
+    Raises:
+        MemdError: it could not be started.
+    """
+    logging.basicConfig(
+        level=config.log.level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    logging.getLogger("aiohttp").setLevel(logging.WARNING)
+    uvloop.run(_serve(config, model))
+    return 0
+
+
+async def _serve(config: Config, model: Path | None) -> None:
+    started = time.perf_counter()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    main = asyncio.current_task()
+    assert main is not None
+    starting = True
+
+    def interrupt() -> None:
+        stop.set()
+        if starting:
+            main.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
+    try:
+        async with running(config, model) as daemon:
+            starting = False
+            _announce(daemon, time.perf_counter() - started)
+            await stop.wait()
+            log.info("ending: replies in flight get %g s", config.shutdown.grace_seconds)
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+
+
+def _announce(daemon: Daemon, seconds: float) -> None:
+    config, facts = daemon.config, daemon.upstream.facts
+    lines = [
+        f"memd {__version__}: listening on {daemon.base_url} (ready in {seconds:.1f} s)",
+        f"  point your client at   {daemon.base_url}/v1",
+        f"  memory in              {config.data_dir}  ({len(daemon.topics.opened())} topics)",
+    ]
+    if facts.reachable:
+        window = f"window {facts.window:,} tokens" if facts.window else "window unknown"
+        lines.append(f"  upstream               {daemon.upstream.url}  ({facts.model or 'model unknown'}, {window})")
+    else:
+        lines.append(f"  upstream               {daemon.upstream.url}  NOT REACHABLE yet: requests get 502 until it is")
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+    for finding in daemon.store.findings:
+        log.warning("%s", finding)
+
+
+def _bound(config: Config) -> socket.socket:
+    host, port = config.listen.host, config.listen.port
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.setblocking(False)
+        return listener
+    except OSError as error:
+        raise MemdError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; stop what uses the port, or choose another "
+            "with --port (or listen.port)"
+        ) from None
+
+
+def _opened(config: Config, dimension: int, fingerprint: str) -> Store:
+    return Store.open(
+        config.data_dir,
+        dimension=dimension,
+        fingerprint=fingerprint,
+        segment_entries_max=config.segment.max_entries,
+    )
+
+
+def _runner(daemon: Daemon) -> web.AppRunner:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return await route(daemon, request)
+
+    limits = daemon.config.limits
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", handle)
+    return web.AppRunner(
+        application,
+        handle_signals=False,
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=daemon.config.shutdown.grace_seconds,
+        max_line_size=limits.header_bytes_max,
+        max_field_size=limits.header_bytes_max,
+        auto_decompress=False,
+    )
+
+
+def _shown_host(host: str) -> str:
+    shown = "127.0.0.1" if host in ("0.0.0.0", "") else host  # noqa: S104  # compared, not bound
+    return f"[{shown}]" if ":" in shown else shown

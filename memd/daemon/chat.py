@@ -1,0 +1,176 @@
+"""The chat route: which requests memory has a part in, and how one of them is taken through its `Exchange`.
+
+Rule: a request is refused only for what no upstream could answer (too large, an impossible topic in its path); whatever
+else is odd about it is the upstream's to judge and passes untouched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
+
+from memd.chunks import DEFAULT_TOPIC_ID
+from memd.context.injection import Placement
+from memd.daemon.exchange import Exchange, Mode
+from memd.daemon.relay import ChatRelay, error_response, forwarded_headers, pass_through, read_body, relay
+from memd.errors import BadRequestBody, MemdError
+from memd.wire.capture import Reply
+from memd.wire.chat import ChatRequest, encode_chat, parse_chat
+from memd.wire.sideband import memory_headers
+
+if TYPE_CHECKING:
+    from memd.daemon.app import Daemon
+
+log = logging.getLogger("memd")
+
+MODE_HEADER = "X-Memory-Mode"
+SESSION_HEADER = "X-Memory-Session"
+SESSION_CHARACTERS_MAX = 256
+REFUSALS = frozenset({400, 422, 500})
+"""Statuses with which an upstream may refuse a prompt because of how memory stands in it (a chat template's error)."""
+
+
+async def chat(daemon: Daemon, request: web.Request, target: str, path_topic: str | None) -> web.StreamResponse:
+    """Answer a `POST …/chat/completions`.
+
+    Args:
+        target: path and query to forward to.
+        path_topic: the topic named in the path, if any.
+    """
+    mode = _mode(request)
+    if mode == "off" or request.headers.get("Content-Encoding", "identity") != "identity":
+        status = "off" if mode == "off" else "none"
+        return await pass_through(request, daemon.upstream, target, _headers(status, mode))
+    body = await read_body(request, daemon.config.limits.body_bytes_max)
+    if body is None:
+        return _too_large(daemon.config.limits.body_bytes_max)
+    parsed, status = _parse(daemon, body)
+    if parsed is None or status is not None:
+        forwarded = body if parsed is None else encode_chat(parsed)
+        return await _forward_plain(daemon, request, target, forwarded, _headers(status or "none", mode))
+    memory_in = parsed.memory_in
+    topic_id = (memory_in.topic_id if memory_in is not None else None) or path_topic or DEFAULT_TOPIC_ID
+    exchange = await _begun(daemon, request, parsed, topic_id, mode)
+    if exchange is None:
+        headers = _headers("degraded:store", mode)
+        return await _forward_plain(daemon, request, target, encode_chat(parsed), headers)
+    return await _exchanged(daemon, request, target, exchange)
+
+
+async def _exchanged(daemon: Daemon, request: web.Request, target: str, exchange: Exchange) -> web.StreamResponse:
+    reply = Reply()
+    try:
+        async with _accepted(daemon, request, target, exchange) as answer:
+            relayed = ChatRelay(request, answer, daemon.config.limits.capture_bytes_max)
+            try:
+                out = exchange.memory_out() if answer.status == 200 else None
+                return await relayed.run(out, exchange.headers())
+            finally:
+                reply = relayed.reply
+    finally:
+        # Also after a cancellation: what was said is remembered, without keeping anybody waiting.
+        daemon.tasks.spawn(exchange.remember(reply.message, reply.prompt_tokens), "remember")
+
+
+@asynccontextmanager
+async def _accepted(
+    daemon: Daemon, request: web.Request, target: str, exchange: Exchange
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """The upstream's answer; a prompt that it refuses is offered again with memory merged, then without memory."""
+    headers = forwarded_headers(request)
+    headers["Accept-Encoding"] = "identity"  # a compressed answer could not be read
+    preferred = daemon.upstream.facts.placement
+    attempts: list[Placement | None] = [preferred]
+    if exchange.injected:
+        attempts = [preferred, None] if preferred == "merged" else [preferred, "merged", None]
+    for placement in attempts:
+        if placement is None and len(attempts) > 1:
+            exchange.forget_memory()
+        answer = await daemon.upstream.send("POST", target, headers, exchange.body(placement))
+        if answer.status in REFUSALS and placement is not attempts[-1]:
+            log.warning("the upstream refused a prompt with memory (%s): status %d", placement, answer.status)
+            answer.close()
+            continue
+        async with answer:
+            yield answer
+        return
+
+
+async def _begun(
+    daemon: Daemon, request: web.Request, parsed: ChatRequest, topic_id: str, mode: Mode
+) -> Exchange | None:
+    """The exchange after all its steps before forwarding; None if the topic cannot be used at all."""
+    session = request.headers.get(SESSION_HEADER, "")[:SESSION_CHARACTERS_MAX] or None
+    headers: CIMultiDict[str] = CIMultiDict()
+    if "Authorization" in request.headers:
+        headers["Authorization"] = request.headers["Authorization"]
+    try:
+        topic = await daemon.topics.get(topic_id)
+        exchange = Exchange(daemon, parsed, topic=topic, mode=mode, session=session, headers=headers)
+        await exchange.receive()
+        await exchange.correct()
+        await exchange.make_room()
+        await exchange.recall()
+        exchange.inject()
+    except asyncio.CancelledError:
+        raise
+    except MemdError as error:
+        log.error("topic %s: the request goes on without memory: %s", topic_id, error)
+        return None
+    except Exception:  # a bug in memory must not cost the user an answer: say it loudly and go on without
+        log.exception("topic %s: memory failed unexpectedly, the request goes on without it", topic_id)
+        return None
+    daemon.tasks.spawn(topic.save(), "journal")
+    return exchange
+
+
+def _parse(daemon: Daemon, body: bytes) -> tuple[ChatRequest | None, str | None]:
+    """The request, and the status if memory has no part in it."""
+    try:
+        parsed = parse_chat(body, daemon.message_cache)
+    except BadRequestBody as error:
+        log.debug("a body that is no chat request is passed on: %s", error)
+        return None, None
+    problem = parsed.memory_in_error
+    asked = 0 if parsed.memory_in is None else len(parsed.memory_in.corrections)
+    if asked > daemon.config.limits.corrections_max:
+        problem = f"memory_in has {asked} corrections, more than limits.corrections_max"
+    if problem is not None:
+        log.warning("a request goes on without memory: %s", problem)
+        return parsed, "bad-memory-in"
+    last = next((message.text for message in reversed(parsed.messages) if message.role == "user"), "")
+    if any(pattern.search(last) for pattern in daemon.ignored):
+        return parsed, "none"
+    return parsed, None
+
+
+async def _forward_plain(
+    daemon: Daemon, request: web.Request, target: str, body: bytes, extra: list[tuple[str, str]]
+) -> web.StreamResponse:
+    answer = await daemon.upstream.send("POST", target, forwarded_headers(request), body)
+    async with answer:
+        return await relay(request, answer, extra)
+
+
+def _mode(request: web.Request) -> Mode:
+    named = request.headers.get(MODE_HEADER, "full").strip().lower()
+    if named == "readonly":
+        return "readonly"
+    return "off" if named == "off" else "full"
+
+
+def _headers(status: str, mode: Mode) -> list[tuple[str, str]]:
+    return memory_headers(status=status, turn_id="", mode=mode)
+
+
+
+def _too_large(bytes_max: int) -> web.Response:
+    message = f"memd: the request body is larger than {bytes_max} bytes; raise limits.body_bytes_max if that is intended"
+    return error_response(413, message, "invalid_request_error")

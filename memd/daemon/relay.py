@@ -1,0 +1,184 @@
+"""Bytes between client and upstream: requests passed on as they came, answers streamed back, replies captured aside.
+
+Rule: what memd does not have to change passes unchanged. A client that leaves ends the upstream request at once (the
+handler is cancelled); an upstream that dies in mid-answer ends the client's stream abnormally, never with a clean end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from multidict import CIMultiDict
+
+from memd.daemon.upstream import HOP_BY_HOP, NOT_FORWARDED, Upstream
+from memd.errors import UpstreamError
+from memd.wire.capture import Reply, StreamCapture, capture_json
+from memd.wire.sideband import MemoryOut, splice_memory_out_json
+from memd.wire.sse import MemoryOutSplicer
+
+log = logging.getLogger("memd")
+
+OWN_REQUEST_HEADERS = ("x-memory-mode", "x-memory-session", "x-memory-history")
+
+
+def forwarded_headers(request: web.BaseRequest) -> CIMultiDict[str]:
+    """The client's headers without the hop-by-hop ones (those that `Connection` names included) and memd's own."""
+    named = {name.strip().lower() for value in request.headers.getall("Connection", []) for name in value.split(",")}
+    dropped = NOT_FORWARDED.union(named, OWN_REQUEST_HEADERS)
+    return CIMultiDict((name, value) for name, value in request.headers.items() if name.lower() not in dropped)
+
+
+async def pass_through(
+    request: web.Request, upstream: Upstream, target: str, extra: list[tuple[str, str]] | None = None
+) -> web.StreamResponse:
+    """Forward any request as it is, its body streamed, and answer with what comes back."""
+    headers = forwarded_headers(request)
+    body: AsyncIterator[bytes] | None = None
+    if request.can_read_body:
+        body = request.content.iter_any()
+        if request.content_length is not None:
+            headers["Content-Length"] = str(request.content_length)
+    answer = await upstream.send(request.method, target, headers, body)
+    async with answer:
+        return await relay(request, answer, extra or [])
+
+
+async def relay(
+    request: web.Request, answer: aiohttp.ClientResponse, extra: list[tuple[str, str]]
+) -> web.StreamResponse:
+    """Stream an answer back without looking at it."""
+    response = prepared(answer, extra, body_changes=False)
+    await response.prepare(request)
+    try:
+        async for part in parts_of(answer):
+            await response.write(part)
+    except BrokenAnswer as error:
+        break_off(request, error)
+        return response
+    await response.write_eof()
+    return response
+
+
+class BrokenAnswer(UpstreamError):
+    """The upstream died in the middle of an answer."""
+
+
+async def parts_of(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """An answer's body as it comes.
+
+    Raises:
+        BrokenAnswer: it ended before its end.
+    """
+    while True:
+        try:
+            part = await answer.content.readany()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise BrokenAnswer(f"the upstream broke off in mid-answer: {error!r}") from error
+        if not part:
+            return
+        yield part
+
+
+class ChatRelay:
+    """Streams a chat answer back, adds `memory_out`, and keeps the reply. `reply` holds what was captured at any time."""
+
+    def __init__(self, request: web.Request, answer: aiohttp.ClientResponse, bytes_max: int) -> None:
+        self._request = request
+        self._answer = answer
+        self._bytes_max = bytes_max
+        self._capture: StreamCapture | None = None
+        self._whole: Reply | None = None
+        self._broken = False
+
+    @property
+    def reply(self) -> Reply:
+        """The reply as far as it came; marked interrupted unless the upstream finished it."""
+        if self._capture is not None:
+            return self._capture.reply(interrupted=self._broken or not self._capture.finished)
+        return self._whole or Reply()
+
+    async def run(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
+        """Pass the answer on to its end, the client's leaving (cancellation) or the upstream's."""
+        if "text/event-stream" in self._answer.headers.get("Content-Type", ""):
+            return await self._run_stream(out, extra)
+        return await self._run_json(out, extra)
+
+    async def _run_stream(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
+        capture = self._capture = StreamCapture(self._bytes_max)
+        splicer = MemoryOutSplicer(out) if out is not None else None
+        response = prepared(self._answer, extra, body_changes=out is not None)
+        await response.prepare(self._request)
+        try:
+            async for part in parts_of(self._answer):
+                capture.feed(part)
+                passed = part if splicer is None else splicer.feed(part)
+                if passed:
+                    await response.write(passed)
+        except BrokenAnswer as error:
+            self._broken = True
+            break_off(self._request, error)
+            return response
+        if splicer is not None and (held := splicer.flush()):
+            await response.write(held)
+        await response.write_eof()
+        return response
+
+    async def _run_json(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
+        try:
+            body = b"".join([part async for part in parts_of(self._answer)])
+        except BrokenAnswer as error:
+            response = prepared(self._answer, extra, body_changes=True)
+            await response.prepare(self._request)
+            break_off(self._request, error)
+            return response
+        if self._answer.status == 200:
+            self._whole = capture_json(body)
+            body = body if out is None else splice_memory_out_json(body, out)
+        response = prepared(self._answer, extra, body_changes=True)
+        response.content_length = len(body)
+        await response.prepare(self._request)
+        await response.write(body)
+        await response.write_eof()
+        return response
+
+
+def prepared(
+    answer: aiohttp.ClientResponse, extra: list[tuple[str, str]], *, body_changes: bool
+) -> web.StreamResponse:
+    """A response with the upstream's status and headers, ready to be sent."""
+    dropped = HOP_BY_HOP | ({"content-length"} if body_changes else frozenset())
+    headers = CIMultiDict((name, value) for name, value in answer.headers.items() if name.lower() not in dropped)
+    headers.extend(extra)
+    response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
+    return response
+
+
+def break_off(request: web.BaseRequest, error: BrokenAnswer) -> None:
+    """End the client's connection so that it cannot take what came for the whole answer."""
+    log.warning("%s %s: %s", request.method, request.path, error)
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def error_response(status: int, message: str, kind: str, extra: list[tuple[str, str]] | None = None) -> web.Response:
+    """An error in the shape of OpenAI's."""
+    body = msgspec.json.encode({"error": {"message": message, "type": kind, "code": status}})
+    return web.Response(status=status, body=body, content_type="application/json", headers=CIMultiDict(extra or []))
+
+
+async def read_body(request: web.Request, bytes_max: int) -> bytes | None:
+    """The whole request body; None if it is larger than `bytes_max`."""
+    if request.content_length is not None and request.content_length > bytes_max:
+        return None
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.content.iter_any():
+        size += len(part)
+        if size > bytes_max:
+            return None
+        parts.append(part)
+    return b"".join(parts)
