@@ -327,12 +327,15 @@ def _unknown(key: str) -> str:
         inner = ", ".join(known.removeprefix(f"{key}.") for known in _KEYS if known.startswith(f"{key}."))
         return f"{key} is a group of settings; write them indented below it: {inner}"
     group, _, name = key.rpartition(".")
-    same_name = [known for known in _KEYS if known.rpartition(".")[2] == name]
-    near = same_name or difflib.get_close_matches(key, _KEYS if group else [*_KEYS, *sorted(_GROUPS)], n=1)
+    siblings = {known.rpartition(".")[2]: known for known in _KEYS if known.startswith(f"{group}.")}
+    near = [known for known in _KEYS if known.rpartition(".")[2] == name]
+    if siblings:
+        near = near or [siblings[close] for close in difflib.get_close_matches(name, siblings, n=1)]
+    else:
+        near = near or difflib.get_close_matches(key, _KEYS if group else [*_KEYS, *_GROUPS], n=1)
     if near:
         return f"there is no setting {key}; did you mean {near[0]}?"
-    siblings = [known for known in _KEYS if known.startswith(f"{group}.")] or ["data_dir", *sorted(_GROUPS)]
-    return f"there is no setting {key}; there are {', '.join(siblings)}"
+    return f"there is no setting {key}; there are {', '.join(siblings.values() or ['data_dir', *sorted(_GROUPS)])}"
 
 
 def _allowed(kind: msgspec.inspect.Type) -> str:
@@ -357,7 +360,7 @@ def _expanded(setting: Setting) -> Path:
     try:
         return Path(setting.value).expanduser()
     except RuntimeError:
-        raise ConfigError(f"{setting.place}: {setting.key}: no home folder is known for '~'; give a full path") from None
+        raise ConfigError(f"{setting.place}: {setting.key}: '~' has no home folder here; give a full path") from None
 
 
 def _built(values: Mapping[str, Any]) -> Config:

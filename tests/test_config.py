@@ -1,0 +1,259 @@
+"""Settings: what holds when several places give one, and what is said about a wrong one."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memd.config import IGNORED_BY_DEFAULT, Config, known_keys, load_config, variable_of
+from memd.config_file import read_settings
+from memd.errors import ConfigError
+
+SHIPPED = Path(__file__).parent.parent / "config.yaml"
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    return tmp_path / "config.yaml"
+
+
+def loaded(path: Path | None, text: str = "", **env: str) -> Config:
+    if path is not None:
+        path.write_text(text)
+    return load_config(path, env, {})
+
+
+def complaint(path: Path, text: str, **env: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        loaded(path, text, **env)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message.replace(str(path), "config.yaml")
+
+
+# What is shipped
+
+
+def test_the_shipped_file_gives_the_defaults() -> None:
+    config = load_config(SHIPPED, {}, {})
+    assert config == msgspec.structs.replace(Config(), data_dir=SHIPPED.parent / "memory")
+
+
+def test_the_shipped_file_has_every_setting_once_in_the_order_of_the_structs() -> None:
+    assert [setting.key for setting in read_settings(SHIPPED)] == list(known_keys())
+
+
+def test_every_setting_of_the_shipped_file_has_a_comment_above_it() -> None:
+    lines = SHIPPED.read_text().splitlines()
+    for setting in read_settings(SHIPPED):
+        number = int(setting.place.rpartition(" ")[2])
+        assert lines[number - 2].lstrip().startswith("# "), f"{setting.key} in line {number} has no comment above it"
+
+
+def test_no_two_settings_share_an_environment_variable() -> None:
+    names = [variable_of(key) for key in known_keys()]
+    assert len(set(names)) == len(names)
+    assert "MEMD_CONFIG" not in names
+
+
+# Which place wins
+
+
+def test_without_a_file_the_defaults_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert loaded(None) == msgspec.structs.replace(Config(), data_dir=tmp_path / "memory")
+
+
+def test_the_file_in_the_working_directory_is_found(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config_file.write_text("listen: {port: 1111}")
+    monkeypatch.chdir(config_file.parent)
+    assert loaded(None).listen.port == 1111
+
+
+def test_a_variable_names_the_file_unless_a_flag_does(config_file: Path, tmp_path: Path) -> None:
+    config_file.write_text("listen: {port: 1111}")
+    assert loaded(None, MEMD_CONFIG=str(config_file)).listen.port == 1111
+    assert loaded(tmp_path / "other.yaml", "", MEMD_CONFIG=str(config_file)).listen.port == 8765
+
+
+def test_flags_override_variables_and_variables_override_the_file(config_file: Path) -> None:
+    config_file.write_text("listen: {host: a, port: 1}\nlog: {level: error}")
+    env = {"MEMD_LISTEN_HOST": "b", "MEMD_LISTEN_PORT": "2", "PATH": "ignored"}
+    config = load_config(config_file, env, {"listen.host": "c"})
+    assert (config.listen.host, config.listen.port, config.log.level) == ("c", 2, "error")
+
+
+def test_a_variable_is_read_like_a_value_in_the_file(config_file: Path) -> None:
+    config = loaded(
+        config_file,
+        MEMD_INGEST_IGNORE="[a, 'b c']",
+        MEMD_BUFFER_SOFT_TOKENS="5000",
+        MEMD_RETRIEVAL_MIN_SCORE="0.5",
+        MEMD_INJECTION_HEADER="Notes: yes",
+    )
+    assert config.ingest.ignore == ("a", "b c")
+    assert config.buffer.soft_tokens == 5000
+    assert config.retrieval.min_score == 0.5
+    assert config.injection.header == "Notes: yes"
+
+
+def test_the_data_dir_of_a_file_is_relative_to_the_file(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = config_file.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    config_file.write_text("data_dir: log")
+    assert load_config(config_file, {}, {}).data_dir == config_file.parent / "log"
+    assert load_config(config_file, {"MEMD_DATA_DIR": "log"}, {}).data_dir == elsewhere / "log"
+    assert load_config(config_file, {}, {"data_dir": "log"}).data_dir == elsewhere / "log"
+    assert loaded(config_file, "").data_dir == config_file.parent / "memory"
+
+
+def test_a_tilde_is_the_home_folder(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(config_file.parent))
+    assert loaded(config_file, "data_dir: ~/log").data_dir == config_file.parent / "log"
+
+
+def test_a_group_whose_lines_are_all_commented_out_keeps_its_defaults(config_file: Path) -> None:
+    assert loaded(config_file, "listen:\n  # port: 1\n").listen == Config().listen
+
+
+@pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
+def test_the_upstream_may_be_given_with_or_without_v1(config_file: Path, url: str) -> None:
+    assert loaded(config_file, MEMD_UPSTREAM_URL=url).upstream.url == "http://h:1"
+
+
+# What is said about a wrong setting
+
+WRONG = {
+    "listen:\n  prot: 1": "config.yaml, line 2: there is no setting listen.prot; did you mean listen.port?",
+    "listn:\n  port: 1": "config.yaml, line 2: there is no setting listn.port; did you mean listen.port?",
+    "soft_tokens: 1": "config.yaml, line 1: there is no setting soft_tokens; did you mean buffer.soft_tokens?",
+    "buffer: {budget_tokens: 1}": "did you mean injection.budget_tokens?",
+    "listen:\n  qqq: 1": "config.yaml, line 2: there is no setting listen.qqq; there are listen.host, listen.port",
+    "qqq: 1": "config.yaml, line 1: there is no setting qqq; there are data_dir, buffer, chunking,",
+    "listen: 8765": "listen is a group of settings; write them indented below it: host, port",
+    "listen:\n  port: eighty": "line 2: listen.port is 'eighty'; give a whole number from 0 to 65535",
+    "listen:\n  port: true": "listen.port is True; give a whole number",
+    "listen:\n  port: 1.5": "listen.port is 1.5; give a whole number",
+    "listen:\n  port: 65536": "listen.port is 65536; give a whole number from 0 to 65535",
+    "listen:\n  port:": "listen.port is empty; give a whole number",
+    "listen:\n  port: {a: 1}": "listen.port is {'a': 1}; give a whole number",
+    "buffer: {soft_tokens: lots}": "buffer.soft_tokens is 'lots'; give a whole number from 256 to 100000000 or auto",
+    "retrieval: {min_score: .nan}": "retrieval.min_score is nan; give a number from 0 to 1",
+    "log: {level: loud}": "log.level is 'loud'; give debug or error or info or warning",
+    "injection: {header: yes}": "injection.header is True; give one line of text (in quotes",
+    'injection: {header: "a\\nb"}': "injection.header is 'a\\nb'; give one line of text",
+    "injection: {header: 'a [b'}": "injection.header has a square bracket",
+    "ingest: {ignore: x}": "ingest.ignore is 'x'; give a list",
+    "ingest: {ignore: &a [*a]}": "ingest.ignore is [[...]]; give a list",
+    "ingest: {ignore: ['(']}": "ingest.ignore has '(', which is no regular expression",
+    "upstream: {url: 'ftp://h'}": "upstream.url is 'ftp://h': not the address of an HTTP server; give http://HOST:PORT",
+    "upstream: {url: 'h:8080'}": "not the address of an HTTP server",
+    "upstream: {url: 'http://h:99999'}": "Port out of range",
+    "upstream: {url: 'http://h/?a=b'}": "more than an address",
+    "retrieval: {lexical_weight: 0.5}": "lexical search is not in this version; set it to 0",
+    "chunking:\n  max_tokens: 50": "config.yaml, line 2: chunking.min_tokens is 50; it must be below max_tokens 50",
+    "chunking: {window_tokens: 301}": "chunking.window_tokens is 301, above max_tokens 300",
+    "chunking: {overlap_tokens: 88}": "chunking.overlap_tokens is 88, more than half of window_tokens",
+    "buffer: {soft_tokens: 5000, hard_tokens: 4000}": "buffer.soft_tokens is 5000, above buffer.hard_tokens 4000",
+    "listen:\n  port: 1\n  port: 2": "line 3: listen.port is given twice, first in line 2; remove one",
+    "listen: {port: 1}\nlisten: {host: a}": "line 2: listen is given twice, first in line 1",
+    "- listen": "config.yaml, line 1: expected settings, one `key: value` per line",
+    "? [a]\n: 1": "config.yaml, line 1: a key must be a word",
+    "listen: [port": "config.yaml, line 1: this is not YAML",
+    "listen:\n\tport: 1": "config.yaml, line 2: this is not YAML",
+    "a: 1\n---\nb: 2": "this is not YAML: but found another document",
+    "data_dir: !!python/object:os.system {}": "config.yaml, line 1: this is not YAML",
+    "injection:\n  header: 2026-99-99": "config.yaml, line 2: injection.header cannot be read",
+    "listen:\n  port: " + "9" * 5000: "config.yaml, line 2: listen.port cannot be read",
+    "[" * 5000: "nested too deeply",
+    "a: \x00": "this is not a YAML file",
+    "data_dir: ~nobody-of-this-name/log": "data_dir: '~' has no home folder here; give a full path",
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), WRONG.items(), ids=range(len(WRONG)))
+def test_a_wrong_setting_is_named_with_its_place_and_the_remedy(config_file: Path, text: str, expected: str) -> None:
+    assert expected in complaint(config_file, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("MEMD_LISTEN_PROT", "1", "MEMD_LISTEN_PROT: there is no such setting; did you mean MEMD_LISTEN_PORT?"),
+        ("MEMD_QQQ", "1", "MEMD_QQQ: there is no such setting; docs/settings.md lists them all"),
+        ("MEMD_LISTEN_PORT", "x", "MEMD_LISTEN_PORT: listen.port is 'x'; give a whole number from 0 to 65535"),
+        ("MEMD_LISTEN_PORT", "", "MEMD_LISTEN_PORT: listen.port is empty; give a whole number"),
+        ("MEMD_INGEST_IGNORE", "[a", "MEMD_INGEST_IGNORE: '[a' is not a YAML value"),
+        ("MEMD_CHUNKING_MIN_TOKENS", "300", "MEMD_CHUNKING_MIN_TOKENS: chunking.min_tokens is 300"),
+    ],
+)
+def test_a_wrong_variable_is_named(config_file: Path, name: str, value: str, expected: str) -> None:
+    assert expected in complaint(config_file, "", **{name: value})
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "latin1.yaml").write_bytes(b"data_dir: caf\xe9")
+    (tmp_path / "huge.yaml").write_text("#" * 2_000_000)
+    for name, reason in {
+        "missing.yaml": "there is no such config file",
+        "": "cannot be read: Is a directory",
+        "latin1.yaml": "not UTF-8 text (byte 13)",
+        "huge.yaml": "so not a config file",
+    }.items():
+        path = tmp_path / name
+        with pytest.raises(ConfigError, match=re.escape(reason)) as caught:
+            load_config(path, {}, {})
+        assert str(caught.value).startswith(f"{path}:")
+
+
+YAML_LIKE = st.text(alphabet="abc:-[]{}&*!|>'\"#? \n\t0159.~%@`", max_size=80)
+
+
+@given(data=st.binary(max_size=200) | YAML_LIKE.map(str.encode))
+def test_any_file_is_loaded_or_refused_with_a_config_error(
+    data: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "arbitrary.yaml"
+    path.write_bytes(data)
+    with contextlib.suppress(ConfigError):
+        load_config(path, {}, {})
+
+
+# What is not remembered by default
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "### Task:\nGenerate a concise, 3-5 word title with an emoji summarizing the chat history.\n### Guidelines:",
+        "### Task:\nGenerate 1-3 broad tags categorizing the main themes of the chat history, along with",
+        "### Task:\nSuggest 3-5 relevant follow-up questions or prompts that the user might naturally ask next",
+        "### Task:\nAnalyze the chat history to determine the necessity of generating search queries, in the given",
+        "### Task:\nYou are an autocompletion system. Continue the text in `<text>` based on the",
+        "\n### Task:\nGenerate a detailed prompt for am image generation task based on the given language",
+        "Create a concise, 3-5 word phrase as a header for the following query",
+        "Provide a concise, 5-word-or-less title for the conversation, using title case conventions.",
+    ],
+)
+def test_side_requests_of_chat_clients_are_ignored_by_default(prompt: str) -> None:
+    assert any(re.search(pattern, prompt) for pattern in IGNORED_BY_DEFAULT)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "### Task:\nRespond to the user query using the provided context, incorporating inline citations",
+        "### Task:\nGenerate a REST endpoint for bookings",
+        "What does '### Task:\nGenerate a concise, 3-5 word title' do in Open WebUI?",
+        "Write a concise, well-tested parser for the title line",
+    ],
+)
+def test_real_questions_are_not_ignored_by_default(prompt: str) -> None:
+    assert not any(re.search(pattern, prompt) for pattern in IGNORED_BY_DEFAULT)
