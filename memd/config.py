@@ -265,7 +265,7 @@ def load_config(path: Path | None, env: Mapping[str, str], overrides: Mapping[st
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     for setting in _given(path, env, overrides):
-        if setting.value is None and setting.key in _GROUPS:
+        if setting.key in _GROUPS and setting.value in (None, {}):
             continue  # a group whose lines are all commented out
         values[setting.key] = _checked(setting)
         places[setting.key] = setting.place

@@ -94,7 +94,7 @@ def _settings(loader: yaml.SafeLoader, mapping: yaml.Node, path: Path, group: st
         if key in lines:
             raise ConfigError(f"{path}, line {line}: {key} is given twice, first in line {lines[key]}; remove one")
         lines[key] = line
-        if isinstance(value_node, yaml.MappingNode) and not group:
+        if isinstance(value_node, yaml.MappingNode) and value_node.value and not group:
             yield from _settings(loader, value_node, path, f"{key}.")
         else:
             try:

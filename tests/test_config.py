@@ -174,6 +174,7 @@ WRONG = {
     "listen:\n  port: " + "9" * 5000: "config.yaml, line 2: listen.port cannot be read",
     "[" * 5000: "nested too deeply",
     "a: \x00": "this is not a YAML file",
+    "data_dir: {}": "data_dir is {}; give one line of text",
     "data_dir: ~nobody-of-this-name/log": "data_dir: '~' has no home folder here; give a full path",
 }
 
