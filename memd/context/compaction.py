@@ -133,7 +133,7 @@ def finished_end(conversation: Conversation) -> int:
 
 
 def is_stored_kind(message: Message) -> bool:
-    """Whether a message is remembered at all: standing instructions given in mid-conversation and empty ones are not."""
+    """Whether a message is remembered at all: empty ones and standing instructions in mid-conversation are not."""
     return message.role not in LEADING_ROLES and bool(message.text.strip() or message.tool_calls)
 
 

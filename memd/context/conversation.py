@@ -21,7 +21,7 @@ import msgspec
 from memd.messages import Message, ToolCall, chain_all
 
 TRIMMED_OVERLAP_MIN = 2
-"""Messages that a trimmed history must share with a conversation to be taken for it: one alone ("yes") proves nothing."""
+"""Messages that a trimmed history must share with a conversation to be taken for it; one alone proves nothing."""
 
 
 class Buffered(msgspec.Struct, frozen=True):

@@ -11,83 +11,23 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from memd.context.conversation import (
-    Block,
-    BlockChunk,
-    Buffered,
-    Conversation,
-    TurnKey,
-    match,
+from memd.context.buffer_events import (
+    Appended,
+    Arrived,
+    Closed,
+    Event,
+    Forked,
+    Injected,
+    Marked,
+    Opened,
+    Placed,
+    Removed,
 )
+from memd.context.conversation import Block, BlockChunk, Buffered, Conversation, TurnKey, match
 from memd.messages import ROOT_DIGEST, Message, chain_all
 
 ARRIVALS_KEPT = 16
 """Recent requests remembered per conversation: more than a client retries at once."""
-
-
-class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    conversation: str
-    session: str | None
-    at: float
-
-
-class Appended(msgspec.Struct, frozen=True, tag="appended"):
-    conversation: str
-    messages: list[Buffered]
-    at: float
-
-
-class Forked(msgspec.Struct, frozen=True, tag="forked"):
-    conversation: str
-    parent: str
-    position: int
-
-
-class Marked(msgspec.Struct, frozen=True, tag="marked"):
-    conversation: str
-    stored: int
-    left_out: int
-
-
-class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
-    conversation: str
-    key: TurnKey
-    at: float
-
-
-class Placed(msgspec.Struct, frozen=True, tag="placed"):
-    conversation: str
-    digest: bytes
-    block: Block
-
-
-class Removed(msgspec.Struct, frozen=True, tag="removed"):
-    conversation: str
-    digests: list[bytes]
-
-
-class Injected(msgspec.Struct, frozen=True, tag="injected"):
-    chunks: list[BlockChunk]
-
-
-class Closed(msgspec.Struct, frozen=True, tag="closed"):
-    conversation: str
-
-
-Event = Opened | Appended | Forked | Marked | Arrived | Placed | Removed | Injected | Closed
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
-
-
-def encode_event(event: Event) -> bytes:
-    """One journal payload."""
-    return _encoder.encode(event)
-
-
-def decode_event(payload: bytes) -> Event:
-    """The event of one journal payload; raises `msgspec.DecodeError` for anything else."""
-    return _decoder.decode(payload)
 
 
 class Arrival(msgspec.Struct, frozen=True):

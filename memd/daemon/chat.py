@@ -19,9 +19,8 @@ from multidict import CIMultiDict
 from memd.chunks import DEFAULT_TOPIC_ID
 from memd.context.injection import Placement
 from memd.daemon.exchange import Exchange, Mode
-from memd.daemon.relay import ChatRelay, error_response, forwarded_headers, pass_through, read_body, relay
+from memd.daemon.relay import NO_REPLY, ChatRelay, error_response, forwarded_headers, pass_through, read_body, relay
 from memd.errors import BadRequestBody, MemdError
-from memd.wire.capture import Reply
 from memd.wire.chat import ChatRequest, encode_chat, parse_chat
 from memd.wire.sideband import memory_headers
 
@@ -51,12 +50,12 @@ async def chat(daemon: Daemon, request: web.Request, target: str, path_topic: st
     body = await read_body(request, daemon.config.limits.body_bytes_max)
     if body is None:
         return _too_large(daemon.config.limits.body_bytes_max)
-    parsed, status = _parse(daemon, body)
-    if parsed is None or status is not None:
+    parsed, without_memory = _parse(daemon, body)
+    if parsed is None or without_memory is not None:
         forwarded = body if parsed is None else encode_chat(parsed)
-        return await _forward_plain(daemon, request, target, forwarded, _headers(status or "none", mode))
-    memory_in = parsed.memory_in
-    topic_id = (memory_in.topic_id if memory_in is not None else None) or path_topic or DEFAULT_TOPIC_ID
+        return await _forward_plain(daemon, request, target, forwarded, _headers(without_memory or "none", mode))
+    named = parsed.memory_in.topic_id if parsed.memory_in is not None else None
+    topic_id = named or path_topic or DEFAULT_TOPIC_ID
     exchange = await _begun(daemon, request, parsed, topic_id, mode)
     if exchange is None:
         headers = _headers("degraded:store", mode)
@@ -65,7 +64,7 @@ async def chat(daemon: Daemon, request: web.Request, target: str, path_topic: st
 
 
 async def _exchanged(daemon: Daemon, request: web.Request, target: str, exchange: Exchange) -> web.StreamResponse:
-    reply = Reply()
+    reply = NO_REPLY
     try:
         async with _accepted(daemon, request, target, exchange) as answer:
             relayed = ChatRelay(request, answer, daemon.config.limits.capture_bytes_max)
@@ -76,7 +75,7 @@ async def _exchanged(daemon: Daemon, request: web.Request, target: str, exchange
                 reply = relayed.reply
     finally:
         # Also after a cancellation: what was said is remembered, without keeping anybody waiting.
-        daemon.tasks.spawn(exchange.remember(reply.message, reply.prompt_tokens), "remember")
+        daemon.tasks.spawn(exchange.remember(reply), "remember")
 
 
 @asynccontextmanager

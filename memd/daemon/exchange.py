@@ -13,20 +13,20 @@ import hashlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from multidict import CIMultiDict
 
-from memd.chunks import Correction, Entry
-from memd.context import compaction, corrections, injection, ranking
+from memd.context import compaction, injection, ranking
 from memd.context.conversation import NO_BLOCK, Block, BlockChunk, Conversation, TurnKey
 from memd.context.hot_buffer import Arrival
+from memd.daemon.correcting import apply_corrections
 from memd.daemon.topics import Topic
 from memd.errors import DiskFull, EmbeddingError, MemdError
-from memd.messages import ROOT_DIGEST, Message, leading_count
-from memd.store.log import Snapshot
+from memd.messages import ROOT_DIGEST, leading_count
+from memd.wire.capture import Reply
 from memd.wire.chat import ChatRequest, Insertion, encode_chat
 from memd.wire.sideband import InjectedChunk, MemoryOut, Signal, memory_headers
 
@@ -71,6 +71,7 @@ class Exchange:
         self._fresh_turn = False
         self._without_block = False
         self._standing_raw = 0
+        self._forwarded_raw = 0
 
     # -- the steps ----------------------------------------------------------------------------------------------
 
@@ -110,17 +111,13 @@ class Exchange:
         memory_in = self._request.memory_in
         if memory_in is None or not memory_in.corrections or self._repeated or self._mode != "full":
             return
-        asked = memory_in.corrections
+        failed: tuple[str, ...] = ()
         try:
-            sources = await self._correction_sources(asked)
-            outcome = await asyncio.get_running_loop().run_in_executor(None, self._plan_corrections, asked, sources)
-            if outcome.drafts:
-                await self._daemon.archiver.append_corrections(self._topic, outcome.drafts)
-            failed = outcome.failed
+            failed = await apply_corrections(self._daemon, self._topic, memory_in.corrections)
         except MemdError as error:
             log.error("topic %s: corrections were not applied: %s", self._topic.id, error)
             self._degrade(error)
-            failed = tuple(chunk_id for correction in asked for chunk_id in correction.chunk_ids)
+            failed = tuple(chunk_id for correction in memory_in.corrections for chunk_id in correction.chunk_ids)
         self.signals += [Signal(type="correction_failed", chunk_id=chunk_id) for chunk_id in failed]
 
     async def make_room(self) -> None:
@@ -154,7 +151,7 @@ class Exchange:
         if self._turn_digest is None or not self._fresh_turn or self._without_block or self._limits.injection <= 0:
             return
         conversation = self._conversation
-        conversation.blocks.pop(self._turn_digest, None)  # recalled afresh: the former block of this turn is not "visible"
+        conversation.blocks.pop(self._turn_digest, None)  # recalled afresh: its former block shows nothing any more
         try:
             block = await self._recalled_block()
         except TimeoutError:
@@ -178,6 +175,7 @@ class Exchange:
             self._degrade(self._topic.trouble)
         if self._fresh_turn and chunks and self._mode == "full":
             self._topic.buffer.injected(chunks)
+        self._forwarded_raw = self._prompt_raw()
 
     def body(self, placement: injection.Placement | None) -> bytes:
         """The body to forward; `placement` None leaves all memory out."""
@@ -209,19 +207,19 @@ class Exchange:
 
     def forget_memory(self) -> None:
         """The upstream took the request only without memory: say so and keep no block."""
-        self._remove_blocks([digest for digest in list(self._conversation.blocks)])
+        self._remove_blocks(list(self._conversation.blocks))
         self._degrade_to("template")
 
-    async def remember(self, reply: Message | None, prompt_tokens: int | None) -> None:
+    async def remember(self, reply: Reply) -> None:
         """Take the reply into the buffer, learn the tokenizer's drift, and compact later if the buffer is full."""
-        if prompt_tokens is not None:
-            self._counter.drift.observe(self._request.model, self._prompt_raw(), prompt_tokens)
+        if reply.usage is not None and self._forwarded_raw and not self._has_attachments():
+            self._counter.drift.observe(self._request.model, self._forwarded_raw, reply.usage.prompt_tokens)
         if self._mode != "full" or self._arrival is None:
             return
         conversation = self._conversation
-        if reply is not None and self._topic.buffer.is_open(conversation):
-            tokens = self._counter.message(reply, reply.content_digest)
-            conversation = self._topic.buffer.reply(self._arrival, reply, tokens, time.time())
+        if reply.message is not None and self._topic.buffer.is_open(conversation):
+            tokens = self._counter.message(reply.message, reply.message.content_digest)
+            conversation = self._topic.buffer.reply(self._arrival, reply.message, tokens, time.time())
         always = self._config.buffer.journal_fsync == "always"
         await self._topic.save(sync=always)
         raw = conversation.tokens_between(conversation.left_out, len(conversation)) + self._sticky_raw()
@@ -276,6 +274,10 @@ class Exchange:
         visible = self._conversation.tokens_between(self._visible_start(), self._arrival.end)
         return self._standing_raw + visible + self._sticky_raw()
 
+    def _has_attachments(self) -> bool:
+        """Images: what they cost differs from model to model, so nothing is learned from such a prompt."""
+        return any(message.attachments for message in self._request.messages)
+
     async def _count_messages(self) -> list[int]:
         pairs = list(zip(self._request.messages, self._request.digests, strict=True))
 
@@ -292,35 +294,6 @@ class Exchange:
         memory_in = self._request.memory_in
         ids = [] if memory_in is None else memory_in.related_topic_ids
         return [topic_id for topic_id in dict.fromkeys(ids) if topic_id != self._topic.id]
-
-    async def _correction_sources(self, asked: Sequence[Correction]) -> dict[str, Snapshot]:
-        """Snapshots of the topics that the named chunks were found in."""
-        named = (self._topic.buffer.resolve(chunk_id) for correction in asked for chunk_id in correction.chunk_ids)
-        sources = {self._topic.id: self._topic.log.snapshot()}
-        for topic_id in {shown.topic_id for shown in named if shown is not None} - sources.keys():
-            topic = await self._daemon.topics.existing(topic_id)
-            if topic is not None:
-                sources[topic_id] = topic.log.snapshot()
-        return sources
-
-    def _plan_corrections(self, asked: Sequence[Correction], sources: Mapping[str, Snapshot]) -> corrections.Outcome:
-        own = sources[self._topic.id]
-
-        def find(chunk_id: str) -> Entry | None:
-            """A recently shown chunk: as this topic has it, else as the topic has it where it was found."""
-            shown = self._topic.buffer.resolve(chunk_id)
-            if shown is None:
-                return None
-            source = sources.get(shown.topic_id)
-            return own.find(shown.uuid) or (source.find(shown.uuid) if source is not None else None)
-
-        return corrections.plan(
-            asked,
-            find=find,
-            embed=lambda text: self._daemon.encoder.for_ingestion(text).astype("<f4").tobytes(),
-            new_uuid=lambda: uuid.uuid4().bytes,
-            now_us=time.time_ns() // 1000,
-        )
 
     async def _used_tokens(self, hard: int) -> int:
         """What the buffer part of the prompt takes, in the model's tokens: estimated, and near the limit asked for."""
@@ -355,7 +328,7 @@ class Exchange:
     def _give_way(self, excess: int, injection_tokens: int) -> None:
         """Nothing may leave and it still does not fit: memory is the first to go without."""
         self._without_block = excess > 0 and injection_tokens > 0
-        self._remove_blocks([digest for digest in self._conversation.blocks])
+        self._remove_blocks(list(self._conversation.blocks))
 
     def _remove_blocks(self, digests: list[bytes]) -> None:
         if self._mode == "full":

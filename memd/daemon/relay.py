@@ -22,6 +22,7 @@ from memd.wire.sse import MemoryOutSplicer
 
 log = logging.getLogger("memd")
 
+NO_REPLY = Reply(message=None)
 OWN_REQUEST_HEADERS = ("x-memory-mode", "x-memory-session", "x-memory-history")
 
 
@@ -84,7 +85,7 @@ async def parts_of(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 class ChatRelay:
-    """Streams a chat answer back, adds `memory_out`, and keeps the reply. `reply` holds what was captured at any time."""
+    """Streams a chat answer back, adds `memory_out` to it, and captures the reply; `reply` may be asked at any time."""
 
     def __init__(self, request: web.Request, answer: aiohttp.ClientResponse, bytes_max: int) -> None:
         self._request = request
@@ -99,7 +100,7 @@ class ChatRelay:
         """The reply as far as it came; marked interrupted unless the upstream finished it."""
         if self._capture is not None:
             return self._capture.reply(interrupted=self._broken or not self._capture.finished)
-        return self._whole or Reply()
+        return self._whole or NO_REPLY
 
     async def run(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
         """Pass the answer on to its end, the client's leaving (cancellation) or the upstream's."""
@@ -153,8 +154,7 @@ def prepared(
     dropped = HOP_BY_HOP | ({"content-length"} if body_changes else frozenset())
     headers = CIMultiDict((name, value) for name, value in answer.headers.items() if name.lower() not in dropped)
     headers.extend(extra)
-    response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
-    return response
+    return web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
 
 
 def break_off(request: web.BaseRequest, error: BrokenAnswer) -> None:

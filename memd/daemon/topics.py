@@ -16,7 +16,8 @@ import msgspec
 
 from memd.chunks import checked_topic_id
 from memd.config import Config
-from memd.context.hot_buffer import HotBuffer, decode_event, encode_event
+from memd.context.buffer_events import decode_event, encode_event
+from memd.context.hot_buffer import HotBuffer
 from memd.errors import StoreError
 from memd.store.journal import Journal
 from memd.store.log import Store, TopicLog

@@ -1,0 +1,66 @@
+"""Applies the corrections of a request: looks up what was shown, plans the entries, makes them durable.
+
+Rule: an id that may not be corrected costs only itself; a write that fails leaves the log as it was and is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from memd.chunks import Correction, Entry
+from memd.context import corrections
+from memd.daemon.topics import Topic
+from memd.store.log import Snapshot
+
+if TYPE_CHECKING:
+    from memd.daemon.app import Daemon
+
+
+async def apply_corrections(daemon: Daemon, topic: Topic, asked: Sequence[Correction]) -> tuple[str, ...]:
+    """Append what the corrections ask for to the current topic, durably; returns the ids that could not be corrected.
+
+    Raises:
+        EmbeddingError, StoreError: nothing was applied.
+    """
+    sources = await _sources(daemon, topic, asked)
+    outcome = await asyncio.get_running_loop().run_in_executor(None, _planned, daemon, topic, asked, sources)
+    if outcome.drafts:
+        await daemon.archiver.append_corrections(topic, outcome.drafts)
+    return outcome.failed
+
+
+async def _sources(daemon: Daemon, topic: Topic, asked: Sequence[Correction]) -> dict[str, Snapshot]:
+    """Snapshots of the topics that the named chunks were found in."""
+    named = (topic.buffer.resolve(chunk_id) for correction in asked for chunk_id in correction.chunk_ids)
+    sources = {topic.id: topic.log.snapshot()}
+    for topic_id in {shown.topic_id for shown in named if shown is not None} - sources.keys():
+        other = await daemon.topics.existing(topic_id)
+        if other is not None:
+            sources[topic_id] = other.log.snapshot()
+    return sources
+
+
+def _planned(
+    daemon: Daemon, topic: Topic, asked: Sequence[Correction], sources: Mapping[str, Snapshot]
+) -> corrections.Outcome:
+    own = sources[topic.id]
+
+    def find(chunk_id: str) -> Entry | None:
+        """A recently shown chunk: as this topic has it, else as the topic has it where it was found."""
+        shown = topic.buffer.resolve(chunk_id)
+        if shown is None:
+            return None
+        source = sources.get(shown.topic_id)
+        return own.find(shown.uuid) or (source.find(shown.uuid) if source is not None else None)
+
+    return corrections.plan(
+        asked,
+        find=find,
+        embed=lambda text: daemon.encoder.for_ingestion(text).astype("<f4").tobytes(),
+        new_uuid=lambda: uuid.uuid4().bytes,
+        now_us=time.time_ns() // 1000,
+    )
