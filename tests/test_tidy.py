@@ -1,0 +1,225 @@
+"""The shape of the code: who imports whom, who may touch what, how long things are.
+
+These are the rules that a linter does not know. Docstrings of public things, line length and names are ruff's.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILE_LINES_MAX = 450
+FUNCTION_LINES_MAX = 50
+
+WORDS = {"errors", "chunks", "messages", "config", "config_file"}
+"""The words every layer speaks."""
+
+MAY_IMPORT = {
+    "errors": set[str](),
+    "chunks": {"errors"},
+    "messages": {"errors"},
+    "config_file": {"errors"},
+    "config": {"errors", "config_file"},
+    "assets": set[str](),
+    "wire": WORDS,
+    "context": WORDS,
+    "store": WORDS,
+    "embedding": WORDS | {"assets"},
+    "daemon": WORDS | {"assets", "wire", "context", "store", "embedding"},
+    "demo": WORDS | {"assets", "wire", "context", "store", "embedding", "daemon"},
+    "cli": WORDS | {"assets", "wire", "context", "store", "embedding", "daemon", "demo"},
+    "__main__": {"cli"},
+}
+"""For each package or module right below `memd`: what it may import besides itself and `memd` (the version)."""
+
+PURE = {"wire", "context", "chunks", "messages", "errors"}
+# A lock (threading) and an object's size (sys) are neither I/O nor clock nor chance.
+IMPURE_MODULES = {
+    *("aiohttp", "asyncio", "concurrent", "fastembed", "fcntl", "glob", "hnswlib", "http", "io", "logging", "mmap"),
+    *("multiprocessing", "onnxruntime", "os", "pathlib", "random", "secrets", "select", "shutil", "signal", "socket"),
+    *("ssl", "subprocess", "tempfile", "time", "urllib.request", "uuid", "uvloop"),
+}
+IMPURE_CALLS = {"open", "print", "input"}
+IMPURE_METHODS = {"now", "utcnow", "today", "default_rng", "fromfile", "tofile", "memmap", "Thread", "Timer"}
+
+EVENT_LOOP = {"asyncio", "aiohttp", "uvloop"}
+EVENT_LOOP_USERS = {"daemon", "demo"}
+
+DISK_MODULES = {"os", "fcntl", "io", "mmap", "shutil", "tempfile", "glob"}
+DISK_METHODS = {
+    *("read_bytes", "read_text", "write_bytes", "write_text", "touch", "unlink", "mkdir", "rmdir", "rename", "iterdir"),
+    *("glob", "rglob", "stat", "exists", "is_file", "is_dir", "fromfile", "tofile", "memmap"),
+}
+DISK_SEAM = "store.files"
+
+TASK_STARTER = "daemon.tasks"
+VAGUE = {"util", "utils", "helper", "helpers", "manager", "managers", "core", "common", "misc"}
+
+TOO_LONG_BECAUSE: dict[str, str] = {}
+"""`package.module` or `package.module:function` → why it may be longer than the limits."""
+
+
+class Module:
+    """One file of the package, parsed."""
+
+    def __init__(self, path: Path) -> None:
+        parts = path.relative_to(ROOT / "memd").with_suffix("").parts
+        self.path = path
+        self.name = ".".join(part for part in parts if part != "__init__")
+        """Without the leading `memd.`: `store.log`; empty for the package itself."""
+        self.unit = parts[0] if parts != ("__init__",) else ""
+        self.text = path.read_text()
+        self.tree = ast.parse(self.text)
+        self._type_only = {
+            id(inner)
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for inner in ast.walk(node)
+        }
+
+    def nodes(self) -> Iterator[ast.AST]:
+        return ast.walk(self.tree)
+
+    def imports(self, *, when_run: bool = False) -> Iterator[str]:
+        """Absolute names; `from a import b` gives both `a` and `a.b`, as `b` may be a module.
+
+        `when_run` leaves out what only the type checker imports.
+        """
+        for node in self.nodes():
+            if when_run and id(node) in self._type_only:
+                continue
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{self.name} imports relatively"
+                yield node.module or ""
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+    def calls(self) -> Iterator[tuple[str, str, int]]:
+        """Receiver (source text, empty for a plain name), name and line of every call."""
+        for node in self.nodes():
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                yield ast.unparse(node.func.value), node.func.attr, node.lineno
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                yield "", node.func.id, node.lineno
+
+
+MODULES = [Module(path) for path in sorted((ROOT / "memd").rglob("*.py"))]
+NAMES = {module.name for module in MODULES}
+every_module = pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name or "memd")
+
+
+def imported_modules(module: Module, *, when_run: bool = False) -> set[str]:
+    """The modules of memd that this one imports, also inside functions."""
+    imported = module.imports(when_run=when_run)
+    own = {name.removeprefix("memd").lstrip(".") for name in imported if re.match(r"memd(\.|$)", name)}
+    return {name for name in own if name in NAMES} - {module.name}
+
+
+@every_module
+def test_imports_point_one_way(module: Module) -> None:
+    if not module.unit:
+        assert imported_modules(module) == set()
+        return
+    assert module.unit in MAY_IMPORT, f"say in MAY_IMPORT what memd.{module.unit} may import"
+    units = {name.partition(".")[0] for name in imported_modules(module)} - {"", module.unit}
+    assert units <= MAY_IMPORT[module.unit]
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    try:
+        TopologicalSorter({module.name: imported_modules(module, when_run=True) for module in MODULES}).prepare()
+    except CycleError as circle:
+        pytest.fail(" → ".join(circle.args[1]))
+
+
+@every_module
+def test_what_is_pure_does_no_io_and_knows_neither_clock_nor_chance(module: Module) -> None:
+    if module.unit not in PURE:
+        return
+    imported = set(module.imports())
+    assert not {name for name in imported if name in IMPURE_MODULES or name.partition(".")[0] in IMPURE_MODULES}
+    for receiver, name, line in module.calls():
+        impure = name in IMPURE_METHODS if receiver else name in IMPURE_CALLS
+        assert not impure and ".random" not in receiver, f"line {line}: {receiver}.{name}()"
+
+
+@every_module
+def test_only_the_daemon_and_the_demo_know_the_event_loop(module: Module) -> None:
+    if module.unit not in EVENT_LOOP_USERS:
+        assert not {name.partition(".")[0] for name in module.imports()} & EVENT_LOOP
+
+
+@every_module
+def test_the_store_touches_the_disk_in_one_place(module: Module) -> None:
+    if module.unit != "store" or module.name == DISK_SEAM:
+        return
+    assert not {name.partition(".")[0] for name in module.imports()} & DISK_MODULES
+    for receiver, name, line in module.calls():
+        through_seam = receiver.endswith("files")
+        touches_disk = name == "open" if not receiver else name in DISK_METHODS and not through_seam
+        assert not touches_disk, f"line {line}: {receiver}.{name}() goes around {DISK_SEAM}"
+
+
+@every_module
+def test_tasks_are_started_where_somebody_holds_on_to_them(module: Module) -> None:
+    # The event loop keeps only a weak reference: a bare task can vanish in mid-flight, and its exception unseen.
+    if module.name == TASK_STARTER:
+        return
+    for receiver, name, line in module.calls():
+        bare = name in {"create_task", "ensure_future"} and (not receiver or re.search(r"asyncio|loop", receiver))
+        assert not bare, f"line {line}: start it through memd.{TASK_STARTER}"
+
+
+@every_module
+def test_files_and_functions_are_short(module: Module) -> None:
+    too_long = set()
+    if len(module.text.splitlines()) > FILE_LINES_MAX:
+        too_long.add(module.name)
+    for node in module.nodes():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            if node.end_lineno - node.lineno + 1 > FUNCTION_LINES_MAX:
+                too_long.add(f"{module.name}:{node.name}")
+    excused = {name for name in TOO_LONG_BECAUSE if name.partition(":")[0] == module.name}
+    assert too_long == excused
+
+
+@every_module
+def test_names_say_what_a_thing_is(module: Module) -> None:
+    assert not set(module.name.split(".")) & VAGUE
+    for node in module.nodes():
+        if isinstance(node, ast.ClassDef):
+            assert not re.search(r"(Manager|Helper|Util|Utils)$", node.name), node.name
+
+
+@every_module
+def test_a_module_opens_with_what_it_is_for_and_its_rule(module: Module) -> None:
+    docstring = ast.get_docstring(module.tree)
+    assert docstring, f"{module.path.name} has no docstring"
+    if module.path.name != "__init__.py":
+        assert re.search(r"\bRules?\b", docstring), f"{module.path.name} does not state its rule"
+
+
+def texts() -> Iterator[Path]:
+    """The text files that people read, without what tools wrote."""
+    for folder in ("memd", "tests", "docs", "bench", ".ci"):
+        yield from (ROOT / folder).rglob("*")
+    yield from ROOT.glob("*.*")
+    yield ROOT / "Makefile"
+
+
+def test_nothing_is_tied_to_the_machine_it_was_written_on() -> None:
+    machine = re.compile(rb"(?<![\w.~-])/(?:wo" + rb"rk|ro" + rb"ot|home/[a-z]+)/")
+    suffixes = {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".ts", ".txt", ".sh", ".svg", ""}
+    generated = {"node_modules", "__pycache__"}
+    for path in texts():
+        if path.is_file() and path.suffix in suffixes and not generated & set(path.parts):
+            found = machine.search(path.read_bytes())
+            assert not found, f"{path.relative_to(ROOT)} names {found and found.group().decode()}"
