@@ -13,23 +13,13 @@ from typing import Literal
 import msgspec
 from msgspec import Raw
 
-from memd.chunks import checked_topic_id
+from memd.chunks import Correction, checked_topic_id
 from memd.errors import BadMemoryIn, BadTopicId
 
 INJECTED_HEADER_BYTES_MAX = 4096  # proxies and servers refuse header lines from 8 KB on
 _WHITE_SPACE = b" \t\n\r"
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 _SHAPE = "expected {topic_id?, related_topic_ids?, corrections?: [{chunk_ids, action, reason, content?}]}"
-
-
-class Correction(msgspec.Struct, frozen=True):
-    """What the caller says about chunks that it was shown."""
-
-    chunk_ids: tuple[str, ...]
-    action: Literal["Update", "Helpful", "Unhelpful"]
-    reason: str
-    content: str | None = None
-    """Update only: becomes one new chunk. None if it was absent, null or empty."""
 
 
 class MemoryIn(msgspec.Struct, frozen=True):

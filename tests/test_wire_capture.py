@@ -1,0 +1,259 @@
+"""Captured replies: recognised when the client echoes them, bounded, and never an error."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletionChunk
+
+from memd.messages import Message, ToolCall
+from memd.wire.capture import Reply, StreamCapture, Usage, capture_json
+from memd.wire.chat import parse_chat
+
+TIMINGS = {"cache_n": 9, "prompt_n": 13, "predicted_n": 5, "predicted_ms": 1.5}
+
+valid_text = st.text(st.characters(exclude_categories=["Cs"]))
+arguments = st.dictionaries(valid_text, st.integers() | valid_text | st.none()).map(json.dumps)
+calls = st.lists(st.tuples(st.text("abc", min_size=1, max_size=3), arguments), max_size=3)
+cuts = st.lists(st.integers(min_value=0))
+
+
+def pieces(whole: Any, at: list[int]) -> list[Any]:
+    edges = [0, *sorted(cut % (len(whole) + 1) for cut in at), len(whole)]
+    return [whole[start:end] for start, end in pairwise(edges)]
+
+
+def chunk(delta: dict[str, Any], finish_reason: str | None = None, index: int = 0, **members: Any) -> dict[str, Any]:
+    choice = {"finish_reason": finish_reason, "index": index, "delta": delta}
+    head = {"created": 1795210136, "id": "chatcmpl-x", "model": "tiny", "object": "chat.completion.chunk"}
+    return {"choices": [choice], **head, **members}
+
+
+def stream_of(*chunks: Any, done: bool = True) -> bytes:
+    events = [b"data: " + json.dumps(one).encode() + b"\n\n" for one in chunks]
+    return b"".join(events) + (b"data: [DONE]\n\n" if done else b"")
+
+
+def captured(stream: bytes, at: list[int] | None = None, **bounds: int) -> StreamCapture:
+    capture = StreamCapture(**bounds)
+    for piece in pieces(stream, at or []):
+        capture.feed(piece)
+    return capture
+
+
+def reply_chunks(content: str | None, tool_calls: list[tuple[str, str]], at: list[int]) -> list[dict[str, Any]]:
+    """The chunks that llama.cpp sends for a reply: role first, text in pieces, calls opened and then lengthened."""
+    chunks = [chunk({"role": "assistant", "content": None})]
+    if content is not None:
+        chunks += [chunk({"content": piece}) for piece in pieces(content, at)]
+    for index, (name, text) in enumerate(tool_calls):
+        opening = {"id": f"call{index}", "type": "function", "function": {"name": name, "arguments": ""}}
+        chunks.append(chunk({"tool_calls": [{"index": index, **opening}]}))
+        for piece in pieces(text, at):
+            chunks.append(chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]}))
+    chunks.append(chunk({}, "tool_calls" if tool_calls else "stop", timings=TIMINGS))
+    return chunks
+
+
+def echo_of_openai_client(chunks: list[dict[str, Any]]) -> Any:
+    """The message that the official client assembles from the chunks, as it sends it in the next request."""
+    state = ChatCompletionStreamState()
+    for one in chunks:
+        state.handle_chunk(ChatCompletionChunk.model_validate(one))
+    return state.current_completion_snapshot.choices[0].message.to_dict(mode="json")
+
+
+@given(st.none() | valid_text, calls, cuts, cuts)
+def test_a_captured_reply_is_recognised_in_what_the_openai_client_sends_next(
+    content: str | None, tool_calls: list[tuple[str, str]], text_cuts: list[int], byte_cuts: list[int]
+) -> None:
+    chunks = reply_chunks(content, tool_calls, text_cuts)
+    capture = captured(stream_of(*chunks), byte_cuts)
+    message = capture.message()
+    assert message is not None and capture.finished and not capture.truncated
+    request = parse_chat(json.dumps({"messages": [echo_of_openai_client(chunks)]}).encode())
+    assert message.content_digest == request.digests[0]
+    assert message.text == (content or "")
+
+
+@given(st.none() | valid_text, calls)
+def test_a_reply_is_the_same_message_streamed_or_not(content: str | None, tool_calls: list[tuple[str, str]]) -> None:
+    message = {
+        "role": "assistant",
+        "content": content,
+        "reasoning_content": "hm",
+        "tool_calls": [
+            {"id": f"call{index}", "type": "function", "function": {"name": name, "arguments": text}}
+            for index, (name, text) in enumerate(tool_calls)
+        ],
+    }
+    body = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "timings": TIMINGS})
+    reply = capture_json(body.encode())
+    assert reply.message == captured(stream_of(*reply_chunks(content, tool_calls, []))).message()
+    assert reply.usage == Usage(22, 5, 9)
+    assert reply.finish_reason == "stop"
+
+
+def test_reasoning_is_not_part_of_the_reply() -> None:
+    capture = captured(stream_of(chunk({"reasoning_content": "hm"}), chunk({"content": "Oslo."}), chunk({}, "stop")))
+    assert capture.message() == Message("assistant", "Oslo.")
+
+
+def test_a_refusal_is_the_text_of_the_reply_as_in_its_echo() -> None:
+    capture = captured(stream_of(chunk({"refusal": "I can"}), chunk({"refusal": "not."}, "stop")))
+    message = capture.message()
+    assert message == Message("assistant", "I cannot.")
+    echo = {"role": "assistant", "content": None, "refusal": "I cannot."}
+    assert message == parse_chat(json.dumps({"messages": [echo]}).encode()).messages[0]
+
+
+def test_only_choice_0_is_captured() -> None:
+    both = stream_of(chunk({"content": "no"}, index=1), chunk({"content": "yes"}), chunk({}, "stop", index=1))
+    capture = captured(both)
+    assert capture.message() == Message("assistant", "yes")
+    assert capture.finish_reason is None
+
+
+def test_interleaved_and_parallel_tool_calls_are_kept_apart() -> None:
+    deltas = [(1, "b", "["), (0, "a", "{"), (1, None, "]"), (0, None, "}")]
+    chunks = [
+        chunk({"tool_calls": [{"index": index, "id": name, "function": {"name": name, "arguments": text}}]})
+        for index, name, text in deltas
+    ]
+    message = captured(stream_of(*chunks)).message()
+    assert message == Message("assistant", "", (ToolCall("a", "a", "{}"), ToolCall("b", "b", "[]")))
+
+
+def test_a_server_that_leaves_out_the_index_and_repeats_the_name_is_understood() -> None:
+    deltas: list[dict[str, Any]] = [
+        {"id": "1", "function": {"name": "f", "arguments": "{"}},
+        {"function": {"name": "f", "arguments": "}"}},
+        {"id": "2", "function": {"name": "g", "arguments": {"a": 1}}},
+    ]
+    message = captured(stream_of(*(chunk({"tool_calls": [delta]}) for delta in deltas))).message()
+    assert message == Message("assistant", "", (ToolCall("1", "f", "{}"), ToolCall("2", "g", '{"a":1}')))
+
+
+def test_a_legacy_function_call_is_captured() -> None:
+    deltas = [{"name": "f", "arguments": "{"}, {"arguments": "}"}]
+    message = captured(stream_of(*(chunk({"function_call": delta}) for delta in deltas))).message()
+    assert message == Message("assistant", "", (ToolCall("", "f", "{}"),))
+
+
+@pytest.mark.parametrize(
+    ("members", "usage"),
+    [
+        ({"timings": TIMINGS}, Usage(22, 5, 9)),
+        ({"usage": {"prompt_tokens": 20, "completion_tokens": 3}}, Usage(20, 3, None)),
+        ({"usage": {"prompt_tokens": 20, "prompt_tokens_details": {"cached_tokens": 7}}}, Usage(20, None, 7)),
+        ({"usage": {"prompt_tokens": 20}, "timings": TIMINGS}, Usage(20, None, 9)),
+        ({"usage": None, "timings": {}}, None),
+        ({"usage": {"prompt_tokens": "20"}}, None),
+        ({"usage": {"prompt_tokens": -1}}, None),
+        ({"usage": [], "timings": 5}, None),
+    ],
+)
+def test_usage_is_read_from_either_form(members: dict[str, Any], usage: Usage | None) -> None:
+    assert captured(stream_of({"choices": [], **members})).usage == usage
+    assert capture_json(json.dumps(members).encode()).usage == usage
+
+
+def test_an_error_within_the_stream_leaves_the_reply_unfinished() -> None:
+    capture = captured(stream_of(chunk({"content": "He"}), {"error": {"code": 500, "message": "slot died"}}))
+    assert (capture.error, capture.finished) == ("slot died", False)
+    assert capture.message(interrupted=True) == Message("assistant", "He", interrupted=True)
+    assert capture_json(b'{"error":{"message":"no"}}') == Reply(None, error="no")
+
+
+def test_a_stream_that_breaks_off_keeps_what_came() -> None:
+    broken = stream_of(chunk({"content": "Hello"}), chunk({"content": " there"}), done=False)[:-5]
+    capture = captured(broken)
+    assert not capture.finished
+    assert capture.message(interrupted=True) == Message("assistant", "Hello", interrupted=True)
+
+
+def test_before_the_first_text_there_is_no_message_but_an_empty_reply_is_one() -> None:
+    opening = chunk({"role": "assistant", "content": None})
+    assert captured(b"").message() is None
+    assert captured(stream_of(opening, done=False)).message(interrupted=True) is None
+    assert captured(stream_of(opening, chunk({}, "stop"))).message() == Message("assistant", "")
+
+
+@given(st.integers(min_value=0, max_value=60), cuts)
+def test_the_reply_is_kept_up_to_the_bound_at_a_whole_character(bytes_max: int, at: list[int]) -> None:
+    text = "é€😀a" * 5
+    capture = captured(stream_of(*(chunk({"content": piece}) for piece in pieces(text, at))), bytes_max=bytes_max)
+    message = capture.message()
+    kept = message.text if message is not None else ""
+    assert text.startswith(kept)
+    assert len(kept.encode()) <= bytes_max
+    assert capture.truncated == (len(text.encode()) > bytes_max)
+    assert len(kept.encode()) > bytes_max - 4 or kept == text
+
+
+def test_a_stream_of_empty_tool_calls_is_bounded() -> None:
+    chunks = [chunk({"tool_calls": [{"index": index, "id": ""}]}) for index in range(100)]
+    capture = captured(stream_of(*chunks), bytes_max=1000)
+    message = capture.message()
+    assert capture.truncated and message is not None
+    assert len(message.tool_calls) < 5
+
+
+def test_an_event_beyond_the_bound_marks_the_reply_as_cut() -> None:
+    capture = captured(stream_of(chunk({"content": "x" * 500}), chunk({"content": "y"})), event_bytes_max=400)
+    assert capture.truncated
+    assert capture.message() == Message("assistant", "y")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+deltas = st.dictionaries(
+    st.sampled_from(["role", "content", "refusal", "function_call"]), json_values
+) | st.fixed_dictionaries(
+    {
+        "tool_calls": json_values
+        | st.lists(st.dictionaries(st.sampled_from(["index", "id", "function", "custom"]), json_values))
+    }
+)
+odd_choices = st.fixed_dictionaries(
+    {}, optional={"index": json_values, "delta": deltas | json_values, "message": json_values}
+)
+odd_answers = st.fixed_dictionaries(
+    {},
+    optional={
+        "choices": st.lists(odd_choices) | json_values,
+        "usage": json_values,
+        "timings": st.dictionaries(st.sampled_from(["cache_n", "prompt_n"]), json_values) | json_values,
+        "error": json_values,
+    },
+)
+
+
+@given(st.lists(st.binary() | odd_answers.map(lambda answer: stream_of(answer))), cuts)
+def test_whatever_comes_is_captured_or_ignored_in_any_split(parts: list[bytes], at: list[int]) -> None:
+    stream = b"".join(parts)
+    capture = captured(stream, at)
+    assert capture.reply() == captured(stream).reply()
+    message = capture.message()
+    assert message is None or message.content_digest
+
+
+@given(st.binary() | odd_answers.map(lambda answer: json.dumps(answer).encode()))
+def test_whatever_an_answer_holds_capturing_it_does_not_fail(body: bytes) -> None:
+    assert isinstance(capture_json(body), Reply)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b'{"choices":' + b"[" * 5000, b'{"choices":[{"message":{"content":"\xff"}}]}']
+)
+def test_a_body_that_is_no_answer_holds_no_reply(body: bytes) -> None:
+    assert capture_json(body).message is None

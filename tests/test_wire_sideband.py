@@ -1,0 +1,193 @@
+"""MemoryIn as clients write it, MemoryOut as they read it, and the headers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memd.chunks import Correction
+from memd.errors import BadMemoryIn
+from memd.wire.sideband import (
+    InjectedChunk,
+    MemoryIn,
+    MemoryOut,
+    Signal,
+    decode_memory_in,
+    encode_memory_out,
+    memory_headers,
+    splice_memory_out_json,
+)
+
+OUT = MemoryOut((InjectedChunk("a3f9", "default", 1795210136000001),))
+
+valid_text = st.text(st.characters(exclude_categories=["Cs"]))  # lone surrogates are not JSON that anyone else reads
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | valid_text,
+    lambda inner: st.lists(inner) | st.dictionaries(valid_text, inner),
+    max_leaves=10,
+)
+
+
+def decode(value: Any) -> MemoryIn:
+    return decode_memory_in(json.dumps(value).encode())
+
+
+def test_a_full_memory_in_is_read() -> None:
+    full = {
+        "topic_id": "project-x",
+        "related_topic_ids": ["a", "b.c"],
+        "corrections": [
+            {"chunk_ids": ["a3f9", "b2e1"], "action": "Update", "reason": "moved", "content": "It is in Oslo now."},
+            {"chunk_ids": ["c0de"], "action": "Helpful", "reason": ""},
+        ],
+    }
+    expected = MemoryIn(
+        "project-x",
+        ("a", "b.c"),
+        (
+            Correction(("a3f9", "b2e1"), "Update", "moved", "It is in Oslo now."),
+            Correction(("c0de",), "Helpful", "", None),
+        ),
+    )
+    assert decode(full) == expected
+    assert decode(json.dumps(full)) == expected
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        b"{}",
+        b' "{}"',
+        b'{"topic_id":null,"related_topic_ids":null,"corrections":null}',
+        b'{"later":1e999,"too":[{"a":' + b"9" * 5000 + b"}]}",
+    ],
+)
+def test_everything_is_optional_null_is_absent_and_unknown_members_are_ignored(empty: bytes) -> None:
+    assert decode_memory_in(empty) == MemoryIn()
+
+
+def test_empty_content_is_no_content_whatever_the_action() -> None:
+    corrections = [
+        {"chunk_ids": ["a3f9"], "action": action, "reason": "r", "content": ""} for action in ("Update", "Helpful")
+    ]
+    assert [one.content for one in decode({"corrections": corrections}).corrections] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("malformed", "named"),
+    [
+        ([], "memory_in"),
+        (7, "memory_in"),
+        ("not json", "memory_in"),
+        ('"{}"', "memory_in"),
+        ({"topic_id": 5}, "memory_in.topic_id"),
+        ({"topic_id": "../etc"}, "memory_in.topic_id"),
+        ({"topic_id": ""}, "memory_in.topic_id"),
+        ({"topic_id": "a\n"}, "memory_in.topic_id"),
+        ({"related_topic_ids": "a"}, "memory_in.related_topic_ids"),
+        ({"related_topic_ids": ["a", "/b"]}, "memory_in.related_topic_ids[1]"),
+        ({"corrections": {}}, "memory_in.corrections"),
+        ({"corrections": [{"action": "Helpful", "reason": "r"}]}, "chunk_ids"),
+        ({"corrections": [{"chunk_ids": ["a"], "action": "Helpful"}]}, "reason"),
+        ({"corrections": [{"chunk_ids": [7], "action": "Helpful", "reason": "r"}]}, "memory_in.corrections"),
+        ({"corrections": [{"chunk_ids": ["a"], "action": "Praise", "reason": "r"}]}, "action"),
+        (
+            {"corrections": [{"chunk_ids": ["a"], "action": "Helpful", "reason": "r", "content": "new"}]},
+            "memory_in.corrections[0].content",
+        ),
+    ],
+)
+def test_a_malformed_memory_in_is_refused_and_the_field_named(malformed: Any, named: str) -> None:
+    with pytest.raises(BadMemoryIn) as refusal:
+        decode(malformed)
+    assert named in str(refusal.value)
+    assert "$" not in str(refusal.value)
+
+
+@given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
+def test_no_memory_in_raises_anything_but_the_declared_error(raw: bytes) -> None:
+    try:
+        memory_in = decode_memory_in(raw)
+    except BadMemoryIn:
+        return
+    assert isinstance(memory_in, MemoryIn)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"later":' + b"[" * 5000,
+        b'"' + b"[" * 5000 + b'"',
+        b'{"topic_id":"\xff"}',
+        b'{"topic_id":"\\ud800"}',
+        b'"\xff"',
+    ],
+)
+def test_hostile_json_is_a_malformed_memory_in(raw: bytes) -> None:
+    with pytest.raises(BadMemoryIn):
+        decode_memory_in(raw)
+
+
+def test_memory_out_leaves_out_what_is_not_there() -> None:
+    assert json.loads(encode_memory_out(MemoryOut(()))) == {"injected_chunks": []}
+    signals = (Signal("context_pressure", fill_ratio=0.9), Signal("correction_failed", chunk_id="a3f9"))
+    assert json.loads(encode_memory_out(MemoryOut((), signals)))["signals"] == [
+        {"type": "context_pressure", "fill_ratio": 0.9},
+        {"type": "correction_failed", "chunk_id": "a3f9"},
+    ]
+
+
+@given(st.dictionaries(valid_text, json_values), st.sampled_from(["", " \n"]), st.sampled_from([None, 2]))
+def test_memory_out_is_added_to_a_json_body_and_no_other_byte_changes(
+    members: dict[str, Any], white_space: str, indent: int | None
+) -> None:
+    body = (json.dumps(members, indent=indent) + white_space).encode()
+    member = (b"," if members else b"") + b'"memory_out":' + encode_memory_out(OUT)
+    spliced = splice_memory_out_json(body, OUT)
+    assert json.loads(spliced) == members | {"memory_out": json.loads(encode_memory_out(OUT))}
+    at = spliced.rindex(member)
+    assert spliced[:at] + spliced[at + len(member) :] == body
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"no", b'{"a":1', b'{"a":1}}', b"\x1f\x8b\x08", b'{"\xff":1}', b'{"a":' + b"[" * 5000 + b"}"]
+)
+def test_a_body_that_is_not_a_json_object_is_left_alone(body: bytes) -> None:
+    assert splice_memory_out_json(body, OUT) == body
+
+
+def test_headers_say_status_ids_turn_mode_and_timings() -> None:
+    headers = memory_headers(
+        status="injected",
+        injected_ids=["a3f9", "b2e1"],
+        turn_id="0f3c",
+        mode="full",
+        timings_ms={"embed": 1.23, "search": 0.4, "inject": 0.1},
+    )
+    assert dict(headers) == {
+        "X-Memory-Status": "injected",
+        "X-Memory-Injected": "a3f9,b2e1",
+        "X-Memory-Turn": "0f3c",
+        "X-Memory-Mode": "full",
+        "Server-Timing": "embed;dur=1.2, search;dur=0.4, inject;dur=0.1",
+    }
+    assert "Server-Timing" not in dict(memory_headers(status="off", turn_id="0f3c", mode="off"))
+
+
+@given(st.text(), st.lists(st.text(max_size=9)), st.text(), st.text(), st.dictionaries(st.text(), st.floats()))
+def test_no_header_value_can_end_its_line(
+    status: str, ids: list[str], turn_id: str, mode: str, timings: dict[str, float]
+) -> None:
+    headers = memory_headers(status=status, injected_ids=ids, turn_id=turn_id, mode=mode, timings_ms=timings)
+    assert all(value.isascii() and value.isprintable() for _, value in headers)
+
+
+def test_injected_ids_are_cut_at_a_whole_id() -> None:
+    ids = [f"{number:06x}" for number in range(2000)]
+    value = dict(memory_headers(status="injected", injected_ids=ids, turn_id="t", mode="full"))["X-Memory-Injected"]
+    assert 4090 <= len(value) <= 4096
+    assert value.split(",") == ids[: len(value.split(","))]

@@ -1,0 +1,193 @@
+"""The event-stream reader against the WHATWG rules, and the splicer's promise to change nothing else."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memd.wire.sideband import InjectedChunk, MemoryOut
+from memd.wire.sse import MemoryOutSplicer, SseParser
+
+OUT = MemoryOut((InjectedChunk("a3f9", "default", 7),))
+MEMBER = b',"memory_out":{"injected_chunks":[{"id":"a3f9","topic_id":"default","canonical_id":7}]}'
+
+ROLE = (
+    b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"role":"assistant","content":null}}],"created":17952,'
+    b'"id":"chatcmpl-x","model":"tiny","system_fingerprint":"b0-unknown","object":"chat.completion.chunk"}'
+)
+TEXT = b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"content":"} \xc3\xa9"}}],"id":"chatcmpl-x"}'
+LAST = b'data: {"choices":[{"finish_reason":"stop","index":0,"delta":{}}],"timings":{"cache_n":9,"prompt_n":13}}'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":22}}'
+PING = b": ping"
+DONE = b"data: [DONE]"
+
+line_ends = st.sampled_from([b"\n", b"\r\n", b"\r"])
+stream_bytes = st.lists(
+    st.sampled_from([b"data", b"data: x", b"data:", b":", b"event: e", b"{}", b" ", b"\xef\xbb\xbf"])
+    | line_ends
+    | st.binary(max_size=6)
+    | st.sampled_from([ROLE, TEXT, USAGE, PING, DONE])
+).map(b"".join)
+
+
+def pieces(stream: bytes, cuts: list[int]) -> list[bytes]:
+    edges = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
+    return [stream[start:end] for start, end in pairwise(edges)]
+
+
+def parse(*fed: bytes) -> list[tuple[bytes, bytes]]:
+    parser = SseParser()
+    return [(event.name, event.data) for piece in fed for event in parser.feed(piece)]
+
+
+def splice(*fed: bytes) -> bytes:
+    splicer = MemoryOutSplicer(OUT)
+    return b"".join([*(splicer.feed(piece) for piece in fed), splicer.flush()])
+
+
+@pytest.mark.parametrize(
+    ("stream", "events"),
+    [
+        (b"data: a\n\n", [(b"", b"a")]),
+        (b"data:a\r\n\r\ndata:b\r\rdata:c\n\n", [(b"", b"a"), (b"", b"b"), (b"", b"c")]),
+        (b"data:  a\n\n", [(b"", b" a")]),
+        (b"data\ndata\n\n", [(b"", b"\n")]),
+        (b"data: a\ndata: b\n\n", [(b"", b"a\nb")]),
+        (b": ping\n\ndata: a\n\n", [(b"", b"a")]),
+        (b"event: e\ndata: a\n\ndata: b\n\n", [(b"e", b"a"), (b"", b"b")]),
+        (b"event: e\n\ndata: b\n\n", [(b"", b"b")]),
+        (b"id: 1\nretry: 5\nother: x\ndatax: no\n\n", []),
+        (b"\xef\xbb\xbfdata: a\n\n\xef\xbb\xbfdata: b\n\n", [(b"", b"a")]),
+        (b"data: unfinished", []),
+        (b"data: unfinished\n", []),
+    ],
+)
+def test_events_follow_the_event_stream_rules(stream: bytes, events: list[tuple[bytes, bytes]]) -> None:
+    assert parse(stream) == events
+    assert parse(*(bytes([byte]) for byte in stream)) == events
+
+
+@given(stream_bytes, st.lists(st.integers(min_value=0)))
+def test_events_do_not_depend_on_how_the_stream_was_cut(stream: bytes, cuts: list[int]) -> None:
+    assert parse(*pieces(stream, cuts)) == parse(stream)
+
+
+def reference_events(stream: bytes) -> list[tuple[bytes, bytes]]:
+    """The rules once more, on the whole stream at once and as plainly as can be."""
+    lines = stream.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    events, data, name = [], list[bytes](), b""
+    for line in lines[:-1]:
+        field, _, value = line.partition(b":")
+        value = value[1:] if value.startswith(b" ") else value
+        if line == b"":
+            events += [(name, b"\n".join(data))] if data else []
+            data, name = [], b""
+        elif field == b"data":
+            data.append(value)
+        elif field == b"event":
+            name = value
+    return events
+
+
+@given(stream_bytes)
+def test_events_are_those_of_a_plain_reading_of_the_rules(stream: bytes) -> None:
+    assert parse(stream) == reference_events(stream)
+
+
+@given(st.lists(st.integers(min_value=0)), st.integers(min_value=101, max_value=500))
+def test_an_event_beyond_the_bound_is_skipped_and_the_next_one_is_read(cuts: list[int], size: int) -> None:
+    stream = b"data: a\n\ndata: " + b"x" * size + b"\ndata: more\n\ndata: b\n\n"
+    parser = SseParser(event_bytes_max=100)
+    assert [event.data for piece in pieces(stream, cuts) for event in parser.feed(piece)] == [b"a", b"b"]
+    assert parser.skipped == 1
+
+
+def test_an_event_of_many_lines_is_bounded_as_a_whole() -> None:
+    parser = SseParser(event_bytes_max=100)
+    assert parser.feed(b"data: ten more\n" * 20 + b"\ndata: b\n\n")[0].data == b"b"
+    assert parser.skipped == 1
+
+
+def test_keep_alive_comments_never_add_up_to_the_bound() -> None:
+    parser = SseParser(event_bytes_max=100)
+    for _ in range(100):
+        assert parser.feed(b": still here\n") == []
+    assert [event.data for event in parser.feed(b"data: a\n\n")] == [b"a"]
+    assert parser.skipped == 0
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([PING, USAGE]), line_ends)),
+    st.sampled_from([ROLE, TEXT]),
+    st.lists(st.tuples(st.sampled_from([ROLE, TEXT, PING, USAGE, LAST, DONE]), line_ends)),
+    line_ends,
+    st.lists(st.integers(min_value=0)),
+)
+def test_memory_out_goes_into_the_first_chunk_with_a_choice_and_nothing_else_changes(
+    before: list[tuple[bytes, bytes]],
+    first: bytes,
+    after: list[tuple[bytes, bytes]],
+    line_end: bytes,
+    cuts: list[int],
+) -> None:
+    head = b"".join(event + end * 2 for event, end in before)
+    tail = line_end * 2 + b"".join(event + end * 2 for event, end in after)
+    assert splice(*pieces(head + first + tail, cuts)) == head + first[:-1] + MEMBER + b"}" + tail
+
+
+@given(stream_bytes, st.lists(st.integers(min_value=0)))
+def test_without_the_added_field_the_stream_is_what_came(stream: bytes, cuts: list[int]) -> None:
+    spliced = splice(*pieces(stream, cuts))
+    assert spliced == splice(stream)
+    assert spliced.replace(MEMBER, b"", 1) == stream
+
+
+@given(stream_bytes)
+def test_only_an_unfinished_event_is_held_back(stream: bytes) -> None:
+    splicer = MemoryOutSplicer(OUT)
+    complete = stream + b"\n\n"  # ends every open event
+    assert splicer.feed(complete) + splicer.feed(b"") == splice(complete)
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_a_chunk_spread_over_several_data_lines_stays_one_json_object(end: bytes) -> None:
+    stream = end.join([b'data: {"choices":', b"data:  [{}]", b"data: } ", b"", b"data: [DONE]", b"", b""])
+    (_, data), done = parse(splice(stream))
+    assert json.loads(data)["memory_out"]["injected_chunks"][0]["id"] == "a3f9"
+    assert done == (b"", b"[DONE]")
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"data: [DONE]\n\n" + TEXT + b"\n\n",
+        b"data: not json\n\n" + TEXT + b"\n\n",
+        b"<html>\n\n<body></body>",
+        b'data: {"error":{"message":"no"}}\n\n',
+        b'data: {"choices":null}\n\ndata: {"choices":7}\n\n',
+        b'data: {"choices":[1]\n\n',
+        b"data: " + b'{"a":[' * 3000 + b"\n\n",
+    ],
+)
+def test_a_stream_without_a_chunk_to_add_to_passes_unchanged(stream: bytes) -> None:
+    assert splice(stream) == stream
+
+
+def test_a_first_event_beyond_the_bound_ends_the_holding_back() -> None:
+    splicer = MemoryOutSplicer(OUT, event_bytes_max=50)
+    assert splicer.feed(b"data: " + b"x" * 40) == b""
+    assert splicer.feed(b"x" * 20) == b"data: " + b"x" * 60
+    assert splicer.feed(b"y") == b"y"
+
+
+def test_bytes_are_not_delayed_once_the_field_is_added() -> None:
+    splicer = MemoryOutSplicer(OUT)
+    assert splicer.feed(TEXT) == b""
+    assert splicer.feed(b"\n\n").endswith(MEMBER + b"}\n\n")
+    assert splicer.spliced
+    assert splicer.feed(b"data: {") == b"data: {"
+    assert splicer.flush() == b""
