@@ -1,0 +1,236 @@
+"""The command line: exit codes, one clear line for what goes wrong, and no more imported than needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from memd import __version__
+from memd.chunks import Draft
+from memd.cli import main
+from memd.store.log import Store
+
+DIMENSION = 8
+ENTRIES = 2_000  # more than a pipe holds
+
+
+def memd(*arguments: str | Path) -> Result:
+    """Run a command within this process."""
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="memd")
+
+
+def one_line(result: Result) -> str:
+    """What a failed command said on stderr, which must be one line of memd's own."""
+    assert result.stdout == ""
+    assert result.stderr.startswith("memd: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def draft(number: int) -> Draft:
+    vector = np.zeros(DIMENSION, dtype="<f4")
+    vector[number % DIMENSION] = 1
+    content = f"user: sentence {number} about bicycles, naïve cafés and 自行车"
+    return Draft(uuid=uuid4().bytes, content=content, vector=vector.tobytes(), created_at=1, roles=("user",))
+
+
+@pytest.fixture(scope="module")
+def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory with two topics."""
+    folder = tmp_path_factory.mktemp("log")
+    store = Store.open(folder, dimension=DIMENSION, fingerprint="test", segment_entries_max=100_000)
+    store.topic("first").append([draft(number) for number in range(ENTRIES)])
+    store.topic("second").append([draft(0)])
+    store.close()
+    return folder
+
+
+@pytest.fixture
+def damaged_dir(tmp_path: Path) -> Path:
+    """A data directory in which a byte in the middle of a file has flipped."""
+    store = Store.open(tmp_path, dimension=DIMENSION, fingerprint="test", segment_entries_max=100_000)
+    store.topic("first").append([draft(number) for number in range(10)])
+    store.topic("first").append([draft(number) for number in range(10)])
+    store.close()
+    path = tmp_path / "first" / "active.bin"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
+    return tmp_path
+
+
+# All commands
+
+
+def test_the_version_is_the_package_version() -> None:
+    assert memd("--version").stdout == f"memd {__version__}\n"
+
+
+def test_help_names_every_command() -> None:
+    result = memd("--help")
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in main.commands)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serv"],
+        ["serve", "--prot", "1"],
+        ["serve", "--port", "65536"],
+        ["serve", "--port", "http"],
+        ["serve", "--log-level", "loud"],
+        ["serve", "--model", "/does/not/exist.gguf"],
+        ["export", "surplus"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
+    result = memd(*arguments)
+    assert result.exit_code == 2
+    assert "Usage: memd" in result.stderr
+
+
+def test_a_model_and_an_upstream_exclude_each_other(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.touch()
+    result = memd("serve", "--model", model, "--upstream", "http://127.0.0.1:1")
+    assert result.exit_code == 2
+    assert "give either --model or --upstream" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "verify", "export"])
+def test_a_wrong_setting_is_exit_code_2_and_one_line(command: str, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("listen:\n  prot: 1\n")
+    result = memd(command, "--config", config)
+    assert result.exit_code == 2
+    assert one_line(result) == f"memd: {config}, line 2: there is no setting listen.prot; did you mean listen.port?\n"
+
+
+def test_a_wrong_upstream_given_as_a_flag_is_named_as_such() -> None:
+    result = memd("serve", "--upstream", "localhost:8080")
+    assert result.exit_code == 2
+    assert one_line(result).startswith("memd: the command line: upstream.url is 'localhost:8080'")
+
+
+def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMD_LISTEN_PROT", "1")
+    result = memd("verify")
+    assert result.exit_code == 2
+    assert "MEMD_LISTEN_PORT" in one_line(result)
+
+
+@pytest.mark.parametrize("command", ["verify", "export"])
+def test_a_data_directory_that_does_not_exist_is_not_taken_for_an_empty_log(command: str, tmp_path: Path) -> None:
+    result = memd(command, "--data-dir", tmp_path / "nowhere")
+    assert result.exit_code == 2
+    assert "there is no such folder" in one_line(result)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_the_data_directory_is_the_one_of_the_settings(log_dir: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(f"data_dir: {log_dir}\n")
+    assert memd("verify", "--config", config).exit_code == 0
+    assert len(memd("export", "--config", config).stdout.splitlines()) == ENTRIES + 1
+
+
+def test_the_command_line_starts_without_the_heavy_libraries() -> None:
+    heavy = {"aiohttp", "fastembed", "hnswlib", "numpy", "onnxruntime", "tiktoken", "rich", "asyncio"}
+    script = "import sys, memd.cli; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not heavy & set(run.stdout.split())
+
+
+# verify
+
+
+def test_verify_of_a_whole_log_is_exit_code_0_and_says_what_was_checked(log_dir: Path) -> None:
+    result = memd("verify", "--data-dir", log_dir)
+    assert result.exit_code == 0
+    assert result.stdout.strip()
+    assert result.stderr == ""
+
+
+def test_verify_of_a_damaged_log_is_exit_code_1_and_names_the_file(damaged_dir: Path) -> None:
+    result = memd("verify", "--data-dir", damaged_dir)
+    assert result.exit_code == 1
+    assert "active.bin" in result.stdout
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_the_json_report_has_the_same_verdict(log_dir: Path, damaged_dir: Path, damaged: bool) -> None:
+    folder = damaged_dir if damaged else log_dir
+    result = memd("verify", "--json", "--data-dir", folder)
+    assert result.exit_code == damaged
+    assert isinstance(json.loads(result.stdout), dict)
+
+
+# export
+
+
+def test_export_writes_a_json_object_per_entry_in_order(log_dir: Path) -> None:
+    result = memd("export", "--data-dir", log_dir)
+    assert result.exit_code == 0
+    entries = [json.loads(line) for line in result.stdout_bytes.decode().splitlines()]
+    assert len(entries) == ENTRIES + 1
+    assert entries == sorted(entries, key=lambda entry: int(entry["canonical_id"]))
+    assert entries[0]["content"] == "user: sentence 0 about bicycles, naïve cafés and 自行车"
+
+
+def test_export_of_one_topic_leaves_the_others_out(log_dir: Path) -> None:
+    result = memd("export", "--data-dir", log_dir, "--topic", "second", "--live")
+    assert [json.loads(line)["topic_id"] for line in result.stdout.splitlines()] == ["second"]
+
+
+def test_a_topic_name_that_leads_out_of_the_data_directory_is_wrong_usage(log_dir: Path) -> None:
+    result = memd("export", "--data-dir", log_dir, "--topic", "../first")
+    assert result.exit_code == 2
+    assert "is not a topic name" in one_line(result)
+
+
+def test_export_into_a_file_replaces_it(log_dir: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    output.write_text("old")
+    result = memd("export", "--data-dir", log_dir, "--output", output)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert len(output.read_text().splitlines()) == ENTRIES + 1
+    assert list(tmp_path.iterdir()) == [output]
+
+
+def test_export_into_a_device_does_not_replace_the_device(log_dir: Path) -> None:
+    assert memd("export", "--data-dir", log_dir, "--output", os.devnull).exit_code == 0
+    assert not Path(os.devnull).is_file()
+
+
+def test_export_into_a_file_that_cannot_be_written_is_one_line(log_dir: Path, tmp_path: Path) -> None:
+    result = memd("export", "--data-dir", log_dir, "--output", tmp_path)
+    assert result.exit_code == 1
+    assert str(tmp_path) in one_line(result)
+
+
+def test_export_on_a_full_disk_is_one_line(log_dir: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("only Linux has /dev/full")
+    result = memd("export", "--data-dir", log_dir, "--output", "/dev/full")
+    assert result.exit_code == 1
+    assert "No space left" in one_line(result)
+
+
+def test_a_reader_that_has_seen_enough_ends_an_export_quietly(log_dir: Path) -> None:
+    command = [sys.executable, "-m", "memd", "export", "--data-dir", str(log_dir)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert json.loads(process.stdout.readline())["topic_id"] == "first"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 0

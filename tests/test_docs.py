@@ -1,0 +1,102 @@
+"""The documentation says what exists, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from memd.cli import main
+from memd.config import known_keys
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "memd").rglob("*.md")])
+LISTS = {"ingest.ignore"}  # too long for a table: the page refers to config.yaml
+
+COMMANDS = {name: command for name, command in main.commands.items() if not command.hidden}
+
+
+def settings_table() -> dict[str, str]:
+    """Setting → default, as the page has them."""
+    rows = re.findall(r"^\| `([a-z_.]+)` \| (.*?) \|", (ROOT / "docs" / "settings.md").read_text(), re.MULTILINE)
+    return {key: default.strip("`") for key, default in rows}
+
+
+def shipped_values() -> dict[str, str]:
+    """Setting → the words behind it in config.yaml."""
+    values = {}
+    group = ""
+    for line in (ROOT / "config.yaml").read_text().splitlines():
+        found = re.match(r"( *)([a-z_]+):\s*(.*)", line)
+        if found is None:
+            continue
+        indent, name, value = found.groups()
+        if not indent:
+            group = "" if value else f"{name}."
+        if indent or value:
+            values[(group if indent else "") + name] = value
+    return values
+
+
+def test_every_setting_is_on_the_settings_page_and_no_other() -> None:
+    assert list(settings_table()) == list(known_keys())
+
+
+def test_the_settings_page_has_the_defaults_of_config_yaml() -> None:
+    shipped = shipped_values()
+    table = settings_table()
+    assert {key: table[key] for key in table if key not in LISTS} == {
+        key: shipped[key] for key in shipped if key not in LISTS
+    }
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_flag_is_described_under_its_command(name: str) -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
+    sections = dict(re.findall(r"^## memd (\w+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    assert set(sections) == set(COMMANDS)
+    described = set(re.findall(r"--[a-z][a-z-]*", sections[name]))
+    existing = {
+        flag
+        for parameter in COMMANDS[name].params
+        if isinstance(parameter, click.Option)
+        for flag in parameter.opts
+        if flag.startswith("--")
+    }
+    assert described == existing
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_flag_has_a_line_of_help(name: str) -> None:
+    assert COMMANDS[name].help
+    for parameter in COMMANDS[name].params:
+        assert isinstance(parameter, click.Option)
+        assert parameter.help, f"memd {name} {parameter.opts[0]}"
+
+
+def links(page: Path) -> Iterator[str]:
+    """Where a page's links and pictures lead, code left out."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    yield from re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", text))
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_within_the_documentation_leads_somewhere(page: Path) -> None:
+    for link in links(page):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{link} in {page.name}"
+        assert target.is_relative_to(ROOT), f"{link} in {page.name} leaves the repository"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), f"{link} in {page.name}"
