@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .PHONY: demo test lint clean help
 
 PY := .venv/bin/python
-PIP := $(PY) -m pip --quiet --disable-pip-version-check
+PIP := $(PY) -m pip -qq --disable-pip-version-check
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
