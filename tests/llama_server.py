@@ -1,0 +1,74 @@
+"""llama.cpp's real HTTP server in a process of its own, for as long as whoever started it is there.
+
+Rule: run as a script (`python llama_server.py MODEL ...`) it prints one line `LISTEN URL` and stays up until its
+standard input closes: a pytest that dies, however it dies, takes its server with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+READY_SECONDS_MAX = 60
+
+
+@contextmanager
+def running_llama(model: Path, *, context: int, log: Path, parallel: int = 1, port: int = 0) -> Iterator[str]:
+    """Start the server on `model` and give its base URL (without `/v1`).
+
+    Args:
+        model: A GGUF file.
+        context: Tokens of the whole cache; a slot's window is `context / parallel`.
+        log: Where the server's own words go; shown if it does not start.
+        parallel: How many requests it works on at once.
+        port: 0 takes a free one.
+    """
+    command = [sys.executable, __file__, str(model), f"--context={context}", f"--parallel={parallel}", f"--port={port}"]
+    with (
+        log.open("wb") as err,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err) as process,
+    ):
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            url = ""
+            for line in process.stdout:  # llama.cpp writes here too; ends with the process
+                if line.startswith(b"LISTEN "):
+                    url = line.split()[1].decode()
+                    break
+            assert url, f"llama.cpp did not start:\n{log.read_text(errors='replace')[-4000:]}"
+            yield url
+        finally:
+            process.kill()
+
+
+def _serve() -> None:
+    import xllamacpp  # here: the tests that import this module must not load the native library into pytest
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    for name in ("context", "parallel", "port"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    asked = parser.parse_args()
+    params = xllamacpp.CommonParams()
+    params.model.path, params.port, params.hostnames = asked.model, asked.port, ["127.0.0.1"]
+    params.n_ctx, params.n_parallel, params.kv_unified = asked.context, asked.parallel, False
+    params.n_batch = params.n_ubatch = 512
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.warmup, params.fit_params, params.n_gpu_layers = False, False, 0
+    params.use_jinja, params.endpoint_slots, params.endpoint_metrics, params.ui = True, True, True, False
+    params.sampling.temp = 0.0
+    params.verbosity = 1
+    params.model_alias = {"tiny"}
+    server = xllamacpp.Server(params)
+    print("LISTEN", server.listening_address, flush=True)
+    sys.stdin.buffer.read()
+    os._exit(0)  # the server's threads would go on
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,173 @@
+"""A language model of half a megabyte that llama.cpp's real server loads and whose answer shows what was in its prompt.
+
+Rule: the weights are computed, never trained, and generation is greedy, so a prompt's answer is certain: one attention
+head looks for the marker token anywhere in the prompt; the rest is a chain that emits one of two replies.
+
+Its vocabulary is bytes and single ASCII characters, so any text tokenizes and one ASCII character is about one token
+(four times what cl100k counts, which makes memd's drift correction work for its living).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float32]
+
+EMBEDDING_WIDTH = 128
+LAYERS = 2
+HEADS, KV_HEADS = 4, 2
+HEAD_WIDTH = EMBEDDING_WIDTH // HEADS
+LOWEST_ROPE_PAIR = HEAD_WIDTH - 2  # its rotation is so slow that the marker is found at any distance
+
+CHATML_TEMPLATE = (
+    "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') -}}"
+    "{%- if m.tool_calls -%}{%- for t in m.tool_calls -%}"
+    "{{- '\\n<tool_call>\\n' + ({'name': t.function.name, 'arguments': t.function.arguments} | tojson)"
+    " + '\\n</tool_call>' -}}{%- endfor -%}{%- endif -%}"
+    "{{- '<|im_end|>\\n' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+
+
+def write_scripted_model(
+    path: Path,
+    *,
+    marker: str,
+    reply: Sequence[str],
+    reply_seen: Sequence[str],
+    trained_context: int = 32_768,
+    template: str = CHATML_TEMPLATE,
+) -> None:
+    """Write a GGUF that answers `reply_seen` if `marker` is anywhere in the prompt, else `reply`.
+
+    Args:
+        path: The file to write.
+        marker: Any text; it becomes one token.
+        reply, reply_seen: The pieces that are generated, one token each; all distinct within and across both.
+        trained_context: The largest window the model claims to support, in tokens.
+        template: Jinja chat template.
+    """
+    if len({*reply, *reply_seen}) != len(reply) + len(reply_seen):
+        raise ValueError("the pieces of both replies must be distinct: the model remembers only its last token")
+    vocabulary = _Vocabulary(marker, reply, reply_seen)
+    writer = gguf.GGUFWriter(str(path), "llama")
+    _write_header(writer, vocabulary, trained_context, template)
+    _write_weights(writer, vocabulary)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+class _Vocabulary:
+    """Token texts, scores and types, and where the scripted ones are."""
+
+    def __init__(self, marker: str, reply: Sequence[str], reply_seen: Sequence[str]) -> None:
+        self.texts: list[bytes] = []
+        self.scores: list[float] = []
+        self.types: list[int] = []
+        kind = gguf.TokenType
+        self.unknown = self._add("<unk>", 0, kind.UNKNOWN)
+        self.begin = self._add("<s>", 0, kind.CONTROL)
+        self.end = self._add("</s>", 0, kind.CONTROL)
+        for byte in range(256):
+            self._add(f"<0x{byte:02X}>", 0, kind.BYTE)
+        self._add("<|im_start|>", 0, kind.CONTROL)
+        self.end_of_message = self._add("<|im_end|>", 0, kind.CONTROL)
+        self._add("▁", -1000, kind.NORMAL)
+        for code in range(33, 127):
+            self._add(chr(code), -1000 - code, kind.NORMAL)
+        self.reply = [self._piece(piece) for piece in reply]
+        self.reply_seen = [self._piece(piece) for piece in reply_seen]
+        self.marker = self._add(marker, 0, kind.USER_DEFINED)
+
+    def _add(self, text: str, score: float, kind: gguf.TokenType) -> int:
+        self.texts.append(text.encode())
+        self.scores.append(float(score))
+        self.types.append(int(kind))
+        return len(self.texts) - 1
+
+    def _piece(self, piece: str) -> int:
+        """A NORMAL token that no merge can reach: it can be generated but never comes out of tokenizing user text."""
+        text = piece.replace(" ", "▁")
+        if text.encode() in self.texts:  # llama.cpp aborts on duplicate token texts
+            return self.texts.index(text.encode())
+        return self._add(text, -1e6, gguf.TokenType.NORMAL)
+
+
+def _write_header(writer: gguf.GGUFWriter, vocabulary: _Vocabulary, trained_context: int, template: str) -> None:
+    writer.add_name("memd-tiny")
+    writer.add_context_length(trained_context)
+    writer.add_embedding_length(EMBEDDING_WIDTH)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(EMBEDDING_WIDTH)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_dimension_count(HEAD_WIDTH)
+    writer.add_rope_freq_base(1e9)
+    writer.add_vocab_size(len(vocabulary.texts))
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(vocabulary.texts)
+    writer.add_token_scores(vocabulary.scores)
+    writer.add_token_types(vocabulary.types)
+    writer.add_bos_token_id(vocabulary.begin)
+    writer.add_eos_token_id(vocabulary.end)
+    writer.add_unk_token_id(vocabulary.unknown)
+    writer.add_eot_token_id(vocabulary.end_of_message)
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(False)
+    writer.add_add_space_prefix(False)
+    writer.add_chat_template(template)
+
+
+def _write_weights(writer: gguf.GGUFWriter, vocabulary: _Vocabulary) -> None:
+    size, width = len(vocabulary.texts), EMBEDDING_WIDTH
+    directions = np.eye(width, dtype=np.float32)  # each token or finding that matters gets a direction of its own
+    ordinary, marker, seen = directions[:3]
+    embedding = np.tile(ordinary, (size, 1))
+    embedding[vocabulary.marker] = marker
+    output: Matrix = np.zeros((size, width), np.float32)
+    own = iter(directions[3:])
+    for tokens in (vocabulary.reply, vocabulary.reply_seen):
+        for token, following in zip(tokens, [*tokens[1:], vocabulary.end], strict=True):
+            embedding[token] = next(own)
+            output[following] += 10 * embedding[token]
+    output[vocabulary.reply[0]] += 10 * ordinary
+    output[vocabulary.reply_seen[0]] += 5 * ordinary + 10 * seen
+    writer.add_tensor("token_embd.weight", embedding)
+    writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
+    writer.add_tensor("output.weight", output)
+    for layer in range(LAYERS):
+        _write_layer(writer, layer, ordinary, marker, seen)
+
+
+def _write_layer(writer: gguf.GGUFWriter, layer: int, ordinary: Matrix, marker: Matrix, seen: Matrix) -> None:
+    """The first layer's first head adds `seen` to the residual if the marker came before; all else adds nothing."""
+    width = EMBEDDING_WIDTH
+    query = np.zeros((HEADS * HEAD_WIDTH, width), np.float32)
+    key = np.zeros((KV_HEADS * HEAD_WIDTH, width), np.float32)
+    value, attended = np.zeros_like(key), np.zeros_like(query.T)
+    if layer == 0:
+        # After the norm a one-hot embedding has length sqrt(width): the marker scores about 51, everything else 0.
+        query[LOWEST_ROPE_PAIR] = 1.5 * ordinary
+        key[LOWEST_ROPE_PAIR] = 1.5 * marker
+        value[0] = marker / np.sqrt(width)
+        attended[:, 0] = seen
+    tensors = {
+        "attn_norm": np.ones(width, np.float32),
+        "ffn_norm": np.ones(width, np.float32),
+        "attn_q": query,
+        "attn_k": key,
+        "attn_v": value,
+        "attn_output": attended,
+        **{name: np.zeros((width, width), np.float32) for name in ("ffn_gate", "ffn_up", "ffn_down")},
+    }
+    for name, tensor in tensors.items():
+        writer.add_tensor(f"blk.{layer}.{name}.weight", np.ascontiguousarray(tensor))
