@@ -1,0 +1,72 @@
+"""What several test files share: the real llama.cpp, the daemon as a process, Node with the TypeScript client.
+
+Rule: everything that is started ends with the test or the session that asked for it, failed or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+from daemon_process import DaemonProcess
+from llama_server import running_llama
+from tiny_model import write_scripted_model
+from typescript_client import TypeScriptClient
+
+# No deadline: a slow machine is not a bug. Derandomised: the same examples everywhere, so a failure can be repeated.
+hypothesis.settings.register_profile("memd", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("memd")
+
+MEMORY_MARKER = "[mem:"
+REPLY = ("No", " memory", " here", ".")
+REPLY_WITH_MEMORY = ("Memory", " was", " seen", "!")
+WINDOW = 4096
+
+MakeDaemon = Callable[..., DaemonProcess]
+
+
+@pytest.fixture(scope="session")
+def scripted_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that answers "Memory was seen!" if `[mem:` is in its prompt, else "No memory here."."""
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    write_scripted_model(path, marker=MEMORY_MARKER, reply=REPLY, reply_seen=REPLY_WITH_MEMORY)
+    return path
+
+
+@pytest.fixture(scope="session")
+def llama(scripted_gguf: Path) -> Iterator[str]:
+    """The base URL of a real llama.cpp server with a window of `WINDOW` tokens; one ASCII character is one token."""
+    with running_llama(scripted_gguf, context=WINDOW, log=scripted_gguf.with_suffix(".log")) as url:
+        yield url
+
+
+@pytest.fixture
+def make_daemon(tmp_path: Path) -> Iterator[MakeDaemon]:
+    """Makes daemons that are not started yet: `make_daemon(upstream_url, {"group": {"key": value}})`."""
+    made: list[DaemonProcess] = []
+
+    def make(upstream: str | None, settings: Mapping[str, Any] | None = None) -> DaemonProcess:
+        folder = tmp_path / f"daemon{len(made)}"
+        folder.mkdir()
+        made.append(DaemonProcess(folder, upstream, settings))
+        return made[-1]
+
+    yield make
+    for daemon in made:
+        daemon.discard()
+        print(f"--- {daemon!r}")  # pytest shows it when the test failed
+
+
+@pytest.fixture
+def daemon(make_daemon: MakeDaemon, llama: str) -> DaemonProcess:
+    """A started daemon in front of the real llama.cpp."""
+    return make_daemon(llama).start()
+
+
+@pytest.fixture(scope="session")
+def typescript() -> TypeScriptClient:
+    """The TypeScript client, its packages installed."""
+    return TypeScriptClient.installed()

@@ -1,0 +1,228 @@
+"""`memd serve` as a process of its own, as a user runs it: started, watched, ended, killed, started again.
+
+Rule: nothing here waits for a length of time; it waits for something to be so, with a bound that only a failure
+reaches. What the daemon said is in `log` and is shown when something does not come to pass.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from email.message import Message
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+READY_SECONDS_MAX = 60.0
+END_SECONDS_MAX = 30.0
+ANSWER_SECONDS_MAX = 60.0
+POLL_SECONDS = 0.02
+
+
+class Answer(NamedTuple):
+    """An HTTP answer, whatever its status."""
+
+    status: int
+    headers: Message
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The body as a JSON value."""
+        return json.loads(self.body)
+
+    @property
+    def reply(self) -> str:
+        """The assistant's text of a chat completion."""
+        assert self.status == 200, f"{self.status}: {self.body[:2000]!r}"
+        text = self.json["choices"][0]["message"]["content"]
+        assert isinstance(text, str)
+        return text
+
+
+Headers = Mapping[str, str]
+
+
+def ask(url: str, body: object = None, *, method: str | None = None, headers: Headers | None = None) -> Answer:
+    """One HTTP request with the standard library's client, which knows nothing of memd.
+
+    Args:
+        url: The full address.
+        body: Bytes are sent as they are, None sends none, anything else is sent as JSON.
+        method: GET without a body and POST with one, unless given.
+    """
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    sent = {"Content-Type": "application/json", **(headers or {})}
+    request = urllib.request.Request(url, data, sent, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS_MAX) as answer:
+            return Answer(answer.status, answer.headers, answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(error.code, error.headers, error.read())
+
+
+def wait_until(holds: Callable[[], bool], what: Callable[[], str], seconds: float = READY_SECONDS_MAX) -> None:
+    """Return as soon as `holds()`; fail with `what()` if that takes longer than `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, what()
+        select.select([], [], [], POLL_SECONDS)
+
+
+class DaemonProcess:
+    """One data directory and the `memd serve` processes that work on it, one after the other."""
+
+    def __init__(self, folder: Path, upstream: str | None, settings: Mapping[str, Any] | None = None) -> None:
+        self.folder = folder
+        self.data_dir = folder / "memory"
+        self.config = folder / "config.yaml"
+        self.config.write_text(yaml.safe_dump(dict(settings or {})))
+        self.log = folder / "daemon.log"
+        self.log.touch()
+        self.upstream = upstream
+        self.base_url = ""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __repr__(self) -> str:
+        return f"memd at {self.base_url or 'no address yet'}, it said:\n{self.log.read_text(errors='replace')[-6000:]}"
+
+    @property
+    def pid(self) -> int:
+        """The running process."""
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    def command(self, *flags: str) -> list[str]:
+        """What `start` runs."""
+        upstream = [] if self.upstream is None else ["--upstream", self.upstream]
+        where = ["--config", str(self.config), "--data-dir", str(self.data_dir), "--port", "0"]
+        return [sys.executable, "-m", "memd", "serve", *where, *upstream, *flags]
+
+    def start(self, *flags: str) -> DaemonProcess:
+        """Start the daemon and wait until `/memd/health` says that it is ready."""
+        assert self._process is None, "already started"
+        said_before = self.log.stat().st_size
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command(*flags), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=clean_environment()
+            )
+        wait_until(lambda: self._found_address(said_before), lambda: f"the daemon did not start: {self!r}")
+        wait_until(lambda: ask(f"{self.base_url}/memd/health").status == 200, lambda: f"not ready: {self!r}")
+        return self
+
+    def _found_address(self, said_before: int) -> bool:
+        assert self._process is not None
+        said = self.log.read_bytes()[said_before:].decode(errors="replace")
+        if "listening on http://" not in said:
+            assert self._process.poll() is None, f"the daemon ended with {self._process.returncode}: {self!r}"
+            return False
+        self.base_url = said.partition("listening on ")[2].split()[0]
+        return True
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal and do not wait."""
+        assert self._process is not None, "not started"
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """The exit code, once the process has ended by itself or by a signal that was sent."""
+        assert self._process is not None, "not started"
+        try:
+            code = self._process.wait(END_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the daemon did not end: {self!r}") from None
+        self._process = None
+        return code
+
+    def terminate(self) -> int:
+        """SIGTERM; the exit code."""
+        self.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        """`kill -9`."""
+        self.send_signal(signal.SIGKILL)
+        self.wait()
+
+    def restart(self) -> DaemonProcess:
+        """End cleanly and start again on the same directory."""
+        assert self.terminate() == 0, repr(self)
+        return self.start()
+
+    def discard(self) -> None:
+        """End it if it still runs, however."""
+        if self._process is not None:
+            self.kill()
+
+    # -- what tests ask of it ------------------------------------------------------------------------------------
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], headers: Headers | None = None, **more: Any) -> Answer:
+        """A chat completion, not streaming; `more` are further members of the body."""
+        body = {"model": "tiny", "messages": list(messages), **more}
+        return ask(f"{self.base_url}/v1/chat/completions", body, headers=headers)
+
+    def stream(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> Stream:
+        """A streamed chat completion, open: iterate over it, or leave it."""
+        body = json.dumps({"model": "tiny", "messages": list(messages), "stream": True, **more}).encode()
+        request = urllib.request.Request(
+            f"{self.base_url}/v1/chat/completions", body, {"Content-Type": "application/json"}
+        )
+        return Stream(urllib.request.urlopen(request, timeout=ANSWER_SECONDS_MAX))
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Another memd command on the same data directory, beside the daemon or without it."""
+        command = [sys.executable, "-m", "memd", *arguments, "--data-dir", str(self.data_dir)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
+
+    def export(self) -> list[dict[str, Any]]:
+        """All entries of the log, as `memd export` writes them."""
+        done = self.run("export")
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+class Stream:
+    """A server-sent event stream that is being read."""
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+        self.headers: Message = response.headers
+        self.lines: list[bytes] = []
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._response.close()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The JSON chunks, without the closing `[DONE]`."""
+        for line in self._response:
+            self.lines.append(line)
+            if line.startswith(b"data: {"):
+                yield json.loads(line[6:])
+
+    @property
+    def ended_properly(self) -> bool:
+        """Whether `[DONE]` has come."""
+        return b"data: [DONE]\n" in self.lines
+
+
+def text_of(chunks: Sequence[Mapping[str, Any]]) -> str:
+    """The reply that a stream's chunks make up."""
+    return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without the settings of whoever runs the tests."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("MEMD_")}

