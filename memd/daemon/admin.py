@@ -7,16 +7,13 @@ Rule: off limits to web pages of other origins: a page that the user happens to 
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from memd import __version__
 from memd.daemon.relay import error_response
-
-if TYPE_CHECKING:
-    from memd.daemon.app import Daemon
+from memd.daemon.service import Daemon
 
 
 async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:

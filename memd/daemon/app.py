@@ -14,7 +14,6 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from urllib.parse import unquote
@@ -30,55 +29,21 @@ from memd.chunks import TOPIC_ID_PATTERN
 from memd.config import Config
 from memd.context.tokens import TokenCounter, cl100k_base
 from memd.daemon import admin
-from memd.daemon.archiver import Archiver
 from memd.daemon.chat import chat
 from memd.daemon.encoder import Encoder
 from memd.daemon.llama_child import LlamaChild
-from memd.daemon.recall import Recall
 from memd.daemon.relay import error_response, pass_through
+from memd.daemon.service import Daemon
 from memd.daemon.tasks import Tasks
-from memd.daemon.topics import Topics
 from memd.daemon.upstream import Upstream
 from memd.embedding import load_embedder
 from memd.errors import MemdError
 from memd.store.log import Store
-from memd.wire.chat import MessageCache
 
 log = logging.getLogger("memd")
 
 _PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
 OWN_PREFIX = "/memd/"
-
-
-class Daemon:
-    """What the routes need; made by `running`."""
-
-    def __init__(
-        self, config: Config, store: Store, encoder: Encoder, counter: TokenCounter, upstream: Upstream, tasks: Tasks
-    ) -> None:
-        self.config = config
-        self.store = store
-        self.encoder = encoder
-        self.counter = counter
-        self.upstream = upstream
-        self.tasks = tasks
-        self.writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-write")
-        self.topics = Topics(store, config, self.writer)
-        self.archiver = Archiver(config, encoder, counter, tasks)
-        self.recall = Recall(encoder, config.retrieval)
-        self.message_cache = MessageCache()
-        self.ignored = [re.compile(pattern) for pattern in config.ingest.ignore]
-        self.base_url = ""
-
-    async def close(self) -> None:
-        """Journal the buffers and end the threads. The upstream and the store are closed by who made them."""
-        for topic in self.topics.opened():
-            await topic.rewrite_journal()
-            self.writer.submit(topic.close)
-        self.recall.close()
-        self.archiver.close()
-        self.encoder.close()
-        self.writer.shutdown(wait=True)
 
 
 # -- routes -------------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ class Archiver:
         return True
 
     async def hand_over(self, topic: Topic, opened: Conversation) -> None:
-        """Store what other conversations of the topic have finished, as a new one opens; waits `handover_ms` at most."""
+        """As a conversation opens, store what the topic's others have finished; waits `handover_ms` at most."""
         work = [
             self._tasks.spawn(self.store(topic, other, end), "hand-over")
             for other in topic.buffer.conversations()
@@ -144,8 +144,8 @@ class Archiver:
     async def _append(self, topic: Topic, conversation: Conversation, upto: int) -> None:
         positions = [
             position
-            for position in range(conversation.stored, upto)
-            if _is_wanted(conversation.messages[position]) and not topic.log.has_digest(conversation.messages[position].digest)
+            for position, item in enumerate(conversation.messages[conversation.stored : upto], conversation.stored)
+            if _is_wanted(item) and not topic.log.has_digest(item.digest)
         ]
         runs = [[conversation.messages[i] for i in run] for run in compaction.contiguous(positions)]
         loop = asyncio.get_running_loop()

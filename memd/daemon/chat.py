@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp import web
@@ -20,12 +19,10 @@ from memd.chunks import DEFAULT_TOPIC_ID
 from memd.context.injection import Placement
 from memd.daemon.exchange import Exchange, Mode
 from memd.daemon.relay import NO_REPLY, ChatRelay, error_response, forwarded_headers, pass_through, read_body, relay
+from memd.daemon.service import Daemon
 from memd.errors import BadRequestBody, MemdError
 from memd.wire.chat import ChatRequest, encode_chat, parse_chat
 from memd.wire.sideband import memory_headers
-
-if TYPE_CHECKING:
-    from memd.daemon.app import Daemon
 
 log = logging.getLogger("memd")
 
@@ -171,5 +168,5 @@ def _headers(status: str, mode: Mode) -> list[tuple[str, str]]:
 
 
 def _too_large(bytes_max: int) -> web.Response:
-    message = f"memd: the request body is larger than {bytes_max} bytes; raise limits.body_bytes_max if that is intended"
+    message = f"memd: the request body is larger than {bytes_max} bytes; raise limits.body_bytes_max if it has to be"
     return error_response(413, message, "invalid_request_error")

@@ -9,15 +9,12 @@ import asyncio
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from memd.chunks import Correction, Entry
 from memd.context import corrections
+from memd.daemon.service import Daemon
 from memd.daemon.topics import Topic
 from memd.store.log import Snapshot
-
-if TYPE_CHECKING:
-    from memd.daemon.app import Daemon
 
 
 async def apply_corrections(daemon: Daemon, topic: Topic, asked: Sequence[Correction]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 from multidict import CIMultiDict
@@ -23,15 +23,13 @@ from memd.context import compaction, injection, ranking
 from memd.context.conversation import NO_BLOCK, Block, BlockChunk, Conversation, TurnKey
 from memd.context.hot_buffer import Arrival
 from memd.daemon.correcting import apply_corrections
+from memd.daemon.service import Daemon
 from memd.daemon.topics import Topic
 from memd.errors import DiskFull, EmbeddingError, MemdError
 from memd.messages import ROOT_DIGEST, leading_count
 from memd.wire.capture import Reply
 from memd.wire.chat import ChatRequest, Insertion, encode_chat
 from memd.wire.sideband import InjectedChunk, MemoryOut, Signal, memory_headers
-
-if TYPE_CHECKING:
-    from memd.daemon.app import Daemon
 
 log = logging.getLogger("memd")
 
@@ -49,7 +47,14 @@ class Exchange:
     """The state of one request while it is under way; the steps are called in the order of the module's picture."""
 
     def __init__(
-        self, daemon: Daemon, request: ChatRequest, *, topic: Topic, mode: Mode, session: str | None, headers: CIMultiDict[str]
+        self,
+        daemon: Daemon,
+        request: ChatRequest,
+        *,
+        topic: Topic,
+        mode: Mode,
+        session: str | None,
+        headers: CIMultiDict[str],
     ) -> None:
         self.turn_id = uuid.uuid4().hex[:16]
         self.status = "none"

@@ -43,7 +43,7 @@ class LlamaChild:
             sys.executable,
             "-m",
             "memd.daemon.llama_child",
-            str(model.absolute()),
+            str(model),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C in the terminal is memd's to handle: replies in flight need the model

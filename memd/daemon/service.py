@@ -1,0 +1,51 @@
+"""What the routes work with: the parts of a running daemon, in one place.
+
+Rule: holds and closes, decides nothing. `app.running` makes it.
+"""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+from memd.config import Config
+from memd.context.tokens import TokenCounter
+from memd.daemon.archiver import Archiver
+from memd.daemon.encoder import Encoder
+from memd.daemon.recall import Recall
+from memd.daemon.tasks import Tasks
+from memd.daemon.topics import Topics
+from memd.daemon.upstream import Upstream
+from memd.store.log import Store
+from memd.wire.chat import MessageCache
+
+
+class Daemon:
+    """A running daemon. `base_url` is set once it listens."""
+
+    def __init__(
+        self, config: Config, store: Store, encoder: Encoder, counter: TokenCounter, upstream: Upstream, tasks: Tasks
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.encoder = encoder
+        self.counter = counter
+        self.upstream = upstream
+        self.tasks = tasks
+        self.writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-write")
+        self.topics = Topics(store, config, self.writer)
+        self.archiver = Archiver(config, encoder, counter, tasks)
+        self.recall = Recall(encoder, config.retrieval)
+        self.message_cache = MessageCache()
+        self.ignored = [re.compile(pattern) for pattern in config.ingest.ignore]
+        self.base_url = ""
+
+    async def close(self) -> None:
+        """Journal the buffers and end the threads. The upstream and the store are closed by who made them."""
+        for topic in self.topics.opened():
+            await topic.rewrite_journal()
+            self.writer.submit(topic.close)
+        self.recall.close()
+        self.archiver.close()
+        self.encoder.close()
+        self.writer.shutdown(wait=True)
