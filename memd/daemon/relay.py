@@ -104,6 +104,8 @@ class ChatRelay:
 
     async def run(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
         """Pass the answer on to its end, the client's leaving (cancellation) or the upstream's."""
+        if self._answer.headers.get("Content-Encoding", "identity") != "identity":
+            return await relay(self._request, self._answer, extra)  # asked for plain text, got something unreadable
         if "text/event-stream" in self._answer.headers.get("Content-Type", ""):
             return await self._run_stream(out, extra)
         return await self._run_json(out, extra)
@@ -121,10 +123,10 @@ class ChatRelay:
                     await response.write(passed)
         except BrokenAnswer as error:
             self._broken = True
+            await _write_held(response, splicer)
             break_off(self._request, error)
             return response
-        if splicer is not None and (held := splicer.flush()):
-            await response.write(held)
+        await _write_held(response, splicer)
         await response.write_eof()
         return response
 
@@ -155,6 +157,11 @@ def prepared(
     headers = CIMultiDict((name, value) for name, value in answer.headers.items() if name.lower() not in dropped)
     headers.extend(extra)
     return web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
+
+
+async def _write_held(response: web.StreamResponse, splicer: MemoryOutSplicer | None) -> None:
+    if splicer is not None and (held := splicer.flush()):
+        await response.write(held)
 
 
 def break_off(request: web.BaseRequest, error: BrokenAnswer) -> None:
