@@ -57,7 +57,10 @@ class Archiver:
         """
         fraction = self._config.compaction.fraction
         cut = compaction.choose_cut(conversation, fraction=fraction, excess_tokens=excess_tokens)
-        if cut is None or not await self.store(topic, conversation, cut):
+        if cut is not None and not await self.store(topic, conversation, cut):
+            stored = (position for position in compaction.cut_positions(conversation) if position <= conversation.stored)
+            cut = max(stored, default=None)
+        if cut is None:
             return False
         if cut > conversation.left_out:
             topic.buffer.mark(conversation, left_out=cut)

@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 
 from memd.chunks import DEFAULT_TOPIC_ID
 from memd.context.injection import Placement
-from memd.daemon.exchange import Exchange, Mode
+from memd.daemon.exchange import Exchange, Mode, new_turn_id
 from memd.daemon.relay import NO_REPLY, ChatRelay, error_response, forwarded_headers, pass_through, read_body, relay
 from memd.daemon.service import Daemon
 from memd.errors import BadRequestBody, MemdError
@@ -163,7 +163,7 @@ def _mode(request: web.Request) -> Mode:
 
 
 def _headers(status: str, mode: Mode) -> list[tuple[str, str]]:
-    return memory_headers(status=status, turn_id="", mode=mode)
+    return memory_headers(status=status, turn_id=new_turn_id(), mode=mode)
 
 
 

@@ -56,7 +56,7 @@ class Exchange:
         session: str | None,
         headers: CIMultiDict[str],
     ) -> None:
-        self.turn_id = uuid.uuid4().hex[:16]
+        self.turn_id = new_turn_id()
         self.status = "none"
         self.signals: list[Signal] = []
         self._daemon = daemon
@@ -393,6 +393,11 @@ class Exchange:
 
     def _degrade_to(self, reason: str) -> None:
         self.status = f"degraded:{reason}"
+
+
+def new_turn_id() -> str:
+    """An id for one request, for `X-Memory-Turn`."""
+    return uuid.uuid4().hex[:16]
 
 
 def _line_cost(count: Callable[[str], int]) -> Callable[[ranking.Candidate], int]:
