@@ -1,0 +1,267 @@
+"""A stand-in for llama-server: the same routes and shapes, a window that is enforced, and no intelligence at all.
+
+Rule: it knows only what is in its prompt. For the lines of a play it has a part to read; to everything else it answers
+with the sentence of its prompt that shares the most telling words with the question, or says that it does not know. It
+keeps every prompt it was shown, so that anybody can look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from memd.messages import without_memory_blocks
+
+MODEL = "stand-in"
+CHAT_TEMPLATE = (
+    "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+UNKNOWN = "I don't know. Nothing in what I was shown answers that."
+SHARE_MIN = 0.4
+"""How much of a question's telling words, by weight, a sentence must contain to count as an answer."""
+COMMON_WORDS = frozenset(
+    "a about again all an and any are as at be been but by can could did do does exactly for from get had has have he "
+    "her his how i if in is it its me my no not now of on or our out she should so that the their them then there they "
+    "this to up us was we were what when where which who why will with would you your".split()
+)
+
+_WORD = re.compile(r"[a-z0-9_]+")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n")
+_MEMORY_LINE = re.compile(r"\[mem:(?P<id>[0-9a-f]+)\] ")
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """A prompt as the model got it."""
+
+    messages: tuple[Mapping[str, str], ...]
+    tokens: int
+
+    @property
+    def block(self) -> str:
+        """The last memory block in the prompt, empty if there is none."""
+        for message in reversed(self.messages):
+            start, end = message["content"].find("[memory]"), message["content"].find("[/memory]")
+            if message["role"] != "assistant" and -1 < start < end:
+                return message["content"][start : end + len("[/memory]")]
+        return ""
+
+
+class StandIn:
+    """The server's state; started by `running`.
+
+    Args:
+        window: Tokens that prompt and reply may take together; more is refused as llama-server refuses it.
+        count: Tokens of a text.
+        lines: What it answers when the last user message is exactly a key: its part in a play.
+    """
+
+    def __init__(self, *, window: int, count: Callable[[str], int], lines: Mapping[str, str]) -> None:
+        self.window = window
+        self.shown: list[Shown] = []
+        self.base_url = ""
+        self._count = count
+        self._lines = lines
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[StandIn]:
+        """Serve on a free loopback port until the block is left."""
+        application = web.Application(client_max_size=100 * 1024 * 1024)
+        application.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/props", self._props),
+                web.get("/v1/models", self._models),
+                web.post("/apply-template", self._apply_template),
+                web.post("/v1/chat/completions/input_tokens", self._input_tokens),
+                web.post("/v1/chat/completions", self._chat),
+            ]
+        )
+        runner = web.AppRunner(application, access_log=None)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, "127.0.0.1", 0, shutdown_timeout=1.0)
+            await site.start()
+            self.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            yield self
+        finally:
+            await runner.cleanup()
+
+    def reply_to(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """What it says to a prompt."""
+        position = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
+        if position < 0:
+            return UNKNOWN
+        question = without_memory_blocks(messages[position]["content"]).strip()
+        if question in self._lines:
+            return self._lines[question]
+        # In a merged prompt the memory block stands in front of the question, in the same message.
+        block = messages[position]["content"].removesuffix(question)
+        return _best_answer(question, [*messages[:position], {"role": "developer", "content": block}])
+
+    # -- routes -------------------------------------------------------------------------------------------------
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def _props(self, _: web.Request) -> web.Response:
+        return web.json_response(
+            {
+                "default_generation_settings": {"n_ctx": self.window, "params": {}},
+                "total_slots": 1,
+                "model_alias": MODEL,
+                "model_path": f"{MODEL}.gguf",
+                "modalities": {"vision": False, "audio": False},
+                "chat_template": CHAT_TEMPLATE,
+            }
+        )
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "memd"}]})
+
+    async def _apply_template(self, request: web.Request) -> web.Response:
+        return web.json_response({"prompt": _rendered(_messages_of(await request.json()))})
+
+    async def _input_tokens(self, request: web.Request) -> web.Response:
+        tokens = self._count(_rendered(_messages_of(await request.json())))
+        return web.json_response({"object": "response.input_tokens", "input_tokens": tokens})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        started = time.perf_counter()
+        try:
+            body = await request.json()
+            messages = _messages_of(body)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return _refusal({"code": 400, "message": f"not a chat request: {error!r}", "type": "invalid_request_error"})
+        tokens = self._count(_rendered(messages))
+        if tokens >= self.window:
+            problem = f"request ({tokens} tokens) exceeds the available context size ({self.window} tokens)"
+            kind = "exceed_context_size_error"
+            return _refusal(
+                {"code": 400, "message": problem, "type": kind, "n_prompt_tokens": tokens, "n_ctx": self.window}
+            )
+        self.shown.append(Shown(tuple(messages), tokens))
+        text = self.reply_to(messages)
+        reply = _Reply(len(self.shown), text, tokens, self._count(text), started)
+        return await reply.stream(request) if body.get("stream") else web.json_response(reply.completion())
+
+
+class _Reply:
+    """One answer in OpenAI's shapes, with llama.cpp's `timings`."""
+
+    def __init__(self, number: int, text: str, prompt_tokens: int, tokens: int, started: float) -> None:
+        self._common = {"id": f"chatcmpl-{number}", "created": int(time.time()), "model": MODEL}
+        self._text = text
+        self._usage = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens}
+        self._usage["total_tokens"] = prompt_tokens + tokens
+        self._started = started
+
+    def completion(self) -> dict[str, Any]:
+        message = {"role": "assistant", "content": self._text}
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+        return {"choices": choices, "object": "chat.completion", **self._common, **self._measured()}
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(self._event([_choice({"role": "assistant", "content": None})]))
+        for piece in re.findall(r"\S+\s*|\s+", self._text):
+            await response.write(self._event([_choice({"content": piece})]))
+            await asyncio.sleep(0)  # a piece leaves before the next is made, as with a real model
+        await response.write(self._event([_choice({}, "stop")]))
+        await response.write(self._event([], **self._measured()))
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        chunk = {"choices": choices, "object": "chat.completion.chunk", **self._common, **more}
+        return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
+    def _measured(self) -> dict[str, Any]:
+        took_ms = round((time.perf_counter() - self._started) * 1000, 3)
+        timings = {
+            "prompt_n": self._usage["prompt_tokens"],
+            "prompt_ms": took_ms,
+            "predicted_n": self._usage["completion_tokens"],
+            "predicted_ms": took_ms,
+        }
+        return {"usage": self._usage, "timings": timings}
+
+
+def _choice(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "finish_reason": finish_reason}
+
+
+def _refusal(error: dict[str, Any]) -> web.Response:
+    return web.json_response({"error": error}, status=400)
+
+
+def _messages_of(body: Any) -> list[Mapping[str, str]]:
+    """Role and text of each message; parts that are not text are left out."""
+    messages = []
+    for message in body["messages"]:
+        content = message.get("content") or ""
+        if not isinstance(content, str):
+            content = "\n".join(part["text"] for part in content if part.get("type") == "text")
+        messages.append({"role": str(message["role"]), "content": content})
+    return messages
+
+
+def _rendered(messages: Iterable[Mapping[str, str]]) -> str:
+    """What the chat template makes of the messages."""
+    turns = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
+    return turns + "<|im_start|>assistant\n"
+
+
+# -- answering from the prompt -------------------------------------------------------------------------------------
+
+
+def _best_answer(question: str, messages: Sequence[Mapping[str, str]]) -> str:
+    """The user's sentence that shares the most telling words with the question; of equals the latest."""
+    sentences = [sentence for message in messages for sentence in _said_by_user(message)]
+    words = [_words(text) for text, _ in sentences]
+    asked = _words(question)
+    # A word is telling when few sentences have it.
+    weights = {word: math.log(1 + len(words) / (1 + sum(word in other for other in words))) for word in asked}
+    best, best_share = "", 0.0
+    for (text, source), own in zip(sentences, words, strict=True):
+        share = sum(weights[word] for word in asked & own) / (sum(weights.values()) or 1.0)
+        if share >= max(best_share, SHARE_MIN) and not text.endswith("?"):
+            best, best_share = f'You said{source}: "{text}"', share
+    return best or UNKNOWN
+
+
+def _said_by_user(message: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    """Sentences of a message, or of the chunks of a memory block, that the user said, each with where it stands."""
+    role, source = message["role"], ""
+    for line in message["content"].split("\n"):
+        if found := _MEMORY_LINE.match(line):
+            source, line = f" [{line[1 : found.end() - 2]}]", line[found.end() :]
+        elif line == "[/memory]":
+            source = ""
+        for spoken in ("user", "assistant", "system", "developer", "tool"):
+            if source and line.startswith(f"{spoken}: "):
+                role, line = spoken, line.removeprefix(f"{spoken}: ")
+        if role == "user":
+            yield from ((sentence.strip(), source) for sentence in _SENTENCE_END.split(line) if sentence.strip())
+
+
+def _words(text: str) -> set[str]:
+    """The telling words of a text, without the endings of the plural and of verbs."""
+    return {_stem(word) for word in _WORD.findall(text.lower()) if word not in COMMON_WORDS}
+
+
+def _stem(word: str) -> str:
+    for ending in ("es", "ed", "s"):
+        if word.endswith(ending) and len(word) > len(ending) + 3:
+            return word.removesuffix(ending)
+    return word
