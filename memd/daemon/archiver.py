@@ -58,7 +58,7 @@ class Archiver:
         fraction = self._config.compaction.fraction
         cut = compaction.choose_cut(conversation, fraction=fraction, excess_tokens=excess_tokens)
         if cut is not None and not await self.store(topic, conversation, cut):
-            stored = (position for position in compaction.cut_positions(conversation) if position <= conversation.stored)
+            stored = (place for place in compaction.cut_positions(conversation) if place <= conversation.stored)
             cut = max(stored, default=None)
         if cut is None:
             return False
