@@ -29,11 +29,12 @@ CHAT_TEMPLATE = (
 UNKNOWN = "I don't know. Nothing in what I was shown answers that."
 SHARE_MIN = 0.4
 """How much of a question's telling words, by weight, a sentence must contain to count as an answer."""
-COMMON_WORDS = frozenset(
-    "a about again all an and any are as at be been but by can could did do does exactly for from get had has have he "
-    "her his how i if in is it its me my no not now of on or our out she should so that the their them then there they "
-    "this to up us was we were what when where which who why will with would you your".split()
-)
+_COMMON = """
+a about again all an and any are as at be been but by can could did do does exactly for from get had has have he her his
+how i if in is it its me my no not now of on or our out she should so that the their them then there they this to up us
+was we were what when where which who why will with would you your
+"""
+COMMON_WORDS = frozenset(_COMMON.split())
 
 _WORD = re.compile(r"[a-z0-9_]+")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n")
@@ -207,7 +208,7 @@ def _refusal(error: dict[str, Any]) -> web.Response:
 
 def _messages_of(body: Any) -> list[Mapping[str, str]]:
     """Role and text of each message; parts that are not text are left out."""
-    messages = []
+    messages: list[Mapping[str, str]] = []
     for message in body["messages"]:
         content = message.get("content") or ""
         if not isinstance(content, str):
