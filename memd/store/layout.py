@@ -1,0 +1,57 @@
+"""Where everything lies in the data directory.
+
+Rule: the only place that knows file names. A reader beside a running daemon opens `active.bin` first and lists the
+segments afterwards: then a rotation in between shows the same segment twice, never not at all.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from memd.chunks import TOPIC_ID_PATTERN, checked_topic_id
+from memd.errors import BadTopicId
+from memd.store.files import Files
+
+LOCK_NAME = "memd.lock"
+_SEGMENT = re.compile(r"seg_(\d{4,9})\.bin")
+
+
+class TopicLayout:
+    """The files of one topic."""
+
+    def __init__(self, data_dir: Path, topic_id: str) -> None:
+        if topic_id == LOCK_NAME:
+            raise BadTopicId(f"topic_id {LOCK_NAME!r} is the name of a file of memd; choose another")
+        self.topic_id = checked_topic_id(topic_id)
+        self.data_dir = data_dir
+        self.directory = data_dir / topic_id
+        self.segments = self.directory / "segments"
+        self.active = self.directory / "active.bin"
+        self.hot = self.directory / "hot.log"
+
+    def bin(self, segment_id: int) -> Path:
+        """The log of a full segment."""
+        return self.segments / f"seg_{segment_id:04d}.bin"
+
+    def meta(self, segment_id: int) -> Path:
+        """Its columns."""
+        return self.bin(segment_id).with_suffix(".meta")
+
+    def hnsw(self, segment_id: int) -> Path:
+        """Its vector index."""
+        return self.bin(segment_id).with_suffix(".hnsw")
+
+    def segment_ids(self, files: Files) -> list[int]:
+        """The numbers of the full segments on disk, ascending."""
+        found = (_SEGMENT.fullmatch(name) for name in files.names(self.segments))
+        return sorted(int(match[1]) for match in found if match is not None)
+
+
+def topic_ids_in(files: Files, data_dir: Path) -> list[str]:
+    """The topics that have a directory, sorted."""
+    return [
+        name
+        for name in files.names(data_dir)
+        if TOPIC_ID_PATTERN.fullmatch(name) is not None and files.is_directory(data_dir / name)
+    ]

@@ -1,0 +1,215 @@
+"""A log file in memory: the growing kind, scanned exactly, and the sealed kind, searched by an index.
+
+Rule: a segment only ever gains rows, and only the growing kind; a row's columns and vector never change. Whether a
+row still counts is not known here but in the views of a snapshot. Row numbers follow the order of the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memd.chunks import Entry, Status
+from memd.errors import CorruptFile, StoreError
+from memd.store.files import Files
+from memd.store.format import FRAME_BYTES, Header, Span, decode_entry, payload_at
+from memd.store.superseded import Bits, Records, UInts, uuid_words
+from memd.store.vectors import Floats, Rows, VectorIndex
+
+ROW = np.dtype(
+    [
+        ("uuid_high", "<u8"),
+        ("uuid_low", "<u8"),
+        ("canonical_id", "<u8"),
+        ("origin_id", "<u8"),
+        ("offset", "<u8"),  # of the record in the .bin
+        ("text_hash", "<u8"),  # BLAKE2b-64 of the content
+        ("length", "<u4"),  # of the payload
+        ("status", "u1"),
+        ("utility_steps", "i1"),
+        ("public_digits", "u1"),  # the public id is that long a prefix of the uuid's hex digits
+        ("reserved", "V1"),
+    ]
+)
+"""One entry's columns, 56 bytes: what is kept of it in memory and in `.meta`."""
+
+_CAPACITY_MIN = 64
+
+
+def text_hash(content: str) -> int:
+    """What finds entries of the same content; equal hashes are confirmed by reading."""
+    return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest(), "little")
+
+
+def digest_word(digest: bytes) -> int:
+    """The part of a message digest that is kept in memory."""
+    return int.from_bytes(digest[:8], "little")
+
+
+def row_of(entry: Entry, span: Span) -> tuple[int | bytes, ...]:
+    """The `ROW` of an entry that lies at `span`."""
+    high, low = uuid_words(entry.uuid)
+    return (
+        int(high),
+        int(low),
+        entry.canonical_id,
+        entry.origin_id,
+        span.offset,
+        text_hash(entry.content),
+        span.length,
+        int(entry.status),
+        entry.utility_steps,
+        len(entry.public_id),
+        b"",
+    )
+
+
+class Segment:
+    """What both kinds have in common: a file, its header and the columns of its entries."""
+
+    def __init__(self, files: Files, paths: Sequence[Path], header: Header) -> None:
+        self._files = files
+        self._paths = tuple(paths)
+        self.header = header
+        self.segment_id = header.segment_id
+        self.index: VectorIndex | None = None
+
+    def read(self, record: np.void) -> Entry:
+        """The entry of one `ROW`, read from disk and checked.
+
+        Raises:
+            CorruptFile: the bytes are not that entry any more.
+            StoreError: the file cannot be read.
+        """
+        offset, length = int(record["offset"]), int(record["length"])
+        problem: StoreError = CorruptFile(
+            f"{self._paths[0]}: entry {record['canonical_id']} at offset {offset} cannot be read; "
+            "`memd verify` says what else is damaged"
+        )
+        for path in self._paths:  # the file is renamed when its segment is full, perhaps right now
+            try:
+                payload = payload_at(self._files.read_at(path, offset, FRAME_BYTES + length), 0)
+                entry = decode_entry(payload, dimension=self.header.dimension) if payload is not None else None
+            except StoreError as error:
+                problem = error if self._files.size(path) is not None else problem
+                continue
+            if entry is not None and entry.canonical_id == int(record["canonical_id"]):
+                return entry
+        raise problem
+
+
+class Growing(Segment):
+    """The segment that is appended to, or a full one whose index is not built yet.
+
+    One thread adds; others may look rows up that they know to be there: rows below a count that was published.
+    """
+
+    def __init__(self, files: Files, paths: Sequence[Path], header: Header, *, searchable: bool) -> None:
+        super().__init__(files, paths, header)
+        self.searchable = searchable
+        self.count = 0
+        self._rows = np.zeros(_CAPACITY_MIN, dtype=ROW)
+        self._matrix = np.zeros((_CAPACITY_MIN, header.dimension), dtype=np.float32)
+        self._by_uuid: dict[bytes, tuple[int, ...]] = {}
+        self._by_text: dict[int, tuple[int, ...]] = {}
+        self._digests: dict[int, None] = {}  # in the order of rows
+
+    def add(self, entry: Entry, span: Span) -> int:
+        """Append a row and return its number."""
+        if self.count == len(self._rows):  # readers keep the old arrays
+            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+            self._matrix = np.concatenate([self._matrix, np.zeros_like(self._matrix)])
+        row = self.count
+        self._rows[row] = row_of(entry, span)
+        if entry.status is Status.ACTIVE:
+            self._matrix[row] = entry.embedding
+        self._by_uuid[entry.uuid] = (*self._by_uuid.get(entry.uuid, ()), row)
+        key = text_hash(entry.content)
+        self._by_text[key] = (*self._by_text.get(key, ()), row)
+        self._digests.update(dict.fromkeys(map(digest_word, entry.digests)))
+        self.count += 1
+        return row
+
+    @property
+    def rows(self) -> Records:
+        """The columns so far; rows of it never change."""
+        return self._rows[: self.count]
+
+    @property
+    def matrix(self) -> Floats:
+        """The vectors so far, zeros for Deprecated entries, shape (count, dimension)."""
+        return self._matrix[: self.count]
+
+    @property
+    def digests(self) -> UInts:
+        """The first words of all message digests."""
+        return np.fromiter(self._digests, dtype=np.uint64, count=len(self._digests))
+
+    @property
+    def uuids(self) -> list[bytes]:
+        """Every uuid once."""
+        return list(self._by_uuid)
+
+    def rows_of(self, uuid: bytes) -> tuple[int, ...]:
+        """The rows of a chunk's entries, oldest first."""
+        return self._by_uuid.get(uuid, ())
+
+    def rows_of_text(self, key: int) -> tuple[int, ...]:
+        """The rows whose content may have this `text_hash`."""
+        return self._by_text.get(key, ())
+
+    def has_digest(self, word: int) -> bool:
+        """Whether an entry came from a message with this `digest_word`."""
+        return word in self._digests
+
+    def rotated_to(self, path: Path) -> None:
+        """The file was renamed; readers that were about to open the old name find it under the new one."""
+        self._paths = (path, *self._paths)
+
+
+class Sealed(Segment):
+    """A full segment with its index: columns in memory, contents and vectors on disk."""
+
+    def __init__(self, files: Files, path: Path, header: Header, rows: Records, digests: UInts) -> None:
+        super().__init__(files, [path], header)
+        self.rows = rows
+        self.digests = digests
+        active: Bits = rows["status"] == Status.ACTIVE
+        self.indexed: Rows = np.flatnonzero(active)
+        """The rows that the index holds."""
+        self.plain: Bits = active & (rows["utility_steps"] == 0)
+        """The rows that the index is searched for; the other Active ones are scanned."""
+        self.adjusted: Rows = np.empty(0, dtype=np.intp)
+        self.adjusted_matrix: Floats = np.empty((0, header.dimension), dtype=np.float32)
+
+    def attach(self, index: VectorIndex, gone: Bits, matrix: Floats | None = None) -> list[StoreError]:
+        """Make the segment searchable: `index` without the rows `gone` and the adjusted ones, and these to be scanned.
+
+        The vectors of the adjusted rows come from `matrix` (rows, dimension) if given, else from disk. Returns what
+        could not be read: such rows are not found.
+        """
+        index.mark(np.flatnonzero(gone | ~self.plain))
+        adjusted = np.flatnonzero((self.rows["status"] == Status.ACTIVE) & ~gone & ~self.plain)
+        problems: list[StoreError] = []
+        if matrix is not None:
+            self.adjusted, self.adjusted_matrix = adjusted, matrix[adjusted]
+        else:
+            self.adjusted, self.adjusted_matrix, problems = self.vectors(adjusted)
+        self.index = index
+        return problems
+
+    def vectors(self, rows: Rows) -> tuple[Rows, Floats, list[StoreError]]:
+        """The readable ones of `rows`, their vectors from disk (n, dimension), and what went wrong with the others."""
+        found, vectors, problems = [], [], []
+        for row in rows.tolist():
+            try:
+                vectors.append(self.read(self.rows[row]).embedding)
+                found.append(row)
+            except StoreError as error:
+                problems.append(error)
+        matrix: NDArray[np.float32] = np.array(vectors, dtype=np.float32).reshape(len(found), self.header.dimension)
+        return np.array(found, dtype=np.intp), matrix, problems

@@ -1,0 +1,77 @@
+"""The end of a file that is appended to: all of a write, or none of it.
+
+Rule: after a write or sync that failed, the file is cut back to where it ended before, and the cut is synced; what a
+failed fsync left in the page cache is thereby dropped, not trusted. Until that has worked nothing else is appended.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from memd.errors import StoreWriteFailed
+from memd.store.files import Appender, Files
+
+
+class Tail:
+    """An append-only file that is known to be whole up to `end`. For one thread."""
+
+    def __init__(self, files: Files, path: Path, end: int) -> None:
+        self._files = files
+        self._path = path
+        self._appender: Appender | None = None
+        self.end = end
+
+    def append(self, data: bytes, *, sync: bool) -> None:
+        """Write `data` behind the end; with `sync`, durably.
+
+        Raises:
+            StoreWriteFailed: and the file is, or will be before the next append, what it was.
+        """
+        appender = self._ready()
+        try:
+            appender.write(data)
+            if sync:
+                appender.sync()
+        except StoreWriteFailed:
+            self._cut_back(appender)
+            raise
+        self.end += len(data)
+
+    def sync(self) -> None:
+        """Make everything appended durable."""
+        if self._appender is not None:
+            self._appender.sync()
+
+    def close(self) -> None:
+        """Close the file; the next append opens it again."""
+        if self._appender is not None:
+            self._appender.close()
+            self._appender = None
+
+    def _ready(self) -> Appender:
+        if self._appender is not None:
+            return self._appender
+        size = self._files.size(self._path)
+        if size is None or size < self.end:
+            raise StoreWriteFailed(
+                f"{self._path}: is shorter than it was ({size or 0} of {self.end} bytes): something else changed it; "
+                "nothing more is appended, restart memd"
+            )
+        appender = self._files.append_to(self._path)
+        if size > self.end:
+            try:
+                appender.truncate(self.end)
+                appender.sync()
+            except StoreWriteFailed:
+                appender.close()
+                raise
+        self._appender = appender
+        return appender
+
+    def _cut_back(self, appender: Appender) -> None:
+        try:
+            appender.truncate(self.end)
+            appender.sync()
+        except StoreWriteFailed:
+            # The error that is being reported already is the one to show. The next append cuts before it writes.
+            self.close()
