@@ -48,13 +48,14 @@ class Shown(msgspec.Struct, frozen=True):
     tokens: int
 
     @property
-    def block(self) -> str:
-        """The last memory block in the prompt, empty if there is none."""
-        for message in reversed(self.messages):
+    def blocks(self) -> list[str]:
+        """The memory blocks in the prompt, in order."""
+        found = []
+        for message in self.messages:
             start, end = message["content"].find("[memory]"), message["content"].find("[/memory]")
             if message["role"] != "assistant" and -1 < start < end:
-                return message["content"][start : end + len("[/memory]")]
-        return ""
+                found.append(message["content"][start : end + len("[/memory]")])
+        return found
 
 
 class StandIn:

@@ -1,0 +1,239 @@
+"""The play itself: what is sent, what comes back, and what is shown of it.
+
+Rule: every figure and text on the screen was measured or received in this run; a claim that does not come true raises
+`NotShown`, whose text ends the demo.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import aiohttp
+import uvloop
+from rich.console import Console
+
+from memd.assets import ranks_bytes
+from memd.config import Config, Listen, Log, Upstream
+from memd.context.tokens import TokenCounter, cl100k_base
+from memd.daemon.app import running
+from memd.demo import conversation as script
+from memd.demo.client import Answer, Chat
+from memd.demo.screen import Screen
+from memd.demo.standin import UNKNOWN, Shown, StandIn
+from memd.store.export import export
+
+WINDOW_TOKENS = 4096
+TOPIC = "spokebook"
+READING_SECONDS = 2.5
+SHOWN_IN_FULL = 3
+"""Turns at the beginning that are shown; of the others only figures."""
+
+
+class NotShown(Exception):
+    """Something that the demo claims did not happen."""
+
+
+def main(fast: bool) -> int:
+    """Play the demo; the exit code.
+
+    Args:
+        fast: without pauses for reading.
+    """
+    logging.basicConfig(level=logging.ERROR)
+    console = Console(highlight=False, width=min(Console().width, 100))
+    try:
+        uvloop.run(_play(Screen(console), 0.0 if fast else READING_SECONDS))
+    except NotShown as problem:
+        console.print(f"\n[bold red]The demo did not show what it should:[/] {problem}")
+        return 1
+    return 0
+
+
+async def _play(screen: Screen, pause_seconds: float) -> None:
+    turns = script.load_turns()
+    counter = TokenCounter(cl100k_base(ranks_bytes()))
+    standin = StandIn(
+        window=WINDOW_TOKENS, count=counter.count, lines={turn.user: turn.assistant for turn in turns}
+    )
+    with tempfile.TemporaryDirectory(prefix="memd-demo-") as folder:
+        async with standin.running():
+            config = Config(
+                listen=Listen(port=0),
+                upstream=Upstream(url=standin.base_url),
+                data_dir=Path(folder) / "memory",
+                log=Log(level="error"),
+            )
+            async with running(config) as daemon, aiohttp.ClientSession() as session:
+                chats = partial(Chat, session, daemon.base_url, TOPIC, script.SYSTEM_PROMPT)
+                stage = _Stage(screen, standin, counter.count, config.data_dir, chats, pause_seconds)
+                screen.opening(WINDOW_TOKENS, len(turns), daemon.base_url)
+                chat = await stage.long_conversation(turns)
+                await stage.questions(chat)
+                await stage.another_chat()
+                await stage.correction()
+                stage.figures()
+
+
+class _Stage:
+    """The acts of the play, in order, and what is counted on the way."""
+
+    def __init__(
+        self,
+        screen: Screen,
+        standin: StandIn,
+        count: Callable[[str], int],
+        data_dir: Path,
+        new_chat: Callable[[], Chat],
+        pause_seconds: float,
+    ) -> None:
+        self._screen = screen
+        self._standin = standin
+        self._count = count
+        self._data_dir = data_dir
+        self._new_chat = new_chat
+        self._pause_seconds = pause_seconds
+        self._turns = 0
+        self._said_tokens = 0
+        self._recall_ms: list[float] = []
+
+    async def long_conversation(self, turns: list[script.Turn]) -> Chat:
+        """All turns, the whole history with each; returns the chat, still open."""
+        self._screen.act("A long conversation", "The client sends its whole history every time, as clients do.")
+        chat = self._new_chat()
+        left_before = False
+        with self._screen.progress(len(turns)) as show:
+            for number, turn in enumerate(turns, start=1):
+                answer = await self._say(chat, turn.user)
+                if answer.text != turn.assistant:
+                    raise NotShown(f"turn {number} was answered {answer.text!r}")
+                shown = self._standin.shown[-1]
+                if number <= SHOWN_IN_FULL:
+                    self._screen.exchange(turn.user, turn.assistant)
+                    await self._pause()
+                left = _left_out(chat, shown)
+                if left and not left_before:
+                    self._screen.first_left(number, self._said_tokens, left, shown.tokens, WINDOW_TOKENS)
+                    await self._pause()
+                left_before = left_before or left > 0
+                show(number, self._said_tokens, shown.tokens, left)
+                await self._pause(0.02)
+        if not left_before:
+            raise NotShown("no turn left the prompt although the conversation is longer than the window")
+        self._screen.remembered(self._live_contents())
+        await self._pause()
+        return chat
+
+    async def questions(self, chat: Chat) -> None:
+        """Facts from the first turns, asked in the same chat when those turns have long left the prompt."""
+        self._screen.act("Asking about the beginning", "The turns that hold the answers are no longer in the prompt.")
+        for position, question in enumerate(script.QUESTIONS):
+            answer, shown = await self._asked(chat, question.text, question.expects)
+            if position == 0:
+                self._screen.prompt(shown, len(chat.messages) - 1, question.expects)
+                await self._pause()
+            self._screen.answer(question.text, answer.text, question.expects, answer.recall_ms)
+
+    async def another_chat(self) -> None:
+        """The same topic, nothing in the history: with memory and, for comparison, without."""
+        question = script.QUESTION_IN_NEW_CHAT
+        self._screen.act("A new chat, empty history", "First with X-Memory-Mode: off, then as usual.")
+        without = await self._new_chat().say(question.text, headers={"X-Memory-Mode": "off"})
+        if without.text != UNKNOWN:
+            raise NotShown(f"without memory the model should know nothing, but it said {without.text!r}")
+        self._screen.answer(f"{question.text} (memory off)", without.text, "", None)
+        await self._pause()
+        answer, _ = await self._asked(self._new_chat(), question.text, question.expects)
+        self._screen.answer(question.text, answer.text, question.expects, answer.recall_ms)
+        await self._pause()
+
+    async def correction(self) -> None:
+        """A decision changes: the caller replaces the chunk it was told from, and asks again in a new chat."""
+        self._screen.act("A correction", "memd never decides what is out of date. Whoever asks can.")
+        chat = self._new_chat()
+        before, shown = await self._asked(chat, script.CHANGED.text, script.CHANGED.expects)
+        self._screen.answer(script.CHANGED.text, before.text, script.CHANGED.expects, before.recall_ms)
+        await self._pause()
+        named = _chunk_that_says(shown, script.CHANGED.expects)
+        if named not in {chunk["id"] for chunk in before.injected}:
+            raise NotShown(f"chunk {named} was shown to the model but is not in memory_out")
+        correction: dict[str, object] = {
+            "chunk_ids": [named],
+            "action": "Update",
+            "reason": script.CORRECTION_REASON,
+            "content": f"user: {script.CORRECTION}",
+        }
+        self._screen.correction(correction)
+        await self._pause()
+        answer = await self._say(chat, script.CORRECTION, corrections=[correction])
+        if answer.failed_corrections:
+            raise NotShown(f"the correction failed for {answer.failed_corrections}")
+        after, shown = await self._asked(self._new_chat(), script.CHANGED_AGAIN, script.CORRECTED_EXPECTS)
+        if any(f"[mem:{named}]" in block for block in shown.blocks):
+            raise NotShown(f"chunk {named} is still shown although it was replaced")
+        self._screen.answer(script.CHANGED_AGAIN, after.text, script.CORRECTED_EXPECTS, after.recall_ms)
+        await self._pause()
+        self._screen.prompt(shown, 1, script.CORRECTED_EXPECTS)
+
+    def figures(self) -> None:
+        """What was measured in this run."""
+        largest = max(shown.tokens for shown in self._standin.shown)
+        if largest >= WINDOW_TOKENS:
+            raise NotShown(f"a prompt had {largest} tokens, more than the window")
+        self._screen.figures(
+            turns=self._turns,
+            said_tokens=self._said_tokens,
+            largest_prompt=largest,
+            window=WINDOW_TOKENS,
+            chunks=len(self._live_contents()),
+            log_bytes=sum(file.stat().st_size for file in self._data_dir.rglob("*.bin")),
+            recall_ms=sorted(self._recall_ms),
+        )
+
+    # -- private ------------------------------------------------------------------------------------------------
+
+    async def _pause(self, share: float = 1.0) -> None:
+        await asyncio.sleep(share * self._pause_seconds)
+
+    async def _say(self, chat: Chat, text: str, corrections: list[dict[str, object]] | None = None) -> Answer:
+        answer = await chat.say(text, corrections=corrections)
+        if answer.status.startswith("degraded"):
+            raise NotShown(f"memd reports {answer.status}")
+        self._turns += 1
+        self._said_tokens += self._count(text) + self._count(answer.text)
+        return answer
+
+    async def _asked(self, chat: Chat, question: str, expects: str) -> tuple[Answer, Shown]:
+        """Ask, and hold that the answer came out of a memory block."""
+        answer = await self._say(chat, question)
+        shown = self._standin.shown[-1]
+        if answer.recall_ms is not None:
+            self._recall_ms.append(answer.recall_ms)
+        if expects not in answer.text:
+            raise NotShown(f"{question!r} should be answered with {expects!r}; the model said {answer.text!r}")
+        if not any(expects in block for block in shown.blocks):
+            raise NotShown(f"{expects!r} was known without memory")
+        return answer, shown
+
+    def _live_contents(self) -> list[str]:
+        return [entry["content"] for entry in export(self._data_dir, topic_id=TOPIC, live_only=True)]
+
+
+def _left_out(chat: Chat, shown: Shown) -> int:
+    """How many of the messages that the client sent the model was not shown."""
+    sent = len(chat.messages) - 1  # the reply came after
+    return sent - sum("[memory]" not in message["content"] or message["role"] == "user" for message in shown.messages)
+
+
+def _chunk_that_says(shown: Shown, text: str) -> str:
+    """The id in front of the line of the memory block that says it."""
+    for part in re.split(r"\n(?=\[mem:)", "\n".join(reversed(shown.blocks))):
+        if part.startswith("[mem:") and text in part:
+            return part[len("[mem:") : part.index("]")]
+    raise NotShown(f"no chunk that was shown says {text!r}")
+
