@@ -23,7 +23,7 @@ hypothesis.settings.load_profile("memd")
 MEMORY_MARKER = "[mem:"
 REPLY = ("No", " memory", " here", ".")
 REPLY_WITH_MEMORY = ("Memory", " was", " seen", "!")
-WINDOW = 4096
+WINDOW = 8192
 
 MakeDaemon = Callable[..., DaemonProcess]
 

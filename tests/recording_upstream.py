@@ -1,0 +1,152 @@
+"""An upstream that writes down what it is sent, byte for byte, and answers as it is told.
+
+Rule: it is plain `http.server` and threads: nothing of the daemon's own libraries is between the test and the wire.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+
+HOLD_SECONDS_MAX = 60
+
+
+class Request(NamedTuple):
+    """One request as it came; header names as they were written."""
+
+    method: str
+    target: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def header(self, name: str) -> str | None:
+        """The value of a header, whatever the case of its name."""
+        return next((value for key, value in self.headers if key.lower() == name.lower()), None)
+
+
+class Response(NamedTuple):
+    """What is sent back: the parts of the body one after the other, waiting for `gate` before the last part."""
+
+    parts: tuple[bytes, ...]
+    status: int = 200
+    headers: tuple[tuple[str, str], ...] = (("Content-Type", "application/json"),)
+    gate: threading.Event | None = None
+
+
+class RecordingUpstream:
+    """What was asked, and `answer`, which decides what is said to a request that is not llama-server's own."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.answer: Callable[[Request], Response] = chat_answer
+        self.url = ""
+
+    @property
+    def chats(self) -> list[Request]:
+        """The chat completion requests."""
+        return [request for request in self.requests if request.target.endswith("/chat/completions")]
+
+    @property
+    def prompts(self) -> list[str]:
+        """The messages of each chat request, as JSON text."""
+        return [json.dumps(json.loads(request.body)["messages"], ensure_ascii=False) for request in self.chats]
+
+
+@contextmanager
+def recording_upstream(*, window: int = 4096) -> Iterator[RecordingUpstream]:
+    """Serve on a free loopback port; `/props` tells a window of `window` tokens, there is no template probe."""
+    upstream = RecordingUpstream()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle_one_request(self) -> None:
+            try:
+                super().handle_one_request()
+            except (ConnectionError, BrokenPipeError):
+                self.close_connection = True  # the daemon was killed, or its client left
+
+        def _any(self) -> None:
+            body = self._read_body()
+            request = Request(self.command, self.path, self.headers.items(), body)
+            upstream.requests.append(request)
+            if self.path == "/props":
+                told = {"default_generation_settings": {"n_ctx": window}, "model_alias": "recorded"}
+                self._send(Response((json.dumps(told).encode(),)))
+            elif self.path in ("/apply-template", "/v1/chat/completions/input_tokens"):
+                self._send(Response((b"{}",), status=404))
+            else:
+                self._send(upstream.answer(request))
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = do_OPTIONS = _any  # noqa: N815  # http.server's
+
+        def _read_body(self) -> bytes:
+            if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
+                body = b""
+                while size := int(self.rfile.readline(), 16):
+                    body += self.rfile.read(size)
+                    self.rfile.readline()
+                self.rfile.readline()
+                return body
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+        def _send(self, response: Response) -> None:
+            self.send_response(response.status)
+            for name, value in response.headers:
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(sum(map(len, response.parts))))
+            self.end_headers()
+            if self.command == "HEAD":
+                return
+            for position, part in enumerate(response.parts):
+                if response.gate is not None and position == len(response.parts) - 1:
+                    response.gate.wait(HOLD_SECONDS_MAX)
+                self.wfile.write(part)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name http.server gave it
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    upstream.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield upstream
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+COMMON = {"id": "chatcmpl-1", "created": 1, "model": "recorded"}
+
+
+def chat_answer(request: Request, text: str = "Noted.") -> Response:
+    """A reply of one short sentence, streamed if asked to."""
+    try:
+        stream = json.loads(request.body).get("stream", False)
+    except ValueError:
+        stream = False
+    if stream:
+        return streamed(text)
+    message = {"role": "assistant", "content": text}
+    choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+    return Response((json.dumps({"choices": choices, "object": "chat.completion", **COMMON}).encode(),))
+
+
+def streamed(text: str, gate: threading.Event | None = None) -> Response:
+    """A reply word by word as server-sent events; the end waits for `gate`."""
+    deltas: list[dict[str, object]] = [{"role": "assistant", "content": None}]
+    deltas += [{"content": word} for word in text.split(" ")]
+    events = [_event([{"index": 0, "delta": delta, "finish_reason": None}]) for delta in deltas]
+    end = _event([{"index": 0, "delta": {}, "finish_reason": "stop"}]) + b"data: [DONE]\n\n"
+    return Response((*events, end), headers=(("Content-Type", "text/event-stream"),), gate=gate)
+
+
+def _event(choices: list[dict[str, object]]) -> bytes:
+    return b"data: " + json.dumps({"choices": choices, "object": "chat.completion.chunk", **COMMON}).encode() + b"\n\n"

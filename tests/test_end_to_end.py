@@ -1,0 +1,145 @@
+"""The main job on a real llama.cpp: what was said long ago, in another chat, before a restart, reaches the model.
+
+Rule: the model itself is the witness. Its weights answer one thing if `[mem:` was in the prompt and another if not.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from conftest import REPLY, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
+from daemon_process import Answer, DaemonProcess, text_of
+
+FORGETFUL = "".join(REPLY)
+REMEMBERING = "".join(REPLY_WITH_MEMORY)
+
+FACT = "Please note: the release word for the lighthouse lamp is cinnamon-42, written on the brass plate."
+QUESTION = "What is the release word for the lighthouse lamp?"
+SYSTEM = {"role": "system", "content": "You look after a lighthouse."}
+TURNS = 60
+
+
+def test_what_was_said_sixty_turns_ago_reaches_the_model_in_a_new_chat_also_after_a_restart(
+    daemon: DaemonProcess,
+) -> None:
+    history = talk(daemon)
+    assert sum(len(message["content"]) for message in history) > 1.5 * WINDOW, "the history must not fit the window"
+    assert_remembered(daemon)
+    before = daemon.export()
+    daemon.restart()
+    after = daemon.export()
+    assert after[: len(before)] == before
+    assert_remembered(daemon)
+    assert daemon.run("verify").returncode == 0
+
+
+def test_a_history_that_arrives_again_after_a_restart_is_not_stored_again(make_daemon: MakeDaemon, llama: str) -> None:
+    daemon = make_daemon(llama).start()
+    history = talk(daemon)
+    daemon.restart()
+    more = [*history, {"role": "user", "content": "And what is for dinner?"}]
+    assert daemon.chat(more).status == 200
+    contents = [entry["content"] for entry in daemon.export()]
+    assert len(contents) == len(set(contents))
+    assert sum("cinnamon-42" in content for content in contents) == 1
+
+
+def test_nothing_is_remembered_across_topics_unless_they_are_related(daemon: DaemonProcess) -> None:
+    garden = {"topic_id": "garden"}
+    daemon.chat([said(FACT)], metadata={"memory_in": garden})
+    daemon.chat([said("Something else entirely: when is the ferry due?")], metadata={"memory_in": garden})
+    kitchen: dict[str, Any] = {"topic_id": "kitchen"}
+    assert daemon.chat([said(QUESTION)], metadata={"memory_in": kitchen}).reply == FORGETFUL
+    kitchen["related_topic_ids"] = ["garden"]
+    related = daemon.chat([said("Tell me: " + QUESTION)], metadata={"memory_in": kitchen})
+    assert related.reply == REMEMBERING
+    assert "garden" in {chunk["topic_id"] for chunk in related.json["memory_out"]["injected_chunks"]}
+
+
+def test_a_corrected_chunk_is_not_shown_again_and_its_replacement_is(daemon: DaemonProcess) -> None:
+    daemon.chat([said(FACT)])
+    first = daemon.chat([said(QUESTION)], memory_in={})
+    [wrong] = [chunk["id"] for chunk in first.json["memory_out"]["injected_chunks"]]
+    update = {
+        "chunk_ids": [wrong],
+        "action": "Update",
+        "reason": "it was changed",
+        "content": "The release word for the lighthouse lamp is now thyme-17.",
+    }
+    answer = daemon.chat([said("The release word has changed.")], memory_in={"corrections": [update]})
+    assert "signals" not in answer.json["memory_out"]
+    again = daemon.chat([said("Once more: " + QUESTION)], memory_in={})
+    shown = {chunk["id"] for chunk in again.json["memory_out"]["injected_chunks"]}
+    live = {entry["id"]: entry for entry in daemon.export() if entry["live"]}
+    assert wrong not in shown
+    assert any("thyme-17" in live[chunk_id]["content"] for chunk_id in shown)
+
+
+def talk(daemon: DaemonProcess) -> list[dict[str, str]]:
+    """`TURNS` turns about many things, the whole history with each; the fact comes third. Returns the history."""
+    history = [SYSTEM]
+    for number, text in enumerate(small_talk()):
+        history.append(said(text))
+        if number % 10 == 9:
+            with daemon.stream(history) as stream:
+                reply = text_of(list(stream))
+                assert stream.ended_properly
+        else:
+            reply = daemon.chat(history).reply  # a prompt beyond the window would be answered with an error
+        if number == 0:
+            assert reply == FORGETFUL, "nothing was said yet that could be remembered"
+        assert reply in (FORGETFUL, REMEMBERING)
+        history.append({"role": "assistant", "content": reply})
+    return history
+
+
+def assert_remembered(daemon: DaemonProcess) -> None:
+    """A new chat that asks for the fact is answered from memory, streaming and not, and says which chunks it used."""
+    answer = daemon.chat([SYSTEM, said(QUESTION)], memory_in={})
+    assert answer.reply == REMEMBERING, repr(daemon)
+    assert_shown(daemon, answer.json["memory_out"])
+    assert answer.headers["X-Memory-Status"] == "injected"
+    assert_plain(daemon.chat([SYSTEM, said("I forgot. " + QUESTION)]))
+    with daemon.stream([SYSTEM, said("Quickly: " + QUESTION)], memory_in={}) as stream:
+        chunks = list(stream)
+        assert stream.ended_properly
+    assert text_of(chunks) == REMEMBERING
+    [memory_out] = [chunk["memory_out"] for chunk in chunks if "memory_out" in chunk]
+    assert_shown(daemon, memory_out)
+
+
+def assert_plain(answer: Answer) -> None:
+    """A client that knows nothing of memd gets an answer without `memory_out`, but with memory."""
+    assert answer.reply == REMEMBERING
+    assert "memory_out" not in answer.json
+
+
+def assert_shown(daemon: DaemonProcess, memory_out: dict[str, Any]) -> None:
+    contents = {entry["id"]: entry["content"] for entry in daemon.export()}
+    shown = [chunk["id"] for chunk in memory_out["injected_chunks"]]
+    assert set(shown) <= set(contents)
+    assert any("cinnamon-42" in contents[chunk_id] for chunk_id in shown)
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def small_talk() -> list[str]:
+    """What the keeper says in `TURNS` turns: no two alike, the fact among the first."""
+    chance = random.Random(20)
+    things = ["stove", "boat", "barometer", "staircase", "flag", "goat", "radio", "well", "window", "path", "ladder"]
+    states = ["needs paint", "works again", "was repaired", "makes a noise", "is wet", "was moved", "looks fine"]
+    causes = ["the storm", "last winter", "the visitors", "the salt", "old age", "the inspection", "my mistake"]
+    wishes = ["order a part", "write to the harbour", "ask my brother", "wait for spring", "leave it", "paint it red"]
+    texts = []
+    for number in range(TURNS):
+        thing, other = chance.sample(things, 2)
+        texts.append(
+            f"Day {number + 1}. The {thing} {chance.choice(states)} because of {chance.choice(causes)}, so I will "
+            f"{chance.choice(wishes)}. Yesterday the {other} {chance.choice(states)}; nobody noticed but me, and the "
+            f"log book for page {chance.randrange(100, 1000)} says the same."
+        )
+    texts[2] = FACT
+    return texts
