@@ -197,8 +197,10 @@ def encode_entry(entry: Entry) -> bytes:
     return _encoder.encode(known | {name: value for name, value in entry.unknown.items() if name not in known})
 
 
-def decode_entry(payload: bytes, *, dimension: int) -> Entry:
-    """The entry of a log record whose checksum matched; asserts what must hold before anything else relies on it.
+def decode_entry(payload: bytes, *, dimension: int | None) -> Entry:
+    """The entry of a log record whose checksum matched, if what must hold of every entry holds of it.
+
+    `dimension` None: the vector may be of any length.
 
     Raises:
         CorruptFile: the payload is not an entry, or an impossible one.
@@ -208,10 +210,10 @@ def decode_entry(payload: bytes, *, dimension: int) -> Entry:
         fields = msgspec.msgpack.decode(payload) if _count(payload) != len(_FIELDS) else {}
     except (msgspec.MsgspecError, RecursionError) as error:
         raise CorruptFile(f"the record is not an entry: {error}") from error
-    vector_bytes = 4 * dimension if entry.status is Status.ACTIVE else 0
+    wanted_bytes = 0 if entry.status is Status.DEPRECATED else dimension and 4 * dimension
     possible = (
         len(entry.uuid) == 16
-        and len(entry.vector) == vector_bytes
+        and (len(entry.vector) == wanted_bytes or wanted_bytes is None)
         and PUBLIC_ID_DIGITS_MIN <= len(entry.public_id) <= 32
         and entry.uuid.hex().startswith(entry.public_id)
         and 0 < entry.origin_id <= entry.canonical_id < 1 << 63

@@ -70,8 +70,8 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
         return self.whole_end < self.size
 
 
-def read_log_file(data: bytes, *, name: str, dimension: int) -> LogFile:
-    """Decode a log file. `dimension` is what vectors are checked against where the header is damaged.
+def read_log_file(data: bytes, *, name: str, dimension: int | None) -> LogFile:
+    """Decode a log file. `dimension` is what vectors are checked against where the header is damaged, if known.
 
     Raises:
         ForeignFile: an intact header that says this is not for this version of memd to read.

@@ -68,6 +68,32 @@ def row_of(entry: Entry, span: Span) -> tuple[int | bytes, ...]:
     )
 
 
+def read_entry(files: Files, paths: Sequence[Path], record: np.void, *, dimension: int | None) -> Entry:
+    """The entry of one `ROW`, read from the first of `paths` that has it, and checked.
+
+    A file is renamed when its segment is full, perhaps right now: that is why there are several.
+
+    Raises:
+        CorruptFile: the bytes are not that entry any more.
+        StoreError: the file cannot be read.
+    """
+    offset, length = int(record["offset"]), int(record["length"])
+    problem: StoreError = CorruptFile(
+        f"{paths[0]}: entry {record['canonical_id']} at offset {offset} cannot be read; "
+        "`memd verify` says what else is damaged"
+    )
+    for path in paths:
+        try:
+            payload = payload_at(files.read_at(path, offset, FRAME_BYTES + length), 0)
+            entry = decode_entry(payload, dimension=dimension) if payload is not None else None
+        except StoreError as error:
+            problem = error if files.size(path) is not None else problem
+            continue
+        if entry is not None and entry.canonical_id == int(record["canonical_id"]):
+            return entry
+    raise problem
+
+
 class Segment:
     """What both kinds have in common: a file, its header and the columns of its entries."""
 
@@ -79,27 +105,8 @@ class Segment:
         self.index: VectorIndex | None = None
 
     def read(self, record: np.void) -> Entry:
-        """The entry of one `ROW`, read from disk and checked.
-
-        Raises:
-            CorruptFile: the bytes are not that entry any more.
-            StoreError: the file cannot be read.
-        """
-        offset, length = int(record["offset"]), int(record["length"])
-        problem: StoreError = CorruptFile(
-            f"{self._paths[0]}: entry {record['canonical_id']} at offset {offset} cannot be read; "
-            "`memd verify` says what else is damaged"
-        )
-        for path in self._paths:  # the file is renamed when its segment is full, perhaps right now
-            try:
-                payload = payload_at(self._files.read_at(path, offset, FRAME_BYTES + length), 0)
-                entry = decode_entry(payload, dimension=self.header.dimension) if payload is not None else None
-            except StoreError as error:
-                problem = error if self._files.size(path) is not None else problem
-                continue
-            if entry is not None and entry.canonical_id == int(record["canonical_id"]):
-                return entry
-        raise problem
+        """The entry of one `ROW`; see `read_entry`."""
+        return read_entry(self._files, self._paths, record, dimension=self.header.dimension)
 
 
 class Growing(Segment):

@@ -1,0 +1,187 @@
+"""Reads every byte of a data directory and says what it checked and what is wrong.
+
+Rule: opens nothing for writing, needs no lock and works beside a running daemon. While a daemon holds the directory, an
+unfinished append at the end of the newest file is being written, not damage. Findings about derived files say that
+they are rebuilt; set-aside `.torn` files are mentioned and are no failure.
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from memd.errors import CorruptFile, ForeignFile, StoreError
+from memd.store.files import DiskFiles, Files
+from memd.store.format import MAGIC_JOURNAL, decode_header, scan
+from memd.store.layout import LOCK_NAME, TopicLayout, topic_ids_in
+from memd.store.recovery import TORN_SUFFIX, Finding, LogFile, damage, read_log_file
+from memd.store.sealing import check_index, read_meta
+from memd.store.segment import ROW, row_of
+
+
+class Counts(msgspec.Struct):
+    """What was read."""
+
+    topics: int = 0
+    files: int = 0
+    records: int = 0
+    bytes: int = 0
+
+
+class Report(msgspec.Struct):
+    """The outcome of `verify`."""
+
+    lines: list[str]
+    """For a person: the findings, then what was checked."""
+    counts: Counts
+    damaged: list[Finding]
+    """What is lost, in the wrong place or has to be rebuilt."""
+    ok: bool
+    """Whether `damaged` is empty."""
+
+
+def verify(data_dir: Path, files: Files | None = None) -> Report:
+    """Check headers, every record's checksum and contents, groups, order of canonical ids, indexes and journals.
+
+    Raises:
+        StoreError: the directory itself cannot be read; files that cannot be are findings.
+    """
+    files = files or DiskFiles()
+    check = _Check(files, is_live=files.is_locked(data_dir / LOCK_NAME))
+    for topic_id in topic_ids_in(files, data_dir):
+        check.topic(TopicLayout(data_dir, topic_id))
+    counts = check.counts
+    wrong = [finding for finding in check.findings if finding.kind in {"damaged", "derived", "foreign"}]
+    summary = (
+        f"checked {counts.topics} topics: {counts.files} files, {counts.records} records, {counts.bytes:,} bytes; "
+        + (f"{len(wrong)} findings" if wrong else "all whole")
+    )
+    return Report(lines=[*map(str, check.findings), summary], counts=counts, damaged=wrong, ok=not wrong)
+
+
+class _Check:
+    def __init__(self, files: Files, *, is_live: bool) -> None:
+        self._files = files
+        self._is_live = is_live
+        self.counts = Counts()
+        self.findings: list[Finding] = []
+
+    def topic(self, layout: TopicLayout) -> None:
+        self.counts.topics += 1
+        active = self._read(layout.active) if self._files.size(layout.active) is not None else None
+        active_file = self._decoded(layout.active, active) if active is not None else None
+        # Listed after active.bin was read: a rotation in between must not hide a segment (see layout.py).
+        numbers = layout.segment_ids(self._files)
+        if active_file is not None and active_file.header is not None:
+            numbers = [number for number in numbers if number != active_file.header.segment_id]
+        missing = sorted(set(range(1, max(numbers, default=0))) - set(numbers))
+        for number in missing:
+            self._found(
+                "damaged", layout.bin(number), "is missing; what was stored in it is lost unless a backup has it"
+            )
+        last_id = 0
+        for number in numbers:
+            last_id = self._segment(layout, number, last_id)
+        if active_file is not None:
+            self._log_file(layout, layout.active, active_file, last_id, is_last=True)
+        self._journal(layout.hot)
+        for directory in (layout.directory, layout.segments):
+            for name in self._files.names(directory):
+                if TORN_SUFFIX in name:
+                    size = self._files.size(directory / name)
+                    self._found("notice", directory / name, f"holds {size} bytes of an interrupted write, set aside")
+
+    def _segment(self, layout: TopicLayout, number: int, last_id: int) -> int:
+        path = layout.bin(number)
+        data = self._read(path)
+        log_file = self._decoded(path, data) if data is not None else None
+        if data is None or log_file is None:
+            return last_id
+        if log_file.header is not None and log_file.header.segment_id != number:
+            self._found("damaged", path, f"says that it is segment {log_file.header.segment_id}")
+        last_id = self._log_file(layout, path, log_file, last_id, is_last=False)
+        if self._files.size(layout.meta(number)) is None:
+            if not self._is_live:
+                self._found("notice", path, "has no index yet; the next start of memd builds it")
+            return last_id
+        self._derived(layout, number, data, log_file)
+        return last_id
+
+    def _derived(self, layout: TopicLayout, number: int, data: bytes, log_file: LogFile) -> None:
+        path = layout.meta(number)
+        try:
+            _, meta = read_meta(self._files, layout, number)
+            self._count(path)
+            rows = np.array(list(map(row_of, log_file.entries, log_file.spans)), dtype=ROW)
+            if meta.bin_crc != zlib.crc32(data) or meta.rows != rows.tobytes():
+                raise CorruptFile(f"{path}: does not agree with {layout.bin(number).name}, which was changed since")
+            check_index(self._files, layout, meta)
+            self._count(layout.hnsw(number))
+        except ForeignFile as error:
+            self._found("foreign", path, str(error))
+        except StoreError as error:
+            self._found("derived", path, f"is rebuilt from the log at the next start: {error}")
+
+    def _log_file(self, layout: TopicLayout, path: Path, log_file: LogFile, last_id: int, *, is_last: bool) -> int:
+        self.findings += damage(log_file, topic_id=layout.topic_id, is_last=is_last)
+        if is_last and log_file.has_tail:
+            tail = f"{log_file.size - log_file.whole_end} bytes at offset {log_file.whole_end}"
+            if self._is_live:
+                self._found("notice", path, f"{tail} are being written")
+            else:
+                self._found("torn", path, f"{tail} are an interrupted write; the next start of memd sets them aside")
+        for entry, span in zip(log_file.entries, log_file.spans, strict=True):
+            if entry.canonical_id <= last_id:
+                self._found("damaged", path, f"entry {entry.canonical_id} at offset {span.offset} is out of order")
+            last_id = max(last_id, entry.canonical_id)
+        return last_id
+
+    def _journal(self, path: Path) -> None:
+        if self._files.size(path) is None:
+            return
+        data = self._read(path)
+        if data is None:
+            return
+        try:
+            decode_header(data, magic=MAGIC_JOURNAL, name=str(path))
+        except CorruptFile as error:
+            self._found("damaged", path, str(error))
+        except ForeignFile as error:
+            self._found("foreign", path, str(error))
+        found = scan(data)
+        self.counts.records += len(found.spans)
+        for start, end in found.gaps:
+            self._found("damaged", path, f"bytes {start} to {end} cannot be read; unstored turns in them are lost")
+        if found.end < len(data) and not self._is_live:
+            self._found("torn", path, f"{len(data) - found.end} bytes at offset {found.end} are an interrupted write")
+
+    def _decoded(self, path: Path, data: bytes) -> LogFile | None:
+        try:
+            log_file = read_log_file(data, name=str(path), dimension=None)
+        except ForeignFile as error:
+            self._found("foreign", path, str(error))
+            return None
+        self.counts.records += len(log_file.entries)
+        return log_file
+
+    def _read(self, path: Path) -> bytes | None:
+        try:
+            data = self._files.read(path)
+        except StoreError as error:
+            # A running daemon may have renamed or replaced it just now; then it is read under its other name.
+            if self._files.size(path) is not None or not self._is_live:
+                self._found("damaged", path, str(error))
+            return None
+        self.counts.files += 1
+        self.counts.bytes += len(data)
+        return data
+
+    def _count(self, path: Path) -> None:
+        self.counts.files += 1
+        self.counts.bytes += self._files.size(path) or 0
+
+    def _found(self, kind: str, path: Path, message: str) -> None:
+        self.findings.append(msgspec.convert({"kind": kind, "path": str(path), "message": message}, Finding))
