@@ -65,21 +65,22 @@ class Screen:
 
         def show(turn: int, said: int, prompt: int, left: int) -> None:
             if turn % PROGRESS_EVERY == 0 or turn == turns:
-                bar = "█" * round(20 * turn / turns)
+                bar = "█" * round(10 * turn / turns)
                 self._console.print(
-                    f"  [cyan]{bar:░<20}[/] turn {turn:>2}/{turns}   said [bold]{said:>5,}[/] tokens   "
-                    f"prompt [bold]{prompt:>5,}[/]   [{MEMORY}]{left:>3}[/] messages no longer sent"
+                    f"  [cyan]{bar:░<10}[/] turn {turn:>2}/{turns}  said [bold]{said:>5,}[/] tokens  "
+                    f"prompt [bold]{prompt:>5,}[/]  [{MEMORY}]{left:>3}[/] messages left out"
                 )
 
         yield show
 
     def first_left(self, turn: int, said: int, left: int, prompt: int, window: int) -> None:
         """The moment when old turns leave the prompt."""
-        self._console.print(
-            f"  [{MEMORY}]▸ turn {turn}:[/] {said:,} tokens were said and the window has {window:,}, with room kept "
-            f"for the\n    reply and for memory. The oldest {left} messages are on disk now; the prompt is down to "
-            f"{prompt:,} tokens."
+        text = (
+            f"[{MEMORY}]▸ turn {turn}:[/] {said:,} tokens were said; the window has {window:,}, with room kept for the "
+            f"reply and for memory. The oldest {left} messages are on disk now and the model is no longer shown them: "
+            f"its prompt is down to {prompt:,} tokens."
         )
+        self._console.print(Padding(text, (0, 2)))
 
     def remembered(self, contents: Sequence[str]) -> None:
         """What is in the log."""
