@@ -36,8 +36,9 @@ from memd.daemon.relay import error_response, pass_through
 from memd.daemon.service import Daemon
 from memd.daemon.tasks import Tasks
 from memd.daemon.upstream import Upstream
-from memd.embedding import load_embedder
+from memd.embedding import Embedder, load_embedder
 from memd.errors import MemdError
+from memd.store.files import Files
 from memd.store.log import Store
 
 log = logging.getLogger("memd")
@@ -90,11 +91,14 @@ def unreachable(daemon: Daemon, error: BaseException) -> web.Response:
 
 
 @asynccontextmanager
-async def running(config: Config, model: Path | None = None) -> AsyncIterator[Daemon]:
+async def running(
+    config: Config, model: Path | None = None, files: Files | None = None
+) -> AsyncIterator[Daemon]:
     """The whole daemon, listening; it ends when the block is left.
 
     Args:
         model: a GGUF file to serve with a llama.cpp of our own, instead of `upstream.url`.
+        files: the disk; another one than the real only where a fault is to be injected.
 
     Raises:
         MemdError: the port, the data directory, the model or the embedding model cannot be used.
@@ -110,7 +114,7 @@ async def running(config: Config, model: Path | None = None) -> AsyncIterator[Da
             upstream_settings = msgspec.structs.replace(config.upstream, url=child.url)
             config = msgspec.structs.replace(config, upstream=upstream_settings)
         embedder, counter = await embedding, TokenCounter(await encoding)
-        store = await loop.run_in_executor(None, lambda: _opened(config, embedder.dimension, embedder.fingerprint))
+        store = await loop.run_in_executor(None, lambda: _opened(config, embedder, files))
         stack.callback(store.close)
         tasks = Tasks()
         upstream = Upstream(config, tasks)
@@ -207,12 +211,13 @@ def _bound(config: Config) -> socket.socket:
         ) from None
 
 
-def _opened(config: Config, dimension: int, fingerprint: str) -> Store:
+def _opened(config: Config, embedder: Embedder, files: Files | None) -> Store:
     return Store.open(
         config.data_dir,
-        dimension=dimension,
-        fingerprint=fingerprint,
+        dimension=embedder.dimension,
+        fingerprint=embedder.fingerprint,
         segment_entries_max=config.segment.max_entries,
+        files=files,
     )
 
 

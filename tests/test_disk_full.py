@@ -1,0 +1,132 @@
+"""A full disk under a running daemon: requests keep flowing, nothing is lost, and the answers say so."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from memd.config import Buffer, Compaction, Config, Listen, Log, Upstream
+from memd.daemon.app import running
+from memd.daemon.service import Daemon
+from memd.errors import DiskFull
+from memd.store.files import Appender, DiskFiles
+from memd.store.export import export
+from memd.store.verify import verify
+
+
+class FullDisk(DiskFiles):
+    """The real disk, until `full` is set: from then on nothing can be written."""
+
+    full = False
+
+    def append_to(self, path: Path) -> Appender:
+        return _Appender(super().append_to(path), self, path)
+
+    def create(self, path: Path) -> Appender:
+        self.check(path)
+        return _Appender(super().create(path), self, path)
+
+    def check(self, path: Path) -> None:
+        if self.full:
+            raise DiskFull(f"{path}: the disk is full") from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class _Appender:
+    def __init__(self, real: Appender, disk: FullDisk, path: Path) -> None:
+        self._real, self._disk, self._path = real, disk, path
+        self.sync, self.truncate, self.close = real.sync, real.truncate, real.close
+
+    def write(self, data: bytes) -> None:
+        if self._disk.full:
+            self._real.write(data[: len(data) // 2])  # a full disk takes what still fits
+        self._disk.check(self._path)
+        self._real.write(data)
+
+
+@pytest.fixture
+def disk() -> FullDisk:
+    return FullDisk()
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path, llama: str, disk: FullDisk) -> AsyncIterator[Daemon]:
+    config = Config(
+        listen=Listen(port=0),
+        upstream=Upstream(url=llama),
+        data_dir=tmp_path / "memory",
+        buffer=Buffer(soft_tokens=256, hard_tokens=400),
+        compaction=Compaction(retry_seconds=0.01),
+        log=Log(level="error"),
+    )
+    async with running(config, files=disk) as daemon:
+        yield daemon
+
+
+async def _ask(daemon: Daemon, history: list[dict[str, str]], text: str, **more: Any) -> tuple[int, str, Any]:
+    history.append({"role": "user", "content": text})
+    body = {"model": "tiny", "messages": history, "max_tokens": 16, **more}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{daemon.base_url}/v1/chat/completions", json=body) as answer,
+    ):
+        said = await answer.json()
+        history.append(said["choices"][0]["message"])
+        return answer.status, answer.headers["X-Memory-Status"], said
+
+
+def _facts(count: int, start: int = 0) -> list[str]:
+    return [f"Fact {n}: locker {n} belongs to crew {n * 7} and opens with code {n * 1319}." for n in range(start, count)]
+
+
+async def _all_stored(daemon: Daemon) -> None:
+    topic = await daemon.topics.get("default")
+    for conversation in topic.buffer.conversations():
+        assert await daemon.archiver.store(topic, conversation, len(conversation))
+
+
+async def test_on_a_full_disk_requests_flow_and_say_so_and_afterwards_nothing_is_lost(
+    daemon: Daemon, disk: FullDisk, tmp_path: Path
+) -> None:
+    history: list[dict[str, str]] = []
+    for fact in _facts(6):
+        assert (await _ask(daemon, history, fact))[0] == 200
+
+    disk.full = True
+    statuses = [(await _ask(daemon, history, fact))[:2] for fact in _facts(14, start=6)]
+    assert {status for status, _ in statuses} == {200}
+    assert statuses[-1][1] == "degraded:disk-full"
+
+    disk.full = False
+    recovered = [(await _ask(daemon, history, fact))[1] for fact in _facts(18, start=14)]
+    await _all_stored(daemon)
+    assert recovered[-1] != "degraded:disk-full"
+
+    data_dir = tmp_path / "memory"
+    stored = "\n".join(entry["content"] for entry in export(data_dir, topic_id="default", live_only=True))
+    assert [fact for fact in _facts(18) if fact not in stored] == []
+    report = verify(data_dir)
+    assert report.ok, report.lines
+
+
+async def test_corrections_on_a_full_disk_fail_as_such_and_change_nothing(daemon: Daemon, disk: FullDisk) -> None:
+    await _ask(daemon, [], "The spare key hangs behind the blue bicycle.")
+    _, _, said = await _ask(daemon, [], "Where does the spare key hang?", memory_in={})
+    shown = [chunk["id"] for chunk in said["memory_out"]["injected_chunks"]]
+    assert shown
+
+    disk.full = True
+    correction = {"chunk_ids": shown, "action": "Update", "reason": "moved", "content": "It hangs in the shed."}
+    status, memory_status, said = await _ask(daemon, [], "Noted?", memory_in={"corrections": [correction]})
+    assert (status, memory_status) == (200, "degraded:disk-full")
+    failed = [signal["chunk_id"] for signal in said["memory_out"]["signals"] if signal["type"] == "correction_failed"]
+    assert failed == shown
+
+    disk.full = False
+    _, _, said = await _ask(daemon, [], "So where does the spare key hang?", memory_in={})
+    assert shown[0] in [chunk["id"] for chunk in said["memory_out"]["injected_chunks"]]
