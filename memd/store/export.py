@@ -18,7 +18,7 @@ import numpy as np
 from memd.chunks import Entry, Status
 from memd.errors import StoreError
 from memd.store.files import DiskFiles, Files
-from memd.store.layout import TopicLayout, topic_ids_in
+from memd.store.layout import TopicLayout, segments_before, topic_ids_in
 from memd.store.recovery import LogFile, read_log_file
 from memd.store.segment import ROW, read_entry, row_of
 from memd.store.superseded import Bits, Records, superseded
@@ -77,11 +77,10 @@ class _Places:
 
 def _log_files(files: Files, layout: TopicLayout) -> Iterator[tuple[list[Path], Records]]:
     """The files of a topic, each with the other names it may get, and their columns; oldest first."""
-    active = _active_file(files, layout)
-    # Listed after active.bin was read: a rotation in between must not hide a segment (see layout.py).
-    numbers = layout.segment_ids(files)
+    data = _active_bytes(files, layout)
+    active = read_log_file(data, name=str(layout.active), dimension=None) if data is not None else None
     number = active.header.segment_id if active is not None and active.header is not None else None
-    for path in (layout.bin(found) for found in numbers if found != number):
+    for path in map(layout.bin, segments_before(files, layout, data, number)):
         log_file = read_log_file(files.read(path), name=str(path), dimension=None)
         yield [path], _rows_of(log_file, len(log_file.entries))
     if active is not None:
@@ -89,9 +88,9 @@ def _log_files(files: Files, layout: TopicLayout) -> Iterator[tuple[list[Path], 
         yield paths, _rows_of(active, active.whole_count)
 
 
-def _active_file(files: Files, layout: TopicLayout) -> LogFile | None:
+def _active_bytes(files: Files, layout: TopicLayout) -> bytes | None:
     try:
-        return read_log_file(files.read(layout.active), name=str(layout.active), dimension=None)
+        return files.read(layout.active)
     except StoreError:
         if files.size(layout.active) is None:  # full, and renamed just now; or nothing was ever appended
             return None

@@ -169,8 +169,12 @@ class DiskFiles:
 
     def sync_directory(self, path: Path) -> None:
         """See Files."""
-        with _writing(path), _open_descriptor(path, os.O_RDONLY) as descriptor:
-            os.fsync(descriptor)
+        with _writing(path):
+            try:
+                with _open_descriptor(path, os.O_RDONLY) as descriptor:
+                    os.fsync(descriptor)
+            except PermissionError:
+                pass  # a directory above the data directory that memd may pass through but not list: not its to sync
 
     def save_native(self, path: Path, save: Callable[[str], None]) -> None:
         """See Files."""

@@ -48,6 +48,18 @@ class TopicLayout:
         return sorted(int(match[1]) for match in found if match is not None)
 
 
+def segments_before(files: Files, layout: TopicLayout, active: bytes | None, segment_id: int | None) -> list[int]:
+    """The full segments on disk now that are not in `active`, an `active.bin` read before, which says it is
+    `segment_id`.
+
+    Beside a running daemon that file may have got its place among the segments since.
+    """
+    numbers = layout.segment_ids(files)
+    if active and segment_id in numbers and files.read(layout.bin(segment_id)).startswith(active):
+        return [number for number in numbers if number < segment_id]
+    return numbers
+
+
 def topic_ids_in(files: Files, data_dir: Path) -> list[str]:
     """The topics that have a directory, sorted."""
     return [

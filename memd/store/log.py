@@ -81,10 +81,7 @@ class Store:
             StoreWriteFailed: it cannot be created or written.
         """
         files = files or DiskFiles()
-        for directory in reversed([data_dir, *data_dir.parents]):
-            if not files.is_directory(directory):
-                files.make_directory(directory)
-                files.sync_directory(directory.parent)
+        _create(files, data_dir)
         lock = files.lock(data_dir / LOCK_NAME)
         try:
             store = cls(files, data_dir, Model(dimension, fingerprint), segment_entries_max, now_us, lock)
@@ -351,6 +348,15 @@ class TopicLog:
             growing = [view.segment for view in views.values() if isinstance(view.segment, Growing)]
             self._uuids = KnownUuids(directory, (uuid for segment in growing for uuid in segment.uuids))
         self._snapshot = Snapshot(self.topic_id, dict(sorted(views.items())), directory)
+
+
+def _create(files: Files, data_dir: Path) -> None:
+    """Make the directory and whatever is missing above it durably."""
+    for directory in reversed([data_dir, *data_dir.parents]):
+        if not files.is_directory(directory):
+            files.make_directory(directory)
+        # Also where it exists: an earlier start may have ended between these two steps.
+        files.sync_directory(directory.parent)
 
 
 def _view(segment: Growing | Sealed, gone: Bits) -> View:

@@ -16,7 +16,7 @@ import numpy as np
 from memd.errors import CorruptFile, ForeignFile, StoreError
 from memd.store.files import DiskFiles, Files
 from memd.store.format import MAGIC_JOURNAL, decode_header, scan
-from memd.store.layout import LOCK_NAME, TopicLayout, topic_ids_in
+from memd.store.layout import LOCK_NAME, TopicLayout, segments_before, topic_ids_in
 from memd.store.recovery import TORN_SUFFIX, Finding, LogFile, damage, read_log_file
 from memd.store.sealing import check_index, read_meta
 from memd.store.segment import ROW, row_of
@@ -73,15 +73,11 @@ class _Check:
         self.counts.topics += 1
         active = self._read(layout.active) if self._files.size(layout.active) is not None else None
         active_file = self._decoded(layout.active, active) if active is not None else None
-        # Listed after active.bin was read: a rotation in between must not hide a segment (see layout.py).
-        numbers = layout.segment_ids(self._files)
-        if active_file is not None and active_file.header is not None:
-            numbers = [number for number in numbers if number != active_file.header.segment_id]
-        missing = sorted(set(range(1, max(numbers, default=0))) - set(numbers))
-        for number in missing:
-            self._found(
-                "damaged", layout.bin(number), "is missing; what was stored in it is lost unless a backup has it"
-            )
+        header = active_file.header if active_file is not None else None
+        numbers = segments_before(self._files, layout, active, header.segment_id if header is not None else None)
+        following = max([0, *numbers] if header is None else [header.segment_id, *numbers])
+        for number in sorted(set(range(1, following)) - set(numbers)):
+            self._found("damaged", layout.bin(number), "is missing; what it held is lost unless a backup has it")
         last_id = 0
         for number in numbers:
             last_id = self._segment(layout, number, last_id)

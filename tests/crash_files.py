@@ -1,0 +1,240 @@
+"""A file system in memory that loses what a real one may lose.
+
+Rule: stricter than any real disk. It keeps two images: what a running process sees, and what a power cut leaves.
+Contents become durable by `sync`, names by `sync_directory` of their directory, and nothing else does it. A rename is
+one step: after a power cut either both names show it or neither does, and syncing one of the two directories makes it
+durable.
+
+Every call that changes something is counted in `operations`. Counterpart of memd/store/files.py.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from memd.errors import DiskFull, StoreError, StoreLocked, StoreWriteFailed
+from memd.store.files import Appender, Lock
+
+Loss = Literal["lost", "torn", "zeros", "kept"]
+"""What a power cut does to contents that were not synced: all gone; half of it on disk; the length on disk but only
+zeros in it; or all on disk (as after a mere kill)."""
+LOSSES: tuple[Loss, ...] = ("lost", "torn", "zeros", "kept")
+
+
+class PowerCutError(Exception):
+    """The machine is off: raised by the operation that was under way, and by every later one."""
+
+
+class Inode:
+    def __init__(self, data: bytes = b"") -> None:
+        self.live = bytearray(data)
+        self.durable = bytes(data)
+
+
+class CrashFiles:
+    """See the module. Set `cut_after`, `fail_at` or `bytes_left` to make trouble; `after_power_cut` to go on."""
+
+    def __init__(self) -> None:
+        self.operations = 0
+        self.log: list[str] = []
+        """What each operation was."""
+        self.cut_after: int | None = None
+        """The power goes during the operation after that many; it has no effect, but a write may be torn."""
+        self.fail_at: set[int] = set()
+        """Operations (counted from 0) that fail once with an I/O error; a write then leaves half of its data."""
+        self.bytes_left: int | None = None
+        """How many bytes still fit on the disk."""
+        self._live: dict[Path, Inode | None] = {Path("/"): None}  # None: a directory
+        self._durable: dict[Path, Inode | None] = {Path("/"): None}
+        self._renames: list[tuple[Path, Path]] = []
+        self._locks: set[Path] = set()
+
+    def after_power_cut(self, loss: Loss) -> CrashFiles:
+        """The disk as it is found when the machine is on again."""
+        again = CrashFiles()
+        # With "kept" the names are on disk as well; otherwise only those that were synced.
+        names = self._live if loss == "kept" else self._durable
+        inodes = {id(inode): Inode(_left_of(inode, loss)) for inode in names.values() if inode is not None}
+        image = {path: None if inode is None else inodes[id(inode)] for path, inode in names.items()}
+        reachable = {path: node for path, node in image.items() if all(parent in image for parent in path.parents)}
+        again._live, again._durable = reachable, dict(reachable)
+        return again
+
+    def contents(self) -> dict[str, bytes]:
+        """Every file as a process sees it."""
+        return {str(path): bytes(inode.live) for path, inode in sorted(self._live.items()) if inode is not None}
+
+    def flip(self, path: Path, offset: int) -> None:
+        """Damage one bit, on disk."""
+        inode = self._file(path)
+        inode.live[offset] ^= 0x10
+        inode.durable = bytes(inode.live)
+
+    def put(self, path: Path, data: bytes) -> None:
+        """A file from elsewhere, durable."""
+        self._live[path] = self._durable[path] = Inode(data)
+
+    # What Files asks for; see there.
+
+    def size(self, path: Path) -> int | None:
+        inode = self._live.get(path)
+        return None if inode is None else len(inode.live)
+
+    def names(self, directory: Path) -> list[str]:
+        return sorted(path.name for path in self._live if path.parent == directory and path != directory)
+
+    def is_directory(self, path: Path) -> bool:
+        return path in self._live and self._live[path] is None
+
+    def read(self, path: Path) -> bytes:
+        return bytes(self._file(path).live)
+
+    def read_at(self, path: Path, offset: int, length: int) -> bytes:
+        return bytes(self._file(path).live[offset : offset + length])
+
+    def create(self, path: Path) -> Appender:
+        self._parent(path)
+        self._step(f"create {path.name}", path)
+        inode = self._live.get(path)
+        if inode is None:
+            inode = self._live[path] = Inode()
+        inode.live = bytearray()
+        return _CrashAppender(self, path, inode)
+
+    def append_to(self, path: Path) -> Appender:
+        return _CrashAppender(self, path, self._file(path))
+
+    def make_directory(self, path: Path) -> None:
+        if not self.is_directory(path):
+            self._parent(path)
+            self._step(f"mkdir {path.name}", path)
+            self._live[path] = None
+
+    def rename(self, old: Path, new: Path) -> None:
+        inode = self._file(old)
+        self._parent(new)
+        self._step(f"rename {old.name} {new.name}", new)
+        del self._live[old]
+        self._live[new] = inode
+        self._renames.append((old, new))
+
+    def remove(self, path: Path) -> None:
+        if path in self._live:
+            self._step(f"remove {path.name}", path)
+            del self._live[path]
+
+    def sync_directory(self, path: Path) -> None:
+        self._step(f"syncdir {path.name}", path)
+        directories = {path}
+        for old, new in self._renames:
+            if old.parent in directories or new.parent in directories:
+                for name in (old, new):
+                    self._make_durable(name)
+        for name in {*self._live, *self._durable}:
+            if name.parent == path:
+                self._make_durable(name)
+        self._renames = [pair for pair in self._renames if path not in (pair[0].parent, pair[1].parent)]
+
+    def save_native(self, path: Path, save: Callable[[str], None]) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            save(f"{folder}/native")
+            data = (Path(folder) / "native").read_bytes()
+        appender = self.create(path)
+        appender.write(data)
+        appender.sync()
+
+    def load_native(self, path: Path, load: Callable[[str], None]) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "native").write_bytes(self.read(path))
+            load(f"{folder}/native")
+
+    def lock(self, path: Path) -> Lock:
+        if path in self._locks:
+            raise StoreLocked(f"{path}: is locked")
+        self._locks.add(path)
+        return _CrashLock(self._locks, path)
+
+    def is_locked(self, path: Path) -> bool:
+        return path in self._locks
+
+    def _make_durable(self, name: Path) -> None:
+        if name in self._live:
+            self._durable[name] = self._live[name]
+        else:
+            self._durable.pop(name, None)
+
+    def _file(self, path: Path) -> Inode:
+        inode = self._live.get(path)
+        if inode is None:
+            raise StoreError(f"{path}: cannot be read (no such file)")
+        return inode
+
+    def _parent(self, path: Path) -> None:
+        if not self.is_directory(path.parent):
+            raise StoreWriteFailed(f"{path}: no such directory")
+
+    def _step(self, what: str, path: Path) -> None:
+        number, self.operations = self.operations, self.operations + 1
+        self.log.append(what)
+        if self.cut_after is not None and number >= self.cut_after:
+            raise PowerCutError(what)
+        if number in self.fail_at:
+            raise StoreWriteFailed(f"{path}: I/O error (operation {number}: {what})")
+
+
+def _left_of(inode: Inode, loss: Loss) -> bytes:
+    live, durable = bytes(inode.live), inode.durable
+    if loss == "kept":
+        return live
+    if loss == "lost" or not live.startswith(durable):
+        return durable
+    unsynced = live[len(durable) :]
+    return durable + (unsynced[: len(unsynced) // 2] if loss == "torn" else bytes(len(unsynced)))
+
+
+class _CrashLock:
+    def __init__(self, locks: set[Path], path: Path) -> None:
+        self._locks = locks
+        self._path = path
+
+    def release(self) -> None:
+        self._locks.discard(self._path)
+
+
+class _CrashAppender:
+    def __init__(self, files: CrashFiles, path: Path, inode: Inode) -> None:
+        self._files = files
+        self._path = path
+        self._inode = inode
+
+    def write(self, data: bytes) -> None:
+        room = self._files.bytes_left
+        if room is not None and len(data) > room:
+            self._inode.live += data[:room]
+            self._files.bytes_left = 0
+            raise DiskFull(f"{self._path}: the disk is full")
+        try:
+            self._files._step(f"write {self._path.name}", self._path)
+        except StoreWriteFailed:
+            self._inode.live += data[: len(data) // 2]
+            raise
+        except PowerCutError:
+            self._inode.live += data  # how much of it is left is for `after_power_cut` to say
+            raise
+        self._inode.live += data
+        if room is not None:
+            self._files.bytes_left = room - len(data)
+
+    def sync(self) -> None:
+        self._files._step(f"sync {self._path.name}", self._path)
+        self._inode.durable = bytes(self._inode.live)
+
+    def truncate(self, size: int) -> None:
+        self._files._step(f"truncate {self._path.name}", self._path)
+        del self._inode.live[size:]
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,276 @@
+"""A power cut or an I/O error at every single operation of everything the store writes.
+
+What must hold afterwards: acknowledged ⊆ recovered ⊆ attempted, appends whole or absent, order kept, and opening a
+second time changes nothing on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from memd.errors import DiskFull, StoreError, StoreWriteFailed
+from memd.store.export import export
+from memd.store.journal import Journal
+from memd.store.log import TopicLog
+from memd.store.verify import verify
+from tests.crash_files import LOSSES, CrashFiles, Loss, PowerCutError
+from tests.drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_store, seal_all
+
+HOT = DATA_DIR / "talk" / "hot.log"
+
+
+class Witness:
+    """What was attempted and what was acknowledged, as lists of groups of contents."""
+
+    def __init__(self) -> None:
+        self.attempted: list[list[str]] = []
+        self.acknowledged: list[list[str]] = []
+
+
+def ingest(files: CrashFiles, witness: Witness) -> None:
+    """Appends of several sizes across rotations, seals, corrections."""
+    store = open_store(files, segment_entries_max=5)
+    topic = store.topic("talk")
+    known = []
+    for number, size in enumerate((1, 3, 2, 4, 1)):
+        drafts = [draft(f"{number}.{i}") for i in range(size)]
+        witness.attempted.append([d.content for d in drafts])
+        known += topic.append(drafts)
+        witness.acknowledged.append(witness.attempted[-1])
+        seal_all(topic)
+    for correction in (adjusted(known[0], 2), deprecated(known[5])):
+        witness.attempted.append([correction.content])
+        topic.append([correction])
+        witness.acknowledged.append(witness.attempted[-1])
+    store.close()
+
+
+def stored(files: CrashFiles) -> list[str]:
+    return [entry["content"] for entry in export(DATA_DIR, topic_id=None, live_only=False, files=files)]
+
+
+def log_of_ingest() -> list[str]:
+    files = CrashFiles()
+    ingest(files, Witness())
+    return files.log
+
+
+def flat(groups: list[list[str]]) -> list[str]:
+    return [content for group in groups for content in group]
+
+
+def operations_of(run: Callable[[CrashFiles], object]) -> int:
+    files = CrashFiles()
+    run(files)
+    return files.operations
+
+
+INGEST_OPERATIONS = operations_of(lambda files: ingest(files, Witness()))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_after_a_power_cut_at_any_operation_all_that_was_acknowledged_is_there(loss: Loss) -> None:
+    for cut in range(INGEST_OPERATIONS):
+        files, witness = CrashFiles(), Witness()
+        files.cut_after = cut
+        with pytest.raises(PowerCutError):
+            ingest(files, witness)
+        again = files.after_power_cut(loss)
+        store = open_store(again, segment_entries_max=5)
+        topic = store.topic("talk")
+        found, wanted = stored(again), flat(witness.acknowledged)
+        in_doubt = witness.attempted[len(witness.acknowledged) :]
+        assert found == wanted or found == wanted + flat(in_doubt), f"cut at {cut}: {files.log[cut]}"
+        assert verify(DATA_DIR, again).ok, verify(DATA_DIR, again).lines
+        assert [finding.kind for finding in store.findings if finding.kind not in ("torn", "derived")] == []
+        live = [entry["content"] for entry in export(DATA_DIR, topic_id=None, live_only=True, files=again)]
+        assert live_contents(topic) == live
+        store.close()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_second_start_after_a_power_cut_changes_nothing(loss: Loss) -> None:
+    for cut in range(INGEST_OPERATIONS):
+        files = CrashFiles()
+        files.cut_after = cut
+        with pytest.raises(PowerCutError):
+            ingest(files, Witness())
+        again = files.after_power_cut(loss)
+        for _ in range(2):
+            before = again.contents()
+            store = open_store(again, segment_entries_max=5)
+            contents = live_contents(store.topic("talk"))
+            store.close()
+        assert again.contents() == before
+        final = again.after_power_cut("lost")
+        assert live_contents(open_store(final, segment_entries_max=5).topic("talk")) == contents
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_power_cut_during_recovery_is_recovered_from(loss: Loss) -> None:
+    files, witness = CrashFiles(), Witness()
+    writes = [number for number, what in enumerate(log_of_ingest()) if what.startswith("sync active.bin")]
+    files.cut_after = writes[-3]
+    with pytest.raises(PowerCutError):
+        ingest(files, witness)
+    left = files.after_power_cut(loss)
+    probe = left.after_power_cut("lost")
+    live_contents(open_store(probe, segment_entries_max=5).topic("talk"))
+    for cut in range(probe.operations):
+        broken = left.after_power_cut("lost")
+        broken.cut_after = cut
+        with pytest.raises(PowerCutError):
+            open_store(broken, segment_entries_max=5).topic("talk")
+        again = broken.after_power_cut(loss)
+        open_store(again, segment_entries_max=5).topic("talk")
+        assert stored(again)[: len(flat(witness.acknowledged))] == flat(witness.acknowledged)
+        assert verify(DATA_DIR, again).ok
+
+
+def test_an_io_error_at_any_operation_fails_one_append_and_nothing_else() -> None:
+    for number in range(INGEST_OPERATIONS):
+        files = CrashFiles()
+        files.fail_at = {number}
+        acknowledged = _ingest_despite_errors(files)
+        assert stored(files) == acknowledged, f"failed at {number}: {files.log[number]}"
+        assert verify(DATA_DIR, files).ok
+        again = files.after_power_cut("lost")
+        store = open_store(again, segment_entries_max=5)
+        store.topic("talk")
+        assert stored(again) == acknowledged, f"failed at {number}: {files.log[number]}"
+
+
+def test_errors_at_three_operations_in_a_row_lose_nothing_that_was_acknowledged() -> None:
+    for number in range(INGEST_OPERATIONS):
+        files = CrashFiles()
+        files.fail_at = {number, number + 1, number + 2}
+        acknowledged = _ingest_despite_errors(files)
+        # Where neither the sync nor cutting back nor the retry worked, a whole append may be left at the end.
+        assert stored(files)[: len(acknowledged)] == acknowledged, f"failed at {number}: {files.log[number]}"
+        again = files.after_power_cut("lost")
+        open_store(again, segment_entries_max=5).topic("talk")
+        assert stored(again) == acknowledged
+
+
+def test_a_full_disk_fails_the_append_and_space_makes_it_work_again() -> None:
+    files = CrashFiles()
+    topic = open_store(files).topic("talk")
+    topic.append([draft("first")])
+    before = topic.snapshot()
+    for room in (0, 1, 7, 8, 9, 100, 500):
+        files.bytes_left = room
+        with pytest.raises(DiskFull, match="full"):
+            topic.append([draft("second"), draft("third")])
+        assert topic.snapshot() is before
+        assert stored(files) == ["user: chunk first"]
+    files.bytes_left = None
+    topic.append([draft("second"), draft("third")])
+    assert stored(files) == ["user: chunk first", "user: chunk second", "user: chunk third"]
+    assert verify(DATA_DIR, files).ok
+
+
+def test_after_a_failed_append_that_could_not_be_cut_back_the_next_one_cuts_first() -> None:
+    files = CrashFiles()
+    topic = open_store(files).topic("talk")
+    topic.append([draft("first")])
+    files.fail_at = {files.operations, files.operations + 1}  # the write, then the truncation
+    with pytest.raises(StoreWriteFailed):
+        topic.append([draft("second")])
+    files.fail_at = {files.operations}  # the truncation again
+    with pytest.raises(StoreWriteFailed):
+        topic.append([draft("third")])
+    topic.append([draft("fourth")])
+    assert stored(files) == ["user: chunk first", "user: chunk fourth"]
+
+
+def test_a_seal_that_fails_leaves_the_segment_searchable_and_is_tried_again() -> None:
+    operations = operations_of(lambda files: _seal_one(files, fail=None))
+    start = operations_of(_fill_one)
+    for number in range(operations - start):
+        files = CrashFiles()
+        _seal_one(files, fail=number)
+        assert verify(DATA_DIR, files).ok, files.log[-5:]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_journal_rewrite_leaves_the_old_or_the_new_journal(loss: Loss) -> None:
+    def run(files: CrashFiles) -> None:
+        files.make_directory(DATA_DIR)
+        files.make_directory(HOT.parent)
+        files.sync_directory(DATA_DIR.parent)
+        files.sync_directory(DATA_DIR)
+        journal, _ = Journal.open(HOT, files)
+        journal.append([b"one", b"two"])
+        journal.sync()
+        done.append([b"one", b"two"])
+        journal.rewrite([b"two"])
+        done.append([b"two"])
+        journal.append([b"three"])
+        journal.sync()
+        done.append([b"two", b"three"])
+
+    states: list[list[bytes]] = [[], [b"one"], [b"one", b"two"], [b"two"], [b"two", b"three"]]
+    done: list[list[bytes]] = []
+    for cut in range(operations_of(run)):
+        files, done = CrashFiles(), [[]]
+        files.cut_after = cut
+        with pytest.raises(PowerCutError):
+            run(files)
+        again = files.after_power_cut(loss)
+        if not again.is_directory(HOT.parent):
+            continue
+        _, payloads = Journal.open(HOT, again)
+        assert payloads in states[states.index(done[-1]) :]
+        before = again.contents()
+        assert Journal.open(HOT, again)[1] == payloads
+        assert again.contents() == before
+
+
+def _ingest_despite_errors(files: CrashFiles) -> list[str]:
+    """What `ingest` does, going on after each error; what was acknowledged."""
+    acknowledged: list[str] = []
+
+    def attempt(work: Callable[[], object]) -> bool:
+        try:
+            work()
+        except StoreError:
+            return False
+        return True
+
+    stores = []
+    while not attempt(lambda: stores.append(open_store(files, segment_entries_max=5))):
+        pass
+    while not attempt(lambda: stores[0].topic("talk")):
+        pass
+    topic = stores[0].topic("talk")
+    for number, size in enumerate((1, 3, 2, 4, 1)):
+        drafts = [draft(f"{number}.{i}") for i in range(size)]
+        if attempt(lambda drafts=drafts: topic.append(drafts)):  # type: ignore[misc]  # mypy cannot infer the default
+            acknowledged += [d.content for d in drafts]
+        attempt(lambda: seal_all(topic))
+        assert live_contents(topic) == acknowledged
+    stores[0].close()
+    return acknowledged
+
+
+def _fill_one(files: CrashFiles) -> TopicLog:
+    topic = open_store(files, segment_entries_max=5).topic("talk")
+    topic.append([draft(number) for number in range(5)])
+    return topic
+
+
+def _seal_one(files: CrashFiles, fail: int | None) -> None:
+    """Seal a segment; operation number `fail` of it fails, and then it is tried again."""
+    topic = _fill_one(files)
+    everything = live_contents(topic)
+    if fail is not None:
+        files.fail_at = {files.operations + fail}
+        with pytest.raises(StoreWriteFailed):
+            topic.seal(1)
+        assert topic.unsealed() == [1]
+        assert live_contents(topic) == everything
+    topic.seal(1)
+    assert topic.unsealed() == []
+    assert live_contents(topic) == everything
