@@ -53,6 +53,8 @@ async def chat(daemon: Daemon, request: web.Request, target: str, path_topic: st
         return await _forward_plain(daemon, request, target, forwarded, _headers(without_memory or "none", mode))
     named = parsed.memory_in.topic_id if parsed.memory_in is not None else None
     topic_id = named or path_topic or DEFAULT_TOPIC_ID
+    if mode == "readonly" and await daemon.topics.existing(topic_id) is None:  # opening it would leave a trace
+        return await _forward_plain(daemon, request, target, encode_chat(parsed), _headers("none", mode))
     exchange = await _begun(daemon, request, parsed, topic_id, mode)
     if exchange is None:
         headers = _headers("degraded:store", mode)
