@@ -59,6 +59,8 @@ class Exchange:
         self.turn_id = new_turn_id()
         self.status = "none"
         self.signals: list[Signal] = []
+        self.injected: list[BlockChunk] = []
+        """All chunks that blocks put into this prompt, kept ones and new ones; known after `inject`."""
         self._daemon = daemon
         self._config = daemon.config
         self._counter = daemon.counter
@@ -156,7 +158,7 @@ class Exchange:
         if self._turn_digest is None or not self._fresh_turn or self._without_block or self._limits.injection <= 0:
             return
         conversation = self._conversation
-        conversation.blocks.pop(self._turn_digest, None)  # recalled afresh: its former block shows nothing any more
+        self._remove_blocks([self._turn_digest])  # recalled afresh: its former block shows nothing any more
         try:
             block = await self._recalled_block()
         except TimeoutError:
@@ -173,7 +175,7 @@ class Exchange:
 
     def inject(self) -> None:
         """Settle what the response says about memory; from here on the prompt does not change any more."""
-        chunks = self.injected
+        chunks = self.injected = self._visible_chunks()
         if self.status == "none" and chunks:
             self.status = "injected"
         if self._topic.trouble is not None and self._mode == "full":
@@ -213,6 +215,7 @@ class Exchange:
     def forget_memory(self) -> None:
         """The upstream took the request only without memory: say so and keep no block."""
         self._remove_blocks(list(self._conversation.blocks))
+        self.injected = []
         self._degrade_to("template")
 
     async def remember(self, reply: Reply) -> None:
@@ -232,11 +235,6 @@ class Exchange:
             self._daemon.archiver.compact_later(self._topic, conversation)
 
     # -- what the steps are made of -----------------------------------------------------------------------------
-
-    @property
-    def injected(self) -> list[BlockChunk]:
-        """All chunks that blocks put into this prompt, kept ones and new ones."""
-        return [chunk for _, block in self._visible_blocks() for chunk in block.chunks]
 
     @property
     def _conversation(self) -> Conversation:
@@ -269,6 +267,9 @@ class Exchange:
             for position in range(self._visible_start(), self._arrival.end)
             if conversation.blocks.get(conversation.messages[position].digest, NO_BLOCK).chunks
         ]
+
+    def _visible_chunks(self) -> list[BlockChunk]:
+        return [chunk for _, block in self._visible_blocks() for chunk in block.chunks]
 
     def _sticky_raw(self) -> int:
         return sum(block.tokens for _, block in self._visible_blocks())
@@ -355,7 +356,7 @@ class Exchange:
             self._topic.log.snapshot(),
             [topic.log.snapshot() for topic in self._related],
             visible_digests={item.digest for item in visible},
-            visible_uuids={chunk.uuid for chunk in self.injected},
+            visible_uuids={chunk.uuid for chunk in self._visible_chunks()},
         )
         started = time.perf_counter()
         block = self._fill(recalled.candidates)
@@ -378,7 +379,7 @@ class Exchange:
             self.signals.append(Signal(type="context_pressure", fill_ratio=round(selection.fill_ratio, 3)))
         if not selection.shown:
             return NO_BLOCK
-        taken = {chunk.shown_id for chunk in self.injected}
+        taken = {chunk.shown_id for chunk in self._visible_chunks()}
         header = self._config.injection.header
         block = injection.render(selection.shown, own_topic_id=self._topic.id, header=header, taken=taken, tokens=0)
         return msgspec.structs.replace(block, tokens=self._counter.count(block.text))
