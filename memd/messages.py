@@ -23,6 +23,8 @@ BLOCK_OPENING = "[memory]"
 BLOCK_CLOSING = "[/memory]"
 CHUNK_MARKER = "[mem:"
 
+_EXACT_IN_DOUBLE_MAX = 2**53
+
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -121,18 +123,20 @@ def without_memory_blocks(text: str) -> str:
 def canonical_arguments(arguments: str) -> str:
     """Tool arguments in one form for all serialisations of the same JSON value (none at all: `{}`); else unchanged."""
     try:
-        value = _without_float_noise(json.loads(arguments.strip() or "{}"))
+        value = _as_javascript(json.loads(arguments.strip() or "{}"))
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
-    except (ValueError, RecursionError):  # not JSON, or nested more deeply than Python goes
+    except (ValueError, OverflowError, RecursionError):  # not JSON, a number or a nesting that no client can parse
         return arguments
 
 
-def _without_float_noise(value: Any) -> Any:
-    """1.0 as 1: JavaScript clients write integral numbers without the fraction."""
+def _as_javascript(value: Any) -> Any:
+    """`value` with its numbers as a JavaScript client reads and writes them: doubles, 1.0 without its fraction."""
+    if isinstance(value, int) and abs(value) > _EXACT_IN_DOUBLE_MAX:
+        return int(float(value))
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
-        return [_without_float_noise(item) for item in value]
+        return [_as_javascript(item) for item in value]
     if isinstance(value, dict):
-        return {key: _without_float_noise(item) for key, item in value.items()}
+        return {key: _as_javascript(item) for key, item in value.items()}
     return value

@@ -1,0 +1,210 @@
+"""What identifies a message, and how memd's own blocks are taken out of echoed text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from memd.messages import (
+    BLOCK_OPENING,
+    DIGEST_BYTES,
+    ROOT_DIGEST,
+    Message,
+    ToolCall,
+    canonical_arguments,
+    chain,
+    chain_all,
+    leading_count,
+    stored_text,
+    without_memory_blocks,
+)
+from memd.wire.chat_message import parse_message
+
+BLOCK = "[memory] Excerpts.\n[mem:a3f9] user: Use PostgreSQL.\n[/memory]"
+
+
+def digest(role: str = "user", text: str = "", **members: Any) -> bytes:
+    return Message(role, text, **members).content_digest
+
+
+def called(arguments: str, call_id: str = "c1", name: str = "search") -> Message:
+    return Message("assistant", "", tool_calls=(ToolCall(call_id, name, arguments),))
+
+
+def test_outer_white_space_does_not_change_a_digest() -> None:
+    assert digest(text="\n  hello there\t\n") == digest(text="hello there")
+
+
+def test_inner_white_space_changes_a_digest() -> None:
+    assert digest(text="a  b") != digest(text="a b")
+
+
+def test_a_digest_is_sixteen_bytes() -> None:
+    assert len(digest(text="x")) == DIGEST_BYTES == len(chain(ROOT_DIGEST, digest(text="x")))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Message("assistant", "hello"),
+        Message("user", "hello!"),
+        Message("user", "hello", name="ann"),
+        Message("user", "hello", tool_call_id="c1"),
+        Message("user", "hello", attachments=(b"0123456789abcdef",)),
+        Message("user", "hello", tool_calls=(ToolCall("c1", "search", "{}"),)),
+    ],
+    ids=["role", "text", "name", "tool call id", "attachment", "tool call"],
+)
+def test_everything_that_is_said_changes_a_digest(other: Message) -> None:
+    assert other.content_digest != digest(text="hello")
+
+
+def test_members_do_not_run_into_each_other() -> None:
+    assert digest(text="ab", name="c") != digest(text="a", name="bc")
+
+
+def test_a_reply_that_was_interrupted_is_the_one_that_the_client_sends_back() -> None:
+    assert digest("assistant", "half a", interrupted=True) == digest("assistant", "half a")
+
+
+def test_string_content_and_parts_of_the_same_text_have_one_digest() -> None:
+    string = parse_message(b'{"role":"user","content":"one\\ntwo"}')
+    parts = parse_message(b'{"content":[{"type":"text","text":"one"},{"type":"text","text":"two"}],"role":"user"}')
+    assert string.content_digest == parts.content_digest
+
+
+def test_reasoning_and_unknown_members_are_not_part_of_a_digest() -> None:
+    plain = parse_message(b'{"role":"assistant","content":"yes"}')
+    rich = parse_message(b'{"role":"assistant","content":"yes","reasoning_content":"hm","timestamp":17,"refusal":null}')
+    assert plain.content_digest == rich.content_digest
+
+
+def test_an_echoed_block_is_not_part_of_a_digest() -> None:
+    plain = parse_message(b'{"role":"user","content":"Which database?"}')
+    echoed = parse_message(json.dumps({"role": "user", "content": f"{BLOCK}\n\nWhich database?"}).encode())
+    assert plain.content_digest == echoed.content_digest
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ('{"a":1,"b":[2,3]}', '{ "b" : [2, 3],\n "a" : 1 }'),
+        ('{"x":1.0}', '{"x":1}'),
+        ('{"x":[{"y":-0.0}]}', '{"x":[{"y":0}]}'),
+        ('{"x":1e3}', '{"x":1000}'),
+        ('{"name":"Zo\\u00eb"}', '{"name":"Zoë"}'),
+        ("", "{}"),
+        ("  ", "{}"),
+        ('{"id":1234567890123456789}', '{"id":1234567890123456800}'),  # what JSON.parse and JSON.stringify make of it
+        ('{"x":1e400}', '{"x":1E+400}'),
+    ],
+)
+def test_reserialised_tool_arguments_have_one_digest(first: str, second: str) -> None:
+    assert called(first).content_digest == called(second).content_digest
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ('{"x":1}', '{"x":"1"}'),
+        ('{"x":1}', '{"x":true}'),
+        ('{"x":[1,2]}', '{"x":[2,1]}'),
+        ('{"x":1.5}', '{"x":1}'),
+        ('{"x":null}', "{}"),
+        ("not json", "not  json"),
+    ],
+)
+def test_other_tool_arguments_have_another_digest(first: str, second: str) -> None:
+    assert called(first).content_digest != called(second).content_digest
+
+
+@given(st.text(max_size=40) | st.recursive(st.none() | st.booleans() | st.floats() | st.integers(), st.lists).map(str))
+@example("[" * 100_000)
+@example("1" * 5_000)
+@example(f"[{'9' * 400}]")
+@example('{"a":"\\ud800"}')
+@example('{"a":NaN}')
+def test_no_arguments_break_the_digest(arguments: str) -> None:
+    form = canonical_arguments(arguments)
+    assert form == canonical_arguments(form) and called(arguments).content_digest == called(form).content_digest
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(JSON_VALUES)
+def test_arguments_keep_one_form_however_json_is_written(value: Any) -> None:
+    compact = canonical_arguments(json.dumps(value))
+    assert compact == canonical_arguments(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def test_a_chained_digest_tells_the_whole_history_up_to_it() -> None:
+    hello, world = digest(text="hello"), digest(text="world")
+    first, second = chain_all([hello, world])
+    assert first == chain(ROOT_DIGEST, hello) and second == chain(first, world)
+    assert chain_all([world], previous=first) == [second]
+    assert chain_all([hello, hello])[1] != chain_all([hello])[0]
+
+
+def test_only_the_leading_run_of_instructions_counts_as_leading() -> None:
+    roles = ["system", "developer", "user", "system", "assistant"]
+    assert leading_count([Message(role, "x") for role in roles]) == 2
+    assert leading_count([Message("system", "x")]) == 1
+    assert leading_count([]) == 0
+
+
+def test_a_stored_message_is_opened_by_its_role_and_kept_verbatim() -> None:
+    assert stored_text(Message("user", "  Use\n\nPostgreSQL. ")) == "user:   Use\n\nPostgreSQL. "
+
+
+def test_a_stored_message_spells_out_its_calls_and_its_interruption() -> None:
+    message = Message("assistant", "Looking.", tool_calls=(ToolCall("c", "search", '{"q":1}'),), interrupted=True)
+    assert stored_text(message) == 'assistant: Looking.\n[call search {"q":1}]\n[interrupted]'
+    assert stored_text(called("{}")) == "assistant: [call search {}]"
+
+
+def test_a_block_in_front_of_text_leaves_the_text() -> None:
+    assert without_memory_blocks(f"{BLOCK}\n\nWhich database?\n\nThanks") == "Which database?\n\nThanks"
+
+
+def test_blocks_anywhere_in_text_are_removed() -> None:
+    assert without_memory_blocks(f"before\n{BLOCK}\nbetween\n{BLOCK}\n{BLOCK}\n\nafter") == "before\nbetween\nafter"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[memory] is what I call my notes\nwithout any marker\n[/memory]",
+        "[memory] Excerpts.\n[mem:a3f9] user: never closed",
+        "[mem:a3f9] alone",
+        "[/memory]\n[mem:a3f9]\n[memory]",
+        "inline [memory]\n[mem:a3f9] x\n[/memory]",
+        "",
+        "\n\n",
+    ],
+)
+def test_text_that_only_resembles_a_block_stays(text: str) -> None:
+    assert without_memory_blocks(text) == text
+
+
+def test_a_block_with_line_ends_of_windows_is_removed() -> None:
+    assert without_memory_blocks(BLOCK.replace("\n", "\r\n") + "\r\nWhich?") == "Which?"
+
+
+@given(st.text().filter(lambda text: BLOCK_OPENING not in text))
+def test_whatever_stands_behind_a_block_survives_its_removal(text: str) -> None:
+    assert without_memory_blocks(f"{BLOCK}\n\n{text}") == text
+
+
+@given(st.lists(st.sampled_from(["[memory]", "[memory] x", "[mem:1] y", "[/memory]", "", "text", "[/memory] "])))
+def test_removal_only_ever_takes_whole_lines_away(lines: list[str]) -> None:
+    left = iter(lines)
+    kept = without_memory_blocks("\n".join(lines))
+    assert kept == "" or all(line in left for line in kept.split("\n"))
