@@ -1,0 +1,316 @@
+"""Appending, superseding, public ids, snapshots, sealing and reopening, on an undamaged disk."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from memd.chunks import Draft, Entry
+from memd.errors import BadTopicId, StoreError, StoreLocked
+from memd.store.log import Store, TopicLog
+from tests.crash_files import CrashFiles
+from tests.drafts import (
+    adjusted,
+    deprecated,
+    digest_of,
+    draft,
+    live_contents,
+    open_store,
+    seal_all,
+    search_ids,
+    unit_vector,
+    uuid_of,
+)
+
+
+def with_uuid(start: str, public_id: str | None = None) -> Draft:
+    """A new chunk whose uuid begins with these hex digits."""
+    digits = (start + uuid_of(start).hex())[:32]
+    return msgspec.structs.replace(draft(start), uuid=bytes.fromhex(digits), public_id=public_id)
+
+
+def filled(files: CrashFiles, sizes: list[int], *, sealed: bool = False) -> tuple[TopicLog, list[Entry]]:
+    """A topic with segments of 5, filled in groups of these sizes."""
+    topic = open_store(files, segment_entries_max=5).topic("talk")
+    entries = []
+    for number, size in enumerate(sizes):
+        entries += topic.append([draft(f"{number}.{i}") for i in range(size)])
+        if sealed:
+            seal_all(topic)
+    return topic, entries
+
+
+def test_canonical_ids_increase_across_topics_and_restarts_even_when_the_clock_goes_back() -> None:
+    files = CrashFiles()
+    store = open_store(files)
+    ids = [store.topic(name).append([draft(f"{name} {i}")])[0].canonical_id for i in range(3) for name in ("a", "b")]
+    store.close()
+    again = open_store(files)  # its clock starts over
+    ids.append(again.topic("c").append([draft("later")])[0].canonical_id)
+    assert ids == sorted(set(ids))
+
+
+def test_the_first_entry_of_a_chunk_is_its_origin_and_corrections_keep_it() -> None:
+    topic, (entry,) = filled(CrashFiles(), [1])
+    (again,) = topic.append([adjusted(entry, 1)])
+    assert entry.origin_id == entry.canonical_id == again.origin_id < again.canonical_id
+
+
+def test_unknown_fields_survive_a_correction_and_a_restart() -> None:
+    files = CrashFiles()
+    topic = open_store(files).topic("talk")
+    topic.append([msgspec.structs.replace(draft("one"), unknown={"mood": ["calm", 3]})])
+    found = open_store_again(files).topic("talk").snapshot().find(uuid_of("one"))
+    assert found is not None
+    assert found.unknown == {"mood": ["calm", 3]}
+
+
+def open_store_again(files: CrashFiles) -> Store:
+    return open_store(files.after_power_cut("lost"), segment_entries_max=5)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_correction_overrides_the_entry_wherever_it_lies(sealed: bool) -> None:
+    files = CrashFiles()
+    topic, entries = filled(files, [5, 5, 2], sealed=sealed)
+    topic.append([deprecated(entries[1]), adjusted(entries[6], 3), adjusted(entries[11], -4)])
+    for log in (topic, open_store_again(files).topic("talk")):
+        snapshot = log.snapshot()
+        assert snapshot.live_count == 11
+        assert sorted(live_contents(log)) == sorted(entry.content for entry in entries if entry is not entries[1])
+        gone, praised = snapshot.find(entries[1].uuid), snapshot.find(entries[6].uuid)
+        assert gone is not None and gone.status.name == "DEPRECATED" and gone.content == ""
+        assert praised is not None and praised.utility_steps == 3
+        (best, *_) = snapshot.search(entries[6].embedding[None], 1)
+        assert (best.uuid, best.multiplier) == (entries[6].uuid, 1.5**3)
+        assert best.score == pytest.approx(1.5**3, abs=1e-4)
+
+
+def test_a_deprecated_chunk_that_is_appended_again_is_live_again() -> None:
+    topic, (entry,) = filled(CrashFiles(), [1])
+    topic.append([deprecated(entry)])
+    assert topic.snapshot().live_count == 0
+    topic.append([adjusted(entry, 0)])
+    assert live_contents(topic) == [entry.content]
+
+
+def test_two_entries_of_one_chunk_in_one_group_leave_the_later() -> None:
+    topic, (entry,) = filled(CrashFiles(), [1])
+    topic.append([adjusted(entry, 1), adjusted(entry, 2)])
+    (hit,) = topic.snapshot().search(entry.embedding[None], 5)
+    assert hit.multiplier == 1.5**2
+
+
+def test_what_is_stored_is_known_by_digest_and_by_text_while_it_is_live() -> None:
+    files = CrashFiles()
+    topic, entries = filled(files, [5, 2], sealed=True)
+    for log in (topic, open_store_again(files).topic("talk")):
+        assert all(log.has_digest(digest_of(name)) for name in ("0.0", "0.4", "1.1"))
+        assert not log.has_digest(digest_of("never"))
+        assert log.has_live_text("user: chunk 0.0") and log.has_live_text("user: chunk 1.1")
+        assert not log.has_live_text("user: chunk")
+    topic.append([deprecated(entries[0])])
+    assert not topic.has_live_text("user: chunk 0.0")
+    assert topic.has_digest(digest_of("0.0"))
+
+
+# Public ids
+
+
+def test_a_public_id_is_the_shortest_prefix_that_no_other_chunk_of_the_topic_has() -> None:
+    topic = open_store(CrashFiles()).topic("talk")
+    drafts = [with_uuid("abcd"), with_uuid("abcd77"), with_uuid("abce"), with_uuid("abcd78")]
+    entries = topic.append(drafts)
+    own = drafts[0].uuid.hex()
+    assert [entry.public_id for entry in entries] == [own[:4], "abcd7", "abce", "abcd78"]
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_public_ids_are_compared_with_sealed_segments_and_after_a_restart(sealed: bool) -> None:
+    files = CrashFiles()
+    topic = open_store(files, segment_entries_max=2).topic("talk")
+    topic.append([with_uuid("abcd"), with_uuid("0000")])
+    if sealed:
+        seal_all(topic)
+    assert topic.append([with_uuid("abcd12345")])[0].public_id != "abcd"
+    assert open_store_again(files).topic("talk").append([with_uuid("abcd99999")])[0].public_id != "abcd"
+
+
+def test_a_chunk_keeps_its_public_id_for_ever() -> None:
+    topic = open_store(CrashFiles()).topic("talk")
+    (first,) = topic.append([with_uuid("abcd")])
+    topic.append([with_uuid("abcd1")])
+    assert topic.append([adjusted(first, 1)])[0].public_id == "abcd"
+    assert topic.append([msgspec.structs.replace(adjusted(first, 2), public_id=None)])[0].public_id == "abcd"
+
+
+def test_an_adopted_chunk_keeps_its_id_unless_a_chunk_here_has_it() -> None:
+    topic = open_store(CrashFiles()).topic("talk")
+    topic.append([with_uuid("abcd"), with_uuid("bbbb7")])
+    kept, longer = topic.append([with_uuid("cccc1", public_id="cccc1"), with_uuid("abcd5", public_id="abcd")])
+    assert kept.public_id == "cccc1"
+    assert longer.public_id.startswith("abcd") and len(longer.public_id) > 4
+    again, both = topic.append([with_uuid("bbbb8", public_id="bbbb8"), with_uuid("bbbb9", public_id="bbbb")])
+    assert again.public_id == "bbbb8"
+    assert both.public_id != "bbbb"
+
+
+def test_ids_of_a_failed_append_are_free_again() -> None:
+    files = CrashFiles()
+    topic = open_store(files).topic("talk")
+    topic.append([draft("one")])
+    files.bytes_left = 10
+    with pytest.raises(StoreError):
+        topic.append([with_uuid("abcd1")])
+    files.bytes_left = None
+    assert topic.append([with_uuid("abcd2")])[0].public_id == "abcd"
+
+
+# Snapshots and sealing
+
+
+def test_a_snapshot_does_not_change_when_the_log_goes_on() -> None:
+    topic, entries = filled(CrashFiles(), [5, 5, 3], sealed=True)
+    query = np.stack([unit_vector("query")])
+    snapshot = topic.snapshot()
+    before = snapshot.search(query, 50)
+    topic.append([adjusted(entry, 5) for entry in entries[:3]] + [deprecated(entries[7]), deprecated(entries[12])])
+    topic.append([draft(f"more {i}") for i in range(30)])
+    seal_all(topic)
+    assert snapshot.search(query, 50) == before
+    assert snapshot.live_count == 13
+    assert [snapshot.entry(hit).canonical_id for hit in before] == [hit.canonical_id for hit in before]
+    assert not snapshot.knows(uuid_of("more 1"))
+    first = snapshot.find(entries[0].uuid)
+    assert first is not None and first.utility_steps == 0
+
+
+def test_a_segment_is_full_after_the_append_that_fills_it_and_groups_are_not_split() -> None:
+    files = CrashFiles()
+    topic, _ = filled(files, [4, 4, 1])
+    assert topic.unsealed() == [1]
+    assert topic.snapshot().views[1].live_count == 8
+    seal_all(topic)
+    assert topic.unsealed() == []
+    assert sorted(name.rpartition("/")[2] for name in files.contents()) == [
+        "active.bin",
+        "seg_0001.bin",
+        "seg_0001.hnsw",
+        "seg_0001.meta",
+    ]
+
+
+def test_sealing_and_reopening_change_no_answer() -> None:
+    files = CrashFiles()
+    topic, entries = filled(files, [5, 5, 5, 2])
+    topic.append([adjusted(entries[2], 4), deprecated(entries[8]), adjusted(entries[16], -2)])
+    queries = [unit_vector("q1"), unit_vector("q2")]
+    before = search_ids(topic, queries, 100)
+    seal_all(topic)
+    assert search_ids(topic, queries, 100) == before
+    assert search_ids(open_store_again(files).topic("talk"), queries, 100) == before
+
+
+def test_a_segment_that_holds_only_deprecated_entries_can_be_sealed() -> None:
+    files = CrashFiles()
+    topic, entries = filled(files, [5], sealed=True)
+    topic.append([deprecated(entry) for entry in entries])
+    seal_all(topic)
+    assert topic.unsealed() == []
+    for log in (topic, open_store_again(files).topic("talk")):
+        assert log.snapshot().search(unit_vector("q")[None], 5) == []
+        assert log.snapshot().live_count == 0
+
+
+def test_readers_search_while_the_writer_appends_and_seals(tmp_path: Path) -> None:
+    store = open_store(data_dir=tmp_path, segment_entries_max=20)
+    topic = store.topic("talk")
+    entries = topic.append([draft("anchor")])
+    done = threading.Event()
+    problems: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            while not done.is_set():
+                snapshot = topic.snapshot()
+                hits = snapshot.search(entries[0].embedding[None], 10)
+                assert hits[0].uuid == entries[0].uuid
+                assert len(hits) == min(10, snapshot.live_count)
+                for hit in hits:
+                    assert snapshot.entry(hit).canonical_id == hit.canonical_id
+        except BaseException as error:
+            problems.append(error)
+
+    def seal() -> None:
+        while not done.is_set():
+            seal_all(topic)
+
+    threads = [threading.Thread(target=target) for target in (read, read, seal)]
+    for thread in threads:
+        thread.start()
+    newest = entries[0]
+    for number in range(60):
+        topic.append([draft(f"{number}.{i}") for i in range(3)])
+        if number % 5 == 0:
+            (newest,) = topic.append([adjusted(newest, number % 3)])
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    store.close()
+
+
+# The directory
+
+
+def test_a_second_daemon_is_refused_and_told_who_holds_the_directory(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from memd.store.log import Store\n"
+        "store = Store.open(Path(sys.argv[1]), dimension=8, fingerprint='f', segment_entries_max=10)\n"
+        "print('open', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None and other.stdout is not None
+        assert other.stdout.readline() == "open\n"
+        with pytest.raises(StoreLocked, match=rf"in use by another memd \(pid {other.pid}, started "):
+            open_store(data_dir=tmp_path)
+        other.kill()  # the lock dies with the process
+        other.wait()
+        open_store(data_dir=tmp_path).close()
+
+
+@pytest.mark.parametrize("topic_id", ["", "..", ".", "a/b", "/etc", "a\0b", "-a", "ä", "a" * 129, "memd.lock", "a\n"])
+def test_a_hostile_topic_id_never_reaches_the_disk(topic_id: str) -> None:
+    files = CrashFiles()
+    store = open_store(files)
+    before = files.operations
+    with pytest.raises(BadTopicId):
+        store.topic(topic_id)
+    assert files.operations == before
+
+
+def test_a_closed_store_refuses_appends_and_lets_another_have_the_directory() -> None:
+    files = CrashFiles()
+    store = open_store(files)
+    topic = store.topic("talk")
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        topic.append([draft("late")])
+    open_store(files).close()
+
+
+def test_a_draft_beyond_the_limit_is_refused_and_nothing_is_stored() -> None:
+    files = CrashFiles()
+    topic, _ = filled(files, [1])
+    huge = msgspec.structs.replace(draft("huge"), content="x" * (128 << 20))
+    with pytest.raises(StoreError, match="limit"):
+        topic.append([draft("fine"), huge])
+    assert topic.snapshot().live_count == 1
+    assert topic.append([draft("fine")])[0].public_id == uuid_of("fine").hex()[:4]

@@ -1,0 +1,126 @@
+"""Search against a plain computation over all live chunks."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from memd.chunks import Draft, Entry
+from memd.store.log import TopicLog
+from memd.store.vectors import VectorIndex, best_rows
+from tests.crash_files import CrashFiles
+from tests.drafts import adjusted, deprecated, draft, open_store, seal_all, unit_vector
+
+DIMENSION = 32
+COUNT = 600
+
+
+def populated(segment_entries_max: int) -> tuple[TopicLog, dict[bytes, Entry]]:
+    """A topic with corrections of every kind, and its live entries."""
+    store = open_store(CrashFiles(), segment_entries_max=segment_entries_max, dimension=DIMENSION)
+    topic = store.topic("talk")
+    state: dict[bytes, Entry] = {}
+    rng = np.random.default_rng(5)
+    for start in range(0, COUNT, 20):
+        group = [draft(number, dimension=DIMENSION) for number in range(start, start + 20)]
+        known = list(state.values())
+        chosen = rng.choice(len(known), size=4, replace=False).tolist() if known else []
+        group += [adjusted(known[i], int(rng.integers(-4, 11))) for i in chosen[:3]]
+        group += [deprecated(known[i]) for i in chosen[3:]]
+        for entry in topic.append(group):
+            state[entry.uuid] = entry
+        state = {uuid: entry for uuid, entry in state.items() if entry.vector}
+        if start % 3:
+            seal_all(topic)
+    return topic, state
+
+
+def expected(state: dict[bytes, Entry], queries: NDArray[np.float32], k: int) -> list[tuple[float, int]]:
+    """(score, canonical_id) of the best, computed one by one."""
+    scored = []
+    for entry in state.values():
+        cosine = max(float(np.dot(query.astype(np.float64), entry.embedding.astype(np.float64))) for query in queries)
+        scored.append((max(0.0, cosine) * entry.multiplier, entry.canonical_id))
+    return sorted(scored, key=lambda pair: (-pair[0], pair[1]))[:k]
+
+
+@pytest.mark.parametrize("segment_entries_max", [100_000, 100])
+@pytest.mark.parametrize("query_count", [1, 3])
+@pytest.mark.parametrize("k", [1, 10, 250])
+def test_a_search_finds_the_best_live_chunks_by_score(segment_entries_max: int, query_count: int, k: int) -> None:
+    topic, state = populated(segment_entries_max)
+    for number in range(10):
+        queries = np.stack([unit_vector(f"q {number} {i}", DIMENSION) for i in range(query_count)])
+        hits = topic.snapshot().search(queries, k)
+        wanted = expected(state, queries, k)
+        assert [hit.score for hit in hits] == pytest.approx([score for score, _ in wanted], abs=1e-4)
+        # Near-equal neighbours may change places by rounding, a chunk that is clearly in must be in.
+        sure = {canonical_id for score, canonical_id in wanted if score > wanted[-1][0] + 1e-4}
+        assert sure <= {hit.canonical_id for hit in hits}
+        assert len({hit.uuid for hit in hits}) == len(hits)
+
+
+def test_equal_scores_come_oldest_first_wherever_the_chunks_lie() -> None:
+    topic = open_store(CrashFiles(), segment_entries_max=4).topic("talk")
+    same = unit_vector("same").tobytes()
+    entries = []
+    for number in range(6):
+        entries += topic.append([_with_vector(f"{number} {i}", same) for i in range(2)])
+        if number == 3:
+            seal_all(topic)
+    hits = topic.snapshot().search(unit_vector("same")[None], 100)
+    assert [hit.canonical_id for hit in hits] == [entry.canonical_id for entry in entries]
+
+
+def test_a_praised_chunk_surfaces_by_score_from_a_sealed_segment() -> None:
+    topic = open_store(CrashFiles(), segment_entries_max=300, dimension=DIMENSION).topic("talk")
+    entries = topic.append([draft(number, dimension=DIMENSION) for number in range(299)])
+    query = unit_vector("query", DIMENSION)
+    weak = min((entry for entry in entries if query @ entry.embedding > 0.05), key=lambda e: float(query @ e.embedding))
+    topic.append([adjusted(weak, 10)])
+    seal_all(topic)
+    assert topic.unsealed() == []
+    assert topic.snapshot().search(query[None], 1)[0].uuid == weak.uuid
+
+
+def test_no_query_no_topic_contents_and_no_places_give_no_hits() -> None:
+    topic = open_store(CrashFiles()).topic("talk")
+    assert topic.snapshot().search(unit_vector("q")[None], 5) == []
+    topic.append([draft("one")])
+    assert topic.snapshot().search(np.empty((0, 8), dtype=np.float32), 5) == []
+    assert topic.snapshot().search(unit_vector("q")[None], 0) == []
+
+
+def test_best_rows_prefers_earlier_rows_among_equals() -> None:
+    scores = np.array([0.0, 0.5, 0.5, 0.9, 0.5, 0.0])
+    assert sorted(best_rows(scores, 3).tolist()) == [1, 2, 3]
+    assert sorted(best_rows(scores, 10).tolist()) == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_index_with_nearly_everything_marked_still_finds_the_rest() -> None:
+    matrix = np.stack([unit_vector(number, DIMENSION) for number in range(500)])
+    index = VectorIndex.build(matrix, np.arange(500))
+    index.mark(np.arange(497))
+    rows, cosines = index.search(matrix[499][None], 10)
+    assert sorted(rows.tolist()) == [497, 498, 499]
+    assert cosines.max() == 1.0
+    index.mark(np.arange(500))
+    assert index.search(matrix[499][None], 10)[0].tolist() == []
+
+
+def test_the_same_vectors_give_the_same_index_file() -> None:
+    matrix = np.stack([unit_vector(number, DIMENSION) for number in range(300)])
+    images = []
+    for _ in range(2):
+        files = CrashFiles()
+        topic = open_store(files, segment_entries_max=300, dimension=DIMENSION).topic("talk")
+        topic.append([_with_vector(number, matrix[number].tobytes()) for number in range(300)])
+        seal_all(topic)
+        images.append({name: data for name, data in files.contents().items() if name.endswith(".hnsw")})
+    assert images[0] == images[1] and images[0]
+
+
+def _with_vector(name: str | int, vector: bytes) -> Draft:
+    return msgspec.structs.replace(draft(name), vector=vector)
