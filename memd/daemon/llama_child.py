@@ -104,7 +104,12 @@ def _serve(model: str) -> None:
     parameters.endpoint_metrics = True
     parameters.endpoint_slots = True
     parameters.ui = False
-    server = xllamacpp.Server(parameters)
+    parameters.model_alias = {Path(model).stem}
+    parameters.verbosity = 1  # errors only: the terminal is memd's
+    try:
+        server = xllamacpp.Server(parameters)
+    except RuntimeError:
+        sys.exit(1)  # llama.cpp has said why
     sys.stdout.write(f"{LISTENING}{server.listening_address}\n")
     sys.stdout.flush()
     threading.Event().wait()
