@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -26,6 +27,8 @@ READY_SECONDS_MAX = 60.0
 END_SECONDS_MAX = 30.0
 ANSWER_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.02
+
+LISTENING = re.compile(r"^memd .*listening on (http://\S+)", re.MULTILINE)  # llama.cpp has such a line too
 
 
 class Answer(NamedTuple):
@@ -123,10 +126,11 @@ class DaemonProcess:
     def _found_address(self, said_before: int) -> bool:
         assert self._process is not None
         said = self.log.read_bytes()[said_before:].decode(errors="replace")
-        if "listening on http://" not in said:
+        found = LISTENING.search(said)
+        if found is None:
             assert self._process.poll() is None, f"the daemon ended with {self._process.returncode}: {self!r}"
             return False
-        self.base_url = said.partition("listening on ")[2].split()[0]
+        self.base_url = found[1]
         return True
 
     def send_signal(self, number: signal.Signals) -> None:

@@ -1,0 +1,185 @@
+"""What memd leaves alone: other routes, other modes, bodies it cannot read, and names that lead elsewhere."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess, ask
+from recording_upstream import RecordingUpstream, Response, recording_upstream
+
+FACT = "The spare key hangs behind the barometer."
+QUESTION = "Where does the spare key hang?"
+ODD_JSON = b'{ "messages" : [ {"content":"h\\u00e9llo \xc3\xa9", "role":"user"} ],\n\t"n":1.0, "x":{"b":1,"a":[]} }'
+HOSTILE_TOPICS = [
+    *("../../outside", "..", "/etc/memd", "a/b", "a\\b", ".hidden", "x" * 129, "nul\x00byte", "", "ü", "a b"),
+]
+HOSTILE_PATH_TOPICS = ["..", "..%2f..%2foutside", "%2e%2e", ".hidden", "a%00b", "a%20b", "x" * 129]
+BAD_MEMORY_IN: list[object] = [
+    3,
+    [],
+    "{",
+    {"topic_id": 7},
+    {"corrections": [{"chunk_ids": ["a3f9"], "action": "Praise", "reason": ""}]},
+    {"corrections": [{"chunk_ids": "a3f9", "action": "Helpful", "reason": ""}]},
+    {"related_topic_ids": ["../other"]},
+]
+UNREADABLE = [
+    *(b"", b"{", b"[]", b'"text"', b'{"messages": 3}', b'{"messages": [1]}', b"\xff\xfe", b'{"messages"' + b"[" * 5000),
+]
+
+
+@pytest.fixture
+def upstream() -> Iterator[RecordingUpstream]:
+    with recording_upstream() as running:
+        yield running
+
+
+@pytest.fixture
+def memd(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+    return make_daemon(upstream.url).start()
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body"),
+    [
+        ("GET", "/v1/models?limit=2&a=%2F%20b", None),
+        ("POST", "/v1/embeddings", ODD_JSON),
+        ("POST", "/completion", b"\x00\xff not json at all"),
+        ("PUT", "/slots/0?action=save", os.urandom(100_000)),
+        ("DELETE", "/some//odd/%2e%2e/path", None),
+        ("OPTIONS", "/v1/chat/completions", None),
+        ("HEAD", "/v1/models", None),
+    ],
+)
+def test_other_routes_pass_byte_for_byte_both_ways(
+    memd: DaemonProcess, upstream: RecordingUpstream, method: str, target: str, body: bytes | None
+) -> None:
+    said_back = b"\x89 odd \xff bytes \r\n\r\n" * 1000
+    headers = (("Content-Type", "x/y; z=1"), ("X-Twice", "a"), ("X-Twice", "b"))
+    upstream.answer = lambda _: Response((said_back,), 418, headers)
+    connection = http.client.HTTPConnection(urlsplit(memd.base_url).netloc, timeout=30)
+    connection.request(method, target, body, {"Authorization": "Bearer k", "X-Own": "Ünï".encode()})
+    answer = connection.getresponse()
+    received = answer.read()
+    connection.close()
+    seen = upstream.requests[-1]
+    assert (seen.method, seen.target, seen.body) == (method, target, body or b"")
+    assert seen.header("Authorization") == "Bearer k"
+    assert (seen.header("X-Own") or "").encode("latin-1") == "Ünï".encode()
+    assert answer.status == 418
+    assert received == (b"" if method == "HEAD" else said_back)
+    assert answer.getheader("Content-Type") == "x/y; z=1"
+    assert answer.headers.get_all("X-Twice") == ["a", "b"]
+    assert int(answer.getheader("Content-Length") or 0) == len(said_back)
+
+
+def test_a_body_that_is_no_chat_request_reaches_the_upstream_untouched(
+    memd: DaemonProcess, upstream: RecordingUpstream
+) -> None:
+    upstream.answer = lambda _: Response((b'{"error": "mine"}',), 400)
+    for body in UNREADABLE:
+        answer = ask(f"{memd.base_url}/v1/chat/completions", body)
+        assert upstream.chats[-1].body == body
+        assert (answer.status, answer.body) == (400, b'{"error": "mine"}')
+
+
+def test_a_client_that_knows_nothing_of_memd_gets_the_upstream_s_bytes(
+    memd: DaemonProcess, upstream: RecordingUpstream
+) -> None:
+    memd.chat([said(FACT)])
+    odd = b'{ "choices":[{"message":{"role":"assistant","content":"ok"},"index":0 ,"finish_reason":"stop"}] }\n'
+    upstream.answer = lambda _: Response((odd,))
+    answer = memd.chat([said(QUESTION)])
+    assert answer.headers["X-Memory-Status"] == "injected"
+    assert answer.body == odd
+
+
+def test_mode_off_is_pure_pass_through(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
+    memd.chat([said(FACT)])
+    answer = ask(f"{memd.base_url}/v1/chat/completions", ODD_JSON, headers={"X-Memory-Mode": "off"})
+    assert upstream.chats[-1].body == ODD_JSON
+    assert answer.headers["X-Memory-Mode"] == "off"
+    assert answer.headers["X-Memory-Status"] == "off"
+    memd.chat([said(QUESTION)])
+    assert "h\u00e9llo" not in json.dumps(memd.export(), ensure_ascii=False)
+
+
+def test_mode_readonly_shows_memories_and_leaves_no_trace(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
+    memd.chat([said(FACT)])
+    memd.chat([said("Something else.")])
+    before = memd.export()
+    readonly = {"X-Memory-Mode": "readonly"}
+    praise = {"chunk_ids": [before[0]["id"]], "action": "Helpful", "reason": "it was"}
+    answer = memd.chat([said(QUESTION)], readonly, memory_in={"corrections": [praise]})
+    assert answer.headers["X-Memory-Mode"] == "readonly"
+    assert answer.headers["X-Memory-Status"] == "injected"
+    assert "behind the barometer" in upstream.prompts[-1]
+    memd.restart()
+    assert memd.export() == before
+    refused = memd.chat([said("Thanks.")], memory_in={"corrections": [praise]})
+    assert {"type": "correction_failed", "chunk_id": before[0]["id"]} in refused.json["memory_out"]["signals"]
+
+
+def test_a_bad_memory_in_never_fails_the_request(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
+    memd.chat([said(FACT)])
+    for memory_in in BAD_MEMORY_IN:
+        answer = memd.chat([said(QUESTION)], metadata={"memory_in": memory_in, "mine": "kept"})
+        assert answer.reply == "Noted."
+        assert answer.headers["X-Memory-Status"] == "bad-memory-in", memory_in
+        forwarded = json.loads(upstream.chats[-1].body)
+        assert forwarded["metadata"] == {"mine": "kept"}
+        assert "[mem:" not in upstream.prompts[-1]
+    assert "memory_in" in memd.log.read_text()
+
+
+def test_a_hostile_topic_id_never_leaves_the_data_directory(memd: DaemonProcess) -> None:
+    before = everything_in(memd.folder)
+    for topic_id in HOSTILE_TOPICS:
+        answer = memd.chat([said(FACT)], memory_in={"topic_id": topic_id})
+        assert answer.reply == "Noted."
+        assert answer.headers["X-Memory-Status"] == "bad-memory-in", topic_id
+        assert everything_in(memd.folder) == before
+
+
+def test_a_hostile_topic_in_the_path_is_answered_400(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
+    before = everything_in(memd.folder)
+    for written in HOSTILE_PATH_TOPICS:
+        connection = http.client.HTTPConnection(urlsplit(memd.base_url).netloc, timeout=30)
+        connection.request("POST", f"/t/{written}/v1/chat/completions", json.dumps({"messages": [said(FACT)]}))
+        answer = connection.getresponse()
+        assert answer.status == 400, written
+        assert "topic" in json.loads(answer.read())["error"]["message"]
+        connection.close()
+    assert everything_in(memd.folder) == before
+    assert upstream.chats == []
+
+
+def test_a_topic_in_the_path_is_the_default_and_memory_in_outranks_it(
+    memd: DaemonProcess, upstream: RecordingUpstream
+) -> None:
+    url = f"{memd.base_url}/t/garden/v1/chat/completions"
+    ask(url, {"messages": [said(FACT)]})
+    assert upstream.chats[-1].target == "/v1/chat/completions"
+    assert ask(url, {"messages": [said(QUESTION)], "memory_in": {}}).headers["X-Memory-Status"] == "injected"
+    other = ask(url, {"messages": [said(QUESTION)], "memory_in": {"topic_id": "kitchen"}})
+    assert other.headers["X-Memory-Status"] == "none"
+    assert {entry["topic_id"] for entry in memd.export()} == {"garden"}
+    models = ask(f"{memd.base_url}/t/garden/v1/models?x=1")
+    assert models.status == 200
+    assert upstream.requests[-1].target == "/v1/models?x=1"
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def everything_in(folder: Path) -> set[str]:
+    """All files and folders below."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}

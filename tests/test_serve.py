@@ -1,0 +1,212 @@
+"""`memd serve` as its user meets it: how it starts, how it ends, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import threading
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import REPLY, REPLY_WITH_MEMORY, MakeDaemon
+from daemon_process import DaemonProcess, ask, clean_environment, text_of, wait_until
+from recording_upstream import RecordingUpstream, recording_upstream, streamed
+
+GRACE = {"shutdown": {"grace_seconds": 30}}
+
+
+@pytest.fixture
+def upstream() -> Iterator[RecordingUpstream]:
+    with recording_upstream() as running:
+        yield running
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+def test_a_signal_ends_the_daemon_cleanly(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, number: signal.Signals
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+    assert daemon.chat([said("Hello.")]).status == 200
+    daemon.send_signal(number)
+    assert daemon.wait() == 0
+    assert "Traceback" not in daemon.log.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+def test_a_stream_in_flight_is_finished_before_the_end(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, number: signal.Signals
+) -> None:
+    gate = threading.Event()
+    upstream.answer = lambda _: streamed("One two three.", gate)
+    daemon = make_daemon(upstream.url, GRACE).start()
+    with daemon.stream([said("Count.")]) as stream:
+        chunks = iter(stream)
+        seen = [next(chunks)]
+        daemon.send_signal(number)
+        wait_until(lambda: "ending" in daemon.log.read_text(), lambda: repr(daemon))
+        gate.set()
+        seen += chunks
+        assert stream.ended_properly
+    assert text_of(seen) == "Onetwothree."
+    assert daemon.wait() == 0
+
+
+def test_a_stream_that_outlasts_the_grace_is_cut_and_never_ended_as_if_it_were_whole(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    gate = threading.Event()
+    upstream.answer = lambda _: streamed("One two three.", gate)
+    daemon = make_daemon(upstream.url, {"shutdown": {"grace_seconds": 0.1}}).start()
+    with daemon.stream([said("Count.")]) as stream:
+        chunks = iter(stream)
+        next(chunks)
+        daemon.send_signal(signal.SIGTERM)
+        assert daemon.wait() == 0
+        with pytest.raises((ConnectionError, urllib.error.URLError, ValueError, OSError)):
+            raise_if_cut(list(chunks), ended=stream.ended_properly)
+    gate.set()
+
+
+def test_what_was_said_before_a_clean_end_is_known_after_the_next_start(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+    daemon.chat([said("The spare key hangs behind the barometer.")])
+    daemon.restart()
+    answer = daemon.chat([said("Where does the spare key hang?")])
+    assert answer.headers["X-Memory-Status"] == "injected"
+    assert "behind the barometer" in upstream.prompts[-1]
+
+
+def test_a_second_daemon_on_the_same_directory_names_the_first(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+    second = run(daemon.command())
+    assert second.returncode == 1
+    [line] = second.stderr.splitlines()
+    assert line.startswith("memd: ")
+    assert str(daemon.pid) in line
+    assert daemon.chat([said("Still there?")]).status == 200
+
+
+def test_a_taken_port_is_one_clear_line(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run(make_daemon(upstream.url).command("--port", str(port)))
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("memd: ")
+    assert f"127.0.0.1:{port}" in line
+
+
+def test_an_unreadable_config_is_one_clear_line(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    daemon = make_daemon(upstream.url)
+    daemon.config.write_text("listen: {prot: 1}\n")
+    done = run(daemon.command())
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert "listen.prot" in line
+    assert "port" in line
+
+
+def test_without_an_upstream_it_starts_warns_and_answers_what_to_do(make_daemon: MakeDaemon) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    daemon = make_daemon(nowhere).start()
+    assert nowhere in daemon.log.read_text()
+    assert "NOT REACHABLE" in daemon.log.read_text()
+    for answer in (daemon.chat([said("Hello?")]), ask(f"{daemon.base_url}/v1/models")):
+        assert answer.status == 502
+        assert answer.headers.get_content_type() == "application/json"
+        error = answer.json["error"]
+        assert nowhere in error["message"]
+        assert "upstream.url" in error["message"]
+        assert {"message", "type", "code"} <= set(error)
+    assert ask(f"{daemon.base_url}/memd/health").status == 200
+
+
+def test_an_upstream_that_comes_later_is_used(make_daemon: MakeDaemon, scripted_gguf: Path) -> None:
+    from llama_server import running_llama
+
+    port = free_port()
+    daemon = make_daemon(f"http://127.0.0.1:{port}").start()
+    assert daemon.chat([said("Hello?")]).status == 502
+    with running_llama(scripted_gguf, context=4096, log=daemon.folder / "llama.log", port=port):
+        assert daemon.chat([said("Hello?")]).reply == "".join(REPLY)
+
+
+def test_a_model_file_is_served_and_its_server_ends_with_memd(make_daemon: MakeDaemon, scripted_gguf: Path) -> None:
+    daemon = make_daemon(None).start("--model", str(scripted_gguf))
+    assert daemon.chat([said("The ferry leaves at noon from pier four.")]).reply == "".join(REPLY)
+    assert daemon.chat([said("From which pier does the ferry leave?")]).reply == "".join(REPLY_WITH_MEMORY)
+    child = child_url(daemon)
+    assert ask(f"{child}/health").status == 200
+    assert daemon.terminate() == 0
+    assert not listens(child)
+
+
+def test_the_model_server_ends_also_when_memd_is_killed(make_daemon: MakeDaemon, scripted_gguf: Path) -> None:
+    daemon = make_daemon(None).start("--model", str(scripted_gguf))
+    child = child_url(daemon)
+    assert listens(child)
+    daemon.kill()
+    wait_until(lambda: not listens(child), lambda: f"llama.cpp at {child} outlived memd")
+
+
+def test_a_file_that_is_no_model_is_said_to_be_none(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    (tmp_path / "no.gguf").write_bytes(b"not a model")
+    done = run(make_daemon(None).command("--model", str(tmp_path / "no.gguf")))
+    assert done.returncode == 1
+    assert "no.gguf" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_memd_s_own_routes_are_closed_to_pages_of_other_origins(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    health = f"{make_daemon(upstream.url).start().base_url}/memd/health"
+    assert ask(health).status == 200
+    assert ask(health, headers={"Origin": "http://evil.example"}).status == 403
+    assert ask(health, headers={"Host": "evil.example"}).status == 403
+
+
+# -- small things the tests share ---------------------------------------------------------------------------------
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """A command that is expected to end by itself."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=clean_environment())
+
+
+def raise_if_cut(chunks: list[object], *, ended: bool) -> None:
+    """Clients see a cut stream either as an error while reading, or as one without its `[DONE]`."""
+    if not ended:
+        raise ConnectionError(f"no [DONE] after {json.dumps(chunks)}")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+        assert isinstance(port, int)
+        return port
+
+
+def child_url(daemon: DaemonProcess) -> str:
+    """Where memd's own llama.cpp listens, as health tells it."""
+    url = ask(f"{daemon.base_url}/memd/health").json["upstream"]["url"]
+    assert isinstance(url, str)
+    return url
+
+
+def listens(url: str) -> bool:
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
