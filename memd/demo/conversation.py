@@ -31,7 +31,7 @@ class Question(msgspec.Struct, frozen=True):
 QUESTIONS = (
     Question("Which error code does the API answer when a stand is already taken?", "ERR_7421"),
     Question("After how many hours do the login tokens expire?", "36 hours"),
-    Question("Which database did we decide to use, and why?", "PostgreSQL 16"),
+    Question("Which database are we using instead of SQLite?", "PostgreSQL 16"),
     Question("How does Marta want to get her messages?", "text messages and never e-mail"),
 )
 """Asked at the end of the long conversation."""

@@ -173,12 +173,14 @@ class _Stage:
         answer = await self._say(chat, script.CORRECTION, corrections=[correction])
         if answer.failed_corrections:
             raise NotShown(f"the correction failed for {answer.failed_corrections}")
-        after, shown = await self._asked(self._new_chat(), script.CHANGED_AGAIN, script.CORRECTED_EXPECTS)
+        later = self._new_chat()
+        after, shown = await self._asked(later, script.CHANGED_AGAIN, script.CORRECTED_EXPECTS)
         if any(f"[mem:{named}]" in block for block in shown.blocks):
             raise NotShown(f"chunk {named} is still shown although it was replaced")
         self._screen.answer(script.CHANGED_AGAIN, after.text, script.CORRECTED_EXPECTS, after.recall_ms)
         await self._pause()
-        self._screen.prompt(shown, 1, script.CORRECTED_EXPECTS)
+        self._screen.prompt(shown, len(later.messages) - 1, script.CORRECTED_EXPECTS)
+        self._screen.replaced(named)
 
     def figures(self) -> None:
         """What was measured in this run."""

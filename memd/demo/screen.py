@@ -107,8 +107,9 @@ class Screen:
         if len(chosen) < len(chunks):
             body.append(Text(f"… and {len(chunks) - len(chosen)} more", style="dim"))
         body.append(Text(tail, style="dim"))
-        title = f"what memd put before the question  (client sent {sent} messages, prompt {shown.tokens:,} tokens)"
-        self._console.print(Panel(Group(*body), title=title, border_style=MEMORY))
+        below = f"the client sent {sent} messages, the model was shown {len(shown.messages)} ({shown.tokens:,} tokens)"
+        title = "what memd put before the question"
+        self._console.print(Panel(Group(*body), title=title, subtitle=f"[dim]{below}[/]", border_style=MEMORY))
 
     def answer(self, question: str, answer: str, expects: str, recall_ms: float | None) -> None:
         """A question, the answer, and how long remembering took."""
@@ -125,6 +126,14 @@ class Screen:
         lines = [f"{key + ':':<11} {msgspec.json.encode(value).decode()}" for key, value in correction.items()]
         syntax = Syntax("\n".join(lines), "yaml", background_color="default", word_wrap=True)
         self._console.print(Panel(syntax, title="metadata.memory_in.corrections", border_style="yellow"))
+
+    def replaced(self, chunk_id: str) -> None:
+        """What became of the chunk that a correction named."""
+        text = (
+            f"[{MEMORY}]▸[/] Chunk {chunk_id} is not shown any more. On disk it stays, marked Deprecated: nothing is "
+            "ever deleted. That the question was asked and answered before is a record of its own."
+        )
+        self._console.print(Padding(text, (0, 2, 1, 2)))
 
     def figures(
         self,

@@ -88,10 +88,10 @@ class StandIn:
                 web.post("/v1/chat/completions", self._chat),
             ]
         )
-        runner = web.AppRunner(application, access_log=None)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:
-            site = web.TCPSite(runner, "127.0.0.1", 0, shutdown_timeout=1.0)
+            site = web.TCPSite(runner, "127.0.0.1", 0)
             await site.start()
             self.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}"
             yield self
