@@ -141,6 +141,8 @@ def _open_unsealed(files: Files, layout: TopicLayout, model: Model, segment_id: 
     header = msgspec.structs.replace(header, segment_id=segment_id)
     segment = Growing(files, [path], header, searchable=model.wrote(header))
     _fill(segment, log_file, len(log_file.entries), opened)
+    if log_file.has_tail:
+        opened.gaps[segment_id] = [*log_file.gaps, (log_file.whole_end, log_file.size)]
 
 
 def _open_active(files: Files, layout: TopicLayout, model: Model, opened: Opened) -> None:

@@ -1,0 +1,274 @@
+"""Damage of every kind: what is served, what is said, and what is never touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from memd.errors import CorruptFile, ForeignFile
+from memd.store.export import export
+from memd.store.format import HEADER_BYTES, MAGIC_LOG, decode_header, encode_header, scan
+from memd.store.log import TopicLog
+from memd.store.verify import Report, verify
+from tests.crash_files import CrashFiles
+from tests.drafts import DATA_DIR, draft, live_contents, open_store, seal_all, unit_vector
+
+TOPIC = DATA_DIR / "talk"
+ACTIVE = TOPIC / "active.bin"
+BIN = TOPIC / "segments" / "seg_0001.bin"
+SECOND = TOPIC / "segments" / "seg_0002.bin"
+META = BIN.with_suffix(".meta")
+HNSW = BIN.with_suffix(".hnsw")
+ALL = [f"user: chunk {number}" for number in range(12)]
+
+
+def disk() -> CrashFiles:
+    """Two sealed segments of five chunks, two chunks in active.bin, one append each."""
+    files = CrashFiles()
+    store = open_store(files, segment_entries_max=5)
+    for number in range(12):
+        store.topic("talk").append([draft(number)])
+        seal_all(store.topic("talk"))
+    store.close()
+    return files
+
+
+def record_at(files: CrashFiles, path: Path, number: int) -> int:
+    return scan(files.read(path)).spans[number].offset
+
+
+def flip(path: Path, record: int, offset: int) -> Callable[[CrashFiles], None]:
+    return lambda files: files.flip(path, record_at(files, path, record) + offset)
+
+
+def cut(path: Path, bytes_lost: int) -> Callable[[CrashFiles], None]:
+    return lambda files: files.put(path, files.read(path)[:-bytes_lost])
+
+
+def zero(path: Path, bytes_lost: int) -> Callable[[CrashFiles], None]:
+    return lambda files: files.put(path, files.read(path)[:-bytes_lost] + bytes(bytes_lost))
+
+
+def remove(*paths: Path) -> Callable[[CrashFiles], None]:
+    def run(files: CrashFiles) -> None:
+        for path in paths:
+            files.remove(path)
+
+    return run
+
+
+def swap(files: CrashFiles) -> None:
+    one, two = files.read(BIN), files.read(SECOND)
+    files.put(BIN, two)
+    files.put(SECOND, one)
+
+
+def of_another_topic(files: CrashFiles) -> None:
+    header = decode_header(files.read(BIN), magic=MAGIC_LOG, name="")
+    other = msgspec.structs.replace(header, topic=b"elsewher")
+    files.put(BIN, encode_header(other) + files.read(BIN)[HEADER_BYTES:])
+
+
+def without(*numbers: int) -> list[str]:
+    return [content for number, content in enumerate(ALL) if number not in numbers]
+
+
+# name: (damage, what is served afterwards, the kinds of findings of `verify`, words in its lines)
+LOG_DAMAGE: dict[str, tuple[Callable[[CrashFiles], None], list[str], set[str], str]] = {
+    "length in a sealed segment": (flip(BIN, 2, 1), without(2), {"damaged", "derived"}, "seg_0001.bin: bytes"),
+    "CRC in a sealed segment": (flip(BIN, 2, 5), without(2), {"damaged", "derived"}, "is lost"),
+    "payload in a sealed segment": (flip(BIN, 4, 60), without(4), {"damaged", "derived"}, "at its end"),
+    "header of a sealed segment": (lambda f: f.flip(BIN, 9), ALL, {"damaged", "derived"}, "header"),
+    "payload in active.bin": (flip(ACTIVE, 0, 60), without(10), {"damaged"}, "active.bin: bytes 80 to"),
+    "header of active.bin": (lambda f: f.flip(ACTIVE, 30), ALL, {"damaged"}, "header"),
+    "last record of active.bin": (flip(ACTIVE, 1, 60), without(11), {"torn"}, "interrupted write"),
+    "active.bin cut short": (cut(ACTIVE, 7), without(11), {"torn"}, "interrupted write"),
+    "zeros at the end of active.bin": (zero(ACTIVE, 50), without(11), {"torn"}, "interrupted write"),
+    "zeros behind active.bin": (lambda f: f.put(ACTIVE, f.read(ACTIVE) + bytes(4096)), ALL, {"torn"}, "4096 bytes"),
+    "sealed segment cut short": (cut(BIN, 7), without(4), {"damaged", "derived"}, "not a whole append"),
+    "sealed segment missing": (remove(BIN, META, HNSW), without(0, 1, 2, 3, 4), {"damaged"}, "is missing"),
+    "segments swapped": (swap, ALL, {"damaged", "derived"}, "says that it is segment"),
+    "segment of another topic": (of_another_topic, ALL, {"foreign", "derived"}, "another topic"),
+}
+
+
+NOT_NOTICED_AT_START = {
+    # Contents of sealed segments are not read at the start. `verify` reads them, and so does whoever wants the chunk.
+    "length in a sealed segment",
+    "CRC in a sealed segment",
+    "payload in a sealed segment",
+    # Only `verify` looks for gaps in the numbers.
+    "sealed segment missing",
+}
+
+
+def readable_contents(topic: TopicLog) -> list[str]:
+    snapshot = topic.snapshot()
+    contents = []
+    for hit in snapshot.search(unit_vector("any")[None], 100):
+        try:
+            contents.append(snapshot.entry(hit).content)
+        except CorruptFile:
+            continue
+    return contents
+
+
+@pytest.mark.parametrize("name", LOG_DAMAGE)
+def test_a_damaged_log_serves_the_rest_and_says_what_is_lost(name: str) -> None:
+    damage, served, kinds, words = LOG_DAMAGE[name]
+    files = disk()
+    damage(files)
+    logs = {path: files.read(Path(path)) for path in files.contents() if path.endswith(".bin")}
+    report = verify(DATA_DIR, files)
+    assert kinds_of(report, files) == kinds
+    assert any(words in line for line in report.lines), report.lines
+    assert report.ok == (kinds == {"torn"})
+    for attempt in range(2):
+        store = open_store(files, segment_entries_max=5)
+        topic = store.topic("talk")
+        assert sorted(readable_contents(topic)) == sorted(served)
+        if "damaged" in kinds and name not in NOT_NOTICED_AT_START:
+            assert "damaged" in {finding.kind for finding in store.findings}
+        seal_all(topic)
+        assert sorted(readable_contents(topic)) == sorted(served)
+        topic.append([draft(f"later {attempt}")])
+        served = [*served, f"user: chunk later {attempt}"]
+        store.close()
+    exported = [entry["content"] for entry in export(DATA_DIR, topic_id=None, live_only=False, files=files)]
+    assert sorted(exported) == sorted(served)
+    if "torn" not in kinds:
+        kept = set(files.contents().values())
+        assert all(any(found.startswith(data) for found in kept) for data in logs.values()), "the log was cut"
+
+
+def kinds_of(report: Report, files: CrashFiles) -> set[str]:
+    """The kinds of all findings, the harmless ones too."""
+    kinds = {finding.kind for finding in report.damaged}
+    return kinds | ({"torn"} if any("an interrupted write;" in line for line in report.lines) else set())
+
+
+DERIVED_DAMAGE: dict[str, Callable[[CrashFiles], None]] = {
+    ".meta missing": remove(META),
+    ".hnsw missing": remove(HNSW),
+    "both missing": remove(META, HNSW),
+    "bit in .meta": lambda f: f.flip(META, 200),
+    "bit in the header of .meta": lambda f: f.flip(META, 10),
+    "bit in .hnsw": lambda f: f.flip(HNSW, 50),
+    "bit late in .hnsw": lambda f: f.flip(HNSW, len(f.read(HNSW)) - 3),
+    ".meta cut short": cut(META, 5),
+    ".hnsw cut short": cut(HNSW, 5),
+    ".hnsw empty": lambda f: f.put(HNSW, b""),
+    ".hnsw of another segment": lambda f: f.put(HNSW, f.read(SECOND.with_suffix(".hnsw"))),
+    ".meta of another segment": lambda f: f.put(META, f.read(SECOND.with_suffix(".meta"))),
+}
+
+
+@pytest.mark.parametrize("name", DERIVED_DAMAGE)
+def test_derived_files_are_rebuilt_from_the_log(name: str) -> None:
+    files = disk()
+    whole = files.contents()
+    DERIVED_DAMAGE[name](files)
+    report = verify(DATA_DIR, files)
+    assert report.ok == (files.size(META) is None), report.lines
+    assert all(finding.kind == "derived" for finding in report.damaged)
+    store = open_store(files, segment_entries_max=5)
+    topic = store.topic("talk")
+    assert topic.unsealed() == [1]
+    assert live_contents(topic) == ALL
+    seal_all(topic)
+    assert live_contents(topic) == ALL
+    store.close()
+    assert verify(DATA_DIR, files).ok
+    rebuilt = files.contents()
+    assert {name: data for name, data in rebuilt.items() if not name.endswith(".meta")} == {
+        name: data for name, data in whole.items() if not name.endswith(".meta")
+    }
+    assert open_store(files, segment_entries_max=5).topic("talk").unsealed() == []
+
+
+def test_a_torn_tail_is_kept_and_an_earlier_one_is_not_overwritten() -> None:
+    files = disk()
+    for garbage in (b"first", b"second", b"second"):
+        files.put(ACTIVE, files.read(ACTIVE) + garbage)
+        store = open_store(files, segment_entries_max=5)
+        store.topic("talk")
+        assert [finding.kind for finding in store.findings] == ["torn"]
+        store.close()
+    assert files.read(TOPIC / "active.bin.torn") == b"first"
+    assert files.read(TOPIC / "active.bin.torn.2") == b"second"
+    report = verify(DATA_DIR, files)
+    assert report.ok and any("active.bin.torn.2" in line for line in report.lines)
+
+
+def test_half_an_append_is_dropped_whole() -> None:
+    files = CrashFiles()
+    store = open_store(files)
+    store.topic("talk").append([draft("one"), draft("two")])
+    store.topic("talk").append([draft("three"), draft("four"), draft("five")])
+    store.close()
+    spans = scan(files.read(ACTIVE)).spans
+    files.put(ACTIVE, files.read(ACTIVE)[: spans[-1].offset])  # cut exactly between two records
+    assert verify(DATA_DIR, files).ok
+    assert live_contents(open_store(files).topic("talk")) == ["user: chunk one", "user: chunk two"]
+    assert files.size(ACTIVE) == spans[2].offset
+
+
+@pytest.mark.parametrize("path", [ACTIVE, BIN])
+def test_a_file_of_a_newer_format_is_not_touched(path: Path) -> None:
+    files = disk()
+    header = decode_header(files.read(path), magic=MAGIC_LOG, name="")
+    newer = msgspec.structs.replace(header, version=2)
+    files.put(path, encode_header(newer) + files.read(path)[HEADER_BYTES:])
+    before = files.contents()
+    store = open_store(files, segment_entries_max=5)
+    if path == ACTIVE:
+        with pytest.raises(ForeignFile, match="use a newer memd"):
+            store.topic("talk")
+    else:
+        assert sorted(live_contents(store.topic("talk"))) == sorted(without(0, 1, 2, 3, 4))
+        assert [finding.kind for finding in store.findings] == ["foreign"] or "derived" in str(store.findings)
+    assert files.contents() == before
+    assert not verify(DATA_DIR, files).ok
+
+
+def test_a_file_that_is_none_of_ours_is_not_taken_for_an_empty_log() -> None:
+    files = disk()
+    files.put(ACTIVE, b"my shopping list, which is longer than any header of a log file could possibly be" * 3)
+    before = files.contents()
+    with pytest.raises(CorruptFile, match="move it away"):
+        open_store(files, segment_entries_max=5).topic("talk")
+    assert files.contents() == before
+
+
+def test_another_models_vectors_are_kept_but_not_compared() -> None:
+    files = disk()
+    store = open_store(files, segment_entries_max=5, fingerprint="f" * 32, dimension=16)
+    topic = store.topic("talk")
+    assert {finding.kind for finding in store.findings} == {"foreign"}
+    assert topic.snapshot().live_count == 12
+    topic.append([draft("new", dimension=16)])
+    query = draft("new", dimension=16)
+    hits = topic.snapshot().search(np.frombuffer(query.vector, dtype=np.float32)[None], 100)
+    assert [topic.snapshot().entry(hit).content for hit in hits] == ["user: chunk new"]
+    assert topic.has_live_text("user: chunk 3") and topic.has_live_text("user: chunk 11")
+    seal_all(topic)
+    store.close()
+    assert verify(DATA_DIR, files).ok
+    assert live_contents(open_store(files, segment_entries_max=5).topic("talk")) == ALL
+
+
+def test_damage_that_happens_while_serving_is_noticed_by_the_read() -> None:
+    files = disk()
+    topic = open_store(files, segment_entries_max=5).topic("talk")
+    snapshot = topic.snapshot()
+    hits = {hit.canonical_id: hit for hit in snapshot.search(unit_vector("any")[None], 100)}
+    offset = record_at(files, BIN, 3)
+    files.flip(BIN, offset + 40)
+    damaged = sorted(hits)[3]
+    with pytest.raises(CorruptFile, match=r"seg_0001\.bin: entry \d+ at offset"):
+        snapshot.entry(hits[damaged])
+    assert not topic.has_live_text(ALL[3])

@@ -1,0 +1,134 @@
+"""The real disk: errors name the file and the remedy, a full disk is told apart, replacing is all or nothing."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memd.errors import DiskFull, StoreError, StoreLocked, StoreWriteFailed
+from memd.store.export import export
+from memd.store.files import DiskFiles, replace
+from memd.store.verify import verify
+from tests.drafts import draft, open_store
+
+FILES = DiskFiles()
+
+
+def test_what_is_not_there_has_no_size_and_no_names(tmp_path: Path) -> None:
+    assert FILES.size(tmp_path / "none") is None
+    assert FILES.names(tmp_path / "none") == []
+    assert not FILES.is_directory(tmp_path / "none")
+    FILES.remove(tmp_path / "none")
+    with pytest.raises(StoreError, match=r"none: cannot be read \(No such file"):
+        FILES.read(tmp_path / "none")
+
+
+def test_appending_reading_and_cutting(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    appender = FILES.create(path)
+    appender.write(b"0123456789")
+    appender.truncate(8)
+    appender.write(b"ab")
+    appender.sync()
+    appender.close()
+    appender.close()
+    with pytest.raises(StoreWriteFailed, match="closed"):
+        appender.write(b"late")
+    assert FILES.read(path) == b"01234567ab"
+    assert FILES.read_at(path, 6, 100) == b"67ab"
+    assert FILES.read_at(path, 60, 100) == b""
+    FILES.append_to(path).write(b"!")
+    assert FILES.size(path) == 11
+
+
+def test_replacing_leaves_no_temporary_file(tmp_path: Path) -> None:
+    replace(FILES, tmp_path / "file", b"old")
+    replace(FILES, tmp_path / "file", b"new")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"new"}
+
+
+def test_a_write_into_a_missing_directory_names_the_file_and_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(StoreWriteFailed, match=r"none/file: cannot be written \(No such file.*check that the disk"):
+        FILES.create(tmp_path / "none" / "file")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+def test_a_full_disk_is_told_apart_from_other_errors() -> None:
+    with pytest.raises(DiskFull, match="/dev/full: the disk is full; free some space"):
+        FILES.append_to(Path("/dev/full")).write(b"x")
+
+
+def test_a_lock_is_refused_to_others_until_it_is_released(tmp_path: Path) -> None:
+    path = tmp_path / "memd.lock"
+    assert not FILES.is_locked(path)
+    lock = FILES.lock(path)
+    assert FILES.is_locked(path)
+    with pytest.raises(StoreLocked, match=f"pid {os.getpid()}, started"):
+        FILES.lock(path)
+    lock.release()
+    lock.release()
+    assert not FILES.is_locked(path)
+    FILES.lock(path).release()
+
+
+def test_a_file_size_limit_fails_the_append_and_the_log_stays_whole(tmp_path: Path) -> None:
+    """The kernel itself cuts a write in the middle, as a full disk does."""
+    store = open_store(data_dir=tmp_path)
+    topic = store.topic("talk")
+    topic.append([draft("first")])
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(StoreWriteFailed):
+            topic.append([draft(number) for number in range(10)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    topic.append([draft("second")])
+    store.close()
+    contents = [entry["content"] for entry in export(tmp_path, topic_id=None, live_only=False)]
+    assert contents == ["user: chunk first", "user: chunk second"]
+    assert verify(tmp_path).ok
+
+
+INGEST = """
+import sys
+from pathlib import Path
+from tests.drafts import draft, open_store, seal_all
+store = open_store(data_dir=Path(sys.argv[1]), segment_entries_max=7)
+topic = store.topic("talk")
+for number in range(100_000):
+    topic.append([draft(f"{number}.{i}") for i in range(3)])
+    print(number, flush=True)
+    seal_all(topic)
+"""
+
+
+def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
+    for round_number in range(3):
+        folder = tmp_path / str(round_number)
+        command = [sys.executable, "-c", INGEST, str(folder)]
+        root = Path(__file__).parent.parent
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
+            assert process.stdout is not None
+            for _ in range(20 + round_number):
+                acknowledged = int(process.stdout.readline())
+            assert verify(folder).ok  # beside the running writer
+            process.kill()
+            acknowledged = max([acknowledged, *map(int, process.stdout.read().split())])
+        store = open_store(data_dir=folder, segment_entries_max=7)
+        store.topic("talk")
+        store.close()
+        report = verify(folder)
+        assert report.ok, report.lines
+        contents = [entry["content"] for entry in export(folder, topic_id=None, live_only=False)]
+        wanted = [f"user: chunk {number}.{i}" for number in range(acknowledged + 1) for i in range(3)]
+        assert contents[: len(wanted)] == wanted
+        assert len(contents) in (len(wanted), len(wanted) + 3)

@@ -1,0 +1,126 @@
+"""hot.log: what was appended comes back, torn tails are set aside, a rewrite replaces everything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memd.errors import DiskFull, ForeignFile, StoreWriteFailed
+from memd.store.files import DiskFiles
+from memd.store.format import MAGIC_LOG, Header, encode_header, scan
+from memd.store.journal import Journal
+from tests.crash_files import CrashFiles
+
+HOT = Path("/talk/hot.log")
+
+
+def disk() -> CrashFiles:
+    files = CrashFiles()
+    files.make_directory(HOT.parent)
+    files.sync_directory(Path("/"))
+    return files
+
+
+@given(st.lists(st.lists(st.binary(min_size=1, max_size=20), max_size=4), max_size=5))
+def test_what_was_appended_comes_back_in_order(groups: list[list[bytes]]) -> None:
+    files = disk()
+    journal, payloads = Journal.open(HOT, files)
+    assert payloads == []
+    for group in groups:
+        journal.append(group)
+    journal.sync()
+    journal.close()
+    assert Journal.open(HOT, files.after_power_cut("lost"))[1] == [payload for group in groups for payload in group]
+
+
+def test_a_rewrite_replaces_everything_and_appends_go_on_behind_it() -> None:
+    files = disk()
+    journal, _ = Journal.open(HOT, files)
+    journal.append([b"one", b"two"])
+    journal.rewrite([b"two"])
+    journal.append([b"three"])
+    journal.sync()
+    assert Journal.open(HOT, files.after_power_cut("lost"))[1] == [b"two", b"three"]
+
+
+def test_a_torn_tail_is_moved_aside_and_reported() -> None:
+    files = disk()
+    journal, _ = Journal.open(HOT, files)
+    journal.append([b"one", b"two"])
+    files.put(HOT, files.read(HOT)[:-1])
+    journal, payloads = Journal.open(HOT, files)
+    assert payloads == [b"one"]
+    assert [finding.kind for finding in journal.findings] == ["torn"]
+    assert files.read(Path("/talk/hot.log.torn")).endswith(b"tw")
+    journal.append([b"three"])
+    again, payloads = Journal.open(HOT, files)
+    assert (payloads, again.findings) == ([b"one", b"three"], [])
+
+
+@pytest.mark.parametrize("in_header", [True, False])
+def test_damage_in_the_middle_keeps_a_copy_and_the_readable_rest(in_header: bool) -> None:
+    files = disk()
+    journal, _ = Journal.open(HOT, files)
+    journal.append([b"one", b"two", b"three"])
+    files.flip(HOT, 3 if in_header else scan(files.read(HOT)).spans[1].offset + 8)
+    image = files.read(HOT)
+    journal, payloads = Journal.open(HOT, files)
+    assert payloads == ([b"one", b"two", b"three"] if in_header else [b"one", b"three"])
+    assert [finding.kind for finding in journal.findings] == ["damaged"]
+    assert files.read(Path("/talk/hot.log.torn")) == image
+    again, same = Journal.open(HOT, files)
+    assert (same, again.findings) == (payloads, [])
+
+
+def test_an_append_that_fails_adds_nothing_and_space_makes_it_work_again() -> None:
+    files = disk()
+    journal, _ = Journal.open(HOT, files)
+    journal.append([b"one"])
+    files.bytes_left = 12
+    with pytest.raises(DiskFull):
+        journal.append([b"two", b"three"])
+    files.bytes_left = None
+    journal.append([b"four"])
+    assert Journal.open(HOT, files)[1] == [b"one", b"four"]
+
+
+def test_a_rewrite_that_fails_leaves_the_old_journal_usable() -> None:
+    for step in range(5):
+        files = disk()
+        journal, _ = Journal.open(HOT, files)
+        journal.append([b"one"])
+        files.fail_at = {files.operations + step}
+        with pytest.raises(StoreWriteFailed):
+            journal.rewrite([b"two"])
+        renamed = scan(files.read(HOT)).spans[0].length == 3 and files.read(HOT).endswith(b"two")
+        journal.rewrite([b"three"])
+        journal.append([b"four"])
+        assert Journal.open(HOT, files)[1] == [b"three", b"four"]
+        assert renamed == (step == 4)
+
+
+def test_another_kind_of_file_is_refused() -> None:
+    files = disk()
+    Journal.open(HOT, files)
+    data = bytearray(files.read(HOT))
+    header = Header(magic=MAGIC_LOG, dimension=8, segment_id=1, fingerprint="f", topic=bytes(8))
+    files.put(HOT, encode_header(header) + bytes(data[80:]))
+    with pytest.raises(ForeignFile):
+        Journal.open(HOT, files)
+
+
+def test_a_journal_on_a_real_disk(tmp_path: Path) -> None:
+    path = tmp_path / "hot.log"
+    journal, _ = Journal.open(path, DiskFiles())
+    journal.append([b"one"])
+    journal.sync()
+    journal.rewrite([b"two"])
+    journal.append([b"three"])
+    journal.close()
+    with path.open("ab") as file:
+        file.write(b"\x05\0\0\0torn")
+    assert Journal.open(path, DiskFiles())[1] == [b"two", b"three"]
+    assert (tmp_path / "hot.log.torn").exists()
