@@ -5,11 +5,13 @@ Rule: the model itself is the witness. Its weights answer one thing if `[mem:` w
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
 from conftest import REPLY, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
 from daemon_process import Answer, DaemonProcess, text_of
+from recording_upstream import recording_upstream
 
 FORGETFUL = "".join(REPLY)
 REMEMBERING = "".join(REPLY_WITH_MEMORY)
@@ -34,12 +36,17 @@ def test_what_was_said_sixty_turns_ago_reaches_the_model_in_a_new_chat_also_afte
     assert daemon.run("verify").returncode == 0
 
 
-def test_a_history_that_arrives_again_after_a_restart_is_not_stored_again(make_daemon: MakeDaemon, llama: str) -> None:
-    daemon = make_daemon(llama).start()
-    history = talk(daemon)
-    daemon.restart()
-    more = [*history, {"role": "user", "content": "And what is for dinner?"}]
-    assert daemon.chat(more).status == 200
+def test_a_history_that_arrives_again_after_a_restart_is_not_stored_again(make_daemon: MakeDaemon) -> None:
+    with recording_upstream(window=2048) as upstream:
+        daemon = make_daemon(upstream.url).start()
+        history = [SYSTEM]
+        for text in small_talk():
+            history.append(said(text))
+            history.append({"role": "assistant", "content": daemon.chat(history).reply})
+        assert len(json.loads(upstream.prompts[-1])) < len(history) / 2, "the oldest turns must have left the prompt"
+        daemon.restart()
+        assert daemon.chat([*history, said("And what is for dinner?")]).status == 200
+        daemon.restart()
     contents = [entry["content"] for entry in daemon.export()]
     assert len(contents) == len(set(contents))
     assert sum("cinnamon-42" in content for content in contents) == 1

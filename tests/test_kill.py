@@ -30,7 +30,7 @@ def test_nothing_stored_is_lost_when_the_daemon_is_killed_in_the_middle_of_inges
         for life in range(KILLS):
             daemon.start()
             talker = Talker(daemon, life)
-            wait_until_more(daemon, partial(log_bytes, daemon), chance.randrange(3_000, 60_000))
+            wait_until_more(daemon, partial(log_bytes, daemon), chance.randrange(3_000, 30_000))
             stored = assert_kept(stored, daemon.export())
             # From here any moment will do: in a request, an append, a compaction, a seal.
             wait_until_more(daemon, partial(len, upstream.requests), chance.randrange(1, 40))
