@@ -141,8 +141,8 @@ class DiskFiles:
 
     def read_at(self, path: Path, offset: int, length: int) -> bytes:
         """See Files."""
-        with _reading(path), path.open("rb", buffering=0) as file:
-            return _pread_all(file.fileno(), offset, length)
+        with _reading(path), _open_descriptor(path, os.O_RDONLY) as descriptor:
+            return _pread_all(descriptor, offset, length)
 
     def create(self, path: Path) -> Appender:
         """See Files."""

@@ -103,7 +103,7 @@ def _joined(parts: Sequence[NDArray[np.uint64]], dtype: type[np.uint64]) -> UInt
 
 
 def _equal(column: UInts, value: np.uint64) -> range:
-    return range(int(np.searchsorted(column, value, "left")), int(np.searchsorted(column, value, "right")))
+    return range(int(column.searchsorted(value, "left")), int(column.searchsorted(value, "right")))
 
 
 def _place(packed: np.uint64) -> tuple[int, int]:
