@@ -28,11 +28,17 @@ class Appended(msgspec.Struct, frozen=True, tag="appended"):
 
 
 class Forked(msgspec.Struct, frozen=True, tag="forked"):
-    """A conversation goes on from the first `position` messages of another one, which is abandoned."""
+    """A new conversation begins with the first `position` messages of another one."""
 
     conversation: str
     parent: str
     position: int
+
+
+class Abandoned(msgspec.Struct, frozen=True, tag="abandoned"):
+    """The client went on from an earlier point of this conversation; whatever it appends later revives it."""
+
+    conversation: str
 
 
 class Marked(msgspec.Struct, frozen=True, tag="marked"):
@@ -78,7 +84,7 @@ class Closed(msgspec.Struct, frozen=True, tag="closed"):
     conversation: str
 
 
-Event = Opened | Appended | Forked | Marked | Arrived | Placed | Removed | Injected | Closed
+Event = Opened | Appended | Forked | Abandoned | Marked | Arrived | Placed | Removed | Injected | Closed
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)

@@ -14,14 +14,18 @@ from its beginning:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from memd.messages import Message, ToolCall, chain_all
+from memd.messages import ROOT_DIGEST, Message, chain_all
 
-TRIMMED_OVERLAP_MIN = 2
-"""Messages that a trimmed history must share with a conversation to be taken for it; one alone proves nothing."""
+SHARED_MIN = 2
+"""Messages that a request must share with a conversation before it is taken for an edit of it or for its trimmed
+history. One alone proves nothing: many conversations begin with the same words."""
+LAST_EXCHANGE = 2
+"""Messages at the end of a conversation that a trimmed history may lack or replace: a question and its answer."""
 
 
 class Buffered(msgspec.Struct, frozen=True):
@@ -89,8 +93,8 @@ class Conversation:
 
     @property
     def end_digest(self) -> bytes:
-        """The digest of the last message."""
-        return self.messages[-1].digest
+        """What the next message is chained to."""
+        return self.messages[-1].digest if self.messages else ROOT_DIGEST
 
     def common_length(self, digests: Sequence[bytes]) -> int:
         """How many leading messages this conversation shares with a history given by its digests."""
@@ -136,6 +140,7 @@ class Conversation:
         branch.stored, branch.left_out = min(self.stored, at), min(self.left_out, at)
         shared = {buffered.digest for buffered in branch.messages}
         branch.blocks = {digest: block for digest, block in self.blocks.items() if digest in shared}
+        branch.arrivals = dict(self.arrivals)  # a retry is one wherever it ends up
         branch.used_at = self.used_at
         return branch
 
@@ -149,6 +154,11 @@ class Match(msgspec.Struct, frozen=True):
     known: int = 0
     """How many of the request's messages the conversation already has."""
 
+    @property
+    def reaches_end(self) -> bool:
+        """Whether what is known goes as far as the conversation does."""
+        return self.conversation is not None and self.offset + self.known == len(self.conversation)
+
 
 def match(conversations: Iterable[Conversation], content_digests: Sequence[bytes], session: str | None) -> Match:
     """Find the conversation that a request goes on with.
@@ -161,51 +171,39 @@ def match(conversations: Iterable[Conversation], content_digests: Sequence[bytes
     """
     candidates = [c for c in conversations if session is None or c.session == session]
     digests = chain_all(content_digests)
-    best = Match(None)
-    for conversation in candidates:
-        known = conversation.common_length(digests)
-        exact = known == len(conversation)  # of several branches the one that is simply continued
-        if known > best.known or (known == best.known > 0 and exact):
-            best = Match(conversation, 0, known)
+    prefixes = [Match(c, 0, c.common_length(digests)) for c in candidates]
+    # Of several branches that share as much, the one that ends there is simply continued.
+    best = max(prefixes, key=lambda one: (one.known, one.reaches_end), default=Match(None))
     if best.known:
         return best
-    for conversation in candidates:
-        rejoined = _rejoin(conversation, content_digests)
-        if rejoined is not None:
-            return rejoined
+    runs = [run for c in candidates if (run := _rejoin(c, content_digests)) is not None]
+    if runs:
+        return max(runs, key=lambda run: run.known)
     if session is not None and candidates:
-        return Match(candidates[0], len(candidates[0]), 0)
-    return best
+        return _newest_only(candidates[0], content_digests)
+    return Match(None)
 
 
 def _rejoin(conversation: Conversation, content_digests: Sequence[bytes]) -> Match | None:
-    """Match a client that trims its own history: a run of the conversation, from somewhere in it to its end.
+    """Match a client that trims its own history: the longest run of the conversation, from somewhere in it to its end.
 
-    The last known message may be missing on either side (a reply the client changed or never got), but two in a row
-    must agree.
+    Its last exchange may be missing or different (an edit, a reply that the client never got), but two messages in a
+    row must agree.
     """
-    if not content_digests:
-        return None
     known = [buffered.content_digest for buffered in conversation.messages]
-    for offset in range(len(known) - 1, -1, -1):
-        if known[offset] != content_digests[0]:
-            continue
-        overlap = 0
-        for mine, theirs in zip(known[offset:], content_digests, strict=False):
-            if mine != theirs:
-                break
-            overlap += 1
-        if overlap >= TRIMMED_OVERLAP_MIN and offset + overlap >= len(known) - 1:
-            return Match(conversation, offset, overlap)
+    theirs = list(content_digests)
+    for offset in range(len(known) - SHARED_MIN + 1):
+        agreed = max(SHARED_MIN, len(known) - LAST_EXCHANGE - offset)
+        if known[offset : offset + agreed] == theirs[:agreed]:
+            tail = zip(known[offset + agreed :], theirs[agreed:], strict=False)
+            more = itertools.takewhile(lambda pair: pair[0] == pair[1], tail)
+            return Match(conversation, offset, agreed + sum(1 for _ in more))
     return None
 
 
-def tool_calls_open(messages: Iterable[Message]) -> list[ToolCall]:
-    """The tool calls among `messages` that no tool message among them answers yet."""
-    waiting: dict[str, ToolCall] = {}
-    for message in messages:
-        for call in message.tool_calls:
-            waiting[call.id] = call
-        if message.role == "tool":
-            waiting.pop(message.tool_call_id, None)
-    return list(waiting.values())
+def _newest_only(conversation: Conversation, content_digests: Sequence[bytes]) -> Match:
+    """Match a client that sends only what is new: behind the end, unless that is what it sent last (a retry)."""
+    offset = max(0, len(conversation) - len(content_digests))
+    if [buffered.content_digest for buffered in conversation.messages[offset:]] == list(content_digests):
+        return Match(conversation, offset, len(content_digests))
+    return Match(conversation, len(conversation), 0)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from memd.context.buffer_events import (
+    Abandoned,
     Appended,
     Arrived,
     Closed,
@@ -23,8 +24,8 @@ from memd.context.buffer_events import (
     Placed,
     Removed,
 )
-from memd.context.conversation import Block, BlockChunk, Buffered, Conversation, TurnKey, match
-from memd.messages import ROOT_DIGEST, Message, chain_all
+from memd.context.conversation import SHARED_MIN, Block, BlockChunk, Buffered, Conversation, Match, TurnKey, match
+from memd.messages import Message, chain_all
 
 ARRIVALS_KEPT = 16
 """Recent requests remembered per conversation: more than a client retries at once."""
@@ -34,10 +35,13 @@ class Arrival(msgspec.Struct, frozen=True):
     """What a request turned out to be. Its message `i` is at `offset + i` of the conversation."""
 
     conversation: Conversation
+    """It ends with the request's last message, and the request's open turn is in its visible part."""
     offset: int
     end: int
     """The conversation's length as far as this request knows it; the reply goes here."""
     opened: bool
+    former: Conversation | None = None
+    """The longer conversation that this request goes back in: a retry or, once another answer comes, given up."""
 
 
 class HotBuffer:
@@ -68,33 +72,53 @@ class HotBuffer:
             now: seconds of a clock that survives a restart.
         """
         found = match(reversed(self._conversations.values()), content_digests, session)
-        conversation = found.conversation or self._open(session, now)
-        if found.conversation is not None and found.known < len(content_digests):
-            conversation = self._fork_unless_end(conversation, found.offset + found.known)
-        self._append(conversation, messages[found.known :], content_digests[found.known :], tokens[found.known :], now)
-        end = found.offset + len(content_digests)
-        return Arrival(conversation, found.offset, end, opened=found.conversation is None)
+        parent, kept = found.conversation, _kept(found, messages)
+        conversation = self._open(session, now) if parent is None else self._fork(parent, found.offset + kept)
+        self._append(conversation, messages[kept:], content_digests[kept:], tokens[kept:], now)
+        arrival = Arrival(conversation, found.offset, found.offset + len(messages), opened=parent is None)
+        if parent is None or parent is conversation:
+            return arrival
+        if found.known < len(messages):
+            self._abandon(parent, found.offset + kept)
+            return arrival
+        return msgspec.structs.replace(arrival, former=parent)
 
     def glance(
         self, messages: Sequence[Message], content_digests: Sequence[bytes], tokens: Sequence[int], session: str | None
     ) -> Arrival:
         """Like `receive`, for a request that must leave no trace: the conversation it gets is a detached copy."""
         found = match(reversed(self._conversations.values()), content_digests, session)
-        position = found.offset + found.known
-        copy = found.conversation.fork("glance", position) if found.conversation else Conversation("glance", session)
-        new = slice(found.known, None)
-        copy.messages += _buffered(copy, messages[new], content_digests[new], tokens[new])
-        return Arrival(copy, found.offset, len(copy), opened=found.conversation is None)
+        parent, kept = found.conversation, _kept(found, messages)
+        copy = Conversation("glance", session) if parent is None else parent.fork("glance", found.offset + kept)
+        copy.messages += _buffered(copy, messages[kept:], content_digests[kept:], tokens[kept:])
+        return Arrival(copy, found.offset, len(copy), opened=parent is None)
 
     def reply(self, arrival: Arrival, message: Message, tokens: int, now: float) -> Conversation:
-        """Append the model's answer; another answer than before at the same place (regenerate) forks."""
-        conversation, position = arrival.conversation, arrival.end
-        content_digest = message.content_digest
-        if position < len(conversation) and conversation.messages[position].content_digest == content_digest:
+        """Append the model's answer and return the conversation that has it now.
+
+        Another answer than before at the same place (regenerate) is a branch of its own, and the branch with the former
+        answer is given up. So is an answer for which the client did not wait, but then the client's branch stays.
+        """
+        conversation, former, position = arrival.conversation, arrival.former, arrival.end
+        answer = [message], [message.content_digest], [tokens]
+        if position == len(conversation):
+            if former is not None and self.is_open(former):
+                if former.messages[position].content_digest == message.content_digest:
+                    self.close(conversation)  # a retry with the same answer: nothing new
+                    return former
+                self._abandon(former, position)
+            self._append(conversation, *answer, now)
             return conversation
-        conversation = self._fork_unless_end(conversation, position)
-        self._append(conversation, [message], [content_digest], [tokens], now)
-        return conversation
+        there = conversation.messages[position]
+        if there.content_digest == message.content_digest:
+            return conversation
+        branch = self._fork(conversation, position)
+        self._append(branch, *answer, now)
+        if there.message is not None and there.message.role == "assistant":
+            self._abandon(conversation, position)
+        else:
+            self._append(conversation, [], [], [], conversation.used_at)  # stays the one used last
+        return branch
 
     def is_retry(self, conversation: Conversation, key: TurnKey, now: float, freeze_seconds: float) -> bool:
         """Whether this very request came before, less than `freeze_seconds` ago; if not, it counts as arrived now."""
@@ -109,9 +133,10 @@ class HotBuffer:
         self._record(Placed(conversation.id, digest, block))
 
     def remove_blocks(self, conversation: Conversation, digests: Sequence[bytes]) -> None:
-        """Take blocks out of the prompt for good."""
-        if digests:
-            self._record(Removed(conversation.id, list(digests)))
+        """Take blocks out of the prompt for good; digests without a block are ignored."""
+        present = [digest for digest in digests if digest in conversation.blocks]
+        if present:
+            self._record(Removed(conversation.id, present))
 
     def injected(self, chunks: Sequence[BlockChunk]) -> None:
         """Note what one turn showed the model: these ids may be corrected now."""
@@ -142,7 +167,7 @@ class HotBuffer:
 
     def is_open(self, conversation: Conversation) -> bool:
         """False once it was closed while somebody else still held it."""
-        return conversation.id in self._conversations
+        return self._conversations.get(conversation.id) is conversation
 
     # -- journal ------------------------------------------------------------------------------------------------
 
@@ -163,6 +188,8 @@ class HotBuffer:
             name = conversation.id
             events.append(Opened(name, conversation.session, conversation.used_at))
             events.append(Appended(name, list(conversation.messages), conversation.used_at))
+            if conversation.abandoned:
+                events.append(Abandoned(name))
             events.append(Marked(name, conversation.stored, conversation.left_out))
             events += [Arrived(name, key, at) for key, at in conversation.arrivals.items()]
             events += [Placed(name, digest, block) for digest, block in conversation.blocks.items()]
@@ -175,12 +202,19 @@ class HotBuffer:
         self._record(Opened(name, session, now))
         return self._conversations[name]
 
-    def _fork_unless_end(self, conversation: Conversation, position: int) -> Conversation:
+    def _fork(self, conversation: Conversation, position: int) -> Conversation:
+        """A conversation that ends at `position`: this one if it does."""
         if position == len(conversation):
             return conversation
         name = self._new_id()
         self._record(Forked(name, conversation.id, position))
         return self._conversations[name]
+
+    def _abandon(self, conversation: Conversation, position: int) -> None:
+        """Give up what stands behind `position`, unless it is more than an answer and hardly anything stands before it:
+        then the client that goes on elsewhere may be another one, which only began with the same words."""
+        if position >= SHARED_MIN or len(conversation) == position + 1:
+            self._record(Abandoned(conversation.id))
 
     def _append(
         self,
@@ -211,18 +245,21 @@ class HotBuffer:
             return
         if isinstance(event, Forked):
             self._conversations[event.conversation] = subject.fork(event.conversation, event.position)
-            subject.abandoned = True
         elif isinstance(event, Closed):
             del self._conversations[event.conversation]
         else:
             self._apply_to(subject, event)
 
-    def _apply_to(self, conversation: Conversation, event: Appended | Marked | Arrived | Placed | Removed) -> None:
+    def _apply_to(
+        self, conversation: Conversation, event: Appended | Abandoned | Marked | Arrived | Placed | Removed
+    ) -> None:
         if isinstance(event, Appended):
             conversation.messages += event.messages
             conversation.used_at = event.at
             conversation.abandoned = False
             self._conversations.move_to_end(conversation.id)
+        elif isinstance(event, Abandoned):
+            conversation.abandoned = True
         elif isinstance(event, Marked):
             conversation.mark_stored(min(event.stored, len(conversation)))
             conversation.mark_left_out(min(event.left_out, conversation.stored))
@@ -238,11 +275,25 @@ class HotBuffer:
                 conversation.blocks.pop(digest, None)
 
 
+def _kept(found: Match, messages: Sequence[Message]) -> int:
+    """How many of a request's messages stay where the conversation has them.
+
+    Those that it knows, except that the request's open turn must not be out of the prompt: a request that goes back so
+    far brings that turn along as new.
+    """
+    if found.conversation is None:
+        return 0
+    visible_from = found.conversation.left_out - found.offset
+    opened = max(0, len(messages) - 1)
+    while opened > 0 and messages[opened].role != "user":
+        opened -= 1
+    return min(found.known, opened) if opened < visible_from else found.known
+
+
 def _buffered(
     conversation: Conversation, messages: Sequence[Message], content_digests: Sequence[bytes], tokens: Sequence[int]
 ) -> list[Buffered]:
-    previous = conversation.end_digest if conversation.messages else ROOT_DIGEST
-    digests = chain_all(content_digests, previous)
+    digests = chain_all(content_digests, conversation.end_digest)
     return [
         Buffered(digest, content_digest, count, message)
         for digest, content_digest, count, message in zip(digests, content_digests, tokens, messages, strict=True)

@@ -1,0 +1,87 @@
+"""Histories in shorthand for the tests of the hot buffer: `"u:hello"` is a user's message, `"a:hi"` an answer.
+
+`"c:read#7"` is an assistant that calls a tool with the call id 7, `"t:done#7"` the result of that call.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from memd.context.buffer_events import Event, decode_event, encode_event
+from memd.context.conversation import Block, BlockChunk, Conversation
+from memd.context.hot_buffer import Arrival, HotBuffer
+from memd.messages import Message, ToolCall, chain_all
+
+WINDOW_TURNS = 4
+
+
+def said(shorthand: str) -> Message:
+    """The message that a shorthand stands for."""
+    kind, _, text = shorthand.partition(":")
+    text, _, call_id = text.partition("#")
+    if kind == "c":
+        return Message("assistant", "", tool_calls=tuple(ToolCall(one, text, "{}") for one in call_id.split(",")))
+    if kind == "t":
+        return Message("tool", text, tool_call_id=call_id)
+    return Message({"u": "user", "a": "assistant", "s": "system"}[kind], text)
+
+
+def digest_at(history: Sequence[str]) -> bytes:
+    """The chained digest of the last message of a history."""
+    return chain_all(said(one).content_digest for one in history)[-1]
+
+
+def new_buffer() -> HotBuffer:
+    """An empty buffer whose conversations are called 1, 2, 3 …"""
+    names = itertools.count(1)
+    return HotBuffer(lambda: str(next(names)), WINDOW_TURNS)
+
+
+def receive(buffer: HotBuffer, *history: str, session: str | None = None, now: float = 0.0) -> Arrival:
+    """A request with this history; every message costs ten tokens."""
+    messages = [said(one) for one in history]
+    digests = [message.content_digest for message in messages]
+    return buffer.receive(messages, digests, [10] * len(messages), session=session, now=now)
+
+
+def glance(buffer: HotBuffer, *history: str, session: str | None = None) -> Arrival:
+    """The same for a request that leaves no trace."""
+    messages = [said(one) for one in history]
+    digests = [message.content_digest for message in messages]
+    return buffer.glance(messages, digests, [10] * len(messages), session)
+
+
+def talk(buffer: HotBuffer, *history: str, session: str | None = None, now: float = 0.0) -> Conversation:
+    """A request with all but the last message, which is the model's answer to it."""
+    arrival = receive(buffer, *history[:-1], session=session, now=now)
+    return buffer.reply(arrival, said(history[-1]), 10, now)
+
+
+def conversation_of(*history: str) -> Conversation:
+    """A conversation that holds this history."""
+    return receive(new_buffer(), *history).conversation
+
+
+def texts(conversation: Conversation) -> list[str]:
+    """What its messages say; a message that left the prompt has no text any more."""
+    return [item.message.text if item.message is not None else "(left out)" for item in conversation.messages]
+
+
+def block(name: str, tokens: int = 10) -> Block:
+    """A block that shows one chunk."""
+    uuid = name.encode().ljust(16, b"\0")
+    return Block(f"[memory] {name}", tokens, (BlockChunk(uuid.hex()[:4], uuid, "default", 1),))
+
+
+def state(buffer: HotBuffer) -> list[Any]:
+    """Everything that a buffer is: its conversations in order, what was injected, what stands in their dictionaries."""
+    return [*(vars(conversation) for conversation in buffer.conversations()), *buffer.as_events()]
+
+
+def replayed(events: Sequence[Event]) -> HotBuffer:
+    """A buffer out of a journal, by way of its bytes."""
+    again = new_buffer()
+    again.replay([decode_event(encode_event(event)) for event in events])
+    return again

@@ -1,0 +1,616 @@
+"""The hot buffer: what clients do to conversations, and that its journal tells the whole story."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from histories import (
+    WINDOW_TURNS,
+    block,
+    digest_at,
+    glance,
+    new_buffer,
+    receive,
+    replayed,
+    said,
+    state,
+    talk,
+    texts,
+)
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from memd.context import compaction
+from memd.context.buffer_events import Appended, Closed, Event, Forked, Marked, Opened, decode_event
+from memd.context.conversation import BlockChunk, Conversation, TurnKey
+from memd.context.hot_buffer import ARRIVALS_KEPT, Arrival, HotBuffer
+from memd.messages import chain_all
+
+LONG = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")
+
+
+def left_out(buffer: HotBuffer, conversation: Conversation, position: int) -> None:
+    buffer.mark(conversation, stored=position)
+    buffer.mark(conversation, left_out=position)
+
+
+def names(buffer: HotBuffer, *, abandoned: bool = False) -> list[str]:
+    return [one.id for one in buffer.conversations() if one.abandoned is abandoned]
+
+
+# -- one client ---------------------------------------------------------------------------------------------------
+
+
+def test_a_first_request_opens_a_conversation() -> None:
+    buffer = new_buffer()
+    arrival = receive(buffer, "u:1", now=5.0)
+    assert arrival.opened and (arrival.offset, arrival.end) == (0, 1)
+    assert texts(arrival.conversation) == ["1"] and arrival.conversation.used_at == 5.0
+
+
+def test_the_whole_history_sent_again_is_appended_to_and_not_repeated() -> None:
+    buffer = new_buffer()
+    conversation = talk(buffer, "u:1", "a:2")
+    arrival = receive(buffer, "u:1", "a:2", "u:3")
+    assert not arrival.opened and arrival.conversation is conversation
+    assert texts(conversation) == ["1", "2", "3"] and arrival.end == 3
+
+
+def test_a_retry_before_the_answer_changes_nothing() -> None:
+    buffer = new_buffer()
+    first, second = receive(buffer, "u:1"), receive(buffer, "u:1")
+    assert second.conversation is first.conversation and not second.opened
+    assert buffer.reply(first, said("a:2"), 10, 0.0) is buffer.reply(second, said("a:2"), 10, 0.0)
+    assert texts(first.conversation) == ["1", "2"] and names(buffer) == ["1"]
+
+
+def test_a_retry_that_gets_the_same_answer_leaves_one_conversation() -> None:
+    buffer = new_buffer()
+    conversation = talk(buffer, *LONG)
+    assert talk(buffer, *LONG) is conversation
+    assert names(buffer) == ["1"] and texts(conversation) == ["1", "2", "3", "4", "5", "6"]
+
+
+def test_another_answer_to_the_same_request_is_a_branch_and_the_former_one_is_given_up() -> None:
+    buffer = new_buffer()
+    former = talk(buffer, *LONG)
+    branch = talk(buffer, *LONG[:5], "a:better")
+    assert texts(branch) == ["1", "2", "3", "4", "5", "better"]
+    assert former.abandoned and not branch.abandoned and texts(former)[-1] == "6"
+
+
+def test_as_long_as_a_new_answer_has_not_come_the_former_one_stands() -> None:
+    buffer = new_buffer()
+    former = talk(buffer, *LONG)
+    receive(buffer, *LONG[:5])
+    assert not former.abandoned
+
+
+def test_an_edit_is_a_branch_and_the_former_one_is_given_up() -> None:
+    buffer = new_buffer()
+    former = talk(buffer, *LONG)
+    arrival = receive(buffer, *LONG[:4], "u:edited")
+    assert texts(arrival.conversation) == ["1", "2", "3", "4", "edited"] and not arrival.opened
+    assert former.abandoned and len(former) == 6
+
+
+def test_a_branch_that_was_given_up_is_taken_up_again() -> None:
+    buffer = new_buffer()
+    former = talk(buffer, *LONG)
+    receive(buffer, *LONG[:4], "u:edited")
+    arrival = receive(buffer, *LONG, "u:7")
+    assert arrival.conversation is former and not former.abandoned
+
+
+def test_an_answer_that_the_client_changed_is_a_branch() -> None:
+    buffer = new_buffer()
+    talk(buffer, "u:1", "a:2")
+    arrival = receive(buffer, "u:1", "a:changed", "u:3")
+    assert texts(arrival.conversation) == ["1", "changed", "3"]
+
+
+def test_a_trimmed_history_goes_on_where_it_was() -> None:
+    buffer = new_buffer()
+    conversation = talk(buffer, *LONG)
+    arrival = receive(buffer, "a:4", "u:5", "a:6", "u:7")
+    assert arrival.conversation is conversation and (arrival.offset, arrival.end) == (3, 7)
+    assert conversation.end_digest == digest_at([*LONG, "u:7"])
+
+
+def test_an_edit_in_a_trimmed_history_is_a_branch_with_the_whole_history() -> None:
+    buffer = new_buffer()
+    talk(buffer, *LONG)
+    arrival = receive(buffer, "u:3", "a:4", "u:edited")
+    assert texts(arrival.conversation) == ["1", "2", "3", "4", "edited"]
+    assert (arrival.offset, arrival.end) == (2, 5)
+
+
+def test_with_a_session_newest_messages_alone_make_one_conversation() -> None:
+    buffer = new_buffer()
+    talk(buffer, "u:1", "a:2", session="s")
+    conversation = talk(buffer, "u:3", "a:4", session="s")
+    arrival = receive(buffer, "u:5", session="s")
+    assert arrival.conversation is conversation and texts(conversation) == ["1", "2", "3", "4", "5"]
+    assert (arrival.offset, arrival.end) == (4, 5) and names(buffer) == ["1"]
+
+
+def test_with_a_session_a_newest_message_sent_twice_is_there_once() -> None:
+    buffer = new_buffer()
+    talk(buffer, "u:1", "a:2", session="s")
+    receive(buffer, "u:3", session="s")
+    again = receive(buffer, "u:3", session="s")
+    assert texts(again.conversation) == ["1", "2", "3"] and (again.offset, again.end) == (2, 3)
+
+
+def test_a_session_that_began_without_messages_stays_one_conversation() -> None:
+    buffer = new_buffer()
+    empty = receive(buffer, session="s")
+    assert empty.opened and empty.end == 0
+    assert receive(buffer, "u:1", session="s").conversation is empty.conversation
+    assert glance(buffer, "u:1", session="s").opened is False
+
+
+def test_without_a_session_newest_messages_alone_are_conversations_of_their_own() -> None:
+    buffer = new_buffer()
+    talk(buffer, "u:1", "a:2")
+    assert receive(buffer, "u:3").opened
+    assert names(buffer) == ["1", "2"]
+
+
+# -- several at once ----------------------------------------------------------------------------------------------
+
+
+def test_two_agents_in_turns_keep_their_own_conversations() -> None:
+    buffer = new_buffer()
+    for step in range(1, 4):
+        for agent in ("x", "y"):
+            history = [f"{'ua'[i % 2]}:{agent}{i}" for i in range(2 * step)]
+            talk(buffer, *history)
+    assert [texts(one) for one in buffer.conversations()] == [[f"{a}{i}" for i in range(6)] for a in ("x", "y")]
+    assert names(buffer) == ["1", "2"]
+
+
+def test_two_agents_that_begin_with_the_same_words_part_at_their_answers() -> None:
+    buffer = new_buffer()
+    one, two = receive(buffer, "u:go"), receive(buffer, "u:go")
+    first = buffer.reply(one, said("a:1"), 10, 0.0)
+    second = buffer.reply(two, said("a:2"), 10, 0.0)
+    talk(buffer, "u:go", "a:1", "u:more", "a:3")
+    talk(buffer, "u:go", "a:2", "u:else", "a:4")
+    assert texts(first) == ["go", "1", "more", "3"] and texts(second) == ["go", "2", "else", "4"]
+    assert names(buffer) == [first.id, second.id]
+
+
+def test_a_new_conversation_that_begins_like_a_longer_one_does_not_give_that_one_up() -> None:
+    buffer = new_buffer()
+    longer = talk(buffer, *LONG)
+    other = talk(buffer, "u:1", "a:something else")
+    assert not longer.abandoned and texts(other) == ["1", "something else"]
+    receive(buffer, "u:1", "u:2")
+    assert not longer.abandoned
+
+
+def test_a_sub_agent_with_its_own_task_is_a_conversation_of_its_own() -> None:
+    # Other instructions at the front do not matter: the leading system messages are not among the buffer's messages.
+    buffer = new_buffer()
+    receive(buffer, "u:1", "c:delegate#1")
+    sub = receive(buffer, "u:the task")
+    assert sub.opened
+    arrival = receive(buffer, "u:1", "c:delegate#1", "t:done#1")
+    assert texts(arrival.conversation) == ["1", "", "done"] and names(buffer) == ["2", "1"]
+
+
+def test_instructions_in_mid_conversation_belong_to_it() -> None:
+    buffer = new_buffer()
+    talk(buffer, "u:1", "a:2")
+    arrival = receive(buffer, "u:1", "a:2", "s:be brief", "u:3")
+    assert texts(arrival.conversation) == ["1", "2", "be brief", "3"] and not arrival.opened
+
+
+def test_an_answer_for_which_the_client_did_not_wait_does_not_give_up_what_the_client_went_on_with() -> None:
+    buffer = new_buffer()
+    talk(buffer, "u:1", "a:2")
+    first = receive(buffer, "u:1", "a:2", "u:3")
+    second = receive(buffer, "u:1", "a:2", "u:3", "u:wait")
+    late = buffer.reply(first, said("a:late"), 10, 0.0)
+    assert texts(late) == ["1", "2", "3", "late"] and second.conversation is not late
+    assert not second.conversation.abandoned and names(buffer)[-1] == second.conversation.id
+    assert texts(buffer.reply(second, said("a:4"), 10, 0.0)) == ["1", "2", "3", "wait", "4"]
+
+
+def test_answers_that_come_in_another_order_find_their_places() -> None:
+    buffer = new_buffer()
+    one, two = receive(buffer, "u:x"), receive(buffer, "u:y")
+    assert texts(buffer.reply(two, said("a:to y"), 10, 0.0)) == ["y", "to y"]
+    assert texts(buffer.reply(one, said("a:to x"), 10, 0.0)) == ["x", "to x"]
+
+
+def test_an_answer_that_the_client_has_sent_back_already_is_not_repeated() -> None:
+    buffer = new_buffer()
+    arrival = receive(buffer, "u:1")
+    receive(buffer, "u:1", "a:2", "u:3")
+    assert texts(buffer.reply(arrival, said("a: 2 "), 10, 0.0)) == ["1", "2", "3"] and names(buffer) == ["1"]
+
+
+def test_conversations_are_in_the_order_of_their_last_use() -> None:
+    buffer = new_buffer()
+    for history in (["u:1"], ["u:x"], ["u:1", "a:2"]):
+        receive(buffer, *history)
+    assert names(buffer) == ["2", "1"]
+
+
+# -- what has left the prompt ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("history", [LONG[:1], LONG[:3], (*LONG[:2], "u:edited"), ("a:4", "u:5")], ids=repr)
+def test_a_request_that_goes_back_has_its_open_turn_in_the_prompt(history: tuple[str, ...]) -> None:
+    buffer = new_buffer()
+    conversation = talk(buffer, *LONG, "u:7", "a:8")
+    left_out(buffer, conversation, 6)
+    for arrival in (glance(buffer, *history), receive(buffer, *history)):
+        branch = arrival.conversation
+        opened = arrival.offset + max(i for i, one in enumerate(history) if one.startswith("u:"))
+        assert arrival.end == len(branch) and branch.left_out <= opened
+        assert texts(branch)[opened:] == [said(one).text for one in history[opened - arrival.offset :]]
+
+
+def test_compaction_of_a_conversation_cannot_reach_a_request_that_went_back_in_it() -> None:
+    buffer = new_buffer()
+    conversation = talk(buffer, *LONG)
+    arrival = receive(buffer, *LONG[:3])
+    left_out(buffer, conversation, 4)
+    assert texts(arrival.conversation) == ["1", "2", "3"]
+
+
+def test_marks_never_go_back_and_never_pass_each_other() -> None:
+    buffer = new_buffer()
+    conversation = talk(buffer, *LONG)
+    buffer.mark(conversation, left_out=4)
+    assert (conversation.stored, conversation.left_out) == (0, 0)
+    buffer.mark(conversation, stored=4)
+    buffer.mark(conversation, stored=2)
+    buffer.mark(conversation, left_out=100)
+    buffer.mark(conversation, left_out=1)
+    assert (conversation.stored, conversation.left_out) == (4, 4)
+    buffer.mark(conversation, stored=100)
+    assert conversation.stored == 6
+
+
+def test_a_branch_shares_marks_and_blocks_up_to_where_it_leaves() -> None:
+    buffer = new_buffer()
+    conversation = talk(buffer, *LONG)
+    for end in (1, 3, 5):
+        buffer.place(conversation, digest_at(LONG[:end]), block(str(end)))
+    left_out(buffer, conversation, 2)
+    buffer.mark(conversation, stored=6)
+    branch = receive(buffer, *LONG[:4], "u:edited").conversation
+    assert (branch.stored, branch.left_out) == (4, 2)
+    assert branch.blocks == {digest_at(LONG[:3]): block("3")}
+
+
+def test_removed_blocks_are_gone_and_unknown_ones_are_no_event() -> None:
+    buffer = new_buffer()
+    conversation = receive(buffer, "u:1").conversation
+    buffer.place(conversation, digest_at(["u:1"]), block("1"))
+    buffer.take_unsaved()
+    buffer.remove_blocks(conversation, [digest_at(["u:other"])])
+    assert buffer.take_unsaved() == []
+    buffer.remove_blocks(conversation, [digest_at(["u:1"])])
+    assert conversation.blocks == {} and len(buffer.take_unsaved()) == 1
+
+
+# -- leaving no trace -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("history", [("u:new",), LONG, (*LONG, "u:7"), LONG[:3], (*LONG[:4], "u:edited")], ids=repr)
+def test_a_glance_sees_what_a_request_would_and_changes_nothing(history: tuple[str, ...]) -> None:
+    buffer = new_buffer()
+    buffer.place(talk(buffer, *LONG), digest_at(LONG[:1]), block("1"))
+    buffer.take_unsaved()
+    seen = glance(buffer, *history)
+    seen.conversation.blocks[digest_at(history)] = block("new")
+    seen.conversation.mark_stored(1)
+    assert buffer.take_unsaved() == [] and state(buffer) == state(replayed(buffer.as_events()))
+    assert [one.id for one in buffer.conversations()] == ["1"] and buffer.conversations()[0].stored == 0
+    really = receive(buffer, *history)
+    assert texts(really.conversation) == texts(seen.conversation)
+    assert (really.offset, really.end, really.opened) == (seen.offset, seen.end, seen.opened)
+
+
+# -- retries --------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_within_the_freeze_after_its_first_arrival_is_a_retry() -> None:
+    buffer = new_buffer()
+    conversation, key = receive(buffer, "u:1").conversation, TurnKey(digest_at(["u:1"]), b"")
+    assert not buffer.is_retry(conversation, key, 100.0, 120.0)
+    assert buffer.is_retry(conversation, key, 219.0, 120.0)
+    assert not buffer.is_retry(conversation, key, 221.0, 120.0)
+    assert buffer.is_retry(conversation, key, 300.0, 120.0)
+
+
+def test_another_memory_in_makes_another_turn() -> None:
+    buffer = new_buffer()
+    conversation = receive(buffer, "u:1").conversation
+    assert not buffer.is_retry(conversation, TurnKey(digest_at(["u:1"]), b"a"), 0.0, 120.0)
+    assert not buffer.is_retry(conversation, TurnKey(digest_at(["u:1"]), b"b"), 0.0, 120.0)
+
+
+def test_a_retry_is_one_also_after_the_answer_made_a_branch_of_it() -> None:
+    buffer = new_buffer()
+    key = TurnKey(digest_at(LONG[:5]), b"")
+    assert not buffer.is_retry(receive(buffer, *LONG[:5]).conversation, key, 0.0, 120.0)
+    for answer in ("a:6", "a:other", "a:another"):
+        arrival = receive(buffer, *LONG[:5])
+        assert buffer.is_retry(arrival.conversation, key, 1.0, 120.0)
+        buffer.reply(arrival, said(answer), 10, 0.0)
+
+
+def test_only_the_latest_arrivals_are_kept() -> None:
+    buffer = new_buffer()
+    conversation = receive(buffer, "u:1").conversation
+    for number in range(ARRIVALS_KEPT + 3):
+        buffer.is_retry(conversation, TurnKey(bytes([number]) * 16, b""), 0.0, 120.0)
+    assert [key.last_digest[0] for key in conversation.arrivals] == list(range(3, ARRIVALS_KEPT + 3))
+
+
+# -- what may be corrected ------------------------------------------------------------------------------------------
+
+
+def shown(chunk_id: str, uuid: bytes, topic_id: str = "default") -> BlockChunk:
+    return BlockChunk(chunk_id, uuid, topic_id, 1)
+
+
+def test_a_shown_chunk_is_found_by_the_id_that_was_shown_and_by_its_full_uuid() -> None:
+    buffer, uuid = new_buffer(), bytes.fromhex("a3f9" + "00" * 14)
+    chunk = shown("a3f9", uuid)
+    buffer.injected([chunk])
+    dashed = "A3F90000-0000-0000-0000-000000000000"
+    assert [buffer.resolve(one) for one in ("a3f9", "A3F9", uuid.hex(), dashed)] == [chunk] * 4
+    assert [buffer.resolve(one) for one in ("a3f", "a3f90", "", "beef")] == [None] * 4
+
+
+def test_of_two_chunks_shown_under_one_id_the_latest_is_meant() -> None:
+    buffer = new_buffer()
+    older, newer = shown("a3f9", b"a" * 16), shown("a3f9", b"b" * 16, "other")
+    buffer.injected([older])
+    buffer.injected([newer])
+    assert buffer.resolve("a3f9") == newer and buffer.resolve(older.uuid.hex()) == older
+
+
+def test_ids_are_forgotten_after_the_configured_number_of_turns() -> None:
+    buffer = new_buffer()
+    for number in range(WINDOW_TURNS + 1):
+        buffer.injected([shown(f"000{number}", bytes([number]) * 16)])
+    assert buffer.resolve("0000") is None and buffer.resolve("0001") is not None
+
+
+# -- the journal ----------------------------------------------------------------------------------------------------
+
+
+def test_a_branch_that_was_given_up_stays_so_after_a_restart() -> None:
+    buffer = new_buffer()
+    talk(buffer, *LONG)
+    receive(buffer, *LONG[:4], "u:edited")
+    for events in (buffer.as_events(), buffer.take_unsaved()):
+        assert names(replayed(events), abandoned=True) == ["1"]
+
+
+def test_a_conversation_that_was_closed_stays_closed_and_takes_no_more() -> None:
+    buffer = new_buffer()
+    arrival = receive(buffer, "u:1")
+    buffer.close(arrival.conversation)
+    assert not buffer.is_open(arrival.conversation) and buffer.conversations() == []
+    buffer.mark(arrival.conversation, stored=1)
+    buffer.place(arrival.conversation, digest_at(["u:1"]), block("1"))
+    assert replayed(buffer.take_unsaved()).conversations() == []
+
+
+def test_events_are_handed_out_once() -> None:
+    buffer = new_buffer()
+    receive(buffer, "u:1")
+    assert [type(event) for event in buffer.take_unsaved()] == [Opened, Appended]
+    assert buffer.take_unsaved() == []
+
+
+def test_an_event_of_another_version_is_refused_by_the_decoder_only() -> None:
+    unknown, unfinished = ({"type": "renamed"}, {"type": "opened"})
+    for payload in (b"", b"\xc1", msgspec.msgpack.encode(unknown), msgspec.msgpack.encode(unfinished)):
+        with pytest.raises(msgspec.DecodeError):
+            decode_event(payload)
+
+
+def test_an_event_with_a_field_of_a_later_version_is_read() -> None:
+    event = {"type": "marked", "conversation": "1", "stored": 2, "left_out": 1, "later": True}
+    assert decode_event(msgspec.msgpack.encode(event)) == Marked("1", 2, 1)
+
+
+@pytest.mark.parametrize("events", [[Closed("x")], [Forked("y", "x", 3)], [Marked("x", 1, 1), Appended("x", [], 0.0)]])
+def test_events_about_unknown_conversations_are_skipped(events: list[Event]) -> None:
+    assert replayed(events).conversations() == []
+
+
+class Client:
+    """A client with its own history, as far as a test must know it."""
+
+    def __init__(self, history: Sequence[str], session: str | None) -> None:
+        self.history = list(history)
+        self.session = session
+
+
+class ClientsAndRestarts(RuleBasedStateMachine):
+    """Clients that talk, edit, regenerate, retry, trim, overtake themselves; compaction, closing, restarts.
+
+    The model is simple: whatever was said is in an open conversation, in the log, or on a branch that was given up; and
+    the journal gives back the buffer.
+    """
+
+    clients = Bundle("clients")
+    arrivals = Bundle("arrivals")
+
+    @initialize(target=clients)
+    def begin(self) -> Client:
+        self.names = (str(number) for number in itertools.count(1))
+        self.buffer = HotBuffer(lambda: next(self.names), WINDOW_TURNS)
+        self.journal: list[Event] = []
+        self.said: set[bytes] = set()
+        self.gone: set[bytes] = set()  # in the log, or given up and closed
+        self.clock = 0.0
+        client = Client(["u:x"], None)
+        self.the_model_answers(self.it_asks(client, 0), "a:yes")
+        self.it_talks_for_a_while(client, 3, "y")
+        return client
+
+    @rule(target=clients, words=st.sampled_from("xyz"), session=st.sampled_from([None, None, "s", "t"]))
+    def a_client_comes(self, words: str, session: str | None) -> Client:
+        return Client([f"u:{words}"], session)
+
+    @rule(client=clients, turns=st.integers(1, 4), words=st.sampled_from("xyz"))
+    def it_talks_for_a_while(self, client: Client, turns: int, words: str) -> None:
+        for _ in range(turns):
+            client.history.append(f"u:{words}{len(client.history)}")
+            self.the_model_answers(self.it_asks(client, 0), "a:yes")
+
+    @rule(client=clients, words=st.sampled_from("xyz"))
+    def it_says_more(self, client: Client, words: str) -> None:
+        client.history.append(f"u:{words}{len(client.history)}")
+
+    @rule(client=clients)
+    def it_reports_a_tool_result(self, client: Client) -> None:
+        if client.history and client.history[-1].startswith("c:"):
+            client.history.append(f"t:done#{client.history[-1].partition('#')[2]}")
+
+    @rule(client=clients, data=st.data())
+    def it_goes_back(self, client: Client, data: st.DataObject) -> None:
+        position = data.draw(st.integers(0, len(client.history) - 1))
+        client.history[position:] = [f"u:edited{data.draw(st.integers(0, 2))}"]
+
+    @rule(client=clients)
+    def it_drops_the_answer(self, client: Client) -> None:
+        if len(client.history) > 1:
+            client.history.pop()
+
+    @rule(target=arrivals, client=clients, trim=st.sampled_from([0, 0, 0, 1, 2, 4, 99]))
+    def it_asks(self, client: Client, trim: int) -> tuple[Client, Arrival]:
+        history = client.history[min(trim, len(client.history) - 1) :]
+        self.clock += 1
+        before = state(self.buffer)
+        seen = glance(self.buffer, *history, session=client.session)
+        assert state(self.buffer) == before
+        arrival = receive(self.buffer, *history, session=client.session, now=self.clock)
+        conversation = arrival.conversation
+        assert [one.digest for one in seen.conversation.messages] == [one.digest for one in conversation.messages]
+        assert conversation.session == client.session or client.session is None
+        assert not conversation.abandoned
+        asked = [said(one).content_digest for one in history]
+        assert [one.content_digest for one in conversation.messages[arrival.offset :]] == asked
+        assert arrival.end == arrival.offset + len(asked) == len(conversation)
+        opened = max((i for i, one in enumerate(history) if one.startswith("u:")), default=len(history) - 1)
+        assert conversation.left_out <= arrival.offset + opened
+        self.said.update(one.digest for one in conversation.messages)
+        key = TurnKey(conversation.end_digest, b"")
+        self.buffer.is_retry(conversation, key, self.clock, 5.0)
+        assert self.buffer.is_retry(conversation, key, self.clock, 5.0)
+        return client, arrival
+
+    @rule(asked=consumes(arrivals), answer=st.sampled_from(["a:yes", "a:no", "c:read"]))
+    def the_model_answers(self, asked: tuple[Client, Arrival], answer: str) -> None:
+        client, arrival = asked
+        if not self.buffer.is_open(arrival.conversation):
+            return
+        answer += f"#{len(client.history)}" if answer.startswith("c:") else ""
+        conversation = self.buffer.reply(arrival, said(answer), 10, self.clock)
+        assert self.buffer.is_open(conversation)
+        assert conversation.messages[arrival.end].content_digest == said(answer).content_digest
+        self.said.add(conversation.messages[arrival.end].digest)
+        client.history.append(answer)
+
+    @rule(data=st.data(), fraction=st.sampled_from([0.1, 0.5, 1.0]))
+    def a_conversation_is_compacted(self, data: st.DataObject, fraction: float) -> None:
+        conversation = self._any(data)
+        cut = None if conversation is None else compaction.choose_cut(conversation, fraction=fraction)
+        if conversation is not None and cut is not None:
+            self.gone.update(one.digest for one in conversation.messages[:cut])
+            left_out(self.buffer, conversation, cut)
+            assert conversation.left_out == cut
+
+    @rule(data=st.data(), closing=st.sampled_from([False, False, False, True]))
+    def a_conversation_is_stored(self, data: st.DataObject, closing: bool) -> None:
+        conversation = self._any(data)
+        if conversation is None:
+            return
+        end = len(conversation) if closing else compaction.finished_end(conversation)
+        self.gone.update(one.digest for one in conversation.messages[:end])
+        if not conversation.abandoned:
+            self.buffer.mark(conversation, stored=end)
+        if closing:
+            self.buffer.close(conversation)
+
+    @rule(data=st.data(), name=st.sampled_from(["b", "c"]))
+    def a_block_is_placed(self, data: st.DataObject, name: str) -> None:
+        conversation = self._any(data)
+        position = None if conversation is None else conversation.last_user_position()
+        if conversation is not None and position is not None:
+            self.buffer.place(conversation, conversation.messages[position].digest, block(name))
+            self.buffer.injected(block(name).chunks)
+
+    @rule(data=st.data())
+    def the_oldest_block_is_removed(self, data: st.DataObject) -> None:
+        conversation = self._any(data)
+        if conversation is not None:
+            self.buffer.remove_blocks(conversation, list(conversation.blocks)[:1])
+
+    @rule(rewritten=st.booleans())
+    def the_daemon_restarts(self, rewritten: bool) -> None:
+        self._save()
+        if rewritten:
+            self.journal = self.buffer.as_events()
+        before = state(self.buffer)
+        self.buffer = HotBuffer(lambda: next(self.names), WINDOW_TURNS)
+        self.buffer.replay(self.journal)
+        assert state(self.buffer) == before
+
+    @rule(data=st.data())
+    def a_damaged_journal_is_replayed(self, data: st.DataObject) -> None:
+        self._save()
+        kept = data.draw(st.lists(st.booleans(), min_size=len(self.journal), max_size=len(self.journal)))
+        rest = replayed([event for event, keep in zip(self.journal, kept, strict=True) if keep])
+        for conversation in rest.conversations():
+            assert 0 <= conversation.left_out <= conversation.stored <= len(conversation)
+        receive(rest, "u:x", "a:yes", "u:x2")
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        held = {one.digest for conversation in self.buffer.conversations() for one in conversation.messages}
+        assert self.said <= held | self.gone
+
+    @invariant()
+    def conversations_are_sound(self) -> None:
+        for conversation in self.buffer.conversations():
+            messages = conversation.messages
+            assert 0 <= conversation.left_out <= conversation.stored <= len(messages)
+            assert [one.digest for one in messages] == chain_all(one.content_digest for one in messages)
+            for position, one in enumerate(messages):
+                assert (one.message is None) == (position < conversation.left_out)
+                assert position >= conversation.left_out or one.digest not in conversation.blocks
+
+    @invariant()
+    def the_journal_gives_back_the_buffer(self) -> None:
+        self._save()
+        assert state(replayed(self.journal)) == state(self.buffer)
+        assert state(replayed(self.buffer.as_events())) == state(self.buffer)
+
+    def _save(self) -> None:
+        self.journal += self.buffer.take_unsaved()
+
+    def _any(self, data: st.DataObject) -> Conversation | None:
+        conversations = self.buffer.conversations()
+        return data.draw(st.sampled_from(conversations)) if conversations else None
+
+
+TestClientsAndRestarts = ClientsAndRestarts.TestCase
+TestClientsAndRestarts.settings = settings(max_examples=150, stateful_step_count=60)
