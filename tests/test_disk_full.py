@@ -15,8 +15,8 @@ from memd.config import Buffer, Compaction, Config, Listen, Log, Upstream
 from memd.daemon.app import running
 from memd.daemon.service import Daemon
 from memd.errors import DiskFull
-from memd.store.files import Appender, DiskFiles
 from memd.store.export import export
+from memd.store.files import Appender, DiskFiles
 from memd.store.verify import verify
 
 
@@ -81,7 +81,7 @@ async def _ask(daemon: Daemon, history: list[dict[str, str]], text: str, **more:
 
 
 def _facts(count: int, start: int = 0) -> list[str]:
-    return [f"Fact {n}: locker {n} belongs to crew {n * 7} and opens with code {n * 1319}." for n in range(start, count)]
+    return [f"Fact {n}: locker {n} belongs to crew {n * 7}, its code is {n * 1319}." for n in range(start, count)]
 
 
 async def _all_stored(daemon: Daemon) -> None:

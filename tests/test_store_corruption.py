@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from crash_files import CrashFiles
+from drafts import DATA_DIR, draft, live_contents, open_store, seal_all, unit_vector
 
 from memd.errors import CorruptFile, ForeignFile
 from memd.store.export import export
 from memd.store.format import HEADER_BYTES, MAGIC_LOG, decode_header, encode_header, scan
 from memd.store.log import TopicLog
 from memd.store.verify import Report, verify
-from tests.crash_files import CrashFiles
-from tests.drafts import DATA_DIR, draft, live_contents, open_store, seal_all, unit_vector
 
 TOPIC = DATA_DIR / "talk"
 ACTIVE = TOPIC / "active.bin"

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
+from drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_store, seal_all
 
 from memd.errors import DiskFull, StoreError, StoreWriteFailed
 from memd.store.export import export
 from memd.store.journal import Journal
 from memd.store.log import TopicLog
 from memd.store.verify import verify
-from tests.crash_files import LOSSES, CrashFiles, Loss, PowerCutError
-from tests.drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_store, seal_all
 
 HOT = DATA_DIR / "talk" / "hot.log"
 

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from drafts import draft, open_store
 
 from memd.errors import DiskFull, StoreError, StoreLocked, StoreWriteFailed
 from memd.store.export import export
 from memd.store.files import DiskFiles, replace
 from memd.store.verify import verify
-from tests.drafts import draft, open_store
 
 FILES = DiskFiles()
 
@@ -101,7 +101,7 @@ def test_a_file_size_limit_fails_the_append_and_the_log_stays_whole(tmp_path: Pa
 INGEST = """
 import sys
 from pathlib import Path
-from tests.drafts import draft, open_store, seal_all
+from drafts import draft, open_store, seal_all
 store = open_store(data_dir=Path(sys.argv[1]), segment_entries_max=7)
 topic = store.topic("talk")
 for number in range(100_000):

@@ -6,6 +6,7 @@ import zlib
 
 import msgspec
 import pytest
+from drafts import DIMENSION
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +28,6 @@ from memd.store.format import (
     topic_tag,
 )
 from memd.store.recovery import read_log_file
-from tests.drafts import DIMENSION
 
 HEADER = Header(magic=MAGIC_LOG, dimension=DIMENSION, segment_id=7, fingerprint="a" * 32, topic=topic_tag("talk"))
 texts = st.text(max_size=30)

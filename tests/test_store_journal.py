@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from crash_files import CrashFiles
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +13,6 @@ from memd.errors import DiskFull, ForeignFile, StoreWriteFailed
 from memd.store.files import DiskFiles
 from memd.store.format import MAGIC_LOG, Header, encode_header, scan
 from memd.store.journal import Journal
-from tests.crash_files import CrashFiles
 
 HOT = Path("/talk/hot.log")
 

@@ -10,12 +10,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-
-from memd.chunks import Draft, Entry
-from memd.errors import BadTopicId, StoreError, StoreLocked
-from memd.store.log import Store, TopicLog
-from tests.crash_files import CrashFiles
-from tests.drafts import (
+from crash_files import CrashFiles
+from drafts import (
     adjusted,
     deprecated,
     digest_of,
@@ -27,6 +23,10 @@ from tests.drafts import (
     unit_vector,
     uuid_of,
 )
+
+from memd.chunks import Draft, Entry
+from memd.errors import BadTopicId, StoreError, StoreLocked
+from memd.store.log import Store, TopicLog
 
 
 def with_uuid(start: str, public_id: str | None = None) -> Draft:

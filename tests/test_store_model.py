@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
+from drafts import DATA_DIR, adjusted, deprecated, draft, open_store, seal_all, unit_vector
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -12,8 +14,6 @@ from memd.errors import StoreWriteFailed
 from memd.store.export import export
 from memd.store.snapshot import Hit, Snapshot
 from memd.store.verify import verify
-from tests.crash_files import LOSSES, CrashFiles, Loss, PowerCutError
-from tests.drafts import DATA_DIR, adjusted, deprecated, draft, open_store, seal_all, unit_vector
 
 SEGMENT_ENTRIES = 4
 TOPICS = ("one", "two")

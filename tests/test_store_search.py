@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+from crash_files import CrashFiles
+from drafts import adjusted, deprecated, draft, open_store, seal_all, unit_vector
 from numpy.typing import NDArray
 
 from memd.chunks import Draft, Entry
 from memd.store.log import TopicLog
 from memd.store.vectors import VectorIndex, best_rows
-from tests.crash_files import CrashFiles
-from tests.drafts import adjusted, deprecated, draft, open_store, seal_all, unit_vector
 
 DIMENSION = 32
 COUNT = 600

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from crash_files import CrashFiles
+from drafts import DATA_DIR, adjusted, deprecated, draft, open_store, seal_all
 
 from memd.errors import BadTopicId, StoreError
 from memd.store.export import export
 from memd.store.journal import Journal
 from memd.store.verify import verify
-from tests.crash_files import CrashFiles
-from tests.drafts import DATA_DIR, adjusted, deprecated, draft, open_store, seal_all
 
 ACTIVE = DATA_DIR / "talk" / "active.bin"
 
