@@ -115,8 +115,10 @@ def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path) -> 
     for round_number in range(3):
         folder = tmp_path / str(round_number)
         command = [sys.executable, "-c", INGEST, str(folder)]
-        root = Path(__file__).parent.parent
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
+        tests = Path(__file__).parent
+        paths = os.pathsep.join([str(tests), str(tests.parent)])
+        environment = {**os.environ, "PYTHONPATH": paths}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
             assert process.stdout is not None
             for _ in range(20 + round_number):
                 acknowledged = int(process.stdout.readline())
