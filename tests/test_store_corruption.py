@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from crash_files import CrashFiles
-from drafts import DATA_DIR, draft, live_contents, open_store, seal_all, unit_vector
+from drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_store, seal_all, unit_vector
 
 from memd.errors import CorruptFile, ForeignFile
 from memd.store.export import export
@@ -188,6 +188,19 @@ def test_derived_files_are_rebuilt_from_the_log(name: str) -> None:
         name: data for name, data in whole.items() if not name.endswith(".meta")
     }
     assert open_store(files, segment_entries_max=5).topic("talk").unsealed() == []
+
+
+def test_the_newest_entry_of_a_chunk_counts_even_where_segments_are_swapped() -> None:
+    files = CrashFiles()
+    store = open_store(files, segment_entries_max=2)
+    entries = store.topic("talk").append([draft("one"), draft("two")])
+    store.topic("talk").append([adjusted(entries[0], 2), deprecated(entries[1])])
+    store.close()
+    swap(files)
+    snapshot = open_store(files, segment_entries_max=2).topic("talk").snapshot()
+    assert [hit.multiplier for hit in snapshot.search(entries[0].embedding[None], 10)] == [1.5**2]
+    gone = snapshot.find(entries[1].uuid)
+    assert gone is not None and gone.vector == b""
 
 
 def test_a_torn_tail_is_kept_and_an_earlier_one_is_not_overwritten() -> None:

@@ -110,6 +110,14 @@ def test_an_index_with_nearly_everything_marked_still_finds_the_rest() -> None:
     assert index.search(matrix[499][None], 10)[0].tolist() == []
 
 
+def test_an_index_that_falls_into_islands_still_finds_everything() -> None:
+    # Many equal vectors link only to each other: the search cannot walk from one kind to the next.
+    matrix = np.repeat(np.stack([unit_vector(number, DIMENSION) for number in range(3)]), 500, axis=0)
+    rows, cosines = VectorIndex.build(matrix, np.arange(1500)).search(matrix[:1], 1490)
+    assert len(rows) == 1500
+    assert cosines[:500].tolist() == [1.0] * 500
+
+
 def test_the_same_vectors_give_the_same_index_file() -> None:
     matrix = np.stack([unit_vector(number, DIMENSION) for number in range(300)])
     images = []

@@ -132,9 +132,8 @@ class VectorIndex:
         return rows, best
 
     def _scan(self, queries: Floats) -> tuple[Rows, NDArray[np.float64]]:
-        with self._lock:
-            rows = self._labels[~self.marked[self._labels]]
-            found = [(row, vector) for row in rows.tolist() if (vector := self._vector(row)) is not None]
+        rows = self._labels[~self.marked[self._labels]]
+        found = [(row, vector) for row in rows.tolist() if (vector := self._vector(row)) is not None]
         if not found:
             return np.empty(0, dtype=np.intp), np.empty(0)
         matrix = np.stack([vector for _, vector in found])
