@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.context.conversation import Conversation, tool_calls_open
+from memd.context.conversation import Conversation
 from memd.messages import LEADING_ROLES, Message
 
 WINDOW_UNKNOWN_HARD_TOKENS = 4_000
@@ -27,24 +27,18 @@ REPLY_SHARE_MAX = 2
 INJECTION_SHARE_MAX = 4
 """The injection budget and the sticky budget get at most a quarter of the window each."""
 
+RESULT_ROLES = frozenset({"tool", "function"})
+
 Auto = Literal["auto"]
 
 
 class Thresholds(msgspec.Struct, frozen=True):
     """Token budgets of one request, all in the model's own (drifted) tokens."""
 
-    window: int | None
-    reply: int
-    """Reserved for the answer; 0 with an unknown window."""
     injection: int
     sticky: int
     soft: int
     hard: int
-
-    @property
-    def prompt_max(self) -> int | None:
-        """What the whole prompt may take at most: the window less the reply."""
-        return None if self.window is None else self.window - self.reply
 
 
 def thresholds(
@@ -63,21 +57,21 @@ def thresholds(
         window: the model's context per slot in tokens; None if the upstream does not tell.
         max_tokens: the reply's limit from the request; None or not positive if it has none.
         standing_tokens: the leading system messages and the tool definitions.
-        soft, hard: the configured thresholds.
+        soft, hard: the configured thresholds; of a known window none is higher than what it leaves.
         injection_tokens, sticky_tokens: the configured budgets of a turn's block and of earlier turns' blocks.
     """
     if window is None:
-        reply, injection, sticky = 0, injection_tokens, sticky_tokens
-        auto_hard = WINDOW_UNKNOWN_HARD_TOKENS
+        injection, sticky = injection_tokens, sticky_tokens
+        hard_tokens = WINDOW_UNKNOWN_HARD_TOKENS if hard == "auto" else hard
     else:
         asked = max_tokens if max_tokens is not None and max_tokens > 0 else window // REPLY_SHARE
         reply = min(asked, window // REPLY_SHARE_MAX)
         injection = min(injection_tokens, window // INJECTION_SHARE_MAX)
         sticky = min(sticky_tokens, window // INJECTION_SHARE_MAX)
-        auto_hard = max(0, window - reply - injection - standing_tokens)
-    hard_tokens = auto_hard if hard == "auto" else hard
+        room = max(0, window - reply - injection - standing_tokens)
+        hard_tokens = room if hard == "auto" else min(hard, room)
     soft_tokens = hard_tokens * SOFT_EIGHTHS // 8 if soft == "auto" else soft
-    return Thresholds(window, reply, injection, sticky, min(soft_tokens, hard_tokens), hard_tokens)
+    return Thresholds(injection=injection, sticky=sticky, soft=min(soft_tokens, hard_tokens), hard=hard_tokens)
 
 
 def cut_positions(conversation: Conversation) -> list[int]:
@@ -85,16 +79,19 @@ def cut_positions(conversation: Conversation) -> list[int]:
 
     The position itself stays in the prompt; everything before it may go. The beginning of the visible part is no cut.
     """
-    visible = [item.message for item in conversation.messages[conversation.left_out :]]
-    answered_at = {message.tool_call_id: i for i, message in enumerate(visible) if message and message.role == "tool"}
-    cuts = []
-    unit_end = 0  # the furthest result of any call so far: no cut before it
-    for index, message in enumerate(visible):
+    start = conversation.left_out
+    called_at: dict[str, int] = {}  # by call id; models use an id again in later turns, so the latest call counts
+    cuts: list[int] = []
+    for position, item in enumerate(conversation.messages[start:], start):
+        message = item.message
         if message is None:
             continue
-        if index > max(0, unit_end) and message.role == "user":
-            cuts.append(conversation.left_out + index)
-        unit_end = max([unit_end, *(answered_at.get(call.id, 0) for call in message.tool_calls)])
+        if message.role == "user" and position > start:
+            cuts.append(position)
+        if message.role in RESULT_ROLES and message.tool_call_id in called_at:
+            while cuts and cuts[-1] > called_at[message.tool_call_id]:
+                cuts.pop()  # somebody spoke between a call and this result of it
+        called_at.update((call.id, position) for call in message.tool_calls)
     return cuts
 
 
@@ -121,15 +118,14 @@ def choose_cut(conversation: Conversation, *, fraction: float, excess_tokens: in
 def finished_end(conversation: Conversation) -> int:
     """Up to where a conversation can be stored while it goes on: its last complete exchange.
 
-    That is its end if the last message is an assistant's without open tool calls, else the start of the open turn.
+    That is its end if the last message is an assistant's that calls no tool, else the start of the open turn.
     """
-    visible = [item.message for item in conversation.messages[conversation.left_out :] if item.message is not None]
-    if not visible:
+    if conversation.left_out == len(conversation):
         return len(conversation)
-    if visible[-1].role == "assistant" and not tool_calls_open(visible):
+    last = conversation.messages[-1].message
+    if last is not None and last.role == "assistant" and not last.tool_calls:
         return len(conversation)
-    opened = conversation.last_user_position()
-    return conversation.left_out if opened is None else opened
+    return max(cut_positions(conversation), default=conversation.left_out)
 
 
 def is_stored_kind(message: Message) -> bool:
@@ -145,10 +141,11 @@ def distinct(vectors: NDArray[np.float32], cosine: float) -> list[int]:
         cosine: from which similarity on two count as the same.
     """
     firsts: list[int] = []
-    similarity = vectors @ vectors.T
-    for index in range(len(vectors)):
-        same = (other for other in range(index) if firsts[other] == other and similarity[index, other] >= cosine)
-        firsts.append(next(same, index))
+    is_first = np.ones(len(vectors), dtype=bool)
+    for index, vector in enumerate(vectors):  # row by row: n × n cosines of a long history would be gigabytes
+        same = np.flatnonzero((vectors[:index] @ vector >= cosine) & is_first[:index])
+        is_first[index] = same.size == 0
+        firsts.append(index if same.size == 0 else int(same[0]))
     return firsts
 
 

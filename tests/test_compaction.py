@@ -1,0 +1,261 @@
+"""When the hot buffer is too full, and where a conversation may be cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from histories import conversation_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memd.context.compaction import (
+    Thresholds,
+    choose_cut,
+    contiguous,
+    cut_positions,
+    distinct,
+    finished_end,
+    is_stored_kind,
+    thresholds,
+)
+from memd.context.conversation import Conversation
+from memd.messages import Message, ToolCall
+
+THREE_TURNS = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")
+
+
+def limits(window: int | None, **given_instead: Any) -> Thresholds:
+    settings: dict[str, Any] = {
+        "max_tokens": None,
+        "standing_tokens": 0,
+        "soft": "auto",
+        "hard": "auto",
+        "injection_tokens": 2_000,
+        "sticky_tokens": 4_000,
+    }
+    return thresholds(window=window, **(settings | given_instead))
+
+
+def compacted(*history: str, left_out: int = 0) -> Conversation:
+    conversation = conversation_of(*history)
+    conversation.mark_stored(left_out)
+    conversation.mark_left_out(left_out)
+    return conversation
+
+
+# -- thresholds ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("window", "max_tokens", "standing", "expected"),
+    [
+        # window, max_tokens, system prompt and tools → injection, sticky, soft, hard
+        (None, None, 0, (2_000, 4_000, 3_500, 4_000)),
+        (None, 500, 300, (2_000, 4_000, 3_500, 4_000)),
+        (131_072, None, 0, (2_000, 4_000, 98_602, 112_688)),
+        (131_072, 4_096, 10_000, (2_000, 4_000, 100_604, 114_976)),
+        (32_768, 1_024, 1_500, (2_000, 4_000, 24_713, 28_244)),
+        (8_192, 512, 500, (2_000, 2_048, 4_532, 5_180)),
+        (4_096, None, 0, (1_024, 1_024, 2_240, 2_560)),
+        (4_096, 256, 500, (1_024, 1_024, 2_026, 2_316)),
+        (4_096, 100_000, 0, (1_024, 1_024, 896, 1_024)),  # as long as it gets: half the window is kept for it
+        (4_096, -1, 0, (1_024, 1_024, 2_240, 2_560)),
+        (4_096, 0, 0, (1_024, 1_024, 2_240, 2_560)),
+        (4_096, None, 5_000, (1_024, 1_024, 0, 0)),
+        (512, None, 0, (128, 128, 280, 320)),
+        (8, None, 0, (2, 2, 4, 5)),
+        (1, None, 0, (0, 0, 0, 1)),
+    ],
+)
+def test_thresholds_follow_from_the_window(
+    window: int | None, max_tokens: int | None, standing: int, expected: tuple[int, int, int, int]
+) -> None:
+    injection, sticky, soft, hard = expected
+    found = limits(window, max_tokens=max_tokens, standing_tokens=standing)
+    assert found == Thresholds(injection=injection, sticky=sticky, soft=soft, hard=hard)
+
+
+def test_configured_thresholds_count_where_the_window_has_room_for_them() -> None:
+    assert (limits(32_768, soft=1_000, hard=2_000).soft, limits(32_768, soft=1_000, hard=2_000).hard) == (1_000, 2_000)
+    assert limits(32_768, hard=2_000).soft == 1_750
+    assert limits(None, soft=6_000, hard=8_000) == Thresholds(injection=2_000, sticky=4_000, soft=6_000, hard=8_000)
+
+
+def test_no_configured_threshold_lets_a_prompt_outgrow_a_known_window() -> None:
+    assert limits(4_096, hard=50_000).hard == limits(4_096).hard
+    assert limits(4_096, soft=50_000, hard=50_000).soft == limits(4_096).hard
+
+
+def test_the_soft_threshold_is_never_above_the_hard_one() -> None:
+    assert limits(4_096, soft=4_000).soft == limits(4_096).hard
+
+
+@given(st.integers(1, 300_000), st.none() | st.integers(-1, 10**9), st.integers(0, 100_000), st.integers(0, 10_000))
+def test_reply_memory_and_buffer_always_fit_the_window(
+    window: int, max_tokens: int | None, standing: int, injection: int
+) -> None:
+    found = limits(window, max_tokens=max_tokens, standing_tokens=standing, injection_tokens=injection)
+    asked = max_tokens if max_tokens is not None and max_tokens > 0 else window // 8
+    assert 0 <= found.soft <= found.hard
+    assert found.hard == 0 or found.hard + found.injection + standing + min(asked, window // 2) <= window
+    assert found.injection <= window // 4 and found.sticky <= window // 4
+
+
+# -- cuts -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_is_cut_in_front_of_its_user_messages() -> None:
+    assert cut_positions(conversation_of(*THREE_TURNS)) == [2, 4]
+
+
+def test_what_has_left_the_prompt_is_not_cut_again() -> None:
+    assert cut_positions(compacted(*THREE_TURNS, left_out=2)) == [4]
+    assert cut_positions(compacted(*THREE_TURNS, left_out=4)) == []
+    assert cut_positions(compacted(*THREE_TURNS, left_out=6)) == []
+
+
+def test_the_open_turn_is_behind_the_last_cut() -> None:
+    assert cut_positions(conversation_of("u:1", "a:2", "u:3", "c:read#1", "t:x#1", "c:read#2", "t:x#2")) == [2]
+    assert cut_positions(conversation_of("u:1", "c:read#1", "t:x#1")) == []
+    assert cut_positions(conversation_of("a:1", "a:2")) == []
+
+
+@pytest.mark.parametrize(
+    ("history", "cuts"),
+    [
+        (("u:1", "c:read#1", "u:hurry", "t:x#1", "a:2", "u:3"), [5]),
+        (("u:1", "c:read#1,2", "t:x#1", "u:hurry", "t:x#2", "a:2", "u:3"), [6]),
+        (("u:1", "c:read#1", "u:a", "c:read#2", "u:b", "t:x#2", "u:c", "t:x#1", "u:3"), [8]),
+        (("u:1", "c:read#1", "u:never answered", "a:2", "u:3"), [2, 4]),
+        (("u:1", "t:x#9", "u:3"), [2]),
+    ],
+    ids=["spoken in between", "parallel calls", "nested", "no result", "no call"],
+)
+def test_a_call_stays_with_its_results(history: tuple[str, ...], cuts: list[int]) -> None:
+    assert cut_positions(conversation_of(*history)) == cuts
+
+
+def test_call_ids_that_are_used_again_do_not_tie_turns_together() -> None:
+    turn = ("u:x", "c:read#call_0", "t:y#call_0", "a:z")
+    assert cut_positions(conversation_of(*turn, *turn, *turn)) == [4, 8]
+
+
+def test_calls_of_the_older_function_api_stay_with_their_results() -> None:
+    conversation = conversation_of("u:1", "a:2", "u:3")
+    call, result = Message("assistant", "", tool_calls=(ToolCall("", "f", "{}"),)), Message("function", "x", name="f")
+    for position, message in enumerate([call, Message("user", "hurry"), result]):
+        item = conversation.messages[0]
+        conversation.messages.insert(position + 1, type(item)(item.digest, item.content_digest, 10, message))
+    assert cut_positions(conversation) == [5]
+
+
+ANSWERS: list[tuple[str, ...]] = [
+    ("a:x",),
+    ("c:f#1", "t:r#1", "a:x"),
+    ("c:f#1,2", "t:r#2", "t:r#1", "a:x"),
+    ("c:f#1", "u:h", "t:r#1"),
+    ("c:f#1",),
+    (),
+]
+TURNS = st.lists(st.sampled_from(ANSWERS), min_size=1, max_size=8)
+
+
+@given(TURNS, st.floats(0, 1), st.integers(0, 500))
+def test_a_cut_never_splits_a_unit_and_never_takes_the_open_turn(
+    answers: list[tuple[str, ...]], fraction: float, excess: int
+) -> None:
+    history = [one for answer in answers for one in ("u:q", *answer)]
+    conversation = conversation_of(*history)
+    cut = choose_cut(conversation, fraction=fraction, excess_tokens=excess)
+    if cut is None:
+        return
+    last = conversation.last_user_position()
+    assert last is not None and 0 < cut <= last and history[cut].startswith("u:")
+    waiting = {one for call in history[:cut] if call.startswith("c:") for one in call.partition("#")[2].split(",")}
+    after = next((one for one in history[cut:] if one[0] in "ct"), "")
+    assert not after.startswith("t:") or after.partition("#")[2] not in waiting
+
+
+@pytest.mark.parametrize(
+    ("fraction", "excess", "cut"), [(0.5, 0, 4), (0.1, 0, 2), (0.34, 0, 4), (1.0, 0, 4), (0.1, 30, 4), (0.5, 9_999, 4)]
+)
+def test_at_least_the_fraction_and_the_excess_are_taken_where_turns_allow_it(
+    fraction: float, excess: int, cut: int
+) -> None:
+    assert choose_cut(conversation_of(*THREE_TURNS), fraction=fraction, excess_tokens=excess) == cut
+
+
+def test_the_fraction_is_one_of_the_visible_tokens() -> None:
+    history = [f"{'ua'[i % 2]}:{i}" for i in range(12)]
+    assert choose_cut(compacted(*history, left_out=4), fraction=0.5) == 8
+
+
+def test_nothing_is_taken_of_a_single_turn() -> None:
+    assert choose_cut(conversation_of("u:1", "a:2"), fraction=0.5) is None
+    assert choose_cut(conversation_of(), fraction=0.5) is None
+
+
+# -- what can be stored while a conversation goes on ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("history", "end"),
+    [
+        ((), 0),
+        (("u:1",), 0),
+        (("u:1", "a:2"), 2),
+        (("u:1", "a:2", "u:3"), 2),
+        (("u:1", "a:2", "u:3", "c:read#1"), 2),
+        (("u:1", "a:2", "u:3", "c:read#1", "t:x#1"), 2),
+        (("u:1", "a:2", "u:3", "c:read#1", "t:x#1", "a:4"), 6),
+        (("u:1", "c:read#1", "u:never mind", "a:2"), 4),
+        (("u:1", "a:2", "u:3", "c:read#1", "u:hurry", "t:x#1"), 2),
+    ],
+)
+def test_what_is_finished_ends_with_a_complete_exchange(history: tuple[str, ...], end: int) -> None:
+    assert finished_end(conversation_of(*history)) == end
+
+
+def test_what_is_finished_is_never_before_what_was_left_out() -> None:
+    assert finished_end(compacted("u:1", "a:2", "u:3", left_out=2)) == 2
+    assert finished_end(compacted("u:1", "a:2", left_out=2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("message", "stored"),
+    [
+        (Message("user", "hello"), True),
+        (Message("assistant", "", tool_calls=(ToolCall("1", "f", "{}"),)), True),
+        (Message("tool", "result"), True),
+        (Message("user", "[image]", attachments=(b"x" * 16,)), True),
+        (Message("assistant", " \n"), False),
+        (Message("system", "be brief"), False),
+        (Message("developer", "be brief"), False),
+    ],
+)
+def test_empty_messages_and_instructions_are_not_remembered(message: Message, stored: bool) -> None:
+    assert is_stored_kind(message) is stored
+
+
+# -- duplicates -------------------------------------------------------------------------------------------------------
+
+
+def unit(*angles: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.array([[np.cos(angle), np.sin(angle)] for angle in angles], dtype=np.float32).reshape(-1, 2)
+
+
+def test_of_vectors_that_say_the_same_the_first_is_kept() -> None:
+    assert distinct(unit(0, 1, 0.01, 1.01, 2), 0.99) == [0, 1, 0, 1, 4]
+    assert distinct(unit(), 0.99) == []
+
+
+def test_a_chain_of_similar_vectors_is_compared_with_those_that_are_kept() -> None:
+    # 0.1 is near both its neighbours, but 0.2 is not near 0: it is kept, as nothing that is kept says the same.
+    assert distinct(unit(0, 0.1, 0.2, 0.3), 0.99) == [0, 0, 2, 2]
+
+
+def test_positions_are_grouped_where_they_are_neighbours() -> None:
+    assert contiguous([1, 2, 3, 5, 8, 9]) == [[1, 2, 3], [5], [8, 9]]
+    assert contiguous([]) == []
