@@ -21,15 +21,18 @@ from memd.messages import BLOCK_CLOSING, BLOCK_OPENING, CHUNK_MARKER
 Placement = Literal["separate", "merged"]
 """How a block reaches the model: as a developer message of its own, or in front of the user message's text."""
 
-# Strings that chat templates and tokenizers of common models treat as control tokens: ChatML and Llama 3 (<|…|>),
-# DeepSeek (<｜…｜>), Llama 2 and Mistral ([INST], [TOOL_CALLS], <<SYS>>, <s>), Gemma (<start_of_turn>), T5-style
-# (<pad>, <unk>); and memd's own markers. llama.cpp parses such text inside messages as control tokens.
+# Strings that chat templates and tokenizers of common models treat as control tokens, and memd's own markers.
+# llama.cpp parses such text inside messages as control tokens. Collected from the strings in its server.
 _CONTROL = re.compile(
-    r"<(?=[|｜][^\s<>]{1,60}[|｜]>)"
-    r"|<(?=/?(?:s|bos|eos|pad|unk|mask|start_of_turn|end_of_turn|start_of_image|end_of_image|think|tool_call|tool_response)>)"
-    r"|<(?=</?SYS>>)"
-    r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|IMG|memory)\])"
-    r"|\[(?=mem:|memory\])"
+    r"<(?=[|｜][^\s<>]{1,60}[|｜]>)"  # ChatML, Llama 3 and most others; DeepSeek
+    r"|<(?=\|[a-z_]{1,40}>|[a-z_]{1,40}\|>)"  # Gemma 4: <|turn> … <turn|>
+    r"|\[(?=\|[a-z_]{1,40}\|\])"  # EXAONE: [|user|]
+    r"|<(?=/?(?:s|bos|eos|sop|pad|unk|mask|(?:start|end)_of_(?:turn|image)|seed:\w{1,40}|SPECIAL_\d{1,4})>)"
+    r"|<(?=/?(?:think|tool_call|tool_response|arg_key|arg_value)>)"
+    r"|<(?=</?SYS>>)"  # Llama 2; with it and Mistral:
+    r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_CONTENT|TOOL_RESULTS|CALL_ID|ARGS|THINK)\])"
+    r"|\[(?=(?:IMG|IMG_BREAK|IMG_END|BEGIN_AUDIO|BOS|EOS|EOT|gMASK)\])"
+    r"|\[(?=/?memory\]|mem:)"
 )
 
 

@@ -29,7 +29,7 @@ class Selection(msgspec.Struct, frozen=True):
     shown: tuple[Candidate, ...]
     """By `origin_id`: chronological."""
     fill_ratio: float
-    """Tokens of all candidates over the budget; may exceed 1."""
+    """Tokens of a block with all candidates over the budget: above 1 exactly if something is not shown."""
 
 
 def relevant(
@@ -43,11 +43,17 @@ def relevant(
     """The candidates worth showing, best first.
 
     Left out are scores below `min_score`, chunks that a block in this prompt already shows, chunks whose messages are
-    all in this prompt themselves, and all beyond the best `top_k`. Ties go to the older entry.
+    all in this prompt themselves, and all beyond the best `top_k`. Ties go to the older entry. Of a chunk that several
+    topics have (a correction adopted it) the newest entry counts.
     """
+    newest: dict[bytes, Candidate] = {}
+    for candidate in candidates:
+        known = newest.setdefault(candidate.entry.uuid, candidate)
+        if candidate.entry.canonical_id > known.entry.canonical_id:
+            newest[candidate.entry.uuid] = candidate
     kept = [
         candidate
-        for candidate in candidates
+        for candidate in newest.values()
         if candidate.score >= min_score
         and candidate.entry.uuid not in visible_uuids
         and not is_visible(candidate.entry, visible_digests)

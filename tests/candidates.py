@@ -1,0 +1,38 @@
+"""Chunks as a search finds them, for the tests of what is shown and what is corrected."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from memd.chunks import Entry, Status
+from memd.context.ranking import Candidate
+
+
+def entry(name: str, content: str = "", *, at: int = 1, public_id: str | None = None, **members: Any) -> Entry:
+    """The entry of a chunk whose uuid begins with `name` where that is hexadecimal, else follows from it.
+
+    `at` is its canonical id, and its origin as well unless another `origin_id` is given.
+    """
+    rest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+    digits = (name + rest)[:32] if set(name) <= set("0123456789abcdef") else rest
+    given: dict[str, Any] = {
+        "uuid": bytes.fromhex(digits),
+        "public_id": public_id or digits[:4],
+        "canonical_id": at,
+        "vector": b"\0\0\x80\x3f",
+        "content": content or f"user: {name}",
+        "status": Status.ACTIVE,
+        "origin_id": at,
+        "utility_steps": 0,
+        "created_at": at,
+        "roles": ("user",),
+    }
+    return Entry(**(given | members))
+
+
+def candidate(
+    name: str, score: float = 0.5, content: str = "", *, topic_id: str = "own", at: int = 1, **members: Any
+) -> Candidate:
+    """A chunk found with that score."""
+    return Candidate(entry(name, content, at=at, **members), topic_id, score)

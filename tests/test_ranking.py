@@ -1,0 +1,139 @@
+"""Which chunks are shown: the best by score, as far as the budget reaches, in the order in which they were said."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import pytest
+from candidates import candidate, entry
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memd.context.ranking import PRESSURE_FROM, Candidate, is_visible, relevant, select
+
+A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
+
+
+def best(
+    candidates: Sequence[Candidate],
+    *,
+    min_score: float = 0.2,
+    top_k: int = 32,
+    visible_digests: Collection[bytes] = (),
+    visible_uuids: Collection[bytes] = (),
+) -> list[Candidate]:
+    return relevant(
+        candidates,
+        min_score=min_score,
+        top_k=top_k,
+        visible_digests=visible_digests,
+        visible_uuids=visible_uuids,
+    )
+
+
+def contents(candidates: Sequence[Candidate]) -> list[str]:
+    return [one.entry.content for one in candidates]
+
+
+def shown(candidates: Sequence[Candidate], budget: int, frame: int = 0) -> list[str]:
+    """What `select` shows where a chunk costs as many tokens as its content has characters."""
+    selection = select(candidates, budget_tokens=budget, frame_tokens=frame, cost=lambda one: len(one.entry.content))
+    return contents(selection.shown)
+
+
+def test_chunks_come_best_first() -> None:
+    found = [candidate("1", 0.3, "low"), candidate("2", 0.9, "high"), candidate("3", 0.5, "middle")]
+    assert contents(best(found)) == ["high", "middle", "low"]
+
+
+def test_of_equal_scores_the_older_entry_comes_first() -> None:
+    found = [candidate(str(at), 0.5, content, at=at) for at, content in ((9, "newer"), (3, "older"), (12, "newest"))]
+    assert contents(best(found)) == ["older", "newer", "newest"]
+    assert contents(best(found, top_k=1)) == ["older"]
+
+
+def test_the_minimum_score_is_enough_and_less_is_not() -> None:
+    # 0.198 is what a perfect match scores at the floor of utility: invisible, as intended.
+    found = [candidate("1", 0.2, "enough"), candidate("2", 1.5**-4, "floor"), candidate("3", float("nan"), "broken")]
+    assert contents(best(found)) == ["enough"]
+
+
+def test_only_the_best_k_are_worth_showing() -> None:
+    found = [candidate(str(number), 0.3 + number / 100, at=number) for number in range(9)]
+    assert [one.entry.canonical_id for one in best(found, top_k=3)] == [8, 7, 6]
+
+
+def test_what_is_visible_anyway_takes_no_place_among_the_best() -> None:
+    found = [
+        candidate("1", 0.9, "in a block already"),
+        candidate("2", 0.8, "in the prompt", digests=(A, B)),
+        candidate("3", 0.7, "half in the prompt", digests=(A, C)),
+        candidate("4", 0.6, "elsewhere", digests=(C,)),
+    ]
+    assert contents(best(found, top_k=2, visible_digests={A, B}, visible_uuids={found[0].entry.uuid})) == [
+        "half in the prompt",
+        "elsewhere",
+    ]
+
+
+def test_a_chunk_is_visible_only_with_all_its_messages() -> None:
+    assert is_visible(entry("1", digests=(A, B)), {A, B, C})
+    assert not is_visible(entry("1", digests=(A, B)), {A})
+    assert not is_visible(entry("1", digests=()), {A}), "a chunk that came from no message never is"
+
+
+def test_a_chunk_that_two_topics_have_is_found_once_as_its_newest_entry_has_it() -> None:
+    original = candidate("aa", 0.9, "original", topic_id="home", at=1)
+    adopted = candidate("aa", 0.4, "adopted", topic_id="other", at=5, origin_id=1)
+    assert contents(best([original, adopted])) == contents(best([adopted, original])) == ["adopted"]
+
+
+def test_chunks_are_read_in_the_order_in_which_they_were_said() -> None:
+    # Praise does not make an old statement look new: the entry is new, its origin is not.
+    praised = candidate("3", 0.7, "first", at=9, origin_id=1)
+    found = [candidate("1", 0.9, "second", at=2), candidate("2", 0.8, "third", at=3), praised]
+    assert shown(found, 100) == ["first", "second", "third"]
+
+
+def test_a_chunk_that_does_not_fit_is_skipped_and_the_next_one_tried() -> None:
+    found = [candidate("1", 0.9, "x" * 6, at=1), candidate("2", 0.8, "y" * 5, at=2), candidate("3", 0.7, "z" * 4, at=3)]
+    assert shown(found, 10) == ["xxxxxx", "zzzz"]
+    assert shown(found, 9) == ["xxxxxx"]
+    assert shown(found, 5) == ["yyyyy"]
+
+
+def test_the_frame_is_part_of_the_budget() -> None:
+    found = [candidate("1", 0.9, "x" * 6)]
+    assert shown(found, 10, frame=4) == ["xxxxxx"]
+    assert shown(found, 10, frame=5) == []
+
+
+@pytest.mark.parametrize("budget", [0, -5])
+def test_without_a_budget_nothing_is_shown_and_nothing_is_signalled(budget: int) -> None:
+    selection = select([candidate("1")], budget_tokens=budget, frame_tokens=0, cost=lambda one: 1)
+    assert selection.shown == () and selection.fill_ratio == 0.0
+
+
+def test_where_nothing_was_found_the_budget_is_empty() -> None:
+    selection = select([], budget_tokens=10, frame_tokens=4, cost=lambda one: 1)
+    assert selection.shown == () and selection.fill_ratio == 0.0
+
+
+def test_the_fill_ratio_counts_what_does_not_fit_as_well() -> None:
+    found = [candidate(str(number)) for number in range(3)]
+    assert select(found, budget_tokens=20, frame_tokens=5, cost=lambda one: 10).fill_ratio == pytest.approx(1.75)
+    assert select(found, budget_tokens=35, frame_tokens=5, cost=lambda one: 10).fill_ratio == 1.0
+    assert PRESSURE_FROM == 0.8
+
+
+@given(st.lists(st.integers(1, 30), max_size=12), st.integers(1, 120), st.integers(0, 20))
+def test_the_budget_is_never_exceeded_and_overflow_means_that_something_is_missing(
+    costs: list[int], budget: int, frame: int
+) -> None:
+    found = [candidate(f"{number:x}", 1 - number / 100, "x" * cost, at=number) for number, cost in enumerate(costs)]
+    selection = select(found, budget_tokens=budget, frame_tokens=frame, cost=lambda one: len(one.entry.content))
+    used = sum(len(one.entry.content) for one in selection.shown)
+    assert not selection.shown or used + frame <= budget
+    assert (selection.fill_ratio > 1) == (len(selection.shown) < len(found))
+    left_over = [one for one in found if one not in selection.shown]
+    assert all(len(one.entry.content) + used + frame > budget for one in left_over)
