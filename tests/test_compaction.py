@@ -45,7 +45,7 @@ def compacted(*history: str, left_out: int = 0) -> Conversation:
     return conversation
 
 
-# -- thresholds ---------------------------------------------------------------------------------------------------
+# -- thresholds -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_reply_memory_and_buffer_always_fit_the_window(
     assert found.injection <= window // 4 and found.sticky <= window // 4
 
 
-# -- cuts -----------------------------------------------------------------------------------------------------------
+# -- cuts -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_conversation_is_cut_in_front_of_its_user_messages() -> None:

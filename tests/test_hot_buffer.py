@@ -42,7 +42,7 @@ def names(buffer: HotBuffer, *, abandoned: bool = False) -> list[str]:
     return [one.id for one in buffer.conversations() if one.abandoned is abandoned]
 
 
-# -- one client ---------------------------------------------------------------------------------------------------
+# -- one client -------------------------------------------------------------------------------------------------------
 
 
 def test_a_first_request_opens_a_conversation() -> None:
@@ -161,7 +161,7 @@ def test_without_a_session_newest_messages_alone_are_conversations_of_their_own(
     assert names(buffer) == ["1", "2"]
 
 
-# -- several at once ----------------------------------------------------------------------------------------------
+# -- several at once --------------------------------------------------------------------------------------------------
 
 
 def test_two_agents_in_turns_keep_their_own_conversations() -> None:
@@ -243,7 +243,7 @@ def test_conversations_are_in_the_order_of_their_last_use() -> None:
     assert names(buffer) == ["2", "1"]
 
 
-# -- what has left the prompt ---------------------------------------------------------------------------------------
+# -- what has left the prompt -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("history", [LONG[:1], LONG[:3], (*LONG[:2], "u:edited"), ("a:4", "u:5")], ids=repr)
@@ -303,7 +303,7 @@ def test_removed_blocks_are_gone_and_unknown_ones_are_no_event() -> None:
     assert conversation.blocks == {} and len(buffer.take_unsaved()) == 1
 
 
-# -- leaving no trace -----------------------------------------------------------------------------------------------
+# -- leaving no trace -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("history", [("u:new",), LONG, (*LONG, "u:7"), LONG[:3], (*LONG[:4], "u:edited")], ids=repr)
@@ -321,7 +321,7 @@ def test_a_glance_sees_what_a_request_would_and_changes_nothing(history: tuple[s
     assert (really.offset, really.end, really.opened) == (seen.offset, seen.end, seen.opened)
 
 
-# -- retries --------------------------------------------------------------------------------------------------------
+# -- retries ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_request_within_the_freeze_after_its_first_arrival_is_a_retry() -> None:
@@ -358,7 +358,7 @@ def test_only_the_latest_arrivals_are_kept() -> None:
     assert [key.last_digest[0] for key in conversation.arrivals] == list(range(3, ARRIVALS_KEPT + 3))
 
 
-# -- what may be corrected ------------------------------------------------------------------------------------------
+# -- what may be corrected --------------------------------------------------------------------------------------------
 
 
 def shown(chunk_id: str, uuid: bytes, topic_id: str = "default") -> BlockChunk:
@@ -389,7 +389,7 @@ def test_ids_are_forgotten_after_the_configured_number_of_turns() -> None:
     assert buffer.resolve("0000") is None and buffer.resolve("0001") is not None
 
 
-# -- the journal ----------------------------------------------------------------------------------------------------
+# -- the journal ------------------------------------------------------------------------------------------------------
 
 
 def test_a_branch_that_was_given_up_stays_so_after_a_restart() -> None:

@@ -54,8 +54,9 @@ def plan(
             changed = _corrected(state, correction)
             present[changed.uuid] = changed
             drafts.append(changed)
-        if correction.action == "Update" and correction.content and named:
-            drafts.append(_replacement(correction, correction.content, list(named.values()), embed, new_uuid(), now_us))
+        content = correction.content or ""
+        if correction.action == "Update" and content.strip() and named:
+            drafts.append(_replacement(correction, content, list(named.values()), embed, new_uuid(), now_us))
     return Outcome(tuple(drafts), tuple(failed))
 
 

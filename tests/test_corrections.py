@@ -1,0 +1,246 @@
+"""What corrections append to the log, and which ids they cannot reach."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from candidates import entry
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memd.chunks import UTILITY_STEPS_MAX, UTILITY_STEPS_MIN, Action, Correction, Draft, Entry, Status
+from memd.context.corrections import Outcome, plan
+
+NOW_US = 1_700_000_000_000_000
+FIRST, SECOND, THIRD = (entry(name, f"user: {name}", at=at) for at, name in enumerate(("aaaa", "bbbb", "cccc"), 1))
+
+
+class Topic:
+    """A log that is a dictionary: the present entry of each chunk, found by its public id or its full uuid.
+
+    A chunk that it does not have is looked for in the related topic, as the daemon does.
+    """
+
+    def __init__(self, *entries: Entry, related: Topic | None = None) -> None:
+        self.related = related
+        self.entries = {one.uuid: one for one in entries}
+        self.canonical_ids = itertools.count(100)
+        self.uuids = (number.to_bytes(16, "big") for number in itertools.count(1))
+
+    def plan(self, *corrections: Correction) -> Outcome:
+        return plan(
+            corrections,
+            find=self.find,
+            embed=lambda text: f"vector of {text}".encode(),
+            new_uuid=lambda: next(self.uuids),
+            now_us=NOW_US,
+        )
+
+    def correct(self, *corrections: Correction) -> Outcome:
+        """Plan and append, as one request does."""
+        outcome = self.plan(*corrections)
+        for draft in outcome.drafts:
+            members = {name: getattr(draft, name) for name in Draft.__struct_fields__}
+            members["public_id"] = draft.public_id or draft.uuid.hex()[-4:]
+            members["canonical_id"] = next(self.canonical_ids)
+            members["origin_id"] = draft.origin_id or members["canonical_id"]
+            self.entries[draft.uuid] = Entry(**members)
+        return outcome
+
+    def find(self, chunk_id: str) -> Entry | None:
+        found = next((one for one in self.entries.values() if chunk_id in (one.public_id, one.uuid.hex())), None)
+        return self.related.find(chunk_id) if found is None and self.related is not None else found
+
+    def steps(self, one: Entry) -> int:
+        return self.entries[one.uuid].utility_steps
+
+
+def said(action: Action, *chunk_ids: str, content: str | None = None, reason: str = "because") -> Correction:
+    return Correction(chunk_ids, action, reason, content)
+
+
+# -- utility ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("action", "steps"), [("Helpful", 1), ("Unhelpful", -1)])
+def test_praise_and_blame_append_a_full_copy_with_another_utility(action: Action, steps: int) -> None:
+    chunk = entry("aaaa", at=7, origin_id=3, utility_steps=2, digests=(b"d" * 16,), unknown={"later": 1}, source="x")
+    (draft,) = Topic(chunk).plan(said(action, "aaaa", reason="it was")).drafts
+    changed = {"utility_steps", "action", "reason"}
+    for name in set(Draft.__struct_fields__) - changed:
+        assert getattr(draft, name) == getattr(chunk, name), name
+    assert (draft.utility_steps, draft.action, draft.reason) == (2 + steps, action, "it was")
+
+
+def test_all_ids_of_one_correction_are_corrected() -> None:
+    topic = Topic(FIRST, SECOND, THIRD)
+    outcome = topic.correct(said("Helpful", "aaaa", "cccc"))
+    assert [draft.uuid for draft in outcome.drafts] == [FIRST.uuid, THIRD.uuid] and not outcome.failed
+    assert (topic.steps(FIRST), topic.steps(SECOND), topic.steps(THIRD)) == (1, 0, 1)
+
+
+def test_an_id_named_twice_in_one_correction_counts_once() -> None:
+    topic = Topic(FIRST)
+    assert len(topic.correct(said("Helpful", "aaaa", "aaaa", FIRST.uuid.hex())).drafts) == 1
+    assert topic.steps(FIRST) == 1
+
+
+def test_separate_corrections_of_one_request_each_count() -> None:
+    topic = Topic(FIRST)
+    outcome = topic.correct(said("Helpful", "aaaa"), said("Helpful", "aaaa"), said("Unhelpful", "aaaa"))
+    assert [draft.utility_steps for draft in outcome.drafts] == [1, 2, 1]
+    assert topic.steps(FIRST) == 1
+
+
+@pytest.mark.parametrize(
+    ("action", "opposite", "bound"),
+    [("Helpful", "Unhelpful", UTILITY_STEPS_MAX), ("Unhelpful", "Helpful", UTILITY_STEPS_MIN)],
+)
+def test_beyond_the_bound_a_correction_is_recorded_and_changes_nothing(
+    action: Action, opposite: Action, bound: int
+) -> None:
+    topic = Topic(FIRST)
+    topic.correct(*[said(action, "aaaa")] * abs(bound))
+    assert topic.steps(FIRST) == bound
+    (further,) = topic.correct(said(action, "aaaa", reason="once more")).drafts
+    assert (further.utility_steps, further.reason) == (bound, "once more")
+    topic.correct(said(opposite, "aaaa"))
+    assert abs(topic.steps(FIRST)) == abs(bound) - 1, "what was clamped is not owed"
+
+
+def test_opposite_corrections_cancel_exactly() -> None:
+    topic = Topic(FIRST)
+    topic.correct(*[said("Helpful", "aaaa")] * 7)
+    topic.correct(*[said("Unhelpful", "aaaa")] * 7)
+    assert topic.entries[FIRST.uuid].multiplier == 1.0
+
+
+# -- Update -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_update_deprecates_what_it_names_and_appends_one_new_chunk() -> None:
+    first = entry("aaaa", at=1, roles=("user", "assistant"), utility_steps=3)
+    second = entry("bbbb", at=2, roles=("assistant", "tool"))
+    *gone, new = Topic(first, second).plan(said("Update", "aaaa", "bbbb", content="It is MySQL.")).drafts
+    assert [draft.uuid for draft in gone] == [first.uuid, second.uuid]
+    for draft, chunk in zip(gone, (first, second), strict=True):
+        assert draft.status is Status.DEPRECATED and draft.vector == b"" and draft.content == ""
+        assert (draft.public_id, draft.origin_id) == (chunk.public_id, chunk.origin_id)
+        assert (draft.action, draft.reason) == ("Update", "because")
+    assert new == Draft(
+        uuid=(1).to_bytes(16, "big"),
+        content="It is MySQL.",
+        vector=b"vector of It is MySQL.",
+        created_at=NOW_US,
+        roles=("user", "assistant", "tool"),
+        supersedes=(first.uuid, second.uuid),
+        action="Update",
+        reason="because",
+    )
+
+
+@pytest.mark.parametrize("content", [None, "", " \n"])
+def test_an_update_without_content_only_deprecates(content: str | None) -> None:
+    (draft,) = Topic(FIRST).plan(said("Update", "aaaa", content=content)).drafts
+    assert draft.uuid == FIRST.uuid and draft.status is Status.DEPRECATED
+
+
+def test_the_new_text_is_kept_verbatim() -> None:
+    assert Topic(FIRST).plan(said("Update", "aaaa", content="  two\nlines ")).drafts[-1].content == "  two\nlines "
+
+
+def test_an_update_of_which_no_id_can_be_corrected_adds_nothing() -> None:
+    assert Topic(FIRST).plan(said("Update", "dddd", content="new")) == Outcome((), ("dddd",))
+
+
+def test_a_chunk_named_twice_is_superseded_once() -> None:
+    outcome = Topic(FIRST).plan(said("Update", "aaaa", FIRST.uuid.hex(), content="new"))
+    assert len(outcome.drafts) == 2 and outcome.drafts[-1].supersedes == (FIRST.uuid,)
+
+
+# -- ids that cannot be corrected -------------------------------------------------------------------------------------
+
+
+def test_dead_and_unknown_ids_fail_while_the_others_of_the_correction_apply() -> None:
+    dead = entry("dddd", status=Status.DEPRECATED, vector=b"")
+    topic = Topic(FIRST, dead, SECOND)
+    outcome = topic.correct(said("Helpful", "dddd", "aaaa", "eeee", "bbbb"))
+    assert outcome.failed == ("dddd", "eeee")
+    assert [draft.uuid for draft in outcome.drafts] == [FIRST.uuid, SECOND.uuid]
+
+
+def test_an_id_that_fails_in_two_corrections_is_told_twice_and_within_one_once() -> None:
+    outcome = Topic().plan(said("Helpful", "eeee", "eeee"), said("Unhelpful", "eeee"))
+    assert outcome == Outcome((), ("eeee", "eeee"))
+
+
+@pytest.mark.parametrize("then", ["Helpful", "Unhelpful", "Update"])
+def test_what_an_earlier_correction_of_the_request_deprecated_is_dead_for_the_later_ones(then: Action) -> None:
+    outcome = Topic(FIRST, SECOND).plan(said("Update", "aaaa"), said(then, "aaaa", "bbbb"))
+    assert outcome.failed == ("aaaa",)
+    assert [draft.uuid for draft in outcome.drafts] == [FIRST.uuid, SECOND.uuid]
+
+
+def test_what_an_earlier_request_deprecated_is_dead() -> None:
+    topic = Topic(FIRST)
+    topic.correct(said("Update", "aaaa"))
+    assert topic.correct(said("Helpful", "aaaa")) == Outcome((), ("aaaa",))
+
+
+def test_praise_before_an_update_of_the_same_request_still_counts_in_the_audit() -> None:
+    praised, gone, new = Topic(FIRST).plan(said("Helpful", "aaaa"), said("Update", "aaaa", content="new")).drafts
+    assert (praised.utility_steps, praised.status) == (1, Status.ACTIVE)
+    assert (gone.utility_steps, gone.status) == (1, Status.DEPRECATED)
+    assert new.utility_steps == 0, "the new chunk has yet to prove itself"
+
+
+def test_no_corrections_do_nothing() -> None:
+    assert Topic(FIRST).plan() == Topic(FIRST).plan(said("Helpful")) == Outcome((), ())
+
+
+# -- chunks of related topics -----------------------------------------------------------------------------------------
+
+
+def test_a_chunk_of_another_topic_keeps_its_identity_as_it_is_adopted() -> None:
+    foreign = entry("abcd", "user: elsewhere", at=50, origin_id=20, utility_steps=4, public_id="abcde")
+    home = Topic(foreign)
+    here = Topic(related=home)
+    (draft,) = here.correct(said("Helpful", "abcde")).drafts
+    assert (draft.uuid, draft.public_id, draft.origin_id) == (foreign.uuid, "abcde", 20)
+    assert (draft.utility_steps, draft.vector, draft.content) == (5, foreign.vector, "user: elsewhere")
+    here.correct(said("Helpful", "abcde"))
+    assert here.steps(foreign) == 6 and home.steps(foreign) == 4, "from then on it lives here; its home is untouched"
+
+
+# -- all of it --------------------------------------------------------------------------------------------------------
+
+NAMES = ["aaaa", "bbbb", "cccc", "eeee"]
+CORRECTIONS = st.builds(
+    said,
+    st.sampled_from(["Helpful", "Unhelpful", "Helpful", "Update"]),
+    st.sampled_from(NAMES),
+    st.sampled_from(NAMES),
+    content=st.none() | st.just("new"),
+)
+
+
+@given(st.lists(CORRECTIONS, max_size=25), st.integers(1, 25))
+def test_corrections_have_the_same_effect_in_one_request_or_in_several(
+    corrections: Sequence[Correction], size: int
+) -> None:
+    together, apart = Topic(FIRST, SECOND, THIRD), Topic(FIRST, SECOND, THIRD)
+    outcome = together.correct(*corrections)
+    parts = [apart.correct(*corrections[at : at + size]) for at in range(0, len(corrections), size)]
+    assert outcome.drafts == tuple(draft for part in parts for draft in part.drafts)
+    assert outcome.failed == tuple(one for part in parts for one in part.failed)
+    assert together.entries == apart.entries
+
+
+@given(st.lists(CORRECTIONS, max_size=25))
+def test_no_entry_breaks_the_rules_of_the_log(corrections: Sequence[Correction]) -> None:
+    for draft in Topic(FIRST, SECOND, THIRD).plan(*corrections).drafts:
+        assert UTILITY_STEPS_MIN <= draft.utility_steps <= UTILITY_STEPS_MAX
+        assert (draft.status is Status.DEPRECATED) == (draft.vector == b"") == (draft.content == "")
+        assert draft.action in ("Helpful", "Unhelpful", "Update") and draft.reason == "because"
