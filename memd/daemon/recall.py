@@ -7,6 +7,7 @@ the error into a status.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,10 @@ from numpy.typing import NDArray
 from memd.config import Retrieval
 from memd.context.ranking import Candidate, is_visible, relevant
 from memd.daemon.encoder import Encoder
-from memd.store.log import Snapshot
+from memd.errors import StoreError
+from memd.store.log import Hit, Snapshot
+
+log = logging.getLogger("memd")
 
 
 class Recalled(msgspec.Struct, frozen=True):
@@ -107,10 +111,19 @@ class Recall:
             good = [hit for hit in hits if hit.score >= self._settings.min_score and hit.uuid not in visible_uuids]
             if snapshot is not own:
                 good = [hit for hit in good if not own.knows(hit.uuid)]
-            found = [Candidate(snapshot.entry(hit), snapshot.topic_id, hit.score) for hit in good]
+            found = [candidate for hit in good if (candidate := _candidate(snapshot, hit)) is not None]
             found = [candidate for candidate in found if not is_visible(candidate.entry, visible_digests)]
             # What was filtered out took places from the best k: look further, unless there is nothing further.
             exhausted = len(hits) < k or hits[-1].score < self._settings.min_score
             if len(found) >= wanted or exhausted:
                 return found[:wanted]
             k *= 4
+
+
+def _candidate(snapshot: Snapshot, hit: Hit) -> Candidate | None:
+    """The chunk of a hit; None if its entry is damaged, which costs this chunk and not the others."""
+    try:
+        return Candidate(snapshot.entry(hit), snapshot.topic_id, hit.score)
+    except StoreError as error:
+        log.error("topic %s: a chunk cannot be recalled; run `memd verify`: %s", snapshot.topic_id, error)
+        return None

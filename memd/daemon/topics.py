@@ -150,4 +150,6 @@ class Topics:
             except msgspec.DecodeError as error:
                 log.warning("topic %s: a record of hot.log is of another version and was left out: %s", topic_id, error)
         buffer.replay(events)
+        for finding in journal.findings:
+            log.warning("%s", finding)
         return Topic(log_, buffer, journal, self._writer)
