@@ -44,6 +44,7 @@ class Archiver:
         self._tasks = tasks
         self._sealer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-seal")
         self._sealing: set[tuple[str, int]] = set()
+        self._compacting: set[str] = set()
         self._failures: dict[str, int] = {}
         self._retry_at: dict[str, float] = {}
 
@@ -69,8 +70,7 @@ class Archiver:
 
     async def store(self, topic: Topic, conversation: Conversation, upto: int) -> bool:
         """Make everything before `upto` durable in the log; False if that failed (it will be tried again later)."""
-        lock = topic.busy.setdefault(conversation.id, asyncio.Lock())
-        async with lock:
+        async with topic.storing:
             if upto <= conversation.stored:
                 return True
             if time.monotonic() < self._retry_at.get(topic.id, 0.0):
@@ -88,15 +88,16 @@ class Archiver:
 
     async def hand_over(self, topic: Topic, opened: Conversation) -> None:
         """As a conversation opens, store what the topic's others have finished; waits `handover_ms` at most."""
-        work = [
-            self._tasks.spawn(self.store(topic, other, end), "hand-over")
+        finished = [
+            (other, end)
             for other in topic.buffer.conversations()
             if other is not opened and not other.abandoned
             for end in [compaction.finished_end(other)]
             if end > other.stored
         ]
-        if work:
-            await asyncio.wait(work, timeout=self._config.buffer.handover_ms / 1000)
+        if finished:
+            work = self._tasks.spawn(self._store_all(topic, finished), "hand-over")
+            await asyncio.wait({work}, timeout=self._config.buffer.handover_ms / 1000)
 
     async def append_corrections(self, topic: Topic, drafts: Sequence[Draft]) -> None:
         """Append the entries of one request's corrections, durably and as one group.
@@ -108,10 +109,10 @@ class Archiver:
         self.seal_full_segments(topic)
 
     def compact_later(self, topic: Topic, conversation: Conversation) -> None:
-        """Run a compaction in the background unless the conversation is being stored already."""
-        lock = topic.busy.get(conversation.id)
-        if lock is None or not lock.locked():
-            self._tasks.spawn(self.compact(topic, conversation), "compaction")
+        """Run a compaction in the background unless one of this conversation is waiting or running already."""
+        if conversation.id not in self._compacting:
+            self._compacting.add(conversation.id)
+            self._tasks.spawn(self._compact_in_background(topic, conversation), "compaction")
 
     # -- what time asks for -------------------------------------------------------------------------------------
 
@@ -143,6 +144,16 @@ class Archiver:
         self._sealer.shutdown(wait=True, cancel_futures=True)
 
     # -- private ------------------------------------------------------------------------------------------------
+
+    async def _compact_in_background(self, topic: Topic, conversation: Conversation) -> None:
+        try:
+            await self.compact(topic, conversation)
+        finally:
+            self._compacting.discard(conversation.id)
+
+    async def _store_all(self, topic: Topic, finished: Sequence[tuple[Conversation, int]]) -> None:
+        for conversation, end in finished:
+            await self.store(topic, conversation, end)
 
     async def _append(self, topic: Topic, conversation: Conversation, upto: int) -> None:
         positions = [
@@ -209,7 +220,6 @@ class Archiver:
                 await self.store(topic, conversation, len(conversation))
             if closing and (conversation.abandoned or conversation.stored == len(conversation)):
                 topic.buffer.close(conversation)
-                topic.busy.pop(conversation.id, None)
         if surplus > 0:
             await topic.rewrite_journal()
 

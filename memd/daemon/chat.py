@@ -89,13 +89,14 @@ async def _accepted(
     if exchange.injected:
         attempts = [preferred, None] if preferred == "merged" else [preferred, "merged", None]
     for placement in attempts:
-        if placement is None and len(attempts) > 1:
-            exchange.forget_memory()
         answer = await daemon.upstream.send("POST", target, headers, exchange.body(placement))
-        if answer.status in REFUSALS and placement is not attempts[-1]:
+        refused = answer.status in REFUSALS
+        if refused and placement is not attempts[-1]:
             log.warning("the upstream refused a prompt with memory (%s): status %d", placement, answer.status)
             answer.close()
             continue
+        if placement is None and not refused:
+            exchange.forget_memory()  # else it was not memory that the upstream did not like
         async with answer:
             yield answer
         return

@@ -34,8 +34,8 @@ class Topic:
         self.log = log_
         self.buffer = buffer
         self.trouble: StoreError | None = None
-        self.busy: dict[str, asyncio.Lock] = {}
-        """One lock per conversation that is being stored."""
+        self.storing = asyncio.Lock()
+        """Held while messages are stored: branches share messages, and each must see what the other has stored."""
         self._journal = journal
         self._journal_behind = False  # events were lost to a failed write: only a rewrite brings the file up to date
         self._journal_unsynced = False
