@@ -1,0 +1,162 @@
+"""MemoryIn and MemoryOut as a client sees them, on the real llama.cpp: corrections, signals, forms, headers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from daemon_process import DaemonProcess
+
+KEY = "The deploy key lives in the drawer of desk nine."
+WHERE = "Where does the deploy key live?"
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def asked(daemon: DaemonProcess, text: str, **memory_in: Any) -> dict[str, Any]:
+    """The MemoryOut of a new one-message chat."""
+    answer = daemon.chat([said(text)], memory_in=memory_in)
+    assert answer.status == 200, answer.body
+    out = answer.json["memory_out"]
+    assert isinstance(out, dict)
+    return out
+
+
+def ids(out: dict[str, Any]) -> list[str]:
+    return [chunk["id"] for chunk in out["injected_chunks"]]
+
+
+def correction(action: str, *chunk_ids: str, **more: str) -> dict[str, Any]:
+    return {"chunk_ids": list(chunk_ids), "action": action, "reason": "the test says so", **more}
+
+
+def entries(daemon: DaemonProcess, topic_id: str = "default") -> list[dict[str, Any]]:
+    return [entry for entry in daemon.export() if entry["topic_id"] == topic_id]
+
+
+@pytest.fixture
+def key_id(daemon: DaemonProcess) -> str:
+    """The id under which the fact was shown."""
+    daemon.chat([said(KEY)])
+    [chunk_id] = ids(asked(daemon, WHERE))
+    return chunk_id
+
+
+def test_helpful_and_unhelpful_move_the_multiplier_and_cancel_exactly(daemon: DaemonProcess, key_id: str) -> None:
+    def multiplier() -> float:
+        [live] = [entry for entry in entries(daemon) if entry["id"] == key_id and entry["live"]]
+        return float(live["utility_multiplier"])
+
+    asked(daemon, "One.", corrections=[correction("Helpful", key_id, key_id)])
+    assert multiplier() == 1.5  # named twice in one correction: once
+    asked(daemon, "Two.", corrections=[correction("Helpful", key_id), correction("Helpful", key_id)])
+    assert multiplier() == 1.5**3  # separate corrections: each
+    asked(daemon, "Three.", corrections=[correction("Unhelpful", key_id)] * 3)
+    assert multiplier() == 1.0
+
+
+def test_what_is_unhelpful_often_enough_is_not_shown_any_more(daemon: DaemonProcess, key_id: str) -> None:
+    asked(daemon, "Well.", corrections=[correction("Unhelpful", key_id)] * 4)
+    assert key_id not in ids(asked(daemon, WHERE + " Please."))
+
+
+def test_an_update_without_content_takes_the_chunk_out_and_keeps_the_reason(daemon: DaemonProcess, key_id: str) -> None:
+    asked(daemon, "Gone.", corrections=[correction("Update", key_id)])
+    assert key_id not in ids(asked(daemon, WHERE + " Please."))
+    history = [entry for entry in entries(daemon) if entry["id"] == key_id]
+    assert [(entry["status"], entry["live"]) for entry in history] == [("Active", False), ("Deprecated", False)]
+    assert history[1]["action"] == "Update"
+    assert history[1]["reason"] == "the test says so"
+    assert history[0]["content"].endswith("assistant: No memory here.")
+
+
+def test_an_id_that_was_never_shown_fails_and_the_others_of_the_correction_apply(
+    daemon: DaemonProcess, key_id: str
+) -> None:
+    out = asked(daemon, "Mixed.", corrections=[correction("Helpful", "ffff", key_id)])
+    assert out["signals"] == [{"type": "correction_failed", "chunk_id": "ffff"}]
+    assert [entry["utility_multiplier"] for entry in entries(daemon) if entry["id"] == key_id] == [1.0, 1.5]
+
+
+def test_a_full_uuid_names_a_shown_chunk_and_ids_survive_a_restart(daemon: DaemonProcess, key_id: str) -> None:
+    [uuid] = [entry["uuid"] for entry in entries(daemon) if entry["id"] == key_id]
+    daemon.restart()
+    out = asked(daemon, "After.", corrections=[correction("Helpful", uuid), correction("Helpful", key_id)])
+    assert "signals" not in out
+    assert [entry["utility_multiplier"] for entry in entries(daemon) if entry["id"] == key_id] == [1.0, 1.5, 2.25]
+
+
+def test_a_chunk_of_a_related_topic_is_corrected_in_the_current_one_alone(daemon: DaemonProcess) -> None:
+    daemon.chat([said(KEY)], memory_in={"topic_id": "shared"})
+    asked(daemon, "Next.", topic_id="shared")  # opens another conversation: the first is stored
+    seen = asked(daemon, WHERE, topic_id="mine", related_topic_ids=["shared"])
+    [chunk_id] = [chunk["id"] for chunk in seen["injected_chunks"] if chunk["topic_id"] == "shared"][:1]
+    update = correction("Update", chunk_id, content="The deploy key lives in the safe.")
+    asked(daemon, "Moved.", topic_id="mine", corrections=[update])
+
+    mine = asked(daemon, WHERE + " Now.", topic_id="mine", related_topic_ids=["shared"])
+    assert chunk_id not in [c["id"] for c in mine["injected_chunks"] if c["topic_id"] == "shared"]
+    shared = asked(daemon, WHERE + " Still.", topic_id="shared")
+    assert chunk_id in ids(shared)
+    assert {entry["status"] for entry in entries(daemon, "shared")} == {"Active"}
+    assert [e["status"] for e in entries(daemon, "mine") if e["id"] == chunk_id] == ["Deprecated"]
+
+
+def test_a_retry_gets_the_same_block_and_its_corrections_are_not_applied_again(
+    daemon: DaemonProcess, key_id: str
+) -> None:
+    memory_in = {"corrections": [correction("Helpful", key_id)]}
+    first, second = (daemon.chat([said(WHERE + " Again?")], memory_in=memory_in) for _ in range(2))
+    assert first.headers["X-Memory-Injected"] == second.headers["X-Memory-Injected"] != ""
+    assert [entry["utility_multiplier"] for entry in entries(daemon) if entry["id"] == key_id] == [1.0, 1.5]
+
+
+def test_a_budget_that_overflows_is_signalled(daemon: DaemonProcess) -> None:
+    for number in range(40):
+        daemon.chat([said(f"Locker {number} of the boat house opens with the code {number * 7919}. " * 3)])
+    signals = asked(daemon, "Which code opens the locker in the boat house?")["signals"]
+    [signal] = [signal for signal in signals if signal["type"] == "context_overflow"]
+    assert signal["fill_ratio"] > 1
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"memory_in": {"topic_id": "t"}},
+        {"memory_in": json.dumps({"topic_id": "t"})},
+        {"metadata": {"memory_in": {"topic_id": "t"}}},
+        {"metadata": {"memory_in": json.dumps({"topic_id": "t"}), "user": "u"}},
+        {"metadata": {"memory_in": {"topic_id": "t"}}, "memory_in": {"topic_id": "ignored"}},
+    ],
+)
+def test_memory_in_is_read_from_every_place_and_form(daemon: DaemonProcess, more: dict[str, Any]) -> None:
+    daemon.chat([said(KEY)], memory_in={"topic_id": "t"})
+    answer = daemon.chat([said(WHERE)], **more)
+    assert answer.headers["X-Memory-Status"] == "injected"
+    [chunk] = answer.json["memory_out"]["injected_chunks"]
+    assert chunk["topic_id"] == "t"
+    assert answer.headers["X-Memory-Injected"] == chunk["id"]
+    stored = {entry["id"]: entry for entry in daemon.export()}
+    assert stored[chunk["id"]]["canonical_id"] == chunk["canonical_id"]
+
+
+def test_streaming_carries_memory_out_on_the_first_chunk_with_choices_and_nowhere_else(daemon: DaemonProcess) -> None:
+    daemon.chat([said(KEY)])
+    with daemon.stream([said(WHERE)], memory_in={}) as stream:
+        chunks = list(stream)
+        assert stream.ended_properly
+        shown = stream.headers["X-Memory-Injected"]
+    assert ids(chunks[0]["memory_out"]) == shown.split(",")
+    assert [chunk for chunk in chunks[1:] if "memory_out" in chunk] == []
+
+
+def test_without_memory_in_the_body_is_the_upstream_s_and_the_headers_tell_all_the_same(daemon: DaemonProcess) -> None:
+    daemon.chat([said(KEY)])
+    answer = daemon.chat([said(WHERE)])
+    assert "memory_out" not in answer.json
+    assert answer.headers["X-Memory-Status"] == "injected"
+    assert answer.headers["Server-Timing"].startswith("embed;dur=")
+    assert len(answer.headers["X-Memory-Turn"]) == 16
