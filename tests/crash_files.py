@@ -18,10 +18,11 @@ from typing import Literal
 from memd.errors import DiskFull, StoreError, StoreLocked, StoreWriteFailed
 from memd.store.files import Appender, Lock
 
-Loss = Literal["lost", "torn", "zeros", "kept"]
+Loss = Literal["lost", "torn", "zeros", "kept", "reordered"]
 """What a power cut does to contents that were not synced: all gone; half of it on disk; the length on disk but only
-zeros in it; or all on disk (as after a mere kill)."""
-LOSSES: tuple[Loss, ...] = ("lost", "torn", "zeros", "kept")
+zeros in it; all on disk (as after a mere kill); or another of these for every file, with or without the names that were
+not synced, as when a disk writes in an order of its own."""
+LOSSES: tuple[Loss, ...] = ("lost", "torn", "zeros", "kept", "reordered")
 
 
 class PowerCutError(Exception):
@@ -56,8 +57,14 @@ class CrashFiles:
         """The disk as it is found when the machine is on again."""
         again = CrashFiles()
         # With "kept" the names are on disk as well; otherwise only those that were synced.
-        names = self._live if loss == "kept" else self._durable
-        inodes = {id(inode): Inode(_left_of(inode, loss)) for inode in names.values() if inode is not None}
+        names = self._live if loss == "kept" or (loss == "reordered" and self.operations % 2) else self._durable
+        files = {id(inode): inode for inode in names.values() if inode is not None}
+        losses = [loss] * len(files)
+        if loss == "reordered":
+            losses = [LOSSES[(self.operations // 2 + number) % 4] for number in range(len(files))]
+        inodes = {
+            key: Inode(_left_of(inode, own_loss)) for (key, inode), own_loss in zip(files.items(), losses, strict=True)
+        }
         image = {path: None if inode is None else inodes[id(inode)] for path, inode in names.items()}
         reachable = {path: node for path, node in image.items() if all(parent in image for parent in path.parents)}
         again._live, again._durable = reachable, dict(reachable)
