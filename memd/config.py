@@ -161,6 +161,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
     max_open: Annotated[int, Meta(ge=1, le=100_000)] = 256
     """How many are kept in memory; the least recently used one beyond is stored and closed."""
+    history: Literal["client", "daemon"] = "client"
+    """Who has the live turns: the client sends them all, or only what is new and memd puts them in front of it."""
 
 
 class Ingest(msgspec.Struct, frozen=True, kw_only=True):

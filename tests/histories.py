@@ -50,7 +50,7 @@ def glance(buffer: HotBuffer, *history: str, session: str | None = None) -> Arri
     """The same for a request that leaves no trace."""
     messages = [said(one) for one in history]
     digests = [message.content_digest for message in messages]
-    return buffer.glance(messages, digests, [10] * len(messages), session)
+    return buffer.glance(messages, digests, [10] * len(messages), session=session)
 
 
 def talk(buffer: HotBuffer, *history: str, session: str | None = None, now: float = 0.0) -> Conversation:

@@ -160,7 +160,9 @@ class Match(msgspec.Struct, frozen=True):
         return self.conversation is not None and self.offset + self.known == len(self.conversation)
 
 
-def match(conversations: Iterable[Conversation], content_digests: Sequence[bytes], session: str | None) -> Match:
+def match(
+    conversations: Iterable[Conversation], content_digests: Sequence[bytes], session: str | None, *, thin: bool = False
+) -> Match:
     """Find the conversation that a request goes on with.
 
     Args:
@@ -168,8 +170,11 @@ def match(conversations: Iterable[Conversation], content_digests: Sequence[bytes
         content_digests: the request's messages after the leading system messages, each by itself (not chained).
         session: what the client calls the conversation, if it says so; then only that one is looked at, and a request
             that shares nothing with it is appended to it.
+        thin: the client sends only what is new: whatever it says is appended, however it begins.
     """
     candidates = [c for c in conversations if session is None or c.session == session]
+    if thin:
+        return _newest_only(candidates[0], content_digests) if candidates else Match(None)
     digests = chain_all(content_digests)
     prefixes = [Match(c, 0, c.common_length(digests)) for c in candidates]
     # Of several branches that share as much, the one that ends there is simply continued.

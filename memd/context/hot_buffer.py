@@ -63,6 +63,7 @@ class HotBuffer:
         *,
         session: str | None,
         now: float,
+        thin: bool = False,
     ) -> Arrival:
         """Find or open the conversation of a request and append what is new in it.
 
@@ -70,8 +71,9 @@ class HotBuffer:
             messages, content_digests, tokens: the request's messages after the leading system messages, in parallel.
             session: the client's own name for the conversation, if it gave one.
             now: seconds of a clock that survives a restart.
+            thin: the client sends only what is new.
         """
-        found = match(reversed(self._conversations.values()), content_digests, session)
+        found = match(reversed(self._conversations.values()), content_digests, session, thin=thin)
         parent, kept = found.conversation, _kept(found, messages)
         conversation = self._open(session, now) if parent is None else self._fork(parent, found.offset + kept)
         self._append(conversation, messages[kept:], content_digests[kept:], tokens[kept:], now)
@@ -84,10 +86,16 @@ class HotBuffer:
         return msgspec.structs.replace(arrival, former=parent)
 
     def glance(
-        self, messages: Sequence[Message], content_digests: Sequence[bytes], tokens: Sequence[int], session: str | None
+        self,
+        messages: Sequence[Message],
+        content_digests: Sequence[bytes],
+        tokens: Sequence[int],
+        *,
+        session: str | None,
+        thin: bool = False,
     ) -> Arrival:
         """Like `receive`, for a request that must leave no trace: the conversation it gets is a detached copy."""
-        found = match(reversed(self._conversations.values()), content_digests, session)
+        found = match(reversed(self._conversations.values()), content_digests, session, thin=thin)
         parent, kept = found.conversation, _kept(found, messages)
         copy = Conversation("glance", session) if parent is None else parent.fork("glance", found.offset + kept)
         copy.messages += _buffered(copy, messages[kept:], content_digests[kept:], tokens[kept:])

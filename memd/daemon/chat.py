@@ -28,6 +28,7 @@ log = logging.getLogger("memd")
 
 MODE_HEADER = "X-Memory-Mode"
 SESSION_HEADER = "X-Memory-Session"
+HISTORY_HEADER = "X-Memory-History"
 SESSION_CHARACTERS_MAX = 256
 REFUSALS = frozenset({400, 422, 500})
 """Statuses with which an upstream may refuse a prompt because of how memory stands in it (a chat template's error)."""
@@ -112,7 +113,8 @@ async def _begun(
         headers["Authorization"] = request.headers["Authorization"]
     try:
         topic = await daemon.topics.get(topic_id)
-        exchange = Exchange(daemon, parsed, topic=topic, mode=mode, session=session, headers=headers)
+        thin = request.headers.get(HISTORY_HEADER, daemon.config.conversation.history).strip().lower() == "daemon"
+        exchange = Exchange(daemon, parsed, topic=topic, mode=mode, session=session, thin=thin, headers=headers)
         await exchange.receive()
         await exchange.correct()
         await exchange.make_room()

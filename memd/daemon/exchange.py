@@ -28,7 +28,7 @@ from memd.daemon.topics import Topic
 from memd.errors import DiskFull, EmbeddingError, MemdError
 from memd.messages import ROOT_DIGEST, leading_count
 from memd.wire.capture import Reply
-from memd.wire.chat import ChatRequest, Insertion, encode_chat
+from memd.wire.chat import ChatRequest, Insertion, encode_chat, encode_message
 from memd.wire.sideband import InjectedChunk, MemoryOut, Signal, memory_headers
 
 log = logging.getLogger("memd")
@@ -43,6 +43,10 @@ COUNT_MARGIN_UNKNOWN = 6.0
 """The same while nothing is known of the model's tokenizer: one of bytes has six tokens where ours has one."""
 
 
+THIN_SESSION = "history: daemon"
+"""The session of a client that leaves its history to memd and names none: one conversation per topic."""
+
+
 class Exchange:
     """The state of one request while it is under way; the steps are called in the order of the module's picture."""
 
@@ -54,6 +58,7 @@ class Exchange:
         topic: Topic,
         mode: Mode,
         session: str | None,
+        thin: bool,
         headers: CIMultiDict[str],
     ) -> None:
         self.turn_id = new_turn_id()
@@ -67,7 +72,8 @@ class Exchange:
         self._request = request
         self._topic = topic
         self._mode = mode
-        self._session = session
+        self._session = session or (THIN_SESSION if thin else None)
+        self._thin = thin
         self._headers = headers
         self._lead = leading_count(request.messages)
         self._spans_ms: dict[str, float] = {}
@@ -92,9 +98,13 @@ class Exchange:
         buffer = self._topic.buffer
         now = time.time()
         if self._mode == "full":
-            self._arrival = buffer.receive(messages, digests, tokens, session=self._session, now=now)
+            self._arrival = buffer.receive(
+                messages, digests, tokens, session=self._session, now=now, thin=self._thin
+            )
         else:
-            self._arrival = buffer.glance(messages, digests, tokens, self._session)
+            self._arrival = buffer.glance(messages, digests, tokens, session=self._session, thin=self._thin)
+        if self._thin:
+            self._put_live_turns_in_front(self._arrival)
         conversation = self._arrival.conversation
         position = conversation.last_user_position(self._arrival.end)
         self._turn_digest = None if position is None else conversation.messages[position].digest
@@ -112,6 +122,24 @@ class Exchange:
                 self._related.append(topic)
         if self._arrival.opened and self._mode == "full":
             await self._daemon.archiver.hand_over(self._topic, conversation)
+
+    def _put_live_turns_in_front(self, arrival: Arrival) -> None:
+        """Give a request of a client that sends only what is new the turns that the buffer still has in the prompt."""
+        conversation, request, lead = arrival.conversation, self._request, self._lead
+        live = [item for item in conversation.messages[conversation.left_out : arrival.offset] if item.message]
+        messages = [item.message for item in live if item.message]
+        self._request = msgspec.structs.replace(
+            request,
+            original=None,
+            raw_messages=[
+                *request.raw_messages[:lead],
+                *(msgspec.Raw(encode_message(message)) for message in messages),
+                *request.raw_messages[lead:],
+            ],
+            messages=[*request.messages[:lead], *messages, *request.messages[lead:]],
+            digests=[*request.digests[:lead], *(item.content_digest for item in live), *request.digests[lead:]],
+        )
+        self._arrival = msgspec.structs.replace(arrival, offset=arrival.offset - len(live))
 
     async def correct(self) -> None:
         """Apply the request's corrections, durably; ids that cannot be corrected become signals."""
