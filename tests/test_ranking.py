@@ -20,15 +20,8 @@ def best(
     min_score: float = 0.2,
     top_k: int = 32,
     visible_digests: Collection[bytes] = (),
-    visible_uuids: Collection[bytes] = (),
 ) -> list[Candidate]:
-    return relevant(
-        candidates,
-        min_score=min_score,
-        top_k=top_k,
-        visible_digests=visible_digests,
-        visible_uuids=visible_uuids,
-    )
+    return relevant(candidates, min_score=min_score, top_k=top_k, visible_digests=visible_digests)
 
 
 def contents(candidates: Sequence[Candidate]) -> list[str]:
@@ -63,17 +56,22 @@ def test_only_the_best_k_are_worth_showing() -> None:
     assert [one.entry.canonical_id for one in best(found, top_k=3)] == [8, 7, 6]
 
 
-def test_what_is_visible_anyway_takes_no_place_among_the_best() -> None:
+def test_what_the_prompt_says_itself_takes_no_place_among_the_best() -> None:
     found = [
-        candidate("1", 0.9, "in a block already"),
         candidate("2", 0.8, "in the prompt", digests=(A, B)),
         candidate("3", 0.7, "half in the prompt", digests=(A, C)),
         candidate("4", 0.6, "elsewhere", digests=(C,)),
     ]
-    assert contents(best(found, top_k=2, visible_digests={A, B}, visible_uuids={found[0].entry.uuid})) == [
-        "half in the prompt",
-        "elsewhere",
-    ]
+    assert contents(best(found, top_k=2, visible_digests={A, B})) == ["half in the prompt", "elsewhere"]
+
+
+def test_a_chunk_that_a_block_shows_already_keeps_its_place_in_the_budget_and_is_not_shown_twice() -> None:
+    found = [candidate("1", 0.9, "x" * 10), candidate("2", 0.8, "y" * 10), candidate("3", 0.7, "z" * 10)]
+    selection = select(
+        found, budget_tokens=20, frame_tokens=0, cost=lambda one: 10, visible_uuids={found[0].entry.uuid}
+    )
+    assert contents(selection.shown) == ["y" * 10]
+    assert selection.fill_ratio == 1.5
 
 
 def test_a_chunk_is_visible_only_with_all_its_messages() -> None:

@@ -39,7 +39,7 @@ async def test_a_damaged_entry_costs_its_own_chunk_and_no_other(tmp_path: Path, 
     recall = Recall(encoder, Retrieval())
     try:
         found = await recall.query(
-            "Where is the spare key?", topic.snapshot(), [], visible_digests=(), visible_uuids=()
+            "Where is the spare key?", topic.snapshot(), [], visible_digests=()
         )
     finally:
         recall.close()

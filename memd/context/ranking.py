@@ -38,12 +38,11 @@ def relevant(
     min_score: float,
     top_k: int,
     visible_digests: Collection[bytes],
-    visible_uuids: Collection[bytes],
 ) -> list[Candidate]:
     """The candidates worth showing, best first.
 
-    Left out are scores below `min_score`, chunks that a block in this prompt already shows, chunks whose messages are
-    all in this prompt themselves, and all beyond the best `top_k`. Ties go to the older entry. Of a chunk that several
+    Left out are scores below `min_score`, chunks whose messages are all in this prompt themselves, and all beyond the
+    best `top_k`. Ties go to the older entry. Of a chunk that several
     topics have (a correction adopted it) the newest entry counts.
     """
     newest: dict[bytes, Candidate] = {}
@@ -54,9 +53,7 @@ def relevant(
     kept = [
         candidate
         for candidate in newest.values()
-        if candidate.score >= min_score
-        and candidate.entry.uuid not in visible_uuids
-        and not is_visible(candidate.entry, visible_digests)
+        if candidate.score >= min_score and not is_visible(candidate.entry, visible_digests)
     ]
     kept.sort(key=lambda candidate: (-candidate.score, candidate.entry.canonical_id))
     return kept[:top_k]
@@ -68,23 +65,33 @@ def is_visible(entry: Entry, visible_digests: Collection[bytes]) -> bool:
 
 
 def select(
-    candidates: Sequence[Candidate], *, budget_tokens: int, frame_tokens: int, cost: Callable[[Candidate], int]
+    candidates: Sequence[Candidate],
+    *,
+    budget_tokens: int,
+    frame_tokens: int,
+    cost: Callable[[Candidate], int],
+    visible_uuids: Collection[bytes] = (),
 ) -> Selection:
     """Fill the budget with the best candidates.
+
+    A chunk that an earlier turn's block still shows takes its place in the budget but is not shown twice: what the
+    question needs is then in the prompt, and worse chunks must not be added in its stead.
 
     Args:
         candidates: best first, as `relevant` gives them.
         budget_tokens: what the whole block may take.
         frame_tokens: the block's own first and last line.
         cost: tokens of one chunk as it will be shown, its marker included.
+        visible_uuids: chunks that blocks in this prompt show already.
     """
     costs = [cost(candidate) for candidate in candidates]
     left = budget_tokens - frame_tokens
     shown = []
     for candidate, tokens in zip(candidates, costs, strict=True):
         if tokens <= left:
-            shown.append(candidate)
             left -= tokens
+            if candidate.entry.uuid not in visible_uuids:
+                shown.append(candidate)
     shown.sort(key=lambda candidate: (candidate.entry.origin_id, candidate.entry.uuid))
     wanted = sum(costs) + (frame_tokens if costs else 0)
     return Selection(tuple(shown), wanted / budget_tokens if budget_tokens > 0 else 0.0)

@@ -384,7 +384,6 @@ class Exchange:
             self._topic.log.snapshot(),
             [topic.log.snapshot() for topic in self._related],
             visible_digests={item.digest for item in visible},
-            visible_uuids={chunk.uuid for chunk in self._visible_chunks()},
         )
         started = time.perf_counter()
         block = self._fill(recalled.candidates)
@@ -400,6 +399,7 @@ class Exchange:
             budget_tokens=self._limits.injection,
             frame_tokens=drift.drifted(model, self._counter.count(injection.frame(self._config.injection.header))),
             cost=lambda candidate: drift.drifted(model, cost(candidate)),
+            visible_uuids={chunk.uuid for chunk in self._visible_chunks()},
         )
         if selection.fill_ratio > 1:
             self.signals.append(Signal(type="context_overflow", fill_ratio=round(selection.fill_ratio, 3)))

@@ -48,7 +48,6 @@ class Recall:
         related: Sequence[Snapshot],
         *,
         visible_digests: Collection[bytes],
-        visible_uuids: Collection[bytes],
     ) -> Recalled:
         """The best chunks for a question.
 
@@ -56,7 +55,7 @@ class Recall:
             text: the question, usually the last user message.
             own: the request's topic; it has the last word on every chunk that it knows.
             related: topics that are searched too.
-            visible_digests, visible_uuids: messages and chunks that the prompt shows anyway.
+            visible_digests: the messages that are in the prompt themselves.
 
         Raises:
             EmbeddingError, StoreError: recall is not possible now.
@@ -67,7 +66,7 @@ class Recall:
             queries = await self._encoder.query(text)
             embedded = time.perf_counter()
             candidates = await asyncio.get_running_loop().run_in_executor(
-                self._searches, self._search, queries, own, related, visible_digests, visible_uuids
+                self._searches, self._search, queries, own, related, visible_digests
             )
         searched = time.perf_counter()
         return Recalled(candidates, (embedded - started) * 1000, (searched - embedded) * 1000)
@@ -82,17 +81,15 @@ class Recall:
         own: Snapshot,
         related: Sequence[Snapshot],
         visible_digests: Collection[bytes],
-        visible_uuids: Collection[bytes],
     ) -> list[Candidate]:
         found: list[Candidate] = []
         for snapshot in (own, *related):
-            found += self._search_one(queries, snapshot, own, visible_digests, visible_uuids)
+            found += self._search_one(queries, snapshot, own, visible_digests)
         return relevant(
             found,
             min_score=self._settings.min_score,
             top_k=self._settings.top_k,
             visible_digests=visible_digests,
-            visible_uuids=visible_uuids,
         )
 
     def _search_one(
@@ -101,14 +98,13 @@ class Recall:
         snapshot: Snapshot,
         own: Snapshot,
         visible_digests: Collection[bytes],
-        visible_uuids: Collection[bytes],
     ) -> list[Candidate]:
-        """At least the best `top_k` of one topic that are not visible anyway, if it has so many above `min_score`."""
+        """The best `top_k` of one topic that the prompt does not say itself, or all above `min_score` if they are fewer."""
         wanted = self._settings.top_k
         k = wanted
         while True:
             hits = snapshot.search(queries, k)
-            good = [hit for hit in hits if hit.score >= self._settings.min_score and hit.uuid not in visible_uuids]
+            good = [hit for hit in hits if hit.score >= self._settings.min_score]
             if snapshot is not own:
                 good = [hit for hit in good if not own.knows(hit.uuid)]
             found = [candidate for hit in good if (candidate := _candidate(snapshot, hit)) is not None]
