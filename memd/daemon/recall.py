@@ -99,7 +99,7 @@ class Recall:
         own: Snapshot,
         visible_digests: Collection[bytes],
     ) -> list[Candidate]:
-        """The best `top_k` of one topic that the prompt does not say itself, or all above `min_score` if they are fewer."""
+        """The best `top_k` of one topic above `min_score` that the prompt does not say itself."""
         wanted = self._settings.top_k
         k = wanted
         while True:
