@@ -20,15 +20,16 @@ import msgspec
 from multidict import CIMultiDict
 
 from memd.context import compaction, injection, ranking
-from memd.context.conversation import NO_BLOCK, Block, BlockChunk, Conversation, TurnKey
+from memd.context.conversation import NO_BLOCK, Block, BlockChunk, TurnKey
 from memd.context.hot_buffer import Arrival
 from memd.daemon.correcting import apply_corrections
+from memd.daemon.prompt import Prompt, with_live_turns
 from memd.daemon.service import Daemon
 from memd.daemon.topics import Topic
 from memd.errors import DiskFull, EmbeddingError, MemdError
-from memd.messages import ROOT_DIGEST, leading_count
+from memd.messages import leading_count
 from memd.wire.capture import Reply
-from memd.wire.chat import ChatRequest, Insertion, encode_chat, encode_message
+from memd.wire.chat import ChatRequest
 from memd.wire.sideband import InjectedChunk, MemoryOut, Signal, memory_headers
 
 log = logging.getLogger("memd")
@@ -41,8 +42,6 @@ COUNT_MARGIN = 1.15
 """Near the hard threshold, by this factor, the upstream is asked for the exact count."""
 COUNT_MARGIN_UNKNOWN = 6.0
 """The same while nothing is known of the model's tokenizer: one of bytes has six tokens where ours has one."""
-
-
 THIN_SESSION = "history: daemon"
 """The session of a client that leaves its history to memd and names none: one conversation per topic."""
 
@@ -75,71 +74,44 @@ class Exchange:
         self._session = session or (THIN_SESSION if thin else None)
         self._thin = thin
         self._headers = headers
-        self._lead = leading_count(request.messages)
         self._spans_ms: dict[str, float] = {}
         self._arrival: Arrival | None = None
+        self._made: Prompt | None = None
         self._thresholds: compaction.Thresholds | None = None
         self._related: list[Topic] = []
-        self._turn_digest: bytes | None = None
+        self._repeated = False
         self._fresh_turn = False
         self._without_block = False
-        self._standing_raw = 0
-        self._forwarded_raw = 0
+        self._forwarded_tokens = 0
 
     # -- the steps ----------------------------------------------------------------------------------------------
 
     async def receive(self) -> None:
         """Find the conversation, note what is new, and decide whether this is a new turn or one seen before."""
-        messages = self._request.messages[self._lead :]
-        digests = self._request.digests[self._lead :]
+        request, buffer, now = self._request, self._topic.buffer, time.time()
+        lead = leading_count(request.messages)
         counts = await self._count_messages()
-        tokens = counts[self._lead :]
-        self._standing_raw = sum(counts[: self._lead]) + self._counter.count(self._request.tools_text)
-        buffer = self._topic.buffer
-        now = time.time()
+        new = request.messages[lead:], request.digests[lead:], counts[lead:]
         if self._mode == "full":
-            self._arrival = buffer.receive(
-                messages, digests, tokens, session=self._session, now=now, thin=self._thin
-            )
+            arrival = buffer.receive(*new, session=self._session, now=now, thin=self._thin)
         else:
-            self._arrival = buffer.glance(messages, digests, tokens, session=self._session, thin=self._thin)
+            arrival = buffer.glance(*new, session=self._session, thin=self._thin)
+        self._arrival = arrival
         if self._thin:
-            self._put_live_turns_in_front(self._arrival)
-        conversation = self._arrival.conversation
-        position = conversation.last_user_position(self._arrival.end)
-        self._turn_digest = None if position is None else conversation.messages[position].digest
-        is_step = position is not None and position < self._arrival.end - 1 and self._turn_digest in conversation.blocks
-        repeated = False
-        if self._mode == "full" and len(conversation):
-            end = conversation.messages[self._arrival.end - 1].digest if self._arrival.end else ROOT_DIGEST
-            key = TurnKey(end, self._memory_in_digest())
-            repeated = buffer.is_retry(conversation, key, now, self._config.injection.freeze_seconds)
-        self._fresh_turn = not repeated and not is_step
-        self._repeated = repeated
+            request, arrival = with_live_turns(request, arrival, lead)
+        standing_tokens = sum(counts[:lead]) + self._counter.count(request.tools_text)
+        prompt = self._made = Prompt(request, arrival, lead, standing_tokens)
+        if self._mode == "full":
+            key = TurnKey(prompt.last_digest, self._memory_in_digest())
+            freeze_seconds = self._config.injection.freeze_seconds
+            self._repeated = buffer.is_retry(prompt.conversation, key, now, freeze_seconds)
+        self._fresh_turn = not self._repeated and not prompt.is_step
         for topic_id in self._related_ids():
             topic = await self._daemon.topics.existing(topic_id)
             if topic is not None:
                 self._related.append(topic)
-        if self._arrival.opened and self._mode == "full":
-            await self._daemon.archiver.hand_over(self._topic, conversation)
-
-    def _put_live_turns_in_front(self, arrival: Arrival) -> None:
-        """Give a request of a client that sends only what is new the turns that the buffer still has in the prompt."""
-        conversation, request, lead = arrival.conversation, self._request, self._lead
-        live = [item for item in conversation.messages[conversation.left_out : arrival.offset] if item.message]
-        messages = [item.message for item in live if item.message]
-        self._request = msgspec.structs.replace(
-            request,
-            original=None,
-            raw_messages=[
-                *request.raw_messages[:lead],
-                *(msgspec.Raw(encode_message(message)) for message in messages),
-                *request.raw_messages[lead:],
-            ],
-            messages=[*request.messages[:lead], *messages, *request.messages[lead:]],
-            digests=[*request.digests[:lead], *(item.content_digest for item in live), *request.digests[lead:]],
-        )
-        self._arrival = msgspec.structs.replace(arrival, offset=arrival.offset - len(live))
+        if arrival.opened and self._mode == "full":
+            await self._daemon.archiver.hand_over(self._topic, prompt.conversation)
 
     async def correct(self) -> None:
         """Apply the request's corrections, durably; ids that cannot be corrected become signals."""
@@ -163,7 +135,7 @@ class Exchange:
         limits = self._thresholds = compaction.thresholds(
             window=facts.window,
             max_tokens=self._request.max_tokens,
-            standing_tokens=drift.drifted(model, self._standing_raw),
+            standing_tokens=drift.drifted(model, self._prompt.standing_tokens),
             soft=self._config.buffer.soft_tokens,
             hard=self._config.buffer.hard_tokens,
             injection_tokens=self._config.injection.budget_tokens,
@@ -176,17 +148,18 @@ class Exchange:
             if not await self._take_oldest(used - limits.hard):
                 self._give_way(used - limits.hard, limits.injection)
                 break
-        conversation = self._conversation
-        budget = int(limits.sticky / drift.factor(model))
-        leaving = injection.sticky_overflow(conversation, budget_tokens=budget, current=self._turn_digest)
-        self._remove_blocks(leaving)
+        budget, current = int(limits.sticky / drift.factor(model)), self._prompt.turn_digest
+        self._remove_blocks(
+            injection.sticky_overflow(self._prompt.conversation, budget_tokens=budget, current=current)
+        )
 
     async def recall(self) -> None:
         """Compute this turn's block, once: steps and retries of the turn show the same one again."""
-        if self._turn_digest is None or not self._fresh_turn or self._without_block or self._limits.injection <= 0:
+        conversation, turn = self._prompt.conversation, self._prompt.turn_digest
+        if turn is None or not self._fresh_turn or self._without_block or self._limits.injection <= 0:
             return
-        conversation = self._conversation
-        self._remove_blocks([self._turn_digest])  # recalled afresh: its former block shows nothing any more
+        if turn in conversation.blocks:  # recalled afresh: its former block shows nothing any more
+            self._remove_blocks([turn])
         try:
             block = await self._recalled_block()
         except TimeoutError:
@@ -197,31 +170,24 @@ class Exchange:
             self._degrade(error)
             return
         if self._mode == "full":
-            self._topic.buffer.place(conversation, self._turn_digest, block)
+            self._topic.buffer.place(conversation, turn, block)
         else:
-            conversation.blocks[self._turn_digest] = block
+            conversation.blocks[turn] = block
 
     def inject(self) -> None:
         """Settle what the response says about memory; from here on the prompt does not change any more."""
-        chunks = self.injected = self._visible_chunks()
+        chunks = self.injected = self._prompt.chunks()
         if self.status == "none" and chunks:
             self.status = "injected"
         if self._topic.trouble is not None and self._mode == "full":
             self._degrade(self._topic.trouble)
         if self._fresh_turn and chunks and self._mode == "full":
             self._topic.buffer.injected(chunks)
-        self._forwarded_raw = self._prompt_raw()
+        self._forwarded_tokens = self._prompt.tokens()
 
     def body(self, placement: injection.Placement | None) -> bytes:
         """The body to forward; `placement` None leaves all memory out."""
-        insertions = []
-        if placement is not None:
-            insertions = [
-                Insertion(self._request_position(position), block.text)
-                for position, block in self._visible_blocks()
-            ]
-        gone = range(self._lead, self._lead + max(0, self._conversation.left_out - self._offset))
-        return encode_chat(self._request, leave_out=gone, insertions=insertions, placement=placement or "merged")
+        return self._prompt.body(placement)
 
     def headers(self) -> list[tuple[str, str]]:
         """Memory's response headers."""
@@ -242,75 +208,37 @@ class Exchange:
 
     def forget_memory(self) -> None:
         """The upstream took the request only without memory: say so and keep no block."""
-        self._remove_blocks(list(self._conversation.blocks))
+        self._remove_blocks(list(self._prompt.conversation.blocks))
         self.injected = []
         self._degrade_to("template")
 
     async def remember(self, reply: Reply) -> None:
         """Take the reply into the buffer, learn the tokenizer's drift, and compact later if the buffer is full."""
-        if reply.usage is not None and self._forwarded_raw and not self._has_attachments():
-            self._counter.drift.observe(self._request.model, self._forwarded_raw, reply.usage.prompt_tokens)
+        prompt, drift, model = self._prompt, self._counter.drift, self._request.model
+        if reply.usage is not None and self._forwarded_tokens and not prompt.has_attachments:
+            drift.observe(model, self._forwarded_tokens, reply.usage.prompt_tokens)
         if self._mode != "full" or self._arrival is None:
             return
-        conversation = self._conversation
+        conversation = prompt.conversation
         if reply.message is not None and self._topic.buffer.is_open(conversation):
             tokens = self._counter.message(reply.message, reply.message.content_digest)
             conversation = self._topic.buffer.reply(self._arrival, reply.message, tokens, time.time())
-        always = self._config.buffer.journal_fsync == "always"
-        await self._topic.save(sync=always)
-        raw = conversation.tokens_between(conversation.left_out, len(conversation)) + self._sticky_raw()
-        if self._counter.drift.drifted(self._request.model, raw) > self._limits.soft:
+        await self._topic.save(sync=self._config.buffer.journal_fsync == "always")
+        visible = conversation.tokens_between(conversation.left_out, len(conversation))
+        if drift.drifted(model, visible + prompt.block_tokens()) > self._limits.soft:
             self._daemon.archiver.compact_later(self._topic, conversation)
 
     # -- what the steps are made of -----------------------------------------------------------------------------
 
     @property
-    def _conversation(self) -> Conversation:
-        assert self._arrival is not None, "receive() comes first"
-        return self._arrival.conversation
-
-    @property
-    def _offset(self) -> int:
-        assert self._arrival is not None, "receive() comes first"
-        return self._arrival.offset
+    def _prompt(self) -> Prompt:
+        assert self._made is not None, "receive() comes first"
+        return self._made
 
     @property
     def _limits(self) -> compaction.Thresholds:
         assert self._thresholds is not None, "make_room() comes first"
         return self._thresholds
-
-    def _request_position(self, position: int) -> int:
-        return position - self._offset + self._lead
-
-    def _visible_start(self) -> int:
-        return max(self._conversation.left_out, self._offset)
-
-    def _visible_blocks(self) -> list[tuple[int, Block]]:
-        """The blocks in this prompt with the conversation positions that they stand before."""
-        if self._arrival is None:
-            return []
-        conversation = self._conversation
-        return [
-            (position, conversation.blocks[conversation.messages[position].digest])
-            for position in range(self._visible_start(), self._arrival.end)
-            if conversation.blocks.get(conversation.messages[position].digest, NO_BLOCK).chunks
-        ]
-
-    def _visible_chunks(self) -> list[BlockChunk]:
-        return [chunk for _, block in self._visible_blocks() for chunk in block.chunks]
-
-    def _sticky_raw(self) -> int:
-        return sum(block.tokens for _, block in self._visible_blocks())
-
-    def _prompt_raw(self) -> int:
-        """Our own count of the whole forwarded prompt."""
-        assert self._arrival is not None, "receive() comes first"
-        visible = self._conversation.tokens_between(self._visible_start(), self._arrival.end)
-        return self._standing_raw + visible + self._sticky_raw()
-
-    def _has_attachments(self) -> bool:
-        """Images: what they cost differs from model to model, so nothing is learned from such a prompt."""
-        return any(message.attachments for message in self._request.messages)
 
     async def _count_messages(self) -> list[int]:
         pairs = list(zip(self._request.messages, self._request.digests, strict=True))
@@ -332,58 +260,53 @@ class Exchange:
     async def _used_tokens(self, hard: int) -> int:
         """What the buffer part of the prompt takes, in the model's tokens: estimated, and near the limit asked for."""
         drift, model = self._counter.drift, self._request.model
-        standing = drift.drifted(model, self._standing_raw)
-        estimate = drift.drifted(model, self._prompt_raw()) - standing
+        prompt = self._prompt
+        standing = drift.drifted(model, prompt.standing_tokens)
+        estimate = drift.drifted(model, prompt.tokens()) - standing
         margin = COUNT_MARGIN if drift.is_known(model) else COUNT_MARGIN_UNKNOWN
         if estimate * margin <= hard:
             return estimate
-        exact = await self._daemon.upstream.count_tokens(self.body(self._placement), self._headers)
+        placement = self._daemon.upstream.facts.placement
+        exact = await self._daemon.upstream.count_tokens(prompt.body(placement), self._headers)
         if exact is None:
             return estimate
-        drift.observe(model, self._prompt_raw(), exact)
-        return exact - drift.drifted(model, self._standing_raw)
-
-    @property
-    def _placement(self) -> injection.Placement:
-        return self._daemon.upstream.facts.placement
+        if not prompt.has_attachments:
+            drift.observe(model, prompt.tokens(), exact)
+        return exact - drift.drifted(model, prompt.standing_tokens)
 
     async def _take_oldest(self, excess: int) -> bool:
         """Compact so that at least `excess` tokens of the model leave; False if nothing may leave."""
-        conversation = self._conversation
+        conversation = self._prompt.conversation
         raw = int(excess / self._counter.drift.factor(self._request.model)) + 1
         if self._mode == "full":
             return await self._daemon.archiver.compact(self._topic, conversation, raw)
-        cut = compaction.choose_cut(conversation, fraction=self._config.compaction.fraction, excess_tokens=raw)
-        if cut is None or min(cut, conversation.stored) <= conversation.left_out:
-            return False
-        conversation.mark_left_out(min(cut, conversation.stored))  # a detached copy: only what is in the log already
-        return True
+        # A detached copy, for which nothing may be stored: only what is in the log already may leave.
+        cuts = (place for place in compaction.cut_positions(conversation) if place <= conversation.stored)
+        cut = max(cuts, default=0)
+        conversation.mark_left_out(cut)
+        return cut > 0
 
     def _give_way(self, excess: int, injection_tokens: int) -> None:
         """Nothing may leave and it still does not fit: memory is the first to go without."""
         self._without_block = excess > 0 and injection_tokens > 0
-        self._remove_blocks(list(self._conversation.blocks))
+        self._remove_blocks(list(self._prompt.conversation.blocks))
 
     def _remove_blocks(self, digests: list[bytes]) -> None:
         if self._mode == "full":
-            self._topic.buffer.remove_blocks(self._conversation, digests)
+            self._topic.buffer.remove_blocks(self._prompt.conversation, digests)
         else:
             for digest in digests:
-                self._conversation.blocks.pop(digest, None)
+                self._prompt.conversation.blocks.pop(digest, None)
 
     async def _recalled_block(self) -> Block:
-        assert self._arrival is not None, "receive() comes first"
-        conversation = self._conversation
-        position = conversation.last_user_position(self._arrival.end)
-        message = None if position is None else conversation.messages[position].message
+        message = self._prompt.turn_message
         if message is None or not message.text.strip():
             return NO_BLOCK
-        visible = conversation.messages[self._visible_start() : self._arrival.end]
         recalled = await self._daemon.recall.query(
             message.text,
             self._topic.log.snapshot(),
             [topic.log.snapshot() for topic in self._related],
-            visible_digests={item.digest for item in visible},
+            visible_digests=self._prompt.visible_digests(),
         )
         started = time.perf_counter()
         block = self._fill(recalled.candidates)
@@ -399,7 +322,7 @@ class Exchange:
             budget_tokens=self._limits.injection,
             frame_tokens=drift.drifted(model, self._counter.count(injection.frame(self._config.injection.header))),
             cost=lambda candidate: drift.drifted(model, cost(candidate)),
-            visible_uuids={chunk.uuid for chunk in self._visible_chunks()},
+            visible_uuids={chunk.uuid for chunk in self._prompt.chunks()},
         )
         if selection.fill_ratio > 1:
             self.signals.append(Signal(type="context_overflow", fill_ratio=round(selection.fill_ratio, 3)))
@@ -407,7 +330,7 @@ class Exchange:
             self.signals.append(Signal(type="context_pressure", fill_ratio=round(selection.fill_ratio, 3)))
         if not selection.shown:
             return NO_BLOCK
-        taken = {chunk.shown_id for chunk in self._visible_chunks()}
+        taken = {chunk.shown_id for chunk in self._prompt.chunks()}
         header = self._config.injection.header
         block = injection.render(selection.shown, own_topic_id=self._topic.id, header=header, taken=taken, tokens=0)
         return msgspec.structs.replace(block, tokens=self._counter.count(block.text))

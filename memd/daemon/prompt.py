@@ -1,0 +1,114 @@
+"""What the model is shown of one request: the visible messages, the blocks between them, and what they cost.
+
+Rule: only looks and composes; nothing here changes a conversation. A position counts in the conversation, an index in
+the request; `offset` and the leading system messages are the difference between the two.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from memd.context.conversation import NO_BLOCK, Block, BlockChunk, Conversation
+from memd.context.hot_buffer import Arrival
+from memd.context.injection import Placement
+from memd.messages import ROOT_DIGEST, Message
+from memd.wire.chat import ChatRequest, Insertion, encode_chat, encode_message
+
+
+class Prompt:
+    """One request's place in its conversation. Marks and blocks are looked up anew each time: they move on."""
+
+    def __init__(self, request: ChatRequest, arrival: Arrival, lead: int, standing_tokens: int) -> None:
+        self._request = request
+        self._arrival = arrival
+        self._lead = lead
+        self.standing_tokens = standing_tokens
+        """Raw tokens of the leading system messages and the tool definitions."""
+        self.turn_position = arrival.conversation.last_user_position(arrival.end)
+        """Where the open turn begins; None if no user message is visible."""
+
+    @property
+    def conversation(self) -> Conversation:
+        """What the request belongs to."""
+        return self._arrival.conversation
+
+    @property
+    def turn_digest(self) -> bytes | None:
+        """The digest of the user message that opened the turn."""
+        return None if self.turn_position is None else self.conversation.messages[self.turn_position].digest
+
+    @property
+    def turn_message(self) -> Message | None:
+        """The user message that opened the turn."""
+        return None if self.turn_position is None else self.conversation.messages[self.turn_position].message
+
+    @property
+    def last_digest(self) -> bytes:
+        """The digest of the request's last message: it stands for the whole list."""
+        return self.conversation.messages[self._arrival.end - 1].digest if self._arrival.end else ROOT_DIGEST
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the turn goes on (a tool loop): its block was computed when it began."""
+        begun = self.turn_position is not None and self.turn_position < self._arrival.end - 1
+        return begun and self.turn_digest in self.conversation.blocks
+
+    @property
+    def has_attachments(self) -> bool:
+        """Whether there are images: what they cost differs from model to model."""
+        return any(message.attachments for message in self._request.messages)
+
+    def visible_digests(self) -> set[bytes]:
+        """The messages that are in the prompt."""
+        return {item.digest for item in self.conversation.messages[self._start() : self._arrival.end]}
+
+    def blocks(self) -> list[tuple[int, Block]]:
+        """The blocks in the prompt, with the positions that they stand before."""
+        messages, placed = self.conversation.messages, self.conversation.blocks
+        positions = range(self._start(), self._arrival.end)
+        return [(p, placed[messages[p].digest]) for p in positions if placed.get(messages[p].digest, NO_BLOCK).chunks]
+
+    def chunks(self) -> list[BlockChunk]:
+        """What those blocks show."""
+        return [chunk for _, block in self.blocks() for chunk in block.chunks]
+
+    def block_tokens(self) -> int:
+        """Raw tokens of those blocks."""
+        return sum(block.tokens for _, block in self.blocks())
+
+    def tokens(self) -> int:
+        """Raw tokens of everything."""
+        visible = self.conversation.tokens_between(self._start(), self._arrival.end)
+        return self.standing_tokens + visible + self.block_tokens()
+
+    def body(self, placement: Placement | None) -> bytes:
+        """The body to forward; without a placement it has no memory in it."""
+        insertions = []
+        if placement is not None:
+            insertions = [Insertion(self._index(position), block.text) for position, block in self.blocks()]
+        gone = range(self._lead, max(self._lead, self._index(self.conversation.left_out)))
+        return encode_chat(self._request, leave_out=gone, insertions=insertions, placement=placement or "merged")
+
+    def _start(self) -> int:
+        """The first visible position: what left the prompt is before it, and so is what the client did not send."""
+        return max(self.conversation.left_out, self._arrival.offset)
+
+    def _index(self, position: int) -> int:
+        return position - self._arrival.offset + self._lead
+
+
+def with_live_turns(request: ChatRequest, arrival: Arrival, lead: int) -> tuple[ChatRequest, Arrival]:
+    """A request of a client that sends only what is new, with the turns that are still in the prompt put before it."""
+    live = arrival.conversation.messages[arrival.conversation.left_out : arrival.offset]
+    messages = [item.message for item in live if item.message is not None]
+    assert len(messages) == len(live), "what is not left out has its text"
+    raw = [msgspec.Raw(encode_message(message)) for message in messages]
+    digests = [item.content_digest for item in live]
+    completed = msgspec.structs.replace(
+        request,
+        original=None,
+        raw_messages=[*request.raw_messages[:lead], *raw, *request.raw_messages[lead:]],
+        messages=[*request.messages[:lead], *messages, *request.messages[lead:]],
+        digests=[*request.digests[:lead], *digests, *request.digests[lead:]],
+    )
+    return completed, msgspec.structs.replace(arrival, offset=arrival.offset - len(live))
