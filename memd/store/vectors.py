@@ -22,7 +22,9 @@ from memd.store.files import Files
 
 HNSW_M = 16
 HNSW_EF_CONSTRUCTION = 200
-HNSW_EF = 200  # measured: recall@50 0.995 at 100,000 x 384
+HNSW_EF = 64
+"""Measured on 20 segments of 5,000 × 384, k = 32: recall 0.9995 in 5.3 ms, against 1.000 in 11 ms at 200; every segment
+returns k of its own, so the best k of all are found with far less effort than one large index needs."""
 HNSW_SEED = 100  # fixed, so that the same log gives the same index
 COSINE_DECIMALS = 6
 
