@@ -1,0 +1,107 @@
+"""What the model is shown, request by request: blocks that stay where they are, side requests that leave no trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess, wait_until
+from recording_upstream import RecordingUpstream, recording_upstream
+
+FACT = "The deploy key lives in the drawer of desk nine."
+QUESTION = "Where does the deploy key live?"
+
+
+@pytest.fixture
+def upstream() -> Iterator[RecordingUpstream]:
+    with recording_upstream() as running:
+        yield running
+
+
+@pytest.fixture
+def memd(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+    daemon = make_daemon(upstream.url).start()
+    daemon.chat([said(FACT)])
+    return daemon
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def shown(upstream: RecordingUpstream) -> list[dict[str, Any]]:
+    """The messages of the last prompt."""
+    messages = json.loads(upstream.chats[-1].body)["messages"]
+    assert isinstance(messages, list)
+    return messages
+
+
+def has_memory(messages: list[dict[str, Any]]) -> bool:
+    return any("[mem:" in (message["content"] or "") for message in messages)
+
+
+def test_the_block_of_a_turn_is_the_same_through_its_tool_steps(
+    memd: DaemonProcess, upstream: RecordingUpstream
+) -> None:
+    history = [said(QUESTION)]
+    memd.chat(history)
+    first = shown(upstream)
+    assert has_memory(first)
+    for step in range(3):
+        call = {"id": f"c{step}", "type": "function", "function": {"name": "look", "arguments": f'{{"desk": {step}}}'}}
+        history.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        history.append({"role": "tool", "tool_call_id": f"c{step}", "content": f"Desk {step} is empty."})
+        memd.chat(history)
+        assert shown(upstream)[: len(first)] == first
+
+
+def test_on_later_turns_the_beginning_of_the_prompt_does_not_change_also_after_a_restart(
+    memd: DaemonProcess, upstream: RecordingUpstream
+) -> None:
+    history = [said(QUESTION)]
+    before: list[dict[str, Any]] = []
+    for turn in range(4):
+        answer = memd.chat(history)
+        prompt = shown(upstream)
+        assert prompt[: len(before)] == before
+        before = prompt
+        history += [answer.json["choices"][0]["message"], said(f"And what else is in desk {turn}?")]
+        if turn == 1:
+            memd.restart()
+    assert sum("[mem:" in message["content"] for message in before) >= 1
+
+
+def test_a_chunk_that_is_visible_is_not_shown_again(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
+    first = memd.chat([said(QUESTION)])
+    [chunk_id] = first.headers["X-Memory-Injected"].split(",")
+    history = [said(QUESTION), first.json["choices"][0]["message"], said(QUESTION + " Once more.")]
+    memd.chat(history)
+    assert json.dumps(shown(upstream)).count(f"[mem:{chunk_id}]") == 1
+
+
+def test_side_requests_of_chat_programs_leave_no_trace_and_get_no_memory(
+    memd: DaemonProcess, upstream: RecordingUpstream
+) -> None:
+    task = "### Task:\nGenerate a concise, 3-5 word title with an emoji summarizing the chat history.\n" + QUESTION
+    answer = memd.chat([said(task)])
+    assert answer.headers["X-Memory-Status"] == "none"
+    assert shown(upstream) == [said(task)]
+    memd.chat([said("Something else opens a new chat.")])
+    assert not any("concise" in entry["content"] for entry in memd.export())
+
+
+def test_beyond_the_bound_the_least_recently_used_conversation_is_stored_and_closed(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, {"conversation": {"max_open": 2}, "buffer": {"handover_ms": 0}}).start()
+    for number in range(4):
+        daemon.chat([said(f"Chat {number}: the gate code is {number * 1319}.")])
+
+    def stored() -> set[int]:
+        text = " ".join(entry["content"] for entry in daemon.export())
+        return {number for number in range(4) if f"Chat {number}:" in text}
+
+    wait_until(lambda: {0, 1} <= stored(), lambda: f"stored: {stored()}")
