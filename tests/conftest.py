@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 from daemon_process import DaemonProcess
 from llama_server import running_llama
+from recording_upstream import RecordingUpstream, recording_upstream
 from tiny_model import write_scripted_model
 from typescript_client import TypeScriptClient
 
@@ -41,6 +42,13 @@ def llama(scripted_gguf: Path) -> Iterator[str]:
     """The base URL of a real llama.cpp server with a window of `WINDOW` tokens; one ASCII character is one token."""
     with running_llama(scripted_gguf, context=WINDOW, log=scripted_gguf.with_suffix(".log")) as url:
         yield url
+
+
+@pytest.fixture
+def upstream() -> Iterator[RecordingUpstream]:
+    """An upstream that records what reaches it, byte for byte."""
+    with recording_upstream() as running:
+        yield running
 
 
 @pytest.fixture

@@ -5,14 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask
-from recording_upstream import RecordingUpstream, Response, recording_upstream
+from recording_upstream import RecordingUpstream, Response
 
 FACT = "The spare key hangs behind the barometer."
 QUESTION = "Where does the spare key hang?"
@@ -33,12 +32,6 @@ BAD_MEMORY_IN: list[object] = [
 UNREADABLE = [
     *(b"", b"{", b"[]", b'"text"', b'{"messages": 3}', b'{"messages": [1]}', b"\xff\xfe", b'{"messages"' + b"[" * 5000),
 ]
-
-
-@pytest.fixture
-def upstream() -> Iterator[RecordingUpstream]:
-    with recording_upstream() as running:
-        yield running
 
 
 @pytest.fixture

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, wait_until
-from recording_upstream import RecordingUpstream, recording_upstream
+from recording_upstream import RecordingUpstream
 
 FACT = "The deploy key lives in the drawer of desk nine."
 QUESTION = "Where does the deploy key live?"
-
-
-@pytest.fixture
-def upstream() -> Iterator[RecordingUpstream]:
-    with recording_upstream() as running:
-        yield running
 
 
 @pytest.fixture

@@ -8,21 +8,14 @@ import socket
 import subprocess
 import threading
 import urllib.error
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import REPLY, REPLY_WITH_MEMORY, MakeDaemon
 from daemon_process import DaemonProcess, ask, clean_environment, text_of, wait_until
-from recording_upstream import RecordingUpstream, recording_upstream, streamed
+from recording_upstream import RecordingUpstream, streamed
 
 GRACE = {"shutdown": {"grace_seconds": 30}}
-
-
-@pytest.fixture
-def upstream() -> Iterator[RecordingUpstream]:
-    with recording_upstream() as running:
-        yield running
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
-import pytest
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess
-from recording_upstream import RecordingUpstream, recording_upstream
+from recording_upstream import RecordingUpstream
 
 THIN = {"X-Memory-History": "daemon"}
-
-
-@pytest.fixture
-def upstream() -> Iterator[RecordingUpstream]:
-    with recording_upstream() as running:
-        yield running
 
 
 def shown(upstream: RecordingUpstream) -> list[tuple[str, str]]:
