@@ -13,7 +13,15 @@ from memd.errors import CorruptFile, ForeignFile, StoreError
 from memd.store.files import Files, replace
 from memd.store.format import MAGIC_LOG, Header, encode_header, topic_tag
 from memd.store.layout import TopicLayout
-from memd.store.recovery import Finding, LogFile, damage, read_log_file, remove_temporaries, set_tail_aside
+from memd.store.recovery import (
+    Finding,
+    LogFile,
+    damage,
+    in_whole_appends,
+    read_log_file,
+    remove_temporaries,
+    set_tail_aside,
+)
 from memd.store.sealing import highest_canonical_id, load_index, read_meta, sealed_from
 from memd.store.segment import Growing, Sealed
 from memd.store.vectors import VectorIndex
@@ -174,8 +182,9 @@ def _open_active(files: Files, layout: TopicLayout, model: Model, opened: Opened
 
 
 def _fill(segment: Growing, log_file: LogFile, count: int, opened: Opened) -> None:
-    for entry, span in zip(log_file.entries[:count], log_file.spans[:count], strict=True):
-        segment.add(entry, span)
+    vouched = in_whole_appends(log_file)[:count]
+    for entry, span, whole in zip(log_file.entries[:count], log_file.spans[:count], vouched, strict=True):
+        segment.add(entry if whole else msgspec.structs.replace(entry, digests=()), span)
     opened.segments[segment.segment_id] = segment
     opened.gaps[segment.segment_id] = log_file.gaps
     if not segment.searchable and any(entry.status is Status.ACTIVE for entry in log_file.entries[:count]):

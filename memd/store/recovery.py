@@ -202,6 +202,26 @@ def _broken_groups(entries: list[Entry], spans: list[Span], whole_count: int) ->
     ]
 
 
+def in_whole_appends(log_file: LogFile) -> list[bool]:
+    """For each entry whether everything of its append can be read.
+
+    Where something of an append is lost, its messages must not count as stored: a part of their text is gone, and the
+    client that still has it will send it again. An append right behind a gap may have begun inside the gap.
+    """
+    gap_ends = {end for _, end in log_file.gaps}
+    whole: list[bool] = []
+    start, complete = 0, True
+    for position, (entry, span) in enumerate(zip(log_file.entries, log_file.spans, strict=True)):
+        follows = position > start and log_file.entries[position - 1].group_left == entry.group_left + 1
+        if span.offset in gap_ends or (position > start and not follows):
+            whole += [False] * (position - start)  # what was open is not continued here
+            start, complete = position, span.offset not in gap_ends
+        if entry.group_left == 0:
+            whole += [complete] * (position + 1 - start)
+            start, complete = position + 1, True
+    return whole + [False] * (len(log_file.entries) - start)
+
+
 def _neighbours(log_file: LogFile, offset: int) -> str:
     """Between which entries something is lost: all that can be said about what it was."""
     before = [entry for entry, span in zip(log_file.entries, log_file.spans, strict=True) if span.end <= offset]
