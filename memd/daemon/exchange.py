@@ -146,7 +146,7 @@ class Exchange:
             if used <= limits.hard:
                 break
             if not await self._take_oldest(used - limits.hard):
-                self._give_way(used - limits.hard, limits.injection)
+                self._give_way()
                 break
         budget, current = int(limits.sticky / drift.factor(model)), self._prompt.turn_digest
         self._remove_blocks(
@@ -286,9 +286,9 @@ class Exchange:
         conversation.mark_left_out(cut)
         return cut > 0
 
-    def _give_way(self, excess: int, injection_tokens: int) -> None:
+    def _give_way(self) -> None:
         """Nothing may leave and it still does not fit: memory is the first to go without."""
-        self._without_block = excess > 0 and injection_tokens > 0
+        self._without_block = True
         self._remove_blocks(list(self._prompt.conversation.blocks))
 
     def _remove_blocks(self, digests: list[bytes]) -> None:
