@@ -15,6 +15,7 @@ from memd.store.files import Files
 
 LOCK_NAME = "memd.lock"
 _SEGMENT = re.compile(r"seg_(\d{4,9})\.bin")
+_MERGED = re.compile(r"merged_(\d{4,9})_(\d{4,9})\.(?:hnsw|meta)")
 
 
 class TopicLayout:
@@ -41,6 +42,19 @@ class TopicLayout:
     def hnsw(self, segment_id: int) -> Path:
         """Its vector index."""
         return self.bin(segment_id).with_suffix(".hnsw")
+
+    def merged_hnsw(self, first: int, last: int) -> Path:
+        """The vector index over the segments from `first` to `last`."""
+        return self.segments / f"merged_{first:04d}_{last:04d}.hnsw"
+
+    def merged_meta(self, first: int, last: int) -> Path:
+        """What vouches for it."""
+        return self.merged_hnsw(first, last).with_suffix(".meta")
+
+    def merges(self, files: Files) -> list[tuple[int, int]]:
+        """(first, last) of every merged index of which a file is on disk, sorted."""
+        found = (_MERGED.fullmatch(name) for name in files.names(self.segments))
+        return sorted({(int(match[1]), int(match[2])) for match in found if match is not None})
 
     def segment_ids(self, files: Files) -> list[int]:
         """The numbers of the full segments on disk, ascending."""

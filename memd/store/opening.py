@@ -1,7 +1,7 @@
 """From the files of a topic to its segments in memory, whatever state a crash left them in.
 
 Rule: opening twice in a row changes nothing the second time. Only derived files are ever rebuilt, only temporary ones
-removed, only a torn tail of `active.bin` moved.
+removed, only a torn tail of `active.bin` moved. Of sealed segments only the columns are read.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from memd.errors import CorruptFile, ForeignFile, StoreError
 from memd.store.files import Files, replace
 from memd.store.format import MAGIC_LOG, Header, encode_header, topic_tag
 from memd.store.layout import TopicLayout
+from memd.store.merging import chosen_merges, own_index_file
 from memd.store.recovery import (
     Finding,
     LogFile,
@@ -22,9 +23,9 @@ from memd.store.recovery import (
     remove_temporaries,
     set_tail_aside,
 )
-from memd.store.sealing import highest_canonical_id, load_index, read_meta, sealed_from
+from memd.store.sealing import highest_canonical_id, read_meta, sealed_from
 from memd.store.segment import Growing, Sealed
-from memd.store.vectors import VectorIndex
+from memd.store.transitions import IndexFile
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -43,8 +44,8 @@ class Opened(msgspec.Struct, kw_only=True):
 
     segments: dict[int, Growing | Sealed]
     """By number, ascending; the active one included."""
-    indexes: dict[int, VectorIndex]
-    """Of sealed segments that can be searched."""
+    index_files: list[IndexFile]
+    """Which together cover each sealed segment that can be searched once."""
     gaps: dict[int, list[tuple[int, int]]]
     """Unreadable ranges of the segments that are not sealed."""
     active: Growing | None
@@ -62,12 +63,24 @@ def open_topic(files: Files, layout: TopicLayout, model: Model) -> Opened:
     """
     remove_temporaries(files, layout.directory)
     remove_temporaries(files, layout.segments)
-    opened = Opened(segments={}, indexes={}, gaps={}, active=None, active_end=0, findings=[])
+    opened = Opened(segments={}, index_files=[], gaps={}, active=None, active_end=0, findings=[])
     for segment_id in layout.segment_ids(files):
         if not _open_sealed(files, layout, model, segment_id, opened):
             _open_unsealed(files, layout, model, segment_id, opened)
     if files.size(layout.active) is not None:
         _open_active(files, layout, model, opened)
+    _open_merged(files, layout, opened)
+    return opened
+
+
+def reread_segment(files: Files, layout: TopicLayout, model: Model, segment_id: int) -> Opened:
+    """One full segment from its log alone, because its index turned out to be damaged.
+
+    Raises:
+        StoreError: the log cannot be read.
+    """
+    opened = Opened(segments={}, index_files=[], gaps={}, active=None, active_end=0, findings=[])
+    _open_unsealed(files, layout, model, segment_id, opened)
     return opened
 
 
@@ -123,7 +136,9 @@ def _open_sealed(files: Files, layout: TopicLayout, model: Model, segment_id: in
         header, meta = read_meta(files, layout, segment_id)
         segment = sealed_from(files, layout, header, meta)
         if model.wrote(header):
-            opened.indexes[segment_id] = load_index(files, layout, segment, meta)
+            if files.size(layout.hnsw(segment_id)) != meta.hnsw_bytes:  # its checksum waits until it is loaded
+                raise CorruptFile(f"{layout.hnsw(segment_id)}: is missing or not as long as it was")
+            opened.index_files.append(own_index_file(layout, segment))
         else:
             opened.findings.append(_other_model(name, header, len(segment.rows)))
     except StoreError as error:
@@ -133,6 +148,17 @@ def _open_sealed(files: Files, layout: TopicLayout, model: Model, segment_id: in
         opened.findings.append(Finding("damaged", name, f"bytes {start} to {end} cannot be read; see `memd verify`"))
     opened.segments[segment_id] = segment
     return True
+
+
+def _open_merged(files: Files, layout: TopicLayout, opened: Opened) -> None:
+    """Search merged indexes in place of what they cover; remove those that something larger covers."""
+    own = {file.segment_ids[0]: file for file in opened.index_files}
+    searchable = {number: s for number, s in opened.segments.items() if number in own and isinstance(s, Sealed)}
+    merged, useless = chosen_merges(files, layout, searchable)
+    for path in useless:
+        files.remove(path)
+    covered = {number for file in merged for number in file.segment_ids}
+    opened.index_files = [*merged, *(file for number, file in own.items() if number not in covered)]
 
 
 def _open_unsealed(files: Files, layout: TopicLayout, model: Model, segment_id: int, opened: Opened) -> None:

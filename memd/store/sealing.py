@@ -12,6 +12,7 @@ entry, in the order of the file), `digests` one of u64 (the first 8 bytes of eve
 from __future__ import annotations
 
 import zlib
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -29,8 +30,9 @@ from memd.store.format import (
     encode_record,
     payload_at,
 )
+from memd.store.indexes import check_file, checksum_of
 from memd.store.layout import TopicLayout
-from memd.store.segment import ROW, Growing, Sealed
+from memd.store.segment import ROW, Growing, Sealed, Vouched
 from memd.store.vectors import VectorIndex
 
 
@@ -65,19 +67,9 @@ def write_sealed(
         StoreWriteFailed: at most a temporary file or an .hnsw that no .meta vouches for is left behind.
         StoreError: the .bin cannot be read.
     """
-    segment_id, rows = segment.segment_id, segment.rows.copy()
+    segment_id, rows = segment.segment_id, segment.rows
     index = VectorIndex.build(segment.matrix, np.flatnonzero(rows["status"] == Status.ACTIVE))
-    hnsw = layout.hnsw(segment_id)
-    temporary = hnsw.with_name(hnsw.name + TEMPORARY_SUFFIX)
-    expected_bytes = index.save(files, temporary)
-    saved = files.read(temporary)
-    if len(saved) != expected_bytes:  # the native writer does not notice a full disk
-        files.remove(temporary)
-        raise StoreWriteFailed(
-            f"{hnsw}: only {len(saved)} of {expected_bytes} bytes could be written; free some space, it is tried again"
-        )
-    files.rename(temporary, hnsw)
-    files.sync_directory(hnsw.parent)
+    vouched = write_index(files, layout.hnsw(segment_id), index)
     log = files.read(layout.bin(segment_id))
     digests = segment.digests
     ids = rows["canonical_id"]
@@ -88,15 +80,35 @@ def write_sealed(
         sealed_at=sealed_at,
         bin_bytes=len(log),
         bin_crc=zlib.crc32(log),
-        hnsw_bytes=len(saved),
-        hnsw_crc=zlib.crc32(saved),
+        hnsw_bytes=vouched.bytes,
+        hnsw_crc=vouched.crc,
         gaps=tuple(gaps),
         rows=rows.tobytes(),
         digests=digests.tobytes(),
     )
     header = encode_header(msgspec.structs.replace(segment.header, magic=MAGIC_META))
     replace(files, layout.meta(segment_id), header + encode_record(_encoder.encode(meta)))
-    return Sealed(files, layout.bin(segment_id), segment.header, rows, digests), index
+    return sealed_from(files, layout, segment.header, meta), index
+
+
+def write_index(files: Files, path: Path, index: VectorIndex) -> Vouched:
+    """Write an index to `path`, durably; after a crash the file is whole or not there.
+
+    Raises:
+        StoreWriteFailed: at most a temporary file is left behind.
+    """
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    expected_bytes = index.save(files, temporary)
+    saved_bytes = files.size(temporary) or 0
+    if saved_bytes != expected_bytes:  # the native writer does not notice a full disk
+        files.remove(temporary)
+        raise StoreWriteFailed(
+            f"{path}: only {saved_bytes} of {expected_bytes} bytes could be written; free some space, it is tried again"
+        )
+    vouched = Vouched(saved_bytes, checksum_of(files, temporary, saved_bytes))
+    files.rename(temporary, path)
+    files.sync_directory(path.parent)
+    return vouched
 
 
 def read_meta(files: Files, layout: TopicLayout, segment_id: int) -> tuple[Header, Meta]:
@@ -134,28 +146,14 @@ def sealed_from(files: Files, layout: TopicLayout, header: Header, meta: Meta) -
     """The segment as `.meta` describes it, without its index."""
     rows = np.frombuffer(meta.rows, dtype=ROW)
     digests = np.frombuffer(meta.digests, dtype=np.uint64)
-    return Sealed(files, layout.bin(meta.segment_id), header, rows, digests)
-
-
-def load_index(files: Files, layout: TopicLayout, segment: Sealed, meta: Meta) -> VectorIndex:
-    """The index that `meta` vouches for; its checksum is verified before the native loader sees it.
-
-    Raises:
-        CorruptFile: it is not that file, or none.
-        StoreError: it cannot be read.
-    """
-    path = layout.hnsw(segment.segment_id)
-    check_index(files, layout, meta)
-    return VectorIndex.load(
-        files, path, dimension=segment.header.dimension, rows=len(segment.rows), labels=segment.indexed
-    )
+    vouched = Vouched(meta.hnsw_bytes, meta.hnsw_crc)
+    path = layout.bin(meta.segment_id)
+    return Sealed(files, path, header, rows, digests, bin_crc=meta.bin_crc, vouched=vouched)
 
 
 def check_index(files: Files, layout: TopicLayout, meta: Meta) -> None:
     """Raises CorruptFile unless the `.hnsw` is the very file that `meta` vouches for."""
-    path = layout.hnsw(meta.segment_id)
-    if files.size(path) != meta.hnsw_bytes or zlib.crc32(files.read(path)) != meta.hnsw_crc:
-        raise CorruptFile(f"{path}: is missing or does not match its checksum")
+    check_file(files, layout.hnsw(meta.segment_id), Vouched(meta.hnsw_bytes, meta.hnsw_crc))
 
 
 def highest_canonical_id(files: Files, layout: TopicLayout, segment_id: int) -> int | None:

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,8 +18,8 @@ from memd.chunks import Entry, Status
 from memd.errors import CorruptFile, StoreError
 from memd.store.files import Files
 from memd.store.format import FRAME_BYTES, Header, Span, decode_entry, payload_at
-from memd.store.superseded import Bits, Records, UInts, uuid_words
-from memd.store.vectors import Floats, Rows, VectorIndex
+from memd.store.superseded import Records, UInts, uuid_words
+from memd.store.vectors import Floats, Rows
 
 ROW = np.dtype(
     [
@@ -38,6 +39,8 @@ ROW = np.dtype(
 """One entry's columns, 56 bytes: what is kept of it in memory and in `.meta`."""
 
 _CAPACITY_MIN = 64
+_TABLE_BYTES = 500
+"""Of an entry in the three tables of a growing segment, about."""
 
 
 def text_hash(content: str) -> int:
@@ -94,6 +97,13 @@ def read_entry(files: Files, paths: Sequence[Path], record: np.void, *, dimensio
     raise problem
 
 
+class Vouched(msgspec.Struct, frozen=True):
+    """What a file must be before a native loader may see it."""
+
+    bytes: int
+    crc: int
+
+
 class Segment:
     """What both kinds have in common: a file, its header and the columns of its entries."""
 
@@ -102,7 +112,6 @@ class Segment:
         self._paths = tuple(paths)
         self.header = header
         self.segment_id = header.segment_id
-        self.index: VectorIndex | None = None
 
     def read(self, record: np.void) -> Entry:
         """The entry of one `ROW`; see `read_entry`."""
@@ -142,6 +151,11 @@ class Growing(Segment):
         return row
 
     @property
+    def memory_bytes(self) -> int:
+        """What the segment takes, about: columns, vectors and the tables over them."""
+        return self._rows.nbytes + self._matrix.nbytes + _TABLE_BYTES * self.count
+
+    @property
     def rows(self) -> Records:
         """The columns so far; rows of it never change."""
         return self._rows[: self.count]
@@ -179,35 +193,23 @@ class Growing(Segment):
 
 
 class Sealed(Segment):
-    """A full segment with its index: columns in memory, contents and vectors on disk."""
+    """A full segment that has an index: columns in memory, contents and vectors on disk."""
 
-    def __init__(self, files: Files, path: Path, header: Header, rows: Records, digests: UInts) -> None:
+    def __init__(
+        self, files: Files, path: Path, header: Header, rows: Records, digests: UInts, *, bin_crc: int, vouched: Vouched
+    ) -> None:
         super().__init__(files, [path], header)
         self.rows = rows
         self.digests = digests
-        active: Bits = rows["status"] == Status.ACTIVE
-        self.indexed: Rows = np.flatnonzero(active)
-        """The rows that the index holds."""
-        self.plain: Bits = active & (rows["utility_steps"] == 0)
-        """The rows that the index is searched for; the other Active ones are scanned."""
-        self.adjusted: Rows = np.empty(0, dtype=np.intp)
-        self.adjusted_matrix: Floats = np.empty((0, header.dimension), dtype=np.float32)
+        self.bin_crc = bin_crc
+        """Of the whole file when it was sealed."""
+        self.vouched = vouched
+        """What its own index file has to be."""
 
-    def attach(self, index: VectorIndex, gone: Bits, matrix: Floats | None = None) -> list[StoreError]:
-        """Make the segment searchable: `index` without the rows `gone` and the adjusted ones, and these to be scanned.
-
-        The vectors of the adjusted rows come from `matrix` (rows, dimension) if given, else from disk. Returns what
-        could not be read: such rows are not found.
-        """
-        index.mark(np.flatnonzero(gone | ~self.plain))
-        adjusted = np.flatnonzero((self.rows["status"] == Status.ACTIVE) & ~gone & ~self.plain)
-        problems: list[StoreError] = []
-        if matrix is not None:
-            self.adjusted, self.adjusted_matrix = adjusted, matrix[adjusted]
-        else:
-            self.adjusted, self.adjusted_matrix, problems = self.vectors(adjusted)
-        self.index = index
-        return problems
+    @property
+    def memory_bytes(self) -> int:
+        """What the columns take."""
+        return self.rows.nbytes + self.digests.nbytes
 
     def vectors(self, rows: Rows) -> tuple[Rows, Floats, list[StoreError]]:
         """The readable ones of `rows`, their vectors from disk (n, dimension), and what went wrong with the others."""

@@ -1,23 +1,30 @@
 """A topic at one point in time: what readers search and look entries up in.
 
-Rule: nothing that is reachable from a snapshot changes what the snapshot answers. A later append or seal makes new
-views and shares what it did not touch. The one thing shared that does change is the marks in an index: what was
+Rule: nothing that is reachable from a snapshot changes what the snapshot answers. A later append, seal or merge makes
+new views and shares what it did not touch. The one thing shared that does change is the marks in an index: what was
 marked after this snapshot was taken is read from disk and scanned.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from memd.chunks import Entry
-from memd.store.segment import Growing, Sealed
+from memd.errors import StoreError
+from memd.store.indexes import Found, SealedIndex
+from memd.store.segment import ROW, Growing, Sealed
 from memd.store.superseded import Bits, Directory, Records, uuid_bytes
-from memd.store.vectors import Floats, Rows, best_rows, cosines, multipliers, scores_of
+from memd.store.vectors import Floats, best_rows, cosines, multipliers, scores_of
+
+_SCANNED_MIN = 1000
+"""Vectors of a scan below which its time says nothing about the rate."""
+_WEIGHT = 0.1
+"""Of the latest search in the smoothed times."""
 
 
 class Hit(msgspec.Struct, frozen=True):
@@ -45,54 +52,74 @@ class View:
     matrix: Floats | None
     """Of a growing segment, per row; None where there is an index, or where another model's vectors are not
     comparable."""
-    marked: Bits | None
-    """The marks of the index when this view was made."""
 
     @property
     def live_count(self) -> int:
         """How many rows count."""
         return len(self.gone) - int(np.count_nonzero(self.gone))
 
-    def search(self, queries: Floats, k: int) -> tuple[Rows, NDArray[np.float64]]:
-        """Rows among which the best `k` live ones by score are, and their cosines."""
-        if self.matrix is not None:
-            return self._scanned(queries, k)
-        if isinstance(self.segment, Sealed) and self.segment.index is not None:
-            return self._looked_up(self.segment, queries, k)
-        return np.empty(0, dtype=np.intp), np.empty(0)
-
-    def _scanned(self, queries: Floats, k: int) -> tuple[Rows, NDArray[np.float64]]:
-        assert self.matrix is not None
+    def scan(self, queries: Floats, k: int) -> Found:
+        """The best `k` live rows by score."""
+        assert self.matrix is not None, "only a growing segment is scanned"
         live = np.flatnonzero(~self.gone)
         cosine = cosines(self.matrix, queries)[live]
         best = best_rows(scores_of(cosine, multipliers(self.rows["utility_steps"][live])), k)
-        return live[best], cosine[best]
+        return Found(np.full(len(best), self.segment.segment_id), live[best], cosine[best])
 
-    def _looked_up(self, segment: Sealed, queries: Floats, k: int) -> tuple[Rows, NDArray[np.float64]]:
-        assert segment.index is not None
-        rows, cosine = segment.index.search(queries, k)
-        rest, matrix = segment.adjusted, segment.adjusted_matrix
-        marked = segment.index.marked
-        if marked is not self.marked:
-            late, vectors, _ = segment.vectors(np.flatnonzero(marked & ~self.gone & segment.plain))
-            rest, matrix = np.concatenate([rest, late]), np.concatenate([matrix, vectors])
-            known = ~marked[rows]  # a row may be found and be marked a moment later
-            rows, cosine = rows[known], cosine[known]
-        if len(rest):
-            rows, cosine = np.concatenate([rows, rest]), np.concatenate([cosine, cosines(matrix, queries)])
-        live = ~self.gone[rows]
-        return rows[live], cosine[live]
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class IndexView:
+    """One index at one point in time."""
+
+    index: SealedIndex
+    gone: Bits
+    """What did not count then, per label."""
+
+    def search(self, queries: Floats, k: int) -> Found:
+        """Chunks among which the best `k` live ones by score are."""
+        try:
+            return self.index.search(queries, k, self.gone)
+        except StoreError:  # the topic replaces this index; for who still holds it, the log has everything
+            return self.index.scan(queries, k, self.gone)
+
+
+class SearchTimes:
+    """How fast the searches of a topic are, smoothed over the latest ones; None before the first."""
+
+    def __init__(self) -> None:
+        self.fan_out_ms: float | None = None
+        """Of asking all indexes."""
+        self.scanned_per_second: float | None = None
+        """Vectors compared one by one, in the segments that have no index."""
+
+    def observe(self, scanned: int, scan_seconds: float, fan_out_seconds: float | None) -> None:
+        """Take in one search. Threads may overwrite each other's: it is a gauge."""
+        if scanned >= _SCANNED_MIN:
+            self.scanned_per_second = _smoothed(self.scanned_per_second, scanned / scan_seconds)
+        if fan_out_seconds is not None:
+            self.fan_out_ms = _smoothed(self.fan_out_ms, fan_out_seconds * 1000)
 
 
 class Snapshot:
     """An immutable point-in-time view of one topic; any thread may use it, for as long as it likes."""
 
-    def __init__(self, topic_id: str, views: Mapping[int, View], directory: Directory) -> None:
+    def __init__(
+        self,
+        topic_id: str,
+        views: Mapping[int, View],
+        directory: Directory,
+        indexes: Sequence[IndexView],
+        times: SearchTimes,
+    ) -> None:
         self.topic_id = topic_id
         self.views = views
         """By segment id, oldest first."""
+        self.indexes = tuple(indexes)
+        """What finds the chunks of sealed segments, oldest first."""
         self.directory = directory
         """Of the sealed segments among them."""
+        self.times = times
+        """Shared by all snapshots of the topic."""
         self._live_count: int | None = None
 
     @property
@@ -112,28 +139,15 @@ class Snapshot:
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         if k < 1 or not len(queries):
             return []
-        parts = [(view, *view.search(queries, k)) for view in self.views.values()]
-        parts = [part for part in parts if len(part[1])]
-        if not parts:
-            return []
-        columns = np.concatenate([view.rows[rows] for view, rows, _ in parts])
-        places = [(view.segment.segment_id, row) for view, rows, _ in parts for row in rows.tolist()]
-        cosine = np.concatenate([found for _, _, found in parts])
-        multiplier = multipliers(columns["utility_steps"])
-        score = scores_of(cosine, multiplier)
-        order = np.lexsort((columns["canonical_id"], -score))[:k]
-        return [
-            Hit(
-                uuid=uuid_bytes(columns[i]["uuid_high"], columns[i]["uuid_low"]),
-                canonical_id=int(columns[i]["canonical_id"]),
-                cosine=float(cosine[i]),
-                multiplier=float(multiplier[i]),
-                score=float(score[i]),
-                segment=places[i][0],
-                row=places[i][1],
-            )
-            for i in order.tolist()
-        ]
+        started = time.perf_counter()
+        growing = [view for view in self.views.values() if view.matrix is not None]
+        found = [view.scan(queries, k) for view in growing]
+        scanned = time.perf_counter()
+        all_loaded = all(view.index.is_loaded for view in self.indexes)
+        found += [view.search(queries, k) for view in self.indexes]
+        fan_out_seconds = time.perf_counter() - scanned if self.indexes and all_loaded else None
+        self.times.observe(sum(len(view.rows) for view in growing), scanned - started, fan_out_seconds)
+        return self._ranked(found, k)
 
     def knows(self, uuid: bytes) -> bool:
         """Whether the topic has any entry of that chunk, live or not."""
@@ -178,9 +192,37 @@ class Snapshot:
         growing = (view.segment for view in self.views.values() if isinstance(view.segment, Growing))
         return self.directory.has_digest(word) or any(segment.has_digest(word) for segment in growing)
 
+    def _ranked(self, found: Sequence[Found], k: int) -> list[Hit]:
+        segment_ids = np.concatenate([np.empty(0, dtype=np.intp), *(part.segment_ids for part in found)])
+        rows = np.concatenate([np.empty(0, dtype=np.intp), *(part.rows for part in found)])
+        cosine = np.concatenate([np.empty(0), *(part.cosine for part in found)])
+        columns = np.empty(len(rows), dtype=ROW)
+        for segment_id in np.unique(segment_ids).tolist():
+            here = segment_ids == segment_id
+            columns[here] = self.views[segment_id].rows[rows[here]]
+        multiplier = multipliers(columns["utility_steps"])
+        score = scores_of(cosine, multiplier)
+        order = np.lexsort((columns["canonical_id"], -score))[:k]
+        return [
+            Hit(
+                uuid=uuid_bytes(columns[i]["uuid_high"], columns[i]["uuid_low"]),
+                canonical_id=int(columns[i]["canonical_id"]),
+                cosine=float(cosine[i]),
+                multiplier=float(multiplier[i]),
+                score=float(score[i]),
+                segment=int(segment_ids[i]),
+                row=int(rows[i]),
+            )
+            for i in order.tolist()
+        ]
+
     def _canonical_id(self, place: tuple[int, int]) -> int:
         return int(self.views[place[0]].rows[place[1]]["canonical_id"])
 
     def _read(self, segment_id: int, row: int) -> Entry:
         view = self.views[segment_id]
         return view.segment.read(view.rows[row])
+
+
+def _smoothed(before: float | None, latest: float) -> float:
+    return latest if before is None else before + _WEIGHT * (latest - before)

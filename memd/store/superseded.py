@@ -68,6 +68,12 @@ class Directory:
         self._text_places: UInts = places[order]
         self._digests: UInts = np.unique(_joined([digests for _, _, digests in segments], np.uint64))
 
+    @property
+    def memory_bytes(self) -> int:
+        """What the columns take."""
+        columns = (self._high, self._low, self._places, self._texts, self._text_places, self._digests)
+        return sum(column.nbytes for column in columns)
+
     def places(self, uuid: bytes) -> list[tuple[int, int]]:
         """(segment id, row) of every entry of the chunk, oldest segment first."""
         high, low = uuid_words(uuid)

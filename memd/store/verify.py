@@ -8,6 +8,7 @@ they are rebuilt; set-aside `.torn` files are mentioned and are no failure.
 from __future__ import annotations
 
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,9 @@ import numpy as np
 from memd.errors import CorruptFile, ForeignFile, StoreError
 from memd.store.files import DiskFiles, Files
 from memd.store.format import MAGIC_JOURNAL, decode_header, scan
+from memd.store.indexes import check_file
 from memd.store.layout import LOCK_NAME, TopicLayout, segments_before, topic_ids_in
+from memd.store.merging import read_merged
 from memd.store.recovery import TORN_SUFFIX, Finding, LogFile, damage, read_log_file
 from memd.store.sealing import check_index, read_meta
 from memd.store.segment import ROW, row_of
@@ -83,6 +86,7 @@ class _Check:
             last_id = self._segment(layout, number, last_id)
         if active_file is not None:
             self._log_file(layout, layout.active, active_file, last_id, is_last=True)
+        self._merged(layout)
         self._journal(layout.hot)
         for directory in (layout.directory, layout.segments):
             for name in self._files.names(directory):
@@ -120,6 +124,27 @@ class _Check:
             self._found("foreign", path, str(error))
         except StoreError as error:
             self._found("derived", path, f"is rebuilt from the log at the next start: {error}")
+
+    def _merged(self, layout: TopicLayout) -> None:
+        """The merged indexes: each must be the file that its `.meta` vouches for, and about segments that are there."""
+        metas = {}
+        for number in layout.segment_ids(self._files):
+            with suppress(StoreError):
+                metas[number] = read_meta(self._files, layout, number)[1]
+        for first, last in layout.merges(self._files):
+            path = layout.merged_hnsw(first, last)
+            meta = read_merged(self._files, layout, first, last)
+            try:
+                if meta is None:
+                    raise CorruptFile(f"{layout.merged_meta(first, last)}: is missing or cannot be read")
+                covered = [metas[number].bin_crc for number in meta.segment_ids if number in metas]
+                if (meta.segment_ids[0], meta.segment_ids[-1]) != (first, last) or covered != list(meta.bin_crcs):
+                    raise CorruptFile(f"{path}: is about other segments than those beside it")
+                check_file(self._files, path, meta.vouched)
+                self._count(path)
+            except StoreError as error:
+                if not self._is_live:  # a running daemon may be writing or removing it just now
+                    self._found("derived", path, f"is left out at the next start: {error}")
 
     def _log_file(self, layout: TopicLayout, path: Path, log_file: LogFile, last_id: int, *, is_last: bool) -> int:
         self.findings += damage(log_file, topic_id=layout.topic_id, is_last=is_last)

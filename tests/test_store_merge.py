@@ -1,0 +1,298 @@
+"""Merged indexes: found is what was found before, whatever happens while they are made, and few remain to be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
+from drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_store, seal_all, unit_vector
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memd.chunks import Draft, Entry
+from memd.errors import StoreWriteFailed
+from memd.store.merging import TIER_WIDTH, due_merge
+from memd.store.snapshot import Snapshot
+from memd.store.topic_log import TopicLog
+from memd.store.verify import verify
+
+SEGMENTS = DATA_DIR / "talk" / "segments"
+MERGED = SEGMENTS / "merged_0001_0008.hnsw"
+NO_LIMIT_MS = 1e9
+
+
+def merge_all(topic: TopicLog) -> int:
+    """Merge until nothing is due; how often that was."""
+    count = 0
+    while due := topic.due_merge(NO_LIMIT_MS):
+        topic.merge(due)
+        count += 1
+    return count
+
+
+def grown(files: CrashFiles, segments: int, size: int = 2) -> tuple[TopicLog, list[Entry]]:
+    """A topic of that many sealed segments, with corrections of earlier chunks all along."""
+    topic = open_store(files, segment_entries_max=size).topic("talk")
+    entries: list[Entry] = []
+    for number in range(segments):
+        group = [draft(f"{number}.{i}") for i in range(size)]
+        if number % 3 == 2:
+            group[0] = adjusted(entries[2 * number - 4], 3)
+        if number % 4 == 3:
+            group[1] = deprecated(entries[2 * number - 1])
+        entries += topic.append(group)
+        seal_all(topic)
+    return topic, entries
+
+
+def found(snapshot: Snapshot, k: int = 1000) -> list[tuple[int, float]]:
+    query = unit_vector("a question")[None]
+    return [(hit.canonical_id, hit.score) for hit in snapshot.search(query, k)]
+
+
+def test_a_merge_changes_nothing_but_how_many_indexes_are_asked() -> None:
+    files = CrashFiles()
+    topic, _ = grown(files, 20)
+    before = topic.snapshot()
+    expected = found(before)
+    assert len(before.indexes) == 20
+    assert merge_all(topic) == 2
+    assert [view.index.segment_ids for view in topic.snapshot().indexes] == [
+        tuple(range(1, 9)),
+        tuple(range(9, 17)),
+        *((number,) for number in range(17, 21)),
+    ]
+    assert found(topic.snapshot()) == expected == found(before)
+    again = open_store(files.after_power_cut("lost"), segment_entries_max=2).topic("talk")
+    assert len(again.snapshot().indexes) == 6
+    assert found(again.snapshot()) == expected
+
+
+def test_corrections_after_a_merge_count_in_it_and_not_in_earlier_snapshots() -> None:
+    topic, entries = grown(CrashFiles(), 9)
+    merge_all(topic)
+    before = topic.snapshot()
+    expected = found(before)
+    live = {canonical_id for canonical_id, _ in expected}
+    one, other = [entry for entry in entries[:14] if entry.canonical_id in live][:2]
+    topic.append([adjusted(one, 2), deprecated(other)])
+    scores = dict(found(topic.snapshot()))
+    assert one.canonical_id not in scores and other.canonical_id not in scores
+    assert len(scores) == len(expected) - 1
+    assert found(before) == expected
+
+
+def test_an_unloaded_snapshot_still_finds_what_went_before_its_index_was_loaded() -> None:
+    files = CrashFiles()
+    _, entries = grown(files, 9)
+    topic = open_store(files.after_power_cut("lost"), segment_entries_max=2).topic("talk")
+    expected = found(open_store(files.after_power_cut("lost"), segment_entries_max=2).topic("talk").snapshot())
+    before = topic.snapshot()
+    assert not topic.is_loaded
+    topic.append([deprecated(entry) for entry in entries[:6] if entry.vector])
+    topic.load()
+    assert topic.is_loaded
+    assert found(before) == expected
+    assert len(found(topic.snapshot())) < len(expected)
+
+
+def test_merges_go_on_in_tiers_and_leave_few_indexes() -> None:
+    files = CrashFiles()
+    topic, _ = grown(files, 0)
+    most = 0
+    for number in range(70):
+        topic.append([draft(f"{number}.{i}") for i in range(2)])
+        seal_all(topic)
+        merge_all(topic)
+        most = max(most, len(topic.snapshot().indexes))
+    assert [len(view.index.segment_ids) for view in topic.snapshot().indexes] == [64, 1, 1, 1, 1, 1, 1]
+    assert most == 14
+    merged = sorted(name for name in files.names(SEGMENTS) if name.startswith("merged"))
+    assert merged == ["merged_0001_0064.hnsw", "merged_0001_0064.meta"]
+    assert len(found(topic.snapshot())) == 140
+
+
+@pytest.mark.parametrize(
+    ("sizes", "over_budget", "merged"),
+    [
+        ([], True, None),
+        ([1] * 7, False, None),
+        ([1] * 8, False, range(8)),
+        ([1] * 20, False, range(8)),
+        ([8, 8, *[1] * 9], False, range(2, 10)),
+        ([8] * 8, False, range(8)),
+        ([64, *[8] * 8, 1], False, range(1, 9)),
+        ([1] * 3, True, range(3)),
+        ([8, 8, 1], True, range(2)),
+        ([64, 8, 1], True, None),
+    ],
+)
+def test_what_is_merged_when(sizes: list[int], over_budget: bool, merged: range | None) -> None:
+    assert due_merge(sizes, over_budget=over_budget) == merged
+
+
+@given(st.integers(1, 3000))
+def test_the_number_of_indexes_stays_logarithmic(segments: int) -> None:
+    sizes: list[int] = []
+    for _ in range(segments):
+        sizes.append(1)
+        while due := due_merge(sizes, over_budget=False):
+            sizes[due.start : due.stop] = [sum(sizes[i] for i in due)]
+    assert sum(sizes) == segments
+    assert len(sizes) <= (TIER_WIDTH - 1) * (1 + int(np.log(segments) / np.log(TIER_WIDTH) + 1e-9))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_power_cut_anywhere_in_a_merge_loses_nothing(loss: Loss) -> None:
+    whole = CrashFiles()
+    topic, _ = grown(whole, 17)
+    expected, start = found(topic.snapshot()), whole.operations
+    merge_all(topic)
+    for cut in range(start, whole.operations):
+        files = CrashFiles()
+        files.cut_after = cut
+        with pytest.raises(PowerCutError):
+            merge_all(grown(files, 17)[0])
+        again = files.after_power_cut(loss)
+        topic = open_store(again, segment_entries_max=2).topic("talk")
+        assert found(topic.snapshot()) == expected, f"cut at {cut}: {files.log[cut]}"
+        topic.load()
+        assert topic.findings == [] and topic.unsealed() == []
+        assert verify(DATA_DIR, again).ok
+        stable = again.contents()
+        open_store(again.after_power_cut("lost"), segment_entries_max=2).topic("talk")
+        assert again.contents() == stable
+        merge_all(topic)
+        assert found(topic.snapshot()) == expected
+        assert len(topic.snapshot().indexes) == 3
+
+
+def test_a_merge_that_fails_leaves_the_old_indexes_and_is_tried_again() -> None:
+    whole = CrashFiles()
+    topic, _ = grown(whole, 8)
+    expected, start = found(topic.snapshot()), whole.operations
+    merge_all(topic)
+    for number in range(start, whole.operations):
+        files = CrashFiles()
+        topic, _ = grown(files, 8)
+        files.fail_at = {number}
+        with pytest.raises(StoreWriteFailed):
+            merge_all(topic)
+        assert found(topic.snapshot()) == expected
+        assert merge_all(topic) == 1
+        assert found(topic.snapshot()) == expected
+        assert verify(DATA_DIR, files).ok
+
+
+def flip(offset: int) -> Callable[[CrashFiles], None]:
+    return lambda files: files.flip(MERGED, offset)
+
+
+DAMAGE: dict[str, Callable[[CrashFiles], None]] = {
+    "bit in the index": flip(50),
+    "index cut short": lambda files: files.put(MERGED, files.read(MERGED)[:-9]),
+    "index missing": lambda files: files.remove(MERGED),
+    "index of other segments": lambda files: files.put(MERGED, files.read(SEGMENTS / "merged_0009_0016.hnsw")),
+    "bit in .meta": lambda files: files.flip(MERGED.with_suffix(".meta"), 120),
+    ".meta missing": lambda files: files.remove(MERGED.with_suffix(".meta")),
+    ".meta of others": lambda f: f.put(MERGED.with_suffix(".meta"), f.read(SEGMENTS / "merged_0009_0016.meta")),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_merged_index_is_given_up_for_those_of_its_segments(name: str) -> None:
+    files = CrashFiles()
+    topic, _ = grown(files, 17)
+    expected = found(topic.snapshot())
+    merge_all(topic)
+    files = files.after_power_cut("lost")
+    DAMAGE[name](files)
+    report = verify(DATA_DIR, files)
+    assert not report.ok
+    assert {finding.kind for finding in report.damaged} == {"derived"}
+    topic = open_store(files, segment_entries_max=2).topic("talk")
+    assert found(topic.snapshot()) == expected
+    topic.load()
+    assert found(topic.snapshot()) == expected
+    assert len(topic.snapshot().indexes) == 10
+    merge_all(topic)
+    assert found(topic.snapshot()) == expected
+    assert len(topic.snapshot().indexes) == 3
+    assert verify(DATA_DIR, files).ok
+
+
+def test_two_damaged_layers_of_indexes_leave_the_log() -> None:
+    files = CrashFiles()
+    topic, _ = grown(files, 8)
+    expected = found(topic.snapshot())
+    merge_all(topic)
+    files = files.after_power_cut("lost")
+    flip(50)(files)
+    files.flip(SEGMENTS / "seg_0003.hnsw", 60)
+    topic = open_store(files, segment_entries_max=2).topic("talk")
+    before = topic.snapshot()
+    topic.load()
+    assert topic.unsealed() == [3]
+    assert found(topic.snapshot()) == expected == found(before)
+    seal_all(topic)
+    assert merge_all(topic) == 1
+    assert found(topic.snapshot()) == expected
+    assert verify(DATA_DIR, files).ok
+
+
+def test_a_merged_search_agrees_with_an_exact_one_on_clustered_vectors(tmp_path: Path) -> None:
+    dimension, size, segments = 48, 250, 16
+    chosen = np.random.default_rng(3)
+    centres = chosen.normal(size=(40, dimension))
+    noise = 0.7 * chosen.normal(size=(size * segments, dimension))
+    vectors = (centres[chosen.integers(0, 40, len(noise))] + noise).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    topic = open_store(data_dir=tmp_path, segment_entries_max=size, dimension=dimension).topic("talk")
+    ids = []
+    for number in range(0, len(vectors), size):
+        group = [_with_vector(i, vectors[i].tobytes()) for i in range(number, number + size)]
+        ids += [entry.canonical_id for entry in topic.append(group)]
+        seal_all(topic)
+    assert merge_all(topic) == 2
+    right = total = 0
+    for query in chosen.permutation(vectors)[:100] + 0.05 * chosen.normal(size=(100, dimension)).astype(np.float32):
+        best = {ids[i] for i in np.argsort(-(vectors @ query))[:32]}
+        hits = topic.snapshot().search((query / np.linalg.norm(query))[None], 32)
+        right += len(best & {hit.canonical_id for hit in hits})
+        total += len(best)
+    assert right / total > 0.99
+
+
+def test_a_merge_stands_back_between_batches() -> None:
+    topic, _ = grown(CrashFiles(), 8)
+    asked = []
+    due = topic.due_merge(NO_LIMIT_MS)
+    assert due is not None
+    topic.merge(due, stand_back=lambda: asked.append(live_contents(topic)))
+    assert len(asked) == 6  # two of the segments have nothing left that could be merged
+    assert all(contents == asked[0] for contents in asked)
+
+
+def test_an_append_and_a_seal_during_a_merge_count_afterwards() -> None:
+    topic, entries = grown(CrashFiles(), 8)
+    live = {canonical_id for canonical_id, _ in found(topic.snapshot())}
+    chosen = next(entry for entry in entries if entry.canonical_id in live)
+    done = []
+
+    def meanwhile() -> None:
+        if not done:
+            done.append(topic.append([deprecated(chosen), draft("new")]))
+            seal_all(topic)
+
+    topic.merge(range(1, 9), stand_back=meanwhile)
+    after = {canonical_id for canonical_id, _ in found(topic.snapshot())}
+    assert after == (live - {chosen.canonical_id}) | {done[0][1].canonical_id}
+    assert len(topic.snapshot().indexes) == 2
+
+
+def _with_vector(name: int, vector: bytes) -> Draft:
+    return msgspec.structs.replace(draft(name), vector=vector)
