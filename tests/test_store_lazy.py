@@ -44,13 +44,13 @@ def test_a_start_reads_the_ends_of_the_logs_and_a_topic_only_columns() -> None:
     assert read["seg_0004.bin"] == HEADER_BYTES
     files.bytes_read.clear()
     topic = store.topic("talk")
-    assert not topic.is_loaded
+    assert topic.stats().indexes_loaded == 0
     read = dict(files.bytes_read)
     assert {name for name in read if name.endswith(".hnsw")} == set()
     assert {read[f"seg_000{number}.bin"] for number in range(1, 5)} == {HEADER_BYTES}
     files.bytes_read.clear()
     hits = topic.snapshot().search(unit_vector("q")[None], 3)
-    assert topic.is_loaded
+    assert topic.is_loaded and topic.stats().indexes_loaded == 4
     assert sum(files.bytes_read[f"seg_000{number}.bin"] for number in range(1, 5)) == 0
     topic.snapshot().entry(hits[0])
     assert 0 < sum(bytes_ for name, bytes_ in files.bytes_read.items() if name.endswith(".bin")) < 3000
