@@ -160,6 +160,30 @@ def export(config_path: Path | None, data_dir: str | None, topic: str | None, li
     return 0
 
 
+@main.command()
+@_settings_flags
+@click.option("--host", help="Where the daemon listens. Default: listen.host of the settings.")
+@click.option("--port", type=click.IntRange(1, 65_535), help="Its port. Default: listen.port.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def stats(config_path: Path | None, data_dir: str | None, host: str | None, port: int | None, as_json: bool) -> int:
+    """Show what is stored, and how fast a running daemon finds it.
+
+    Works with and without a daemon and changes nothing. Topics that the daemon has not in memory are shown as on disk.
+    """
+    folder = _existing_data_dir(config_path, data_dir)
+    config = _config(config_path, {"listen.host": host, "listen.port": port})
+    from memd.stats import gathered, table
+
+    figures = gathered(folder, config.listen)
+    if as_json:
+        click.echo(msgspec.json.encode(figures))
+    else:
+        from rich.console import Console
+
+        Console().print(*table(figures), sep="\n")
+    return 0
+
+
 def _config(path: Path | None, given: dict[str, Any]) -> Config:
     return load_config(path, os.environ, {key: value for key, value in given.items() if value is not None})
 

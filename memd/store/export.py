@@ -77,18 +77,23 @@ class _Places:
 
 def _log_files(files: Files, layout: TopicLayout) -> Iterator[tuple[list[Path], Records]]:
     """The files of a topic, each with the other names it may get, and their columns; oldest first."""
-    data = _active_bytes(files, layout)
+    data = active_bytes(files, layout)
     active = read_log_file(data, name=str(layout.active), dimension=None) if data is not None else None
     number = active.header.segment_id if active is not None and active.header is not None else None
     for path in map(layout.bin, segments_before(files, layout, data, number)):
         log_file = read_log_file(files.read(path), name=str(path), dimension=None)
-        yield [path], _rows_of(log_file, len(log_file.entries))
+        yield [path], rows_of(log_file, len(log_file.entries))
     if active is not None:
         paths = [layout.active] if number is None else [layout.active, layout.bin(number)]
-        yield paths, _rows_of(active, active.whole_count)
+        yield paths, rows_of(active, active.whole_count)
 
 
-def _active_bytes(files: Files, layout: TopicLayout) -> bytes | None:
+def active_bytes(files: Files, layout: TopicLayout) -> bytes | None:
+    """The `active.bin` of a topic; None if there is none right now.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
     try:
         return files.read(layout.active)
     except StoreError:
@@ -97,7 +102,8 @@ def _active_bytes(files: Files, layout: TopicLayout) -> bytes | None:
         raise
 
 
-def _rows_of(log_file: LogFile, count: int) -> Records:
+def rows_of(log_file: LogFile, count: int) -> Records:
+    """The columns of the first `count` entries of a log file."""
     return np.array(list(map(row_of, log_file.entries[:count], log_file.spans[:count])), dtype=ROW)
 
 
