@@ -44,7 +44,8 @@ def gathered(data_dir: Path, listen: Listen) -> Figures:
 
 def table(figures: Figures) -> list[RenderableType]:
     """The figures for a person: a table, and a line about the daemon."""
-    shown = Table("topic", box=box.SIMPLE_HEAD, title=figures.data_dir, title_justify="left", padding=(0, 1, 0, 0))
+    shown = Table(box=box.SIMPLE_HEAD, title=figures.data_dir, title_justify="left", padding=(0, 1, 0, 0))
+    shown.add_column("topic", overflow="fold", min_width=8)
     for name in ("chunks", "entries", "log", "derived", "memory", "indexes", "fan-out", "scan"):
         shown.add_column(name, justify="right", no_wrap=True)
     in_memory = {} if figures.daemon is None else figures.daemon["topics"]
@@ -79,7 +80,7 @@ def _measured(topic: dict[str, Any] | None) -> list[str]:
 
 
 def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"
+    return f"{count / 1e6:,.0f} MB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
 def _asked(url: str, data_dir: Path) -> dict[str, Any] | None:
