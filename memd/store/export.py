@@ -20,7 +20,7 @@ from memd.errors import StoreError
 from memd.store.files import DiskFiles, Files
 from memd.store.layout import TopicLayout, segments_before, topic_ids_in
 from memd.store.recovery import LogFile, read_log_file
-from memd.store.segment import ROW, read_entry, row_of
+from memd.store.segment import ROW, read_entry, rows_from
 from memd.store.superseded import Bits, Records, superseded
 
 
@@ -104,7 +104,7 @@ def active_bytes(files: Files, layout: TopicLayout) -> bytes | None:
 
 def rows_of(log_file: LogFile, count: int) -> Records:
     """The columns of the first `count` entries of a log file."""
-    return np.array(list(map(row_of, log_file.entries[:count], log_file.spans[:count])), dtype=ROW)
+    return rows_from(log_file.entries[:count], log_file.spans[:count])
 
 
 def _as_dict(entry: Entry, topic_id: str, *, live: bool) -> dict[str, Any]:
