@@ -46,7 +46,7 @@ def table(figures: Figures) -> list[RenderableType]:
     """The figures for a person: a table, and a line about the daemon."""
     shown = Table(box=box.SIMPLE_HEAD, title=figures.data_dir, title_justify="left", padding=(0, 1, 0, 0))
     shown.add_column("topic", overflow="fold", min_width=8)
-    for name in ("chunks", "entries", "log", "derived", "memory", "indexes", "fan-out", "scan"):
+    for name in ("chunks", "entries", "disk", "memory", "indexes", "fan-out", "scan"):
         shown.add_column(name, justify="right", no_wrap=True)
     in_memory = {} if figures.daemon is None else figures.daemon["topics"]
     for topic in figures.topics:
@@ -54,8 +54,7 @@ def table(figures: Figures) -> list[RenderableType]:
             topic.topic_id,
             f"{topic.chunks:,}",
             f"{topic.entries:,}",
-            _megabytes(topic.log_bytes),
-            _megabytes(topic.derived_bytes),
+            _megabytes(topic.log_bytes + topic.derived_bytes),
             *_measured(in_memory.get(topic.topic_id)),
         )
     if figures.daemon is None:

@@ -62,14 +62,22 @@ def test_a_conversation_goes_on_after_its_topic_was_let_go(told: DaemonProcess, 
     assert after[: len(before)] == before, "the block of the turn before is where it was"
 
 
-def test_nothing_is_read_at_the_start_but_what_has_work_left(told: DaemonProcess) -> None:
+def test_a_start_opens_what_has_work_left_and_what_was_used_last(told: DaemonProcess) -> None:
+    told.chat([said("A remark in the cellar.")], memory_in={"topic_id": "cellar"})
     wait_until(lambda: loaded(told) == set(), lambda: f"still in memory: {loaded(told)}")
     told.config.write_text("{}")  # from now on nothing is stored or let go soon
     told.restart()
-    assert loaded(told) == set()
+    wait_until(lambda: loaded(told) == {"cellar"}, lambda: f"in memory: {loaded(told)}")
     told.chat([said("A remark that stays in the buffer.")], memory_in={"topic_id": "attic"})
+    told.chat([said("Later, something else.")], memory_in={"topic_id": "lamp"})
     told.restart()
-    wait_until(lambda: loaded(told) == {"attic"}, lambda: f"in memory: {loaded(told)}")
+    wait_until(lambda: loaded(told) == {"attic", "lamp"}, lambda: f"in memory: {loaded(told)}")
+
+    def loaded_indexes() -> int:
+        count: int = ask(f"{told.base_url}/memd/stats").json["topics"]["lamp"]["indexes_loaded"]
+        return count
+
+    wait_until(lambda: loaded_indexes() == 2, lambda: f"{loaded_indexes()} indexes are loaded")
 
 
 def test_above_the_ceiling_the_topic_used_least_recently_goes_first(

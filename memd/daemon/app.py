@@ -7,6 +7,7 @@ leaves no thread, no child process and no lock behind.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import signal
@@ -37,7 +38,7 @@ from memd.daemon.service import Daemon
 from memd.daemon.tasks import Tasks
 from memd.daemon.upstream import Upstream
 from memd.embedding import Embedder, load_embedder
-from memd.errors import MemdError
+from memd.errors import MemdError, StoreError
 from memd.store.files import Files
 from memd.store.log import Store
 
@@ -121,7 +122,7 @@ async def running(config: Config, model: Path | None = None, files: Files | None
         stack.push_async_callback(daemon.close)
         await upstream.refresh(wait=True)
         tending = [
-            tasks.spawn(daemon.topics.wake(), "wake"),
+            tasks.spawn(_wake(daemon), "wake"),
             tasks.spawn(daemon.archiver.tend(daemon.topics), "tend"),
         ]
         runner = _runner(daemon)
@@ -135,6 +136,13 @@ async def running(config: Config, model: Path | None = None, files: Files | None
             for task in tending:
                 task.cancel()
             await tasks.finish(timeout_seconds=config.shutdown.grace_seconds)
+
+
+async def _wake(daemon: Daemon) -> None:
+    with contextlib.suppress(StoreError):  # has been said; whoever asks for the topic hears it again
+        used_last = await daemon.topics.wake()
+        if used_last is not None:
+            await daemon.recall.load(used_last.log)
 
 
 def serve(config: Config, model: Path | None = None) -> int:

@@ -139,15 +139,23 @@ class Topics:
         self._open: dict[str, Topic] = {}
         self._opening: dict[str, asyncio.Future[Topic]] = {}
 
-    async def wake(self) -> None:
-        """Open the topics that an earlier run left something to do for: unstored turns, segments without index."""
+    async def wake(self) -> Topic | None:
+        """Open the topics that an earlier run left something to do for: unstored turns, segments without index.
+
+        Returns the topic that was used last, opened too: it will most likely be the next one to be asked for.
+        """
         loop = asyncio.get_running_loop()
+        used_last: tuple[float, str] | None = None
         for topic_id in self._store.topic_ids():
             try:
-                if topic_id not in self._open and await loop.run_in_executor(None, self._has_work, topic_id):
+                used_at, has_work = await loop.run_in_executor(None, self._glanced_at, topic_id)
+                if used_at is not None:
+                    used_last = max(used_last or (used_at, topic_id), (used_at, topic_id))
+                if has_work:
                     await self.get(topic_id)
             except StoreError as error:
                 log.error("topic %s: cannot be opened: %s", topic_id, error)
+        return None if used_last is None else await self.get(used_last[1])
 
     async def let_idle_go(self) -> None:
         """Let go the topics that have been idle for long, and sooner where all together take too much memory."""
@@ -215,9 +223,12 @@ class Topics:
             log.warning("%s", finding)
         return Topic(log_, buffer, journal, self._writer)
 
-    def _has_work(self, topic_id: str) -> bool:
+    def _glanced_at(self, topic_id: str) -> tuple[float | None, bool]:
+        """When the topic's last conversation was used, to judge by its journal, and whether there is work left."""
         payloads = peek(self._store.journal_of(topic_id), self._store.files)
-        return self._store.has_unsealed(topic_id) or self._buffer_of(topic_id, payloads).has_unstored
+        buffer = self._buffer_of(topic_id, payloads)
+        used_at = max((conversation.used_at for conversation in buffer.conversations()), default=None)
+        return used_at, buffer.has_unstored or self._store.has_unsealed(topic_id)
 
     def _buffer_of(self, topic_id: str, payloads: Sequence[bytes]) -> HotBuffer:
         buffer = HotBuffer(lambda: uuid.uuid4().hex[:12], self._config.corrections.window_turns)
