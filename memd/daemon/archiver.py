@@ -36,9 +36,7 @@ class Archiver:
     def __init__(self, config: Config, encoder: Encoder, counter: TokenCounter, tasks: Tasks) -> None:
         self._config = config
         self._encoder = encoder
-        self._drafter = Drafter(
-            config, counter, encoder.for_ingestion, budget_seconds=config.chunking.budget_ms / 1000
-        )
+        self._drafter = Drafter(config, counter, encoder.for_ingestion, budget_seconds=config.chunking.budget_ms / 1000)
         self._tasks = tasks
         self._sealer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-seal")
         self._sealing: set[tuple[str, int]] = set()
