@@ -160,6 +160,27 @@ def export(config_path: Path | None, data_dir: str | None, topic: str | None, li
     return 0
 
 
+@main.command()
+@_settings_flags
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+def backup(config_path: Path | None, data_dir: str | None, folder: Path) -> int:
+    """Bring the folder DIR up to date with the log; DIR is new, empty or an earlier backup.
+
+    Works beside a running daemon. To restore, serve from it: memd serve --data-dir DIR.
+    """
+    source = _existing_data_dir(config_path, data_dir)
+    from memd.store.backup import backup as back_up
+
+    report = back_up(source, folder)
+    for finding in report.findings:
+        click.echo(finding)
+    click.echo(
+        f"{folder}: {report.topics} topics: {report.linked} files linked, {report.copied} copied "
+        f"({report.bytes_copied:,} bytes), {report.kept} there already"
+    )
+    return FOUND_SOMETHING if report.findings else 0
+
+
 def _config(path: Path | None, given: dict[str, Any]) -> Config:
     return load_config(path, os.environ, {key: value for key, value in given.items() if value is not None})
 
