@@ -99,6 +99,10 @@ class Store:
         if topic is not None:
             topic.close()
 
+    def saw_canonical_id(self, canonical_id: int) -> None:
+        """Keep the ids of all entries from now on above this one."""
+        self._grounds.clock.saw(canonical_id)
+
     def topic_ids(self) -> list[str]:
         """The topics on disk, sorted."""
         return topic_ids_in(self.files, self.data_dir)
