@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,41 @@ def backup(config_path: Path | None, data_dir: str | None, folder: Path) -> int:
         f"({report.bytes_copied:,} bytes), {report.kept} there already"
     )
     return FOUND_SOMETHING if report.findings else 0
+
+
+@main.command(name="import")
+@_settings_flags
+@click.option("--topic", help="Put everything into this topic.")
+@click.argument("file", metavar="FILE.jsonl", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def import_(config_path: Path | None, data_dir: str | None, topic: str | None, file: Path) -> int:
+    """Add the lines of FILE.jsonl to the log: entries of `memd export`, or conversations.
+
+    A conversation is a JSON array of messages in OpenAI's format, or an object with such an array as `messages`. What
+    the log has already is left out, so an import that was interrupted is simply done again. Not beside a running daemon.
+    """
+    config = _config(config_path, {"data_dir": data_dir})
+    from memd.daemon.importing import import_file
+
+    with _progress("importing", file.stat().st_size) as advanced:
+        counts = import_file(config, file, topic_id=topic, advanced=advanced)
+    click.echo(
+        f"{file}: {counts.lines} lines: {counts.entries} entries imported, {counts.entries_known} there already; "
+        f"{counts.conversations} conversations: {counts.chunks} chunks imported, "
+        f"{counts.messages_known} messages there already or empty"
+    )
+    return 0
+
+
+@contextmanager
+def _progress(what: str, total: float | None) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, nothing elsewhere; what is yielded takes how much of `total` has been done since."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.advance(task, done)
 
 
 def _config(path: Path | None, given: dict[str, Any]) -> Config:

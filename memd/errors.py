@@ -27,8 +27,8 @@ class BadMemoryIn(MemdError):
     """A `memory_in` that does not have the documented shape; the request goes on without memory."""
 
 
-class BadImportLine(MemdError):
-    """A line of a file to be imported that is not what it should be; names the file and the line."""
+class BadImport(MemdError):
+    """A file to be imported that cannot be read or is not what it should be; names the file and the line."""
 
 
 class EmbeddingError(MemdError):

@@ -18,6 +18,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Raw
 
+from memd.assets import ranks_bytes
 from memd.chunks import (
     DEFAULT_TOPIC_ID,
     PUBLIC_ID_DIGITS_MIN,
@@ -31,10 +32,10 @@ from memd.chunks import (
     utility_multiplier,
 )
 from memd.config import Config
-from memd.context.tokens import TokenCounter
+from memd.context.tokens import TokenCounter, cl100k_base
 from memd.daemon.drafting import Drafter, unstored_runs
-from memd.daemon.offline import append_and_seal
-from memd.errors import BadImportLine, BadRequestBody, BadTopicId
+from memd.daemon.offline import append_and_seal, opened
+from memd.errors import BadImport, BadRequestBody, BadTopicId
 from memd.messages import Message, chain_all, leading_count
 from memd.store.log import Store
 from memd.wire.chat_message import parse_message
@@ -97,6 +98,22 @@ _members_decoder = msgspec.json.Decoder(_Members)
 _list_decoder = msgspec.json.Decoder(list[Raw])
 
 
+def import_file(
+    config: Config, path: Path, *, topic_id: str | None, advanced: Callable[[int], None] = lambda _: None
+) -> Counts:
+    """Import a file into the log of `config.data_dir`; see `Importer`.
+
+    Raises:
+        StoreLocked: a daemon is running on it.
+        MemdError: see `Importer.run`.
+    """
+    counter = TokenCounter(cl100k_base(ranks_bytes()))
+    with opened(config) as (store, embedder):
+        importer = Importer(store, config, counter, embedder.embed, topic_id=topic_id)
+        importer.run(path, advanced)
+        return importer.counts
+
+
 class Importer:
     """One import into an open store. `counts` may be read at any time."""
 
@@ -130,7 +147,7 @@ class Importer:
         """Import a file; `advanced` is told the bytes of each line once it is done.
 
         Raises:
-            BadImportLine: a line cannot be imported; those before it are, those behind it are not.
+            BadImport: a line cannot be imported; those before it are, those behind it are not.
             MemdError: as before, because of the model or the disk.
         """
         try:
@@ -139,7 +156,7 @@ class Importer:
                     self._line(line, f"{path}, line {number}")
                     advanced(len(line))
         except OSError as error:
-            raise BadImportLine(f"{path}: cannot be read ({error.strerror or error}); name another file") from error
+            raise BadImport(f"{path}: cannot be read ({error.strerror or error}); name another file") from error
         finally:
             self._flush()
 
@@ -147,35 +164,35 @@ class Importer:
         if not line.strip():
             return
         try:
-            kind = _members_decoder.decode(line) if line.lstrip().startswith(b"{") else _Members(messages=Raw(line))
-            if bytes(kind.uuid):
-                self._entry(_line_decoder.decode(line))
-            else:
-                self._conversation([parse_message(raw) for raw in _list_decoder.decode(kind.messages or b"null")])
+            parsed = _parsed(line)
         except (ValueError, RecursionError, BadRequestBody, BadTopicId) as error:
-            raise BadImportLine(
+            raise BadImport(
                 f"{name}: is neither an entry of `memd export` nor a conversation (an array of messages, or an object "
                 f"with `messages`): {error}; what stands before it is imported: correct it and import the file again"
             ) from error
+        if isinstance(parsed, list):
+            self._conversation(parsed)
+        else:
+            self._entry(*parsed)
         self.counts.lines += 1
 
     # -- entries of an export -----------------------------------------------------------------------------------
 
-    def _entry(self, line: _Line) -> None:
-        draft = _as_draft(line)
-        topic_id = self._topic_id or checked_topic_id(line.topic_id)
+    def _entry(self, topic_id: str, draft: Draft) -> None:
+        topic_id = self._topic_id or topic_id
         if self._is_known(topic_id, draft):
             self.counts.entries_known += 1
             return
         if draft.status is Status.ACTIVE:
             vector = self._embed(draft.content).astype("<f4").tobytes()
             draft = msgspec.structs.replace(draft, vector=vector)
-        # Not before the line is known to be good; and entries of all topics keep the order that they have in the file.
+        # Entries of different topics keep the order that they have in the file.
         if topic_id != self._pending_topic_id or len(self._pending) >= GROUP_ENTRIES:
             self._flush()
             self._pending_topic_id = topic_id
         self._pending.append(draft)
-        self._store.saw_canonical_id(line.origin_id)
+        assert draft.origin_id is not None, "an export tells it"
+        self._store.saw_canonical_id(draft.origin_id)
 
     def _is_known(self, topic_id: str, draft: Draft) -> bool:
         """Whether the log has this state of the chunk, and no line before it that the log has not.
@@ -203,8 +220,6 @@ class Importer:
     # -- conversations ------------------------------------------------------------------------------------------
 
     def _conversation(self, messages: Sequence[Message]) -> None:
-        if any(not message.role for message in messages):
-            raise BadRequestBody("a message has no role")
         self._flush()
         said = messages[leading_count(messages) :]
         digests = chain_all(message.content_digest for message in said)
@@ -216,6 +231,24 @@ class Importer:
             append_and_seal(topic, drafts)
             self.counts.chunks += len(drafts)
         self.counts.conversations += 1
+
+
+def _parsed(line: bytes) -> list[Message] | tuple[str, Draft]:
+    """A conversation, or an entry, without its vector, with its topic.
+
+    Raises:
+        ValueError, RecursionError, BadRequestBody, BadTopicId: it is neither.
+    """
+    if line.lstrip().startswith(b"{"):
+        members = _members_decoder.decode(line)
+        if bytes(members.uuid):
+            told = _line_decoder.decode(line)
+            return checked_topic_id(told.topic_id), _as_draft(told)
+        line = bytes(members.messages)
+    messages = [parse_message(raw) for raw in _list_decoder.decode(line)]
+    if not all(message.role for message in messages):
+        raise BadRequestBody("a message has no role")
+    return messages
 
 
 def _stretches(messages: Sequence[tuple[bytes, Message]]) -> list[list[tuple[bytes, Message]]]:
