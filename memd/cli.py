@@ -190,7 +190,7 @@ def import_(config_path: Path | None, data_dir: str | None, topic: str | None, f
     """Add the lines of FILE.jsonl to the log: entries of `memd export`, or conversations.
 
     A conversation is a JSON array of messages in OpenAI's format, or an object with such an array as `messages`. What
-    the log has already is left out, so an import that was interrupted is simply done again. Not beside a running daemon.
+    the log has already is left out, so an interrupted import is simply done again. Not beside a running daemon.
     """
     config = _config(config_path, {"data_dir": data_dir})
     from memd.daemon.importing import import_file
