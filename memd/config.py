@@ -121,6 +121,15 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """Entries after which a segment is sealed and gets its vector index."""
 
 
+class Store(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept in memory of the log."""
+
+    topic_idle_seconds: PositiveSeconds = 600.0
+    """A topic without a request for this long is let go; its next request reads it from disk."""
+    memory_bytes_max: Annotated[int, Meta(ge=1 << 20, le=1 << 50)] = 4 << 30
+    """Above this the topics that were used least recently are let go sooner; never one that is being used."""
+
+
 class Retrieval(msgspec.Struct, frozen=True, kw_only=True):
     """Finding what matters for the current question."""
 
@@ -130,6 +139,8 @@ class Retrieval(msgspec.Struct, frozen=True, kw_only=True):
     """Chunks that score lower are not recalled."""
     lexical_weight: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of word matching (BM25) in the score; this version has only vectors, so 0."""
+    recall_budget_ms: Annotated[int, Meta(ge=1, le=600_000)] = 20
+    """When asking all indexes of a topic takes longer, more of them are merged."""
     timeout_ms: Annotated[int, Meta(ge=1, le=600_000)] = 2000
     """A recall that takes longer is skipped; the request goes on without memory (`degraded:timeout`)."""
 
@@ -221,6 +232,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     chunking: Chunking = Chunking()
     dedupe: Dedupe = Dedupe()
     segment: Segment = Segment()
+    store: Store = Store()
     retrieval: Retrieval = Retrieval()
     injection: Injection = Injection()
     corrections: Corrections = Corrections()

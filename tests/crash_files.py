@@ -11,6 +11,7 @@ Every call that changes something is counted in `operations`. Counterpart of mem
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -42,6 +43,8 @@ class CrashFiles:
         self.operations = 0
         self.log: list[str] = []
         """What each operation was."""
+        self.bytes_read: Counter[str] = Counter()
+        """By name of the file."""
         self.cut_after: int | None = None
         """The power goes during the operation after that many; it has no effect, but a write may be torn."""
         self.fail_at: set[int] = set()
@@ -97,10 +100,12 @@ class CrashFiles:
         return path in self._live and self._live[path] is None
 
     def read(self, path: Path) -> bytes:
-        return bytes(self._file(path).live)
+        return self.read_at(path, 0, len(self._file(path).live))
 
     def read_at(self, path: Path, offset: int, length: int) -> bytes:
-        return bytes(self._file(path).live[offset : offset + length])
+        data = bytes(self._file(path).live[offset : offset + length])
+        self.bytes_read[path.name] += len(data)
+        return data
 
     def create(self, path: Path) -> Appender:
         self._parent(path)

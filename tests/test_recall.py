@@ -10,6 +10,7 @@ from memd.chunks import Draft
 from memd.config import Retrieval
 from memd.daemon.encoder import Encoder
 from memd.daemon.recall import Recall
+from memd.daemon.right_of_way import RightOfWay
 from memd.embedding import Embedder, load_embedder
 from memd.store.log import Store
 
@@ -36,10 +37,10 @@ async def test_a_damaged_entry_costs_its_own_chunk_and_no_other(tmp_path: Path, 
     active.write_bytes(active.read_bytes().replace(b"blue bicycle", b"bl\0e bicycle"))
 
     encoder = Encoder(embedder)
-    recall = Recall(encoder, Retrieval())
+    recall = Recall(encoder, Retrieval(), RightOfWay())
     try:
         found = await recall.query(
-            "Where is the spare key?", topic.snapshot(), [], visible_digests=()
+            "Where is the spare key?", topic, [], visible_digests=()
         )
     finally:
         recall.close()

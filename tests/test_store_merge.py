@@ -92,10 +92,10 @@ def test_an_unloaded_snapshot_still_finds_what_went_before_its_index_was_loaded(
     topic = open_store(files.after_power_cut("lost"), segment_entries_max=2).topic("talk")
     expected = found(open_store(files.after_power_cut("lost"), segment_entries_max=2).topic("talk").snapshot())
     before = topic.snapshot()
-    assert not topic.is_loaded
+    assert topic.stats().indexes_loaded == 0
     topic.append([deprecated(entry) for entry in entries[:6] if entry.vector])
     topic.load()
-    assert topic.is_loaded
+    assert topic.stats().indexes_loaded == topic.stats().indexes == 9
     assert found(before) == expected
     assert len(found(topic.snapshot())) < len(expected)
 
@@ -281,7 +281,7 @@ def test_an_append_and_a_seal_during_a_merge_count_afterwards() -> None:
     topic, entries = grown(CrashFiles(), 8)
     live = {canonical_id for canonical_id, _ in found(topic.snapshot())}
     chosen = next(entry for entry in entries if entry.canonical_id in live)
-    done = []
+    done: list[list[Entry]] = []
 
     def meanwhile() -> None:
         if not done:

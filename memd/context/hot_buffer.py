@@ -173,6 +173,11 @@ class HotBuffer:
         """All open conversations, least recently used first."""
         return list(self._conversations.values())
 
+    @property
+    def has_unstored(self) -> bool:
+        """Whether a conversation has messages that are only here and still wanted."""
+        return any(not one.abandoned and one.stored < len(one) for one in self._conversations.values())
+
     def is_open(self, conversation: Conversation) -> bool:
         """False once it was closed while somebody else still held it."""
         return self._conversations.get(conversation.id) is conversation

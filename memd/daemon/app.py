@@ -91,9 +91,7 @@ def unreachable(daemon: Daemon, error: BaseException) -> web.Response:
 
 
 @asynccontextmanager
-async def running(
-    config: Config, model: Path | None = None, files: Files | None = None
-) -> AsyncIterator[Daemon]:
+async def running(config: Config, model: Path | None = None, files: Files | None = None) -> AsyncIterator[Daemon]:
     """The whole daemon, listening; it ends when the block is left.
 
     Args:
@@ -121,10 +119,11 @@ async def running(
         stack.push_async_callback(upstream.close)
         daemon = Daemon(config, store, Encoder(embedder), counter, upstream, tasks)
         stack.push_async_callback(daemon.close)
-        for topic_id in store.topic_ids():
-            await daemon.topics.get(topic_id)
         await upstream.refresh(wait=True)
-        tending = tasks.spawn(daemon.archiver.tend(daemon.topics), "tend")
+        tending = [
+            tasks.spawn(daemon.topics.wake(), "wake"),
+            tasks.spawn(daemon.archiver.tend(daemon.topics), "tend"),
+        ]
         runner = _runner(daemon)
         await runner.setup()
         await web.SockSite(runner, listener).start()
@@ -133,7 +132,8 @@ async def running(
             yield daemon
         finally:
             await runner.cleanup()
-            tending.cancel()
+            for task in tending:
+                task.cancel()
             await tasks.finish(timeout_seconds=config.shutdown.grace_seconds)
 
 
@@ -182,7 +182,7 @@ def _announce(daemon: Daemon, seconds: float) -> None:
     lines = [
         f"memd {__version__}: listening on {daemon.base_url} (ready in {seconds:.1f} s)",
         f"  point your client at   {daemon.base_url}/v1",
-        f"  memory in              {config.data_dir}  ({len(daemon.topics.opened())} topics)",
+        f"  memory in              {config.data_dir}  ({len(daemon.store.topic_ids())} topics)",
     ]
     if facts.reachable:
         window = f"window {facts.window:,} tokens" if facts.window else "window unknown"
@@ -191,8 +191,6 @@ def _announce(daemon: Daemon, seconds: float) -> None:
         lines.append(f"  upstream               {daemon.upstream.url}  NOT REACHABLE yet: requests get 502 until it is")
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
-    for finding in daemon.store.findings:
-        log.warning("%s", finding)
 
 
 def _bound(config: Config) -> socket.socket:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from memd.chunks import Draft
 from memd.config import Config
@@ -19,27 +18,29 @@ from memd.context.conversation import Conversation
 from memd.context.tokens import TokenCounter
 from memd.daemon.drafting import Drafter, unstored_runs
 from memd.daemon.encoder import Encoder
+from memd.daemon.indexer import Indexer
 from memd.daemon.tasks import Tasks
 from memd.daemon.topics import Topic, Topics
-from memd.errors import MemdError, StoreError
+from memd.errors import MemdError
 
 log = logging.getLogger("memd")
 
 BACKOFF_SECONDS_MAX = 300.0
 TEND_SECONDS = 0.5
-"""How often idle conversations, the journal and full segments are looked after."""
+"""How often idle conversations, the journal and the indexes are looked after."""
+UNLOAD_SECONDS = 5.0
+"""How often it is looked at which topics may be let go."""
 
 
 class Archiver:
-    """Compaction, storing without compaction, corrections, sealing."""
+    """Compaction, storing without compaction, corrections."""
 
-    def __init__(self, config: Config, encoder: Encoder, counter: TokenCounter, tasks: Tasks) -> None:
+    def __init__(self, config: Config, encoder: Encoder, counter: TokenCounter, tasks: Tasks, indexer: Indexer) -> None:
         self._config = config
         self._encoder = encoder
         self._drafter = Drafter(config, counter, encoder.for_ingestion, budget_seconds=config.chunking.budget_ms / 1000)
         self._tasks = tasks
-        self._sealer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-seal")
-        self._sealing: set[tuple[str, int]] = set()
+        self._indexer = indexer
         self._compacting: set[str] = set()
         self._failures: dict[str, int] = {}
         self._retry_at: dict[str, float] = {}
@@ -79,7 +80,7 @@ class Archiver:
             self._failures.pop(topic.id, None)
             topic.buffer.mark(conversation, stored=upto)
         await topic.save()
-        self.seal_full_segments(topic)
+        self._indexer.look_after(topic)
         return True
 
     async def hand_over(self, topic: Topic, opened: Conversation) -> None:
@@ -102,42 +103,36 @@ class Archiver:
             StoreError: nothing was written.
         """
         await topic.write(lambda: topic.log.append(drafts))
-        self.seal_full_segments(topic)
+        self._indexer.look_after(topic)
 
     def compact_later(self, topic: Topic, conversation: Conversation) -> None:
         """Run a compaction in the background unless one of this conversation is waiting or running already."""
         if conversation.id not in self._compacting:
             self._compacting.add(conversation.id)
+            topic.hold()
             self._tasks.spawn(self._compact_in_background(topic, conversation), "compaction")
 
     # -- what time asks for -------------------------------------------------------------------------------------
 
     async def tend(self, topics: Topics) -> None:
-        """Store idle conversations, close surplus ones, force journals to disk; runs until cancelled."""
-        synced_at = time.monotonic()
-        for topic in topics.opened():
-            self.seal_full_segments(topic)
+        """Store idle conversations, close surplus ones, force journals to disk, let idle topics go.
+
+        Runs until cancelled.
+        """
+        synced_at = unloaded_at = time.monotonic()
         while True:
             await asyncio.sleep(TEND_SECONDS)
             sync_due = time.monotonic() - synced_at >= self._config.buffer.journal_fsync_seconds
             for topic in topics.opened():
-                await self._tend_topic(topic)
-                if sync_due:
-                    await topic.save(sync=True)
+                with topic.held():
+                    await self._tend_topic(topic)
+                    if sync_due:
+                        await topic.save(sync=True)
             if sync_due:
                 synced_at = time.monotonic()
-
-    def seal_full_segments(self, topic: Topic) -> None:
-        """Build the index of each rotated segment that has none, in the background, one at a time."""
-        for segment_id in topic.log.unsealed():
-            key = (topic.id, segment_id)
-            if key not in self._sealing:
-                self._sealing.add(key)
-                self._tasks.spawn(self._seal(topic, segment_id), f"seal {topic.id}/{segment_id}")
-
-    def close(self) -> None:
-        """End the sealing thread once the segment at hand is done; an unfinished one is sealed after the next start."""
-        self._sealer.shutdown(wait=True, cancel_futures=True)
+            if time.monotonic() - unloaded_at >= UNLOAD_SECONDS:
+                await topics.let_idle_go()
+                unloaded_at = time.monotonic()
 
     # -- private ------------------------------------------------------------------------------------------------
 
@@ -146,6 +141,7 @@ class Archiver:
             await self.compact(topic, conversation)
         finally:
             self._compacting.discard(conversation.id)
+            topic.release()
 
     async def _store_all(self, topic: Topic, finished: Sequence[tuple[Conversation, int]]) -> None:
         for conversation, end in finished:
@@ -178,12 +174,4 @@ class Archiver:
                 topic.buffer.close(conversation)
         if surplus > 0:
             await topic.rewrite_journal()
-
-    async def _seal(self, topic: Topic, segment_id: int) -> None:
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._sealer, topic.log.seal, segment_id)
-        except StoreError as error:
-            log.error("topic %s: segment %d stays without index and is scanned: %s", topic.id, segment_id, error)
-            await asyncio.sleep(BACKOFF_SECONDS_MAX)
-        finally:
-            self._sealing.discard((topic.id, segment_id))
+        self._indexer.look_after(topic)

@@ -6,7 +6,6 @@ else is odd about it is the upstream's to judge and passes untouched.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from memd.daemon.exchange import Exchange, Mode, new_turn_id
 from memd.daemon.relay import NO_REPLY, ChatRelay, error_response, forwarded_headers, pass_through, read_body, relay
 from memd.daemon.service import Daemon
 from memd.errors import BadRequestBody, MemdError
+from memd.wire.capture import Reply
 from memd.wire.chat import ChatRequest, encode_chat, parse_chat
 from memd.wire.sideband import memory_headers
 
@@ -75,7 +75,14 @@ async def _exchanged(daemon: Daemon, request: web.Request, target: str, exchange
                 reply = relayed.reply
     finally:
         # Also after a cancellation: what was said is remembered, without keeping anybody waiting.
-        daemon.tasks.spawn(exchange.remember(reply), "remember")
+        daemon.tasks.spawn(_remember(exchange, reply), "remember")
+
+
+async def _remember(exchange: Exchange, reply: Reply) -> None:
+    try:
+        await exchange.remember(reply)
+    finally:
+        exchange.topic.release()
 
 
 @asynccontextmanager
@@ -106,13 +113,15 @@ async def _accepted(
 async def _begun(
     daemon: Daemon, request: web.Request, parsed: ChatRequest, topic_id: str, mode: Mode
 ) -> Exchange | None:
-    """The exchange after all its steps before forwarding; None if the topic cannot be used at all."""
+    """The exchange after all its steps before forwarding, holding its topic; None if the topic cannot be used."""
     session = request.headers.get(SESSION_HEADER, "")[:SESSION_CHARACTERS_MAX] or None
     headers: CIMultiDict[str] = CIMultiDict()
     if "Authorization" in request.headers:
         headers["Authorization"] = request.headers["Authorization"]
+    topic, begun = None, False
     try:
         topic = await daemon.topics.get(topic_id)
+        topic.hold()
         thin = request.headers.get(HISTORY_HEADER, daemon.config.conversation.history).strip().lower() == "daemon"
         exchange = Exchange(daemon, parsed, topic=topic, mode=mode, session=session, thin=thin, headers=headers)
         await exchange.receive()
@@ -120,16 +129,17 @@ async def _begun(
         await exchange.make_room()
         await exchange.recall()
         exchange.inject()
-    except asyncio.CancelledError:
-        raise
+        daemon.tasks.spawn(topic.save(), "journal")
+        begun = True
+        return exchange
     except MemdError as error:
         log.error("topic %s: the request goes on without memory: %s", topic_id, error)
-        return None
     except Exception:  # a bug in memory must not cost the user an answer: say it loudly and go on without
         log.exception("topic %s: memory failed unexpectedly, the request goes on without it", topic_id)
-        return None
-    daemon.tasks.spawn(topic.save(), "journal")
-    return exchange
+    finally:
+        if topic is not None and not begun:
+            topic.release()
+    return None
 
 
 def _parse(daemon: Daemon, body: bytes) -> tuple[ChatRequest | None, str | None]:
@@ -169,7 +179,6 @@ def _mode(request: web.Request) -> Mode:
 
 def _headers(status: str, mode: Mode) -> list[tuple[str, str]]:
     return memory_headers(status=status, turn_id=new_turn_id(), mode=mode)
-
 
 
 def _too_large(bytes_max: int) -> web.Response:

@@ -7,13 +7,13 @@ while a query is waiting. Both use the same model session, which ONNX Runtime al
 from __future__ import annotations
 
 import asyncio
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memd.chunks import Vector
+from memd.daemon.right_of_way import RightOfWay
 from memd.embedding import Embedder
 
 
@@ -24,8 +24,7 @@ class Encoder:
         self._embedder = embedder
         self._queries = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-query")
         self._ingestion = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-ingest")
-        self._idle = threading.Condition()
-        self._waiting = 0
+        self._right_of_way = RightOfWay()
 
     @property
     def ingestion(self) -> ThreadPoolExecutor:
@@ -34,19 +33,12 @@ class Encoder:
 
     async def query(self, text: str) -> NDArray[np.float32]:
         """The vectors of a query's pieces, shape `(pieces, dimension)`."""
-        with self._idle:
-            self._waiting += 1
-        try:
+        with self._right_of_way.taken():
             return await asyncio.get_running_loop().run_in_executor(self._queries, self._embedder.embed_pieces, text)
-        finally:
-            with self._idle:
-                self._waiting -= 1
-                self._idle.notify_all()
 
     def for_ingestion(self, text: str) -> Vector:
         """The vector of one text, once no query is waiting. Called in the ingesting thread."""
-        with self._idle:
-            self._idle.wait_for(lambda: self._waiting == 0)
+        self._right_of_way.give()
         return self._embedder.embed(text)
 
     def close(self) -> None:

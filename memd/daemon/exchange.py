@@ -69,7 +69,7 @@ class Exchange:
         self._config = daemon.config
         self._counter = daemon.counter
         self._request = request
-        self._topic = topic
+        self.topic = topic
         self._mode = mode
         self._session = session or (THIN_SESSION if thin else None)
         self._thin = thin
@@ -88,7 +88,7 @@ class Exchange:
 
     async def receive(self) -> None:
         """Find the conversation, note what is new, and decide whether this is a new turn or one seen before."""
-        request, buffer, now = self._request, self._topic.buffer, time.time()
+        request, buffer, now = self._request, self.topic.buffer, time.time()
         lead = leading_count(request.messages)
         counts = await self._count_messages()
         new = request.messages[lead:], request.digests[lead:], counts[lead:]
@@ -111,7 +111,7 @@ class Exchange:
             if topic is not None:
                 self._related.append(topic)
         if arrival.opened and self._mode == "full":
-            await self._daemon.archiver.hand_over(self._topic, prompt.conversation)
+            await self._daemon.archiver.hand_over(self.topic, prompt.conversation)
 
     async def correct(self) -> None:
         """Apply the request's corrections, durably; ids that cannot be corrected become signals."""
@@ -120,9 +120,9 @@ class Exchange:
             return
         failed: tuple[str, ...] = ()
         try:
-            failed = await apply_corrections(self._daemon, self._topic, memory_in.corrections)
+            failed = await apply_corrections(self._daemon, self.topic, memory_in.corrections)
         except MemdError as error:
-            log.error("topic %s: corrections were not applied: %s", self._topic.id, error)
+            log.error("topic %s: corrections were not applied: %s", self.topic.id, error)
             self._degrade(error)
             failed = tuple(chunk_id for correction in memory_in.corrections for chunk_id in correction.chunk_ids)
         self.signals += [Signal(type="correction_failed", chunk_id=chunk_id) for chunk_id in failed]
@@ -149,9 +149,7 @@ class Exchange:
                 self._give_way()
                 break
         budget, current = int(limits.sticky / drift.factor(model)), self._prompt.turn_digest
-        self._remove_blocks(
-            injection.sticky_overflow(self._prompt.conversation, budget_tokens=budget, current=current)
-        )
+        self._remove_blocks(injection.sticky_overflow(self._prompt.conversation, budget_tokens=budget, current=current))
 
     async def recall(self) -> None:
         """Compute this turn's block, once: steps and retries of the turn show the same one again."""
@@ -166,11 +164,11 @@ class Exchange:
             self._degrade_to("timeout")
             return
         except MemdError as error:
-            log.error("topic %s: recall failed, the request goes on without memory: %s", self._topic.id, error)
+            log.error("topic %s: recall failed, the request goes on without memory: %s", self.topic.id, error)
             self._degrade(error)
             return
         if self._mode == "full":
-            self._topic.buffer.place(conversation, turn, block)
+            self.topic.buffer.place(conversation, turn, block)
         else:
             conversation.blocks[turn] = block
 
@@ -179,10 +177,10 @@ class Exchange:
         chunks = self.injected = self._prompt.chunks()
         if self.status == "none" and chunks:
             self.status = "injected"
-        if self._topic.trouble is not None and self._mode == "full":
-            self._degrade(self._topic.trouble)
+        if self.topic.trouble is not None and self._mode == "full":
+            self._degrade(self.topic.trouble)
         if self._fresh_turn and chunks and self._mode == "full":
-            self._topic.buffer.injected(chunks)
+            self.topic.buffer.injected(chunks)
         self._forwarded_tokens = self._prompt.tokens()
 
     def body(self, placement: injection.Placement | None) -> bytes:
@@ -220,13 +218,13 @@ class Exchange:
         if self._mode != "full" or self._arrival is None:
             return
         conversation = prompt.conversation
-        if reply.message is not None and self._topic.buffer.is_open(conversation):
+        if reply.message is not None and self.topic.buffer.is_open(conversation):
             tokens = self._counter.message(reply.message, reply.message.content_digest)
-            conversation = self._topic.buffer.reply(self._arrival, reply.message, tokens, time.time())
-        await self._topic.save(sync=self._config.buffer.journal_fsync == "always")
+            conversation = self.topic.buffer.reply(self._arrival, reply.message, tokens, time.time())
+        await self.topic.save(sync=self._config.buffer.journal_fsync == "always")
         visible = conversation.tokens_between(conversation.left_out, len(conversation))
         if drift.drifted(model, visible + prompt.block_tokens()) > self._limits.soft:
-            self._daemon.archiver.compact_later(self._topic, conversation)
+            self._daemon.archiver.compact_later(self.topic, conversation)
 
     # -- what the steps are made of -----------------------------------------------------------------------------
 
@@ -255,7 +253,7 @@ class Exchange:
     def _related_ids(self) -> list[str]:
         memory_in = self._request.memory_in
         ids = [] if memory_in is None else memory_in.related_topic_ids
-        return [topic_id for topic_id in dict.fromkeys(ids) if topic_id != self._topic.id]
+        return [topic_id for topic_id in dict.fromkeys(ids) if topic_id != self.topic.id]
 
     async def _used_tokens(self, hard: int) -> int:
         """What the buffer part of the prompt takes, in the model's tokens: estimated, and near the limit asked for."""
@@ -279,7 +277,7 @@ class Exchange:
         conversation = self._prompt.conversation
         raw = int(excess / self._counter.drift.factor(self._request.model)) + 1
         if self._mode == "full":
-            return await self._daemon.archiver.compact(self._topic, conversation, raw)
+            return await self._daemon.archiver.compact(self.topic, conversation, raw)
         # A detached copy, for which nothing may be stored: only what is in the log already may leave.
         cuts = (place for place in compaction.cut_positions(conversation) if place <= conversation.stored)
         cut = max(cuts, default=0)
@@ -293,7 +291,7 @@ class Exchange:
 
     def _remove_blocks(self, digests: list[bytes]) -> None:
         if self._mode == "full":
-            self._topic.buffer.remove_blocks(self._prompt.conversation, digests)
+            self.topic.buffer.remove_blocks(self._prompt.conversation, digests)
         else:
             for digest in digests:
                 self._prompt.conversation.blocks.pop(digest, None)
@@ -304,8 +302,8 @@ class Exchange:
             return NO_BLOCK
         recalled = await self._daemon.recall.query(
             message.text,
-            self._topic.log.snapshot(),
-            [topic.log.snapshot() for topic in self._related],
+            self.topic.log,
+            [topic.log for topic in self._related],
             visible_digests=self._prompt.visible_digests(),
         )
         started = time.perf_counter()
@@ -332,7 +330,7 @@ class Exchange:
             return NO_BLOCK
         taken = {chunk.shown_id for chunk in self._prompt.chunks()}
         header = self._config.injection.header
-        block = injection.render(selection.shown, own_topic_id=self._topic.id, header=header, taken=taken, tokens=0)
+        block = injection.render(selection.shown, own_topic_id=self.topic.id, header=header, taken=taken, tokens=0)
         return msgspec.structs.replace(block, tokens=self._counter.count(block.text))
 
     def _degrade(self, error: MemdError) -> None:

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from memd.config import Retrieval
 from memd.context.ranking import Candidate, is_visible, relevant
 from memd.daemon.encoder import Encoder
+from memd.daemon.right_of_way import RightOfWay
 from memd.errors import StoreError
-from memd.store.log import Hit, Snapshot
+from memd.store.log import Hit, Snapshot, TopicLog
 
 log = logging.getLogger("memd")
 
@@ -36,16 +37,19 @@ class Recalled(msgspec.Struct, frozen=True):
 class Recall:
     """Answers queries from snapshots, in threads."""
 
-    def __init__(self, encoder: Encoder, settings: Retrieval) -> None:
+    def __init__(self, encoder: Encoder, settings: Retrieval, right_of_way: RightOfWay) -> None:
         self._encoder = encoder
         self._settings = settings
+        self._right_of_way = right_of_way
         self._searches = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-search")
+        self._loads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-load")
+        self._loading: dict[TopicLog, asyncio.Future[None]] = {}
 
     async def query(
         self,
         text: str,
-        own: Snapshot,
-        related: Sequence[Snapshot],
+        own: TopicLog,
+        related: Sequence[TopicLog],
         *,
         visible_digests: Collection[bytes],
     ) -> Recalled:
@@ -61,19 +65,42 @@ class Recall:
             EmbeddingError, StoreError: recall is not possible now.
             TimeoutError: it took longer than `retrieval.timeout_ms`.
         """
-        async with asyncio.timeout(self._settings.timeout_ms / 1000):
-            started = time.perf_counter()
-            queries = await self._encoder.query(text)
-            embedded = time.perf_counter()
-            candidates = await asyncio.get_running_loop().run_in_executor(
-                self._searches, self._search, queries, own, related, visible_digests
-            )
+        with self._right_of_way.taken():
+            async with asyncio.timeout(self._settings.timeout_ms / 1000):
+                started = time.perf_counter()
+                loading = [self.load(log_) for log_ in (own, *related)]
+                queries = await self._encoder.query(text)
+                embedded = time.perf_counter()
+                for load in loading:
+                    await asyncio.shield(load)  # goes on for the next request if this one cannot wait for it
+                snapshots = [log_.snapshot() for log_ in related]
+                candidates = await asyncio.get_running_loop().run_in_executor(
+                    self._searches, self._search, queries, own.snapshot(), snapshots, visible_digests
+                )
         searched = time.perf_counter()
         return Recalled(candidates, (embedded - started) * 1000, (searched - embedded) * 1000)
 
+    def load(self, log_: TopicLog) -> asyncio.Future[None]:
+        """Begin to bring the topic's indexes into memory, unless that is done or under way."""
+        loop = asyncio.get_running_loop()
+        loading = self._loading.get(log_)
+        if loading is None and log_.is_loaded:
+            loading = loop.create_future()
+            loading.set_result(None)
+        elif loading is None:
+            loading = self._loading[log_] = loop.run_in_executor(self._loads, _load, log_)
+            loading.add_done_callback(lambda done: self._loaded(log_, done))
+        return loading
+
     def close(self) -> None:
-        """End the search threads."""
+        """End the threads."""
         self._searches.shutdown(wait=True, cancel_futures=True)
+        self._loads.shutdown(wait=True, cancel_futures=True)
+
+    def _loaded(self, log_: TopicLog, done: asyncio.Future[None]) -> None:
+        del self._loading[log_]
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.error("topic %s: its indexes cannot be loaded: %s", log_.topic_id, error)
 
     def _search(
         self,
@@ -114,6 +141,13 @@ class Recall:
             if len(found) >= wanted or exhausted:
                 return found[:wanted]
             k *= 4
+
+
+def _load(log_: TopicLog) -> None:
+    known = len(log_.findings)
+    log_.load()
+    for finding in log_.findings[known:]:
+        log.warning("%s", finding)
 
 
 def _candidate(snapshot: Snapshot, hit: Hit) -> Candidate | None:

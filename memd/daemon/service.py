@@ -12,7 +12,9 @@ from memd.config import Config
 from memd.context.tokens import TokenCounter
 from memd.daemon.archiver import Archiver
 from memd.daemon.encoder import Encoder
+from memd.daemon.indexer import Indexer
 from memd.daemon.recall import Recall
+from memd.daemon.right_of_way import RightOfWay
 from memd.daemon.tasks import Tasks
 from memd.daemon.topics import Topics
 from memd.daemon.upstream import Upstream
@@ -34,8 +36,10 @@ class Daemon:
         self.tasks = tasks
         self.writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-write")
         self.topics = Topics(store, config, self.writer)
-        self.archiver = Archiver(config, encoder, counter, tasks)
-        self.recall = Recall(encoder, config.retrieval)
+        right_of_way = RightOfWay()
+        self.indexer = Indexer(tasks, right_of_way, config.retrieval.recall_budget_ms)
+        self.archiver = Archiver(config, encoder, counter, tasks, self.indexer)
+        self.recall = Recall(encoder, config.retrieval, right_of_way)
         self.message_cache = MessageCache()
         self.ignored = [re.compile(pattern) for pattern in config.ingest.ignore]
         self.base_url = ""
@@ -46,6 +50,6 @@ class Daemon:
             await topic.rewrite_journal()
             self.writer.submit(topic.close)
         self.recall.close()
-        self.archiver.close()
+        self.indexer.close()
         self.encoder.close()
         self.writer.shutdown(wait=True)

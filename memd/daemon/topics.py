@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 import msgspec
@@ -19,7 +21,7 @@ from memd.config import Config
 from memd.context.buffer_events import decode_event, encode_event
 from memd.context.hot_buffer import HotBuffer
 from memd.errors import StoreError
-from memd.store.journal import Journal
+from memd.store.journal import Journal, peek
 from memd.store.log import Store, TopicLog
 
 log = logging.getLogger("memd")
@@ -40,6 +42,36 @@ class Topic:
         self._journal_behind = False  # events were lost to a failed write: only a rewrite brings the file up to date
         self._journal_unsynced = False
         self._writer = writer
+        self._holders = 0
+        self._used_at = time.monotonic()
+
+    def hold(self) -> None:
+        """Keep the topic open until `release`."""
+        self._holders += 1
+
+    def release(self) -> None:
+        """End one `hold`."""
+        self._holders -= 1
+        self._used_at = time.monotonic()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the topic open while the block runs, without counting as a use of it."""
+        self._holders += 1
+        try:
+            yield
+        finally:
+            self._holders -= 1
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long nobody has used it; 0 while somebody does."""
+        return 0.0 if self._holders else time.monotonic() - self._used_at
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether nothing would be lost without the topic in memory."""
+        return not self._journal_behind and not self._journal_unsynced and not self.buffer.has_unstored
 
     async def write(self, work: Callable[[], Result]) -> Result:
         """Run `work` in the writer thread; remembers whether the disk takes writes.
@@ -107,6 +139,25 @@ class Topics:
         self._open: dict[str, Topic] = {}
         self._opening: dict[str, asyncio.Future[Topic]] = {}
 
+    async def wake(self) -> None:
+        """Open the topics that an earlier run left something to do for: unstored turns, segments without index."""
+        loop = asyncio.get_running_loop()
+        for topic_id in self._store.topic_ids():
+            try:
+                if topic_id not in self._open and await loop.run_in_executor(None, self._has_work, topic_id):
+                    await self.get(topic_id)
+            except StoreError as error:
+                log.error("topic %s: cannot be opened: %s", topic_id, error)
+
+    async def let_idle_go(self) -> None:
+        """Let go the topics that have been idle for long, and sooner where all together take too much memory."""
+        settings = self._config.store
+        memory_bytes = sum(topic.log.stats().memory_bytes for topic in self._open.values())
+        for topic in sorted(self._open.values(), key=lambda topic: -topic.idle_seconds):
+            over = memory_bytes > settings.memory_bytes_max
+            if topic.idle_seconds > 0 and (over or topic.idle_seconds >= settings.topic_idle_seconds):
+                memory_bytes -= topic.log.stats().memory_bytes if await self._let_go(topic) else 0
+
     def opened(self) -> list[Topic]:
         """The topics that are open now."""
         return list(self._open.values())
@@ -139,9 +190,36 @@ class Topics:
                 return None
         return await self.get(topic_id)
 
+    async def _let_go(self, topic: Topic) -> bool:
+        """Close a topic unless something of it would be lost, or somebody came meanwhile."""
+        used_at = topic.idle_seconds
+        await topic.save(sync=True)
+        if not topic.is_on_disk or topic.idle_seconds < used_at:
+            return False
+        del self._open[topic.id]
+
+        def close() -> None:
+            topic.close()
+            self._store.let_go(topic.id)
+
+        # In the thread in which topics are read, so that the next `get` comes after it.
+        await asyncio.get_running_loop().run_in_executor(self._writer, close)
+        log.info("topic %s: let go from memory", topic.id)
+        return True
+
     def _read(self, topic_id: str) -> Topic:
         log_ = self._store.topic(topic_id)
         journal, payloads = Journal.open(log_.hot_path, self._store.files)
+        buffer = self._buffer_of(topic_id, payloads)
+        for finding in (*log_.findings, *journal.findings):
+            log.warning("%s", finding)
+        return Topic(log_, buffer, journal, self._writer)
+
+    def _has_work(self, topic_id: str) -> bool:
+        payloads = peek(self._store.journal_of(topic_id), self._store.files)
+        return self._store.has_unsealed(topic_id) or self._buffer_of(topic_id, payloads).has_unstored
+
+    def _buffer_of(self, topic_id: str, payloads: Sequence[bytes]) -> HotBuffer:
         buffer = HotBuffer(lambda: uuid.uuid4().hex[:12], self._config.corrections.window_turns)
         events = []
         for payload in payloads:
@@ -150,6 +228,4 @@ class Topics:
             except msgspec.DecodeError as error:
                 log.warning("topic %s: a record of hot.log is of another version and was left out: %s", topic_id, error)
         buffer.replay(events)
-        for finding in journal.findings:
-            log.warning("%s", finding)
-        return Topic(log_, buffer, journal, self._writer)
+        return buffer

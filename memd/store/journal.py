@@ -105,5 +105,17 @@ class Journal:
         self._tail.close()
 
 
+def peek(path: Path, files: Files) -> list[bytes]:
+    """The payloads of all whole records, without putting anything in order; none if there is no journal.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    if files.size(path) is None:
+        return []
+    data = files.read(path)
+    return [payload for span in scan(data).spans if (payload := payload_at(data, span.offset)) is not None]
+
+
 def _header(path: Path) -> Header:
     return Header(magic=MAGIC_JOURNAL, dimension=0, segment_id=0, fingerprint="", topic=topic_tag(path.parent.name))

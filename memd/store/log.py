@@ -92,6 +92,19 @@ class Store:
         """What was noticed in the topics that are open."""
         return [finding for topic in self._topics.values() for finding in topic.findings]
 
+    def journal_of(self, topic_id: str) -> Path:
+        """Where the topic's journal belongs, whether or not the topic is open.
+
+        Raises:
+            BadTopicId: not a topic name.
+        """
+        return TopicLayout(self.data_dir, topic_id).hot
+
+    def has_unsealed(self, topic_id: str) -> bool:
+        """Whether the topic has a full segment without an index, to judge by the names of its files."""
+        layout = TopicLayout(self.data_dir, topic_id)
+        return any(self.files.size(layout.meta(number)) is None for number in layout.segment_ids(self.files))
+
     def let_go(self, topic_id: str) -> None:
         """Close a topic and forget it; the next `topic` reads it from disk. Snapshots of it stay good."""
         with self._topics_lock:

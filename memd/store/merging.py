@@ -90,28 +90,13 @@ def write_merged(
     Raises:
         StoreWriteFailed: at most a temporary file or an .hnsw that no .meta vouches for is left behind.
     """
-    wanted = np.concatenate([_plain(segment) for segment in segments])
-    held: list[Rows] = [np.empty(0, dtype=np.intp)]
-
-    def batches() -> Iterator[tuple[Rows, Floats]]:
-        start = 0
-        for segment in segments:
-            rows = np.flatnonzero((wanted & ~gone)[start : start + len(segment.rows)])
-            for at in range(0, len(rows), BATCH_VECTORS):
-                stand_back()
-                found, matrix, _ = segment.vectors(rows[at : at + BATCH_VECTORS])
-                held.append(found + start)
-                yield found + start, matrix
-            start += len(segment.rows)
-
-    dimension, count = segments[0].header.dimension, int(np.count_nonzero(wanted & ~gone))
-    index = VectorIndex.build_from(batches(), dimension=dimension, count=count, size=len(wanted))
+    plain = np.concatenate([_plain(segment) for segment in segments])
+    index, held = _build(segments, plain & ~gone, stand_back)
+    left_out = np.setdiff1d(np.flatnonzero(plain), held, assume_unique=True)
     first, last = segments[0].segment_id, segments[-1].segment_id
     path = layout.merged_hnsw(first, last)
     files.remove(layout.merged_meta(first, last))  # of an earlier index of that name: it must not vouch for this one
     vouched = write_index(files, path, index)
-    wanted[np.concatenate(held)] = False
-    left_out = np.flatnonzero(wanted)
     meta = MergedMeta(
         segment_ids=tuple(segment.segment_id for segment in segments),
         counts=tuple(len(segment.rows) for segment in segments),
@@ -126,6 +111,26 @@ def write_merged(
     merged = SealedIndex(files, path, segments, vouched, gone=gone, left_out=left_out)
     merged.use(index)
     return merged
+
+
+def _build(segments: Sequence[Sealed], wanted: Bits, stand_back: Callable[[], None]) -> tuple[VectorIndex, Rows]:
+    """An index over the readable ones of the labels `wanted`, and which these are."""
+    held: list[Rows] = [np.empty(0, dtype=np.intp)]
+
+    def batches() -> Iterator[tuple[Rows, Floats]]:
+        start = 0
+        for segment in segments:
+            rows = np.flatnonzero(wanted[start : start + len(segment.rows)])
+            for at in range(0, len(rows), BATCH_VECTORS):
+                stand_back()
+                found, matrix, _ = segment.vectors(rows[at : at + BATCH_VECTORS])
+                held.append(found + start)
+                yield found + start, matrix
+            start += len(segment.rows)
+
+    dimension, count = segments[0].header.dimension, int(np.count_nonzero(wanted))
+    index = VectorIndex.build_from(batches(), dimension=dimension, count=count, size=len(wanted))
+    return index, np.concatenate(held)
 
 
 def read_merged(files: Files, layout: TopicLayout, first: int, last: int) -> MergedMeta | None:

@@ -6,12 +6,14 @@ removed, only a torn tail of `active.bin` moved. Of sealed segments only the col
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
-from memd.chunks import Status
+from memd.chunks import Entry, Status
 from memd.errors import CorruptFile, ForeignFile, StoreError
 from memd.store.files import Files, replace
-from memd.store.format import MAGIC_LOG, Header, encode_header, topic_tag
+from memd.store.format import MAGIC_LOG, Header, decode_entry, encode_header, payload_at, scan, topic_tag
 from memd.store.layout import TopicLayout
 from memd.store.merging import chosen_merges, own_index_file
 from memd.store.recovery import (
@@ -26,6 +28,9 @@ from memd.store.recovery import (
 from memd.store.sealing import highest_canonical_id, read_meta, sealed_from
 from memd.store.segment import Growing, Sealed
 from memd.store.transitions import IndexFile
+
+_TAIL_BYTES = 64 << 10
+"""How much of the end of a log file is read to learn what came last: some twenty entries."""
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -107,24 +112,43 @@ def rotate(files: Files, layout: TopicLayout, segment_id: int) -> None:
 
 
 def highest_id_on_disk(files: Files, layout: TopicLayout, dimension: int) -> int:
-    """The highest canonical_id of a topic, from `.meta` where possible. Unreadable files count as empty."""
-    highest = 0
+    """The highest canonical_id of a topic, reading as little as possible. Unreadable files count as empty."""
+    highest = _highest_in(files, layout.active, dimension)
     for segment_id in reversed(layout.segment_ids(files)):
         found = highest_canonical_id(files, layout, segment_id)
-        if found is None:
-            highest = max(highest, _highest_in(files, layout, segment_id, dimension))
-        else:
-            return max(highest, found, _highest_in(files, layout, None, dimension))
-    return max(highest, _highest_in(files, layout, None, dimension))
+        if found is not None:
+            return max(highest, found)
+        highest = max(highest, _highest_in(files, layout.bin(segment_id), dimension))
+    return highest
 
 
-def _highest_in(files: Files, layout: TopicLayout, segment_id: int | None, dimension: int) -> int:
-    path = layout.active if segment_id is None else layout.bin(segment_id)
+def _highest_in(files: Files, path: Path, dimension: int) -> int:
     try:
+        last = _last_entry(files, path)
+        if last is not None:
+            return last.canonical_id
         log_file = read_log_file(files.read(path), name=str(path), dimension=dimension)
     except StoreError:
         return 0
     return max((entry.canonical_id for entry in log_file.entries), default=0)
+
+
+def _last_entry(files: Files, path: Path) -> Entry | None:
+    """The last entry of a log file, found from its end; None unless whole records follow one another up to there.
+
+    Raises:
+        StoreError: the file cannot be read, or the last record is no entry.
+    """
+    size = files.size(path)
+    if size is None or size < 2 * _TAIL_BYTES:
+        return None
+    data = files.read_at(path, size - _TAIL_BYTES, _TAIL_BYTES)
+    found = scan(data, start=0)
+    if not found.spans or found.end != len(data) or len(found.gaps) > 1 or len(found.spans) < 2:
+        return None
+    payload = payload_at(data, found.spans[-1].offset)
+    assert payload is not None, "scanned just now"
+    return decode_entry(payload, dimension=None)
 
 
 def _open_sealed(files: Files, layout: TopicLayout, model: Model, segment_id: int, opened: Opened) -> bool:

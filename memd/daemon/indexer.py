@@ -1,0 +1,101 @@
+"""Builds the indexes of full segments, and merges them: work that nobody waits for.
+
+Rule: at low priority, in threads of its own, standing back while a request is being answered. Whatever fails is tried
+again later, and meanwhile everything is found all the same, only slower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from memd.daemon.right_of_way import RightOfWay
+from memd.daemon.tasks import Tasks
+from memd.daemon.topics import Topic
+from memd.errors import StoreError
+
+log = logging.getLogger("memd")
+
+RETRY_SECONDS = 300.0
+NICENESS = 10
+
+
+class Indexer:
+    """Seals one segment and merges one group of indexes at a time."""
+
+    def __init__(self, tasks: Tasks, right_of_way: RightOfWay, recall_budget_ms: int) -> None:
+        self._tasks = tasks
+        self._right_of_way = right_of_way
+        self._recall_budget_ms = recall_budget_ms
+        self._sealer = _background_thread("memd-seal")
+        self._merger = _background_thread("memd-merge")
+        self._under_way: set[str] = set()
+        self._closing = False
+
+    def look_after(self, topic: Topic) -> None:
+        """Begin whatever the topic's indexes need, unless it is under way."""
+        for segment_id in topic.log.unsealed():
+            name = f"seal {topic.id}/{segment_id}"
+            self._begin(name, topic, lambda number=segment_id: self._seal(topic, number))  # type: ignore[misc]  # mypy cannot infer the default's type
+        if topic.log.due_merge(self._recall_budget_ms) is not None:
+            self._begin(f"merge {topic.id}", topic, lambda: self._merge(topic))
+
+    def close(self) -> None:
+        """End the threads: a segment at hand is finished, a merge is given up and begun anew after the next start."""
+        self._closing = True
+        self._merger.shutdown(wait=True, cancel_futures=True)
+        self._sealer.shutdown(wait=True, cancel_futures=True)
+
+    def _begin(self, name: str, topic: Topic, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if name not in self._under_way:
+            self._under_way.add(name)
+            topic.hold()
+            self._tasks.spawn(self._done(name, topic, work()), name)
+
+    async def _done(self, name: str, topic: Topic, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except StoreError as error:
+            log.error("%s failed, it is tried again in %.0f s and nothing is lost: %s", name, RETRY_SECONDS, error)
+            await asyncio.sleep(RETRY_SECONDS)
+        except _ClosingError:
+            pass
+        finally:
+            self._under_way.discard(name)
+            topic.release()
+
+    async def _seal(self, topic: Topic, segment_id: int) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._sealer, topic.log.seal, segment_id)
+        self.look_after(topic)
+
+    async def _merge(self, topic: Topic) -> None:
+        while segment_ids := topic.log.due_merge(self._recall_budget_ms):
+            log.info("topic %s: merging the indexes of %d segments", topic.id, len(segment_ids))
+            await asyncio.get_running_loop().run_in_executor(
+                self._merger, topic.log.merge, segment_ids, self._stand_back
+            )
+
+    def _stand_back(self) -> None:
+        if self._closing:
+            raise _ClosingError
+        self._right_of_way.give()
+
+
+class _ClosingError(Exception):
+    """The daemon ends: a merge, which may take minutes, is given up."""
+
+
+def _background_thread(name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=name, initializer=_be_nice)
+
+
+def _be_nice() -> None:
+    # On Linux a thread has a priority of its own; elsewhere this is not possible, and only the standing back remains.
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -1,0 +1,125 @@
+"""What a start and a first search read, and what is let go again."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from crash_files import CrashFiles
+from drafts import DATA_DIR, adjusted, draft, live_contents, open_store, seal_all, unit_vector
+
+from memd.errors import StoreError
+from memd.store.files import Files
+from memd.store.format import HEADER_BYTES, scan
+from memd.store.log import Store
+
+TOPIC = DATA_DIR / "talk"
+ACTIVE = TOPIC / "active.bin"
+
+
+def filled(segments: int, rest: int, *, size: int = 10) -> CrashFiles:
+    """That many sealed segments, and `rest` chunks in active.bin, whose contents are long."""
+    files = CrashFiles()
+    store = open_store(files, segment_entries_max=size)
+    for number in range(segments * size + rest):
+        long = msgspec.structs.replace(draft(number), content=f"user: chunk {number} {'long ' * 400}")
+        store.topic("talk").append([long])
+        seal_all(store.topic("talk"))
+    store.close()
+    files.bytes_read.clear()
+    return files
+
+
+def reopened(files: Files, *, earliest: int = 1) -> Store:
+    """With a clock that stands still long before anything was written."""
+    return Store.open(
+        DATA_DIR, dimension=8, fingerprint="f" * 32, segment_entries_max=10, files=files, now_us=lambda: earliest
+    )
+
+
+def test_a_start_reads_the_ends_of_the_logs_and_a_topic_only_columns() -> None:
+    files = filled(4, 8)
+    store = open_store(files, segment_entries_max=10)
+    read = dict(files.bytes_read)
+    assert set(read) == {"active.bin", "seg_0004.bin", "seg_0004.meta"}
+    assert read["seg_0004.bin"] == HEADER_BYTES
+    files.bytes_read.clear()
+    topic = store.topic("talk")
+    assert topic.stats().indexes_loaded == 0
+    read = dict(files.bytes_read)
+    assert {name for name in read if name.endswith(".hnsw")} == set()
+    assert {read[f"seg_000{number}.bin"] for number in range(1, 5)} == {HEADER_BYTES}
+    files.bytes_read.clear()
+    hits = topic.snapshot().search(unit_vector("q")[None], 3)
+    assert topic.is_loaded and topic.stats().indexes_loaded == 4
+    assert sum(files.bytes_read[f"seg_000{number}.bin"] for number in range(1, 5)) == 0
+    topic.snapshot().entry(hits[0])
+    assert 0 < sum(bytes_ for name, bytes_ in files.bytes_read.items() if name.endswith(".bin")) < 3000
+
+
+def test_the_end_of_a_large_log_tells_the_highest_id() -> None:
+    files = filled(0, 9)
+    entries = filled_entries(files, 120)
+    files.bytes_read.clear()
+    store = reopened(files)
+    assert (files.size(ACTIVE) or 0) > 200_000
+    assert files.bytes_read["active.bin"] == 64 << 10
+    new = store.topic("other").append([msgspec.structs.replace(draft("new"), vector=unit_vector(1).tobytes())])
+    assert new[0].canonical_id == entries[-1] + 1
+
+
+@pytest.mark.parametrize("damage", ["torn", "flipped", "garbage"])
+def test_where_the_end_is_damaged_the_whole_log_is_read_for_the_highest_id(damage: str) -> None:
+    files = filled(0, 9)
+    entries = filled_entries(files, 120)
+    data = files.read(ACTIVE)
+    last = scan(data).spans[-1].offset
+    if damage == "torn":
+        files.put(ACTIVE, data[:-7])
+    elif damage == "flipped":
+        files.flip(ACTIVE, last - 30)
+    else:
+        files.put(ACTIVE, data + b"garbage")
+    new = reopened(files).topic("other").append([draft("new")])
+    assert new[0].canonical_id == (entries[-2] if damage == "torn" else entries[-1]) + 1
+
+
+def filled_entries(files: CrashFiles, count: int) -> list[int]:
+    """Append to active.bin without sealing; the ids."""
+    store = open_store(files, segment_entries_max=10_000)
+    long = [msgspec.structs.replace(draft(f"more {n}"), content=f"{n} {'long ' * 400}") for n in range(count)]
+    ids = [store.topic("talk").append([one])[0].canonical_id for one in long]
+    store.close()
+    return ids
+
+
+def test_a_topic_that_was_let_go_comes_back_and_its_snapshots_stay_good() -> None:
+    files = filled(2, 5)
+    store = open_store(files, segment_entries_max=10)
+    topic = store.topic("talk")
+    before, contents = topic.snapshot(), live_contents(topic)
+    store.let_go("talk")
+    store.let_go("talk")
+    with pytest.raises(StoreError, match="closed"):
+        topic.append([draft("late")])
+    again = store.topic("talk")
+    assert again is not topic
+    entry = again.append([draft("new")])[0]
+    again.append([adjusted(entry, 1)])
+    assert live_contents(topic) == contents
+    assert len(before.search(unit_vector("q")[None], 100)) == 25
+    assert len(live_contents(again)) == 26
+
+
+def test_stats_count_what_is_there() -> None:
+    topic = open_store(filled(3, 5), segment_entries_max=10).topic("talk")
+    entry = topic.append([draft("new")])[0]
+    topic.append([adjusted(entry, 1)])
+    stats = topic.stats()
+    assert (stats.chunks, stats.entries, stats.segments, stats.unsealed) == (36, 37, 4, 0)
+    assert (stats.indexes, stats.indexes_loaded, stats.fan_out_ms) == (3, 0, None)
+    topic.load()
+    topic.snapshot().search(unit_vector("q")[None], 5)
+    loaded = topic.stats()
+    assert loaded.indexes_loaded == 3
+    assert loaded.memory_bytes > stats.memory_bytes
+    assert loaded.fan_out_ms is not None and loaded.fan_out_ms > 0
