@@ -195,7 +195,7 @@ def import_(config_path: Path | None, data_dir: str | None, topic: str | None, f
     config = _config(config_path, {"data_dir": data_dir})
     from memd.daemon.importing import import_file
 
-    with _progress("importing", file.stat().st_size) as advanced:
+    with _progress("importing") as advanced:
         counts = import_file(config, file, topic_id=topic, advanced=advanced)
     click.echo(
         f"{file}: {counts.lines} lines: {counts.entries} entries imported, {counts.entries_known} there already; "
@@ -205,16 +205,35 @@ def import_(config_path: Path | None, data_dir: str | None, topic: str | None, f
     return 0
 
 
+@main.command()
+@_settings_flags
+def reembed(config_path: Path | None, data_dir: str | None) -> int:
+    """After a change of embedding.model: embed again what another model wrote, so that it is found again.
+
+    Nothing is lost when it is interrupted: the next one goes on from there. Not beside a running daemon.
+    """
+    _existing_data_dir(config_path, data_dir)
+    config = _config(config_path, {"data_dir": data_dir})
+    from memd.daemon.reembedding import reembed as embed_again
+
+    with _progress("embedding") as advanced:
+        count, problems = embed_again(config, advanced)
+    for problem in problems:
+        click.echo(problem)
+    click.echo(f"{config.data_dir}: {count} chunks were embedded again")
+    return FOUND_SOMETHING if problems else 0
+
+
 @contextmanager
-def _progress(what: str, total: float | None) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, nothing elsewhere; what is yielded takes how much of `total` has been done since."""
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, nothing elsewhere; what is yielded takes how much is done and how much there is."""
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda done: progress.advance(task, done)
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def _config(path: Path | None, given: dict[str, Any]) -> Config:

@@ -34,7 +34,7 @@ from memd.chunks import (
 from memd.config import Config
 from memd.context.tokens import TokenCounter, cl100k_base
 from memd.daemon.drafting import Drafter, unstored_runs
-from memd.daemon.offline import append_and_seal, opened
+from memd.daemon.offline import Advanced, append_and_seal, ignore_progress, opened
 from memd.errors import BadImport, BadRequestBody, BadTopicId
 from memd.messages import Message, chain_all, leading_count
 from memd.store.log import Store
@@ -98,9 +98,7 @@ _members_decoder = msgspec.json.Decoder(_Members)
 _list_decoder = msgspec.json.Decoder(list[Raw])
 
 
-def import_file(
-    config: Config, path: Path, *, topic_id: str | None, advanced: Callable[[int], None] = lambda _: None
-) -> Counts:
+def import_file(config: Config, path: Path, *, topic_id: str | None, advanced: Advanced = ignore_progress) -> Counts:
     """Import a file into the log of `config.data_dir`; see `Importer`.
 
     Raises:
@@ -143,8 +141,8 @@ class Importer:
         """By topic and chunk: the states that the log had and the file has not come to yet; None once the file has gone
         beyond them."""
 
-    def run(self, path: Path, advanced: Callable[[int], None] = lambda _: None) -> None:
-        """Import a file; `advanced` is told the bytes of each line once it is done.
+    def run(self, path: Path, advanced: Advanced = ignore_progress) -> None:
+        """Import a file; `advanced` is told the bytes done and to do.
 
         Raises:
             BadImport: a line cannot be imported; those before it are, those behind it are not.
@@ -152,9 +150,11 @@ class Importer:
         """
         try:
             with path.open("rb") as file:
+                size, done = path.stat().st_size, 0
                 for number, line in enumerate(file, 1):
                     self._line(line, f"{path}, line {number}")
-                    advanced(len(line))
+                    done += len(line)
+                    advanced(done, size)
         except OSError as error:
             raise BadImport(f"{path}: cannot be read ({error.strerror or error}); name another file") from error
         finally:

@@ -6,13 +6,20 @@ each other. What is appended is durable at once; full segments get their index b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from memd.chunks import Draft
 from memd.config import Config
 from memd.embedding import Embedder, load_embedder
 from memd.store.log import Store, TopicLog
+
+Advanced = Callable[[int, int], None]
+"""Told again and again how much is done and how much there is to do altogether."""
+
+
+def ignore_progress(done: int, total: int) -> None:
+    """The `Advanced` for when nobody looks."""
 
 
 @contextmanager

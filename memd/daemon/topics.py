@@ -140,7 +140,8 @@ class Topics:
         self._opening: dict[str, asyncio.Future[Topic]] = {}
 
     async def wake(self) -> None:
-        """Open the topics that an earlier run left something to do for: unstored turns, segments without index."""
+        """Open the topics that an earlier run left something to do or to say: turns to be stored, segments without index,
+        chunks of another embedding model."""
         loop = asyncio.get_running_loop()
         for topic_id in self._store.topic_ids():
             try:
@@ -217,6 +218,8 @@ class Topics:
 
     def _has_work(self, topic_id: str) -> bool:
         payloads = peek(self._store.journal_of(topic_id), self._store.files)
+        if self._store.has_other_model(topic_id):
+            return True
         return self._store.has_unsealed(topic_id) or self._buffer_of(topic_id, payloads).has_unstored
 
     def _buffer_of(self, topic_id: str, payloads: Sequence[bytes]) -> HotBuffer:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from memd.store.files import DiskFiles, Files, Lock
 from memd.store.layout import LOCK_NAME, TopicLayout, topic_ids_in
-from memd.store.opening import Model, highest_id_on_disk
+from memd.store.opening import Model, header_of, highest_id_on_disk
 from memd.store.recovery import Finding
 from memd.store.snapshot import Hit, Snapshot
 from memd.store.topic_log import Grounds, SharedClock, TopicLog
@@ -104,6 +104,12 @@ class Store:
         """Whether the topic has a full segment without an index, to judge by the names of its files."""
         layout = TopicLayout(self.data_dir, topic_id)
         return any(self.files.size(layout.meta(number)) is None for number in layout.segment_ids(self.files))
+
+    def has_other_model(self, topic_id: str) -> bool:
+        """Whether a file of the topic says that another embedding model wrote it; reads nothing but headers."""
+        layout = TopicLayout(self.data_dir, topic_id)
+        headers = (header_of(self.files, path) for path in (*map(layout.bin, layout.segment_ids(self.files)), layout.active))
+        return any(header is not None and not self.model.wrote(header) for header in headers)
 
     def let_go(self, topic_id: str) -> None:
         """Close a topic and forget it; the next `topic` reads it from disk. Snapshots of it stay good."""
