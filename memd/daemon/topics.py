@@ -140,8 +140,7 @@ class Topics:
         self._opening: dict[str, asyncio.Future[Topic]] = {}
 
     async def wake(self) -> None:
-        """Open the topics that an earlier run left something to do or to say: turns to be stored, segments without index,
-        chunks of another embedding model."""
+        """Open the topics with something to do or to say: unstored turns, segments without index, other models' chunks."""
         loop = asyncio.get_running_loop()
         for topic_id in self._store.topic_ids():
             try:

@@ -108,7 +108,8 @@ class Store:
     def has_other_model(self, topic_id: str) -> bool:
         """Whether a file of the topic says that another embedding model wrote it; reads nothing but headers."""
         layout = TopicLayout(self.data_dir, topic_id)
-        headers = (header_of(self.files, path) for path in (*map(layout.bin, layout.segment_ids(self.files)), layout.active))
+        paths = [*map(layout.bin, layout.segment_ids(self.files)), layout.active]
+        headers = (header_of(self.files, path) for path in paths)
         return any(header is not None and not self.model.wrote(header) for header in headers)
 
     def let_go(self, topic_id: str) -> None:

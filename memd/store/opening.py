@@ -8,14 +8,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pathlib import Path
-
 import msgspec
 
-from memd.chunks import Entry, Status
+from memd.chunks import Entry
 from memd.errors import CorruptFile, ForeignFile, StoreError
 from memd.store.files import Files, replace
-from memd.store.format import MAGIC_LOG, Header, decode_entry, encode_header, payload_at, scan, topic_tag
+from memd.store.format import (
+    HEADER_BYTES,
+    MAGIC_LOG,
+    Header,
+    decode_entry,
+    decode_header,
+    encode_header,
+    payload_at,
+    scan,
+    topic_tag,
+)
 from memd.store.layout import TopicLayout
 from memd.store.merging import chosen_merges, own_index_file
 from memd.store.recovery import (

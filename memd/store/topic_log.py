@@ -113,8 +113,8 @@ class TopicLog:
                 Finding(
                     "foreign",
                     str(layout.directory),
-                    f"{count} chunks were embedded with another model: they are kept but no search finds them; stop memd "
-                    "and run `memd reembed`, or set embedding.model back",
+                    f"{count} chunks were embedded with another model: they are kept but no search finds them; stop "
+                    "memd and run `memd reembed`, or set embedding.model back",
                 )
             )
 
