@@ -11,6 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from conftest import MakeDaemon
+from daemon_process import wait_until
 from drafts import adjusted, deprecated
 from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream
@@ -228,11 +229,12 @@ def test_a_daemon_says_how_much_is_not_searched_and_what_to_do(
     store.topic("talk").append([chunk(Halved(bundled), number) for number in range(5)])
     store.close()
     daemon.start()
-    daemon.wait_for_log("5 chunks were embedded with another model")
-    assert "run `memd reembed`" in daemon.log
+    said = "5 chunks were embedded with another model"
+    wait_until(lambda: said in daemon.log.read_text(), lambda: repr(daemon))
+    assert "run `memd reembed`" in daemon.log.read_text()
     running = daemon.run("reembed")
     assert running.returncode == 1 and "is in use by another memd" in running.stderr
-    daemon.stop()
+    daemon.terminate()
     done = daemon.run("reembed")
     assert done.returncode == 0 and "5 chunks were embedded again" in done.stdout
 
