@@ -140,7 +140,7 @@ class Topics:
         self._opening: dict[str, asyncio.Future[Topic]] = {}
 
     async def wake(self) -> None:
-        """Open topics with something to do or to say: unstored turns, segments without index, another model's chunks."""
+        """Open topics with something to do or to say: unstored turns, no index yet, another model's chunks."""
         loop = asyncio.get_running_loop()
         for topic_id in self._store.topic_ids():
             try:
