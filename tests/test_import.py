@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,36 @@ def test_an_export_from_a_machine_whose_clock_is_ahead_keeps_its_order(
 # Conversations
 
 
+def long_conversation(turns: int) -> list[dict[str, Any]]:
+    rng = random.Random(11)
+    words = [
+        "lamp",
+        "oil",
+        "ferry",
+        "winter",
+        "rope",
+        "captain",
+        "harbour",
+        "bread",
+        "storm",
+        "signal",
+        "map",
+        "number",
+        "ladder",
+        "paint",
+        "brass",
+        "window",
+    ]
+
+    def sentence() -> str:
+        return " ".join(rng.choices(words, k=rng.randint(5, 25))).capitalize() + "."
+
+    def text() -> str:
+        return " ".join(sentence() for _ in range(rng.randint(1, 6)))
+
+    return [{"role": role, "content": text()} for _ in range(turns) for role in ("user", "assistant")]
+
+
 def test_a_conversation_is_chunked_and_found(run: Run, tmp_path: Path, embedder: Embedder) -> None:
     file = written(tmp_path / "talk.jsonl", [CONVERSATION, {"messages": CONVERSATION, "title": "again"}])
     counts = run(tmp_path / "new", file)
@@ -308,21 +339,26 @@ def test_importing_a_conversation_again_or_one_that_goes_on_adds_only_what_is_ne
     assert exported(tmp_path / "new")[len(once) :][0]["content"] == "user: Who painted the tower?"
 
 
+def test_conversations_that_overlap_add_nothing_when_they_are_imported_again(run: Run, tmp_path: Path) -> None:
+    long = long_conversation(40)
+    other_ending = [{"role": "user", "content": "Now for something else: the ferry is late, is it not?"}]
+    file = written(tmp_path / "talk.jsonl", [long, long[7:], long[21:50] + other_ending])
+    run(tmp_path / "new", file)
+    once = exported(tmp_path / "new")
+    assert run(tmp_path / "new", file).chunks == 0
+    assert exported(tmp_path / "new") == once
+
+
 def test_an_interrupted_import_of_a_long_conversation_goes_on_where_it_was(
     run: Run, tmp_path: Path, embedder: Embedder
 ) -> None:
-    long = [
-        {"role": role, "content": f"{role} remark {number}: the {number}th wave was {number * 7} feet high."}
-        for number in range(100)
-        for role in ("user", "assistant")
-    ]
-    file = written(tmp_path / "long.jsonl", [long])
+    file = written(tmp_path / "long.jsonl", [long_conversation(100)])
     calls = 0
 
     def failing(text: str) -> Vector:
         nonlocal calls
         calls += 1
-        if calls > 150:
+        if calls > 600:
             raise StopError
         return embedder.embed(text)
 
