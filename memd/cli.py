@@ -224,6 +224,30 @@ def reembed(config_path: Path | None, data_dir: str | None) -> int:
     return FOUND_SOMETHING if problems else 0
 
 
+@main.command()
+@_settings_flags
+@click.option("--host", help="Where the daemon listens. Default: listen.host of the settings.")
+@click.option("--port", type=click.IntRange(1, 65_535), help="Its port. Default: listen.port.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def stats(config_path: Path | None, data_dir: str | None, host: str | None, port: int | None, as_json: bool) -> int:
+    """Show what is stored, and how fast a running daemon finds it.
+
+    Works with and without a daemon and changes nothing. Topics that the daemon has not in memory are shown as on disk.
+    """
+    folder = _existing_data_dir(config_path, data_dir)
+    config = _config(config_path, {"listen.host": host, "listen.port": port})
+    from memd.stats import gathered, table
+
+    figures = gathered(folder, config.listen)
+    if as_json:
+        click.echo(msgspec.json.encode(figures))
+    else:
+        from rich.console import Console
+
+        Console().print(*table(figures), sep="\n")
+    return 0
+
+
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal, nothing elsewhere; what is yielded takes how much is done and how much there is."""

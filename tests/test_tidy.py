@@ -33,7 +33,8 @@ MAY_IMPORT = {
     "embedding": WORDS | {"assets"},
     "daemon": WORDS | {"assets", "wire", "context", "store", "embedding"},
     "demo": WORDS | {"assets", "wire", "context", "store", "embedding", "daemon"},
-    "cli": WORDS | {"assets", "wire", "context", "store", "embedding", "daemon", "demo"},
+    "stats": WORDS | {"store"},
+    "cli": WORDS | {"assets", "wire", "context", "store", "embedding", "daemon", "demo", "stats"},
     "__main__": {"cli"},
 }
 """For each package or module right below `memd`: what it may import besides itself and `memd` (the version)."""

@@ -7,8 +7,11 @@ Rule: off limits to web pages of other origins: a page that the user happens to 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 from aiohttp import web
 
 from memd import __version__
@@ -20,17 +23,33 @@ async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
     """Answer one of memd's own paths."""
     if not _is_own(request, daemon.config.listen.host):
         return error_response(403, "memd: this path is only for programs on this machine", "forbidden")
-    if request.path == "/memd/health" and request.method in ("GET", "HEAD"):
-        facts = daemon.upstream.facts
-        return web.json_response(
-            {
-                "status": "ok",
-                "version": __version__,
-                "topics": len(daemon.topics.opened()),
-                "upstream": {"url": daemon.upstream.url, "reachable": facts.reachable, "window": facts.window},
-            }
-        )
+    answer = _ANSWERS.get(request.path)
+    if answer is not None and request.method in ("GET", "HEAD"):
+        return web.json_response(answer(daemon), dumps=lambda value: msgspec.json.encode(value).decode())
     return error_response(404, f"memd: there is no {request.path}", "not_found")
+
+
+def _health(daemon: Daemon) -> dict[str, Any]:
+    facts = daemon.upstream.facts
+    return {
+        "status": "ok",
+        "version": __version__,
+        "topics": len(daemon.topics.opened()),
+        "upstream": {"url": daemon.upstream.url, "reachable": facts.reachable, "window": facts.window},
+    }
+
+
+def _stats(daemon: Daemon) -> dict[str, Any]:
+    topics = {topic.id: topic.log.stats() for topic in daemon.topics.opened()}
+    return {
+        "data_dir": str(daemon.config.data_dir.resolve()),
+        "memory_bytes": sum(stats.memory_bytes for stats in topics.values()),
+        "memory_bytes_max": daemon.config.store.memory_bytes_max,
+        "topics": topics,
+    }
+
+
+_ANSWERS: dict[str, Callable[[Daemon], dict[str, Any]]] = {"/memd/health": _health, "/memd/stats": _stats}
 
 
 def _is_own(request: web.Request, listen_host: str) -> bool:

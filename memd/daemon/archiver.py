@@ -130,7 +130,7 @@ class Archiver:
                         await topic.save(sync=True)
             if sync_due:
                 synced_at = time.monotonic()
-            if time.monotonic() - unloaded_at >= UNLOAD_SECONDS:
+            if time.monotonic() - unloaded_at >= min(UNLOAD_SECONDS, self._config.store.topic_idle_seconds):
                 await topics.let_idle_go()
                 unloaded_at = time.monotonic()
 

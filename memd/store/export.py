@@ -20,7 +20,7 @@ from memd.errors import StoreError
 from memd.store.files import DiskFiles, Files
 from memd.store.layout import TopicLayout, segments_before, topic_ids_in
 from memd.store.recovery import LogFile, read_log_file
-from memd.store.segment import ROW, read_entry, row_of
+from memd.store.segment import ROW, read_entry, rows_from
 from memd.store.superseded import Bits, Records, superseded
 
 
@@ -77,18 +77,23 @@ class _Places:
 
 def _log_files(files: Files, layout: TopicLayout) -> Iterator[tuple[list[Path], Records]]:
     """The files of a topic, each with the other names it may get, and their columns; oldest first."""
-    data = _active_bytes(files, layout)
+    data = active_bytes(files, layout)
     active = read_log_file(data, name=str(layout.active), dimension=None) if data is not None else None
     number = active.header.segment_id if active is not None and active.header is not None else None
     for path in map(layout.bin, segments_before(files, layout, data, number)):
         log_file = read_log_file(files.read(path), name=str(path), dimension=None)
-        yield [path], _rows_of(log_file, len(log_file.entries))
+        yield [path], rows_of(log_file, len(log_file.entries))
     if active is not None:
         paths = [layout.active] if number is None else [layout.active, layout.bin(number)]
-        yield paths, _rows_of(active, active.whole_count)
+        yield paths, rows_of(active, active.whole_count)
 
 
-def _active_bytes(files: Files, layout: TopicLayout) -> bytes | None:
+def active_bytes(files: Files, layout: TopicLayout) -> bytes | None:
+    """The `active.bin` of a topic; None if there is none right now.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
     try:
         return files.read(layout.active)
     except StoreError:
@@ -97,8 +102,9 @@ def _active_bytes(files: Files, layout: TopicLayout) -> bytes | None:
         raise
 
 
-def _rows_of(log_file: LogFile, count: int) -> Records:
-    return np.array(list(map(row_of, log_file.entries[:count], log_file.spans[:count])), dtype=ROW)
+def rows_of(log_file: LogFile, count: int) -> Records:
+    """The columns of the first `count` entries of a log file."""
+    return rows_from(log_file.entries[:count], log_file.spans[:count])
 
 
 def _as_dict(entry: Entry, topic_id: str, *, live: bool) -> dict[str, Any]:

@@ -249,8 +249,13 @@ def _open_active(files: Files, layout: TopicLayout, model: Model, opened: Opened
 
 def _fill(segment: Growing, log_file: LogFile, count: int, opened: Opened) -> None:
     vouched = in_whole_appends(log_file)[:count]
-    for entry, span, whole in zip(log_file.entries[:count], log_file.spans[:count], vouched, strict=True):
-        segment.add(entry if whole else msgspec.structs.replace(entry, digests=()), span)
+    segment.extend(
+        [
+            entry if whole else msgspec.structs.replace(entry, digests=())
+            for entry, whole in zip(log_file.entries[:count], vouched, strict=True)
+        ],
+        log_file.spans[:count],
+    )
     opened.segments[segment.segment_id] = segment
     opened.gaps[segment.segment_id] = log_file.gaps
 

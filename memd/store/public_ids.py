@@ -33,11 +33,10 @@ class KnownUuids:
 
     def unique_prefix(self, uuid: bytes) -> str:
         """The shortest prefix, at least PUBLIC_ID_DIGITS_MIN digits, that no other uuid begins with."""
-        digits = uuid.hex()
         at = bisect_left(self._others, uuid)
         near = self._others[max(0, at - 1) : at + 2] + self.directory.neighbours(uuid)
-        shared = max((_shared_digits(digits, other.hex()) for other in near if other != uuid), default=0)
-        return digits[: max(PUBLIC_ID_DIGITS_MIN, shared + 1)]
+        shared = max((_shared_digits(uuid, other) for other in near if other != uuid), default=0)
+        return uuid.hex()[: max(PUBLIC_ID_DIGITS_MIN, shared + 1)]
 
     def others_with_prefix(self, uuid: bytes, digits: str) -> list[bytes]:
         """The uuids other than `uuid` that begin with these digits."""
@@ -51,5 +50,7 @@ class KnownUuids:
         return [other for other in found if other != uuid]
 
 
-def _shared_digits(one: str, other: str) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), UUID_DIGITS)
+def _shared_digits(one: bytes, other: bytes) -> int:
+    """How many leading hex digits two different uuids share: those before the highest bit in which they differ."""
+    differing = int.from_bytes(one, "big") ^ int.from_bytes(other, "big")
+    return UUID_DIGITS - (differing.bit_length() + 3) // 4

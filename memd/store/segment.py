@@ -7,6 +7,7 @@ row still counts is not known here but in the views of a snapshot. Row numbers f
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from memd.chunks import Entry, Status
 from memd.errors import CorruptFile, StoreError
 from memd.store.files import Files
 from memd.store.format import FRAME_BYTES, Header, Span, decode_entry, payload_at
-from memd.store.superseded import Records, UInts, uuid_words
+from memd.store.superseded import Records, UInts
 from memd.store.vectors import Floats, Rows
 
 ROW = np.dtype(
@@ -38,6 +39,7 @@ ROW = np.dtype(
 )
 """One entry's columns, 56 bytes: what is kept of it in memory and in `.meta`."""
 
+_UUID_HALVES = struct.Struct(">QQ")  # see `superseded.uuid_words`
 _CAPACITY_MIN = 64
 _TABLE_BYTES = 500
 """Of an entry in the three tables of a growing segment, about."""
@@ -53,12 +55,14 @@ def digest_word(digest: bytes) -> int:
     return int.from_bytes(digest[:8], "little")
 
 
-def row_of(entry: Entry, span: Span) -> tuple[int | bytes, ...]:
-    """The `ROW` of an entry that lies at `span`."""
-    high, low = uuid_words(entry.uuid)
+def rows_from(entries: Sequence[Entry], spans: Sequence[Span]) -> Records:
+    """The columns of entries that lie at `spans`."""
+    return np.array(list(map(_row, entries, spans)), dtype=ROW)
+
+
+def _row(entry: Entry, span: Span) -> tuple[int | bytes, ...]:
     return (
-        int(high),
-        int(low),
+        *_UUID_HALVES.unpack(entry.uuid),
         entry.canonical_id,
         entry.origin_id,
         span.offset,
@@ -134,21 +138,24 @@ class Growing(Segment):
         self._by_text: dict[int, tuple[int, ...]] = {}
         self._digests: dict[int, None] = {}  # in the order of rows
 
-    def add(self, entry: Entry, span: Span) -> int:
-        """Append a row and return its number."""
-        if self.count == len(self._rows):  # readers keep the old arrays
+    def extend(self, entries: Sequence[Entry], spans: Sequence[Span]) -> range:
+        """Append a row for each entry and return their numbers."""
+        added = range(self.count, self.count + len(entries))
+        while added.stop > len(self._rows):  # readers keep the old arrays
             self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
             self._matrix = np.concatenate([self._matrix, np.zeros_like(self._matrix)])
-        row = self.count
-        self._rows[row] = row_of(entry, span)
-        if entry.status is Status.ACTIVE:
-            self._matrix[row] = entry.embedding
-        self._by_uuid[entry.uuid] = (*self._by_uuid.get(entry.uuid, ()), row)
-        key = text_hash(entry.content)
-        self._by_text[key] = (*self._by_text.get(key, ()), row)
-        self._digests.update(dict.fromkeys(map(digest_word, entry.digests)))
-        self.count += 1
-        return row
+        rows = rows_from(entries, spans)
+        self._rows[added.start : added.stop] = rows
+        vectors = np.frombuffer(b"".join(entry.vector for entry in entries), dtype="<f4")
+        is_active = rows["status"] == Status.ACTIVE
+        self._matrix[added.start : added.stop][is_active] = vectors.reshape(-1, self.header.dimension)
+        for row, entry, key in zip(added, entries, rows["text_hash"].tolist(), strict=True):
+            self._by_uuid[entry.uuid] = (*self._by_uuid.get(entry.uuid, ()), row)
+            self._by_text[key] = (*self._by_text.get(key, ()), row)
+            for digest in entry.digests:
+                self._digests[digest_word(digest)] = None
+        self.count = added.stop
+        return added
 
     @property
     def memory_bytes(self) -> int:

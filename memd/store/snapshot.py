@@ -120,6 +120,7 @@ class Snapshot:
         """Of the sealed segments among them."""
         self.times = times
         """Shared by all snapshots of the topic."""
+        self._growing = [(view.segment, view) for view in views.values() if isinstance(view.segment, Growing)]
         self._live_count: int | None = None
 
     @property
@@ -140,7 +141,7 @@ class Snapshot:
         if k < 1 or not len(queries):
             return []
         started = time.perf_counter()
-        growing = [view for view in self.views.values() if view.matrix is not None]
+        growing = [view for _, view in self._growing if view.matrix is not None]
         found = [view.scan(queries, k) for view in growing]
         scanned = time.perf_counter()
         all_loaded = all(view.index.is_loaded for view in self.indexes)
@@ -181,24 +182,21 @@ class Snapshot:
     def places(self, uuid: bytes) -> Iterator[tuple[int, int]]:
         """(segment id, row) of every entry of the chunk."""
         yield from self.directory.places(uuid)
-        for segment_id, view in self.views.items():
-            if isinstance(view.segment, Growing):
-                yield from ((segment_id, row) for row in view.segment.rows_of(uuid) if row < len(view.rows))
+        for segment, view in self._growing:
+            yield from ((segment.segment_id, row) for row in segment.rows_of(uuid) if row < len(view.rows))
 
     def live_places_of_text(self, key: int) -> Iterator[tuple[int, int]]:
         """(segment id, row) of the live entries whose content may have this `text_hash`."""
         for segment_id, row in self.directory.places_of_text(key):
             if not self.views[segment_id].gone[row]:
                 yield segment_id, row
-        for segment_id, view in self.views.items():
-            if isinstance(view.segment, Growing):
-                rows = view.segment.rows_of_text(key)
-                yield from ((segment_id, row) for row in rows if row < len(view.rows) and not view.gone[row])
+        for segment, view in self._growing:
+            rows = (row for row in segment.rows_of_text(key) if row < len(view.rows) and not view.gone[row])
+            yield from ((segment.segment_id, row) for row in rows)
 
     def has_digest(self, word: int) -> bool:
         """Whether an entry came from a message with this `digest_word`; may be ahead of the snapshot by one append."""
-        growing = (view.segment for view in self.views.values() if isinstance(view.segment, Growing))
-        return self.directory.has_digest(word) or any(segment.has_digest(word) for segment in growing)
+        return self.directory.has_digest(word) or any(segment.has_digest(word) for segment, _ in self._growing)
 
     def _ranked(self, found: Sequence[Found], k: int) -> list[Hit]:
         segment_ids = np.concatenate([np.empty(0, dtype=np.intp), *(part.segment_ids for part in found)])

@@ -147,7 +147,7 @@ class TopicLog:
             for payload in payloads:
                 spans.append(Span(start, len(payload)))
                 start += FRAME_BYTES + len(payload)
-            self._snapshot = after_append(self._snapshot, active, entries, spans)
+            self._snapshot = after_append(self._snapshot, active, entries, spans, fresh)
             if active.count >= self._grounds.segment_entries_max:
                 self._rotate(active, tail)
             return entries

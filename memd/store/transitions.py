@@ -6,7 +6,7 @@ rows behind the ones a snapshot knows are added to a growing segment, and an ind
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -52,20 +52,25 @@ def first_snapshot(
     return Snapshot(topic_id, views, directory_of(segments.values()), _in_order(indexes), SearchTimes())
 
 
-def after_append(before: Snapshot, active: Growing, entries: Sequence[Entry], spans: Sequence[Span]) -> Snapshot:
-    """With the new entries as rows of `active`, and without the older entries of their chunks."""
+def after_append(
+    before: Snapshot, active: Growing, entries: Sequence[Entry], spans: Sequence[Span], fresh: Collection[bytes]
+) -> Snapshot:
+    """With the new entries as rows of `active`, and without the older entries of their chunks.
+
+    `fresh`: uuids that the topic did not know.
+    """
     views = dict(before.views)
     known = len(views[active.segment_id].gone) if active.segment_id in views else 0
     gone = np.zeros(known + len(entries), dtype=np.bool_)
     if known:
         gone[:known] = views[active.segment_id].gone
     overridden: dict[int, list[int]] = {}
-    for entry, span in zip(entries, spans, strict=True):
-        row = active.add(entry, span)
-        gone[row] = entry.status is Status.DEPRECATED
-        gone[list(active.rows_of(entry.uuid)[:-1])] = True
-        for segment_id, older in before.places(entry.uuid):
-            overridden.setdefault(segment_id, []).append(older)
+    for row, entry in zip(active.extend(entries, spans), entries, strict=True):
+        gone[row] = entry.status is Status.DEPRECATED or row != active.rows_of(entry.uuid)[-1]
+        if entry.uuid not in fresh:
+            gone[list(active.rows_of(entry.uuid)[:-1])] = True
+            for segment_id, older in before.places(entry.uuid):
+                overridden.setdefault(segment_id, []).append(older)
     overridden.pop(active.segment_id, None)
     for segment_id, rows in overridden.items():
         bits = views[segment_id].gone.copy()

@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from memd.errors import CorruptFile, ForeignFile, StoreError
 from memd.store.files import DiskFiles, Files
@@ -22,7 +21,7 @@ from memd.store.layout import LOCK_NAME, TopicLayout, segments_before, topic_ids
 from memd.store.merging import read_merged
 from memd.store.recovery import TORN_SUFFIX, Finding, LogFile, damage, read_log_file
 from memd.store.sealing import check_index, read_meta
-from memd.store.segment import ROW, row_of
+from memd.store.segment import rows_from
 
 
 class Counts(msgspec.Struct):
@@ -115,7 +114,7 @@ class _Check:
         try:
             _, meta = read_meta(self._files, layout, number)
             self._count(path)
-            rows = np.array(list(map(row_of, log_file.entries, log_file.spans)), dtype=ROW)
+            rows = rows_from(log_file.entries, log_file.spans)
             if meta.bin_crc != zlib.crc32(data) or meta.rows != rows.tobytes():
                 raise CorruptFile(f"{path}: does not agree with {layout.bin(number).name}, which was changed since")
             check_index(self._files, layout, meta)

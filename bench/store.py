@@ -1,0 +1,340 @@
+"""memd's store beside others: search, durable appends, sealing, merging, opening, bytes.
+
+Backs these claims: search over 100,000 chunks at most 1 ms and over 1,000,000 at most 3 ms (median, recall@32 at
+least 0.99); a durable append of 20 chunks at most twice the bare write and fsync of the same bytes; appends and
+searches go on at full speed while a segment is sealed; at most 1.3 times the raw vectors in memory at 1,000,000; a
+topic answers soon after a start. All on the same vectors (see vectors.py) in one run: on a shared machine only ratios
+mean anything.
+
+    python bench/store.py [--sizes 5000,100000] [--others none] [--json FILE]
+
+The two default sizes take some minutes; 1000000 takes about half an hour and 8 GB of disk. chromadb, lancedb,
+sqlite-vec and qdrant-client are compared where they are installed (`pip install '.[bench]'`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from vector_stores import NumpyExact, VectorStore, installed
+from vectors import embedded, mixed
+
+from memd.chunks import Draft
+from memd.embedding import load_embedder
+from memd.store.log import Store, TopicLog
+from memd.store.vectors import Floats
+
+BASE_SENTENCES = 4000
+SEGMENT_ENTRIES = 5000
+GROUP = 20
+K = 32
+QUERIES = 200
+TOPIC = "bench"
+CONTENT = "user: " + "What was decided about the harbour, and which of the two boats goes first? " * 6  # 450 bytes
+NO_LIMIT_MS = 1e9
+DIMENSION = 384
+
+Figures = dict[str, float]
+Result = TypeVar("Result")
+
+
+def opened(folder: Path) -> Store:
+    """The store under test."""
+    return Store.open(folder, dimension=DIMENSION, fingerprint="bench", segment_entries_max=SEGMENT_ENTRIES)
+
+
+def drafts(vectors: Floats) -> list[Draft]:
+    """A chunk for each vector."""
+    return [
+        Draft(
+            uuid=uuid.uuid4().bytes,
+            content=CONTENT,
+            vector=vector.astype("<f4").tobytes(),
+            created_at=1,
+            roles=("user",),
+            digests=(uuid.uuid4().bytes,),
+        )
+        for vector in vectors
+    ]
+
+
+def settle(log: TopicLog) -> Figures:
+    """Seal and merge whatever is due; seconds that each took."""
+    started = time.perf_counter()
+    for segment_id in log.unsealed():
+        log.seal(segment_id)
+    sealed = time.perf_counter()
+    while due := log.due_merge(NO_LIMIT_MS):
+        log.merge(due)
+    return {"seal_seconds": sealed - started, "merge_seconds": time.perf_counter() - sealed}
+
+
+def filled(folder: Path, vectors: Floats) -> tuple[Store, Figures]:
+    """A store with all vectors, sealed and merged."""
+    store = opened(folder)
+    log = store.topic(TOPIC)
+    spent = {"append_seconds": 0.0, "seal_seconds": 0.0, "merge_seconds": 0.0}
+    for start in range(0, len(vectors), SEGMENT_ENTRIES):
+        for group in np.array_split(vectors[start : start + SEGMENT_ENTRIES], 20):
+            made = drafts(group)
+            began = time.perf_counter()
+            log.append(made)
+            spent["append_seconds"] += time.perf_counter() - began
+        for name, seconds in settle(log).items():
+            spent[name] += seconds
+    return store, spent
+
+
+# -- what is measured ---------------------------------------------------------------------------------------------
+
+
+def timed(work: Callable[[], Result]) -> tuple[float, Result]:
+    """Milliseconds that it takes, and what it gives."""
+    started = time.perf_counter()
+    result = work()
+    return (time.perf_counter() - started) * 1000, result
+
+
+def searched(search: Callable[[Floats], Sequence[int]], queries: Floats, truth: list[set[int]]) -> Figures:
+    """Times and recall of a search."""
+    for query in queries[:5]:  # indexes are loaded, caches are warm
+        search(query)
+    times, right = [], 0
+    for query, wanted in zip(queries, truth, strict=True):
+        took, found = timed(partial(search, query))
+        times.append(took)
+        right += len(wanted & set(found))
+    return {
+        "p50_ms": float(np.percentile(times, 50)),
+        "p95_ms": float(np.percentile(times, 95)),
+        "recall": right / sum(map(len, truth)),
+    }
+
+
+def appended(log: TopicLog, folder: Path, chosen: np.random.Generator, base: Floats) -> Figures:
+    """A durable append of GROUP chunks beside the bare write and fsync of the same bytes, in turns."""
+    path = log.hot_path.with_name("active.bin")
+    descriptor = os.open(folder / "bare", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    ours, bare = [], []
+    for _ in range(100):
+        made = drafts(mixed(base, GROUP, chosen))
+        before = path.stat().st_size if path.exists() else 0
+        ours.append(timed(partial(log.append, made))[0])
+        data = os.urandom(max(1, path.stat().st_size - before))
+        bare.append(timed(partial(_write_durably, descriptor, data))[0])
+    os.close(descriptor)
+    return {
+        "append_p50_ms": float(np.median(ours)),
+        "bare_p50_ms": float(np.median(bare)),
+        "append_ratio": float(np.median(ours) / np.median(bare)),
+    }
+
+
+def _write_durably(descriptor: int, data: bytes) -> None:
+    os.write(descriptor, data)
+    os.fsync(descriptor)
+
+
+def while_sealing(log: TopicLog, chosen: np.random.Generator, base: Floats) -> Figures:
+    """p99 of appends and searches in peace, and the same while a segment is sealed in another thread."""
+
+    def rounds(going: Callable[[], bool], counted: int) -> tuple[float, float]:
+        appends: list[float] = []
+        searches: list[float] = []
+        while going() or len(searches) < counted:
+            made, query = drafts(mixed(base, 1, chosen)), mixed(base, 1, chosen)
+            appends.append(timed(partial(log.append, made))[0])
+            searches.append(timed(partial(log.snapshot().search, query, K))[0])
+        return float(np.percentile(appends, 99)), float(np.percentile(searches, 99))
+
+    while not log.unsealed():  # a full segment that waits to be sealed
+        log.append(drafts(mixed(base, 250, chosen)))
+    idle = rounds(lambda: False, 300)
+    sealing = threading.Thread(target=settle, args=(log,))
+    sealing.start()
+    busy = rounds(sealing.is_alive, 0)
+    sealing.join()
+    return {
+        "append_p99_idle_ms": idle[0],
+        "append_p99_sealing_ms": busy[0],
+        "search_p99_idle_ms": idle[1],
+        "search_p99_sealing_ms": busy[1],
+    }
+
+
+def reopened(folder: Path) -> Figures:
+    """Opening in a fresh process: until appends are possible, until the first result, and the memory it takes."""
+    done = subprocess.run([sys.executable, __file__, "--open", str(folder)], check=True, capture_output=True, text=True)
+    figures: Figures = json.loads(done.stdout)
+    return figures
+
+
+def open_and_report(folder: Path) -> None:
+    """The fresh process's part."""
+    before = _resident_bytes()
+    started = time.perf_counter()
+    store = opened(folder)
+    ready = time.perf_counter()
+    log = store.topic(TOPIC)
+    columns = time.perf_counter()
+    hits = log.snapshot().search(np.ones((1, DIMENSION), dtype=np.float32) / np.float32(DIMENSION**0.5), K)
+    log.snapshot().entry(hits[0])
+    first = time.perf_counter()
+    figures = {
+        "store_ready_seconds": ready - started,
+        "topic_open_seconds": columns - started,
+        "first_result_seconds": first - started,
+        "resident_bytes": _resident_bytes() - before,
+    }
+    print(json.dumps(figures))
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def bytes_below(folder: Path) -> int:
+    """On disk."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+# -- the run ------------------------------------------------------------------------------------------------------
+
+
+def measure(size: int, base: Floats, others: bool) -> dict[str, Figures]:
+    """Everything at one size; a row per store."""
+    chosen = np.random.default_rng(size)
+    vectors, queries = mixed(base, size, chosen), mixed(base, QUERIES, chosen)
+    rows: dict[str, Figures] = {}
+    with _folder() as folder:
+        exact = NumpyExact(folder, DIMENSION)
+        exact.add(vectors)
+        truth = [set(exact.search(query, K)) for query in queries]
+        store, spent = filled(folder / "memd", vectors)
+        log = store.topic(TOPIC)
+        numbers = {hit_id: number for number, hit_id in enumerate(_ids(log))}
+
+        def search(query: Floats) -> list[int]:
+            return [numbers[hit.canonical_id] for hit in log.snapshot().search(query[None], K)]
+
+        rows["memd"] = searched(search, queries, truth)
+        rows["memd"] |= {f"{name}_per_1000": 1000 * seconds / size for name, seconds in spent.items()}
+        rows["memd"] |= {"indexes": log.stats().indexes, "disk_bytes_per_chunk": bytes_below(folder / "memd") / size}
+        store.close()
+        rows["memd"] |= (again := reopened(folder / "memd"))
+        rows["memd"]["memory_per_raw"] = again["resident_bytes"] / (size * DIMENSION * 4)
+        store = opened(folder / "memd")
+        rows["memd"] |= appended(store.topic(TOPIC), folder, chosen, base)
+        rows["memd"] |= while_sealing(store.topic(TOPIC), chosen, base)
+        store.close()
+    for name, kind in installed(size) if others else [("numpy exact", NumpyExact)]:
+        with _folder() as folder:
+            rows[name] = _other(kind(folder / "other", DIMENSION), folder, vectors, queries, truth, base)
+    return rows
+
+
+def _other(
+    store: VectorStore, folder: Path, vectors: Floats, queries: Floats, truth: list[set[int]], base: Floats
+) -> Figures:
+    for start in range(0, len(vectors), SEGMENT_ENTRIES):
+        store.add(vectors[start : start + SEGMENT_ENTRIES])
+    figures = searched(lambda query: store.search(query, K), queries, truth)
+    figures["disk_bytes_per_chunk"] = bytes_below(folder) / len(vectors)
+    extra = [mixed(base, GROUP, np.random.default_rng(number)) for number in range(20)]
+    figures["append_p50_ms"] = float(np.median([timed(partial(store.add, group))[0] for group in extra]))
+    return figures
+
+
+def _ids(log: TopicLog) -> list[int]:
+    """The canonical ids of all entries, oldest first."""
+    columns = [view.rows["canonical_id"] for view in log.snapshot().views.values()]
+    return [int(number) for number in np.concatenate(columns)]
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="memd-bench-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def report(size: int, rows: dict[str, Figures]) -> None:
+    """Print the tables of one size."""
+    table = Table(title=f"{size:,} chunks of {DIMENSION} dimensions, the best {K}")
+    table.add_column("store", no_wrap=True)
+    for column in ("search p50", "p95", "recall", "append of 20", "disk per chunk"):
+        table.add_column(column, justify="right")
+    for name, row in rows.items():
+        durable = "" if name not in ("numpy exact", "hnswlib alone") else " (memory)"
+        table.add_row(
+            name,
+            f"{row['p50_ms']:.2f} ms",
+            f"{row['p95_ms']:.2f} ms",
+            f"{row['recall']:.4f}",
+            f"{row['append_p50_ms']:.2f} ms{durable}",
+            f"{row['disk_bytes_per_chunk']:,.0f} B",
+        )
+    ours = Table(title="memd alone", show_header=False)
+    for what, said in _alone(rows["memd"]).items():
+        ours.add_row(what, said)
+    console = Console(width=120)
+    console.print(table)
+    console.print(ours)
+
+
+def _alone(row: Figures) -> dict[str, str]:
+    steps = [f"{row[f'{name}_seconds_per_1000'] * 1000:.0f} ms" for name in ("append", "seal", "merge")]
+    opening = [f"{row[name]:.3f} s" for name in ("store_ready_seconds", "topic_open_seconds", "first_result_seconds")]
+    return {
+        "append of 20, durable": f"{row['append_ratio']:.1f} × the bare write and fsync ({row['bare_p50_ms']:.2f} ms)",
+        "indexes asked": f"{row['indexes']:.0f}",
+        "append, seal, merge of 1,000": ", ".join(steps),
+        "append p99, the same while sealing": f"{row['append_p99_idle_ms']:.1f}, {row['append_p99_sealing_ms']:.1f} ms",
+        "search p99, the same while sealing": f"{row['search_p99_idle_ms']:.1f}, {row['search_p99_sealing_ms']:.1f} ms",
+        "store open, topic open, first result": ", ".join(opening),
+        "memory": f"{row['memory_per_raw']:.2f} × the raw vectors, {row['resident_bytes'] / 1e6:,.0f} MB",
+    }
+
+
+def main() -> None:
+    """Measure, print, and write the figures where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--sizes", default="5000,100000", help="comma-separated numbers of chunks")
+    parser.add_argument("--others", choices=["all", "none"], default="all", help="whether to measure other stores")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.open is not None:
+        open_and_report(asked.open)
+        return
+    base = embedded(load_embedder("bundled", 1), BASE_SENTENCES)
+    figures: dict[str, Any] = {}
+    for size in map(int, asked.sizes.split(",")):
+        figures[str(size)] = measure(size, base, asked.others == "all")
+        report(size, figures[str(size)])
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()

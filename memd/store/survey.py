@@ -1,0 +1,82 @@
+"""What lies in a data directory, in figures: topics, entries, bytes.
+
+Rule: opens nothing for writing, needs no lock and works beside a running daemon. Sealed segments are counted from
+their `.meta`; only the rest of the log is read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from memd.errors import StoreError
+from memd.store.export import active_bytes, rows_of
+from memd.store.files import DiskFiles, Files
+from memd.store.layout import TopicLayout, segments_before, topic_ids_in
+from memd.store.recovery import read_log_file
+from memd.store.sealing import read_meta
+from memd.store.segment import ROW
+from memd.store.superseded import Records, superseded
+
+
+class TopicSurvey(msgspec.Struct, frozen=True, kw_only=True):
+    """One topic on disk."""
+
+    topic_id: str
+    chunks: int
+    """Live ones."""
+    entries: int
+    segments: int
+    """Full ones."""
+    log_bytes: int
+    """The log and the journal: what a backup needs."""
+    derived_bytes: int
+    """Indexes and columns: what could be built anew."""
+
+
+def survey(data_dir: Path, files: Files | None = None) -> list[TopicSurvey]:
+    """All topics, sorted by name.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    files = files or DiskFiles()
+    return [_topic(files, TopicLayout(data_dir, topic_id)) for topic_id in topic_ids_in(files, data_dir)]
+
+
+def _topic(files: Files, layout: TopicLayout) -> TopicSurvey:
+    data = active_bytes(files, layout)
+    active = read_log_file(data, name=str(layout.active), dimension=None) if data is not None else None
+    number = active.header.segment_id if active is not None and active.header is not None else None
+    numbers = segments_before(files, layout, data, number)
+    rows = [_segment_rows(files, layout, segment_id) for segment_id in numbers]
+    if active is not None:
+        rows.append(rows_of(active, active.whole_count))
+    records: Records = np.concatenate([np.empty(0, dtype=ROW), *rows])
+    log_bytes = derived_bytes = 0
+    for directory in (layout.directory, layout.segments):
+        for name in files.names(directory):
+            size = files.size(directory / name) or 0
+            if name.endswith((".hnsw", ".meta")):
+                derived_bytes += size
+            elif not files.is_directory(directory / name):
+                log_bytes += size
+    return TopicSurvey(
+        topic_id=layout.topic_id,
+        chunks=int(np.count_nonzero(~superseded(records))),
+        entries=len(records),
+        segments=len(numbers),
+        log_bytes=log_bytes,
+        derived_bytes=derived_bytes,
+    )
+
+
+def _segment_rows(files: Files, layout: TopicLayout, segment_id: int) -> Records:
+    try:
+        return np.frombuffer(read_meta(files, layout, segment_id)[1].rows, dtype=ROW)
+    except StoreError:
+        path = layout.bin(segment_id)
+        log_file = read_log_file(files.read(path), name=str(path), dimension=None)
+        return rows_of(log_file, len(log_file.entries))

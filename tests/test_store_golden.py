@@ -1,0 +1,77 @@
+"""Every version of the format that memd ever wrote can be read, searched and appended to by this one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from golden_files import DIMENSION, EXPECTED, GOLDEN, TOPIC, chunk, found, opened, vector, write
+
+from memd.store.format import FORMAT_VERSION
+from memd.store.verify import verify
+
+VERSIONS = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())
+
+
+@pytest.fixture(params=VERSIONS)
+def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy of a golden folder."""
+    copy = tmp_path / "memory"
+    shutil.copytree(GOLDEN / request.param, copy)
+    return copy
+
+
+def test_there_is_a_folder_for_every_version_up_to_this_one() -> None:
+    assert [f"v{number}" for number in range(1, FORMAT_VERSION + 1)] == VERSIONS
+
+
+def test_an_old_log_is_whole_and_reads_as_it_did(golden: Path) -> None:
+    report = verify(golden)
+    assert report.ok, report.lines
+    assert found(golden) == json.loads((golden / EXPECTED).read_text())
+
+
+def test_an_old_log_is_searched_with_its_old_indexes(golden: Path) -> None:
+    store = opened(golden)
+    topic = store.topic(TOPIC)
+    topic.load()
+    assert topic.findings == [] and topic.unsealed() == []
+    assert [view.index.segment_ids for view in topic.snapshot().indexes] == [(1, 2)]
+    expected = {entry["canonical_id"]: entry for entry in json.loads((golden / EXPECTED).read_text())["export"]}
+    for number in range(8):
+        query = np.frombuffer(vector(number), dtype=np.float32)
+        hits = topic.snapshot().search(query.reshape(1, DIMENSION), 100)
+        live = {canonical_id for canonical_id, entry in expected.items() if entry["live"]}
+        assert {hit.canonical_id for hit in hits} == live
+        entry = topic.snapshot().entry(max(hits, key=lambda hit: hit.cosine))
+        assert entry.content == expected[entry.canonical_id]["content"]
+        assert float(query @ entry.embedding) == 1.0 or number == 1, "number 1 was replaced"
+    store.close()
+
+
+def test_an_old_log_is_appended_to_and_sealed(golden: Path) -> None:
+    before = found(golden)["export"]
+    store = opened(golden)
+    topic = store.topic(TOPIC)
+    topic.append([chunk(8, "user: new"), chunk(9, "user: newer")])
+    for segment_id in topic.unsealed():
+        topic.seal(segment_id)
+    store.close()
+    assert verify(golden).ok
+    after = found(golden)["export"]
+    assert after[: len(before)] == before
+    assert [entry["content"] for entry in after[len(before) :]] == ["user: new", "user: newer"]
+
+
+def test_this_version_writes_the_same_log_byte_for_byte(tmp_path: Path) -> None:
+    """If this fails, the format has changed: that needs a new version number and a new golden folder."""
+    write(tmp_path)
+    golden = GOLDEN / f"v{FORMAT_VERSION}"
+    names = {str(path.relative_to(golden)) for path in golden.rglob("*") if path.is_file()}
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == names
+    for name in names:
+        if not name.endswith((".hnsw", ".meta")):  # hnswlib may choose other instructions on another processor
+            assert (tmp_path / name).read_bytes() == (golden / name).read_bytes(), name

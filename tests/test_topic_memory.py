@@ -1,0 +1,101 @@
+"""Topics come into memory when they are asked for and leave it when nobody does; nobody notices but by the figures."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess, ask, wait_until
+from recording_upstream import RecordingUpstream
+
+FACT = "Please note: the release word for the lighthouse lamp is cinnamon-42, written on the brass plate."
+QUESTION = "What is the release word for the lighthouse lamp?"
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def loaded(daemon: DaemonProcess) -> set[str]:
+    """The topics that the daemon has in memory."""
+    return set(ask(f"{daemon.base_url}/memd/stats").json["topics"])
+
+
+@pytest.fixture
+def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+    """A daemon that lets topics go at once, and has been told something in the topic "lamp"."""
+    settings = {"store": {"topic_idle_seconds": 0.05}, "buffer": {"idle_seconds": 0.2}, "segment": {"max_entries": 4}}
+    daemon = make_daemon(upstream.url, settings).start()
+    daemon.chat([said(FACT)], memory_in={"topic_id": "lamp"})
+    for number in range(9):
+        daemon.chat(
+            [said(f"Number {number}: the ferry to island {number} is due at {number} o'clock.")],
+            memory_in={"topic_id": "lamp"},
+        )
+    return daemon
+
+
+def test_an_idle_topic_is_stored_let_go_and_comes_back_as_it_was(
+    told: DaemonProcess, upstream: RecordingUpstream
+) -> None:
+    wait_until(lambda: loaded(told) == set(), lambda: f"still in memory: {loaded(told)}")
+    answer = told.chat([said(QUESTION)], memory_in={"topic_id": "lamp"})
+    assert answer.headers["X-Memory-Status"] == "injected"
+    assert "cinnamon-42" in upstream.prompts[-1]
+    assert loaded(told) <= {"lamp"}
+    wait_until(lambda: loaded(told) == set(), lambda: f"still in memory: {loaded(told)}")
+    contents = [entry["content"] for entry in told.export()]
+    assert len(contents) == len(set(contents))
+    assert told.run("verify").returncode == 0
+
+
+def test_a_conversation_goes_on_after_its_topic_was_let_go(told: DaemonProcess, upstream: RecordingUpstream) -> None:
+    history = [said("We begin a long talk about the weather on the island of Sark.")]
+    history.append({"role": "assistant", "content": told.chat(history, memory_in={"topic_id": "lamp"}).reply})
+    first = told.chat([*history, said(QUESTION)], memory_in={"topic_id": "lamp"})
+    wait_until(lambda: loaded(told) == set(), lambda: f"still in memory: {loaded(told)}")
+    again = [*history, said(QUESTION), {"role": "assistant", "content": first.reply}, said("And the ferry?")]
+    told.chat(again, memory_in={"topic_id": "lamp"})
+    before, after = (json.loads(prompt) for prompt in upstream.prompts[-2:])
+    assert after[: len(before)] == before, "the block of the turn before is where it was"
+
+
+def test_nothing_is_read_at_the_start_but_what_has_work_left(told: DaemonProcess) -> None:
+    wait_until(lambda: loaded(told) == set(), lambda: f"still in memory: {loaded(told)}")
+    told.config.write_text("{}")  # from now on nothing is stored or let go soon
+    told.restart()
+    assert loaded(told) == set()
+    told.chat([said("A remark that stays in the buffer.")], memory_in={"topic_id": "attic"})
+    told.restart()
+    wait_until(lambda: loaded(told) == {"attic"}, lambda: f"in memory: {loaded(told)}")
+
+
+def test_above_the_ceiling_the_topic_used_least_recently_goes_first(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    settings = {"store": {"memory_bytes_max": 1 << 20}, "buffer": {"idle_seconds": 0.05}}
+    daemon = make_daemon(upstream.url, settings).start()
+    text = " ".join(
+        f"Item {number} of the inventory is on shelf {number % 17}, box {number * 7 % 31}." for number in range(4000)
+    )
+    for topic_id in ("one", "two", "three"):
+        daemon.chat([said(text.replace("inventory", topic_id))], memory_in={"topic_id": topic_id})
+        wait_until(lambda topic_id=topic_id: topic_id in loaded(daemon), lambda: "not loaded")  # type: ignore[misc]
+    wait_until(lambda: "one" not in loaded(daemon), lambda: f"{ask(daemon.base_url + '/memd/stats').json}")
+
+
+def test_stats_show_the_files_without_a_daemon_and_its_figures_with_one(told: DaemonProcess) -> None:
+    port = told.base_url.rpartition(":")[2]
+    wait_until(lambda: loaded(told) == set(), lambda: "still in memory")
+    told.chat([said(QUESTION)], memory_in={"topic_id": "lamp"})
+    figures = json.loads(told.run("stats", "--port", port, "--json").stdout)
+    [lamp] = figures["topics"]
+    assert lamp["topic_id"] == "lamp" and lamp["chunks"] == lamp["entries"] == len(told.export())
+    assert figures["daemon"]["memory_bytes_max"] == 4 << 30
+    told.kill()
+    shown = told.run("stats", "--port", port)
+    assert shown.returncode == 0
+    assert "lamp" in shown.stdout and "No daemon with this folder answers" in shown.stdout
+    assert json.loads(told.run("stats", "--port", port, "--json").stdout)["daemon"] is None
