@@ -89,6 +89,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """How many records of the same append follow this one: recovery drops a group that is not whole."""
     unknown: dict[str, Any] = {}
 
+    def as_draft(self) -> Draft:
+        """The same once more: the next entry of its chunk, to be changed."""
+        return Draft(**{name: getattr(self, name) for name in Draft.__struct_fields__})
+
     @property
     def embedding(self) -> Vector:
         """The vector as a read-only array of shape `(dimension,)`; `(0,)` for a Deprecated entry."""

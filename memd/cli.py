@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,69 @@ def export(config_path: Path | None, data_dir: str | None, topic: str | None, li
 
 @main.command()
 @_settings_flags
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+def backup(config_path: Path | None, data_dir: str | None, folder: Path) -> int:
+    """Bring the folder DIR up to date with the log; DIR is new, empty or an earlier backup.
+
+    Works beside a running daemon. To restore, serve from it: memd serve --data-dir DIR.
+    """
+    source = _existing_data_dir(config_path, data_dir)
+    from memd.store.backup import backup as back_up
+
+    report = back_up(source, folder)
+    for finding in report.findings:
+        click.echo(finding)
+    click.echo(
+        f"{folder}: {report.topics} topics: {report.linked} files linked, {report.copied} copied "
+        f"({report.bytes_copied:,} bytes), {report.kept} there already"
+    )
+    return FOUND_SOMETHING if report.findings else 0
+
+
+@main.command(name="import")
+@_settings_flags
+@click.option("--topic", help="Put everything into this topic.")
+@click.argument("file", metavar="FILE.jsonl", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def import_(config_path: Path | None, data_dir: str | None, topic: str | None, file: Path) -> int:
+    """Add the lines of FILE.jsonl to the log: entries of `memd export`, or conversations.
+
+    A conversation is a JSON array of messages in OpenAI's format, or an object with such an array as `messages`. What
+    the log has already is left out, so an interrupted import is simply done again. Not beside a running daemon.
+    """
+    config = _config(config_path, {"data_dir": data_dir})
+    from memd.daemon.importing import import_file
+
+    with _progress("importing") as advanced:
+        counts = import_file(config, file, topic_id=topic, advanced=advanced)
+    click.echo(
+        f"{file}: {counts.lines} lines: {counts.entries} entries imported, {counts.entries_known} there already; "
+        f"{counts.conversations} conversations: {counts.chunks} chunks imported, "
+        f"{counts.messages_known} messages there already or empty"
+    )
+    return 0
+
+
+@main.command()
+@_settings_flags
+def reembed(config_path: Path | None, data_dir: str | None) -> int:
+    """After a change of embedding.model: embed again what another model wrote, so that it is found again.
+
+    Nothing is lost when it is interrupted: the next one goes on from there. Not beside a running daemon.
+    """
+    _existing_data_dir(config_path, data_dir)
+    config = _config(config_path, {"data_dir": data_dir})
+    from memd.daemon.reembedding import reembed as embed_again
+
+    with _progress("embedding") as advanced:
+        count, problems = embed_again(config, advanced)
+    for problem in problems:
+        click.echo(problem)
+    click.echo(f"{config.data_dir}: {count} chunks were embedded again")
+    return FOUND_SOMETHING if problems else 0
+
+
+@main.command()
+@_settings_flags
 @click.option("--host", help="Where the daemon listens. Default: listen.host of the settings.")
 @click.option("--port", type=click.IntRange(1, 65_535), help="Its port. Default: listen.port.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
@@ -182,6 +246,18 @@ def stats(config_path: Path | None, data_dir: str | None, host: str | None, port
 
         Console().print(*table(figures), sep="\n")
     return 0
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, nothing elsewhere; what is yielded takes how much is done and how much there is."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def _config(path: Path | None, given: dict[str, Any]) -> Config:

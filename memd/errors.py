@@ -27,6 +27,10 @@ class BadMemoryIn(MemdError):
     """A `memory_in` that does not have the documented shape; the request goes on without memory."""
 
 
+class BadImport(MemdError):
+    """A file to be imported that cannot be read or is not what it should be; names the file and the line."""
+
+
 class EmbeddingError(MemdError):
     """The embedding model could not be loaded or failed on a text."""
 

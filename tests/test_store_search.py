@@ -85,6 +85,17 @@ def test_a_praised_chunk_surfaces_by_score_from_a_sealed_segment() -> None:
     assert topic.snapshot().search(query[None], 1)[0].uuid == weak.uuid
 
 
+def test_one_append_may_correct_a_chunk_of_a_sealed_segment_several_times() -> None:
+    topic = open_store(CrashFiles(), segment_entries_max=300, dimension=DIMENSION).topic("talk")
+    entries = topic.append([draft(number, dimension=DIMENSION) for number in range(300)])
+    seal_all(topic)
+    query = unit_vector("query", DIMENSION)[None]
+    topic.snapshot().search(query, 1)
+    topic.append([adjusted(entries[7], 1), adjusted(entries[7], 0), adjusted(entries[7], 10)])
+    hits = [hit for hit in topic.snapshot().search(query, 300) if hit.uuid == entries[7].uuid]
+    assert [hit.multiplier for hit in hits] == [pytest.approx(1.5**10)]
+
+
 def test_no_query_no_topic_contents_and_no_places_give_no_hits() -> None:
     topic = open_store(CrashFiles()).topic("talk")
     assert topic.snapshot().search(unit_vector("q")[None], 5) == []

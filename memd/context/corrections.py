@@ -45,7 +45,7 @@ def plan(
         named: dict[bytes, Draft] = {}
         for chunk_id in dict.fromkeys(correction.chunk_ids):
             entry = find(chunk_id)
-            state = None if entry is None else present.get(entry.uuid, _as_draft(entry))
+            state = None if entry is None else present.get(entry.uuid, entry.as_draft())
             if state is None or state.status is not Status.ACTIVE:
                 failed.append(chunk_id)
             else:
@@ -58,11 +58,6 @@ def plan(
         if correction.action == "Update" and content.strip() and named:
             drafts.append(_replacement(correction, content, list(named.values()), embed, new_uuid(), now_us))
     return Outcome(tuple(drafts), tuple(failed))
-
-
-def _as_draft(entry: Entry) -> Draft:
-    members = {name: getattr(entry, name) for name in Draft.__struct_fields__}
-    return Draft(**members)
 
 
 def _corrected(state: Draft, correction: Correction) -> Draft:

@@ -9,23 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import Sequence
-
-import numpy as np
 
 from memd.chunks import Draft
 from memd.config import Config
 from memd.context import compaction
-from memd.context.chunking import Chunk, Source, split
-from memd.context.conversation import Buffered, Conversation
+from memd.context.conversation import Conversation
 from memd.context.tokens import TokenCounter
+from memd.daemon.drafting import Drafter, unstored_runs
 from memd.daemon.encoder import Encoder
 from memd.daemon.indexer import Indexer
 from memd.daemon.tasks import Tasks
 from memd.daemon.topics import Topic, Topics
 from memd.errors import MemdError
-from memd.messages import stored_text
 
 log = logging.getLogger("memd")
 
@@ -42,7 +38,7 @@ class Archiver:
     def __init__(self, config: Config, encoder: Encoder, counter: TokenCounter, tasks: Tasks, indexer: Indexer) -> None:
         self._config = config
         self._encoder = encoder
-        self._counter = counter
+        self._drafter = Drafter(config, counter, encoder.for_ingestion, budget_seconds=config.chunking.budget_ms / 1000)
         self._tasks = tasks
         self._indexer = indexer
         self._compacting: set[str] = set()
@@ -152,52 +148,12 @@ class Archiver:
             await self.store(topic, conversation, end)
 
     async def _append(self, topic: Topic, conversation: Conversation, upto: int) -> None:
-        positions = [
-            position
-            for position, item in enumerate(conversation.messages[conversation.stored : upto], conversation.stored)
-            if _is_wanted(item) and not topic.log.has_digest(item.digest)
-        ]
-        runs = [[conversation.messages[i] for i in run] for run in compaction.contiguous(positions)]
+        messages = [(item.digest, item.message) for item in conversation.messages[conversation.stored : upto]]
+        runs = unstored_runs(topic.log, messages)
         loop = asyncio.get_running_loop()
-        drafts = await loop.run_in_executor(self._encoder.ingestion, self._drafts, topic, runs)
+        drafts = await loop.run_in_executor(self._encoder.ingestion, self._drafter.drafts, topic.log, runs)
         if drafts:
             await topic.write(lambda: topic.log.append(drafts))
-
-    def _drafts(self, topic: Topic, runs: Sequence[Sequence[Buffered]]) -> list[Draft]:
-        """Chunk and embed; in the ingesting thread. Chunks whose exact text is live in the topic are left out."""
-        started = time.monotonic()
-        budget_seconds = self._config.chunking.budget_ms / 1000
-        chunks: list[Chunk] = []
-        for run in runs:
-            result = split(
-                [Source(stored_text(item.message), item.message.role, item.digest) for item in run if item.message],
-                settings=self._config.chunking,
-                count=self._counter.count,
-                embed=self._encoder.for_ingestion,
-                expired=lambda: time.monotonic() - started > budget_seconds,
-            )
-            if result.used_fallback:
-                log.info("topic %s: boundaries took longer than chunking.budget_ms; fixed windows used", topic.id)
-            chunks += result.chunks
-        chunks = [chunk for chunk in chunks if not topic.log.has_live_text(chunk.content)]
-        if not chunks:
-            return []
-        vectors = np.stack([self._encoder.for_ingestion(chunk.content) for chunk in chunks])
-        firsts = compaction.distinct(vectors, self._config.dedupe.cosine)
-        now_us = time.time_ns() // 1000
-        return [
-            Draft(
-                uuid=uuid.uuid4().bytes,
-                content=chunk.content,
-                vector=vectors[index].astype("<f4").tobytes(),
-                created_at=now_us,
-                roles=tuple(dict.fromkeys(chunk.roles)),
-                # A chunk that repeats an earlier one is not stored, but its messages are known by the one that is.
-                digests=tuple(dict.fromkeys(d for i, c in enumerate(chunks) if firsts[i] == index for d in c.digests)),
-            )
-            for index, chunk in enumerate(chunks)
-            if firsts[index] == index
-        ]
 
     def _back_off(self, topic: Topic, error: MemdError) -> None:
         failures = self._failures[topic.id] = self._failures.get(topic.id, 0) + 1
@@ -219,7 +175,3 @@ class Archiver:
         if surplus > 0:
             await topic.rewrite_journal()
         self._indexer.look_after(topic)
-
-
-def _is_wanted(item: Buffered) -> bool:
-    return item.message is not None and compaction.is_stored_kind(item.message)

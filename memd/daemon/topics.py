@@ -140,7 +140,7 @@ class Topics:
         self._opening: dict[str, asyncio.Future[Topic]] = {}
 
     async def wake(self) -> Topic | None:
-        """Open the topics that an earlier run left something to do for: unstored turns, segments without index.
+        """Open topics with something to do or to say: unstored turns, no index yet, another model's chunks.
 
         Returns the topic that was used last, opened too: it will most likely be the next one to be asked for.
         """
@@ -228,7 +228,8 @@ class Topics:
         payloads = peek(self._store.journal_of(topic_id), self._store.files)
         buffer = self._buffer_of(topic_id, payloads)
         used_at = max((conversation.used_at for conversation in buffer.conversations()), default=None)
-        return used_at, buffer.has_unstored or self._store.has_unsealed(topic_id)
+        has_stored_work = self._store.has_unsealed(topic_id) or self._store.has_other_model(topic_id)
+        return used_at, has_stored_work or buffer.has_unstored
 
     def _buffer_of(self, topic_id: str, payloads: Sequence[bytes]) -> HotBuffer:
         buffer = HotBuffer(lambda: uuid.uuid4().hex[:12], self._config.corrections.window_turns)

@@ -23,6 +23,8 @@ TEMPORARY_SUFFIX = ".tmp"
 """What a file is called until it is whole; such a file is left over from a crash and may be removed."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+# Another file system; one without hard links; no more links to this file; a sandbox or kernel that does not allow it.
+_CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 _F_FULLFSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync alone leaves data in the drive's cache
 
 
@@ -78,6 +80,12 @@ class Files(Protocol):
 
     def rename(self, old: Path, new: Path) -> None:
         """Rename atomically, replacing `new`."""
+
+    def link(self, old: Path, new: Path) -> bool:
+        """Give a file a second name, not durably; False where the two places cannot share a file."""
+
+    def is_same_file(self, one: Path, other: Path) -> bool:
+        """Whether both names stand for the same file; False where there is none."""
 
     def remove(self, path: Path) -> None:
         """Remove a file; nothing happens if there is none."""
@@ -161,6 +169,25 @@ class DiskFiles:
         """See Files."""
         with _writing(new):
             old.replace(new)
+
+    def link(self, old: Path, new: Path) -> bool:
+        """See Files."""
+        with _writing(new):
+            try:
+                new.hardlink_to(old)
+            except OSError as error:
+                if error.errno not in _CANNOT_LINK:
+                    raise
+                return False
+            return True
+
+    def is_same_file(self, one: Path, other: Path) -> bool:
+        """See Files."""
+        with _reading(one):
+            try:
+                return one.samefile(other)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
 
     def remove(self, path: Path) -> None:
         """See Files."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from memd.store.files import DiskFiles, Files, Lock
 from memd.store.layout import LOCK_NAME, TopicLayout, topic_ids_in
-from memd.store.opening import Model, highest_id_on_disk
+from memd.store.opening import Model, header_of, highest_id_on_disk
 from memd.store.recovery import Finding
 from memd.store.snapshot import Hit, Snapshot
 from memd.store.topic_log import Grounds, SharedClock, TopicLog
@@ -105,12 +105,23 @@ class Store:
         layout = TopicLayout(self.data_dir, topic_id)
         return any(self.files.size(layout.meta(number)) is None for number in layout.segment_ids(self.files))
 
+    def has_other_model(self, topic_id: str) -> bool:
+        """Whether a file of the topic says that another embedding model wrote it; reads nothing but headers."""
+        layout = TopicLayout(self.data_dir, topic_id)
+        paths = [*map(layout.bin, layout.segment_ids(self.files)), layout.active]
+        headers = (header_of(self.files, path) for path in paths)
+        return any(header is not None and not self.model.wrote(header) for header in headers)
+
     def let_go(self, topic_id: str) -> None:
         """Close a topic and forget it; the next `topic` reads it from disk. Snapshots of it stay good."""
         with self._topics_lock:
             topic = self._topics.pop(topic_id, None)
         if topic is not None:
             topic.close()
+
+    def saw_canonical_id(self, canonical_id: int) -> None:
+        """Keep the ids of all entries from now on above this one."""
+        self._grounds.clock.saw(canonical_id)
 
     def topic_ids(self) -> list[str]:
         """The topics on disk, sorted."""

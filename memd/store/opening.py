@@ -10,10 +10,20 @@ from pathlib import Path
 
 import msgspec
 
-from memd.chunks import Entry, Status
+from memd.chunks import Entry
 from memd.errors import CorruptFile, ForeignFile, StoreError
 from memd.store.files import Files, replace
-from memd.store.format import MAGIC_LOG, Header, decode_entry, encode_header, payload_at, scan, topic_tag
+from memd.store.format import (
+    HEADER_BYTES,
+    MAGIC_LOG,
+    Header,
+    decode_entry,
+    decode_header,
+    encode_header,
+    payload_at,
+    scan,
+    topic_tag,
+)
 from memd.store.layout import TopicLayout
 from memd.store.merging import chosen_merges, own_index_file
 from memd.store.recovery import (
@@ -87,6 +97,14 @@ def reread_segment(files: Files, layout: TopicLayout, model: Model, segment_id: 
     opened = Opened(segments={}, index_files=[], gaps={}, active=None, active_end=0, findings=[])
     _open_unsealed(files, layout, model, segment_id, opened)
     return opened
+
+
+def header_of(files: Files, path: Path) -> Header | None:
+    """What a log file says about itself; None if there is no such file or it cannot be read."""
+    try:
+        return decode_header(files.read_at(path, 0, HEADER_BYTES), magic=MAGIC_LOG, name=str(path))
+    except StoreError:
+        return None
 
 
 def create_active(files: Files, layout: TopicLayout, model: Model, segment_id: int) -> Growing:
@@ -163,8 +181,6 @@ def _open_sealed(files: Files, layout: TopicLayout, model: Model, segment_id: in
             if files.size(layout.hnsw(segment_id)) != meta.hnsw_bytes:  # its checksum waits until it is loaded
                 raise CorruptFile(f"{layout.hnsw(segment_id)}: is missing or not as long as it was")
             opened.index_files.append(own_index_file(layout, segment))
-        else:
-            opened.findings.append(_other_model(name, header, len(segment.rows)))
     except StoreError as error:
         opened.findings.append(Finding("derived", name, f"its index is rebuilt from the log: {error}"))
         return False
@@ -242,8 +258,6 @@ def _fill(segment: Growing, log_file: LogFile, count: int, opened: Opened) -> No
     )
     opened.segments[segment.segment_id] = segment
     opened.gaps[segment.segment_id] = log_file.gaps
-    if not segment.searchable and any(entry.status is Status.ACTIVE for entry in log_file.entries[:count]):
-        opened.findings.append(_other_model(log_file.name, segment.header, count))
 
 
 def _assumed_header(layout: TopicLayout, model: Model, segment_id: int) -> Header:
@@ -254,13 +268,4 @@ def _assumed_header(layout: TopicLayout, model: Model, segment_id: int) -> Heade
         segment_id=segment_id,
         fingerprint=model.fingerprint,
         topic=topic_tag(layout.topic_id),
-    )
-
-
-def _other_model(name: str, header: Header, count: int) -> Finding:
-    return Finding(
-        "foreign",
-        name,
-        f"its {count} entries were embedded with another model ({header.fingerprint}, {header.dimension} dimensions): "
-        "they are kept but not found by search; set embedding.model back to search them",
     )

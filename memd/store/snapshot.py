@@ -163,6 +163,14 @@ class Snapshot:
         place = max(self.places(uuid), key=self._canonical_id, default=None)
         return None if place is None else self._read(*place)
 
+    def history(self, uuid: bytes) -> list[Entry]:
+        """Every entry of the chunk, oldest first. Reads the disk.
+
+        Raises:
+            StoreError: an entry cannot be read.
+        """
+        return [self._read(*place) for place in sorted(self.places(uuid), key=self._canonical_id)]
+
     def entry(self, hit: Hit) -> Entry:
         """The entry of a hit of this snapshot, read from disk and checked.
 

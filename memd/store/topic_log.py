@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 import msgspec
+import numpy as np
 
 from memd.chunks import CanonicalClock, Draft, Entry, Status
 from memd.errors import StoreError, StoreWriteFailed
@@ -23,7 +24,7 @@ from memd.store.public_ids import KnownUuids
 from memd.store.recovery import Finding
 from memd.store.sealing import write_sealed
 from memd.store.segment import Growing, Sealed, digest_word, text_hash
-from memd.store.snapshot import Snapshot
+from memd.store.snapshot import Snapshot, View
 from memd.store.tail import Tail
 from memd.store.transitions import (
     IndexFile,
@@ -34,6 +35,7 @@ from memd.store.transitions import (
     first_snapshot,
     gone_labels,
 )
+from memd.store.vectors import Rows
 
 
 class SharedClock:
@@ -106,6 +108,15 @@ class TopicLog:
         self._uuids = self._known_uuids()
         for segment in opened.segments.values():
             grounds.clock.saw(int(segment.rows["canonical_id"].max(initial=0)))
+        if count := sum(len(rows) for _, rows in self.unsearched()):
+            self.findings.append(
+                Finding(
+                    "foreign",
+                    str(layout.directory),
+                    f"{count} chunks were embedded with another model: they are kept but no search finds them; stop "
+                    "memd and run `memd reembed`, or set embedding.model back",
+                )
+            )
 
     def append(self, drafts: Sequence[Draft]) -> list[Entry]:
         """Store all drafts or none, as one group with one fsync; on return they are durable and in the next snapshot.
@@ -160,6 +171,11 @@ class TopicLog:
             except StoreError:
                 continue
         return False
+
+    def unsearched(self) -> list[tuple[View, Rows]]:
+        """The live rows that were embedded with another model, so that no search finds them; oldest segment first."""
+        views = [v for v in self._snapshot.views.values() if not self._grounds.model.wrote(v.segment.header)]
+        return [(view, np.flatnonzero(~view.gone)) for view in views]
 
     def unsealed(self) -> list[int]:
         """The full segments that have no index yet, oldest first."""

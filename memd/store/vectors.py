@@ -127,7 +127,7 @@ class VectorIndex:
     def mark(self, rows: Rows) -> None:
         """Keep `rows` out of all searches from now on."""
         marked = self._marked.copy()
-        fresh = rows[~marked[rows]]
+        fresh = np.unique(rows[~marked[rows]])  # one append may override a chunk twice
         marked[fresh] = True
         self._marked = marked
         for row in fresh.tolist():

@@ -1,0 +1,100 @@
+"""From messages to entries that can be appended: what a compaction and `memd import` have in common.
+
+Rule: synchronous, and appends nothing. What a topic has already is left out here: messages by their digests, chunks by
+their exact text, and of chunks that say the same within one batch all but the first.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from memd.chunks import Draft, Vector
+from memd.config import Config
+from memd.context import compaction
+from memd.context.chunking import Chunk, Source, split
+from memd.context.tokens import TokenCounter
+from memd.messages import Message, stored_text
+from memd.store.log import TopicLog
+
+log = logging.getLogger("memd")
+
+
+class Drafter:
+    """Makes drafts with one embedding model and one set of settings. Use it in one thread at a time."""
+
+    def __init__(
+        self,
+        config: Config,
+        counter: TokenCounter,
+        embed: Callable[[str], Vector],
+        *,
+        budget_seconds: float,
+    ) -> None:
+        """`budget_seconds`: the time for finding boundaries in one batch; what it does not reach is cut in fixed
+        windows."""
+        self._config = config
+        self._counter = counter
+        self._embed = embed
+        self._budget_seconds = budget_seconds
+
+    def drafts(self, topic: TopicLog, runs: Sequence[Sequence[Source]]) -> list[Draft]:
+        """Chunk and embed one batch; a chunk never crosses two runs.
+
+        Raises:
+            EmbeddingError: the model failed on a text.
+        """
+        chunks = [chunk for chunk in self._chunks(topic, runs) if not topic.has_live_text(chunk.content)]
+        if not chunks:
+            return []
+        vectors = np.stack([self._embed(chunk.content) for chunk in chunks])
+        firsts = compaction.distinct(vectors, self._config.dedupe.cosine)
+        now_us = time.time_ns() // 1000
+        return [
+            Draft(
+                uuid=uuid.uuid4().bytes,
+                content=chunk.content,
+                vector=vectors[index].astype("<f4").tobytes(),
+                created_at=now_us,
+                roles=tuple(dict.fromkeys(chunk.roles)),
+                # A chunk that repeats an earlier one is not stored, but its messages are known by the one that is.
+                digests=tuple(dict.fromkeys(d for i, c in enumerate(chunks) if firsts[i] == index for d in c.digests)),
+            )
+            for index, chunk in enumerate(chunks)
+            if firsts[index] == index
+        ]
+
+    def _chunks(self, topic: TopicLog, runs: Sequence[Sequence[Source]]) -> list[Chunk]:
+        started = time.monotonic()
+        chunks: list[Chunk] = []
+        for run in runs:
+            result = split(
+                run,
+                settings=self._config.chunking,
+                count=self._counter.count,
+                embed=self._embed,
+                expired=lambda: time.monotonic() - started > self._budget_seconds,
+            )
+            if result.used_fallback:
+                log.info("topic %s: boundaries took longer than chunking.budget_ms; fixed windows used", topic.topic_id)
+            chunks += result.chunks
+        return chunks
+
+
+def unstored_runs(topic: TopicLog, messages: Sequence[tuple[bytes, Message | None]]) -> list[list[Source]]:
+    """The messages that are to be remembered and are not yet, in runs of neighbours.
+
+    Args:
+        messages: consecutive messages of one conversation, each with its chained digest; None stands for one that is in
+            the log and out of the prompt.
+    """
+    sources = {
+        position: Source(stored_text(message), message.role, digest)
+        for position, (digest, message) in enumerate(messages)
+        if message is not None and compaction.is_stored_kind(message) and not topic.has_digest(digest)
+    }
+    return [[sources[position] for position in run] for run in compaction.contiguous(list(sources))]

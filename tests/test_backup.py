@@ -1,0 +1,334 @@
+"""Backups: consistent beside a running daemon, incremental, whole whatever interrupts them, and never overwritten by
+something else.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
+from drafts import DATA_DIR, adjusted, draft, live_contents, open_store, seal_all
+
+from memd.cli import main
+from memd.errors import StoreError, StoreLocked
+from memd.store.backup import MARKER_NAME, backup
+from memd.store.export import export
+from memd.store.files import DiskFiles, Files
+from memd.store.journal import Journal
+from memd.store.log import TopicLog
+from memd.store.verify import verify
+
+BACKUP = Path("/backup")
+
+
+class Unlinkable(DiskFiles):
+    """The backup lies on another file system."""
+
+    def link(self, old: Path, new: Path) -> bool:
+        return False
+
+
+def contents(folder: Path, files: Files | None = None) -> list[str]:
+    return [entry["content"] for entry in export(folder, topic_id=None, live_only=False, files=files)]
+
+
+def chunks(first: int, end: int) -> list[str]:
+    return [f"user: chunk {number}" for number in range(first, end)]
+
+
+def filled(folder: Path, count: int, files: Files | None = None) -> TopicLog:
+    """A topic with `count` chunks, five a segment, all full ones sealed."""
+    topic = open_store(files, folder, segment_entries_max=5).topic("talk")
+    for number in range(count):
+        topic.append([draft(number)])
+        seal_all(topic)
+    return topic
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return tmp_path / "memory"
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "backup"
+
+
+def test_a_backup_is_a_data_directory_that_can_be_verified_and_served(source: Path, target: Path) -> None:
+    topic = filled(source, 13)
+    (last,) = topic.append([draft("praised")])
+    topic.append([adjusted(last, 2)])
+    journal, _ = Journal.open(topic.hot_path, DiskFiles())
+    journal.append([b"one", b"two"])
+    report = backup(source, target)
+    assert report.findings == [] and report.topics == 1
+    assert verify(target).ok
+    assert contents(target) == contents(source)
+    restored = open_store(None, target, segment_entries_max=5).topic("talk")
+    assert live_contents(restored) == live_contents(topic)
+    assert Journal.open(restored.hot_path, DiskFiles())[1] == [b"one", b"two"]
+
+
+def test_full_segments_are_second_names_of_the_same_files_and_what_is_appended_to_is_not(
+    source: Path, target: Path
+) -> None:
+    filled(source, 13)
+    report = backup(source, target)
+    assert (report.linked, report.copied) == (6, 1)
+    for path in (source / "talk" / "segments").iterdir():
+        assert path.samefile(target / "talk" / "segments" / path.name)
+    assert not (source / "talk" / "active.bin").samefile(target / "talk" / "active.bin")
+
+
+def test_serving_a_backup_changes_nothing_in_what_it_was_made_from(source: Path, target: Path) -> None:
+    filled(source, 13)
+    before = contents(source)
+    backup(source, target)
+    restored = open_store(None, target, segment_entries_max=5).topic("talk")
+    for number in range(100, 110):
+        restored.append([draft(number)])
+        seal_all(restored)
+    assert contents(source) == before
+    assert verify(source).ok and verify(target).ok
+
+
+def test_files_are_copied_where_they_cannot_be_linked(source: Path, target: Path) -> None:
+    filled(source, 13)
+    report = backup(source, target, Unlinkable())
+    assert (report.linked, report.copied) == (0, 7)
+    assert verify(target).ok
+    assert contents(target) == contents(source)
+
+
+@pytest.mark.parametrize("files", [DiskFiles(), Unlinkable()], ids=["linked", "copied"])
+def test_the_next_backup_takes_only_what_is_new(source: Path, target: Path, files: Files) -> None:
+    topic = filled(source, 13)
+    backup(source, target, files)
+    again = backup(source, target, files)
+    assert (again.linked, again.copied, again.kept) == (0, 0, 6)
+    for number in range(13, 27):
+        topic.append([draft(number)])
+        seal_all(topic)
+    third = backup(source, target, files)
+    assert third.kept >= 6 and third.linked + third.copied <= 10
+    assert verify(target).ok
+    assert contents(target) == chunks(0, 27)
+    assert not (target / "talk" / "segments" / "seg_0003.bin").samefile(target / "talk" / "active.bin")
+
+
+def test_an_index_that_was_built_since_is_added(source: Path, target: Path) -> None:
+    topic = open_store(None, source, segment_entries_max=5).topic("talk")
+    for number in range(7):
+        topic.append([draft(number)])
+    backup(source, target)
+    assert not (target / "talk" / "segments" / "seg_0001.meta").exists()
+    seal_all(topic)
+    report = backup(source, target)
+    assert (report.linked, report.kept) == (2, 1)
+    assert verify(target).ok
+
+
+def test_an_unfinished_append_is_left_out(tmp_path: Path) -> None:
+    files = CrashFiles()
+    topic = open_store(files).topic("talk")
+    topic.append([draft(0)])
+    topic.append([draft(1), draft(2)])
+    active = DATA_DIR / "talk" / "active.bin"
+    whole = files.read(active)
+    for length in range(len(whole) - 1, len(whole) - 400, -37):
+        files.put(active, whole[:length])
+        folder = Path(f"/backup{length}")
+        backup(DATA_DIR, folder, files)
+        assert contents(folder, files) == chunks(0, 1)
+        report = verify(folder, files)
+        assert report.ok and len(report.lines) == 1
+
+
+def test_a_rotation_while_reading_hides_and_doubles_nothing() -> None:
+    class Rotating(CrashFiles):
+        """Rotates twice right after active.bin was read."""
+
+        armed = False
+
+        def read(self, path: Path) -> bytes:
+            data = super().read(path)
+            if self.armed and path == DATA_DIR / "talk" / "active.bin":
+                self.armed = False
+                topic.append([draft(f"later {self.operations} {number}") for number in range(5)])
+                topic.append([draft(f"latest {self.operations} {number}") for number in range(5)])
+            return data
+
+    files = Rotating()
+    topic = filled(DATA_DIR, 8, files)
+    for number in range(8, 30, 3):
+        expected = contents(DATA_DIR, files)
+        files.armed = True
+        assert backup(DATA_DIR, BACKUP, files).findings == []
+        found = contents(BACKUP, files)
+        assert found[: len(expected)] == expected
+        assert len(found) == len(set(found))
+        assert verify(BACKUP, files).ok
+        topic.append([draft(number + step) for step in range(3)])
+
+
+def test_every_backup_beside_a_busy_writer_is_whole_and_has_all_that_was_acknowledged_before(
+    source: Path, target: Path
+) -> None:
+    topic = open_store(None, source, segment_entries_max=7).topic("talk")
+    acknowledged = 0
+    done = threading.Event()
+
+    def write() -> None:
+        nonlocal acknowledged
+        for number in range(0, 600, 2):
+            topic.append([draft(number), draft(number + 1)])
+            acknowledged = number + 2
+            if number % 10 == 0:
+                seal_all(topic)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    rounds = 0
+    while not done.is_set() or rounds < 3:
+        before = acknowledged
+        for folder in (target, source.parent / f"fresh {rounds % 5}"):
+            if folder != target:
+                shutil.rmtree(folder, ignore_errors=True)
+            report = backup(source, folder)
+            assert report.findings == []
+            assert verify(folder).ok, verify(folder).lines
+            found = contents(folder)
+            assert found == chunks(0, len(found)) and len(found) >= before
+        rounds += 1
+    writer.join()
+    backup(source, target)
+    assert contents(target) == chunks(0, 600)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_whatever_interrupts_a_backup_it_is_whole_and_the_next_one_goes_on(loss: Loss) -> None:
+    def prepared() -> CrashFiles:
+        """An earlier backup, and since then more in the active file, a rotation, a sealed segment and another one."""
+        files = CrashFiles()
+        topic = filled(DATA_DIR, 7, files)
+        journal, _ = Journal.open(topic.hot_path, files)
+        journal.append([b"one"])
+        backup(DATA_DIR, BACKUP, files)
+        journal.append([b"two"])
+        for number in range(7, 18):
+            topic.append([draft(number)])
+        seal_all(topic)
+        return files
+
+    probe = prepared()
+    start = probe.operations
+    backup(DATA_DIR, BACKUP, probe)
+    for cut in range(start, probe.operations):
+        files = prepared()
+        files.cut_after = cut
+        with pytest.raises(PowerCutError):
+            backup(DATA_DIR, BACKUP, files)
+        after = files.after_power_cut(loss)
+        found = contents(BACKUP, after)
+        assert found == chunks(0, len(found)) and len(found) >= 7, probe.log[cut]
+        assert verify(BACKUP, after).damaged == [], probe.log[cut]
+        assert backup(DATA_DIR, BACKUP, after).findings == []
+        assert contents(BACKUP, after) == chunks(0, 18)
+        assert verify(BACKUP, after).ok
+
+
+def test_a_folder_that_is_no_backup_is_refused(source: Path, target: Path) -> None:
+    filled(source, 3)
+    target.mkdir()
+    (target / "photo.jpg").touch()
+    with pytest.raises(StoreError, match="is not empty and no earlier backup"):
+        backup(source, target)
+    assert [path.name for path in target.iterdir()] == ["photo.jpg"]
+
+
+def test_a_folder_in_or_around_the_data_directory_is_refused(source: Path) -> None:
+    filled(source, 3)
+    for folder in (source, source / "backup", source.parent):
+        with pytest.raises(StoreError, match="choose a folder outside"):
+            backup(source, folder)
+
+
+def test_a_backup_that_was_served_since_is_not_overwritten(source: Path, target: Path) -> None:
+    filled(source, 3)
+    backup(source, target)
+    open_store(None, target).close()
+    with pytest.raises(StoreError, match="has been served from this backup since"):
+        backup(source, target)
+
+
+def test_two_backups_at_once_into_one_folder_are_refused(source: Path, target: Path) -> None:
+    filled(source, 3)
+    backup(source, target)
+    lock = DiskFiles().lock(target / MARKER_NAME)
+    with pytest.raises(StoreLocked):
+        backup(source, target)
+    lock.release()
+    backup(source, target)
+
+
+def test_the_backup_of_another_directory_is_not_overwritten(source: Path, target: Path, tmp_path: Path) -> None:
+    filled(source, 13)
+    backup(source, target)
+    filled(tmp_path / "other", 3)
+    report = backup(tmp_path / "other", target)
+    assert "which" in str(report.findings[0]) and len(report.findings) == 1
+    assert contents(target) == chunks(0, 13)
+
+
+def test_a_segment_that_was_damaged_since_does_not_replace_the_good_copy(source: Path, target: Path) -> None:
+    filled(source, 13)
+    backup(source, target, Unlinkable())
+    damaged = source / "talk" / "segments" / "seg_0001.bin"
+    data = bytearray(damaged.read_bytes())
+    data[300] ^= 1
+    damaged.write_bytes(data)
+    (source / "talk" / "segments" / "seg_0001.meta").unlink()
+    report = backup(source, target, Unlinkable())
+    assert "differs from" in str(report.findings[0])
+    assert contents(target) == chunks(0, 13)
+
+
+def test_what_was_read_before_its_append_failed_is_set_aside_by_the_next_backup() -> None:
+    files = CrashFiles()
+    topic = open_store(files).topic("talk")
+    topic.append([draft(0)])
+    active = DATA_DIR / "talk" / "active.bin"
+    acknowledged = files.read(active)
+    topic.append([draft("never acknowledged")])
+    backup(DATA_DIR, BACKUP, files)
+    files.put(active, acknowledged)
+    backup(DATA_DIR, BACKUP, files)
+    assert contents(BACKUP, files) == chunks(0, 1)
+    assert files.size(BACKUP / "talk" / "active.bin.torn") is not None
+
+
+def test_torn_tails_that_were_set_aside_are_taken_along(source: Path, target: Path) -> None:
+    store = open_store(None, source)
+    store.topic("talk").append([draft(0)])
+    store.close()
+    with (source / "talk" / "active.bin").open("ab") as file:
+        file.write(b"half a rec")
+    open_store(None, source).topic("talk")
+    backup(source, target)
+    backup(source, target)
+    assert (target / "talk" / "active.bin.torn").read_bytes() == b"half a rec"
+    assert not (target / "talk" / "active.bin.torn.2").exists()
+
+
+def test_the_command_says_what_it_did(source: Path, target: Path) -> None:
+    filled(source, 13)
+    result = CliRunner().invoke(main, ["backup", str(target), "--data-dir", str(source)])
+    assert result.exit_code == 0
+    assert "1 topics: 6 files linked, 1 copied" in result.stdout
+    assert CliRunner().invoke(main, ["verify", "--data-dir", str(target)]).exit_code == 0

@@ -1,0 +1,452 @@
+"""`memd import`: exports and conversations become entries again, once, whatever interrupts it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from conftest import MakeDaemon
+from drafts import adjusted, deprecated
+from recording_upstream import RecordingUpstream
+
+from memd.assets import ranks_bytes
+from memd.chunks import Draft, Vector
+from memd.cli import main
+from memd.config import Config
+from memd.context.tokens import TokenCounter, cl100k_base
+from memd.daemon import importing, offline
+from memd.daemon.drafting import unstored_runs
+from memd.daemon.importing import Counts, Importer
+from memd.embedding import Embedder, load_embedder
+from memd.errors import BadImport
+from memd.messages import chain_all
+from memd.store.export import export
+from memd.store.log import Store
+from memd.store.verify import verify
+from memd.wire.chat_message import parse_message
+
+NEW = {"canonical_id", "digests"}
+"""What is not the same after an import."""
+
+CONVERSATION: list[dict[str, Any]] = [
+    {"role": "system", "content": "You look after a lighthouse."},
+    {"role": "user", "content": "The release word for the lighthouse lamp is cinnamon-42, on the brass plate."},
+    {"role": "assistant", "content": "I have noted it."},
+    {"role": "user", "content": [{"type": "text", "text": "And how many steps does the tower have?"}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "count", "arguments": '{"of": "steps"}'}}],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "217"},
+    {"role": "assistant", "content": "It has 217 steps."},
+]
+
+
+class StopError(Exception):
+    """The process ends here."""
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Embedder:
+    return load_embedder("bundled", threads=1)
+
+
+@pytest.fixture(scope="module")
+def counter() -> TokenCounter:
+    return TokenCounter(cl100k_base(ranks_bytes()))
+
+
+Run = Callable[..., Counts]
+
+
+@pytest.fixture
+def run(embedder: Embedder, counter: TokenCounter) -> Run:
+    """`run(folder, file)` imports within this process; `embed` stands in for the model."""
+
+    def run(
+        folder: Path, file: Path, *, topic_id: str | None = None, embed: Callable[[str], Vector] | None = None
+    ) -> Counts:
+        store = opened(folder, embedder)
+        importer = Importer(store, Config(), counter, embed or embedder.embed, topic_id=topic_id)
+        try:
+            importer.run(file)
+        finally:
+            store.close()
+        return importer.counts
+
+    return run
+
+
+def opened(folder: Path, embedder: Embedder, segment_entries_max: int = 20) -> Store:
+    return Store.open(
+        folder,
+        dimension=embedder.dimension,
+        fingerprint=embedder.fingerprint,
+        segment_entries_max=segment_entries_max,
+    )
+
+
+def exported(folder: Path, *, live_only: bool = False) -> list[dict[str, Any]]:
+    return list(export(folder, topic_id=None, live_only=live_only))
+
+
+def without_new(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in entry.items() if name not in NEW} for entry in entries]
+
+
+def written(path: Path, lines: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def chunk(embedder: Embedder, number: int, uuid: bytes | None = None) -> Draft:
+    text = f"user: bicycle {number} has {number + 3} spokes"
+    return Draft(
+        uuid=uuid or number.to_bytes(2, "big") * 8,
+        content=text,
+        vector=embedder.embed(text).tobytes(),
+        created_at=1_600_000_000_123_456 + number,
+        roles=("user",),
+        kind="turn" if number % 2 else "note",
+        source="book.txt" if number % 3 == 0 else None,
+    )
+
+
+@pytest.fixture
+def grown(tmp_path: Path, embedder: Embedder) -> Path:
+    """A log with two topics: chunks, praise that was taken back and given again, a replaced and an adopted chunk."""
+    folder = tmp_path / "grown"
+    store = opened(folder, embedder)
+    bikes, boats = store.topic("bikes"), store.topic("boats")
+    first, second, third = bikes.append([chunk(embedder, number) for number in range(3)])
+    for number in range(3, 30):
+        (boats if number % 4 == 0 else bikes).append([chunk(embedder, number)])
+    for steps in (1, 0, 1):
+        (first,) = bikes.append([adjusted(first, steps)])
+    bikes.append([deprecated(second)])
+    replacement = chunk(embedder, 77)
+    bikes.append([msgspec.structs.replace(replacement, supersedes=(second.uuid,), action="Update", reason="old")])
+    boats.append([adjusted(third, -2)])
+    store.close()
+    return folder
+
+
+@pytest.fixture
+def export_file(tmp_path: Path, grown: Path) -> Path:
+    return written(tmp_path / "export.jsonl", exported(grown))
+
+
+# Exports
+
+
+def test_an_export_comes_back_with_everything_but_new_canonical_ids_in_the_same_order(
+    run: Run, tmp_path: Path, grown: Path, export_file: Path
+) -> None:
+    counts = run(tmp_path / "new", export_file)
+    before, after = exported(grown), exported(tmp_path / "new")
+    assert counts.entries == counts.lines == len(before)
+    assert without_new(after) == without_new(before)
+    assert verify(tmp_path / "new").ok
+
+
+def test_what_was_imported_is_found_by_meaning(run: Run, tmp_path: Path, embedder: Embedder, export_file: Path) -> None:
+    run(tmp_path / "new", export_file)
+    snapshot = opened(tmp_path / "new", embedder).topic("bikes").snapshot()
+    hits = snapshot.search(embedder.embed_pieces("how many spokes does bicycle 13 have"), 3)
+    assert "user: bicycle 13 has 16 spokes" in [snapshot.entry(hit).content for hit in hits]
+
+
+def test_importing_an_export_twice_changes_nothing(run: Run, tmp_path: Path, export_file: Path) -> None:
+    run(tmp_path / "new", export_file)
+    once = exported(tmp_path / "new")
+    counts = run(tmp_path / "new", export_file)
+    assert (counts.entries, counts.entries_known) == (0, len(once))
+    assert exported(tmp_path / "new") == once
+
+
+def test_importing_an_export_into_its_own_log_changes_nothing(run: Run, grown: Path, export_file: Path) -> None:
+    before = exported(grown)
+    assert run(grown, export_file).entries == 0
+    assert exported(grown) == before
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 7, 12])
+def test_an_interrupted_import_is_resumed_without_doubles(
+    run: Run,
+    tmp_path: Path,
+    grown: Path,
+    export_file: Path,
+    embedder: Embedder,
+    monkeypatch: pytest.MonkeyPatch,
+    stop_after: int,
+) -> None:
+    monkeypatch.setattr(importing, "GROUP_ENTRIES", 3)
+    appended = 0
+
+    def failing(*arguments: Any) -> None:
+        nonlocal appended
+        if appended >= stop_after:
+            raise StopError
+        appended += 1
+        real(*arguments)
+
+    real = offline.append_and_seal
+    monkeypatch.setattr(importing, "append_and_seal", failing)
+    with pytest.raises(StopError):
+        run(tmp_path / "new", export_file)
+    monkeypatch.setattr(importing, "append_and_seal", real)
+    run(tmp_path / "new", export_file)
+    assert without_new(exported(tmp_path / "new")) == without_new(exported(grown))
+
+
+def test_what_was_corrected_since_the_export_stays_corrected(
+    run: Run, tmp_path: Path, grown: Path, export_file: Path, embedder: Embedder
+) -> None:
+    store = opened(grown, embedder)
+    entry = store.topic("bikes").snapshot().find(chunk(embedder, 5).uuid)
+    assert entry is not None
+    store.topic("bikes").append([adjusted(entry, 3)])
+    store.close()
+    before = exported(grown)
+    run(grown, export_file)
+    assert exported(grown) == before
+
+
+def test_a_full_export_after_one_of_live_chunks_ends_in_the_same_state(
+    run: Run, tmp_path: Path, grown: Path, export_file: Path
+) -> None:
+    live = written(tmp_path / "live.jsonl", exported(grown, live_only=True))
+    for _ in range(2):
+        run(tmp_path / "new", live)
+        run(tmp_path / "new", export_file)
+    states = [
+        {(e["uuid"], e["topic_id"], e["utility_multiplier"], e["origin_id"]) for e in exported(folder, live_only=True)}
+        for folder in (grown, tmp_path / "new")
+    ]
+    assert states[0] == states[1]
+    assert len(exported(tmp_path / "new")) <= 2 * len(exported(grown))
+
+
+def test_everything_can_be_put_into_one_topic(run: Run, tmp_path: Path, export_file: Path) -> None:
+    run(tmp_path / "new", export_file, topic_id="all")
+    assert {entry["topic_id"] for entry in exported(tmp_path / "new")} == {"all"}
+
+
+def test_an_export_from_a_machine_whose_clock_is_ahead_keeps_its_order(
+    run: Run, tmp_path: Path, export_file: Path
+) -> None:
+    ahead = 5_000_000_000_000_000  # the year 2128
+    lines = [json.loads(line) for line in export_file.read_text().splitlines()]
+    for line in lines:
+        line["canonical_id"] += ahead
+        line["origin_id"] += ahead
+    run(tmp_path / "new", written(tmp_path / "ahead.jsonl", lines))
+    after = exported(tmp_path / "new")
+    assert [entry["origin_id"] for entry in after] == [line["origin_id"] for line in lines]
+    assert all(entry["canonical_id"] >= entry["origin_id"] for entry in after)
+    assert verify(tmp_path / "new").ok
+
+
+# Conversations
+
+
+def long_conversation(turns: int) -> list[dict[str, Any]]:
+    rng = random.Random(11)
+    words = [
+        "lamp",
+        "oil",
+        "ferry",
+        "winter",
+        "rope",
+        "captain",
+        "harbour",
+        "bread",
+        "storm",
+        "signal",
+        "map",
+        "number",
+        "ladder",
+        "paint",
+        "brass",
+        "window",
+    ]
+
+    def sentence() -> str:
+        return " ".join(rng.choices(words, k=rng.randint(5, 25))).capitalize() + "."
+
+    def text() -> str:
+        return " ".join(sentence() for _ in range(rng.randint(1, 6)))
+
+    return [{"role": role, "content": text()} for _ in range(turns) for role in ("user", "assistant")]
+
+
+def test_a_conversation_is_chunked_and_found(run: Run, tmp_path: Path, embedder: Embedder) -> None:
+    file = written(tmp_path / "talk.jsonl", [CONVERSATION, {"messages": CONVERSATION, "title": "again"}])
+    counts = run(tmp_path / "new", file)
+    assert counts.conversations == 2
+    entries = exported(tmp_path / "new")
+    assert counts.chunks == len(entries)
+    text = "\n".join(entry["content"] for entry in entries)
+    assert text == (
+        "user: The release word for the lighthouse lamp is cinnamon-42, on the brass plate.\n"
+        "assistant: I have noted it.\nuser: And how many steps does the tower have?\n"
+        'assistant: [call count {"of": "steps"}]\ntool: 217\nassistant: It has 217 steps.'
+    )
+    snapshot = opened(tmp_path / "new", embedder).topic("default").snapshot()
+    (hit,) = snapshot.search(embedder.embed_pieces("What is the release word of the lamp?"), 1)
+    assert "cinnamon-42" in snapshot.entry(hit).content
+
+
+def test_every_message_counts_as_stored_when_a_client_sends_it(run: Run, tmp_path: Path, embedder: Embedder) -> None:
+    run(tmp_path / "new", written(tmp_path / "talk.jsonl", [CONVERSATION]), topic_id="talk")
+    said = [parse_message(json.dumps(message).encode()) for message in CONVERSATION[1:]]
+    digests = chain_all(message.content_digest for message in said)
+    topic = opened(tmp_path / "new", embedder).topic("talk")
+    assert unstored_runs(topic, list(zip(digests, said, strict=True))) == []
+
+
+def test_a_daemon_does_not_store_an_imported_conversation_again(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
+) -> None:
+    file = written(tmp_path / "talk.jsonl", [CONVERSATION])
+    daemon = make_daemon(upstream.url, {"buffer": {"idle_seconds": 0}})
+    assert daemon.run("import", str(file)).returncode == 0
+    before = daemon.export()
+    daemon.start()
+    daemon.chat([*CONVERSATION, {"role": "user", "content": "Thank you, that is all for today."}])
+    daemon.chat([{"role": "user", "content": "A new conversation, in which the old one is handed over."}])
+    daemon.restart()
+    contents = [entry["content"] for entry in daemon.export()]
+    assert contents[: len(before)] == [entry["content"] for entry in before]
+    assert sum("cinnamon-42" in content or "217" in content for content in contents[len(before) :]) == 0
+
+
+def test_importing_a_conversation_again_or_one_that_goes_on_adds_only_what_is_new(run: Run, tmp_path: Path) -> None:
+    file = written(tmp_path / "talk.jsonl", [CONVERSATION])
+    run(tmp_path / "new", file)
+    once = exported(tmp_path / "new")
+    assert run(tmp_path / "new", file).chunks == 0
+    assert exported(tmp_path / "new") == once
+    longer = [*CONVERSATION, {"role": "user", "content": "Who painted the tower?"}]
+    assert run(tmp_path / "new", written(tmp_path / "longer.jsonl", [longer])).chunks == 1
+    assert exported(tmp_path / "new")[len(once) :][0]["content"] == "user: Who painted the tower?"
+
+
+def test_conversations_that_overlap_add_nothing_when_they_are_imported_again(run: Run, tmp_path: Path) -> None:
+    long = long_conversation(40)
+    other_ending = [{"role": "user", "content": "Now for something else: the ferry is late, is it not?"}]
+    file = written(tmp_path / "talk.jsonl", [long, long[7:], long[21:50] + other_ending])
+    run(tmp_path / "new", file)
+    once = exported(tmp_path / "new")
+    assert run(tmp_path / "new", file).chunks == 0
+    assert exported(tmp_path / "new") == once
+
+
+def test_an_interrupted_import_of_a_long_conversation_goes_on_where_it_was(
+    run: Run, tmp_path: Path, embedder: Embedder
+) -> None:
+    file = written(tmp_path / "long.jsonl", [long_conversation(100)])
+    calls = 0
+
+    def failing(text: str) -> Vector:
+        nonlocal calls
+        calls += 1
+        if calls > 600:
+            raise StopError
+        return embedder.embed(text)
+
+    with pytest.raises(StopError):
+        run(tmp_path / "new", file, embed=failing)
+    assert len(exported(tmp_path / "new")) > 0
+    run(tmp_path / "new", file)
+    run(tmp_path / "whole", file)
+    contents = [[entry["content"] for entry in exported(tmp_path / name)] for name in ("new", "whole")]
+    assert contents[0] == contents[1]
+    assert verify(tmp_path / "new").ok
+
+
+# What is wrong
+
+
+GOOD = [{"role": "user", "content": "A good line about sailing boats."}]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "no json",
+        "{}",
+        '{"messages": 3}',
+        "3",
+        '"text"',
+        '["text"]',
+        '[{"content": "nobody said this"}]',
+        '{"uuid": "00"}',
+        "\xff",
+        "[" * 100_000,
+    ],
+)
+def test_a_line_that_is_neither_ends_the_import_and_is_named(run: Run, tmp_path: Path, bad: str) -> None:
+    file = tmp_path / "mixed.jsonl"
+    after = json.dumps([{"role": "user", "content": "Never read."}])
+    file.write_bytes(f"{json.dumps(GOOD)}\n\n{bad}\n{after}\n".encode("latin-1"))
+    with pytest.raises(BadImport, match=r"mixed\.jsonl, line 3: is neither an entry of `memd export` nor a conv"):
+        run(tmp_path / "new", file)
+    assert [entry["content"] for entry in exported(tmp_path / "new")] == ["user: A good line about sailing boats."]
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("uuid", "../../../etc"),
+        ("uuid", "0" * 31),
+        ("id", "zzzz"),
+        ("id", ""),
+        ("topic_id", "../elsewhere"),
+        ("canonical_id", 1 << 60),
+        ("canonical_id", -1),
+        ("origin_id", 1 << 53),
+        ("status", "Lost"),
+        ("utility_multiplier", 1e9),
+        ("utility_multiplier", 1.2),
+        ("utility_multiplier", 0),
+        ("created_at", "yesterday"),
+        ("created_at", "2024-01-01T00:00:00"),
+        ("supersedes", ["00"]),
+        ("content", None),
+    ],
+)
+def test_an_entry_that_contradicts_itself_is_refused(
+    run: Run, tmp_path: Path, export_file: Path, member: str, value: object
+) -> None:
+    lines = [json.loads(line) for line in export_file.read_text().splitlines()]
+    bad = {**lines[1], member: value}
+    with pytest.raises(BadImport, match=r"line 2"):
+        run(tmp_path / "new", written(tmp_path / "bad.jsonl", [lines[0], bad, lines[2]]))
+    assert [entry["content"] for entry in exported(tmp_path / "new")] == [lines[0]["content"]]
+
+
+def test_the_command_counts_what_it_did_and_refuses_to_run_beside_a_daemon(
+    tmp_path: Path, embedder: Embedder, export_file: Path
+) -> None:
+    file = written(tmp_path / "talk.jsonl", [CONVERSATION])
+    arguments = ["import", str(file), "--topic", "talk", "--data-dir", str(tmp_path / "new")]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.stderr
+    assert "1 lines: 0 entries imported, 0 there already; 1 conversations:" in result.stdout
+    store = opened(tmp_path / "new", embedder)
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 1
+    assert "is in use by another memd" in result.stderr and "stop that one" in result.stderr
+    store.close()
+    file.write_text("what is this?\n")
+    result = CliRunner().invoke(main, ["import", str(file), "--data-dir", str(tmp_path / "other")])
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1 and f"{file}, line 1: is neither" in result.stderr

@@ -1,0 +1,249 @@
+"""`memd reembed`: after a change of the embedding model everything is found again, once, with nothing else changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from click.testing import CliRunner
+from conftest import MakeDaemon
+from daemon_process import wait_until
+from drafts import adjusted, deprecated
+from numpy.typing import NDArray
+from recording_upstream import RecordingUpstream
+
+from memd.chunks import Draft, Vector
+from memd.cli import main
+from memd.daemon import reembedding
+from memd.daemon.reembedding import reembed_topics
+from memd.embedding import Embedder, load_embedder
+from memd.store.export import export
+from memd.store.log import Store, TopicLog
+from memd.store.verify import verify
+
+OTHER_FINGERPRINT = "f" * 32
+
+
+class Halved:
+    """Another model: the first half of the bundled one's vector."""
+
+    name = "halved"
+    fingerprint = OTHER_FINGERPRINT
+
+    def __init__(self, whole: Embedder) -> None:
+        self._whole = whole
+        self.dimension = whole.dimension // 2
+
+    def pieces(self, text: str) -> list[str]:
+        return self._whole.pieces(text)
+
+    def embed_pieces(self, text: str) -> NDArray[np.float32]:
+        halves = self._whole.embed_pieces(text)[:, : self.dimension]
+        return np.asarray(halves / np.linalg.norm(halves, axis=1, keepdims=True), dtype=np.float32)
+
+    def embed(self, text: str) -> Vector:
+        vector = self._whole.embed(text)[: self.dimension]
+        return np.asarray(vector / np.linalg.norm(vector), dtype=np.float32)
+
+
+class Refingerprinted(Halved):
+    """Another model of the same dimension, whose vectors look comparable and are not."""
+
+    def __init__(self, whole: Embedder) -> None:
+        super().__init__(whole)
+        self.dimension = whole.dimension
+
+    def embed(self, text: str) -> Vector:
+        return np.ascontiguousarray(self._whole.embed(text)[::-1])
+
+    def embed_pieces(self, text: str) -> NDArray[np.float32]:
+        return np.ascontiguousarray(self._whole.embed_pieces(text)[:, ::-1])
+
+
+class StopError(Exception):
+    """The process ends here."""
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Embedder:
+    return load_embedder("bundled", threads=1)
+
+
+@pytest.fixture(scope="module", params=[Halved, Refingerprinted])
+def former(request: pytest.FixtureRequest, bundled: Embedder) -> Embedder:
+    make: Callable[[Embedder], Embedder] = request.param
+    return make(bundled)
+
+
+def opened(folder: Path, embedder: Embedder) -> Store:
+    return Store.open(folder, dimension=embedder.dimension, fingerprint=embedder.fingerprint, segment_entries_max=10)
+
+
+def text_of(number: int) -> str:
+    return f"user: harbour {number} has {number + 3} cranes"
+
+
+def chunk(embedder: Embedder, number: int) -> Draft:
+    return Draft(
+        uuid=(number + 1).to_bytes(2, "big") * 8,
+        content=text_of(number),
+        vector=embedder.embed(text_of(number)).tobytes(),
+        created_at=1_600_000_000_000_000 + number,
+        roles=("user",),
+        digests=((number + 1).to_bytes(16, "big"),),
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path, former: Embedder) -> Path:
+    """A log of the former model: two topics, sealed, unsealed and active segments, corrections."""
+    store = opened(tmp_path, former)
+    talk = store.topic("talk")
+    entries = talk.append([chunk(former, number) for number in range(25)])
+    talk.append([adjusted(entries[3], 2)])
+    talk.append([deprecated(entries[4])])
+    talk.seal(talk.unsealed()[0])
+    talk.append([chunk(former, number) for number in range(25, 33)])
+    store.topic("other").append([chunk(former, 7)])
+    store.close()
+    return tmp_path
+
+
+LIVE = [text_of(number) for number in range(33) if number != 4]
+
+
+def found(topic: TopicLog, embedder: Embedder) -> list[str]:
+    snapshot = topic.snapshot()
+    hits = snapshot.search(embedder.embed_pieces("how many cranes are in the harbour?"), 1000)
+    entries = [snapshot.entry(hit) for hit in hits]
+    return [entry.content for entry in sorted(entries, key=lambda entry: entry.origin_id)]
+
+
+def live(folder: Path) -> list[dict[str, Any]]:
+    """The live entries without what a new entry has to itself."""
+    entries = export(folder, topic_id=None, live_only=True)
+    told = [{name: value for name, value in entry.items() if name != "canonical_id"} for entry in entries]
+    return sorted(told, key=lambda entry: (entry["topic_id"], entry["origin_id"]))
+
+
+def test_what_another_model_wrote_is_found_again_and_is_otherwise_the_same(folder: Path, bundled: Embedder) -> None:
+    before, count_before = live(folder), len(list(export(folder, topic_id=None, live_only=False)))
+    store = opened(folder, bundled)
+    assert found(store.topic("talk"), bundled) == []
+    assert reembed_topics(store, bundled.embed) == (33, [])
+    assert found(store.topic("talk"), bundled) == LIVE
+    assert found(store.topic("other"), bundled) == [text_of(7)]
+    store.close()
+    assert live(folder) == before
+    assert len(list(export(folder, topic_id=None, live_only=False))) == count_before + 33
+    assert verify(folder).ok
+    store = opened(folder, bundled)
+    assert found(store.topic("talk"), bundled) == LIVE
+    assert [finding for finding in store.findings if finding.kind == "foreign"] == []
+    assert store.topic("talk").has_digest((12).to_bytes(16, "big"))
+
+
+def test_the_best_chunk_is_the_one_that_the_new_model_thinks_best(folder: Path, bundled: Embedder) -> None:
+    store = opened(folder, bundled)
+    reembed_topics(store, bundled.embed)
+    snapshot = store.topic("talk").snapshot()
+    for number in (0, 17, 32):
+        (hit,) = snapshot.search(bundled.embed(text_of(number))[None], 1)
+        entry = snapshot.entry(hit)
+        assert hit.cosine == pytest.approx(1, abs=1e-5) or entry.utility_steps
+        assert entry.content in (text_of(number), text_of(3))  # 3 was praised
+
+
+def test_a_second_time_there_is_nothing_to_do(folder: Path, bundled: Embedder) -> None:
+    store = opened(folder, bundled)
+    reembed_topics(store, bundled.embed)
+    store.close()
+    store = opened(folder, bundled)
+    assert reembed_topics(store, bundled.embed) == (0, [])
+
+
+@pytest.mark.parametrize("texts", [1, 5, 12, 30])
+def test_an_interrupted_run_goes_on_where_it_was(
+    folder: Path, bundled: Embedder, texts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reembedding, "GROUP_CHUNKS", 4)
+    left = texts
+
+    def failing(text: str) -> Vector:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise StopError
+        return bundled.embed(text)
+
+    before = live(folder)
+    store = opened(folder, bundled)
+    with pytest.raises(StopError):
+        reembed_topics(store, failing)
+    store.close()
+    assert live(folder) == before
+    store = opened(folder, bundled)
+    count, problems = reembed_topics(store, bundled.embed)
+    assert (33 - texts <= count <= 33 - texts + 3) and problems == []
+    assert found(store.topic("talk"), bundled) == LIVE
+    store.close()
+    assert live(folder) == before
+
+
+def test_back_to_the_former_model_everything_is_found_once(folder: Path, bundled: Embedder, former: Embedder) -> None:
+    for embedder in (bundled, former, bundled):
+        store = opened(folder, embedder)
+        reembed_topics(store, embedder.embed)
+        assert found(store.topic("talk"), embedder) == LIVE
+        store.close()
+
+
+def test_progress_is_told_up_to_the_total(folder: Path, bundled: Embedder) -> None:
+    told: list[tuple[int, int]] = []
+    reembed_topics(opened(folder, bundled), bundled.embed, lambda done, total: told.append((done, total)))
+    assert told == [(number, 33) for number in range(1, 34)]
+
+
+def test_a_chunk_that_cannot_be_read_is_said_and_costs_no_other(folder: Path, bundled: Embedder) -> None:
+    store = opened(folder, bundled)
+    store.topic("talk")
+    segment = folder / "talk" / "segments" / "seg_0001.bin"
+    data = bytearray(segment.read_bytes())
+    data[data.index(text_of(5).encode()) + 2] ^= 1
+    segment.write_bytes(data)
+    count, problems = reembed_topics(store, bundled.embed)
+    assert count == 32 and len(problems) == 1
+    assert "seg_0001.bin: entry" in str(problems[0])
+    assert found(store.topic("talk"), bundled) == [text for text in LIVE if text != text_of(5)]
+
+
+def test_a_daemon_says_how_much_is_not_searched_and_what_to_do(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, bundled: Embedder
+) -> None:
+    daemon = make_daemon(upstream.url)
+    store = opened(daemon.data_dir, Halved(bundled))
+    store.topic("talk").append([chunk(Halved(bundled), number) for number in range(5)])
+    store.close()
+    daemon.start()
+    said = "5 chunks were embedded with another model"
+    wait_until(lambda: said in daemon.log.read_text(), lambda: repr(daemon))
+    assert "run `memd reembed`" in daemon.log.read_text()
+    running = daemon.run("reembed")
+    assert running.returncode == 1 and "is in use by another memd" in running.stderr
+    daemon.terminate()
+    done = daemon.run("reembed")
+    assert done.returncode == 0 and "5 chunks were embedded again" in done.stdout
+
+
+def test_the_command_works_on_the_configured_directory(folder: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({"data_dir": str(folder)}))
+    result = CliRunner().invoke(main, ["reembed", "--config", str(config)])
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == f"{folder}: 33 chunks were embedded again\n"
+    result = CliRunner().invoke(main, ["reembed", "--data-dir", str(folder / "nowhere")])
+    assert result.exit_code == 2
