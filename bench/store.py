@@ -14,6 +14,9 @@ sqlite-vec and qdrant-client are compared where they are installed (`pip install
 
 from __future__ import annotations
 
+import memd  # noqa: F401 - before numpy: it keeps BLAS at one thread, as in the daemon
+
+# isort: split
 import argparse
 import contextlib
 import json

@@ -116,20 +116,19 @@ class LanceDb:
         if not self._indexed:
             self._table.create_index(metric="dot", vector_column_name="vector", index_type="IVF_HNSW_SQ")
             self._indexed = True
-        found = self._table.search(query).metric("dot").ef(200).refine_factor(2).select(["id"]).limit(k).to_list()
-        return [row["id"] for row in found]
+        asked = self._table.search(query).metric("dot").ef(200).refine_factor(2).limit(k)
+        return [row["id"] for row in asked.select(["id", "_distance"]).to_list()]
 
 
 class SqliteVec:
     """sqlite-vec: exact scan inside SQLite."""
 
     def __init__(self, folder: Path, dimension: int) -> None:
-        import sqlite3
-
+        import pysqlite3  # Python's own sqlite3 is often built without extensions
         import sqlite_vec
 
         folder.mkdir(parents=True, exist_ok=True)
-        self._database: Any = sqlite3.connect(folder / "vectors.db")
+        self._database: Any = pysqlite3.connect(folder / "vectors.db")
         self._database.enable_load_extension(True)
         sqlite_vec.load(self._database)
         self._database.execute("PRAGMA journal_mode=WAL")

@@ -32,6 +32,7 @@ class Found(msgspec.Struct, frozen=True):
     segment_ids: Rows
     rows: Rows
     cosine: NDArray[np.float64]
+    multiplier: NDArray[np.float64]
 
 
 class _InMemory(msgspec.Struct, frozen=True):
@@ -126,7 +127,7 @@ class SealedIndex:
         with self._loading:
             self._take(index, self._read_vectors if matrix is None else lambda labels: (labels, matrix[labels], []))
 
-    def search(self, queries: Floats, k: int, gone: Bits) -> Found:
+    def search(self, queries: Floats, k: int, gone: Bits) -> list[Found]:
         """Chunks among which the best `k` by score are, of those that counted when `gone` was `self.gone`.
 
         Raises:
@@ -145,16 +146,15 @@ class SealedIndex:
             scanned, matrix = np.concatenate([scanned, late]), np.concatenate([matrix, vectors])
             multiplier = np.concatenate([multiplier, self._multipliers(late)])
         counted = ~now[labels] & ~gone[labels]  # a label may be found and be marked a moment later
-        labels, cosine = labels[counted], cosine[counted]
-        if len(scanned):
-            extra, extra_cosine = _scanned(scanned, matrix, multiplier, queries, k, gone)
-            labels, cosine = np.concatenate([labels, extra]), np.concatenate([cosine, extra_cosine])
-        return self._found(labels, cosine)
+        plain = self._found(labels[counted], cosine[counted], np.ones(int(np.count_nonzero(counted))))
+        if not len(scanned):
+            return [plain]
+        return [plain, self._found(*_scanned(scanned, matrix, multiplier, queries, k, gone))]
 
-    def scan(self, queries: Floats, k: int, gone: Bits) -> Found:
+    def scan(self, queries: Floats, k: int, gone: Bits) -> list[Found]:
         """The same without the index, from the log alone: slow, for an index that cannot be loaded."""
         labels, matrix, _ = self._read_vectors(np.flatnonzero(self._is_active & ~gone))
-        return self._found(*_scanned(labels, matrix, self._multipliers(labels), queries, k, gone))
+        return [self._found(*_scanned(labels, matrix, self._multipliers(labels), queries, k, gone))]
 
     @property
     def _dimension(self) -> int:
@@ -198,18 +198,18 @@ class SealedIndex:
     def _multipliers(self, labels: Rows) -> NDArray[np.float64]:
         return multipliers(self.column("utility_steps")[labels].astype(np.int8))
 
-    def _found(self, labels: Rows, cosine: NDArray[np.float64]) -> Found:
-        positions = np.searchsorted(self._starts, labels, side="right") - 1
-        return Found(self._numbers[positions], labels - self._starts[positions], cosine)
+    def _found(self, labels: Rows, cosine: NDArray[np.float64], multiplier: NDArray[np.float64]) -> Found:
+        positions = self._starts.searchsorted(labels, side="right") - 1
+        return Found(self._numbers[positions], labels - self._starts[positions], cosine, multiplier)
 
 
 def _scanned(
     labels: Rows, matrix: Floats, multiplier: NDArray[np.float64], queries: Floats, k: int, gone: Bits
-) -> tuple[Rows, NDArray[np.float64]]:
+) -> tuple[Rows, NDArray[np.float64], NDArray[np.float64]]:
     live = ~gone[labels]
-    labels, cosine = labels[live], cosines(matrix, queries)[live]
-    best = best_rows(scores_of(cosine, multiplier[live]), k)
-    return labels[best], cosine[best]
+    labels, cosine, multiplier = labels[live], cosines(matrix, queries)[live], multiplier[live]
+    best = best_rows(scores_of(cosine, multiplier), k)
+    return labels[best], cosine[best], multiplier[best]
 
 
 def check_file(files: Files, path: Path, vouched: Vouched) -> None:

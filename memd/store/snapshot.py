@@ -13,13 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from memd.chunks import Entry
 from memd.errors import StoreError
 from memd.store.indexes import Found, SealedIndex
-from memd.store.segment import ROW, Growing, Sealed
+from memd.store.segment import Growing, Sealed
 from memd.store.superseded import Bits, Directory, Records, uuid_bytes
-from memd.store.vectors import Floats, best_rows, cosines, multipliers, scores_of
+from memd.store.vectors import Floats, Rows, best_rows, cosines, multipliers, scores_of
 
 _SCANNED_MIN = 1000
 """Vectors of a scan below which its time says nothing about the rate."""
@@ -62,9 +63,9 @@ class View:
         """The best `k` live rows by score."""
         assert self.matrix is not None, "only a growing segment is scanned"
         live = np.flatnonzero(~self.gone)
-        cosine = cosines(self.matrix, queries)[live]
-        best = best_rows(scores_of(cosine, multipliers(self.rows["utility_steps"][live])), k)
-        return Found(np.full(len(best), self.segment.segment_id), live[best], cosine[best])
+        cosine, multiplier = cosines(self.matrix, queries)[live], multipliers(self.rows["utility_steps"][live])
+        best = best_rows(scores_of(cosine, multiplier), k)
+        return Found(np.full(len(best), self.segment.segment_id), live[best], cosine[best], multiplier[best])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +76,7 @@ class IndexView:
     gone: Bits
     """What did not count then, per label."""
 
-    def search(self, queries: Floats, k: int) -> Found:
+    def search(self, queries: Floats, k: int) -> list[Found]:
         """Chunks among which the best `k` live ones by score are."""
         try:
             return self.index.search(queries, k, self.gone)
@@ -145,7 +146,7 @@ class Snapshot:
         found = [view.scan(queries, k) for view in growing]
         scanned = time.perf_counter()
         all_loaded = all(view.index.is_loaded for view in self.indexes)
-        found += [view.search(queries, k) for view in self.indexes]
+        found += [part for view in self.indexes for part in view.search(queries, k)]
         fan_out_seconds = time.perf_counter() - scanned if self.indexes and all_loaded else None
         self.times.observe(sum(len(view.rows) for view in growing), scanned - started, fan_out_seconds)
         return self._ranked(found, k)
@@ -160,8 +161,13 @@ class Snapshot:
         Raises:
             StoreError: the entry cannot be read (CorruptFile if its bytes are damaged).
         """
-        place = max(self.places(uuid), key=self._canonical_id, default=None)
+        place = self._newest_place(uuid)
         return None if place is None else self._read(*place)
+
+    def fingerprint_of(self, uuid: bytes) -> str | None:
+        """The embedding model that the present entry's vector comes from; None if the topic does not know the chunk."""
+        place = self._newest_place(uuid)
+        return None if place is None else self.views[place[0]].segment.header.fingerprint
 
     def history(self, uuid: bytes) -> list[Entry]:
         """Every entry of the chunk, oldest first. Reads the disk.
@@ -199,28 +205,32 @@ class Snapshot:
         return self.directory.has_digest(word) or any(segment.has_digest(word) for segment, _ in self._growing)
 
     def _ranked(self, found: Sequence[Found], k: int) -> list[Hit]:
-        segment_ids = np.concatenate([np.empty(0, dtype=np.intp), *(part.segment_ids for part in found)])
-        rows = np.concatenate([np.empty(0, dtype=np.intp), *(part.rows for part in found)])
-        cosine = np.concatenate([np.empty(0), *(part.cosine for part in found)])
-        columns = np.empty(len(rows), dtype=ROW)
-        for segment_id in np.unique(segment_ids).tolist():
-            here = segment_ids == segment_id
-            columns[here] = self.views[segment_id].rows[rows[here]]
-        multiplier = multipliers(columns["utility_steps"])
+        if not found:
+            return []
+        segment_ids = np.concatenate([part.segment_ids for part in found])
+        rows = np.concatenate([part.rows for part in found])
+        cosine = np.concatenate([part.cosine for part in found])
+        multiplier = np.concatenate([part.multiplier for part in found])
         score = scores_of(cosine, multiplier)
-        order = np.lexsort((columns["canonical_id"], -score))[:k]
-        return [
-            Hit(
-                uuid=uuid_bytes(columns[i]["uuid_high"], columns[i]["uuid_low"]),
-                canonical_id=int(columns[i]["canonical_id"]),
-                cosine=float(cosine[i]),
-                multiplier=float(multiplier[i]),
-                score=float(score[i]),
-                segment=int(segment_ids[i]),
-                row=int(rows[i]),
+        hits = []
+        for i in _contenders(score, k).tolist():
+            segment_id, row = int(segment_ids[i]), int(rows[i])
+            record = self.views[segment_id].rows[row]
+            hits.append(
+                Hit(
+                    uuid=uuid_bytes(record["uuid_high"], record["uuid_low"]),
+                    canonical_id=int(record["canonical_id"]),
+                    cosine=float(cosine[i]),
+                    multiplier=float(multiplier[i]),
+                    score=float(score[i]),
+                    segment=segment_id,
+                    row=row,
+                )
             )
-            for i in order.tolist()
-        ]
+        return sorted(hits, key=lambda hit: (-hit.score, hit.canonical_id))[:k]
+
+    def _newest_place(self, uuid: bytes) -> tuple[int, int] | None:
+        return max(self.places(uuid), key=self._canonical_id, default=None)
 
     def _canonical_id(self, place: tuple[int, int]) -> int:
         return int(self.views[place[0]].rows[place[1]]["canonical_id"])
@@ -228,6 +238,13 @@ class Snapshot:
     def _read(self, segment_id: int, row: int) -> Entry:
         view = self.views[segment_id]
         return view.segment.read(view.rows[row])
+
+
+def _contenders(score: NDArray[np.float64], k: int) -> Rows:
+    """The positions of the `k` highest scores, and of all that equal the least of them."""
+    if len(score) <= k:
+        return np.arange(len(score))
+    return np.flatnonzero(score >= np.partition(score, len(score) - k)[len(score) - k])
 
 
 def _smoothed(before: float | None, latest: float) -> float:

@@ -144,6 +144,8 @@ class VectorIndex:
             labels, distances = self._index.knn_query(queries, k=k, num_threads=1)
         except RuntimeError:  # fewer than k were reached: marked rows cut the graph, or one was marked just now
             return self._scan(queries)
+        if len(queries) == 1:
+            return labels[0].astype(np.intp), _rounded(1.0 - distances[0])
         rows, places = np.unique(labels.ravel().astype(np.intp), return_inverse=True)
         best = np.full(len(rows), -1.0)
         np.maximum.at(best, places, _rounded(1.0 - distances.ravel()))
