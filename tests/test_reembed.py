@@ -11,8 +11,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from conftest import MakeDaemon
-from daemon_process import wait_until
+from daemon_process import DaemonProcess, wait_until
 from drafts import adjusted, deprecated
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream
 
@@ -237,6 +238,39 @@ def test_a_daemon_says_how_much_is_not_searched_and_what_to_do(
     daemon.terminate()
     done = daemon.run("reembed")
     assert done.returncode == 0 and "5 chunks were embedded again" in done.stdout
+
+
+def test_a_chunk_that_was_shown_before_the_model_changed_is_embedded_again_with_its_correction(
+    daemon: DaemonProcess, bundled: Embedder
+) -> None:
+    key, where = "The deploy key lives in the drawer of desk nine.", "Where does the deploy key live?"
+    daemon.chat([{"role": "user", "content": key}])
+    shown = daemon.chat([{"role": "user", "content": where}], memory_in={}).json["memory_out"]["injected_chunks"]
+    daemon.terminate()
+    _as_if_written_by(Halved(bundled), daemon.data_dir, bundled)
+    daemon.start()
+
+    [named] = [chunk["id"] for chunk in shown]
+    helpful = {"chunk_ids": [named], "action": "Helpful", "reason": "it was"}
+    out = daemon.chat([{"role": "user", "content": "Thanks."}], memory_in={"corrections": [helpful]}).json["memory_out"]
+    assert "signals" not in out
+    [live] = [entry for entry in daemon.export() if entry["id"] == named and entry["live"]]
+    assert live["utility_multiplier"] == 1.5
+    again = daemon.chat([{"role": "user", "content": where + " Once more."}], memory_in={}).json["memory_out"]
+    assert named in [chunk["id"] for chunk in again["injected_chunks"]]
+
+
+def _as_if_written_by(former: Embedder, data_dir: Path, present: Embedder) -> None:
+    """Write the default topic's log anew with the vectors of `former`; the journal stays."""
+    store = opened(data_dir, present)
+    views = store.topic("default").snapshot().views.values()
+    entries = [view.segment.read(row) for view in views for row in view.rows]
+    store.close()
+    (data_dir / "default" / "active.bin").unlink()
+    store = opened(data_dir, former)
+    drafts = [replace(entry.as_draft(), vector=former.embed(entry.content).tobytes()) for entry in entries]
+    store.topic("default").append(drafts)
+    store.close()
 
 
 def test_the_command_works_on_the_configured_directory(folder: Path, tmp_path: Path) -> None:

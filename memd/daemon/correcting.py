@@ -10,7 +10,9 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 
-from memd.chunks import Correction, Entry
+import msgspec
+
+from memd.chunks import Correction, Entry, Status
 from memd.context import corrections
 from memd.daemon.service import Daemon
 from memd.daemon.topics import Topic
@@ -46,18 +48,27 @@ def _planned(
 ) -> corrections.Outcome:
     own = sources[topic.id]
 
+    def embed(text: str) -> bytes:
+        return daemon.encoder.for_ingestion(text).astype("<f4").tobytes()
+
     def find(chunk_id: str) -> Entry | None:
         """A recently shown chunk: as this topic has it, else as the topic has it where it was found."""
         shown = topic.buffer.resolve(chunk_id)
         if shown is None:
             return None
-        source = sources.get(shown.topic_id)
-        return own.find(shown.uuid) or (source.find(shown.uuid) if source is not None else None)
+        for snapshot in (own, sources.get(shown.topic_id)):
+            entry = snapshot.find(shown.uuid) if snapshot is not None else None
+            if snapshot is None or entry is None:
+                continue
+            if snapshot.fingerprint_of(shown.uuid) != daemon.encoder.fingerprint and entry.status is Status.ACTIVE:
+                entry = msgspec.structs.replace(entry, vector=embed(entry.content))  # shown before the model changed
+            return entry
+        return None
 
     return corrections.plan(
         asked,
         find=find,
-        embed=lambda text: daemon.encoder.for_ingestion(text).astype("<f4").tobytes(),
+        embed=embed,
         new_uuid=lambda: uuid.uuid4().bytes,
         now_us=time.time_ns() // 1000,
     )

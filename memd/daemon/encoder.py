@@ -31,6 +31,11 @@ class Encoder:
         """The one thread in which compactions are chunked and embedded."""
         return self._ingestion
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the model; see `Embedder.fingerprint`."""
+        return self._embedder.fingerprint
+
     async def query(self, text: str) -> NDArray[np.float32]:
         """The vectors of a query's pieces, shape `(pieces, dimension)`."""
         with self._right_of_way.taken():
