@@ -21,6 +21,7 @@ import msgspec
 from memd import __version__
 from memd.config import Config, load_config
 from memd.errors import BadTopicId, ConfigError, MemdError, StoreError
+from memd.wording import counted
 
 FOUND_SOMETHING = 1
 WRONG_USAGE = 2
@@ -115,15 +116,16 @@ def demo(fast: bool) -> int:
 @main.command()
 @_settings_flags
 @click.option("--json", "as_json", is_flag=True, help="The report as one JSON object.")
-def verify(config_path: Path | None, data_dir: str | None, as_json: bool) -> int:
-    """Read every byte of the log and say what was checked and what is damaged.
+@click.argument("folder", metavar="[DIR]", required=False)
+def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder: str | None) -> int:
+    """Read every byte of the log, or of the backup in DIR, and say what was checked and what is damaged.
 
     Works beside a running daemon and changes nothing.
     """
-    folder = _existing_data_dir(config_path, data_dir)
+    checked = _existing_data_dir(config_path, folder or data_dir)
     from memd.store.verify import verify as verify_log
 
-    report = verify_log(folder)
+    report = verify_log(checked)
     if as_json:
         click.echo(msgspec.json.encode(report, enc_hook=str))  # str: paths
     else:
@@ -176,8 +178,8 @@ def backup(config_path: Path | None, data_dir: str | None, folder: Path) -> int:
     for finding in report.findings:
         click.echo(finding)
     click.echo(
-        f"{folder}: {report.topics} topics: {report.linked} files linked, {report.copied} copied "
-        f"({report.bytes_copied:,} bytes), {report.kept} there already"
+        f"{folder}: {counted(report.topics, 'topic')}: {counted(report.linked, 'file')} linked, {report.copied:,} "
+        f"copied ({counted(report.bytes_copied, 'byte')}), {report.kept:,} there already"
     )
     return FOUND_SOMETHING if report.findings else 0
 
@@ -197,11 +199,15 @@ def import_(config_path: Path | None, data_dir: str | None, topic: str | None, f
 
     with _progress("importing") as advanced:
         counts = import_file(config, file, topic_id=topic, advanced=advanced)
-    click.echo(
-        f"{file}: {counts.lines} lines: {counts.entries} entries imported, {counts.entries_known} there already; "
-        f"{counts.conversations} conversations: {counts.chunks} chunks imported, "
-        f"{counts.messages_known} messages there already or empty"
-    )
+    said = [f"{file}: {counted(counts.lines, 'line')} read"]
+    if counts.entries or counts.entries_known:
+        said.append(f"{counted(counts.entries, 'entry')} imported, {counts.entries_known:,} there already")
+    if counts.conversations:
+        said.append(
+            f"{counted(counts.conversations, 'conversation')} imported as {counted(counts.chunks, 'chunk')}, "
+            f"{counted(counts.messages_known, 'message')} there already or empty"
+        )
+    click.echo("; ".join(said))
     return 0
 
 
@@ -220,7 +226,7 @@ def reembed(config_path: Path | None, data_dir: str | None) -> int:
         count, problems = embed_again(config, advanced)
     for problem in problems:
         click.echo(problem)
-    click.echo(f"{config.data_dir}: {count} chunks were embedded again")
+    click.echo(f"{config.data_dir}: {counted(count, 'chunk')} embedded again")
     return FOUND_SOMETHING if problems else 0
 
 

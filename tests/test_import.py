@@ -440,7 +440,7 @@ def test_the_command_counts_what_it_did_and_refuses_to_run_beside_a_daemon(
     arguments = ["import", str(file), "--topic", "talk", "--data-dir", str(tmp_path / "new")]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.stderr
-    assert "1 lines: 0 entries imported, 0 there already; 1 conversations:" in result.stdout
+    assert "1 line read; 1 conversation imported as " in result.stdout
     store = opened(tmp_path / "new", embedder)
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 1

@@ -237,7 +237,7 @@ def test_a_daemon_says_how_much_is_not_searched_and_what_to_do(
     assert running.returncode == 1 and "is in use by another memd" in running.stderr
     daemon.terminate()
     done = daemon.run("reembed")
-    assert done.returncode == 0 and "5 chunks were embedded again" in done.stdout
+    assert done.returncode == 0 and "5 chunks embedded again" in done.stdout
 
 
 def test_a_chunk_that_was_shown_before_the_model_changed_is_embedded_again_with_its_correction(
@@ -278,6 +278,6 @@ def test_the_command_works_on_the_configured_directory(folder: Path, tmp_path: P
     config.write_text(yaml.safe_dump({"data_dir": str(folder)}))
     result = CliRunner().invoke(main, ["reembed", "--config", str(config)])
     assert result.exit_code == 0, result.stderr
-    assert result.stdout == f"{folder}: 33 chunks were embedded again\n"
+    assert result.stdout == f"{folder}: 33 chunks embedded again\n"
     result = CliRunner().invoke(main, ["reembed", "--data-dir", str(folder / "nowhere")])
     assert result.exit_code == 2

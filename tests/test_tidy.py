@@ -17,13 +17,14 @@ ROOT = Path(__file__).parent.parent
 FILE_LINES_MAX = 450
 FUNCTION_LINES_MAX = 50
 
-WORDS = {"errors", "chunks", "messages", "config", "config_file"}
+WORDS = {"errors", "chunks", "messages", "config", "config_file", "wording"}
 """The words every layer speaks."""
 
 MAY_IMPORT = {
     "errors": set[str](),
     "chunks": {"errors"},
     "messages": {"errors"},
+    "wording": set[str](),
     "config_file": {"errors"},
     "config": {"errors", "config_file"},
     "assets": set[str](),
@@ -39,7 +40,7 @@ MAY_IMPORT = {
 }
 """For each package or module right below `memd`: what it may import besides itself and `memd` (the version)."""
 
-PURE = {"wire", "context", "chunks", "messages", "errors"}
+PURE = {"wire", "context", "chunks", "messages", "errors", "wording"}
 # A lock (threading) and an object's size (sys) are neither I/O nor clock nor chance.
 IMPURE_MODULES = {
     *("aiohttp", "asyncio", "concurrent", "fastembed", "fcntl", "glob", "hnswlib", "http", "io", "logging", "mmap"),

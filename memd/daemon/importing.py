@@ -246,6 +246,8 @@ def _parsed(line: bytes) -> list[Message] | tuple[str, Draft]:
             told = _line_decoder.decode(line)
             return checked_topic_id(told.topic_id), _as_draft(told)
         line = bytes(members.messages)
+        if not line:
+            raise BadRequestBody("it has neither `uuid` nor `messages`")
     messages = [parse_message(raw) for raw in _list_decoder.decode(line)]
     if not all(message.role for message in messages):
         raise BadRequestBody("a message has no role")

@@ -22,6 +22,7 @@ from memd.store.merging import read_merged
 from memd.store.recovery import TORN_SUFFIX, Finding, LogFile, damage, read_log_file
 from memd.store.sealing import check_index, read_meta
 from memd.store.segment import rows_from
+from memd.wording import counted
 
 
 class Counts(msgspec.Struct):
@@ -58,8 +59,9 @@ def verify(data_dir: Path, files: Files | None = None) -> Report:
     counts = check.counts
     wrong = [finding for finding in check.findings if finding.kind in {"damaged", "derived", "foreign"}]
     summary = (
-        f"checked {counts.topics} topics: {counts.files} files, {counts.records} records, {counts.bytes:,} bytes; "
-        + (f"{len(wrong)} findings" if wrong else "all whole")
+        f"checked {counted(counts.topics, 'topic')}: {counted(counts.files, 'file')}, "
+        f"{counted(counts.records, 'record')}, {counted(counts.bytes, 'byte')}; "
+        + (counted(len(wrong), "finding") if wrong else "all whole")
     )
     return Report(lines=[*map(str, check.findings), summary], counts=counts, damaged=wrong, ok=not wrong)
 

@@ -1,0 +1,13 @@
+"""Numbers and what they count, as people write them.
+
+Rule: only for what people read; nothing is parsed back from it.
+"""
+
+from __future__ import annotations
+
+_PLURALS = {"entry": "entries"}
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 topic`, `2 topics`, `1,000 entries`."""
+    return f"{number:,} {noun if number == 1 else _PLURALS.get(noun, noun + 's')}"
