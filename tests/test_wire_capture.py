@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from memd.messages import Message, ToolCall
 from memd.wire.capture import Reply, StreamCapture, Usage, capture_json
-from memd.wire.chat import parse_chat
+from memd.wire.chat import CHAT
 
 TIMINGS = {"cache_n": 9, "prompt_n": 13, "predicted_n": 5, "predicted_ms": 1.5}
 
@@ -77,7 +77,7 @@ def test_a_captured_reply_is_recognised_in_what_the_openai_client_sends_next(
     capture = captured(stream_of(*chunks), byte_cuts)
     message = capture.message()
     assert message is not None and capture.finished and not capture.truncated
-    request = parse_chat(json.dumps({"messages": [echo_of_openai_client(chunks)]}).encode())
+    request = CHAT.parse(json.dumps({"messages": [echo_of_openai_client(chunks)]}).encode())
     assert message.content_digest == request.digests[0]
     assert message.text == (content or "")
 
@@ -110,7 +110,7 @@ def test_a_refusal_is_the_text_of_the_reply_as_in_its_echo() -> None:
     message = capture.message()
     assert message == Message("assistant", "I cannot.")
     echo = {"role": "assistant", "content": None, "refusal": "I cannot."}
-    assert message == parse_chat(json.dumps({"messages": [echo]}).encode()).messages[0]
+    assert message == CHAT.parse(json.dumps({"messages": [echo]}).encode()).messages[0]
 
 
 def test_only_choice_0_is_captured() -> None:

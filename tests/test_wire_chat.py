@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
-from memd.wire.chat import ChatRequest, Insertion, MessageCache, Placement, encode_chat, encode_message, parse_chat
-from memd.wire.chat_message import parse_message, with_text_in_front
+from memd.wire.chat import CHAT
+from memd.wire.chat_message import encode_message, parse_message, with_text_in_front
+from memd.wire.request import Insertion, MessageCache, ModelRequest, Placement
 from memd.wire.sideband import MemoryIn
 
 BLOCK = (
@@ -50,20 +51,20 @@ def message_of(**members: Any) -> Message:
 
 
 def sent(body: bytes, **changes: Any) -> Any:
-    return json.loads(encode_chat(parse_chat(body), **changes))
+    return json.loads(CHAT.encode(CHAT.parse(body), **changes))
 
 
 # Reading
 
 
 def test_what_memd_needs_to_know_is_read() -> None:
-    request = parse_chat(
+    request = CHAT.parse(
         body_of({"role": "user", "content": "hi"}, stream=True, max_tokens=9, max_completion_tokens=7, tools=[{"a": 1}])
     )
     assert (request.model, request.stream, request.max_tokens) == ("tiny", True, 7)
     assert request.messages == [Message("user", "hi")]
     assert request.digests == [Message("user", "hi").content_digest]
-    assert json.loads(request.tools_text) == [{"a": 1}]
+    assert json.loads(request.standing_text) == [{"a": 1}]
     assert (request.memory_in, request.memory_in_error) == (None, None)
 
 
@@ -82,7 +83,7 @@ def test_what_memd_needs_to_know_is_read() -> None:
     ],
 )
 def test_a_bound_on_the_reply_is_a_number_from_zero(members: dict[str, Any], max_tokens: int | None) -> None:
-    assert parse_chat(body_of(**members)).max_tokens == max_tokens
+    assert CHAT.parse(body_of(**members)).max_tokens == max_tokens
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_a_bound_on_the_reply_is_a_number_from_zero(members: dict[str, Any], max
 )
 def test_a_body_that_cannot_be_read_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequestBody) as refusal:
-        parse_chat(body)
+        CHAT.parse(body)
     assert str(refusal.value)
 
 
@@ -121,19 +122,19 @@ def test_arbitrary_bytes_raise_nothing_but_the_declared_error(body: bytes) -> No
 def test_arbitrary_json_raises_nothing_but_the_declared_error(body: dict[str, Any], messages: list[Any]) -> None:
     request = parse_or_refuse(json.dumps({**body, "messages": messages}).encode())
     if request is not None:
-        encode_chat(request, insertions=[Insertion(0, BLOCK)] if messages else [], placement="merged")
+        CHAT.encode(request, insertions=[Insertion(0, BLOCK)] if messages else [], placement="merged")
 
 
-def parse_or_refuse(body: bytes) -> ChatRequest | None:
+def parse_or_refuse(body: bytes) -> ModelRequest | None:
     try:
-        return parse_chat(body, MessageCache())
+        return CHAT.parse(body, MessageCache())
     except BadRequestBody:
         return None
 
 
 @given(st.lists(st.dictionaries(odd_members, json_values.filter(lambda value: is_plain(value))), max_size=3))
 def test_a_message_of_any_shape_becomes_some_message(messages: list[dict[str, Any]]) -> None:
-    request = parse_chat(body_of(*messages))
+    request = CHAT.parse(body_of(*messages))
     assert len(request.messages) == len(request.digests) == len(request.raw_messages) == len(messages)
 
 
@@ -203,7 +204,7 @@ def test_tool_calls_are_read_from_every_form() -> None:
 def test_deeply_nested_tool_arguments_are_kept_as_text() -> None:
     arguments = "[" * 800 + "]" * 800
     call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
-    request = parse_chat(body_of({"role": "assistant", "content": None, "tool_calls": [call]}))
+    request = CHAT.parse(body_of({"role": "assistant", "content": None, "tool_calls": [call]}))
     assert request.messages[0].tool_calls[0].arguments == arguments
 
 
@@ -218,17 +219,17 @@ def test_a_call_without_arguments_is_the_same_as_with_an_empty_object() -> None:
 @given(st.lists(chat_messages, max_size=6), st.integers(min_value=0, max_value=4000))
 def test_a_cache_changes_nothing_and_stays_within_its_bound(messages: list[Any], bytes_max: int) -> None:
     body, cache = body_of(*messages), MessageCache(bytes_max)
-    plain = parse_chat(body)
+    plain = CHAT.parse(body)
     for _ in range(2):
-        cached = parse_chat(body, cache)
+        cached = CHAT.parse(body, cache)
         assert (cached.messages, cached.digests) == (plain.messages, plain.digests)
         assert cache.bytes_held <= bytes_max
 
 
 def test_a_history_that_comes_again_is_not_parsed_again() -> None:
     cache = MessageCache()
-    first = parse_chat(body_of({"role": "user", "content": "a"}), cache)
-    second = parse_chat(body_of({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}), cache)
+    first = CHAT.parse(body_of({"role": "user", "content": "a"}), cache)
+    second = CHAT.parse(body_of({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}), cache)
     assert second.messages[0] is first.messages[0]
     assert len(cache) == 2
 
@@ -236,12 +237,12 @@ def test_a_history_that_comes_again_is_not_parsed_again() -> None:
 def test_the_message_that_was_not_used_for_longest_leaves_the_cache() -> None:
     one, two, three = ({"role": "user", "content": letter * 400} for letter in "abc")
     cache = MessageCache()
-    kept = parse_chat(body_of(one, two), cache).messages[0]
+    kept = CHAT.parse(body_of(one, two), cache).messages[0]
     cache.bytes_max = cache.bytes_held
-    parse_chat(body_of(one), cache)
-    parse_chat(body_of(three), cache)
+    CHAT.parse(body_of(one), cache)
+    CHAT.parse(body_of(three), cache)
     assert len(cache) == 2
-    assert parse_chat(body_of(one), cache).messages[0] is kept
+    assert CHAT.parse(body_of(one), cache).messages[0] is kept
 
 
 # The sideband
@@ -263,13 +264,13 @@ def test_the_message_that_was_not_used_for_longest_leaves_the_cache() -> None:
 )
 def test_memory_in_is_found_and_taken_out(members: Any, topic_id: str | None, forwarded: Any) -> None:
     body = body_of({"role": "user", "content": "hi"}, **members)
-    assert parse_chat(body).memory_in == MemoryIn(topic_id)
+    assert CHAT.parse(body).memory_in == MemoryIn(topic_id)
     assert sent(body) == {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **forwarded}
 
 
 def test_a_malformed_memory_in_is_reported_and_taken_out_all_the_same() -> None:
     body = body_of({"role": "user", "content": "hi"}, memory_in={"topic_id": "../../etc"})
-    request = parse_chat(body)
+    request = CHAT.parse(body)
     assert request.memory_in is None
     assert request.memory_in_error is not None and "memory_in.topic_id" in request.memory_in_error
     assert "memory_in" not in sent(body)
@@ -277,7 +278,7 @@ def test_a_malformed_memory_in_is_reported_and_taken_out_all_the_same() -> None:
 
 def test_a_memory_in_of_null_is_none_and_is_taken_out() -> None:
     body = body_of(memory_in=None)
-    assert (parse_chat(body).memory_in, parse_chat(body).memory_in_error) == (None, None)
+    assert (CHAT.parse(body).memory_in, CHAT.parse(body).memory_in_error) == (None, None)
     assert sent(body) == {"model": "tiny", "messages": []}
 
 
@@ -286,13 +287,13 @@ def test_a_memory_in_of_null_is_none_and_is_taken_out() -> None:
 
 def test_a_body_with_nothing_to_change_is_the_same_object() -> None:
     body = b' { "messages" : [ {"role":"user"} ], "metadata": {} , "x": 1.0 }\n'
-    assert encode_chat(parse_chat(body)) is body
+    assert CHAT.encode(CHAT.parse(body)) is body
 
 
 def test_untouched_members_and_messages_keep_their_bytes_and_their_order() -> None:
     untouched = b'{ "role":"user","z": 1.00, "content" : "h\\u00e9\\/ \xc3\xa9" }'
     body = b'{"b": 1.50,"messages":[' + untouched + b',{"role":"user"}],"a":[ 1e5 ],"memory_in":{}, "c":"\\u0041"}'
-    assert encode_chat(parse_chat(body)) == (
+    assert CHAT.encode(CHAT.parse(body)) == (
         b'{"b":1.50,"messages":[' + untouched + b',{"role":"user"}],"a":[ 1e5 ],"c":"\\u0041"}'
     )
 
@@ -309,7 +310,6 @@ def test_messages_are_left_out_and_blocks_placed_separately() -> None:
         {"role": "developer", "content": "two"},
         {"role": "user", "content": "d"},
     ]
-    assert sent(body, block_role="system", insertions=[Insertion(0, "x")])["messages"][0]["role"] == "system"
     assert sent(body, placement="merged", **changes)["messages"] == [
         {"role": "user", "content": "c"},
         {"role": "user", "content": "one\n\ntwo\n\nd"},
@@ -319,7 +319,7 @@ def test_messages_are_left_out_and_blocks_placed_separately() -> None:
 @pytest.mark.parametrize("position", [-1, 1])
 def test_a_block_before_no_message_is_an_error_of_the_caller(position: int) -> None:
     with pytest.raises(ValueError, match="insertion at"):
-        encode_chat(parse_chat(body_of({"role": "user"})), insertions=[Insertion(position, "x")])
+        CHAT.encode(CHAT.parse(body_of({"role": "user"})), insertions=[Insertion(position, "x")])
 
 
 @pytest.mark.parametrize(
@@ -347,9 +347,9 @@ def test_a_merged_block_becomes_the_content_where_there_is_none() -> None:
 def test_a_prompt_echoed_with_its_block_holds_the_same_conversation(
     messages: list[Any], data: st.DataObject, placement: Placement
 ) -> None:
-    request = parse_chat(body_of(*messages))
+    request = CHAT.parse(body_of(*messages))
     position = data.draw(st.integers(min_value=0, max_value=len(messages) - 1))
-    echoed = parse_chat(encode_chat(request, insertions=[Insertion(position, BLOCK)], placement=placement))
+    echoed = CHAT.parse(CHAT.encode(request, insertions=[Insertion(position, BLOCK)], placement=placement))
     digests = list(echoed.digests)
     if placement == "separate":
         assert echoed.messages[position] == Message("developer", "")

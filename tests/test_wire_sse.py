@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memd.wire.chat import CHAT
 from memd.wire.sideband import InjectedChunk, MemoryOut
 from memd.wire.sse import MemoryOutSplicer, SseParser
 
@@ -45,7 +46,7 @@ def parse(*fed: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def splice(*fed: bytes) -> bytes:
-    splicer = MemoryOutSplicer(OUT)
+    splicer = MemoryOutSplicer(OUT, CHAT.carries_memory_out)
     return b"".join([*(splicer.feed(piece) for piece in fed), splicer.flush()])
 
 
@@ -148,7 +149,7 @@ def test_without_the_added_field_the_stream_is_what_came(stream: bytes, cuts: li
 
 @given(stream_bytes)
 def test_only_an_unfinished_event_is_held_back(stream: bytes) -> None:
-    splicer = MemoryOutSplicer(OUT)
+    splicer = MemoryOutSplicer(OUT, CHAT.carries_memory_out)
     complete = stream + b"\n\n"  # ends every open event
     assert splicer.feed(complete) + splicer.feed(b"") == splice(complete)
 
@@ -178,14 +179,14 @@ def test_a_stream_without_a_chunk_to_add_to_passes_unchanged(stream: bytes) -> N
 
 
 def test_a_first_event_beyond_the_bound_ends_the_holding_back() -> None:
-    splicer = MemoryOutSplicer(OUT, event_bytes_max=50)
+    splicer = MemoryOutSplicer(OUT, CHAT.carries_memory_out, event_bytes_max=50)
     assert splicer.feed(b"data: " + b"x" * 40) == b""
     assert splicer.feed(b"x" * 20) == b"data: " + b"x" * 60
     assert splicer.feed(b"y") == b"y"
 
 
 def test_bytes_are_not_delayed_once_the_field_is_added() -> None:
-    splicer = MemoryOutSplicer(OUT)
+    splicer = MemoryOutSplicer(OUT, CHAT.carries_memory_out)
     assert splicer.feed(TEXT) == b""
     assert splicer.feed(b"\n\n").endswith(MEMBER + b"}\n\n")
     assert splicer.spliced

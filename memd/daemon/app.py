@@ -30,7 +30,7 @@ from memd.chunks import TOPIC_ID_PATTERN
 from memd.config import Config
 from memd.context.tokens import TokenCounter, cl100k_base
 from memd.daemon import admin
-from memd.daemon.chat import chat
+from memd.daemon.answering import answer
 from memd.daemon.encoder import Encoder
 from memd.daemon.llama_child import LlamaChild
 from memd.daemon.relay import error_response, pass_through
@@ -41,11 +41,15 @@ from memd.embedding import Embedder, load_embedder
 from memd.errors import MemdError, StoreError
 from memd.store.files import Files
 from memd.store.log import Store
+from memd.wire.chat import CHAT
+from memd.wire.request import Api
 
 log = logging.getLogger("memd")
 
 _PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
 OWN_PREFIX = "/memd/"
+APIS: tuple[Api, ...] = (CHAT,)
+"""In which memory has a part. No path of one ends like another's."""
 
 
 # -- routes -------------------------------------------------------------------------------------------------------
@@ -67,25 +71,30 @@ async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
                 "invalid_request_error",
             )
         target = rest + query
-    path = target.partition("?")[0]
+    api = api_of(request.method, target.partition("?")[0])
     try:
-        if request.method == "POST" and path.endswith("/chat/completions"):
-            return await chat(daemon, request, target, path_topic)
+        if api is not None:
+            return await answer(daemon, api, request, target, path_topic)
         return await pass_through(request, daemon.upstream, target)
     except (aiohttp.ClientConnectionError, TimeoutError) as error:
         if request.transport is None or request.transport.is_closing():
             raise
         log.warning("the upstream %s did not answer: %r", daemon.upstream.url, error)
-        return unreachable(daemon, error)
+        return unreachable(daemon, error, api or CHAT)
 
 
-def unreachable(daemon: Daemon, error: BaseException) -> web.Response:
-    """502 in the shape of OpenAI's errors: which address, and what to do."""
+def api_of(method: str, path: str) -> Api | None:
+    """The API that a request came through, if it is one in which memory has a part."""
+    return next((api for api in APIS if method == "POST" and path.endswith(api.path)), None)
+
+
+def unreachable(daemon: Daemon, error: BaseException, api: Api) -> web.Response:
+    """502: which address, and what to do."""
     message = (
         f"memd: the model server at {daemon.upstream.url} did not answer ({type(error).__name__}: {error}). Start it "
         "there (for llama.cpp: llama-server -m MODEL.gguf --port 8080), or set upstream.url to where it runs."
     )
-    return error_response(502, message, "upstream_unreachable")
+    return error_response(502, message, "upstream_unreachable", api)
 
 
 # -- life ---------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from memd.daemon.topics import Topic
 from memd.errors import DiskFull, EmbeddingError, MemdError
 from memd.messages import leading_count
 from memd.wire.capture import Reply
-from memd.wire.chat import ChatRequest
+from memd.wire.request import Api, ModelRequest
 from memd.wire.sideband import InjectedChunk, MemoryOut, Signal, memory_headers
 
 log = logging.getLogger("memd")
@@ -52,7 +52,8 @@ class Exchange:
     def __init__(
         self,
         daemon: Daemon,
-        request: ChatRequest,
+        api: Api,
+        request: ModelRequest,
         *,
         topic: Topic,
         mode: Mode,
@@ -68,6 +69,7 @@ class Exchange:
         self._daemon = daemon
         self._config = daemon.config
         self._counter = daemon.counter
+        self._api = api
         self._request = request
         self.topic = topic
         self._mode = mode
@@ -98,9 +100,9 @@ class Exchange:
             arrival = buffer.glance(*new, session=self._session, thin=self._thin)
         self._arrival = arrival
         if self._thin:
-            request, arrival = with_live_turns(request, arrival, lead)
-        standing_tokens = sum(counts[:lead]) + self._counter.count(request.tools_text)
-        prompt = self._made = Prompt(request, arrival, lead, standing_tokens)
+            request, arrival = with_live_turns(self._api, request, arrival, lead)
+        standing_tokens = sum(counts[:lead]) + self._counter.count(request.standing_text)
+        prompt = self._made = Prompt(self._api, request, arrival, lead, standing_tokens)
         if self._mode == "full":
             key = TurnKey(prompt.last_digest, self._memory_in_digest())
             freeze_seconds = self._config.injection.freeze_seconds
@@ -265,7 +267,7 @@ class Exchange:
         if estimate * margin <= hard:
             return estimate
         placement = self._daemon.upstream.facts.placement
-        exact = await self._daemon.upstream.count_tokens(prompt.body(placement), self._headers)
+        exact = await self._daemon.upstream.count_tokens(self._api.count_path, prompt.body(placement), self._headers)
         if exact is None:
             return estimate
         if not prompt.has_attachments:

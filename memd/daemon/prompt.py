@@ -12,13 +12,14 @@ from memd.context.conversation import NO_BLOCK, Block, BlockChunk, Conversation
 from memd.context.hot_buffer import Arrival
 from memd.context.injection import Placement
 from memd.messages import ROOT_DIGEST, Message
-from memd.wire.chat import ChatRequest, Insertion, encode_chat, encode_message
+from memd.wire.request import Api, Insertion, ModelRequest
 
 
 class Prompt:
     """One request's place in its conversation. Marks and blocks are looked up anew each time: they move on."""
 
-    def __init__(self, request: ChatRequest, arrival: Arrival, lead: int, standing_tokens: int) -> None:
+    def __init__(self, api: Api, request: ModelRequest, arrival: Arrival, lead: int, standing_tokens: int) -> None:
+        self._api = api
         self._request = request
         self._arrival = arrival
         self._lead = lead
@@ -87,7 +88,7 @@ class Prompt:
         if placement is not None:
             insertions = [Insertion(self._index(position), block.text) for position, block in self.blocks()]
         gone = range(self._lead, max(self._lead, self._index(self.conversation.left_out)))
-        return encode_chat(self._request, leave_out=gone, insertions=insertions, placement=placement or "merged")
+        return self._api.encode(self._request, leave_out=gone, insertions=insertions, placement=placement or "merged")
 
     def _start(self) -> int:
         """The first visible position: what left the prompt is before it, and so is what the client did not send."""
@@ -97,18 +98,21 @@ class Prompt:
         return position - self._arrival.offset + self._lead
 
 
-def with_live_turns(request: ChatRequest, arrival: Arrival, lead: int) -> tuple[ChatRequest, Arrival]:
+def with_live_turns(api: Api, request: ModelRequest, arrival: Arrival, lead: int) -> tuple[ModelRequest, Arrival]:
     """A request of a client that sends only what is new, with the turns that are still in the prompt put before it."""
     live = arrival.conversation.messages[arrival.conversation.left_out : arrival.offset]
     messages = [item.message for item in live if item.message is not None]
     assert len(messages) == len(live), "what is not left out has its text"
-    raw = [msgspec.Raw(encode_message(message)) for message in messages]
+    raw = [api.encode_message(message) for message in messages]
+    before = [None, *messages][: len(messages)]
+    continues = [api.continues(message, previous) for message, previous in zip(messages, before, strict=True)]
     digests = [item.content_digest for item in live]
     completed = msgspec.structs.replace(
         request,
         original=None,
         raw_messages=[*request.raw_messages[:lead], *raw, *request.raw_messages[lead:]],
         messages=[*request.messages[:lead], *messages, *request.messages[lead:]],
+        continues=[*request.continues[:lead], *continues, *request.continues[lead:]],
         digests=[*request.digests[:lead], *digests, *request.digests[lead:]],
     )
     return completed, msgspec.structs.replace(arrival, offset=arrival.offset - len(live))

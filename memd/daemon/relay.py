@@ -10,13 +10,14 @@ import logging
 from collections.abc import AsyncIterator
 
 import aiohttp
-import msgspec
 from aiohttp import web
 from multidict import CIMultiDict
 
 from memd.daemon.upstream import HOP_BY_HOP, NOT_FORWARDED, Upstream
 from memd.errors import UpstreamError
-from memd.wire.capture import Reply, StreamCapture, capture_json
+from memd.wire.capture import Capture, Reply
+from memd.wire.chat import CHAT
+from memd.wire.request import Api
 from memd.wire.sideband import MemoryOut, splice_memory_out_json
 from memd.wire.sse import MemoryOutSplicer
 
@@ -84,14 +85,15 @@ async def parts_of(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         yield part
 
 
-class ChatRelay:
-    """Streams a chat answer back, adds `memory_out` to it, and captures the reply; `reply` may be asked at any time."""
+class ModelRelay:
+    """Streams a model's answer back, adds `memory_out`, and captures the reply; `reply` may be asked at any time."""
 
-    def __init__(self, request: web.Request, answer: aiohttp.ClientResponse, bytes_max: int) -> None:
+    def __init__(self, api: Api, request: web.Request, answer: aiohttp.ClientResponse, bytes_max: int) -> None:
+        self._api = api
         self._request = request
         self._answer = answer
         self._bytes_max = bytes_max
-        self._capture: StreamCapture | None = None
+        self._capture: Capture | None = None
         self._whole: Reply | None = None
         self._broken = False
 
@@ -111,8 +113,8 @@ class ChatRelay:
         return await self._run_json(out, extra)
 
     async def _run_stream(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
-        capture = self._capture = StreamCapture(self._bytes_max)
-        splicer = MemoryOutSplicer(out) if out is not None else None
+        capture = self._capture = self._api.new_capture(self._bytes_max)
+        splicer = MemoryOutSplicer(out, self._api.carries_memory_out) if out is not None else None
         response = prepared(self._answer, extra, body_changes=out is not None)
         await response.prepare(self._request)
         try:
@@ -139,7 +141,7 @@ class ChatRelay:
             break_off(self._request, error)
             return response
         if self._answer.status == 200:
-            self._whole = capture_json(body)
+            self._whole = self._api.reply_of(body)
             body = body if out is None else splice_memory_out_json(body, out)
         response = prepared(self._answer, extra, body_changes=True)
         response.content_length = len(body)
@@ -171,10 +173,9 @@ def break_off(request: web.BaseRequest, error: BrokenAnswer) -> None:
         request.transport.abort()
 
 
-def error_response(status: int, message: str, kind: str, extra: list[tuple[str, str]] | None = None) -> web.Response:
-    """An error in the shape of OpenAI's."""
-    body = msgspec.json.encode({"error": {"message": message, "type": kind, "code": status}})
-    return web.Response(status=status, body=body, content_type="application/json", headers=CIMultiDict(extra or []))
+def error_response(status: int, message: str, kind: str, api: Api = CHAT) -> web.Response:
+    """An error of memd's own in the shape that clients of `api` understand."""
+    return web.Response(status=status, body=api.error_body(status, message, kind), content_type="application/json")
 
 
 async def read_body(request: web.Request, bytes_max: int) -> bytes | None:

@@ -19,7 +19,7 @@ from memd.daemon.tasks import Tasks
 from memd.daemon.topics import Topics
 from memd.daemon.upstream import Upstream
 from memd.store.log import Store
-from memd.wire.chat import MessageCache
+from memd.wire.request import MessageCache
 
 
 class Daemon:

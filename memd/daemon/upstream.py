@@ -123,9 +123,9 @@ class Upstream:
             await asyncio.wait({self._asking}, timeout=ASK_SECONDS)
         return self.facts
 
-    async def count_tokens(self, body: bytes, headers: CIMultiDict[str]) -> int | None:
-        """The exact prompt tokens of a chat request body, by llama-server; None if it does not answer."""
-        answer = await self._ask_json("POST", "/v1/chat/completions/input_tokens", body, headers)
+    async def count_tokens(self, path: str, body: bytes, headers: CIMultiDict[str]) -> int | None:
+        """The exact prompt tokens of a request body, by llama-server; None if it does not answer."""
+        answer = await self._ask_json("POST", path, body, headers)
         count = answer.get("input_tokens") if isinstance(answer, dict) else None
         return count if isinstance(count, int) else None
 

@@ -6,7 +6,7 @@ recognised then. Capturing never raises, whatever the upstream sends, and never 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Raw
@@ -40,6 +40,50 @@ class Reply(msgspec.Struct, frozen=True):
     """The text of the error that came instead of a reply or within it."""
 
 
+class Capture(Protocol):
+    """What reads a stream of one API on the side."""
+
+    truncated: bool
+    """Text was dropped for a bound; then the digest is not that of the client's echo."""
+
+    @property
+    def finished(self) -> bool:
+        """The reply came to its end."""
+
+    def feed(self, data: bytes) -> None:
+        """Take in the next bytes of the stream."""
+
+    def reply(self, interrupted: bool = False) -> Reply:
+        """All that is known so far; `interrupted` marks a reply that did not come to its end."""
+
+
+class Room:
+    """How much of a reply is still kept; nothing is kept after the first cut."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_left = bytes_max
+        self.exceeded = False
+
+    def cut(self, piece: str) -> bytes:
+        """`piece` in UTF-8, cut at a whole character where the room ends."""
+        encoded = piece.encode()
+        if len(encoded) > self._bytes_left:
+            encoded = encoded[: self._bytes_left].decode(errors="ignore").encode()
+            self.exceeded = True
+            self._bytes_left = 0
+        else:
+            self._bytes_left -= len(encoded)
+        return encoded
+
+    def take(self, size_bytes: int) -> bool:
+        """Whether there is room for a structure of that size; takes it."""
+        if self._bytes_left < size_bytes:
+            self.exceeded = True
+            return False
+        self._bytes_left -= size_bytes
+        return True
+
+
 class _Choice(msgspec.Struct):
     index: Any = 0
     delta: Any = None
@@ -69,10 +113,7 @@ class _Call:
 
 
 class StreamCapture:
-    """Assembles choice 0 of a stream of chat-completion chunks from its bytes, fed in any pieces.
-
-    `truncated` tells that text was dropped for a bound; then the digest is not that of the client's echo.
-    """
+    """Assembles choice 0 of a stream of chat-completion chunks from its bytes, fed in any pieces."""
 
     def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self.usage: Usage | None = None
@@ -82,7 +123,7 @@ class StreamCapture:
         """`[DONE]` has come."""
         self.truncated = False
         self._parser = SseParser(event_bytes_max)
-        self._bytes_left = bytes_max
+        self._room = Room(bytes_max)
         self._role = ""
         self._content = bytearray()
         self._refusal = bytearray()
@@ -98,8 +139,7 @@ class StreamCapture:
         """Take in the next bytes of the stream."""
         for event in self._parser.feed(data):
             self._take_event(event)
-        if self._parser.skipped:
-            self.truncated = True
+        self.truncated = self._room.exceeded or self._parser.skipped > 0
 
     def message(self, interrupted: bool = False) -> Message | None:
         """The reply so far; None if there is nothing of it. `interrupted` marks one that did not come to its end."""
@@ -156,7 +196,7 @@ class StreamCapture:
             if call is None:
                 return
             self._calls[index] = call
-        call.id = call.id or self._within_bound(_text(delta.get("id"))).decode()
+        call.id = call.id or self._room.cut(_text(delta.get("id"))).decode()
         for member in ("function", "custom"):
             function = delta.get(member)
             if isinstance(function, dict):
@@ -166,7 +206,7 @@ class StreamCapture:
         if call is None:
             return
         if not call.name:
-            call.name = self._within_bound(_text(function.get("name"))).decode()
+            call.name = self._room.cut(_text(function.get("name"))).decode()
         arguments = function.get("arguments", function.get("input"))
         if isinstance(arguments, dict):
             arguments = msgspec.json.encode(arguments).decode()
@@ -174,25 +214,10 @@ class StreamCapture:
 
     def _new_call(self) -> _Call | None:
         """A call that is still within the bound on what is kept."""
-        if self._bytes_left < _CALL_BYTES:
-            self.truncated = True
-            return None
-        self._bytes_left -= _CALL_BYTES
-        return _Call()
+        return _Call() if self._room.take(_CALL_BYTES) else None
 
     def _append(self, kept: bytearray, piece: str) -> None:
-        kept += self._within_bound(piece)
-
-    def _within_bound(self, piece: str) -> bytes:
-        """`piece` in UTF-8, cut at a whole character where the capture is full; nothing is kept after a cut."""
-        encoded = piece.encode()
-        if len(encoded) > self._bytes_left:
-            encoded = encoded[: self._bytes_left].decode(errors="ignore").encode()
-            self.truncated = True
-            self._bytes_left = 0
-        else:
-            self._bytes_left -= len(encoded)
-        return encoded
+        kept += self._room.cut(piece)
 
 
 def capture_json(body: bytes) -> Reply:

@@ -8,9 +8,9 @@ The splicer changes no byte, it only adds some.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import msgspec
-from msgspec import Raw
 
 from memd.wire.sideband import MemoryOut, encode_memory_out
 
@@ -114,22 +114,19 @@ class SseParser:
         return event
 
 
-class _Chunk(msgspec.Struct):
-    choices: list[Raw] = []
-
-
-_chunk_decoder = msgspec.json.Decoder(_Chunk)
-
-
 class MemoryOutSplicer:
-    """Adds `memory_out` to the first chunk of a stream that has a choice; all other bytes pass unchanged, in order.
+    """Adds `memory_out` to the first event of a stream that `carries` it; all other bytes pass unchanged, in order.
 
     Until then it holds back an unfinished event and nothing else, afterwards nothing. It gives up, and lets everything
-    pass, when the stream turns out not to be one of JSON chunks or an event is longer than `event_bytes_max`.
+    pass, when the stream turns out not to be one of JSON objects or an event is longer than `event_bytes_max`.
     """
 
-    def __init__(self, out: MemoryOut, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
+    def __init__(
+        self, out: MemoryOut, carries: Callable[[bytes], bool], event_bytes_max: int = EVENT_BYTES_MAX
+    ) -> None:
+        """`carries` says of an event's data whether the member belongs there; it may raise on what it cannot read."""
         self.spliced = False
+        self._carries = carries
         self._member = b',"memory_out":' + encode_memory_out(out)
         self._parser = SseParser(event_bytes_max)
         self._held = bytearray()
@@ -142,7 +139,7 @@ class MemoryOutSplicer:
             return data
         self._held += data
         for event in self._parser.feed(data):
-            splice_at = _splice_offset(event)
+            splice_at = self._splice_offset(event)
             if splice_at is not None:
                 position = splice_at - self._held_from
                 self._held[position:position] = self._member
@@ -167,14 +164,11 @@ class MemoryOutSplicer:
         self._held = bytearray()
         return released
 
-
-def _splice_offset(event: SseEvent) -> int | None:
-    """Where in the stream the last brace of a chunk with a choice stands; None for any other event."""
-    try:
-        chunk = _chunk_decoder.decode(event.data)
-    except (ValueError, RecursionError):
-        return None
-    trimmed = event.data.rstrip(_WHITE_SPACE)
-    if not chunk.choices or not trimmed.endswith(b"}"):
-        return None
-    return event.data_end - (len(event.data) - len(trimmed)) - 1
+    def _splice_offset(self, event: SseEvent) -> int | None:
+        """Where in the stream the last brace of the event stands, if it carries the member."""
+        trimmed = event.data.rstrip(_WHITE_SPACE)
+        try:
+            carries = trimmed.endswith(b"}") and self._carries(event.data)
+        except (ValueError, RecursionError):
+            return None
+        return event.data_end - (len(event.data) - len(trimmed)) - 1 if carries else None

@@ -1,4 +1,4 @@
-"""The chat route: which requests memory has a part in, and how one of them is taken through its `Exchange`.
+"""Requests to a model: in which of them memory has a part, and how one of those is taken through its `Exchange`.
 
 Rule: a request is refused only for what no upstream could answer (too large, an impossible topic in its path); whatever
 else is odd about it is the upstream's to judge and passes untouched.
@@ -17,11 +17,11 @@ from multidict import CIMultiDict
 from memd.chunks import DEFAULT_TOPIC_ID
 from memd.context.injection import Placement
 from memd.daemon.exchange import Exchange, Mode, new_turn_id
-from memd.daemon.relay import NO_REPLY, ChatRelay, error_response, forwarded_headers, pass_through, read_body, relay
+from memd.daemon.relay import NO_REPLY, ModelRelay, error_response, forwarded_headers, pass_through, read_body, relay
 from memd.daemon.service import Daemon
 from memd.errors import BadRequestBody, MemdError
 from memd.wire.capture import Reply
-from memd.wire.chat import ChatRequest, encode_chat, parse_chat
+from memd.wire.request import Api, ModelRequest
 from memd.wire.sideband import memory_headers
 
 log = logging.getLogger("memd")
@@ -34,8 +34,10 @@ REFUSALS = frozenset({400, 422, 500})
 """Statuses with which an upstream may refuse a prompt because of how memory stands in it (a chat template's error)."""
 
 
-async def chat(daemon: Daemon, request: web.Request, target: str, path_topic: str | None) -> web.StreamResponse:
-    """Answer a `POST …/chat/completions`.
+async def answer(
+    daemon: Daemon, api: Api, request: web.Request, target: str, path_topic: str | None
+) -> web.StreamResponse:
+    """Answer a request that came through `api`.
 
     Args:
         target: path and query to forward to.
@@ -47,27 +49,29 @@ async def chat(daemon: Daemon, request: web.Request, target: str, path_topic: st
         return await pass_through(request, daemon.upstream, target, _headers(status, mode))
     body = await read_body(request, daemon.config.limits.body_bytes_max)
     if body is None:
-        return _too_large(daemon.config.limits.body_bytes_max)
-    parsed, without_memory = _parse(daemon, body)
+        return _too_large(api, daemon.config.limits.body_bytes_max)
+    parsed, without_memory = _parse(daemon, api, body)
     if parsed is None or without_memory is not None:
-        forwarded = body if parsed is None else encode_chat(parsed)
+        forwarded = body if parsed is None else api.encode(parsed)
         return await _forward_plain(daemon, request, target, forwarded, _headers(without_memory or "none", mode))
     named = parsed.memory_in.topic_id if parsed.memory_in is not None else None
     topic_id = named or path_topic or DEFAULT_TOPIC_ID
     if mode == "readonly" and await daemon.topics.existing(topic_id) is None:  # opening it would leave a trace
-        return await _forward_plain(daemon, request, target, encode_chat(parsed), _headers("none", mode))
-    exchange = await _begun(daemon, request, parsed, topic_id, mode)
+        return await _forward_plain(daemon, request, target, api.encode(parsed), _headers("none", mode))
+    exchange = await _begun(daemon, api, request, parsed, topic_id, mode)
     if exchange is None:
         headers = _headers("degraded:store", mode)
-        return await _forward_plain(daemon, request, target, encode_chat(parsed), headers)
-    return await _exchanged(daemon, request, target, exchange)
+        return await _forward_plain(daemon, request, target, api.encode(parsed), headers)
+    return await _exchanged(daemon, api, request, target, exchange)
 
 
-async def _exchanged(daemon: Daemon, request: web.Request, target: str, exchange: Exchange) -> web.StreamResponse:
+async def _exchanged(
+    daemon: Daemon, api: Api, request: web.Request, target: str, exchange: Exchange
+) -> web.StreamResponse:
     reply = NO_REPLY
     try:
         async with _accepted(daemon, request, target, exchange) as answer:
-            relayed = ChatRelay(request, answer, daemon.config.limits.capture_bytes_max)
+            relayed = ModelRelay(api, request, answer, daemon.config.limits.capture_bytes_max)
             try:
                 out = exchange.memory_out() if answer.status == 200 else None
                 return await relayed.run(out, exchange.headers())
@@ -111,7 +115,7 @@ async def _accepted(
 
 
 async def _begun(
-    daemon: Daemon, request: web.Request, parsed: ChatRequest, topic_id: str, mode: Mode
+    daemon: Daemon, api: Api, request: web.Request, parsed: ModelRequest, topic_id: str, mode: Mode
 ) -> Exchange | None:
     """The exchange after all its steps before forwarding, holding its topic; None if the topic cannot be used."""
     session = request.headers.get(SESSION_HEADER, "")[:SESSION_CHARACTERS_MAX] or None
@@ -123,7 +127,7 @@ async def _begun(
         topic = await daemon.topics.get(topic_id)
         topic.hold()
         thin = request.headers.get(HISTORY_HEADER, daemon.config.conversation.history).strip().lower() == "daemon"
-        exchange = Exchange(daemon, parsed, topic=topic, mode=mode, session=session, thin=thin, headers=headers)
+        exchange = Exchange(daemon, api, parsed, topic=topic, mode=mode, session=session, thin=thin, headers=headers)
         await exchange.receive()
         await exchange.correct()
         await exchange.make_room()
@@ -142,12 +146,12 @@ async def _begun(
     return None
 
 
-def _parse(daemon: Daemon, body: bytes) -> tuple[ChatRequest | None, str | None]:
+def _parse(daemon: Daemon, api: Api, body: bytes) -> tuple[ModelRequest | None, str | None]:
     """The request, and the status if memory has no part in it."""
     try:
-        parsed = parse_chat(body, daemon.message_cache)
+        parsed = api.parse(body, daemon.message_cache)
     except BadRequestBody as error:
-        log.debug("a body that is no chat request is passed on: %s", error)
+        log.debug("a body that is no request of its API is passed on: %s", error)
         return None, None
     problem = parsed.memory_in_error
     asked = 0 if parsed.memory_in is None else len(parsed.memory_in.corrections)
@@ -181,6 +185,6 @@ def _headers(status: str, mode: Mode) -> list[tuple[str, str]]:
     return memory_headers(status=status, turn_id=new_turn_id(), mode=mode)
 
 
-def _too_large(bytes_max: int) -> web.Response:
+def _too_large(api: Api, bytes_max: int) -> web.Response:
     message = f"memd: the request body is larger than {bytes_max} bytes; raise limits.body_bytes_max if it has to be"
-    return error_response(413, message, "invalid_request_error")
+    return error_response(413, message, "invalid_request_error", api)
