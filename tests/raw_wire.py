@@ -131,7 +131,6 @@ class RawUpstream:
         self.url = ""
         self.script: Callable[[Peer], None] = lambda peer: peer.send(answer(b"{}"))
         """Called when a request's head has been read; it reads the body itself."""
-        self.accepted = 0
 
 
 @contextmanager
@@ -163,7 +162,6 @@ def raw_upstream() -> Iterator[RawUpstream]:
                 connection, _ = listener.accept()
             except OSError:
                 return
-            upstream.accepted += 1
             threading.Thread(target=serve, args=(connection,), daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
