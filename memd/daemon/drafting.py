@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 
 from memd.chunks import Draft, Vector
@@ -54,7 +55,7 @@ class Drafter:
         vectors = np.stack([self._embed(chunk.content) for chunk in chunks])
         firsts = compaction.distinct(vectors, self._config.dedupe.cosine)
         now_us = time.time_ns() // 1000
-        return [
+        drafts = [
             Draft(
                 uuid=uuid.uuid4().bytes,
                 content=chunk.content,
@@ -67,6 +68,7 @@ class Drafter:
             for index, chunk in enumerate(chunks)
             if firsts[index] == index
         ]
+        return _knowing_all(drafts, runs)
 
     def _chunks(self, topic: TopicLog, runs: Sequence[Sequence[Source]]) -> list[Chunk]:
         started = time.monotonic()
@@ -83,6 +85,16 @@ class Drafter:
                 log.info("topic %s: boundaries took longer than chunking.budget_ms; fixed windows used", topic.topic_id)
             chunks += result.chunks
         return chunks
+
+
+def _knowing_all(drafts: list[Draft], runs: Sequence[Sequence[Source]]) -> list[Draft]:
+    """The drafts, the last one with the digests of the messages that were left out because their text is in the log.
+
+    Otherwise those alone would be cut into other chunks the next time, and be stored.
+    """
+    known = {digest for draft in drafts for digest in draft.digests}
+    left_out = [source.digest for run in runs for source in run if source.digest not in known]
+    return [*drafts[:-1], msgspec.structs.replace(drafts[-1], digests=(*drafts[-1].digests, *left_out))]
 
 
 def unstored_runs(topic: TopicLog, messages: Sequence[tuple[bytes, Message | None]]) -> list[list[Source]]:

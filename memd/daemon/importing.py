@@ -32,7 +32,6 @@ from memd.chunks import (
     utility_multiplier,
 )
 from memd.config import Config
-from memd.context.chunking import Source
 from memd.context.tokens import TokenCounter, cl100k_base
 from memd.daemon.drafting import Drafter, unstored_runs
 from memd.daemon.offline import Advanced, append_and_seal, ignore_progress, opened
@@ -228,7 +227,7 @@ class Importer:
         for stretch in _stretches(list(zip(digests, said, strict=True))):
             runs = unstored_runs(topic, stretch)
             self.counts.messages_known += len(stretch) - sum(map(len, runs))
-            drafts = _knowing_all(self._drafter.drafts(topic, runs), runs)
+            drafts = self._drafter.drafts(topic, runs)
             append_and_seal(topic, drafts)
             self.counts.chunks += len(drafts)
         self.counts.conversations += 1
@@ -252,18 +251,6 @@ def _parsed(line: bytes) -> list[Message] | tuple[str, Draft]:
     if not all(message.role for message in messages):
         raise BadRequestBody("a message has no role")
     return messages
-
-
-def _knowing_all(drafts: list[Draft], runs: Sequence[Sequence[Source]]) -> list[Draft]:
-    """The drafts, the last one with the digests of the messages that were left out because their text is in the log.
-
-    Otherwise those alone would be cut into other chunks the next time, and be stored.
-    """
-    if not drafts:
-        return []
-    known = {digest for draft in drafts for digest in draft.digests}
-    left_out = [source.digest for run in runs for source in run if source.digest not in known]
-    return [*drafts[:-1], msgspec.structs.replace(drafts[-1], digests=(*drafts[-1].digests, *left_out))]
 
 
 def _stretches(messages: Sequence[tuple[bytes, Message]]) -> list[list[tuple[bytes, Message]]]:

@@ -1,0 +1,136 @@
+"""Nobody waits for somebody else's memory: requests are answered while texts are being embedded for the log."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from memd.chunks import Vector
+from memd.config import Buffer, Config, Listen, Log, Upstream
+from memd.daemon import app
+from memd.daemon.service import Daemon
+from memd.embedding import Embedder, load_embedder
+
+FACT = "The spare key hangs behind the barometer."
+QUESTION = "Where does the spare key hang?"
+LONG = "Seventeen crates of oranges went to the harbour. " * 30
+
+
+class Gated:
+    """The bundled model, which embeds texts for the log only while `gate` is open; queries always."""
+
+    def __init__(self, real: Embedder) -> None:
+        self._real = real
+        self.gate = threading.Event()
+        self.gate.set()
+        self.waiting = threading.Event()
+        self.name, self.dimension, self.fingerprint = real.name, real.dimension, real.fingerprint
+
+    def embed(self, text: str) -> Vector:
+        if not self.gate.is_set():
+            self.waiting.set()
+            assert self.gate.wait(60)
+        return self._real.embed(text)
+
+    def pieces(self, text: str) -> list[str]:
+        return self._real.pieces(text)
+
+    def embed_pieces(self, text: str) -> NDArray[np.float32]:
+        return self._real.embed_pieces(text)
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Embedder:
+    return load_embedder("bundled", threads=1)
+
+
+@pytest.fixture
+def embedder(bundled: Embedder, monkeypatch: pytest.MonkeyPatch) -> Gated:
+    gated = Gated(bundled)
+    monkeypatch.setattr(app, "load_embedder", lambda *_: gated)
+    return gated
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path, llama: str, embedder: Gated) -> AsyncIterator[Daemon]:
+    config = Config(
+        listen=Listen(port=0),
+        upstream=Upstream(url=llama),
+        data_dir=tmp_path / "memory",
+        buffer=Buffer(soft_tokens=256, hard_tokens=4000),
+        log=Log(level="error"),
+    )
+    async with app.running(config) as daemon:
+        yield daemon
+        embedder.gate.set()
+
+
+async def _asked(daemon: Daemon, topic: str, *texts: str) -> tuple[list[dict[str, str]], Any]:
+    """A request with these texts by turns, and what memory says of it."""
+    history = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
+    body = {"model": "tiny", "messages": history, "max_tokens": 8, "memory_in": {"topic_id": topic}}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{daemon.base_url}/v1/chat/completions", json=body) as response,
+    ):
+        assert response.status == 200
+        answer = await response.json()
+    reply = {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}
+    return [*history, reply], answer["memory_out"]
+
+
+@pytest.fixture
+async def ingesting(daemon: Daemon, embedder: Gated) -> list[dict[str, str]]:
+    """A conversation whose compaction has begun and does not come to its end, in a topic that knows the fact."""
+    await _asked(daemon, "harbour", FACT)
+    await _asked(daemon, "harbour", "Something else.")  # the fact is stored
+    embedder.gate.clear()
+    history, _ = await _asked(daemon, "harbour", LONG, "Noted.", LONG + "And on.", "Noted.", "How many crates?")
+    assert await asyncio.to_thread(embedder.waiting.wait, 30)
+    return history
+
+
+@pytest.mark.parametrize("topic", ["harbour", "elsewhere"])
+async def test_a_new_chat_is_answered_with_memory_while_another_is_being_stored(
+    daemon: Daemon, ingesting: list[dict[str, str]], topic: str
+) -> None:
+    _, out = await _asked(daemon, topic, QUESTION)
+    assert bool(out["injected_chunks"]) == (topic == "harbour")
+
+
+async def test_a_conversation_goes_on_while_it_is_being_stored_itself(
+    daemon: Daemon, ingesting: list[dict[str, str]], embedder: Gated
+) -> None:
+    texts = [message["content"] for message in ingesting]
+    _, out = await _asked(daemon, "harbour", *texts, QUESTION)
+    assert out["injected_chunks"]
+    assert not embedder.gate.is_set()
+
+
+async def test_corrections_are_durable_while_a_conversation_is_being_stored(
+    daemon: Daemon, ingesting: list[dict[str, str]]
+) -> None:
+    _, out = await _asked(daemon, "harbour", QUESTION)
+    [named] = [chunk["id"] for chunk in out["injected_chunks"]]
+    correction = {"chunk_ids": [named], "action": "Unhelpful", "reason": "it moved"}
+    body = {
+        "messages": [{"role": "user", "content": "It moved."}],
+        "max_tokens": 8,
+        "memory_in": {"topic_id": "harbour", "corrections": [correction]},
+    }
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{daemon.base_url}/v1/chat/completions", json=body) as response,
+    ):
+        assert "signals" not in (await response.json())["memory_out"]
+    about = await daemon.encoder.query(QUESTION)
+    hits = daemon.store.topic("harbour").snapshot().search(about, 10)
+    assert min(hit.multiplier for hit in hits) < 1
