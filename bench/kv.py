@@ -46,6 +46,7 @@ SERVERS: dict[str, tuple[int | None, tuple[str, ...]]] = {
     "full attention": (None, ()),
     "sliding window": (SLIDING_WINDOW, ()),
     "sliding window, --swa-full": (SLIDING_WINDOW, ("swa_full=1",)),
+    "sliding window, --checkpoint-min-step 256": (SLIDING_WINDOW, ("checkpoint_min_step=256",)),
     "sliding window, --ctx-checkpoints 0": (SLIDING_WINDOW, ("n_ctx_checkpoints=0",)),
 }
 """Name → (the model's sliding window, llama.cpp's settings)."""
@@ -53,7 +54,9 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
     "direct, full history": None,
     "memd, nothing remembered": {"min_score": 1.0},
     "memd, memory": {},
+    "memd, memory, merged": {"role": "merged"},
     "memd, memory, sticky off": {"sticky_tokens": 0},
+    "memd, memory, merged, sticky off": {"role": "merged", "sticky_tokens": 0},
 }
 """Name → settings of `injection`, and of `retrieval` the least score; None: without memd."""
 
@@ -61,7 +64,7 @@ Message = dict[str, Any]
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What one request made the model read, in its tokens."""
+    """What one request made the model read, in the model's tokens."""
 
     evaluated: int
     new: int
