@@ -27,7 +27,7 @@ HEADS, KV_HEADS = 4, 2
 HEAD_WIDTH = EMBEDDING_WIDTH // HEADS
 LLAMA_SLOWEST = HEAD_WIDTH - 2  # of the rope pair that rotates so slowly that the marker is found at any distance
 GEMMA_SLOWEST = HEAD_WIDTH // 2 - 1  # the same where a pair is (i, i + half) instead of (2i, 2i + 1)
-GEMMA_EPSILON = 1.0  # so large that norms of small vectors leave them small: else an unsure head is as loud as a sure one
+GEMMA_EPSILON = 1.0  # so large that a norm leaves small vectors small: else an unsure head is as loud as a sure one
 
 CHATML_TEMPLATE = (
     "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') -}}"
