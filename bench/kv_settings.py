@@ -1,6 +1,6 @@
 """What llama.cpp's settings make of the cache when two conversations take turns, with memd and without.
 
-Backs docs/clients.md. Everything is as in `bench/kv.py`, whose parts are used; only ratios within one run mean anything.
+Backs docs/clients.md. Everything is as in `bench/kv.py`, whose parts are used; only ratios within a run mean anything.
 
     python bench/kv_settings.py [--turns 15] [--window 32768]
 """
@@ -35,7 +35,7 @@ SETTINGS: dict[str, tuple[int, tuple[str, ...]]] = {
 
 
 async def read(session: aiohttp.ClientSession, url: str, upstream: str, turns: int) -> tuple[int, int]:
-    """Both conversations, turn by turn: (tokens read, tokens new in the clients' messages), the first turns not counted.
+    """Both conversations by turns: (tokens read, tokens new in the clients' messages), the first turns not counted.
 
     What memory puts in is in what was read and not in what was new.
     """
