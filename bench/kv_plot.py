@@ -40,7 +40,7 @@ def draw(measured: Measured, path: Path) -> None:
     """Write `path`.png and `path`.svg."""
     servers = [server for server in COLUMNS if server in measured]
     rows = [row for row in ROWS if all(row in measured[server] for server in servers)]
-    highest = 1.12 * max(r.evaluated for server in servers for row in rows for r in measured[server][row].talk)
+    highest = 1.3 * max(r.evaluated for server in servers for row in rows for r in measured[server][row].talk)
     shares = [1.0 if "memory" in row else LOW for row in rows]
     with mpl.rc_context({"font.size": 10, "svg.hashsalt": "memd"}):
         figure, axes = plt.subplots(
@@ -64,7 +64,13 @@ def draw(measured: Measured, path: Path) -> None:
             bottom.set_xlabel("turn")
         figure.suptitle("Prompt tokens that llama.cpp read in each turn", fontsize=13, fontweight="bold")
         patches = [Patch(color=color, label=meaning) for color, meaning in MEANING.items()]
-        figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False)
+        figure.legend(
+            handles=patches,
+            loc="outside lower center",
+            ncols=len(patches),
+            frameon=False,
+            title="×: tokens read ÷ (new in the conversation + put in by memory)",
+        )
         figure.savefig(path.with_suffix(".png"), dpi=DOTS_PER_INCH, metadata={"Software": None})
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None, "Creator": None})
         plt.close(figure)
@@ -83,7 +89,13 @@ def _bars(panel: Axes, readings: list[Reading]) -> None:
         panel.stairs(_with_gaps(heights), edges, baseline=_with_gaps(bottom), fill=True, color=color, linewidth=0)
     read, wanted = sum(r.evaluated for r in readings[1:]), sum(r.new + r.injected for r in readings[1:])
     panel.text(
-        0.02, 0.95, f"{sum(evaluated):,} in all, {read / wanted:.2f} ×", transform=panel.transAxes, ha="left", va="top"
+        0.02,
+        0.95,
+        f"turns 2–{len(readings)}: {read:,} tokens, {read / wanted:.2f} ×",
+        transform=panel.transAxes,
+        ha="left",
+        va="top",
+        fontsize=9,
     )
     panel.grid(axis="y", color="#CCCCCC", linewidth=0.6)
     panel.set_axisbelow(True)
