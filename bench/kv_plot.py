@@ -56,7 +56,9 @@ def draw(measured: Measured, path: Path) -> None:
             for server, panel in zip(servers, line, strict=True):
                 _bars(panel, measured[server][row].talk)
                 panel.set_ylim(0, share * highest)
-                panel.set_yticks([n for n in range(0, 100_000, 2000 if share == 1 else 1000) if n < share * highest])
+                panel.set_yticks(
+                    [n for n in range(0, 100_000, 2000 if share == 1 else 1000) if n < 0.8 * share * highest]
+                )
                 panel.tick_params(labelleft=server == servers[0])
             line[0].set_ylabel(ROWS[row], rotation=0, ha="right", va="center", labelpad=12)
         for server, top, bottom in zip(servers, axes[0], axes[-1], strict=True):
