@@ -10,7 +10,7 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,9 @@ READY_SECONDS_MAX = 60
 
 
 @contextmanager
-def running_llama(model: Path, *, context: int, log: Path, parallel: int = 1, port: int = 0) -> Iterator[str]:
+def running_llama(
+    model: Path, *, context: int, log: Path, parallel: int = 1, port: int = 0, settings: Sequence[str] = ()
+) -> Iterator[str]:
     """Start the server on `model` and give its base URL (without `/v1`).
 
     Args:
@@ -27,8 +29,10 @@ def running_llama(model: Path, *, context: int, log: Path, parallel: int = 1, po
         log: Where the server's own words go; shown if it does not start.
         parallel: How many requests it works on at once.
         port: 0 takes a free one.
+        settings: More of the server's own, as `name=number` after xllamacpp's `CommonParams`.
     """
     command = [sys.executable, __file__, str(model), f"--context={context}", f"--parallel={parallel}", f"--port={port}"]
+    command += [f"--set={setting}" for setting in settings]
     with (
         log.open("wb") as err,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err) as process,
@@ -53,6 +57,7 @@ def _serve() -> None:
     parser.add_argument("model")
     for name in ("context", "parallel", "port"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--set", action="append", default=[])
     asked = parser.parse_args()
     params = xllamacpp.CommonParams()
     params.model.path, params.port, params.hostnames = asked.model, asked.port, ["127.0.0.1"]
@@ -64,6 +69,9 @@ def _serve() -> None:
     params.sampling.temp = 0.0
     params.verbosity = 1
     params.model_alias = {"tiny"}
+    for setting in asked.set:
+        name, _, value = setting.partition("=")
+        setattr(params, name, type(getattr(params, name))(int(value)))  # an unknown name fails here
     server = xllamacpp.Server(params)
     print("LISTEN", server.listening_address, flush=True)
     sys.stdin.buffer.read()

@@ -5,6 +5,9 @@ head looks for the marker token anywhere in the prompt; the rest is a chain that
 
 Its vocabulary is bytes and single ASCII characters, so any text tokenizes and one ASCII character is about one token
 (four times what cl100k counts, which makes memd's drift correction work for its living).
+
+Two architectures: llama, whose layers all see everything, and with `sliding_window` gemma3, whose first layer sees only
+that many tokens back, so that llama.cpp keeps no more of it. The marker is found by a layer that sees everything.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ EMBEDDING_WIDTH = 128
 LAYERS = 2
 HEADS, KV_HEADS = 4, 2
 HEAD_WIDTH = EMBEDDING_WIDTH // HEADS
-LOWEST_ROPE_PAIR = HEAD_WIDTH - 2  # its rotation is so slow that the marker is found at any distance
+LLAMA_SLOWEST = HEAD_WIDTH - 2  # of the rope pair that rotates so slowly that the marker is found at any distance
+GEMMA_SLOWEST = HEAD_WIDTH // 2 - 1  # the same where a pair is (i, i + half) instead of (2i, 2i + 1)
+GEMMA_EPSILON = 1.0  # so large that a norm leaves small vectors small: else an unsure head is as loud as a sure one
 
 CHATML_TEMPLATE = (
     "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') -}}"
@@ -42,6 +47,7 @@ def write_scripted_model(
     reply_seen: Sequence[str],
     trained_context: int = 32_768,
     template: str = CHATML_TEMPLATE,
+    sliding_window: int | None = None,
 ) -> None:
     """Write a GGUF that answers `reply_seen` if `marker` is anywhere in the prompt, else `reply`.
 
@@ -51,13 +57,23 @@ def write_scripted_model(
         reply, reply_seen: The pieces that are generated, one token each; all distinct within and across both.
         trained_context: The largest window the model claims to support, in tokens.
         template: Jinja chat template.
+        sliding_window: Tokens that every other layer sees; None: all layers see all.
     """
     if len({*reply, *reply_seen}) != len(reply) + len(reply_seen):
         raise ValueError("the pieces of both replies must be distinct: the model remembers only its last token")
     vocabulary = _Vocabulary(marker, reply, reply_seen)
-    writer = gguf.GGUFWriter(str(path), "llama")
+    writer = gguf.GGUFWriter(str(path), "llama" if sliding_window is None else "gemma3")
     _write_header(writer, vocabulary, trained_context, template)
-    _write_weights(writer, vocabulary)
+    if sliding_window is None:
+        writer.add_layer_norm_rms_eps(1e-6)
+        writer.add_rope_dimension_count(HEAD_WIDTH)
+    else:
+        writer.add_layer_norm_rms_eps(GEMMA_EPSILON)
+        writer.add_key_length(HEAD_WIDTH)
+        writer.add_value_length(HEAD_WIDTH)
+        writer.add_sliding_window(sliding_window)
+        writer.add_sliding_window_pattern(LAYERS)  # the last layer of so many sees everything
+    _write_weights(writer, vocabulary, gemma=sliding_window is not None)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -108,8 +124,6 @@ def _write_header(writer: gguf.GGUFWriter, vocabulary: _Vocabulary, trained_cont
     writer.add_feed_forward_length(EMBEDDING_WIDTH)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_dimension_count(HEAD_WIDTH)
     writer.add_rope_freq_base(1e9)
     writer.add_vocab_size(len(vocabulary.texts))
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
@@ -127,7 +141,7 @@ def _write_header(writer: gguf.GGUFWriter, vocabulary: _Vocabulary, trained_cont
     writer.add_chat_template(template)
 
 
-def _write_weights(writer: gguf.GGUFWriter, vocabulary: _Vocabulary) -> None:
+def _write_weights(writer: gguf.GGUFWriter, vocabulary: _Vocabulary, *, gemma: bool) -> None:
     size, width = len(vocabulary.texts), EMBEDDING_WIDTH
     directions = np.eye(width, dtype=np.float32)  # each token or finding that matters gets a direction of its own
     ordinary, marker, seen = directions[:3]
@@ -145,21 +159,36 @@ def _write_weights(writer: gguf.GGUFWriter, vocabulary: _Vocabulary) -> None:
     writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
     writer.add_tensor("output.weight", output)
     for layer in range(LAYERS):
-        _write_layer(writer, layer, ordinary, marker, seen)
+        looking = layer == (LAYERS - 1 if gemma else 0)
+        _write_layer(writer, layer, *_looking_head(ordinary, marker, seen, gemma=gemma, looking=looking))
+        if gemma:
+            _write_gemma_norms(writer, layer)
 
 
-def _write_layer(writer: gguf.GGUFWriter, layer: int, ordinary: Matrix, marker: Matrix, seen: Matrix) -> None:
-    """The first layer's first head adds `seen` to the residual if the marker came before; all else adds nothing."""
-    width = EMBEDDING_WIDTH
-    query = np.zeros((HEADS * HEAD_WIDTH, width), np.float32)
-    key = np.zeros((KV_HEADS * HEAD_WIDTH, width), np.float32)
+def _looking_head(
+    ordinary: Matrix, marker: Matrix, seen: Matrix, *, gemma: bool, looking: bool
+) -> tuple[Matrix, Matrix, Matrix, Matrix]:
+    """Query, key, value and output weights; the first head adds `seen` to the residual if the marker came before.
+
+    A layer that is not `looking` adds nothing.
+    """
+    query = np.zeros((HEADS * HEAD_WIDTH, EMBEDDING_WIDTH), np.float32)
+    key = np.zeros((KV_HEADS * HEAD_WIDTH, EMBEDDING_WIDTH), np.float32)
     value, attended = np.zeros_like(key), np.zeros_like(query.T)
-    if layer == 0:
+    if looking:
         # After the norm a one-hot embedding has length sqrt(width): the marker scores about 51, everything else 0.
-        query[LOWEST_ROPE_PAIR] = 1.5 * ordinary
-        key[LOWEST_ROPE_PAIR] = 1.5 * marker
-        value[0] = marker / np.sqrt(width)
+        slowest = GEMMA_SLOWEST if gemma else LLAMA_SLOWEST
+        query[slowest] = 1.5 * ordinary
+        key[slowest] = 1.5 * marker
+        value[0] = marker / np.sqrt(EMBEDDING_WIDTH)
         attended[:, 0] = seen
+    return query, key, value, attended
+
+
+def _write_layer(
+    writer: gguf.GGUFWriter, layer: int, query: Matrix, key: Matrix, value: Matrix, attended: Matrix
+) -> None:
+    width = EMBEDDING_WIDTH
     tensors = {
         "attn_norm": np.ones(width, np.float32),
         "ffn_norm": np.ones(width, np.float32),
@@ -171,3 +200,12 @@ def _write_layer(writer: gguf.GGUFWriter, layer: int, ordinary: Matrix, marker: 
     }
     for name, tensor in tensors.items():
         writer.add_tensor(f"blk.{layer}.{name}.weight", np.ascontiguousarray(tensor))
+
+
+def _write_gemma_norms(writer: gguf.GGUFWriter, layer: int) -> None:
+    """What gemma3 has beside: its embeddings are scaled by sqrt(width), so what a layer adds is too."""
+    scale = np.full(EMBEDDING_WIDTH, np.sqrt(EMBEDDING_WIDTH), np.float32)
+    head = np.full(HEAD_WIDTH, 3, np.float32)  # times 3 each: the marker scores about 46
+    norms = {"attn_q_norm": head, "attn_k_norm": head, "post_attention_norm": scale, "post_ffw_norm": scale}
+    for name, norm in norms.items():
+        writer.add_tensor(f"blk.{layer}.{name}.weight", norm)
