@@ -26,6 +26,16 @@ REPLY = ("No", " memory", " here", ".")
 REPLY_WITH_MEMORY = ("Memory", " was", " seen", "!")
 WINDOW = 8192
 
+TOOL = {
+    "name": "look",
+    "description": "Look somewhere.",
+    "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+}
+TOOL_ARGUMENTS = '{"place":"shelf"}'
+FOUND_MARKER = "brass"
+REPLY_WITH_CALL = ("<tool_call>", '\n{"name":', ' "look",', ' "arguments":', ' {"place":', '"shelf"}', "}\n", "</tool_call>")
+REPLY_WHEN_FOUND = ("It is", " there", ".")
+
 MakeDaemon = Callable[..., DaemonProcess]
 
 
@@ -41,6 +51,15 @@ def scripted_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llama(scripted_gguf: Path) -> Iterator[str]:
     """The base URL of a real llama.cpp server with a window of `WINDOW` tokens; one ASCII character is one token."""
     with running_llama(scripted_gguf, context=WINDOW, log=scripted_gguf.with_suffix(".log")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def calling_llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real llama.cpp server with a model that calls `TOOL` until `FOUND_MARKER` is in its prompt."""
+    path = tmp_path_factory.mktemp("calling") / "calling.gguf"
+    write_scripted_model(path, marker=FOUND_MARKER, reply=REPLY_WITH_CALL, reply_seen=REPLY_WHEN_FOUND)
+    with running_llama(path, context=WINDOW, log=path.with_suffix(".log")) as url:
         yield url
 
 
