@@ -33,7 +33,7 @@ TOOL = {
 }
 TOOL_ARGUMENTS = '{"place":"shelf"}'
 FOUND_MARKER = "brass"
-REPLY_WITH_CALL = ("<tool_call>", '\n{"name":', ' "look",', ' "arguments":', ' {"place":', '"shelf"}', "}\n</tool_call>")
+REPLY_WITH_CALL = ("<tool_call>", '\n{"name":', ' "look", "arguments":', ' {"place":', '"shelf"}', "}\n</tool_call>")
 REPLY_WHEN_FOUND = ("It is", " there", ".")
 
 MakeDaemon = Callable[..., DaemonProcess]

@@ -122,13 +122,14 @@ class ResponsesCapture:
             event = _event_decoder.decode(sse.data)
         except UNREADABLE:
             return
-        if event.type == "error" or sse.name == b"error":
+        kind = _text(event.type)
+        if kind == "error" or sse.name == b"error":
             self.error = self.error or error_text(event.error or event.message or "error")
-        elif event.type in CONCLUSIONS:
+        elif kind in CONCLUSIONS:
             self._conclude(event)
-        elif event.type == "response.output_item.added":
+        elif kind == "response.output_item.added":
             self._open(event)
-        elif event.type == "response.output_item.done":
+        elif kind == "response.output_item.done":
             self._close(self._open(event), event.item)
         elif isinstance(event.delta, str):
             self._lengthen(event)
