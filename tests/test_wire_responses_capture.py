@@ -31,7 +31,9 @@ calls = st.builds(
     lambda arguments: ("function_call", json.dumps(arguments)), st.dictionaries(valid_text, st.integers() | valid_text)
 )
 thoughts = st.builds(lambda text: ("reasoning", text), valid_text)
-outputs = st.lists(texts | calls | thoughts, max_size=4).map(lambda told: [item(*one, n) for n, one in enumerate(told)])
+outputs = st.lists(texts | calls | thoughts, max_size=4).map(
+    lambda told: [item(kind, text, number) for number, (kind, text) in enumerate(told)]
+)
 
 
 def item(kind: str, text: str, number: int = 0) -> dict[str, Any]:
@@ -60,7 +62,7 @@ def events_of(
     for place, done in enumerate(output):
         where: dict[str, Any] = {"output_index": place, "content_index": 0} if dialect == "openai" else {}
         where["item_id"] = done["id"]
-        empty = {"content": []} if done["type"] != "function_call" else {"arguments": ""}
+        empty: dict[str, Any] = {"content": []} if done["type"] != "function_call" else {"arguments": ""}
         opening = {**done, **empty, "status": "in_progress"}
         events.append({"type": "response.output_item.added", "item": opening, **where})
         kind = {"message": "output_text", "reasoning": "reasoning_text"}.get(done["type"], "function_call_arguments")

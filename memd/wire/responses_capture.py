@@ -21,6 +21,9 @@ from memd.wire.sse import EVENT_BYTES_MAX, SseEvent, SseParser
 CONCLUSIONS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 """The types of the event that ends a stream and holds the whole response."""
 
+_TEXT_DELTAS = frozenset(
+    f"response.{what}.delta" for what in ("output_text", "function_call_arguments", "custom_tool_call_input")
+)
 _ITEM_BYTES = 256  # charged per item, so that a stream of empty ones is bounded too
 
 
@@ -161,7 +164,7 @@ class ResponsesCapture:
         item = self._last if key is None else self._items.get(key)
         if item is None or item.done is not None:
             return
-        if event.type in ("response.output_text.delta", *_CALL_DELTAS):
+        if event.type in _TEXT_DELTAS:
             item.text += self._room.cut(event.delta)
         elif event.type == "response.refusal.delta":
             item.refusal += self._room.cut(event.delta)
@@ -185,9 +188,6 @@ class ResponsesCapture:
         if not self._items:  # a server that sends nothing but the whole
             for place, raw in enumerate(_items_of(response)):
                 self._close(self._open(_Event(item=raw, output_index=place)), raw)
-
-
-_CALL_DELTAS = ("response.function_call_arguments.delta", "response.custom_tool_call_input.delta")
 
 
 def capture_json(body: bytes) -> Reply:
