@@ -61,7 +61,7 @@ def _events(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for kind in ("created", "in_progress"):
         yield {"type": f"response.{kind}", "response": _response([], "in_progress")}
     where = {"output_index": 0, "item_id": item["id"]}
-    content = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+    content: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
     opened = {**item, **content, "status": "in_progress"}
     yield {"type": "response.output_item.added", "item": opened, "output_index": 0}
     if item["type"] == "function_call":

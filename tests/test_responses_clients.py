@@ -42,7 +42,8 @@ def asked(script: str, question: str, how: str, **more: Any) -> dict[str, Any]:
 def check_recall(typescript: TypeScriptClient, daemon: DaemonProcess, script: str, how: str) -> None:
     """A fact is told and recalled, first by a client that knows nothing of memd, then with MemoryIn and MemoryOut."""
     url = f"{daemon.base_url}/v1"
-    for memory in ({}, {"memory_in": {"topic_id": "lighthouse"}}):
+    memories: list[dict[str, Any]] = [{}, {"memory_in": {"topic_id": "lighthouse"}}]
+    for memory in memories:
         [told] = typescript.run(script, url, asked(script, FACT, how, **memory))["steps"]
         assert told["reply"].replace(" ", "") == "".join(REPLY).replace(" ", "")
         [told] = typescript.run(script, url, asked(script, QUESTION, how, **memory))["steps"]
