@@ -14,6 +14,10 @@ from conftest import FOUND_MARKER, REPLY, REPLY_WHEN_FOUND, REPLY_WITH_MEMORY, T
 from daemon_process import Answer, DaemonProcess, Headers, Stream, ask
 from recording_upstream import RecordingUpstream, Request, Response
 
+from memd.wire.chat import CHAT
+from memd.wire.request import Insertion, Placement
+from memd.wire.responses import RESPONSES
+
 FORGETFUL = "".join(REPLY)
 REMEMBERING = "".join(REPLY_WITH_MEMORY)
 FACT = "Please note: the release word for the lighthouse lamp is cinnamon-42, written on the plate."
@@ -227,6 +231,37 @@ def test_other_paths_of_the_api_pass_through(make_daemon: MakeDaemon, upstream: 
         answer = ask(f"{daemon.base_url}{path}", {"input": "hello", "memory_in": {}})
         assert json.loads(upstream.requests[-1].body) == {"input": "hello", "memory_in": {}}
         assert "X-Memory-Status" not in answer.headers
+
+
+@pytest.mark.parametrize("placement", ["separate", "merged"])
+def test_the_model_s_prompt_with_a_block_is_the_one_of_chat_completions(llama: str, placement: Placement) -> None:
+    chat: list[Any] = [
+        {"role": "system", "content": "Be brief."},
+        said("What is on the shelf?"),
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "look", "arguments": TOOL_ARGUMENTS}}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "Dust."},
+        {"role": "assistant", "content": "Dust."},
+        said("And the word?"),
+    ]
+    items: list[Any] = [
+        said("What is on the shelf?"),
+        {"type": "message", "role": "assistant", "content": "I look."},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": TOOL_ARGUMENTS},
+        {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "Dust."}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Dust."}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "And the word?"}]},
+    ]
+    counts = []
+    for api, body in ((CHAT, {"messages": chat}), (RESPONSES, {"input": items, "instructions": "Be brief."})):
+        request = api.parse(json.dumps({"model": "tiny", **body}).encode())
+        block = Insertion(len(request.messages) - 1, "[memory]\n[mem:a3f9] user: It is cinnamon-42.\n[/memory]")
+        counts.append(ask(llama + api.count_path, api.encode(request, insertions=[block], placement=placement)).json)
+    assert counts[0] == counts[1]
+    assert counts[0]["input_tokens"] > 100
 
 
 @pytest.mark.parametrize("role", ["separate", "merged"])

@@ -61,7 +61,8 @@ def check_recall(typescript: TypeScriptClient, daemon: DaemonProcess, script: st
 
 def check_tool_loop(typescript: TypeScriptClient, daemon: DaemonProcess, script: str, how: str) -> list[Any]:
     """A loop of three calls, with memory: each step shows the same. Returns the steps."""
-    url, memory = f"{daemon.base_url}/v1", {"memory_in": {}}
+    url = f"{daemon.base_url}/v1"
+    memory: dict[str, Any] = {"memory_in": {}}
     typescript.run(script, url, asked(script, FACT, how, results=list(RESULTS), **memory))
     told = typescript.run(script, url, asked(script, QUESTION, how, results=list(RESULTS), **memory))
     steps = told["steps"]
