@@ -245,7 +245,7 @@ def test_the_model_s_prompt_with_a_block_is_the_one_of_chat_completions(llama: s
         },
         {"role": "tool", "tool_call_id": "c1", "content": "Dust."},
         {"role": "assistant", "content": "Dust."},
-        said("And the word?"),
+        {"role": "user", "content": [{"type": "text", "text": "And the word?"}]},
     ]
     items: list[Any] = [
         said("What is on the shelf?"),
