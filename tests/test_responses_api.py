@@ -5,13 +5,16 @@ Rule: the model is the witness of what was in its prompt, the upstream asked dir
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
 import urllib.request
 from typing import Any
 
+import openai_responses
 import pytest
 from conftest import FOUND_MARKER, REPLY, REPLY_WHEN_FOUND, REPLY_WITH_MEMORY, TOOL, TOOL_ARGUMENTS, WINDOW, MakeDaemon
-from daemon_process import Answer, DaemonProcess, Headers, Stream, ask
+from daemon_process import Answer, DaemonProcess, Headers, Stream, ask, wait_until
 from recording_upstream import RecordingUpstream, Request, Response
 
 from memd.wire.chat import CHAT
@@ -33,10 +36,15 @@ def respond(daemon: DaemonProcess, given: object, headers: Headers | None = None
 
 def streamed(daemon: DaemonProcess, given: object, **more: Any) -> list[dict[str, Any]]:
     """The events of a streamed response."""
+    with opened(daemon, given, **more) as stream:
+        return list(stream)
+
+
+def opened(daemon: DaemonProcess, given: object, **more: Any) -> Stream:
+    """A streamed response, open: iterate over it, or leave it."""
     body = json.dumps({"model": "tiny", "input": given, "stream": True, **more}).encode()
     request = urllib.request.Request(f"{daemon.base_url}/v1/responses", body, {"Content-Type": "application/json"})
-    with Stream(urllib.request.urlopen(request, timeout=60)) as stream:
-        return list(stream)
+    return Stream(urllib.request.urlopen(request, timeout=60))
 
 
 def text_of(response: dict[str, Any]) -> str:
@@ -210,6 +218,30 @@ def test_what_the_upstream_keeps_is_left_to_it(make_daemon: MakeDaemon, upstream
     assert upstream.requests[-1].body == body
     assert answer.headers["X-Memory-Status"] == "none"
     assert answer.body == response_answer(upstream.requests[-1]).parts[0]
+
+
+def test_what_was_said_before_the_client_left_is_kept(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    gate = threading.Event()
+
+    def held(request: Request) -> Response:
+        whole = openai_responses.answer(request)
+        return whole._replace(parts=(*whole.parts[:5], b"".join(whole.parts[5:])), gate=gate)
+
+    upstream.answer = held
+    daemon = make_daemon(upstream.url).start()
+    with opened(daemon, FACT) as stream:
+        assert "No" in (event.get("delta") for event in stream)
+    upstream.answer = openai_responses.answer
+    numbers = itertools.count()
+
+    def is_kept() -> bool:
+        respond(daemon, f"Good morning number {next(numbers)}.")  # opens another conversation: the first is stored
+        return any(entry["content"].endswith("assistant: No\n[interrupted]") for entry in daemon.export())
+
+    try:
+        wait_until(is_kept, lambda: repr([entry["content"] for entry in daemon.export()]))
+    finally:
+        gate.set()
 
 
 def test_switched_off_every_byte_is_the_client_s_and_the_upstream_s(
