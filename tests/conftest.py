@@ -25,17 +25,10 @@ hypothesis.settings.load_profile("memd")
 MEMORY_MARKER = "[mem:"
 REPLY = ("No", " memory", " here", ".")
 REPLY_WITH_MEMORY = ("Memory", " was", " seen", "!")
+CALL = ("<tool_call>", '\n{"name": ', '"read", ', '"arguments": {"path"', ': "log"}}', "\n</tool_call>")
+ANSWERED_MARKER = "[done]"
+REPLY_AFTER_CALLS = ("All", " read", "!")
 WINDOW = 8192
-
-TOOL = {
-    "name": "look",
-    "description": "Look somewhere.",
-    "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
-}
-TOOL_ARGUMENTS = '{"place":"shelf"}'
-FOUND_MARKER = "brass"
-REPLY_WITH_CALL = ("<tool_call>", '\n{"name":', ' "look", "arguments":', ' {"place":', '"shelf"}', "}\n</tool_call>")
-REPLY_WHEN_FOUND = ("It is", " there", ".")
 
 MakeDaemon = Callable[..., DaemonProcess]
 Connect = Callable[[str], Peer]
@@ -58,9 +51,9 @@ def llama(scripted_gguf: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def calling_llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real llama.cpp server with a model that calls `TOOL` until `FOUND_MARKER` is in its prompt."""
-    path = tmp_path_factory.mktemp("calling") / "calling.gguf"
-    write_scripted_model(path, marker=FOUND_MARKER, reply=REPLY_WITH_CALL, reply_seen=REPLY_WHEN_FOUND)
+    """A real llama.cpp whose model calls the tool `read` until `[done]` is in its prompt: then it is "All read!"."""
+    path = tmp_path_factory.mktemp("calling") / "tiny.gguf"
+    write_scripted_model(path, marker=ANSWERED_MARKER, reply=CALL, reply_seen=REPLY_AFTER_CALLS)
     with running_llama(path, context=WINDOW, log=path.with_suffix(".log")) as url:
         yield url
 

@@ -10,9 +10,18 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY, TOOL_ARGUMENTS
+from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY
 from recording_upstream import Request, Response
 
+TOOL = {
+    "type": "function",
+    "name": "read",
+    "description": "Read a file.",
+    "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+    "strict": False,
+}
+TOOL_ARGUMENTS = '{"path": "log"}'
+"""How the scripted model of `calling_llama` calls it, and this stand-in."""
 CALLS = 3
 """How often the tool is called before there is an answer."""
 
@@ -54,7 +63,7 @@ def _message(words: tuple[str, ...]) -> dict[str, Any]:
 
 def _call(number: int) -> dict[str, Any]:
     ids = {"id": f"fc_{number}", "call_id": f"call_{number}"}
-    return {"type": "function_call", "status": "completed", "name": "look", "arguments": TOOL_ARGUMENTS, **ids}
+    return {"type": "function_call", "status": "completed", "name": "read", "arguments": TOOL_ARGUMENTS, **ids}
 
 
 def _events(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -67,7 +76,7 @@ def _events(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if item["type"] == "function_call":
         for piece in (TOOL_ARGUMENTS[:4], TOOL_ARGUMENTS[4:]):
             yield {"type": "response.function_call_arguments.delta", "delta": piece, **where}
-        yield {"type": "response.function_call_arguments.done", "arguments": TOOL_ARGUMENTS, "name": "look", **where}
+        yield {"type": "response.function_call_arguments.done", "arguments": TOOL_ARGUMENTS, "name": "read", **where}
     else:
         [part] = item["content"]
         where["content_index"] = 0

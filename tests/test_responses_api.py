@@ -13,8 +13,9 @@ from typing import Any
 
 import openai_responses
 import pytest
-from conftest import FOUND_MARKER, REPLY, REPLY_WHEN_FOUND, REPLY_WITH_MEMORY, TOOL, TOOL_ARGUMENTS, WINDOW, MakeDaemon
+from conftest import ANSWERED_MARKER, REPLY, REPLY_AFTER_CALLS, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
 from daemon_process import Answer, DaemonProcess, Headers, Stream, ask, wait_until
+from openai_responses import TOOL, TOOL_ARGUMENTS
 from recording_upstream import RecordingUpstream, Request, Response
 
 from memd.wire.chat import CHAT
@@ -25,7 +26,7 @@ FORGETFUL = "".join(REPLY)
 REMEMBERING = "".join(REPLY_WITH_MEMORY)
 FACT = "Please note: the release word for the lighthouse lamp is cinnamon-42, written on the plate."
 QUESTION = "What is the release word for the lighthouse lamp?"
-TOOLS = [{"type": "function", "strict": False, **TOOL}]
+TOOLS = [TOOL]
 ENDINGS = ("response.completed", "response.incomplete", "response.failed")
 
 
@@ -127,21 +128,21 @@ def test_a_tool_loop_of_three_steps_keeps_its_block_and_is_one_turn(
     respond(daemon, [said(FACT), noted, said("Go on.")], tools=TOOLS)
     history: list[Any] = [said(QUESTION)]
     shown = []
-    for found in ("dust", "a moth", FOUND_MARKER):
+    for found in ("line 1", "line 2", ANSWERED_MARKER):
         response, injected = step(daemon, history, stream)
         shown.append(injected)
         [call] = [item for item in response["output"] if item["type"] == "function_call"]
         assert call["arguments"] == TOOL_ARGUMENTS
         history += response["output"]
-        history.append({"type": "function_call_output", "call_id": call["call_id"], "output": f"There is {found}."})
+        history.append({"type": "function_call_output", "call_id": call["call_id"], "output": f"There is {found}"})
     response, injected = step(daemon, history, stream)
-    assert text_of(response) == "".join(REPLY_WHEN_FOUND)
+    assert text_of(response) == "".join(REPLY_AFTER_CALLS)
     assert shown == [injected] * 3
     assert len(injected) == 1
     respond(daemon, "Good morning.", tools=TOOLS)  # opens another conversation: the loop is stored
     told = "\n".join(entry["content"] for entry in daemon.export())
-    assert told.count(f"[call look {TOOL_ARGUMENTS}]") == 3
-    assert told.count("tool: There is a moth.") == 1
+    assert told.count(f"[call read {TOOL_ARGUMENTS}]") == 3
+    assert told.count("tool: There is line 2") == 1
 
 
 def step(daemon: DaemonProcess, history: list[Any], stream: bool) -> tuple[dict[str, Any], list[str]]:
@@ -273,7 +274,7 @@ def test_the_model_s_prompt_with_a_block_is_the_one_of_chat_completions(llama: s
         {
             "role": "assistant",
             "content": "I look.",
-            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "look", "arguments": TOOL_ARGUMENTS}}],
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "read", "arguments": TOOL_ARGUMENTS}}],
         },
         {"role": "tool", "tool_call_id": "c1", "content": "Dust."},
         {"role": "assistant", "content": "Dust."},
@@ -282,7 +283,7 @@ def test_the_model_s_prompt_with_a_block_is_the_one_of_chat_completions(llama: s
     items: list[Any] = [
         said("What is on the shelf?"),
         {"type": "message", "role": "assistant", "content": "I look."},
-        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": TOOL_ARGUMENTS},
+        {"type": "function_call", "call_id": "c1", "name": "read", "arguments": TOOL_ARGUMENTS},
         {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "Dust."}]},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Dust."}]},
         {"role": "user", "content": [{"type": "input_text", "text": "And the word?"}]},

@@ -11,7 +11,7 @@ from typing import Any
 
 import openai_responses
 import pytest
-from conftest import FOUND_MARKER, REPLY, REPLY_WHEN_FOUND, REPLY_WITH_MEMORY, TOOL, MakeDaemon
+from conftest import ANSWERED_MARKER, REPLY, REPLY_AFTER_CALLS, REPLY_WITH_MEMORY, MakeDaemon
 from daemon_process import DaemonProcess
 from openai import OpenAI
 from openai.types.responses import Response
@@ -20,8 +20,8 @@ from typescript_client import TypeScriptClient
 
 FACT = "The release word for the lighthouse lamp is cinnamon-42."
 QUESTION = "What is the release word for the lighthouse lamp?"
-TOOLS: list[Any] = [{"type": "function", "strict": False, **TOOL}]
-RESULTS = ["Dust.", "A moth.", f"There is {FOUND_MARKER}."]
+TOOLS: list[Any] = [openai_responses.TOOL]
+RESULTS = ["Line 1.", "Line 2.", f"Line 3. {ANSWERED_MARKER}"]
 ON_LLAMA = [("responses.ts", "create"), ("responses.ts", "stream"), ("ai_sdk.ts", "create")]
 ON_OPENAI = [*ON_LLAMA, ("responses.ts", "helper"), ("ai_sdk.ts", "stream")]
 
@@ -104,7 +104,7 @@ def test_a_typescript_client_s_tool_loop_comes_to_its_end_on_llama(
 ) -> None:
     url = f"{make_daemon(calling_llama).start().base_url}/v1"
     steps = typescript.run(script, url, asked(script, QUESTION, how, results=list(RESULTS)))["steps"]
-    assert [step["reply"] for step in steps] == ["", "", "", "".join(REPLY_WHEN_FOUND)]
+    assert [step["reply"] for step in steps] == ["", "", "", "".join(REPLY_AFTER_CALLS)]
 
 
 class Python:
@@ -183,4 +183,4 @@ def test_the_python_client_s_tool_loop_comes_to_its_end_on_llama(
     make_daemon: MakeDaemon, calling_llama: str, how: str
 ) -> None:
     steps = list(Python(make_daemon(calling_llama).start(), how).loop(QUESTION))
-    assert [step.output_text for step in steps] == ["", "", "", "".join(REPLY_WHEN_FOUND)]
+    assert [step.output_text for step in steps] == ["", "", "", "".join(REPLY_AFTER_CALLS)]

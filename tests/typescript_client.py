@@ -1,4 +1,4 @@
-"""The clients in TypeScript (`clients/`), on the official npm packages, run by the Node of a Python package.
+"""The official `openai` npm package in TypeScript, run by the Node that comes as a Python package.
 
 Rule: what is installed is what `clients/package-lock.json` says, with its checksums, and only when that file changed.
 """

@@ -13,7 +13,7 @@ interface Asked {
   question: string;
   how: 'create' | 'stream';
   memory_in?: MemoryIn;
-  /** What the tool `look` says, one call after the other; without it there is no tool. */
+  /** What the tool `read` says, one call after the other; without it there is no tool. */
   results?: string[];
 }
 
@@ -26,12 +26,12 @@ interface Step {
 const asked = JSON.parse(await text(process.stdin)) as Asked;
 const openai = createOpenAI({ baseURL: process.argv[2], apiKey: 'not needed' });
 const results = asked.results;
-const look = tool({
-  description: 'Look somewhere.',
-  inputSchema: jsonSchema<{ place: string }>({
+const read = tool({
+  description: 'Read a file.',
+  inputSchema: jsonSchema<{ path: string }>({
     type: 'object',
-    properties: { place: { type: 'string' } },
-    required: ['place'],
+    properties: { path: { type: 'string' } },
+    required: ['path'],
     additionalProperties: false,
   }),
   execute: async () => results?.shift() ?? '',
@@ -39,7 +39,7 @@ const look = tool({
 const settings = {
   model: openai('tiny'),
   prompt: asked.question,
-  ...(results && { tools: { look } }),
+  ...(results && { tools: { read } }),
   stopWhen: isStepCount(9),
   maxRetries: 0,
   providerOptions: {
