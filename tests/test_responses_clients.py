@@ -115,6 +115,12 @@ class Python:
         self.how = how
         self.memory_out: list[Any] = []
 
+    def __enter__(self) -> Python:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
     def respond(self, given: Any, **more: Any) -> Response:
         params: dict[str, Any] = {"model": "tiny", "input": given, **more}
         if self.how == "create":
@@ -156,23 +162,24 @@ MEMORY: dict[str, Any] = {"extra_body": {"memory_in": {"topic_id": "lighthouse"}
 
 @pytest.mark.parametrize("how", ["create", "stream"])
 def test_the_python_client_on_llama_is_remembered(daemon: DaemonProcess, how: str) -> None:
-    client = Python(daemon, how)
-    assert client.respond(FACT, **MEMORY).output_text == "".join(REPLY)
-    assert client.respond(QUESTION, **MEMORY).output_text == "".join(REPLY_WITH_MEMORY)
+    with Python(daemon, how) as client:
+        assert client.respond(FACT, **MEMORY).output_text == "".join(REPLY)
+        assert client.respond(QUESTION, **MEMORY).output_text == "".join(REPLY_WITH_MEMORY)
     assert [len(out["injected_chunks"]) for out in client.memory_out] == [0, 1]
 
 
 @pytest.mark.parametrize("how", ["create", "stream", "helper"])
 def test_the_python_client_s_tool_loop_keeps_its_memory(conforming: DaemonProcess, how: str) -> None:
-    client = Python(conforming, how)
-    list(client.loop(FACT, **MEMORY))
-    client.memory_out.clear()
-    steps = list(client.loop(QUESTION, **MEMORY))
+    with Python(conforming, how) as client:
+        list(client.loop(FACT, **MEMORY))
+        client.memory_out.clear()
+        steps = list(client.loop(QUESTION, **MEMORY))
+        shown = list(client.memory_out)
+        client.respond("Good morning.", **MEMORY)  # opens another conversation: the loop is stored
     assert [step.output_text for step in steps] == ["", "", "", "".join(REPLY_WITH_MEMORY)]
     if how != "helper":  # which makes an event of its own out of the last one, without what it does not know
-        assert len({json.dumps(out) for out in client.memory_out}) == 1
-        assert client.memory_out[0]["injected_chunks"] != []
-    client.respond("Good morning.", **MEMORY)
+        assert len(shown) == 4 and len({json.dumps(out) for out in shown}) == 1
+        assert shown[0]["injected_chunks"] != []
     contents = [entry["content"] for entry in conforming.export()]
     assert len(contents) == len(set(contents))
     assert sum(content.startswith(f"user: {QUESTION}") for content in contents) == 1
@@ -182,5 +189,6 @@ def test_the_python_client_s_tool_loop_keeps_its_memory(conforming: DaemonProces
 def test_the_python_client_s_tool_loop_comes_to_its_end_on_llama(
     make_daemon: MakeDaemon, calling_llama: str, how: str
 ) -> None:
-    steps = list(Python(make_daemon(calling_llama).start(), how).loop(QUESTION))
+    with Python(make_daemon(calling_llama).start(), how) as client:
+        steps = list(client.loop(QUESTION))
     assert [step.output_text for step in steps] == ["", "", "", "".join(REPLY_AFTER_CALLS)]
