@@ -197,7 +197,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     capture_bytes_max: Annotated[int, Meta(ge=1_024, le=1 << 30)] = 8 * 1024 * 1024
     """How much of a reply is kept to be remembered; the client gets all of it."""
     corrections_max: Annotated[int, Meta(ge=1, le=100_000)] = 1000
-    """Corrections in one request."""
+    """Chunks that are corrected in one request."""
+    related_topics_max: Annotated[int, Meta(ge=0, le=10_000)] = 64
+    """Related topics of one request: each is opened and searched."""
     connections_max: Annotated[int, Meta(ge=1, le=100_000)] = 1000
     """Clients' connections at a time; the one too many is closed."""
     idle_seconds: PositiveSeconds = 75.0

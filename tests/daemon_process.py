@@ -120,7 +120,8 @@ class DaemonProcess:
                 self.command(*flags), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=clean_environment()
             )
         wait_until(lambda: self._found_address(said_before), lambda: f"the daemon did not start: {self!r}")
-        wait_until(lambda: ask(f"{self.base_url}/memd/health").status == 200, lambda: f"not ready: {self!r}")
+        ready = (200, 401)  # the latter where it wants a token
+        wait_until(lambda: ask(f"{self.base_url}/memd/health").status in ready, lambda: f"not ready: {self!r}")
         return self
 
     def _found_address(self, said_before: int) -> bool:

@@ -101,6 +101,42 @@ def test_a_trimmed_history_rejoins_the_conversation_with_which_it_shares_most() 
     assert matched([recent, right], "a:2", "u:3", "u:thanks", "a:welcome", "u:new") == Match(right, 1, 4)
 
 
+@pytest.mark.parametrize("head", [1, 2, 3])
+@pytest.mark.parametrize("start", [3, 4])
+def test_a_history_trimmed_in_its_middle_rejoins_its_conversation(head: int, start: int) -> None:
+    conversation = conversation_of(*LONG)
+    history = (*LONG[:head], *LONG[max(start, head) :], "u:7")
+    gap = max(start, head) - head
+    expected = Match(conversation, gap, 6 - gap, head) if gap else Match(conversation, 0, 6)
+    assert matched([conversation], *history) == expected
+
+
+def test_a_history_trimmed_in_its_middle_may_lack_the_answer_that_never_came() -> None:
+    conversation = conversation_of(*LONG, "u:7", "a:8")
+    assert matched([conversation], "u:1", "u:5", "a:6", "u:7") == Match(conversation, 3, 4, 1)
+    assert matched([conversation], "u:1", "a:6", "u:7", "u:edited") == Match(conversation, 4, 3, 1)
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        ("u:1", "a:other", "u:3", "a:4", "u:5", "a:6"),  # another answer, then the same words
+        ("u:1", "u:3", "u:new"),  # one message in common proves nothing
+        ("u:1", "a:6", "u:new"),
+        ("u:1", "a:2", "u:edited", "a:4"),
+    ],
+)
+def test_an_edit_behind_the_beginning_is_no_trimmed_history(history: tuple[str, ...]) -> None:
+    conversation = conversation_of(*LONG)
+    found = matched([conversation], *history)
+    assert (found.conversation, found.offset, found.head) == (conversation, 0, 0)
+
+
+def test_a_longer_common_beginning_with_another_branch_that_ends_there_outranks_a_trimmed_middle() -> None:
+    long, branch = conversation_of(*LONG), conversation_of("u:1", "u:5")
+    assert matched([long, branch], "u:1", "u:5", "a:6") == Match(branch, 0, 2)
+
+
 def test_a_session_is_found_by_its_name_only() -> None:
     mine, other = in_session("mine", "u:1", "a:2"), conversation_of("u:1", "a:2")
     assert matched([other, mine], "u:1", "a:2", "u:3", session="mine").conversation is mine

@@ -20,7 +20,7 @@ from histories import (
     talk,
     texts,
 )
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
@@ -119,6 +119,27 @@ def test_a_trimmed_history_goes_on_where_it_was() -> None:
     arrival = receive(buffer, "a:4", "u:5", "a:6", "u:7")
     assert arrival.conversation is conversation and (arrival.offset, arrival.end) == (3, 7)
     assert conversation.end_digest == digest_at([*LONG, "u:7"])
+
+
+@given(
+    heads=st.lists(st.integers(0, 3), min_size=1, max_size=12),
+    tails=st.lists(st.integers(3, 7), min_size=12, max_size=12),
+    words=st.lists(st.sampled_from(["go", "ok", "why", "no"]), min_size=30, max_size=30),
+)
+def test_however_a_client_trims_its_history_there_is_one_conversation_with_all_of_it(
+    heads: list[int], tails: list[int], words: list[str]
+) -> None:
+    buffer = new_buffer()
+    everything: list[str] = []
+    for turn, (head, tail) in enumerate(zip(heads, tails, strict=False)):
+        # Numbered now and then only: the words repeat, as they do where people speak.
+        everything += [f"u:{words[2 * turn]} {turn // 3}"]
+        sent = everything if len(everything) <= head + tail else [*everything[:head], *everything[-tail:]]
+        arrival = receive(buffer, *sent)
+        everything += [f"a:{words[2 * turn + 1]} {turn}"]
+        buffer.reply(arrival, said(everything[-1]), 10, 0.0)
+    [conversation] = buffer.conversations()
+    assert conversation.end_digest == digest_at(everything)
 
 
 def test_an_edit_in_a_trimmed_history_is_a_branch_with_the_whole_history() -> None:

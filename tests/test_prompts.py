@@ -98,3 +98,27 @@ def test_beyond_the_bound_the_least_recently_used_conversation_is_stored_and_clo
         return {number for number in range(4) if f"Chat {number}:" in text}
 
     wait_until(lambda: {0, 1} <= stored(), lambda: f"stored: {stored()}")
+
+
+def test_a_client_that_drops_the_middle_of_its_history_has_it_stored_once_and_its_beginning_kept(
+    memd: DaemonProcess, upstream: RecordingUpstream
+) -> None:
+    task = said("Move all the harbour lights to the new fuse box. " + "Mind the labels. " * 20)
+    history = [task]
+    for number in range(25):
+        sent = history if len(history) < 8 else [task, *history[-7:]]
+        answer = memd.chat(sent)
+        prompt = shown(upstream)
+        assert prompt[0]["content"].endswith(task["content"])  # a memory block may stand before it
+        assert prompt[-1]["content"].endswith(sent[-1]["content"])
+        history.append({"role": "assistant", "content": answer.reply})
+        history.append(said(f"Light {number} is moved. " + f"It was fuse {number * 7} before. " * 20))
+    memd.chat([task, *history[-7:]])
+    memd.chat([said("Something else altogether.")])  # stores the conversation before
+
+    def stored() -> list[int]:
+        text = "\n".join(entry["content"] for entry in memd.export())
+        return [text.count("user: Move all"), *(text.count(f"user: Light {number} is moved.") for number in range(25))]
+
+    wait_until(lambda: min(stored()) > 0, lambda: f"stored so often: {stored()}")
+    assert set(stored()) == {1}

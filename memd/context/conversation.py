@@ -146,13 +146,17 @@ class Conversation:
 
 
 class Match(msgspec.Struct, frozen=True):
-    """Where a request's messages belong: its message `i` is the conversation's message `offset + i`."""
+    """Where a request's messages belong: its message `i` is the conversation's message `offset + i`.
+
+    But for the first `head` ones, which are the conversation's first: a client that trims its history may keep them.
+    """
 
     conversation: Conversation | None
     """None: nothing like it is known."""
     offset: int = 0
     known: int = 0
-    """How many of the request's messages the conversation already has."""
+    """How many of the request's messages the conversation already has, the head included."""
+    head: int = 0
 
     @property
     def reaches_end(self) -> bool:
@@ -179,25 +183,42 @@ def match(
     prefixes = [Match(c, 0, c.common_length(digests)) for c in candidates]
     # Of several branches that share as much, the one that ends there is simply continued.
     best = max(prefixes, key=lambda one: (one.known, one.reaches_end), default=Match(None))
+    if best.known and (best.known == len(digests) or best.reaches_end):
+        return best
+    pinned = [run for one in prefixes if (run := _rejoin_behind_head(one, content_digests)) is not None]
+    runs = [run for c in candidates if (run := _rejoin(c, content_digests)) is not None]
+    best = max([best, *pinned, *runs], key=lambda one: one.known)  # of equals the first: an edit is the simplest
     if best.known:
         return best
-    runs = [run for c in candidates if (run := _rejoin(c, content_digests)) is not None]
-    if runs:
-        return max(runs, key=lambda run: run.known)
     if session is not None and candidates:
         return _newest_only(candidates[0], content_digests)
     return Match(None)
 
 
-def _rejoin(conversation: Conversation, content_digests: Sequence[bytes]) -> Match | None:
+def _rejoin_behind_head(prefix: Match, content_digests: Sequence[bytes]) -> Match | None:
+    """Match a client that keeps the beginning and the end of its history and drops what is between them.
+
+    The end may begin with the very words that would have come next, so the kept beginning may be a little shorter than
+    what both share.
+    """
+    found: Match | None = None
+    for head in range(prefix.known, max(0, prefix.known - LAST_EXCHANGE - 1), -1):
+        assert prefix.conversation is not None, "something is known"
+        run = _rejoin(prefix.conversation, content_digests[head:], after=head)
+        if run is not None and (found is None or head + run.known > found.known):
+            found = Match(prefix.conversation, run.offset - head, head + run.known, head)
+    return found
+
+
+def _rejoin(conversation: Conversation, content_digests: Sequence[bytes], *, after: int = -1) -> Match | None:
     """Match a client that trims its own history: the longest run of the conversation, from somewhere in it to its end.
 
     Its last exchange may be missing or different (an edit, a reply that the client never got), but two messages in a
-    row must agree.
+    row must agree. It begins behind the position `after`.
     """
     known = [buffered.content_digest for buffered in conversation.messages]
     theirs = list(content_digests)
-    for offset in range(len(known) - SHARED_MIN + 1):
+    for offset in range(after + 1, len(known) - SHARED_MIN + 1):
         agreed = max(SHARED_MIN, len(known) - LAST_EXCHANGE - offset)
         if known[offset : offset + agreed] == theirs[:agreed]:
             tail = zip(known[offset + agreed :], theirs[agreed:], strict=False)

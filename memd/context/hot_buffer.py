@@ -32,7 +32,7 @@ ARRIVALS_KEPT = 16
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """What a request turned out to be. Its message `i` is at `offset + i` of the conversation."""
+    """What a request turned out to be. Its message `i` is at `offset + i` of the conversation (see `Match.head`)."""
 
     conversation: Conversation
     """It ends with the request's last message, and the request's open turn is in its visible part."""
@@ -40,6 +40,7 @@ class Arrival(msgspec.Struct, frozen=True):
     end: int
     """The conversation's length as far as this request knows it; the reply goes here."""
     opened: bool
+    head: int = 0
     former: Conversation | None = None
     """The longer conversation that this request goes back in: a retry or, once another answer comes, given up."""
 
@@ -77,7 +78,8 @@ class HotBuffer:
         parent, kept = found.conversation, _kept(found, messages)
         conversation = self._open(session, now) if parent is None else self._fork(parent, found.offset + kept)
         self._append(conversation, messages[kept:], content_digests[kept:], tokens[kept:], now)
-        arrival = Arrival(conversation, found.offset, found.offset + len(messages), opened=parent is None)
+        end = found.offset + len(messages)
+        arrival = Arrival(conversation, found.offset, end, opened=parent is None, head=found.head)
         if parent is None or parent is conversation:
             return arrival
         if found.known < len(messages):
@@ -99,7 +101,7 @@ class HotBuffer:
         parent, kept = found.conversation, _kept(found, messages)
         copy = Conversation("glance", session) if parent is None else parent.fork("glance", found.offset + kept)
         copy.messages += _buffered(copy, messages[kept:], content_digests[kept:], tokens[kept:])
-        return Arrival(copy, found.offset, len(copy), opened=parent is None)
+        return Arrival(copy, found.offset, len(copy), opened=parent is None, head=found.head)
 
     def reply(self, arrival: Arrival, message: Message, tokens: int, now: float) -> Conversation:
         """Append the model's answer and return the conversation that has it now.
@@ -292,7 +294,7 @@ def _kept(found: Match, messages: Sequence[Message]) -> int:
     """How many of a request's messages stay where the conversation has them.
 
     Those that it knows, except that the request's open turn must not be out of the prompt: a request that goes back so
-    far brings that turn along as new.
+    far brings that turn along as new. (A head that the client keeps stays in the prompt as long as it does so.)
     """
     if found.conversation is None:
         return 0
@@ -300,7 +302,7 @@ def _kept(found: Match, messages: Sequence[Message]) -> int:
     opened = max(0, len(messages) - 1)
     while opened > 0 and messages[opened].role != "user":
         opened -= 1
-    return min(found.known, opened) if opened < visible_from else found.known
+    return min(found.known, opened) if found.head <= opened < visible_from else found.known
 
 
 def _buffered(

@@ -15,6 +15,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from memd.chunks import DEFAULT_TOPIC_ID
+from memd.config import Limits
 from memd.context.injection import Placement
 from memd.daemon.exchange import Exchange, Mode, new_turn_id
 from memd.daemon.relay import NO_REPLY, ModelRelay, error_response, forwarded_headers, pass_through, read_body, relay
@@ -22,7 +23,7 @@ from memd.daemon.service import Daemon
 from memd.errors import BadRequestBody, MemdError
 from memd.wire.capture import Reply
 from memd.wire.request import Api, ModelRequest
-from memd.wire.sideband import memory_headers
+from memd.wire.sideband import MemoryIn, memory_headers
 
 log = logging.getLogger("memd")
 
@@ -161,10 +162,7 @@ def _parse(daemon: Daemon, api: Api, body: bytes) -> tuple[ModelRequest | None, 
     except BadRequestBody as error:
         log.debug("a body that is no request of its API is passed on: %s", error)
         return None, None
-    problem = parsed.memory_in_error
-    asked = 0 if parsed.memory_in is None else len(parsed.memory_in.corrections)
-    if asked > daemon.config.limits.corrections_max:
-        problem = f"memory_in has {asked} corrections, more than limits.corrections_max"
+    problem = parsed.memory_in_error or _excess(parsed.memory_in, daemon.config.limits)
     if problem is not None:
         log.warning("a request goes on without memory: %s", problem)
         return parsed, "bad-memory-in"
@@ -172,6 +170,19 @@ def _parse(daemon: Daemon, api: Api, body: bytes) -> tuple[ModelRequest | None, 
     if any(pattern.search(last) for pattern in daemon.ignored):
         return parsed, "none"
     return parsed, None
+
+
+def _excess(memory_in: MemoryIn | None, limits: Limits) -> str | None:
+    """Which bound a MemoryIn exceeds."""
+    if memory_in is None:
+        return None
+    named = sum(max(1, len(correction.chunk_ids)) for correction in memory_in.corrections)
+    if named > limits.corrections_max:
+        return f"memory_in corrects {named} chunks, more than limits.corrections_max"
+    related = len(memory_in.related_topic_ids)
+    if related > limits.related_topics_max:
+        return f"memory_in has {related} related topics, more than limits.related_topics_max"
+    return None
 
 
 async def _forward_plain(

@@ -6,6 +6,8 @@ the request; `offset` and the leading system messages are the difference between
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from memd.context.conversation import NO_BLOCK, Block, BlockChunk, Conversation
@@ -25,7 +27,8 @@ class Prompt:
         self._lead = lead
         self.standing_tokens = standing_tokens
         """Raw tokens of the leading system messages and the tool definitions."""
-        self.turn_position = arrival.conversation.last_user_position(arrival.end)
+        users = [position for position in self._visible() if self._message(position).role == "user"]
+        self.turn_position = max(users, default=None)
         """Where the open turn begins; None if no user message is visible."""
 
     @property
@@ -41,7 +44,7 @@ class Prompt:
     @property
     def turn_message(self) -> Message | None:
         """The user message that opened the turn."""
-        return None if self.turn_position is None else self.conversation.messages[self.turn_position].message
+        return None if self.turn_position is None else self._message(self.turn_position)
 
     @property
     def last_digest(self) -> bytes:
@@ -61,13 +64,13 @@ class Prompt:
 
     def visible_digests(self) -> set[bytes]:
         """The messages that are in the prompt."""
-        return {item.digest for item in self.conversation.messages[self._start() : self._arrival.end]}
+        return {self.conversation.messages[position].digest for position in self._visible()}
 
     def blocks(self) -> list[tuple[int, Block]]:
         """The blocks in the prompt, with the positions that they stand before."""
         messages, placed = self.conversation.messages, self.conversation.blocks
-        positions = range(self._start(), self._arrival.end)
-        return [(p, placed[messages[p].digest]) for p in positions if placed.get(messages[p].digest, NO_BLOCK).chunks]
+        found = ((position, placed.get(messages[position].digest, NO_BLOCK)) for position in self._visible())
+        return [(position, block) for position, block in found if block.chunks]
 
     def chunks(self) -> list[BlockChunk]:
         """What those blocks show."""
@@ -79,7 +82,7 @@ class Prompt:
 
     def tokens(self) -> int:
         """Raw tokens of everything."""
-        visible = self.conversation.tokens_between(self._start(), self._arrival.end)
+        visible = sum(self.conversation.messages[position].tokens for position in self._visible())
         return self.standing_tokens + visible + self.block_tokens()
 
     def body(self, placement: Placement | None) -> bytes:
@@ -87,15 +90,24 @@ class Prompt:
         insertions = []
         if placement is not None:
             insertions = [Insertion(self._index(position), block.text) for position, block in self.blocks()]
-        gone = range(self._lead, max(self._lead, self._index(self.conversation.left_out)))
-        return self._api.encode(self._request, leave_out=gone, insertions=insertions, placement=placement or "merged")
+        first = self._lead + self._arrival.head
+        gone = range(first, max(first, self.conversation.left_out - self._arrival.offset + self._lead))
+        return self._api.encode(
+            self._request, leave_out=gone, insertions=insertions, placement=placement or "merged"
+        )
 
-    def _start(self) -> int:
-        """The first visible position: what left the prompt is before it, and so is what the client did not send."""
-        return max(self.conversation.left_out, self._arrival.offset)
+    def _visible(self) -> Iterator[int]:
+        """The positions of the request's messages that are in the prompt: a head that the client keeps, and what has
+        not been left out."""
+        head, offset = self._arrival.head, self._arrival.offset
+        yield from range(head)
+        yield from range(max(self.conversation.left_out, offset + head), self._arrival.end)
+
+    def _message(self, position: int) -> Message:
+        return self._request.messages[self._index(position)]
 
     def _index(self, position: int) -> int:
-        return position - self._arrival.offset + self._lead
+        return self._lead + (position if position < self._arrival.head else position - self._arrival.offset)
 
 
 def with_live_turns(api: Api, request: ModelRequest, arrival: Arrival, lead: int) -> tuple[ModelRequest, Arrival]:

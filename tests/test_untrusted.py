@@ -1,0 +1,231 @@
+"""Input that is hostile or broken: each is bounded, answered clearly, and harms nobody else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Connect, MakeDaemon
+from daemon_process import DaemonProcess, ask, clean_environment
+from raw_wire import Peer, RawUpstream, answer, chunked, raw_upstream, request
+
+CHAT = b"/v1/chat/completions"
+BODY_BYTES_MAX = 1 << 20
+CONNECTIONS_MAX = 40
+TOKEN = "a secret of some length"
+
+
+@pytest.fixture(scope="module")
+def raw() -> Iterator[RawUpstream]:
+    with raw_upstream() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def memd(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Iterator[DaemonProcess]:
+    limits = {"body_bytes_max": BODY_BYTES_MAX, "connections_max": CONNECTIONS_MAX, "idle_seconds": 1.0}
+    daemon = DaemonProcess(tmp_path_factory.mktemp("memd"), raw.url, {"limits": limits}).start()
+    yield daemon
+    daemon.discard()
+
+
+@pytest.fixture
+def seen(raw: RawUpstream) -> list[bytes]:
+    """The bodies that reach the upstream."""
+    bodies: list[bytes] = []
+
+    def script(peer: Peer) -> None:
+        bodies.append(peer.read_body())
+        peer.send(answer(b'{"choices":[{"index":0,"message":{"role":"assistant","content":"ok"}}]}'))
+
+    raw.script = script
+    return bodies
+
+
+def still_answers(memd: DaemonProcess) -> bool:
+    return ask(memd.base_url + "/memd/health").status == 200
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (request(b"POST", CHAT, b"Transfer-Encoding: chunked", b"Content-Length: 5") + chunked(b"abc"), 400),
+        (request(b"POST", CHAT, b"Content-Length: 5", b"Transfer-Encoding: chunked") + chunked(b"abc"), 400),
+        (request(b"POST", CHAT, b"Content-Length: 5", b"Content-Length: 6") + b"abcdef", 400),
+        (request(b"POST", CHAT, b"Transfer-Encoding: xchunked", b"Content-Length: 3") + b"abc", 400),
+        (request(b"POST", CHAT, b"Content-Length : 3") + b"abc", 400),
+        (request(b"POST", CHAT, b"Content-Length: -3") + b"abc", 400),
+        (request(b"POST", CHAT, b"Content-Length: +3") + b"abc", 400),
+        (request(b"GET", b"/v1/models", b"X-A: a\0b"), 400),
+        (request(b"GET", b"/v1/models", b"X-A: a", b" folded"), 400),
+        (b"GET v1/models HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        (b"GET /v1/models HTTP/9.9\r\nHost: a\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+        (request(b"GET", b"/v1/models", b"X-A: " + b"a" * 70_000), 431),
+        (request(b"GET", b"/v1/" + b"a" * 70_000), 431),
+        (request(b"GET", b"/v1/models", *(b"X-%d: a" % number for number in range(2000))), 431),
+    ],
+)
+def test_what_is_no_request_is_refused_and_never_reaches_the_upstream(
+    memd: DaemonProcess, connect: Connect, seen: list[bytes], data: bytes, status: int
+) -> None:
+    client = connect(memd.base_url)
+    client.send(data)
+    assert client.read_head().split(b" ")[1] == b"%d" % status
+    assert json.loads(client.read_body())["error"]["message"].startswith("memd: the request cannot be read: ")
+    assert client.read_to_end() == b""  # nothing else on this connection
+    assert not seen
+    assert "Traceback" not in memd.log.read_text()
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_body_beyond_the_bound_is_answered_413(
+    memd: DaemonProcess, connect: Connect, seen: list[bytes], announced: bool
+) -> None:
+    body = b" " * (BODY_BYTES_MAX + 1)
+    whole = request(b"POST", CHAT, b"Transfer-Encoding: chunked") + chunked(body)
+    client = connect(memd.base_url)
+    client.send(request(b"POST", CHAT, body=body) if announced else whole)
+    assert client.read_head().split(b" ")[1] == b"413"
+    assert b"limits.body_bytes_max" in client.read_body()
+    assert not seen
+
+
+def test_a_connection_that_says_nothing_or_half_a_head_is_closed(memd: DaemonProcess, connect: Connect) -> None:
+    silent, slow = connect(memd.base_url), connect(memd.base_url)
+    slow.send(b"GET /v1/models HTTP/1.1\r\nX-A: a")
+    assert silent.read_to_end() == b""
+    assert slow.read_to_end() == b""
+
+
+@pytest.mark.parametrize("path", [CHAT, b"/v1/embeddings"])
+def test_a_body_that_stops_coming_is_not_waited_for_for_ever(
+    memd: DaemonProcess, raw: RawUpstream, connect: Connect, path: bytes
+) -> None:
+    raw.script = lambda peer: peer.send(peer.read_body())
+    client = connect(memd.base_url)
+    client.send(request(b"POST", path, b"Content-Length: 100") + b"{")
+    assert client.read_to_end() == b""
+    assert still_answers(memd)
+    assert "Traceback" not in memd.log.read_text()
+
+
+def test_the_connection_one_too_many_is_closed_and_the_others_go_on(
+    memd: DaemonProcess, connect: Connect, seen: list[bytes]
+) -> None:
+    held = [connect(memd.base_url) for _ in range(CONNECTIONS_MAX - 1)]
+    last = connect(memd.base_url)
+    one_too_many = connect(memd.base_url)
+    assert one_too_many.read_to_end() == b""
+    for client in (last, held[0]):
+        client.send(request(b"GET", b"/v1/models", b"Connection: close"))
+        assert client.read_head().startswith(b"HTTP/1.1 200")
+    assert "limits.connections_max" in memd.log.read_text()
+
+
+ONE = b'"messages":[{"role":"user","content":"a"}]'
+PARTS = [{"type": "text", "text": "a"}] * 10_000
+BODIES = {
+    "nested deeply": b'{"messages":[{"role":"user","content":"a"}],"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "messages nested deeply": b'{"messages":' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+    "a message nested deeply": b'{"messages":[{"role":"user","content":' + b"[" * 50_000 + b"]" * 50_000 + b"}]}",
+    "no UTF-8": b'{"messages":[{"role":"user","content":"\xff\xfe"}]}',
+    "NUL": b'{"messages":[{"role":"user","content":"a\\u0000b\0"}]}',
+    "an escaped NUL": b'{"messages":[{"role":"user","content":"a\\u0000b"}]}',
+    "a lone surrogate": b'{"messages":[{"role":"user","content":"\\ud800"}]}',
+    "a huge number": b"{%s," % ONE + b'"max_tokens":1e999999,"n_predict":' + b"9" * 5000 + b"}",
+    "keys that appear twice": b'{"messages":[],"messages":[{"role":"user","content":"a","content":"b"}],"n":2,"n":1}',
+    "ten thousand parts": json.dumps({"messages": [{"role": "user", "content": PARTS}]}).encode(),
+    "odd types": b'{"messages":[{"role":7,"content":{"a":1},"tool_calls":"x","name":[]}],"stream":"yes","tools":7}',
+    "no messages": b'{"messages":[]}',
+    "not an object": b"[1,2,3]",
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_an_odd_body_reaches_the_upstream_byte_for_byte(
+    memd: DaemonProcess, connect: Connect, seen: list[bytes], name: str
+) -> None:
+    client = connect(memd.base_url)
+    client.send(request(b"POST", b"/t/%d" % list(BODIES).index(name) + CHAT, body=BODIES[name]))
+    assert client.read_head().startswith(b"HTTP/1.1 200")
+    assert seen == [BODIES[name]]
+    assert still_answers(memd)
+    assert "Traceback" not in memd.log.read_text()
+
+
+def test_ten_thousand_messages_are_answered_within_the_window(memd: DaemonProcess, seen: list[bytes]) -> None:
+    messages = [{"role": ("user", "assistant")[number % 2], "content": f"number {number}"} for number in range(9_999)]
+    assert memd.chat(messages, headers={"X-Memory-Session": "many"}).status == 200
+    sent = json.loads(seen[-1])["messages"]
+    assert sent[-1]["content"].endswith("number 9998") and len(sent) < 1000
+    assert still_answers(memd)
+
+
+@pytest.mark.parametrize(
+    "memory_in",
+    [
+        {"corrections": [{"chunk_ids": ["a3f9"], "action": "Helpful", "reason": "r"}] * 10_000},
+        {"corrections": [{"chunk_ids": ["a"] * 100_000, "action": "Helpful", "reason": "r"}] * 2},
+        {"related_topic_ids": [f"topic{number}" for number in range(10_000)]},
+        {"topic_id": "x" * 100_000},
+    ],
+)
+def test_a_memory_in_beyond_its_bounds_costs_nothing_but_memory(
+    memd: DaemonProcess, seen: list[bytes], memory_in: dict[str, object]
+) -> None:
+    answered = memd.chat([{"role": "user", "content": "hello"}], memory_in=memory_in)
+    assert answered.status == 200
+    assert answered.headers["X-Memory-Status"] == "bad-memory-in"
+    assert b"memory_in" not in seen[-1]
+
+
+def test_without_the_token_nothing_is_answered_and_with_it_everything(
+    make_daemon: MakeDaemon, raw: RawUpstream, connect: Connect, seen: list[bytes]
+) -> None:
+    memd = make_daemon(raw.url, {"auth": {"token": TOKEN}}).start()
+    for path in (b"/v1/models", CHAT, b"/memd/health", b"/t/notes" + CHAT):
+        almost = TOKEN.encode()[:-1]
+        for wrong in ([], [b"Authorization: Bearer no"], [b"X-Memory-Token: "], [b"Authorization: " + almost]):
+            client = connect(memd.base_url)
+            client.send(request(b"POST", path, *wrong, body=b"{}"))
+            assert client.read_head().split(b" ")[1] == b"401"
+    assert not seen
+    heads: list[bytes] = []
+
+    def script(peer: Peer) -> None:
+        heads.append(peer.head)
+        peer.read_body()
+        peer.send(answer(b"{}"))
+
+    raw.script = script
+    for name, shown in {
+        b"Authorization": b"Bearer " + TOKEN.encode(),
+        b"X-Api-Key": TOKEN.encode(),
+        b"X-Memory-Token": TOKEN.encode(),
+    }.items():
+        client = connect(memd.base_url)
+        client.send(request(b"POST", CHAT, name + b": " + shown, b"X-Other: kept", body=b'{"messages":[]}'))
+        assert client.read_head().split(b" ")[1] == b"200"
+        assert TOKEN.encode() not in heads[-1] and b"X-Other: kept" in heads[-1]
+    client = connect(memd.base_url)
+    client.send(request(b"POST", CHAT, b"X-Memory-Token: " + TOKEN.encode(), b"Authorization: Bearer k", body=b"{}"))
+    client.read_head()
+    assert b"Authorization: Bearer k" in heads[-1]
+    assert TOKEN not in memd.log.read_text()
+    assert memd.run("stats").returncode == 0
+
+
+def test_it_does_not_listen_beyond_this_machine_without_a_token(make_daemon: MakeDaemon, raw: RawUpstream) -> None:
+    memd = make_daemon(raw.url, {"listen": {"host": "0.0.0.0"}})
+    refused = subprocess.run(memd.command(), capture_output=True, text=True, timeout=60, env=clean_environment())
+    assert refused.returncode == 2
+    assert "auth.token" in refused.stderr and refused.stderr.count("\n") == 1
+
+
+def test_a_token_lets_it_listen_anywhere(make_daemon: MakeDaemon, raw: RawUpstream, tmp_path: Path) -> None:
+    memd = make_daemon(raw.url, {"listen": {"host": "0.0.0.0"}, "auth": {"token": TOKEN}}).start()
+    assert ask(memd.base_url + "/memd/health", headers={"X-Memory-Token": TOKEN, "Host": "box.local"}).status == 200
