@@ -45,13 +45,14 @@ from memd.store.files import Files
 from memd.store.log import Store
 from memd.wire.chat import CHAT
 from memd.wire.request import Api
+from memd.wire.responses import RESPONSES
 
 log = logging.getLogger("memd")
 
 _PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
 OWN_PREFIX = "/memd/"
 CLIENT_GONE = 499
-APIS: tuple[Api, ...] = (CHAT,)
+APIS: tuple[Api, ...] = (CHAT, RESPONSES)
 """In which memory has a part. No path of one ends like another's."""
 
 
@@ -59,7 +60,7 @@ APIS: tuple[Api, ...] = (CHAT,)
 
 
 async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
-    """Every request: memd's own paths, chat completions, and all the rest, which passes through."""
+    """Every request: memd's own paths, those in which memory has a part, and the rest, which passes through."""
     target = request.raw_path if request.raw_path.startswith("/") else str(request.rel_url)
     if not shows_token(request, daemon.config.auth.token):
         message = f"memd: show its auth.token, as `Authorization: Bearer TOKEN` or in the header {TOKEN_HEADER}"

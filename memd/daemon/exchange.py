@@ -1,4 +1,4 @@
-"""One chat request's life, from the client's bytes to the reply in the buffer.
+"""One request's life, from the client's bytes to the reply in the buffer.
 
 Rule: memory fails open. Whatever goes wrong with memory is said in `X-Memory-Status` and the request goes on without;
 only the upstream's own answers and the client's own mistakes reach the client.

@@ -76,7 +76,7 @@ class Room:
         return encoded
 
     def take(self, size_bytes: int) -> bool:
-        """Whether there is room for a structure of that size; takes it."""
+        """Whether there is room for a structure of that size, or for the growth of one; takes it."""
         if self._bytes_left < size_bytes:
             self.exceeded = True
             return False
@@ -164,7 +164,7 @@ class StreamCapture:
         if answer is None:
             return
         self.usage = _usage(answer) or self.usage
-        self.error = self.error or _error_text(answer.error)
+        self.error = self.error or error_text(answer.error)
         for choice in answer.choices or ():
             if choice.index == 0:
                 self.finish_reason = _text(choice.finish_reason) or self.finish_reason
@@ -232,7 +232,7 @@ def capture_json(body: bytes) -> Reply:
             message = _assistant_message(choice.message)
             finish_reason = _text(choice.finish_reason) or None
             break
-    return Reply(message, _usage(answer), finish_reason, _error_text(answer.error))
+    return Reply(message, _usage(answer), finish_reason, error_text(answer.error))
 
 
 def _assistant_message(raw: Raw) -> Message | None:
@@ -255,18 +255,19 @@ def _usage(answer: _Answer) -> Usage | None:
     usage = answer.usage if isinstance(answer.usage, dict) else {}
     timings = answer.timings if isinstance(answer.timings, dict) else {}
     details = usage.get("prompt_tokens_details")
-    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
-    cache_n, prompt_n = _count(timings.get("cache_n")), _count(timings.get("prompt_n"))
+    cached = count_of(details.get("cached_tokens")) if isinstance(details, dict) else None
+    cache_n, prompt_n = count_of(timings.get("cache_n")), count_of(timings.get("prompt_n"))
     cached = cache_n if cached is None else cached
-    prompt_tokens = _count(usage.get("prompt_tokens"))
+    prompt_tokens = count_of(usage.get("prompt_tokens"))
     if prompt_tokens is not None:
-        return Usage(prompt_tokens, _count(usage.get("completion_tokens")), cached)
+        return Usage(prompt_tokens, count_of(usage.get("completion_tokens")), cached)
     if prompt_n is not None and cache_n is not None:
-        return Usage(prompt_n + cache_n, _count(timings.get("predicted_n")), cached)
+        return Usage(prompt_n + cache_n, count_of(timings.get("predicted_n")), cached)
     return None
 
 
-def _count(value: Any) -> int | None:
+def count_of(value: Any) -> int | None:
+    """A number of tokens; None if it is none."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
@@ -279,7 +280,8 @@ def _text(value: Any) -> str:
     return ""
 
 
-def _error_text(error: Any) -> str | None:
+def error_text(error: Any) -> str | None:
+    """What an error says; None if there is no error."""
     if not error:
         return None
     message = error.get("message") if isinstance(error, dict) else error

@@ -76,11 +76,11 @@ def parse_message(raw: Raw | bytes) -> Message:
         members = _members_decoder.decode(raw)
         text, attachments = _content(bytes(members.content))
         return Message(
-            role=_lenient_text(members.role),
-            text=joined_text(text, _lenient_text(members.refusal)),
+            role=lenient_text(members.role),
+            text=joined_text(text, lenient_text(members.refusal)),
             tool_calls=_tool_calls(members),
-            tool_call_id=_lenient_text(members.tool_call_id),
-            name=_lenient_text(members.name),
+            tool_call_id=lenient_text(members.tool_call_id),
+            name=lenient_text(members.name),
             attachments=attachments,
         )
     except UNREADABLE as error:
@@ -108,11 +108,11 @@ def encode_message(message: Message) -> bytes:
     return msgspec.json.encode(members)
 
 
-def with_text_in_front(raw: Raw | bytes, text: str) -> Raw:
+def with_text_in_front(raw: Raw | bytes, text: str, *, part_type: str = "text") -> Raw:
     """The message `raw` with `text` and an empty line in front of its content; all else keeps its bytes and order.
 
-    String content is lengthened, a list of parts gets a first text part, null or absent content becomes `text`. Content
-    of another type, which no upstream accepts, is left alone.
+    String content is lengthened, a list of parts gets a first part of `part_type`, null or absent content becomes
+    `text`. Content of another type, which no upstream accepts, is left alone.
     """
     members = _object_decoder.decode(raw)
     content = bytes(members.get("content", b"null"))
@@ -120,7 +120,7 @@ def with_text_in_front(raw: Raw | bytes, text: str) -> Raw:
         opened = msgspec.json.encode(text + _BLOCK_GAP)
         members["content"] = Raw(opened[:-1] + content[1:])
     elif content.startswith(b"["):
-        part = msgspec.json.encode({"type": "text", "text": text + _BLOCK_GAP})
+        part = msgspec.json.encode({"type": part_type, "text": text + _BLOCK_GAP})
         comma = b"" if content[1:].lstrip(_WHITE_SPACE).startswith(b"]") else b","
         members["content"] = Raw(b"[" + part + comma + content[1:])
     elif content == b"null":
@@ -128,7 +128,7 @@ def with_text_in_front(raw: Raw | bytes, text: str) -> Raw:
     return Raw(msgspec.json.encode(members))
 
 
-def _lenient_text(raw: Raw) -> str:
+def lenient_text(raw: Raw) -> str:
     """A JSON string's text; empty for an absent or null member; any other value as its JSON text."""
     encoded = bytes(raw)
     if encoded.startswith(b'"'):
@@ -139,7 +139,7 @@ def _lenient_text(raw: Raw) -> str:
 def _content(content: bytes) -> tuple[str, tuple[bytes, ...]]:
     """The text of a message's content and the digests of its parts that are not text."""
     if not content.startswith(b"["):
-        return _lenient_text(Raw(content)), ()
+        return lenient_text(Raw(content)), ()
     texts: list[str] = []
     attachments: list[bytes] = []
     for raw in _list_decoder.decode(content):
@@ -159,11 +159,11 @@ def _part(raw: Raw) -> tuple[str | None, bytes | None]:
     kind = ""
     if encoded.startswith(b"{"):
         part = _part_decoder.decode(encoded)
-        kind = _lenient_text(part.type)
+        kind = lenient_text(part.type)
         if kind in _TEXT_TYPES or (not kind and bytes(part.text)):
             return _own_text(part.text), None
         if kind == "refusal":
-            return _lenient_text(part.refusal), None
+            return lenient_text(part.refusal), None
         if kind in _UNHASHED_TYPES:
             return None, None
     label = "[image]" if kind in _IMAGE_TYPES else "[audio]" if kind in _AUDIO_TYPES else "[file]"
@@ -172,7 +172,7 @@ def _part(raw: Raw) -> tuple[str | None, bytes | None]:
 
 def _own_text(raw: Raw) -> str | None:
     """The text of a part without memory blocks; None if it held nothing else: then the part was memd's."""
-    text = _lenient_text(raw)
+    text = lenient_text(raw)
     own = without_memory_blocks(text)
     return None if own != text and not own.strip() else own
 
@@ -190,7 +190,7 @@ def _tool_call(encoded: bytes) -> ToolCall:
     if not encoded.startswith(b"{"):
         return ToolCall(id="", name="", arguments=encoded.decode())
     call = _call_decoder.decode(encoded)
-    return _function(_lenient_text(call.id), bytes(call.function) or bytes(call.custom))
+    return _function(lenient_text(call.id), bytes(call.function) or bytes(call.custom))
 
 
 def _function(call_id: str, encoded: bytes) -> ToolCall:
@@ -198,4 +198,4 @@ def _function(call_id: str, encoded: bytes) -> ToolCall:
         return ToolCall(id=call_id, name="", arguments=encoded.decode())
     function = _function_decoder.decode(encoded)
     arguments = function.arguments if bytes(function.arguments) else function.input
-    return ToolCall(id=call_id, name=_lenient_text(function.name), arguments=_lenient_text(arguments))
+    return ToolCall(id=call_id, name=lenient_text(function.name), arguments=lenient_text(arguments))

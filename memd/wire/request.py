@@ -261,8 +261,8 @@ def texts_by_position(request: ModelRequest, insertions: Iterable[Insertion]) ->
     return texts
 
 
-def encode_body(request: ModelRequest, list_name: str, elements: list[Raw]) -> bytes:
-    """The body with other messages."""
+def encode_body(request: ModelRequest, list_name: str, elements: list[Raw] | Raw) -> bytes:
+    """The body with other messages: a list, or what stands instead of one."""
     members = list(request.fields.items())
     body: dict[str, Raw | list[Raw]] = dict(members[: request.messages_at])
     body[list_name] = elements

@@ -1,0 +1,325 @@
+"""`/v1/responses` on a real llama.cpp: the same memory as behind chat completions, and nothing else that is different.
+
+Rule: the model is the witness of what was in its prompt, the upstream asked directly the witness of what it would say.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import urllib.request
+from typing import Any
+
+import openai_responses
+import pytest
+from conftest import ANSWERED_MARKER, REPLY, REPLY_AFTER_CALLS, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
+from daemon_process import Answer, DaemonProcess, Headers, Stream, ask, wait_until
+from openai_responses import TOOL, TOOL_ARGUMENTS
+from recording_upstream import RecordingUpstream, Request, Response
+
+from memd.wire.chat import CHAT
+from memd.wire.request import Insertion, Placement
+from memd.wire.responses import RESPONSES
+
+FORGETFUL = "".join(REPLY)
+REMEMBERING = "".join(REPLY_WITH_MEMORY)
+FACT = "Please note: the release word for the lighthouse lamp is cinnamon-42, written on the plate."
+QUESTION = "What is the release word for the lighthouse lamp?"
+TOOLS = [TOOL]
+ENDINGS = ("response.completed", "response.incomplete", "response.failed")
+
+
+def respond(daemon: DaemonProcess, given: object, headers: Headers | None = None, **more: Any) -> Answer:
+    """A response, not streaming; `more` are further members of the body."""
+    return ask(f"{daemon.base_url}/v1/responses", {"model": "tiny", "input": given, **more}, headers=headers)
+
+
+def streamed(daemon: DaemonProcess, given: object, **more: Any) -> list[dict[str, Any]]:
+    """The events of a streamed response."""
+    with opened(daemon, given, **more) as stream:
+        return list(stream)
+
+
+def opened(daemon: DaemonProcess, given: object, **more: Any) -> Stream:
+    """A streamed response, open: iterate over it, or leave it."""
+    body = json.dumps({"model": "tiny", "input": given, "stream": True, **more}).encode()
+    request = urllib.request.Request(f"{daemon.base_url}/v1/responses", body, {"Content-Type": "application/json"})
+    return Stream(urllib.request.urlopen(request, timeout=60))
+
+
+def text_of(response: dict[str, Any]) -> str:
+    """What is said in a response."""
+    messages = [item for item in response["output"] if item["type"] == "message"]
+    return "".join(part["text"] for message in messages for part in message["content"])
+
+
+def reply_of(answer: Answer) -> str:
+    assert answer.status == 200, answer.body
+    return text_of(answer.json)
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+@pytest.mark.parametrize("as_items", [False, True], ids=["string", "items"])
+def test_a_fact_told_through_chat_completions_is_recalled_in_a_response(daemon: DaemonProcess, as_items: bool) -> None:
+    assert daemon.chat([said(FACT)]).reply == FORGETFUL
+    answer = respond(daemon, [said(QUESTION)] if as_items else QUESTION, instructions="Be brief.")
+    assert reply_of(answer) == REMEMBERING
+    assert answer.headers["X-Memory-Status"] == "injected"
+    assert "memory_out" not in answer.json
+
+
+def test_a_fact_told_in_a_response_is_recalled_through_chat_completions(daemon: DaemonProcess) -> None:
+    assert reply_of(respond(daemon, FACT)) == FORGETFUL
+    assert daemon.chat([said(QUESTION)]).reply == REMEMBERING
+    [stored] = [entry["content"] for entry in daemon.export() if "cinnamon-42" in entry["content"]]
+    assert stored == f"user: {FACT}\nassistant: {FORGETFUL}"
+
+
+def test_one_conversation_goes_on_through_the_other_api(daemon: DaemonProcess) -> None:
+    first = respond(daemon, FACT)
+    history = [said(FACT), {"role": "assistant", "content": reply_of(first)}, said("And the boat?")]
+    second = daemon.chat(history)
+    output = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": second.reply}]}
+    reply_of(respond(daemon, [history[0], *first.json["output"], history[2], output, said("And the goat?")]))
+    daemon.chat([said("Good morning.")])  # opens another conversation: the first is stored
+    contents = [entry["content"] for entry in daemon.export()]
+    assert sum(FACT in content for content in contents) == 1
+    assert sum("boat" in content for content in contents) == 1
+
+
+def test_memory_out_is_in_the_body_and_on_the_event_that_ends_the_stream(daemon: DaemonProcess) -> None:
+    respond(daemon, FACT, metadata={"memory_in": json.dumps({"topic_id": "lamp"})})
+    answer = respond(daemon, QUESTION, metadata={"memory_in": json.dumps({"topic_id": "lamp"}), "user": "u"})
+    [chunk] = answer.json["memory_out"]["injected_chunks"]
+    assert chunk["topic_id"] == "lamp"
+    assert answer.headers["X-Memory-Injected"] == chunk["id"]
+    events = streamed(daemon, "Quickly: " + QUESTION, memory_in={"topic_id": "lamp"})
+    *others, last = events
+    assert last["type"] == "response.completed"
+    assert text_of(last["response"]) == REMEMBERING
+    assert chunk["id"] in [one["id"] for one in last["memory_out"]["injected_chunks"]]
+    assert not any("memory_out" in event for event in others)
+
+
+def test_a_streamed_reply_is_recognised_in_the_next_request_and_stored_once(daemon: DaemonProcess) -> None:
+    history: list[Any] = [said(FACT)]
+    for question in ("Is the lamp lit?", "Is the door shut?"):
+        history += streamed(daemon, history)[-1]["response"]["output"]
+        history.append(said(question))
+    streamed(daemon, history)
+    daemon.restart()
+    streamed(daemon, history)
+    streamed(daemon, "Good morning.")
+    contents = [entry["content"] for entry in daemon.export()]
+    assert len(contents) == len(set(contents))
+    assert sum("cinnamon-42" in content for content in contents) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["create", "stream"])
+def test_a_tool_loop_of_three_steps_keeps_its_block_and_is_one_turn(
+    make_daemon: MakeDaemon, calling_llama: str, stream: bool
+) -> None:
+    daemon = make_daemon(calling_llama).start()
+    noted = {"type": "message", "role": "assistant", "content": "Noted."}
+    respond(daemon, [said(FACT), noted, said("Go on.")], tools=TOOLS)
+    history: list[Any] = [said(QUESTION)]
+    shown = []
+    for found in ("line 1", "line 2", ANSWERED_MARKER):
+        response, injected = step(daemon, history, stream)
+        shown.append(injected)
+        [call] = [item for item in response["output"] if item["type"] == "function_call"]
+        assert call["arguments"] == TOOL_ARGUMENTS
+        history += response["output"]
+        history.append({"type": "function_call_output", "call_id": call["call_id"], "output": f"There is {found}"})
+    response, injected = step(daemon, history, stream)
+    assert text_of(response) == "".join(REPLY_AFTER_CALLS)
+    assert shown == [injected] * 3
+    assert len(injected) == 1
+    respond(daemon, "Good morning.", tools=TOOLS)  # opens another conversation: the loop is stored
+    told = "\n".join(entry["content"] for entry in daemon.export())
+    assert told.count(f"[call read {TOOL_ARGUMENTS}]") == 3
+    assert told.count("tool: There is line 2") == 1
+
+
+def step(daemon: DaemonProcess, history: list[Any], stream: bool) -> tuple[dict[str, Any], list[str]]:
+    """One step of a tool loop: the response, and the ids of what memory showed."""
+    if stream:
+        event = streamed(daemon, history, tools=TOOLS, memory_in={})[-1]
+        response, out = event["response"], event["memory_out"]
+    else:
+        response = respond(daemon, history, tools=TOOLS, memory_in={}).json
+        out = response["memory_out"]
+    return response, [chunk["id"] for chunk in out["injected_chunks"]]
+
+
+def test_a_conversation_longer_than_the_window_goes_on_and_what_left_is_recalled(daemon: DaemonProcess) -> None:
+    history: list[Any] = [said(FACT)]
+    for number in range(40):
+        answer = respond(daemon, history, instructions="You look after a lighthouse.", max_output_tokens=64)
+        history += [{"role": "assistant", "type": "message", "content": reply_of(answer)}]
+        history.append(said(f"Day {number}: the boat needs paint because of the storm, page {number * 977}. " * 4))
+    assert sum(len(item["content"]) for item in history) > 1.25 * WINDOW
+    answer = respond(daemon, [*history[:-1], said(QUESTION)], instructions="You look after a lighthouse.", memory_in={})
+    assert reply_of(answer) == REMEMBERING
+    contents = {entry["id"]: entry["content"] for entry in daemon.export()}
+    shown = [contents[chunk["id"]] for chunk in answer.json["memory_out"]["injected_chunks"]]
+    assert any("cinnamon-42" in content for content in shown)
+
+
+def test_a_thin_client_sends_only_what_is_new(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    upstream.answer = response_answer
+    daemon = make_daemon(upstream.url).start()
+    for text in ("hello", "goodbye"):
+        assert respond(daemon, text, {"X-Memory-History": "daemon"}).status == 200
+    sent = json.loads(upstream.requests[-1].body)["input"]
+    assert [(item["role"], item["content"]) for item in sent] == [
+        ("user", "hello"),
+        ("assistant", [{"type": "output_text", "text": "Noted.", "annotations": []}]),
+        ("user", "goodbye"),
+    ]
+
+
+def response_answer(request: Request) -> Response:
+    """A short reply to a response request."""
+    part = {"type": "output_text", "text": "Noted.", "annotations": []}
+    output = [{"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [part]}]
+    return Response((json.dumps({"id": "resp_1", "object": "response", "output": output}).encode(),))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": "tiny"},
+        {"model": "tiny", "input": 5},
+        {"model": "tiny", "input": [{"type": "item_reference", "id": "msg_1"}]},
+        {"model": "tiny", "input": [{"type": "message", "role": "user", "content": [{"type": "odd"}]}]},
+        {"model": "tiny", "input": "x", "previous_response_id": "resp_1"},
+        {"model": "tiny", "input": "x" * 2 * WINDOW, "stream": True},
+    ],
+)
+def test_an_error_of_the_upstream_comes_through_as_it_is(
+    daemon: DaemonProcess, llama: str, body: dict[str, Any]
+) -> None:
+    direct = ask(f"{llama}/v1/responses", body)
+    through = ask(f"{daemon.base_url}/v1/responses", body)
+    assert direct.status >= 400
+    assert (through.status, through.body) == (direct.status, direct.body)
+
+
+def test_what_the_upstream_keeps_is_left_to_it(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    upstream.answer = response_answer
+    daemon = make_daemon(upstream.url).start()
+    respond(daemon, FACT)
+    body = b'{ "model":"tiny", "input":"%b" ,"previous_response_id": "resp_1","memory_in":{} }' % QUESTION.encode()
+    answer = ask(f"{daemon.base_url}/v1/responses", body)
+    assert upstream.requests[-1].body == body
+    assert answer.headers["X-Memory-Status"] == "none"
+    assert answer.body == response_answer(upstream.requests[-1]).parts[0]
+
+
+def test_what_was_said_before_the_client_left_is_kept(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    gate = threading.Event()
+
+    def held(request: Request) -> Response:
+        whole = openai_responses.answer(request)
+        return whole._replace(parts=(*whole.parts[:5], b"".join(whole.parts[5:])), gate=gate)
+
+    upstream.answer = held
+    daemon = make_daemon(upstream.url).start()
+    with opened(daemon, FACT) as stream:
+        assert "No" in (event.get("delta") for event in stream)
+    upstream.answer = openai_responses.answer
+    numbers = itertools.count()
+
+    def is_kept() -> bool:
+        respond(daemon, f"Good morning number {next(numbers)}.")  # opens another conversation: the first is stored
+        return any(entry["content"].endswith("assistant: No\n[interrupted]") for entry in daemon.export())
+
+    try:
+        wait_until(is_kept, lambda: repr([entry["content"] for entry in daemon.export()]))
+    finally:
+        gate.set()
+
+
+def test_switched_off_every_byte_is_the_client_s_and_the_upstream_s(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    upstream.answer = response_answer
+    daemon = make_daemon(upstream.url).start()
+    body = b'{ "input":"hello" , "memory_in": {} }'
+    answer = ask(f"{daemon.base_url}/v1/responses", body, headers={"X-Memory-Mode": "off"})
+    assert upstream.requests[-1].body == body
+    assert answer.body == response_answer(upstream.requests[-1]).parts[0]
+    assert answer.headers["X-Memory-Status"] == "off"
+    assert daemon.export() == []
+
+
+def test_other_paths_of_the_api_pass_through(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    daemon = make_daemon(upstream.url).start()
+    for path in ("/v1/responses/resp_1/cancel", "/v1/responses/input_tokens", "/v1/responses/compact"):
+        answer = ask(f"{daemon.base_url}{path}", {"input": "hello", "memory_in": {}})
+        assert json.loads(upstream.requests[-1].body) == {"input": "hello", "memory_in": {}}
+        assert "X-Memory-Status" not in answer.headers
+
+
+@pytest.mark.parametrize("placement", ["separate", "merged"])
+def test_the_model_s_prompt_with_a_block_is_the_one_of_chat_completions(llama: str, placement: Placement) -> None:
+    chat: list[Any] = [
+        {"role": "system", "content": "Be brief."},
+        said("What is on the shelf?"),
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "read", "arguments": TOOL_ARGUMENTS}}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "Dust."},
+        {"role": "assistant", "content": "Dust."},
+        {"role": "user", "content": [{"type": "text", "text": "And the word?"}]},
+    ]
+    items: list[Any] = [
+        said("What is on the shelf?"),
+        {"type": "message", "role": "assistant", "content": "I look."},
+        {"type": "function_call", "call_id": "c1", "name": "read", "arguments": TOOL_ARGUMENTS},
+        {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "Dust."}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Dust."}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "And the word?"}]},
+    ]
+    counts = []
+    for api, body in ((CHAT, {"messages": chat}), (RESPONSES, {"input": items, "instructions": "Be brief."})):
+        request = api.parse(json.dumps({"model": "tiny", **body}).encode())
+        block = Insertion(len(request.messages) - 1, "[memory]\n[mem:a3f9] user: It is cinnamon-42.\n[/memory]")
+        counts.append(ask(llama + api.count_path, api.encode(request, insertions=[block], placement=placement)).json)
+    assert counts[0] == counts[1]
+    assert counts[0]["input_tokens"] > 100
+
+
+@pytest.mark.parametrize("role", ["separate", "merged"])
+def test_a_block_stands_before_the_last_user_message_whatever_its_form(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, role: str
+) -> None:
+    upstream.answer = response_answer
+    daemon = make_daemon(upstream.url, {"injection": {"role": role}}).start()
+    respond(daemon, FACT)
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"}
+    parts = [image, {"type": "input_text", "text": QUESTION}]
+    for question in ("Once: " + QUESTION, [{"role": "user", "content": parts}]):
+        assert respond(daemon, question, store=False).headers["X-Memory-Status"] == "injected"
+        body = json.loads(upstream.requests[-1].body)
+        assert body["store"] is False
+        *before, last = body["input"]
+        content = question if isinstance(question, str) else parts
+        if role == "separate":
+            [block] = before
+            assert (block["type"], block["role"]) == ("message", "developer")
+            assert "cinnamon-42" in block["content"]
+            assert last["content"] == content
+        elif isinstance(content, str):
+            assert "cinnamon-42" in last["content"] and last["content"].endswith("\n\n" + content)
+        else:
+            assert last["content"][0]["type"] == "input_text"
+            assert "cinnamon-42" in last["content"][0]["text"]
+            assert last["content"][1:] == content
