@@ -41,6 +41,7 @@ from memd.embedding import Embedder, load_embedder
 from memd.errors import MemdError, StoreError
 from memd.store.files import Files
 from memd.store.log import Store
+from memd.wire.anthropic import ANTHROPIC
 from memd.wire.chat import CHAT
 from memd.wire.request import Api
 
@@ -48,7 +49,7 @@ log = logging.getLogger("memd")
 
 _PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
 OWN_PREFIX = "/memd/"
-APIS: tuple[Api, ...] = (CHAT,)
+APIS: tuple[Api, ...] = (CHAT, ANTHROPIC)
 """In which memory has a part. No path of one ends like another's."""
 
 
