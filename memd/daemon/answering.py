@@ -30,6 +30,8 @@ MODE_HEADER = "X-Memory-Mode"
 SESSION_HEADER = "X-Memory-Session"
 HISTORY_HEADER = "X-Memory-History"
 SESSION_CHARACTERS_MAX = 256
+KEY_HEADERS = ("Authorization", "X-Api-Key")
+"""In either of which a client of one of the APIs has its key; llama-server wants it for counting tokens too."""
 REFUSALS = frozenset({400, 422, 500})
 """Statuses with which an upstream may refuse a prompt because of how memory stands in it (a chat template's error)."""
 
@@ -120,8 +122,7 @@ async def _begun(
     """The exchange after all its steps before forwarding, holding its topic; None if the topic cannot be used."""
     session = request.headers.get(SESSION_HEADER, "")[:SESSION_CHARACTERS_MAX] or None
     headers: CIMultiDict[str] = CIMultiDict()
-    if "Authorization" in request.headers:
-        headers["Authorization"] = request.headers["Authorization"]
+    headers.extend((name, request.headers[name]) for name in KEY_HEADERS if name in request.headers)
     topic, begun = None, False
     try:
         topic = await daemon.topics.get(topic_id)

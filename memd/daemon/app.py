@@ -70,6 +70,7 @@ async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
                 f"memd: {path_topic[:140]!r} is not a topic name: use 1 to 128 letters, digits, '.', '_' or '-', "
                 "beginning with a letter or digit",
                 "invalid_request_error",
+                api_of(request.method, rest) or CHAT,
             )
         target = rest + query
     api = api_of(request.method, target.partition("?")[0])

@@ -7,6 +7,7 @@ when it is written. Memory is always merged into the user message: the API has n
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
 
 import msgspec
 from msgspec import Raw
@@ -117,7 +118,7 @@ class Anthropic:
 def _elements(continues: Sequence[bool]) -> Iterator[range]:
     """The positions of the messages in each element of the list."""
     begins = [position for position, same in enumerate(continues) if not same]
-    return (range(begin, end) for begin, end in zip(begins, [*begins[1:], len(continues)], strict=True))
+    return (range(begin, end) for begin, end in pairwise([*begins, len(continues)]))
 
 
 ANTHROPIC = Anthropic()
