@@ -24,6 +24,9 @@ hypothesis.settings.load_profile("memd")
 MEMORY_MARKER = "[mem:"
 REPLY = ("No", " memory", " here", ".")
 REPLY_WITH_MEMORY = ("Memory", " was", " seen", "!")
+CALL = ("<tool_call>", '\n{"name": ', '"read", ', '"arguments": {"path"', ': "log"}}', "\n</tool_call>")
+ANSWERED_MARKER = "[done]"
+REPLY_AFTER_CALLS = ("All", " read", "!")
 WINDOW = 8192
 
 MakeDaemon = Callable[..., DaemonProcess]
@@ -41,6 +44,15 @@ def scripted_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llama(scripted_gguf: Path) -> Iterator[str]:
     """The base URL of a real llama.cpp server with a window of `WINDOW` tokens; one ASCII character is one token."""
     with running_llama(scripted_gguf, context=WINDOW, log=scripted_gguf.with_suffix(".log")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def calling_llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real llama.cpp whose model calls the tool `read` until `[done]` is in its prompt: then it is "All read!"."""
+    path = tmp_path_factory.mktemp("calling") / "tiny.gguf"
+    write_scripted_model(path, marker=ANSWERED_MARKER, reply=CALL, reply_seen=REPLY_AFTER_CALLS)
+    with running_llama(path, context=WINDOW, log=path.with_suffix(".log")) as url:
         yield url
 
 
