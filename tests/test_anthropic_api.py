@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ FORGETFUL = "".join(REPLY)
 REMEMBERING = "".join(REPLY_WITH_MEMORY)
 REPLY_TOKENS = 60
 TOOLS = [{"name": "read", "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}}}]
-ANSWER = {
+ANSWER: dict[str, Any] = {
     "id": "msg_1",
     "type": "message",
     "role": "assistant",
@@ -179,24 +180,29 @@ def test_a_long_tool_loop_fits_the_window_and_what_is_forwarded_is_whole(make_da
     assert everything > WINDOW, "or this test shows nothing"
 
 
-def test_calls_and_their_results_leave_the_prompt_together(make_daemon: MakeDaemon) -> None:
+def test_calls_leave_the_prompt_with_their_results_and_the_text_beside_those_stays(make_daemon: MakeDaemon) -> None:
     with recording_upstream(window=2048) as upstream:
-        upstream.answer = anthropic_answer
+        upstream.answer = another_call
         daemon = make_daemon(upstream.url).start()
-        history: list[Any] = []
+        history: list[Any] = [said("Read the logs.")]
         for turn in range(12):
-            call = {"type": "tool_use", "id": f"call{turn}", "name": "read", "input": {"path": "log"}}
-            history += [said(f"Read log {turn}."), {"role": "assistant", "content": [call]}]
-            row = result(f"call{turn}", f"row {turn} is fine, says the keeper\n" * 20)
+            content = send(daemon.base_url, history).json["content"]
+            history.append({"role": "assistant", "content": content})
+            row = result(content[1]["id"], f"row {turn} is fine, says the keeper\n" * 20)
             history.append({"role": "user", "content": [row, {"type": "text", "text": f"What of {turn}?"}]})
-            history.append({"role": "assistant", "content": reply_of(send(daemon.base_url, history))})
         forwarded = [json.loads(one.body)["messages"] for one in upstream.requests if one.target == "/v1/messages"]
-    assert len(forwarded[-1]) < len(history) / 2, "the oldest turns must have left the prompt"
     for messages in forwarded:
-        assert messages[0]["role"] == "user"
         assert blocks_of(messages, "tool_use", "id") == blocks_of(messages, "tool_result", "tool_use_id")
-    openings = [messages[0]["content"] for messages in forwarded]
-    assert any(isinstance(content, list) for content in openings), "some prompt opens with the text beside a result"
+    assert len(forwarded[-1]) < len(history) / 2, "the oldest turns must have left the prompt"
+    own = forwarded[-1][0]["content"][-1]
+    assert own["text"].startswith("What of "), "the prompt opens with the text that stood beside a result"
+
+
+def another_call(request: Request) -> Response:
+    """Text and a call of which no earlier one has the id."""
+    own_id = hashlib.sha256(request.body).hexdigest()[:12]
+    call = {"type": "tool_use", "id": own_id, "name": "read", "input": {"path": "log"}}
+    return Response((json.dumps({**ANSWER, "content": [*ANSWER["content"], call]}).encode(),))
 
 
 def blocks_of(messages: list[Any], kind: str, member: str) -> list[str]:
