@@ -19,7 +19,8 @@ import click
 import msgspec
 
 from memd import __version__
-from memd.config import Config, load_config
+from memd.config import Config
+from memd.config_loading import load_config
 from memd.errors import BadTopicId, ConfigError, MemdError, StoreError
 from memd.wording import counted
 
@@ -244,7 +245,7 @@ def stats(config_path: Path | None, data_dir: str | None, host: str | None, port
     config = _config(config_path, {"listen.host": host, "listen.port": port})
     from memd.stats import gathered, table
 
-    figures = gathered(folder, config.listen)
+    figures = gathered(folder, config.listen, config.auth.token)
     if as_json:
         click.echo(msgspec.json.encode(figures))
     else:

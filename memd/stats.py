@@ -31,7 +31,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """What `/memd/stats` answers; None if no daemon that holds this folder listens there."""
 
 
-def gathered(data_dir: Path, listen: Listen) -> Figures:
+def gathered(data_dir: Path, listen: Listen, token: str) -> Figures:
     """Read the directory and ask the daemon.
 
     Raises:
@@ -39,7 +39,7 @@ def gathered(data_dir: Path, listen: Listen) -> Figures:
     """
     host = f"[{listen.host}]" if ":" in listen.host else listen.host
     url = f"http://{host}:{listen.port}"
-    return Figures(data_dir=str(data_dir), topics=survey(data_dir), daemon_url=url, daemon=_asked(url, data_dir))
+    return Figures(data_dir=str(data_dir), topics=survey(data_dir), daemon_url=url, daemon=_asked(url, data_dir, token))
 
 
 def table(figures: Figures) -> list[RenderableType]:
@@ -82,9 +82,11 @@ def _megabytes(count: int) -> str:
     return f"{count / 1e6:,.0f} MB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
-def _asked(url: str, data_dir: Path) -> dict[str, Any] | None:
+def _asked(url: str, data_dir: Path, token: str) -> dict[str, Any] | None:
+    headers = {"X-Memory-Token": token} if token else {}
+    request = urllib.request.Request(f"{url}/memd/stats", headers=headers)  # noqa: S310  # http, built above
     try:
-        with urllib.request.urlopen(f"{url}/memd/stats", timeout=ANSWER_SECONDS_MAX) as answer:  # noqa: S310  # http, built above
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS_MAX) as answer:  # noqa: S310  # the same
             decoded = msgspec.json.decode(answer.read(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError):
         return None

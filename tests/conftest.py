@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 from daemon_process import DaemonProcess
 from llama_server import running_llama
+from raw_wire import Peer, RawUpstream, connected, raw_upstream
 from recording_upstream import RecordingUpstream, recording_upstream
 from tiny_model import write_scripted_model
 from typescript_client import TypeScriptClient
@@ -30,6 +31,7 @@ REPLY_AFTER_CALLS = ("All", " read", "!")
 WINDOW = 8192
 
 MakeDaemon = Callable[..., DaemonProcess]
+Connect = Callable[[str], Peer]
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +63,27 @@ def upstream() -> Iterator[RecordingUpstream]:
     """An upstream that records what reaches it, byte for byte."""
     with recording_upstream() as running:
         yield running
+
+
+@pytest.fixture
+def raw() -> Iterator[RawUpstream]:
+    """An upstream that plays a script of bytes."""
+    with raw_upstream() as running:
+        yield running
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Opens connections to a daemon, `connect(base_url)`, and closes them in the end."""
+    made: list[Peer] = []
+
+    def new(base_url: str) -> Peer:
+        made.append(connected(base_url))
+        return made[-1]
+
+    yield new
+    for peer in made:
+        peer.close()
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.config import IGNORED_BY_DEFAULT, Config, known_keys, load_config, variable_of
+from memd.config import IGNORED_BY_DEFAULT, Config
 from memd.config_file import read_settings
+from memd.config_loading import known_keys, load_config, variable_of
 from memd.errors import ConfigError
 
 SHIPPED = Path(__file__).parent.parent / "config.yaml"
@@ -83,10 +84,10 @@ def test_a_variable_names_the_file_unless_a_flag_does(config_file: Path, tmp_pat
 
 
 def test_flags_override_variables_and_variables_override_the_file(config_file: Path) -> None:
-    config_file.write_text("listen: {host: a, port: 1}\nlog: {level: error}")
-    env = {"MEMD_LISTEN_HOST": "b", "MEMD_LISTEN_PORT": "2", "PATH": "ignored"}
-    config = load_config(config_file, env, {"listen.host": "c"})
-    assert (config.listen.host, config.listen.port, config.log.level) == ("c", 2, "error")
+    config_file.write_text("listen: {host: 127.0.0.1, port: 1}\nlog: {level: error}")
+    env = {"MEMD_LISTEN_HOST": "127.0.0.2", "MEMD_LISTEN_PORT": "2", "PATH": "ignored"}
+    config = load_config(config_file, env, {"listen.host": "::1"})
+    assert (config.listen.host, config.listen.port, config.log.level) == ("::1", 2, "error")
 
 
 def test_a_variable_is_read_like_a_value_in_the_file(config_file: Path) -> None:
@@ -136,7 +137,8 @@ WRONG = {
     "soft_tokens: 1": "config.yaml, line 1: there is no setting soft_tokens; did you mean buffer.soft_tokens?",
     "buffer: {budget_tokens: 1}": "did you mean injection.budget_tokens?",
     "listen:\n  qqq: 1": "config.yaml, line 2: there is no setting listen.qqq; there are listen.host, listen.port",
-    "qqq: 1": "config.yaml, line 1: there is no setting qqq; there are data_dir, buffer, chunking,",
+    "qqq: 1": "config.yaml, line 1: there is no setting qqq; there are data_dir, auth, buffer, chunking,",
+    "listen:\n  host: 0.0.0.0": "listen.host is '0.0.0.0', which others can reach: set auth.token, or use 127.0.0.1",
     "listen: 8765": "listen is a group of settings; write them indented below it: host, port",
     "listen:\n  port: eighty": "line 2: listen.port is 'eighty'; give a whole number from 0 to 65535",
     "listen:\n  port: true": "listen.port is True; give a whole number",

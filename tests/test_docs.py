@@ -10,7 +10,7 @@ import click
 import pytest
 
 from memd.cli import main
-from memd.config import known_keys
+from memd.config_loading import known_keys
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "memd").rglob("*.md")])

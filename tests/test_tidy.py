@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "messages": {"errors"},
     "wording": set[str](),
     "config_file": {"errors"},
-    "config": {"errors", "config_file"},
+    "config": {"errors"},
+    "config_loading": {"errors", "config", "config_file"},
     "assets": set[str](),
     "wire": WORDS,
     "context": WORDS,
@@ -35,7 +36,7 @@ MAY_IMPORT = {
     "daemon": WORDS | {"assets", "wire", "context", "store", "embedding"},
     "demo": WORDS | {"assets", "wire", "context", "store", "embedding", "daemon"},
     "stats": WORDS | {"store"},
-    "cli": WORDS | {"assets", "wire", "context", "store", "embedding", "daemon", "demo", "stats"},
+    "cli": WORDS | {"config_loading", "assets", "wire", "context", "store", "embedding", "daemon", "demo", "stats"},
     "__main__": {"cli"},
 }
 """For each package or module right below `memd`: what it may import besides itself and `memd` (the version)."""

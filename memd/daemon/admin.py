@@ -1,27 +1,25 @@
 """memd's own routes under /memd/.
 
-Rule: off limits to web pages of other origins: a page that the user happens to visit must not read their memory, so the
-`Host` must be an address or name that memd listens on and the `Origin`, if there is one, the same.
+Rule: they only look. Who may ask is decided in `access.py`.
 """
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
 
 from memd import __version__
+from memd.daemon.access import is_own
 from memd.daemon.relay import error_response
 from memd.daemon.service import Daemon
 
 
 async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
     """Answer one of memd's own paths."""
-    if not _is_own(request, daemon.config.listen.host):
+    if not daemon.config.auth.token and not is_own(request, daemon.config.listen.host):
         return error_response(403, "memd: this path is only for programs on this machine", "forbidden")
     answer = _ANSWERS.get(request.path)
     if answer is not None and request.method in ("GET", "HEAD"):
@@ -50,18 +48,3 @@ def _stats(daemon: Daemon) -> dict[str, Any]:
 
 
 _ANSWERS: dict[str, Callable[[Daemon], dict[str, Any]]] = {"/memd/health": _health, "/memd/stats": _stats}
-
-
-def _is_own(request: web.Request, listen_host: str) -> bool:
-    """Whether a request was addressed to this machine by a program or a page of memd's own."""
-    host = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
-    origin = request.headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("Host"):
-        return False
-    if host in ("localhost", listen_host):
-        return True
-    try:
-        ipaddress.ip_address(host)  # a rebound DNS name is a name, never an address
-    except ValueError:
-        return False
-    return True

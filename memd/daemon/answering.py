@@ -30,8 +30,6 @@ MODE_HEADER = "X-Memory-Mode"
 SESSION_HEADER = "X-Memory-Session"
 HISTORY_HEADER = "X-Memory-History"
 SESSION_CHARACTERS_MAX = 256
-KEY_HEADERS = ("Authorization", "X-Api-Key")
-"""In either of which a client of one of the APIs has its key; llama-server wants it for counting tokens too."""
 REFUSALS = frozenset({400, 422, 500})
 """Statuses with which an upstream may refuse a prompt because of how memory stands in it (a chat template's error)."""
 
@@ -48,10 +46,11 @@ async def answer(
     mode = _mode(request)
     if mode == "off" or request.headers.get("Content-Encoding", "identity") != "identity":
         status = "off" if mode == "off" else "none"
-        return await pass_through(request, daemon.upstream, target, _headers(status, mode))
-    body = await read_body(request, daemon.config.limits.body_bytes_max)
+        return await passed(daemon, request, target, _headers(status, mode))
+    limits = daemon.config.limits
+    body = await read_body(request, limits.body_bytes_max, limits.idle_seconds)
     if body is None:
-        return _too_large(api, daemon.config.limits.body_bytes_max)
+        return _too_large(api, limits.body_bytes_max)
     parsed, without_memory = _parse(daemon, api, body)
     if parsed is None or without_memory is not None:
         forwarded = body if parsed is None else api.encode(parsed)
@@ -65,6 +64,14 @@ async def answer(
         headers = _headers("degraded:store", mode)
         return await _forward_plain(daemon, request, target, api.encode(parsed), headers)
     return await _exchanged(daemon, api, request, target, exchange)
+
+
+async def passed(
+    daemon: Daemon, request: web.Request, target: str, extra: list[tuple[str, str]] | None = None
+) -> web.StreamResponse:
+    """Any request without memory: forwarded as it is, and answered with what comes back."""
+    headers, idle_seconds = forwarded_headers(request, daemon.config), daemon.config.limits.idle_seconds
+    return await pass_through(request, headers, daemon.upstream, target, idle_seconds=idle_seconds, extra=extra)
 
 
 async def _exchanged(
@@ -96,7 +103,7 @@ async def _accepted(
     daemon: Daemon, request: web.Request, target: str, exchange: Exchange
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     """The upstream's answer; a prompt that it refuses is offered again with memory merged, then without memory."""
-    headers = forwarded_headers(request)
+    headers = forwarded_headers(request, daemon.config)
     headers["Accept-Encoding"] = "identity"  # a compressed answer could not be read
     preferred = daemon.upstream.facts.placement
     attempts: list[Placement | None] = [preferred]
@@ -121,8 +128,8 @@ async def _begun(
 ) -> Exchange | None:
     """The exchange after all its steps before forwarding, holding its topic; None if the topic cannot be used."""
     session = request.headers.get(SESSION_HEADER, "")[:SESSION_CHARACTERS_MAX] or None
-    headers: CIMultiDict[str] = CIMultiDict()
-    headers.extend((name, request.headers[name]) for name in KEY_HEADERS if name in request.headers)
+    sent = forwarded_headers(request, daemon.config)
+    headers = CIMultiDict((name, sent[name]) for name in ("Authorization", "X-Api-Key") if name in sent)
     topic, begun = None, False
     try:
         topic = await daemon.topics.get(topic_id)
@@ -170,7 +177,7 @@ def _parse(daemon: Daemon, api: Api, body: bytes) -> tuple[ModelRequest | None, 
 async def _forward_plain(
     daemon: Daemon, request: web.Request, target: str, body: bytes, extra: list[tuple[str, str]]
 ) -> web.StreamResponse:
-    answer = await daemon.upstream.send("POST", target, forwarded_headers(request), body)
+    answer = await daemon.upstream.send("POST", target, forwarded_headers(request, daemon.config), body)
     async with answer:
         return await relay(request, answer, extra)
 

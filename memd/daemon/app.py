@@ -30,10 +30,12 @@ from memd.chunks import TOPIC_ID_PATTERN
 from memd.config import Config
 from memd.context.tokens import TokenCounter, cl100k_base
 from memd.daemon import admin
-from memd.daemon.answering import answer
+from memd.daemon.access import TOKEN_HEADER, shows_token
+from memd.daemon.answering import answer, passed
+from memd.daemon.connections import served
 from memd.daemon.encoder import Encoder
 from memd.daemon.llama_child import LlamaChild
-from memd.daemon.relay import error_response, pass_through
+from memd.daemon.relay import Relayed, error_response
 from memd.daemon.service import Daemon
 from memd.daemon.tasks import Tasks
 from memd.daemon.upstream import Upstream
@@ -49,6 +51,7 @@ log = logging.getLogger("memd")
 
 _PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
 OWN_PREFIX = "/memd/"
+CLIENT_GONE = 499
 APIS: tuple[Api, ...] = (CHAT, ANTHROPIC)
 """In which memory has a part. No path of one ends like another's."""
 
@@ -59,6 +62,9 @@ APIS: tuple[Api, ...] = (CHAT, ANTHROPIC)
 async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
     """Every request: memd's own paths, chat completions, and all the rest, which passes through."""
     target = request.raw_path if request.raw_path.startswith("/") else str(request.rel_url)
+    if not shows_token(request, daemon.config.auth.token):
+        message = f"memd: show its auth.token, as `Authorization: Bearer TOKEN` or in the header {TOKEN_HEADER}"
+        return error_response(401, message, "authentication_error", api_of("POST", target) or CHAT)
     if target.startswith(OWN_PREFIX):
         return await admin.route(daemon, request)
     path_topic = None
@@ -77,10 +83,10 @@ async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
     try:
         if api is not None:
             return await answer(daemon, api, request, target, path_topic)
-        return await pass_through(request, daemon.upstream, target)
+        return await passed(daemon, request, target)
     except (aiohttp.ClientConnectionError, TimeoutError) as error:
         if request.transport is None or request.transport.is_closing():
-            raise
+            return web.Response(status=CLIENT_GONE)  # nobody reads it
         log.warning("the upstream %s did not answer: %r", daemon.upstream.url, error)
         return unreachable(daemon, error, api or CHAT)
 
@@ -138,11 +144,13 @@ async def running(config: Config, model: Path | None = None, files: Files | None
         ]
         runner = _runner(daemon)
         await runner.setup()
-        await web.SockSite(runner, listener).start()
+        assert runner.server is not None, "it was set up"
+        server = await served(runner.server, listener, config.limits)
         daemon.base_url = f"http://{_shown_host(config.listen.host)}:{listener.getsockname()[1]}"
         try:
             yield daemon
         finally:
+            server.close()
             await runner.cleanup()
             for task in tending:
                 task.cancel()
@@ -242,18 +250,18 @@ def _runner(daemon: Daemon) -> web.AppRunner:
     async def handle(request: web.Request) -> web.StreamResponse:
         return await route(daemon, request)
 
-    limits = daemon.config.limits
+    async def prepare(_: web.Request, response: web.StreamResponse) -> None:
+        if isinstance(response, Relayed):
+            response.take_back_additions()
+
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", handle)
+    application.on_response_prepare.append(prepare)
     return web.AppRunner(
         application,
         handle_signals=False,
-        access_log=None,
         handler_cancellation=True,
         shutdown_timeout=daemon.config.shutdown.grace_seconds,
-        max_line_size=limits.header_bytes_max,
-        max_field_size=limits.header_bytes_max,
-        auto_decompress=False,
     )
 
 

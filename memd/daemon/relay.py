@@ -6,13 +6,16 @@ handler is cancelled); an upstream that dies in mid-answer ends the client's str
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 
+from memd.config import Config
+from memd.daemon.access import headers_with_token
 from memd.daemon.upstream import HOP_BY_HOP, NOT_FORWARDED, Upstream
 from memd.errors import UpstreamError
 from memd.wire.capture import Capture, Reply
@@ -24,24 +27,36 @@ from memd.wire.sse import MemoryOutSplicer
 log = logging.getLogger("memd")
 
 NO_REPLY = Reply(message=None)
-OWN_REQUEST_HEADERS = ("x-memory-mode", "x-memory-session", "x-memory-history")
+OWN_REQUEST_HEADERS = ("x-memory-mode", "x-memory-session", "x-memory-history", "x-memory-token")
+_ADDED_HEADERS = ("Content-Type", "Date", "Server")
+"""What aiohttp adds to an answer that lacks it."""
 
 
-def forwarded_headers(request: web.BaseRequest) -> CIMultiDict[str]:
+def forwarded_headers(request: web.BaseRequest, config: Config) -> CIMultiDict[str]:
     """The client's headers without the hop-by-hop ones (those that `Connection` names included) and memd's own."""
     named = {name.strip().lower() for value in request.headers.getall("Connection", []) for name in value.split(",")}
-    dropped = NOT_FORWARDED.union(named, OWN_REQUEST_HEADERS)
-    return CIMultiDict((name, value) for name, value in request.headers.items() if name.lower() not in dropped)
+    dropped = NOT_FORWARDED.union(named, OWN_REQUEST_HEADERS, headers_with_token(request, config.auth.token))
+    spelled: dict[str, str] = {}  # the client library drops all but the last of two that differ in case
+    headers: CIMultiDict[str] = CIMultiDict()
+    for name, value in _named(request.raw_headers):
+        if name.lower() not in dropped:
+            headers.add(spelled.setdefault(name.lower(), name), value)
+    return headers
 
 
 async def pass_through(
-    request: web.Request, upstream: Upstream, target: str, extra: list[tuple[str, str]] | None = None
+    request: web.Request,
+    headers: CIMultiDict[str],
+    upstream: Upstream,
+    target: str,
+    *,
+    idle_seconds: float,
+    extra: list[tuple[str, str]] | None = None,
 ) -> web.StreamResponse:
     """Forward any request as it is, its body streamed, and answer with what comes back."""
-    headers = forwarded_headers(request)
     body: AsyncIterator[bytes] | None = None
     if request.can_read_body:
-        body = request.content.iter_any()
+        body = parts_in(request, idle_seconds)
         if request.content_length is not None:
             headers["Content-Length"] = str(request.content_length)
     answer = await upstream.send(request.method, target, headers, body)
@@ -63,6 +78,22 @@ async def relay(
         return response
     await response.write_eof()
     return response
+
+
+async def parts_in(request: web.BaseRequest, idle_seconds: float) -> AsyncIterator[bytes]:
+    """A request's body as it comes; a client that sends nothing for that long loses its connection."""
+    while True:
+        try:
+            async with asyncio.timeout(idle_seconds):
+                part = await request.content.readany()
+        except TimeoutError:
+            log.warning("%s %s: no more of the body for %g s", request.method, request.path, idle_seconds)
+            if request.transport is not None:
+                request.transport.abort()
+            raise
+        if not part:
+            return
+        yield part
 
 
 class BrokenAnswer(UpstreamError):
@@ -156,9 +187,28 @@ def prepared(
 ) -> web.StreamResponse:
     """A response with the upstream's status and headers, ready to be sent."""
     dropped = HOP_BY_HOP | ({"content-length"} if body_changes else frozenset())
-    headers = CIMultiDict((name, value) for name, value in answer.headers.items() if name.lower() not in dropped)
+    named = ((name, value) for name, value in _named(answer.raw_headers) if name.lower() not in dropped)
+    headers = CIMultiDict(named)
     headers.extend(extra)
-    return web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
+    return Relayed(status=answer.status, reason=answer.reason, headers=headers)
+
+
+class Relayed(web.StreamResponse):
+    """An answer of the upstream's: it has no headers that neither the upstream nor memd gave it."""
+
+    def __init__(self, *, status: int, reason: str | None, headers: CIMultiDict[str]) -> None:
+        super().__init__(status=status, reason=reason, headers=headers)
+        self._absent = [name for name in _ADDED_HEADERS if name not in headers]
+
+    def take_back_additions(self) -> None:
+        """Remove what aiohttp has added; to be called when it has."""
+        for name in self._absent:
+            self.headers.popall(name, None)
+
+
+def _named(raw_headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[str, str]]:
+    """Headers with their names spelled as on the wire."""
+    return ((name.decode("latin-1"), value.decode(errors="surrogateescape")) for name, value in raw_headers)
 
 
 async def _write_held(response: web.StreamResponse, splicer: MemoryOutSplicer | None) -> None:
@@ -178,13 +228,13 @@ def error_response(status: int, message: str, kind: str, api: Api = CHAT) -> web
     return web.Response(status=status, body=api.error_body(status, message, kind), content_type="application/json")
 
 
-async def read_body(request: web.Request, bytes_max: int) -> bytes | None:
+async def read_body(request: web.Request, bytes_max: int, idle_seconds: float) -> bytes | None:
     """The whole request body; None if it is larger than `bytes_max`."""
     if request.content_length is not None and request.content_length > bytes_max:
         return None
     parts: list[bytes] = []
     size = 0
-    async for part in request.content.iter_any():
+    async for part in parts_in(request, idle_seconds):
         size += len(part)
         if size > bytes_max:
             return None
