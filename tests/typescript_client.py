@@ -22,7 +22,7 @@ TSC = "node_modules/typescript/bin/tsc"
 
 
 class TypeScriptClient:
-    """Runs `clients/chat.ts`; made by `installed`."""
+    """Runs the scripts in `clients`; made by `installed`."""
 
     @classmethod
     def installed(cls) -> TypeScriptClient:
@@ -43,7 +43,11 @@ class TypeScriptClient:
         asked = {"question": question, "stream": stream}
         if memory_in is not None:
             asked["memory_in"] = memory_in
-        told = json.loads(_node("chat.ts", base_url, stdin=json.dumps(asked)))
+        return self.run("chat.ts", base_url, asked)
+
+    def run(self, script: str, base_url: str, asked: dict[str, Any]) -> dict[str, Any]:
+        """Run one of the scripts with what its `Asked` says; what it told."""
+        told = json.loads(_node(script, base_url, stdin=json.dumps(asked)))
         assert isinstance(told, dict)
         return told
 
