@@ -193,6 +193,14 @@ def test_a_body_that_cannot_be_read_is_refused(body: bytes) -> None:
     assert str(refusal.value)
 
 
+def test_a_request_that_goes_on_with_a_thread_of_the_upstream_s_is_left_to_it() -> None:
+    message = {"role": "user", "content": [result("1", "one")]}
+    with pytest.raises(BadRequestBody, match="thread"):
+        ANTHROPIC.parse(body_of(message, thread={"type": "continue", "previous_message_id": "m"}))
+    for thread in ({"type": "create"}, {}, None, 5, "continue", {"type": 5}):
+        assert len(ANTHROPIC.parse(body_of(message, thread=thread)).messages) == 1
+
+
 @given(st.binary() | st.binary().map(lambda noise: b'{"messages":[{"role":"user","content":[' + noise))
 def test_arbitrary_bytes_raise_nothing_but_the_declared_error(body: bytes) -> None:
     parse_or_refuse(body)

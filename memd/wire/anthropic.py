@@ -12,11 +12,12 @@ from itertools import pairwise
 import msgspec
 from msgspec import Raw
 
+from memd.errors import BadRequestBody
 from memd.messages import Message
 from memd.wire.anthropic_capture import AnthropicCapture, reply_of
 from memd.wire.anthropic_message import encode_message, joined, parse_message, pieces_of
 from memd.wire.capture import Capture, Reply
-from memd.wire.chat_message import with_text_in_front
+from memd.wire.chat_message import UNREADABLE, with_text_in_front
 from memd.wire.request import (
     Insertion,
     MessageCache,
@@ -32,11 +33,11 @@ from memd.wire.request import (
 _ERROR_TYPES = {413: "request_too_large", 502: "api_error"}
 
 
-class _Event(msgspec.Struct):
+class _Typed(msgspec.Struct):
     type: str = ""
 
 
-_event_decoder = msgspec.json.Decoder(_Event)
+_typed_decoder = msgspec.json.Decoder(_Typed)
 
 
 class Anthropic:
@@ -46,8 +47,13 @@ class Anthropic:
     count_path = "/v1/messages/count_tokens"
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
-        """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""
+        """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode.
+
+        A request that goes on with a thread, whose earlier messages the upstream keeps, is none.
+        """
         members = top_level(body)
+        if _goes_on(members.get("thread")):
+            raise BadRequestBody("the request goes on with a thread that the upstream keeps")
         raw_messages: list[Raw] = []
         continues: list[bool] = []
         for element in objects_in(members, "messages"):
@@ -107,12 +113,19 @@ class Anthropic:
 
     def carries_memory_out(self, data: bytes) -> bool:
         """The first event does, `message_start`."""
-        return _event_decoder.decode(data).type == "message_start"
+        return _typed_decoder.decode(data).type == "message_start"
 
     def error_body(self, status: int, message: str, kind: str) -> bytes:
         """Anthropic's shape."""
         error = {"type": _ERROR_TYPES.get(status, kind), "message": message}
         return msgspec.json.encode({"type": "error", "error": error})
+
+
+def _goes_on(thread: Raw | None) -> bool:
+    try:
+        return thread is not None and _typed_decoder.decode(thread).type == "continue"
+    except UNREADABLE:
+        return False
 
 
 def _elements(continues: Sequence[bool]) -> Iterator[range]:
