@@ -110,12 +110,17 @@ async def _accepted(
     attempts: list[Placement | None] = [preferred]
     if exchange.injected:
         attempts = [preferred, None] if preferred == "merged" else [preferred, "merged", None]
+    refused_bodies: list[bytes] = []
     for placement in attempts:
-        answer = await daemon.upstream.send("POST", target, headers, exchange.body(placement))
+        body = exchange.body(placement)
+        if body in refused_bodies and placement is not None:  # an API may know one placement only
+            continue
+        answer = await daemon.upstream.send("POST", target, headers, body)
         refused = answer.status in REFUSALS
         if refused and placement is not attempts[-1]:
             log.warning("the upstream refused a prompt with memory (%s): status %d", placement, answer.status)
             answer.close()
+            refused_bodies.append(body)
             continue
         if placement is None and not refused:
             exchange.forget_memory()  # else it was not memory that the upstream did not like

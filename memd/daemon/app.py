@@ -43,6 +43,7 @@ from memd.embedding import Embedder, load_embedder
 from memd.errors import MemdError, StoreError
 from memd.store.files import Files
 from memd.store.log import Store
+from memd.wire.anthropic import ANTHROPIC
 from memd.wire.chat import CHAT
 from memd.wire.request import Api
 from memd.wire.responses import RESPONSES
@@ -52,7 +53,7 @@ log = logging.getLogger("memd")
 _PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
 OWN_PREFIX = "/memd/"
 CLIENT_GONE = 499
-APIS: tuple[Api, ...] = (CHAT, RESPONSES)
+APIS: tuple[Api, ...] = (CHAT, RESPONSES, ANTHROPIC)
 """In which memory has a part. No path of one ends like another's."""
 
 
@@ -64,7 +65,7 @@ async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
     target = request.raw_path if request.raw_path.startswith("/") else str(request.rel_url)
     if not shows_token(request, daemon.config.auth.token):
         message = f"memd: show its auth.token, as `Authorization: Bearer TOKEN` or in the header {TOKEN_HEADER}"
-        return error_response(401, message, "authentication_error", api_of("POST", target) or CHAT)
+        return error_response(401, message, "authentication_error", api_of("POST", target.partition("?")[0]) or CHAT)
     if target.startswith(OWN_PREFIX):
         return await admin.route(daemon, request)
     path_topic = None
@@ -76,6 +77,7 @@ async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
                 f"memd: {path_topic[:140]!r} is not a topic name: use 1 to 128 letters, digits, '.', '_' or '-', "
                 "beginning with a letter or digit",
                 "invalid_request_error",
+                api_of(request.method, rest) or CHAT,
             )
         target = rest + query
     api = api_of(request.method, target.partition("?")[0])

@@ -1,0 +1,293 @@
+"""Anthropic's messages through the whole daemon on the real llama.cpp: one memory with chat completions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from conftest import ANSWERED_MARKER, REPLY, REPLY_AFTER_CALLS, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
+from daemon_process import Answer, DaemonProcess, ask
+from recording_upstream import RecordingUpstream, Request, Response, recording_upstream
+
+FACT = "Please note: the release word for the lighthouse lamp is cinnamon-42, written on the brass plate."
+QUESTION = "What is the release word for the lighthouse lamp?"
+FORGETFUL = "".join(REPLY)
+REMEMBERING = "".join(REPLY_WITH_MEMORY)
+REPLY_TOKENS = 60
+TOOLS = [{"name": "read", "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}}}]
+ANSWER: dict[str, Any] = {
+    "id": "msg_1",
+    "type": "message",
+    "role": "assistant",
+    "content": [{"type": "text", "text": "Noted."}],
+    "stop_reason": "end_turn",
+}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def result(call_id: str, text: str) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": call_id, "content": text}
+
+
+def send(url: str, messages: Sequence[Any], headers: Mapping[str, str] | None = None, **more: Any) -> Answer:
+    body = {"model": "tiny", "max_tokens": REPLY_TOKENS, "messages": list(messages), **more}
+    return ask(f"{url}/v1/messages", body, headers=headers)
+
+
+def events_of(answer: Answer) -> list[Any]:
+    assert answer.status == 200, answer.body
+    return [json.loads(line[6:]) for line in answer.body.splitlines() if line.startswith(b"data: ")]
+
+
+def reply_of(answer: Answer) -> str:
+    """The text of an answer, streamed or not."""
+    assert answer.status == 200, answer.body
+    if answer.body.startswith(b"{"):
+        return "".join(block.get("text", "") for block in answer.json["content"])
+    return "".join(event["delta"].get("text", "") for event in events_of(answer) if "delta" in event)
+
+
+def through_chat(daemon: DaemonProcess, text: str) -> str:
+    return daemon.chat([said(text)]).reply
+
+
+def through_anthropic(daemon: DaemonProcess, text: str) -> str:
+    return reply_of(send(daemon.base_url, [said(text)], system="You look after a lighthouse."))
+
+
+def through_anthropic_blocks(daemon: DaemonProcess, text: str) -> str:
+    content = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]
+    return reply_of(send(daemon.base_url, [{"role": "user", "content": content}], stream=True))
+
+
+@pytest.mark.parametrize(
+    ("tell", "recall"),
+    [
+        (through_anthropic, through_anthropic_blocks),
+        (through_anthropic_blocks, through_chat),
+        (through_chat, through_anthropic),
+        (through_chat, through_anthropic_blocks),
+    ],
+)
+def test_a_fact_told_through_one_api_is_recalled_through_another(daemon: DaemonProcess, tell: Any, recall: Any) -> None:
+    assert tell(daemon, FACT) == FORGETFUL
+    assert recall(daemon, QUESTION) == REMEMBERING
+
+
+def test_a_conversation_goes_on_through_the_other_api_and_is_stored_once(daemon: DaemonProcess) -> None:
+    history = [said(FACT), {"role": "assistant", "content": daemon.chat([said(FACT)]).reply}, said("Thank you.")]
+    content = send(daemon.base_url, history).json["content"]
+    history += [{"role": "assistant", "content": content}, said("Is the ferry in?")]
+    assert daemon.chat(history).status == 200
+    assert send(daemon.base_url, [said("Something else.")]).status == 200  # another conversation: the first is stored
+    contents = [entry["content"] for entry in daemon.export()]
+    for text in (FACT, "Thank you.", "Is the ferry in?"):
+        assert sum(text in content for content in contents) == 1, contents
+
+
+def test_an_answer_has_the_events_and_members_of_the_upstream_s(daemon: DaemonProcess, llama: str) -> None:
+    for stream in (False, True):
+        direct, passed = (send(url, [said("Hello there.")], stream=stream) for url in (llama, daemon.base_url))
+        assert passed.headers["X-Memory-Status"] == "none"
+        assert passed.headers["Content-Type"] == direct.headers["Content-Type"]
+        assert shape(passed) == shape(direct)
+
+
+def shape(answer: Answer) -> list[Any]:
+    """An answer without what differs from one to the next: its id and what the cache had of the prompt."""
+    values = [answer.json] if answer.body.startswith(b"{") else events_of(answer)
+    for value in values:
+        message = value.get("message", value)
+        if "id" in message:
+            del message["id"], message["usage"]
+    return values
+
+
+@pytest.mark.parametrize("place", ["memory_in", "metadata"])
+def test_memory_in_names_the_topic_and_memory_out_stands_in_the_body(daemon: DaemonProcess, place: str) -> None:
+    memory_in = {"topic_id": "lighthouse"}
+    more = {"memory_in": memory_in} if place == "memory_in" else {"metadata": {"user_id": "u", "memory_in": memory_in}}
+    assert send(daemon.base_url, [said(FACT)], **more).json["memory_out"] == {"injected_chunks": []}
+    assert reply_of(send(daemon.base_url, [said(QUESTION)])) == FORGETFUL
+    answer = send(daemon.base_url, [said(QUESTION)], **more)
+    assert reply_of(answer) == REMEMBERING
+    [chunk] = answer.json["memory_out"]["injected_chunks"]
+    assert (chunk["topic_id"], chunk["id"]) == ("lighthouse", answer.headers["X-Memory-Injected"])
+
+
+def test_streaming_carries_memory_out_on_message_start_and_nowhere_else(daemon: DaemonProcess) -> None:
+    send(daemon.base_url, [said(FACT)])
+    answer = send(daemon.base_url, [said(QUESTION)], stream=True, memory_in={})
+    first, *rest = events_of(answer)
+    assert first["type"] == "message_start"
+    assert [chunk["id"] for chunk in first["memory_out"]["injected_chunks"]] == [answer.headers["X-Memory-Injected"]]
+    assert [event for event in rest if "memory_out" in event] == []
+    assert rest[-1]["type"] == "message_stop"
+    assert reply_of(answer) == REMEMBERING
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_loop_of_three_steps_is_one_conversation(
+    make_daemon: MakeDaemon, calling_llama: str, stream: bool
+) -> None:
+    daemon = make_daemon(calling_llama).start()
+    messages: list[Any] = [said("Read the logs.")]
+    for text in ("row one is fine", f"row two is fine {ANSWERED_MARKER}"):
+        call = call_of(send(daemon.base_url, messages, stream=stream, tools=TOOLS))
+        assert (call["name"], call["input"]) == ("read", {"path": "log"})
+        messages.append({"role": "assistant", "content": [call]})
+        messages.append({"role": "user", "content": [result(call["id"], text)]})
+    assert reply_of(send(daemon.base_url, messages, stream=stream, tools=TOOLS)) == "".join(REPLY_AFTER_CALLS)
+    assert send(daemon.base_url, [said("Something else.")]).status == 200  # another conversation: the first is stored
+    stored = "\n".join(entry["content"] for entry in daemon.export())
+    assert stored.count("user: Read the logs.") == 1
+    assert stored.count('[call read {"path"') == 2
+    assert [stored.count(f"tool: row {number} is fine") for number in ("one", "two")] == [1, 1]
+    assert stored.count("assistant: " + "".join(REPLY_AFTER_CALLS)) == 1
+
+
+def call_of(answer: Answer) -> dict[str, Any]:
+    """The only block of an answer, put together from its events as a client does."""
+    if answer.body.startswith(b"{"):
+        [call] = answer.json["content"]
+        assert isinstance(call, dict)
+        return call
+    events = events_of(answer)
+    [opening] = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    partial = [event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta"]
+    return {**opening, "input": json.loads("".join(partial))}
+
+
+def test_a_long_tool_loop_fits_the_window_and_what_is_forwarded_is_whole(make_daemon: MakeDaemon, llama: str) -> None:
+    daemon = make_daemon(llama).start()
+    history: list[Any] = []
+    for turn in range(4):
+        calls = [{"type": "tool_use", "id": f"{turn}{n}", "name": "read", "input": {"path": n}} for n in "ab"]
+        rows = [result(f"{turn}{n}", f"row {turn}{n} is fine\n" * 90) for n in "ab"]
+        history += [said(f"Read log {turn}."), {"role": "assistant", "content": calls}]
+        history.append({"role": "user", "content": [*rows, {"type": "text", "text": f"And what of {turn}?"}]})
+        answer = send(daemon.base_url, history, tools=TOOLS)
+        usage = answer.json["usage"]
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] + REPLY_TOKENS <= WINDOW
+        history.append({"role": "assistant", "content": answer.json["content"]})
+    everything = ask(f"{llama}/v1/messages/count_tokens", {"model": "tiny", "messages": history}).json["input_tokens"]
+    assert everything > WINDOW, "or this test shows nothing"
+
+
+def test_calls_leave_the_prompt_with_their_results_and_the_text_beside_those_stays(make_daemon: MakeDaemon) -> None:
+    with recording_upstream(window=2048) as upstream:
+        upstream.answer = another_call
+        daemon = make_daemon(upstream.url).start()
+        history: list[Any] = [said("Read the logs.")]
+        for turn in range(12):
+            content = send(daemon.base_url, history).json["content"]
+            history.append({"role": "assistant", "content": content})
+            row = result(content[1]["id"], f"row {turn} is fine, says the keeper\n" * 20)
+            history.append({"role": "user", "content": [row, {"type": "text", "text": f"What of {turn}?"}]})
+        forwarded = [json.loads(one.body)["messages"] for one in upstream.requests if one.target == "/v1/messages"]
+    for messages in forwarded:
+        assert blocks_of(messages, "tool_use", "id") == blocks_of(messages, "tool_result", "tool_use_id")
+    assert len(forwarded[-1]) < len(history) / 2, "the oldest turns must have left the prompt"
+    own = forwarded[-1][0]["content"][-1]
+    assert own["text"].startswith("What of "), "the prompt opens with the text that stood beside a result"
+
+
+def another_call(request: Request) -> Response:
+    """Text and a call of which no earlier one has the id."""
+    own_id = hashlib.sha256(request.body).hexdigest()[:12]
+    call = {"type": "tool_use", "id": own_id, "name": "read", "input": {"path": "log"}}
+    return Response((json.dumps({**ANSWER, "content": [*ANSWER["content"], call]}).encode(),))
+
+
+def blocks_of(messages: list[Any], kind: str, member: str) -> list[str]:
+    blocks = [block for message in messages if isinstance(message["content"], list) for block in message["content"]]
+    return [block[member] for block in blocks if block["type"] == kind]
+
+
+def anthropic_answer(request: Request) -> Response:
+    return Response((json.dumps(ANSWER).encode(),))
+
+
+def test_a_history_that_arrives_again_is_not_stored_again(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    upstream.answer = anthropic_answer
+    daemon = make_daemon(upstream.url).start()
+    history = [said(FACT), {"role": "assistant", "content": ANSWER["content"]}, said(QUESTION)]
+    assert send(daemon.base_url, history[:1]).status == 200
+    assert send(daemon.base_url, history).status == 200
+    daemon.restart()
+    assert send(daemon.base_url, [*history, {"role": "assistant", "content": "Noted."}, said("Well?")]).status == 200
+    assert send(daemon.base_url, [said("Something else.")]).status == 200
+    contents = [entry["content"] for entry in daemon.export()]
+    assert sum("cinnamon-42" in content for content in contents) == 1
+
+
+def test_a_thin_client_s_live_turns_are_written_in_this_api_s_way(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    upstream.answer = anthropic_answer
+    daemon = make_daemon(upstream.url).start()
+    calls = [{"type": "tool_use", "id": name, "name": "read", "input": {"path": name}} for name in "ab"]
+    results = [result("a", "one"), result("b", "two")]
+    new: list[list[Any]] = [
+        [said("Read both."), {"role": "assistant", "content": calls}, {"role": "user", "content": results}],
+        [said("And?")],
+    ]
+    for messages in new:
+        assert send(daemon.base_url, messages, headers={"X-Memory-History": "daemon"}).status == 200
+    assert json.loads(upstream.requests[-1].body)["messages"] == [
+        said("Read both."),
+        {"role": "assistant", "content": calls},
+        {"role": "user", "content": results},
+        {"role": "assistant", "content": "Noted."},
+        said("And?"),
+    ]
+
+
+def test_the_key_of_the_client_counts_tokens_too(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    upstream.answer = anthropic_answer
+    daemon = make_daemon(upstream.url).start()
+    assert send(daemon.base_url, [said("word " * 3000)], headers={"X-Api-Key": "secret"}).status == 200
+    counted = [one for one in upstream.requests if one.target == "/v1/messages/count_tokens"]
+    assert counted and {one.header("X-Api-Key") for one in counted} == {"secret"}
+
+
+def test_off_and_token_counts_pass_byte_for_byte(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    upstream.answer = anthropic_answer
+    daemon = make_daemon(upstream.url).start()
+    body = b'{ "model":"tiny", "messages":[ {"role":"user","content":"hi"} ],"memory_in": {} }'
+    headers = {"X-Memory-Mode": "off"}
+    for path, sent in (("/v1/messages", headers), ("/v1/messages/count_tokens", {}), ("/v1/messages/batches", {})):
+        answer = ask(f"{daemon.base_url}{path}", body, headers=sent)
+        assert (upstream.requests[-1].target, upstream.requests[-1].body) == (path, body)
+        assert answer.body == json.dumps(ANSWER).encode()
+
+
+def test_what_does_not_fit_at_all_goes_through_and_the_upstream_s_error_comes_back(
+    daemon: DaemonProcess, llama: str
+) -> None:
+    for stream in (False, True):
+        direct, passed = (
+            send(url, [said("far too long " * 2_000)], stream=stream, memory_in={}) for url in (llama, daemon.base_url)
+        )
+        assert direct.status == passed.status == 400
+        assert direct.json == passed.json
+
+
+def test_errors_of_memd_s_own_have_the_api_s_shape(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon("http://127.0.0.1:9", {"limits": {"body_bytes_max": 4096}}).start()
+    answers = [
+        send(daemon.base_url, [said("Hello?")]),
+        send(f"{daemon.base_url}/t/..", [said("Hello?")]),
+        send(daemon.base_url, [said("long " * 1000)]),
+    ]
+    assert [answer.status for answer in answers] == [502, 400, 413]
+    kinds = ["api_error", "invalid_request_error", "request_too_large"]
+    for answer, kind in zip(answers, kinds, strict=True):
+        assert (answer.json["type"], answer.json["error"]["type"]) == ("error", kind)
+        assert answer.json["error"]["message"].startswith("memd: ")

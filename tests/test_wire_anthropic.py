@@ -1,0 +1,373 @@
+"""Anthropic's messages: the same conversation as through chat completions, and written again as it was."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_wire_chat import BLOCK, is_plain, json_values, valid_text
+
+from memd.errors import BadRequestBody
+from memd.messages import Message, ToolCall
+from memd.wire.anthropic import ANTHROPIC
+from memd.wire.anthropic_message import encode_message, parse_message
+from memd.wire.chat import CHAT
+from memd.wire.request import Insertion, MessageCache, ModelRequest
+from memd.wire.sideband import MemoryIn
+
+PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+CACHED = {"cache_control": {"type": "ephemeral"}}
+
+block_types = st.sampled_from(["text", "image", "tool_result", "tool_use", "thinking", "document"])
+blocks = st.fixed_dictionaries(
+    {"type": block_types},
+    optional={
+        "text": valid_text,
+        "source": st.just(PNG["source"]),
+        "tool_use_id": st.sampled_from("ab"),
+        "content": valid_text,
+        "cache_control": st.just({"type": "ephemeral"}),
+    },
+)
+contents = st.none() | valid_text | st.lists(blocks, max_size=5)
+anthropic_messages = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": contents})
+odd_blocks = st.dictionaries(
+    st.sampled_from(["type", "text", "source", "id", "name", "input", "tool_use_id", "content"]),
+    json_values | st.sampled_from(["text", "image", "tool_use", "tool_result"]),
+)
+odd_messages = st.fixed_dictionaries(
+    {}, optional={"role": st.just("user") | json_values, "content": st.lists(odd_blocks | json_values) | json_values}
+)
+bodies = st.dictionaries(
+    st.sampled_from(["model", "stream", "max_tokens", "system", "tools", "metadata", "memory_in"]), json_values
+)
+
+
+def body_of(*messages: Any, **members: Any) -> bytes:
+    return json.dumps({"model": "tiny", "messages": list(messages), **members}).encode()
+
+
+def parsed(*messages: Any) -> list[Message]:
+    return ANTHROPIC.parse(body_of(*messages)).messages
+
+
+def sent(body: bytes, **changes: Any) -> Any:
+    return json.loads(ANTHROPIC.encode(ANTHROPIC.parse(body), **changes))
+
+
+def text(said: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": said, **more}
+
+
+def result(call_id: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": call_id, "content": content, **more}
+
+
+def use(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
+
+
+# Reading
+
+
+def test_what_memd_needs_to_know_is_read() -> None:
+    request = ANTHROPIC.parse(
+        body_of({"role": "user", "content": "hi"}, stream=True, max_tokens=9, system="Be brief.", tools=[{"name": "f"}])
+    )
+    assert (request.model, request.stream, request.max_tokens) == ("tiny", True, 9)
+    assert request.messages == [Message("user", "hi")]
+    assert request.standing_text == '"Be brief."[{"name": "f"}]'
+    assert request.continues == [False]
+
+
+def test_a_conversation_has_the_digests_that_it_has_through_chat_completions() -> None:
+    url = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
+    anthropic = [
+        {"role": "user", "content": [text("look", **CACHED), {**PNG, **CACHED}, url]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": ""},
+                text("I read."),
+                use("1", "read", {"b": 1, "a": [1.0]}),
+                use("2", "list", {}),
+            ],
+        },
+        {"role": "user", "content": [result("1", "one"), result("2", [text("two"), PNG], is_error=True), text("so?")]},
+        {"role": "assistant", "content": "Done."},
+    ]
+    images = ["data:image/png;base64,AAAA", "http://x/y.png"]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in images]
+    calls = [
+        {"id": "1", "type": "function", "function": {"name": "read", "arguments": '{"a":[1],"b":1}'}},
+        {"id": "2", "type": "function", "function": {"name": "list", "arguments": ""}},
+    ]
+    chat = [
+        {"role": "user", "content": [text("look"), *parts]},
+        {"role": "assistant", "content": "I read.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "1", "content": "one"},
+        {"role": "tool", "tool_call_id": "2", "content": [text("two"), parts[0]]},
+        {"role": "user", "content": "so?"},
+        {"role": "assistant", "content": [text("Done.")]},
+    ]
+    through_chat = json.dumps({"messages": chat}, separators=(",", ":")).encode()
+    assert ANTHROPIC.parse(body_of(*anthropic)).digests == CHAT.parse(through_chat).digests
+
+
+def test_a_user_message_becomes_its_tool_results_and_then_the_rest() -> None:
+    message = {"role": "user", "content": [result("1", "one"), result("2", [text("a"), text("b")]), text("so?"), PNG]}
+    request = ANTHROPIC.parse(body_of({"role": "user", "content": "hi"}, message))
+    assert [(one.role, one.tool_call_id, one.text) for one in request.messages] == [
+        ("user", "", "hi"),
+        ("tool", "1", "one"),
+        ("tool", "2", "a\nb"),
+        ("user", "", "so?\n[image]"),
+    ]
+    assert request.continues == [False, False, True, True]
+    assert len(request.messages[3].attachments) == 1
+
+
+def test_a_message_with_one_tool_result_alone_keeps_its_bytes() -> None:
+    message = b'{ "role":"user","content" : [ {"type" : "tool_result","tool_use_id":"1", "content":"ok"} ] }'
+    request = ANTHROPIC.parse(b'{"messages":[%s]}' % message)
+    assert [bytes(raw) for raw in request.raw_messages] == [message]
+    assert request.messages == [Message("tool", "ok", tool_call_id="1")]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("a", "a"),
+        (None, ""),
+        ([], ""),
+        ([text("a"), text("b", citations=[])], "a\nb"),
+        (["a", {"text": "b"}], "a\nb"),
+        ([{"type": "thinking", "thinking": "hm"}, {"type": "redacted_thinking", "data": "x"}, text("a")], "a"),
+        (f"{BLOCK}\n\na", "a"),
+        ([text(f"{BLOCK}\n\n"), text("a")], "a"),
+        ([{"type": "document", "source": {}}, {"type": "image"}, {"type": "image", "source": 5}, 7], 4),
+        ([text("a"), {"type": "text"}], "a\n"),
+        ('say "tool_result"', 'say "tool_result"'),
+    ],
+)
+def test_the_text_of_a_message_is_read_from_every_form_of_content(content: Any, said: str | int) -> None:
+    [message] = parsed({"role": "user", "content": content})
+    if isinstance(said, int):
+        assert len(message.attachments) == said
+    else:
+        assert message == Message("user", said)
+
+
+@pytest.mark.parametrize("content", ["", [], None, [text("")]])
+def test_a_tool_that_answered_nothing_is_one_empty_message(content: Any) -> None:
+    [message] = parsed({"role": "user", "content": [result("1", content)]})
+    assert message == Message("tool", "", tool_call_id="1")
+
+
+def test_a_cache_mark_that_moves_changes_no_digest() -> None:
+    for block in (text("a"), PNG, {"type": "document", "source": {"type": "text", "data": "x"}}, result("1", "a")):
+        plain, marked = (parsed({"role": "user", "content": [one]}) for one in (block, {**block, **CACHED}))
+        assert plain == marked
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"messages":null}',
+        b'{"messages":["a"]}',
+        b'{"messages":[{"role":"user","content":"\xff"}]}',
+        b'{"messages":[{"role":"user","content":[{"type":"tool_result","content":"\\ud800"}]}]}',
+        b'{"messages":[{"role":"user","content":[{"type":"tool_result","content":' + b"[" * 50_000 + b"]" * 50_000,
+        b'{"messages":[{"role":"user","x":"tool_result","content":' + b"[" * 50_000 + b"]" * 50_000 + b"}]}",
+    ],
+)
+def test_a_body_that_cannot_be_read_is_refused(body: bytes) -> None:
+    with pytest.raises(BadRequestBody) as refusal:
+        ANTHROPIC.parse(body)
+    assert str(refusal.value)
+
+
+def test_a_request_that_goes_on_with_a_thread_of_the_upstream_s_is_left_to_it() -> None:
+    message = {"role": "user", "content": [result("1", "one")]}
+    with pytest.raises(BadRequestBody, match="thread"):
+        ANTHROPIC.parse(body_of(message, thread={"type": "continue", "previous_message_id": "m"}))
+    for thread in ({"type": "create"}, {}, None, 5, "continue", {"type": 5}):
+        assert len(ANTHROPIC.parse(body_of(message, thread=thread)).messages) == 1
+
+
+@given(st.binary() | st.binary().map(lambda noise: b'{"messages":[{"role":"user","content":[' + noise))
+def test_arbitrary_bytes_raise_nothing_but_the_declared_error(body: bytes) -> None:
+    parse_or_refuse(body)
+
+
+@given(bodies, st.lists(odd_messages | json_values, max_size=4))
+def test_arbitrary_json_raises_nothing_but_the_declared_error(body: dict[str, Any], messages: list[Any]) -> None:
+    request = parse_or_refuse(json.dumps({**body, "messages": messages}).encode())
+    if request is not None:
+        for position in range(len(request.messages)):
+            ANTHROPIC.encode(request, leave_out={position - 1}, insertions=[Insertion(position, BLOCK)])
+
+
+def parse_or_refuse(body: bytes) -> ModelRequest | None:
+    try:
+        return ANTHROPIC.parse(body, MessageCache())
+    except BadRequestBody:
+        return None
+
+
+@given(st.lists(odd_messages.filter(is_plain), max_size=3))
+def test_a_message_of_any_shape_becomes_some_messages(messages: list[dict[str, Any]]) -> None:
+    request = ANTHROPIC.parse(body_of(*messages))
+    parallel = (request.messages, request.digests, request.raw_messages, request.continues)
+    assert len({len(one) for one in parallel}) == 1
+    assert request.continues.count(False) == len(messages)
+
+
+@given(st.lists(anthropic_messages, max_size=6))
+def test_a_cache_changes_nothing_and_is_not_shared_with_chat_completions(messages: list[Any]) -> None:
+    body, cache = body_of(*messages), MessageCache()
+    plain = ANTHROPIC.parse(body)
+    CHAT.parse(body, cache)
+    for _ in range(2):
+        cached = ANTHROPIC.parse(body, cache)
+        assert (cached.messages, cached.digests) == (plain.messages, plain.digests)
+
+
+# Writing
+
+
+def test_a_body_with_nothing_to_change_is_the_same_object() -> None:
+    body = b' { "messages" : [ {"role":"user","content":[{"type":"tool_result"},{"type":"text"}]} ], "x": 1.0 }\n'
+    assert ANTHROPIC.encode(ANTHROPIC.parse(body)) is body
+
+
+def test_memory_in_is_taken_out_and_all_else_keeps_its_bytes_and_order() -> None:
+    untouched = b'{ "role":"user","z": 1.00, "content" : [ {"type":"text","text":"h\\u00e9", "cache_control":{}} ] }'
+    body = b'{"b": 1.50,"messages":[' + untouched + b'],"a":[ 1e5 ],"metadata":{"memory_in":{"topic_id":"t"}}}'
+    request = ANTHROPIC.parse(body)
+    assert request.memory_in == MemoryIn("t")
+    assert ANTHROPIC.encode(request) == b'{"b":1.50,"messages":[' + untouched + b'],"a":[ 1e5 ]}'
+
+
+@given(st.lists(anthropic_messages, max_size=5), st.sampled_from([{}, {"memory_in": {}}]))
+def test_pieces_joined_again_are_the_elements_that_they_came_from(messages: list[Any], more: dict[str, Any]) -> None:
+    assert sent(body_of(*messages, **more)) == json.loads(body_of(*messages))
+
+
+def test_every_block_of_a_joined_message_keeps_its_bytes() -> None:
+    content = [b'{ "type":"tool_result" , "tool_use_id":"1","n": 1.00 }', b'{"type":"text","text":"\\u0041","q":{ }}']
+    body = b'{"messages":[{"role":"user","content":[%s]}],"memory_in":{}}' % b", ".join(content)
+    assert ANTHROPIC.encode(ANTHROPIC.parse(body)) == (
+        b'{"messages":[{"role":"user","content":[%s]}]}' % b",".join(content)
+    )
+
+
+def test_tool_results_leave_with_their_turn_and_the_text_beside_them_stays() -> None:
+    asked = {"role": "user", "content": "read"}
+    called = {"role": "assistant", "content": [use("1", "read", {}), use("2", "read", {})]}
+    answered = {"role": "user", "content": [result("1", "one"), result("2", "two"), text("so?", **CACHED), PNG], "x": 1}
+    body = body_of(asked, called, answered)
+    assert sent(body, leave_out=range(4), insertions=[Insertion(4, BLOCK)])["messages"] == [
+        {"role": "user", "content": [text(f"{BLOCK}\n\n"), text("so?", **CACHED), PNG], "x": 1}
+    ]
+    assert sent(body, leave_out={4})["messages"][2]["content"] == [result("1", "one"), result("2", "two")]
+    assert sent(body, leave_out={2, 3, 4})["messages"] == [asked, called]
+
+
+def test_a_block_stands_behind_the_tool_results_and_before_the_rest_whatever_the_placement() -> None:
+    body = body_of({"role": "user", "content": [result("1", "one"), text("so?")]}, {"role": "user", "content": "and?"})
+    insertions = [Insertion(1, "B"), Insertion(2, "C"), Insertion(2, "D")]
+    for placement in ("separate", "merged"):
+        assert sent(body, insertions=insertions, placement=placement)["messages"] == [
+            {"role": "user", "content": [result("1", "one"), text("B\n\n"), text("so?")]},
+            {"role": "user", "content": "C\n\nD\n\nand?"},
+        ]
+
+
+def test_blocks_in_an_odd_order_stay_in_it() -> None:
+    content = [text("first"), result("1", "one"), text("second"), result("2", "two")]
+    body = body_of({"role": "user", "content": content}, memory_in={})
+    assert [one.role for one in ANTHROPIC.parse(body).messages] == ["tool", "tool", "user"]
+    assert sent(body)["messages"] == [{"role": "user", "content": content}]
+    assert sent(body, insertions=[Insertion(2, "B")])["messages"][0]["content"] == [text("B\n\n"), *content]
+    assert sent(body, leave_out={0})["messages"][0]["content"] == [content[0], *content[2:]]
+
+
+@pytest.mark.parametrize("position", [-1, 1])
+def test_a_block_before_no_message_is_an_error_of_the_caller(position: int) -> None:
+    with pytest.raises(ValueError, match="insertion at"):
+        ANTHROPIC.encode(ANTHROPIC.parse(body_of({"role": "user"})), insertions=[Insertion(position, "x")])
+
+
+user_messages = st.fixed_dictionaries(
+    {"role": st.just("user"), "content": valid_text | st.lists(blocks.filter(lambda block: len(block) > 1), max_size=5)}
+)
+
+
+@given(st.lists(user_messages, min_size=1, max_size=4), st.data())
+def test_a_prompt_echoed_with_its_block_holds_the_same_conversation(messages: list[Any], data: st.DataObject) -> None:
+    request = ANTHROPIC.parse(body_of(*messages))
+    users = [position for position, message in enumerate(request.messages) if message.role == "user"]
+    insertions = [Insertion(position, BLOCK) for position in users if data.draw(st.booleans())]
+    echoed = ANTHROPIC.parse(ANTHROPIC.encode(request, insertions=insertions))
+    assert echoed.digests == request.digests
+
+
+# Messages of memd's own
+
+
+@given(
+    st.builds(Message, role=st.sampled_from(["user", "tool", "assistant"]), text=valid_text, tool_call_id=valid_text)
+)
+def test_an_encoded_message_reads_as_itself(message: Message) -> None:
+    if message.role != "tool":
+        message = Message(message.role, message.text)
+    assert parse_message(encode_message(message)) == message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "forwarded"),
+    [('{"a": 1}', {"a": 1}), ("", {}), ("{", {"arguments": "{"}), ("[1]", {"arguments": "[1]"})],
+)
+def test_an_encoded_call_has_an_object_as_its_input(arguments: str, forwarded: Any) -> None:
+    message = Message("assistant", "I read.", (ToolCall("1", "read", arguments),))
+    assert json.loads(bytes(encode_message(message))) == {
+        "role": "assistant",
+        "content": [text("I read."), use("1", "read", forwarded)],
+    }
+    without_text = json.loads(bytes(encode_message(Message("assistant", "", message.tool_calls))))
+    assert [block["type"] for block in without_text["content"]] == ["tool_use"]
+
+
+def test_the_results_of_parallel_calls_stand_in_one_message() -> None:
+    messages = [
+        Message("assistant", "", (ToolCall("1", "f", "{}"), ToolCall("2", "f", "{}"))),
+        Message("tool", "one", tool_call_id="1"),
+        Message("tool", "two", tool_call_id="2"),
+        Message("user", "so?"),
+    ]
+    request = ANTHROPIC.parse(body_of(memory_in={}))
+    request.raw_messages.extend(ANTHROPIC.encode_message(message) for message in messages)
+    previous = [None, *messages]
+    request.continues.extend(ANTHROPIC.continues(*pair) for pair in zip(messages, previous, strict=False))
+    assert json.loads(ANTHROPIC.encode(request))["messages"][1:] == [
+        {"role": "user", "content": [result("1", "one"), result("2", "two")]},
+        {"role": "user", "content": "so?"},
+    ]
+
+
+def test_memory_out_belongs_to_the_first_event_and_errors_have_the_api_s_shape() -> None:
+    assert ANTHROPIC.carries_memory_out(b'{"type":"message_start","message":{}}')
+    assert not ANTHROPIC.carries_memory_out(b'{"type":"ping"}')
+    assert json.loads(ANTHROPIC.error_body(400, "no", "invalid_request_error")) == {
+        "type": "error",
+        "error": {"type": "invalid_request_error", "message": "no"},
+    }
+    kinds = [json.loads(ANTHROPIC.error_body(status, "", "x"))["error"]["type"] for status in (413, 502)]
+    assert kinds == ["request_too_large", "api_error"]
