@@ -106,7 +106,7 @@ async def _accepted(
     """The upstream's answer; a prompt that it refuses is offered again with memory merged, then without memory."""
     headers = forwarded_headers(request, daemon.config)
     headers["Accept-Encoding"] = "identity"  # a compressed answer could not be read
-    preferred = daemon.upstream.facts.placement
+    preferred = daemon.upstream.placement
     attempts: list[Placement | None] = [preferred]
     if exchange.injected:
         attempts = [preferred, None] if preferred == "merged" else [preferred, "merged", None]

@@ -266,7 +266,7 @@ class Exchange:
         margin = COUNT_MARGIN if drift.is_known(model) else COUNT_MARGIN_UNKNOWN
         if estimate * margin <= hard:
             return estimate
-        placement = self._daemon.upstream.facts.placement
+        placement = self._daemon.upstream.placement
         exact = await self._daemon.upstream.count_tokens(self._api.count_path, prompt.body(placement), self._headers)
         if exact is None:
             return estimate

@@ -1,4 +1,4 @@
-"""The model server behind memd: one pooled client, and what memd learns from it (window, model, block placement).
+"""The model server behind memd: one pooled client, and what memd learns from it (window, model).
 
 Rule: what the upstream does not tell is done without; asking never delays a request by more than `ASK_SECONDS`, and
 never fails one.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -54,10 +54,6 @@ class UpstreamFacts(msgspec.Struct, frozen=True):
     window: int | None = None
     """Context tokens per slot."""
     model: str = ""
-    placement: Placement = "merged"
-    separate_works: bool | None = None
-    """The template probe's answer; None when it could not be asked."""
-    template: str = ""
 
 
 class Upstream:
@@ -68,7 +64,10 @@ class Upstream:
         path = parts.path.rstrip("/").removesuffix("/v1")
         self.url = f"{parts.scheme}://{parts.netloc}{path}"
         self.facts = UpstreamFacts()
-        self._role = config.injection.role
+        self.placement: Placement = "separate" if config.injection.role == "separate" else "merged"
+        """How a block is put before the user's message. Measured (bench/NOTES.md): with full attention both cost the
+        same; with a sliding window llama.cpp reads the whole prompt again when a block that is a message of its own
+        leaves, and only what is necessary when a merged one does. And every chat template takes a merged one."""
         self._tasks = tasks
         self._asked_at = float("-inf")
         self._asking: asyncio.Task[None] | None = None
@@ -135,62 +134,12 @@ class Upstream:
         try:
             props = await self._ask_json("GET", "/props")
             if isinstance(props, dict):
-                self.facts = await self._facts_from(props)
+                self.facts = _facts_from(props)
             else:
-                self.facts = UpstreamFacts(reachable=await self._is_reachable(), placement=self._placement(None))
+                self.facts = UpstreamFacts(reachable=await self._is_reachable())
         finally:
             self._asked_at = time.monotonic()
             self._asking = None
-
-    async def _facts_from(self, props: dict[str, Any]) -> UpstreamFacts:
-        settings = props.get("default_generation_settings")
-        window = settings.get("n_ctx") if isinstance(settings, dict) else None
-        model = str(props.get("model_alias") or props.get("model_path") or "")
-        template = str(props.get("chat_template") or "")
-        if self.facts.model == model and self.facts.template == template and self.facts.separate_works is not None:
-            works: bool | None = self.facts.separate_works
-        else:
-            works = await self._probe_separate() if self._role == "auto" else None
-        return UpstreamFacts(
-            reachable=True,
-            window=window if isinstance(window, int) and window > 0 else None,
-            model=model,
-            placement=self._placement(works),
-            separate_works=works,
-            template=template,
-        )
-
-    def _placement(self, separate_works: bool | None) -> Placement:
-        if self._role == "auto":
-            return "separate" if separate_works else "merged"
-        return self._role
-
-    async def _probe_separate(self) -> bool | None:
-        """Whether the chat template shows a developer message in mid-conversation in place, once, changing nothing."""
-        block = {"role": "developer", "content": "memd-probe-block"}
-        conversations: list[list[dict[str, str]]] = [
-            [{"role": "user", "content": "memd-probe-last"}],
-            [
-                {"role": "user", "content": "memd-probe-first"},
-                {"role": "assistant", "content": "memd-probe-answer"},
-                {"role": "user", "content": "memd-probe-last"},
-            ],
-        ]
-        for turns in conversations:
-            messages = [{"role": "system", "content": "memd-probe-system"}, *turns]
-            plain = await self._render(messages)
-            shown = await self._render([*messages[:-1], block, messages[-1]])
-            if plain is None:
-                return None
-            if shown is None or not stands_in_place(plain, shown):
-                return False
-        return True
-
-    async def _render(self, messages: Iterable[dict[str, str]]) -> str | None:
-        body = msgspec.json.encode({"messages": list(messages)})
-        answer = await self._ask_json("POST", "/apply-template", body)
-        prompt = answer.get("prompt") if isinstance(answer, dict) else None
-        return prompt if isinstance(prompt, str) else None
 
     async def _is_reachable(self) -> bool:
         try:
@@ -215,19 +164,11 @@ class Upstream:
             return None
 
 
-def stands_in_place(plain: str, shown: str) -> bool:
-    """Whether a probe's block came out once, before the last message, and left the text before it as it was.
-
-    Args:
-        plain: the rendered probe conversation without the block.
-        shown: the same with it.
-    """
-    block, last = "memd-probe-block", "memd-probe-last"
-    if shown.count(block) != 1 or shown.count(last) != 1 or plain.count(last) != 1:
-        return False
-    earlier = [mark for mark in ("memd-probe-system", "memd-probe-first", "memd-probe-answer") if mark in plain]
-    positions = [shown.find(mark) for mark in [*earlier, block, last]]
-    if -1 in positions or positions != sorted(positions):
-        return False
-    settled = max((plain.find(mark) + len(mark) for mark in earlier), default=0)
-    return plain[:settled] == shown[:settled]
+def _facts_from(props: dict[str, Any]) -> UpstreamFacts:
+    settings = props.get("default_generation_settings")
+    window = settings.get("n_ctx") if isinstance(settings, dict) else None
+    return UpstreamFacts(
+        reachable=True,
+        window=window if isinstance(window, int) and window > 0 else None,
+        model=str(props.get("model_alias") or props.get("model_path") or ""),
+    )
