@@ -8,7 +8,6 @@ Rule: a wrong setting is never guessed at. Whatever is not exactly a known key w
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ import msgspec
 from memd.config import Config, Text
 from memd.config_file import Setting, parse_value, read_settings
 from memd.errors import ConfigError
+from memd.hosts import is_this_machine
 
 DEFAULT_PATH = Path("config.yaml")
 ENVIRONMENT_PREFIX = "MEMD_"
@@ -177,7 +177,7 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
     problem = _url_problem(config.upstream.url)
     if problem:
         yield "upstream.url", f"is {config.upstream.url!r}: {problem}; give http://HOST:PORT"
-    if not config.auth.token and not _is_this_machine(config.listen.host):
+    if not config.auth.token and not is_this_machine(config.listen.host):
         yield "listen.host", f"is {config.listen.host!r}, which others can reach: set auth.token, or use 127.0.0.1"
     soft, hard = config.buffer.soft_tokens, config.buffer.hard_tokens
     if isinstance(soft, int) and isinstance(hard, int) and soft > hard:
@@ -198,13 +198,6 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
             yield "ingest.ignore", f"has {pattern[:60]!r}, which is no regular expression ({error}); correct it"
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _url_problem(url: str) -> str | None:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 FILE_LINES_MAX = 450
 FUNCTION_LINES_MAX = 50
 
-WORDS = {"errors", "chunks", "messages", "config", "config_file", "wording"}
+WORDS = {"errors", "chunks", "messages", "config", "config_file", "wording", "hosts"}
 """The words every layer speaks."""
 
 MAY_IMPORT = {
@@ -25,9 +25,10 @@ MAY_IMPORT = {
     "chunks": {"errors"},
     "messages": {"errors"},
     "wording": set[str](),
+    "hosts": set[str](),
     "config_file": {"errors"},
     "config": {"errors"},
-    "config_loading": {"errors", "config", "config_file"},
+    "config_loading": {"errors", "config", "config_file", "hosts"},
     "assets": set[str](),
     "wire": WORDS,
     "context": WORDS,
@@ -41,7 +42,7 @@ MAY_IMPORT = {
 }
 """For each package or module right below `memd`: what it may import besides itself and `memd` (the version)."""
 
-PURE = {"wire", "context", "chunks", "messages", "errors", "wording"}
+PURE = {"wire", "context", "chunks", "messages", "errors", "wording", "hosts"}
 # A lock (threading) and an object's size (sys) are neither I/O nor clock nor chance.
 IMPURE_MODULES = {
     *("aiohttp", "asyncio", "concurrent", "fastembed", "fcntl", "glob", "hnswlib", "http", "io", "logging", "mmap"),

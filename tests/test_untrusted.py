@@ -219,6 +219,29 @@ def test_without_the_token_nothing_is_answered_and_with_it_everything(
     assert memd.run("stats").returncode == 0
 
 
+ORIGINS = {
+    "https://evil.example": "off",
+    "http://6.6.6.6:8765": "off",
+    "http://localhost.evil.example": "off",
+    "null": "off",
+    "http://[": "off",
+    "http://localhost:3000": "injected",
+    "http://127.0.0.1:8080": "injected",
+    "http://[::1]:8080": "injected",
+    "app://notes": "injected",
+}
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_a_web_page_from_elsewhere_gets_no_memory(memd: DaemonProcess, seen: list[bytes], origin: str) -> None:
+    url = f"{memd.base_url}/t/page{list(ORIGINS).index(origin)}/v1/chat/completions"
+    assert ask(url, {"messages": [{"role": "user", "content": "The gate code is 5511."}]}).status == 200
+    question = {"messages": [{"role": "user", "content": "What is the gate code?"}]}
+    answered = ask(url, question, headers={"Origin": origin})
+    assert answered.headers["X-Memory-Status"] == ORIGINS[origin]
+    assert (b"5511" in seen[-1]) == (ORIGINS[origin] == "injected")
+
+
 def test_it_does_not_listen_beyond_this_machine_without_a_token(make_daemon: MakeDaemon, raw: RawUpstream) -> None:
     memd = make_daemon(raw.url, {"listen": {"host": "0.0.0.0"}})
     refused = subprocess.run(memd.command(), capture_output=True, text=True, timeout=60, env=clean_environment())

@@ -1,7 +1,8 @@
 """Who may use memd, and what of memd only programs on this machine may.
 
 Rule: with `auth.token` set every request has to show it; without one memd listens on this machine alone. memd's own
-routes are closed to web pages of other origins: a page that the user happens to visit must not read their memory.
+routes, and memory in the others, are closed to web pages from elsewhere: a page that the user happens to visit must not
+read their memory.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from aiohttp import web
+
+from memd.hosts import is_this_machine
 
 TOKEN_HEADER = "X-Memory-Token"  # noqa: S105  # a header's name
 _BEARER = "bearer "
@@ -42,6 +45,23 @@ def is_own(request: web.BaseRequest, listen_host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_from_foreign_page(request: web.BaseRequest) -> bool:
+    """Whether a browser sent the request for a web page that does not come from this machine.
+
+    Model servers answer such pages, and what they answer with memory would be the user's. (Programs that are built on a
+    browser, as editors are, have origins of other schemes.)
+    """
+    origin = request.headers.get("Origin")
+    if origin is None:
+        return False
+    try:
+        page = urlsplit(origin)
+        host = page.hostname or ""
+    except ValueError:
+        return True
+    return origin == "null" or (page.scheme in ("http", "https") and not is_this_machine(host))
 
 
 def _shown(request: web.BaseRequest) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ from multidict import CIMultiDict
 from memd.chunks import DEFAULT_TOPIC_ID
 from memd.config import Limits
 from memd.context.injection import Placement
+from memd.daemon.access import is_from_foreign_page
 from memd.daemon.exchange import Exchange, Mode, new_turn_id
 from memd.daemon.relay import NO_REPLY, ModelRelay, error_response, forwarded_headers, pass_through, read_body, relay
 from memd.daemon.service import Daemon
@@ -45,6 +46,9 @@ async def answer(
         path_topic: the topic named in the path, if any.
     """
     mode = _mode(request)
+    if not daemon.config.auth.token and is_from_foreign_page(request):
+        log.warning("a web page of %s gets no memory", request.headers["Origin"][:200])
+        mode = "off"
     if mode == "off" or request.headers.get("Content-Encoding", "identity") != "identity":
         status = "off" if mode == "off" else "none"
         return await passed(daemon, request, target, _headers(status, mode))
