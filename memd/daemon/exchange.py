@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import logging
 import time
 import uuid
@@ -42,6 +43,10 @@ COUNT_MARGIN = 1.15
 """Near the hard threshold, by this factor, the upstream is asked for the exact count."""
 COUNT_MARGIN_UNKNOWN = 6.0
 """The same while nothing is known of the model's tokenizer: one of bytes has six tokens where ours has one."""
+FOLLOW_UP_TOKENS = 12
+"""A question below this is looked for together with the user's messages before it, until they have as many ..."""
+FOLLOW_UP_TURNS = 3
+"""... or are as many as this."""
 THIN_SESSION = "history: daemon"
 """The session of a client that leaves its history to memd and names none: one conversation per topic."""
 
@@ -299,11 +304,11 @@ class Exchange:
                 self._prompt.conversation.blocks.pop(digest, None)
 
     async def _recalled_block(self) -> Block:
-        message = self._prompt.turn_message
-        if message is None or not message.text.strip():
+        question = self._question()
+        if not question.strip():
             return NO_BLOCK
         recalled = await self._daemon.recall.query(
-            message.text,
+            question,
             self.topic.log,
             [topic.log for topic in self._related],
             visible_digests=self._prompt.visible_digests(),
@@ -313,6 +318,15 @@ class Exchange:
         self._spans_ms.update(embed=recalled.embed_ms, search=recalled.search_ms)
         self._spans_ms["inject"] = (time.perf_counter() - started) * 1000
         return block
+
+    def _question(self) -> str:
+        """What the user asks; a short follow-up ("yes, do that") says little without what was said before it."""
+        texts: list[str] = []
+        for text in itertools.islice(self._prompt.user_texts(), FOLLOW_UP_TURNS):
+            texts.insert(0, text)
+            if self._counter.count(" ".join(texts)) >= FOLLOW_UP_TOKENS:
+                break
+        return "\n".join(texts)
 
     def _fill(self, candidates: list[ranking.Candidate]) -> Block:
         drift, model = self._counter.drift, self._request.model

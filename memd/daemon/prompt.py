@@ -41,10 +41,12 @@ class Prompt:
         """The digest of the user message that opened the turn."""
         return None if self.turn_position is None else self.conversation.messages[self.turn_position].digest
 
-    @property
-    def turn_message(self) -> Message | None:
-        """The user message that opened the turn."""
-        return None if self.turn_position is None else self._message(self.turn_position)
+    def user_texts(self) -> Iterator[str]:
+        """What the user said, the open turn first, as far back as it is in the prompt."""
+        for position in reversed(list(self._visible())):
+            message = self._message(position)
+            if message.role == "user":
+                yield message.text
 
     @property
     def last_digest(self) -> bytes:
