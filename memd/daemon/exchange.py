@@ -39,6 +39,8 @@ Mode = Literal["full", "readonly", "off"]
 
 HARD_ROUNDS_MAX = 4
 """Compactions before one request: each halves the prompt or takes all that may be taken."""
+COUNTED_AT_ONCE_CHARACTERS = 20_000
+"""Text that is counted without a thread: about a millisecond, hardly more than a thread's turn takes."""
 COUNT_MARGIN = 1.15
 """Near the hard threshold, by this factor, the upstream is asked for the exact count."""
 COUNT_MARGIN_UNKNOWN = 6.0
@@ -251,6 +253,9 @@ class Exchange:
         def count() -> list[int]:
             return [self._counter.message(message, digest) for message, digest in pairs]
 
+        fresh = sum(len(message.text) for message, digest in pairs if self._counter.known(message, digest) is None)
+        if fresh <= COUNTED_AT_ONCE_CHARACTERS:
+            return count()
         return await asyncio.get_running_loop().run_in_executor(None, count)
 
     def _memory_in_digest(self) -> bytes:
@@ -330,7 +335,7 @@ class Exchange:
 
     def _fill(self, candidates: list[ranking.Candidate]) -> Block:
         drift, model = self._counter.drift, self._request.model
-        cost = _line_cost(self._counter.count)
+        cost = _line_cost(self._counter.count_again)
         selection = ranking.select(
             candidates,
             budget_tokens=self._limits.injection,

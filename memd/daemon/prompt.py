@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from memd.context.conversation import NO_BLOCK, Block, BlockChunk, Conversation
+from memd.context.conversation import Block, BlockChunk, Buffered, Conversation
 from memd.context.hot_buffer import Arrival
 from memd.context.injection import Placement
 from memd.messages import ROOT_DIGEST, Message
@@ -30,6 +30,7 @@ class Prompt:
         users = [position for position in self._visible() if self._message(position).role == "user"]
         self.turn_position = max(users, default=None)
         """Where the open turn begins; None if no user message is visible."""
+        self._user_positions = {self.conversation.messages[position].digest: position for position in users}
 
     @property
     def conversation(self) -> Conversation:
@@ -66,13 +67,16 @@ class Prompt:
 
     def visible_digests(self) -> set[bytes]:
         """The messages that are in the prompt."""
-        return {self.conversation.messages[position].digest for position in self._visible()}
+        return {item.digest for item in self._visible_items()}
 
     def blocks(self) -> list[tuple[int, Block]]:
         """The blocks in the prompt, with the positions that they stand before."""
-        messages, placed = self.conversation.messages, self.conversation.blocks
-        found = ((position, placed.get(messages[position].digest, NO_BLOCK)) for position in self._visible())
-        return [(position, block) for position, block in found if block.chunks]
+        found = []
+        for digest, block in self.conversation.blocks.items():
+            position = self._user_positions.get(digest)
+            if block.chunks and position is not None and self._is_visible(position):
+                found.append((position, block))
+        return sorted(found, key=lambda placed: placed[0])
 
     def chunks(self) -> list[BlockChunk]:
         """What those blocks show."""
@@ -84,7 +88,7 @@ class Prompt:
 
     def tokens(self) -> int:
         """Raw tokens of everything."""
-        visible = sum(self.conversation.messages[position].tokens for position in self._visible())
+        visible = sum([item.tokens for item in self._visible_items()])
         return self.standing_tokens + visible + self.block_tokens()
 
     def body(self, placement: Placement | None) -> bytes:
@@ -101,9 +105,18 @@ class Prompt:
     def _visible(self) -> Iterator[int]:
         """The positions of the request's messages that are in the prompt: a head that the client keeps, and what has
         not been left out."""
-        head, offset = self._arrival.head, self._arrival.offset
-        yield from range(head)
-        yield from range(max(self.conversation.left_out, offset + head), self._arrival.end)
+        yield from range(self._arrival.head)
+        yield from range(self._first_behind_head(), self._arrival.end)
+
+    def _visible_items(self) -> list[Buffered]:
+        messages = self.conversation.messages
+        return messages[: self._arrival.head] + messages[self._first_behind_head() : self._arrival.end]
+
+    def _is_visible(self, position: int) -> bool:
+        return position < self._arrival.head or position >= self._first_behind_head()
+
+    def _first_behind_head(self) -> int:
+        return max(self.conversation.left_out, self._arrival.offset + self._arrival.head)
 
     def _message(self, position: int) -> Message:
         return self._request.messages[self._index(position)]
