@@ -1,17 +1,20 @@
 /**
- * The AI SDK with its openai provider, which speaks the responses API, through memd: the base URL is changed.
+ * The AI SDK through memd: the base URL is changed. Its openai provider speaks the responses API, openai-compatible
+ * chat completions.
  *
  * Usage: node ai_sdk.ts BASE_URL < REQUEST.json
  * Prints one JSON object: what came back at each step; the SDK runs the tool loop itself.
  */
 import { text } from 'node:stream/consumers';
 import { createOpenAI } from '@ai-sdk/openai';
+import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import { generateText, isStepCount, jsonSchema, streamText, tool } from 'ai';
 import type { MemoryIn, MemoryOut, WithMemory } from './memory.ts';
 
 interface Asked {
   question: string;
   how: 'create' | 'stream';
+  provider?: 'openai' | 'compatible';
   memory_in?: MemoryIn;
   /** What the tool `read` says, one call after the other; without it there is no tool. */
   results?: string[];
@@ -24,7 +27,11 @@ interface Step {
 }
 
 const asked = JSON.parse(await text(process.stdin)) as Asked;
-const openai = createOpenAI({ baseURL: process.argv[2], apiKey: 'not needed' });
+const baseURL = process.argv[2] ?? '';
+const model =
+  asked.provider === 'compatible'
+    ? createOpenAICompatible({ name: 'memd', baseURL })('tiny')
+    : createOpenAI({ baseURL, apiKey: 'not needed' })('tiny');
 const results = asked.results;
 const read = tool({
   description: 'Read a file.',
@@ -37,7 +44,7 @@ const read = tool({
   execute: async () => results?.shift() ?? '',
 });
 const settings = {
-  model: openai('tiny'),
+  model,
   prompt: asked.question,
   ...(results && { tools: { read } }),
   stopWhen: isStepCount(9),
@@ -45,6 +52,7 @@ const settings = {
   providerOptions: {
     // llama.cpp keeps no responses that could be referred to later
     openai: { store: false, ...(asked.memory_in && { metadata: { memory_in: JSON.stringify(asked.memory_in) } }) },
+    memd: { ...(asked.memory_in && { memory_in: JSON.stringify(asked.memory_in) }) },
   },
 };
 

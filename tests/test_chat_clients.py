@@ -1,0 +1,146 @@
+"""Real clients of chat completions with nothing changed but the base URL, tool loops included, on llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import ANSWERED_MARKER, REPLY, REPLY_AFTER_CALLS, REPLY_WITH_MEMORY, MakeDaemon
+from daemon_process import DaemonProcess, wait_until
+from openai import OpenAI
+from openai.types.chat import ChatCompletionMessage
+from typescript_client import TypeScriptClient
+
+FACT = "The release word for the lighthouse lamp is cinnamon-42."
+QUESTION = "What is the release word for the lighthouse lamp?"
+RESULTS = ["Line 1.", "Line 2.", f"Line 3. {ANSWERED_MARKER}"]
+READ: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "read",
+        "description": "Read a file.",
+        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+    },
+}
+CLIENTS = {
+    "openai-node": ("chat_tools.ts", {"how": "create"}),
+    "openai-node .stream()": ("chat_tools.ts", {"how": "stream"}),
+    "AI SDK generateText": ("ai_sdk.ts", {"how": "create", "provider": "compatible"}),
+    "AI SDK streamText": ("ai_sdk.ts", {"how": "stream", "provider": "compatible"}),
+    "LangChain.js invoke": ("langchain.ts", {"how": "create"}),
+    "LangChain.js stream": ("langchain.ts", {"how": "stream"}),
+}
+LOOPS = {**CLIENTS, "openai-node runTools": ("chat_tools.ts", {"how": "helper"})}
+
+
+def stored_once(daemon: DaemonProcess, *texts: str) -> None:
+    """Every one of these texts is in the log, and each exactly once."""
+
+    def counts() -> list[int]:
+        contents = "\n".join(entry["content"] for entry in daemon.export())
+        return [contents.count(text) for text in texts]
+
+    wait_until(lambda: min(counts()) > 0, lambda: f"stored so often: {counts()}")
+    assert counts() == [1] * len(texts)
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_typescript_client_is_remembered(typescript: TypeScriptClient, daemon: DaemonProcess, name: str) -> None:
+    script, how = CLIENTS[name]
+    url = f"{daemon.base_url}/v1"
+    memories: list[dict[str, Any]] = [{}, {"memory_in": {"topic_id": "lighthouse"}}]
+    for memory in memories:
+        [told] = typescript.run(script, url, {"question": FACT, **how, **memory})["steps"]
+        assert told["reply"] == "".join(REPLY)
+        [told] = typescript.run(script, url, {"question": QUESTION, **how, **memory})["steps"]
+        assert told["reply"] == "".join(REPLY_WITH_MEMORY)
+        assert told["memory_status"] in (None, "injected")  # some helpers hide the headers
+        if not memory:
+            assert told["memory_out"] == []
+            continue
+        [memory_out] = told["memory_out"]  # once, also in a stream
+        [chunk] = memory_out["injected_chunks"]
+        [stored] = [entry for entry in daemon.export() if entry["id"] == chunk["id"]]
+        assert "cinnamon-42" in stored["content"]
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_typescript_client_s_tool_loop_is_stored_once(
+    typescript: TypeScriptClient, make_daemon: MakeDaemon, calling_llama: str, name: str
+) -> None:
+    script, how = LOOPS[name]
+    daemon = make_daemon(calling_llama).start()
+    url = f"{daemon.base_url}/v1"
+    asked = {"question": QUESTION, **how, "results": list(RESULTS), "memory_in": {}}
+    steps = typescript.run(script, url, asked)["steps"]
+    assert [step["reply"] for step in steps] == ["", "", "", "".join(REPLY_AFTER_CALLS)]
+    assert [len(step["memory_out"]) for step in steps] == [1] * 4
+    daemon.chat([{"role": "user", "content": "Good morning."}])  # opens another conversation: the loop is stored
+    stored_once(daemon, QUESTION, "tool: Line 1.", "tool: Line 2.", "tool: Line 3.", "".join(REPLY_AFTER_CALLS))
+
+
+class Python:
+    """The official client in Python, asked in one of three ways."""
+
+    def __init__(self, daemon: DaemonProcess, how: str) -> None:
+        self.client = OpenAI(base_url=f"{daemon.base_url}/v1", api_key="not needed", max_retries=0)
+        self.how = how
+        self.memory_out: list[Any] = []
+
+    def __enter__(self) -> Python:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
+    def complete(self, messages: list[Any], **more: Any) -> ChatCompletionMessage:
+        params: dict[str, Any] = {"model": "tiny", "messages": messages, "extra_body": {"memory_in": {}}, **more}
+        if self.how == "create":
+            completion = self.client.chat.completions.create(**params)
+            self._note(completion)
+            message: ChatCompletionMessage = completion.choices[0].message
+            return message
+        with self.client.chat.completions.stream(**params) as stream:
+            for event in stream:
+                if event.type == "chunk":
+                    self._note(event.chunk)
+            return stream.get_final_completion().choices[0].message
+
+    def loop(self, question: str) -> Iterator[str]:
+        """What the model says at each step of a tool loop."""
+        messages: list[Any] = [{"role": "user", "content": question}]
+        results = iter(RESULTS)
+        calls: list[Any] | None = [None]
+        while calls:
+            message = self.complete(messages, tools=[READ])
+            yield message.content or ""
+            messages.append(message.model_dump(exclude_none=True))
+            calls = message.tool_calls
+            called = [call.id for call in calls or ()]
+            messages += [{"role": "tool", "tool_call_id": name, "content": next(results)} for name in called]
+
+    def _note(self, answered: Any) -> None:
+        out = (answered.model_extra or {}).get("memory_out")
+        if out is not None:
+            self.memory_out.append(out)
+
+
+@pytest.mark.parametrize("how", ["create", "stream"])
+def test_the_python_client_is_remembered(daemon: DaemonProcess, how: str) -> None:
+    with Python(daemon, how) as client:
+        assert client.complete([{"role": "user", "content": FACT}]).content == "".join(REPLY)
+        assert client.complete([{"role": "user", "content": QUESTION}]).content == "".join(REPLY_WITH_MEMORY)
+    assert [len(out["injected_chunks"]) for out in client.memory_out] == [0, 1]
+
+
+@pytest.mark.parametrize("how", ["create", "stream"])
+def test_the_python_client_s_tool_loop_is_stored_once(
+    make_daemon: MakeDaemon, calling_llama: str, how: str
+) -> None:
+    daemon = make_daemon(calling_llama).start()
+    with Python(daemon, how) as client:
+        assert list(client.loop(QUESTION)) == ["", "", "", "".join(REPLY_AFTER_CALLS)]
+        assert len(client.memory_out) == 4
+        client.complete([{"role": "user", "content": "Good morning."}])
+    stored_once(daemon, QUESTION, "tool: Line 1.", "tool: Line 2.", "tool: Line 3.", "".join(REPLY_AFTER_CALLS))
