@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: demo test lint clean help
+.PHONY: demo test fuzz lint clean help
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
@@ -16,6 +16,9 @@ demo: .venv/installed ## Install memd into .venv and play a long conversation th
 
 test: lint ## Lint, types and all tests
 	$(PY) -m pytest $(PYTEST_FLAGS)
+
+fuzz: .venv/installed-test ## Many more random inputs to what reads untrusted bytes, other ones each time (some minutes)
+	$(PY) -m pytest --hypothesis-profile=fuzz $(PYTEST_FLAGS) tests/test_wire_*.py
 
 lint: .venv/installed-test ## Lint and types only
 	$(PY) -m ruff check .

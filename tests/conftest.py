@@ -20,7 +20,8 @@ from typescript_client import TypeScriptClient
 
 # No deadline: a slow machine is not a bug. Derandomised: the same examples everywhere, so a failure can be repeated.
 hypothesis.settings.register_profile("memd", deadline=None, derandomize=True)
-hypothesis.settings.load_profile("memd")
+hypothesis.settings.register_profile("fuzz", deadline=None, derandomize=False, max_examples=2_000, print_blob=True)
+hypothesis.settings.load_profile("memd")  # `make fuzz` loads the other
 
 MEMORY_MARKER = "[mem:"
 REPLY = ("No", " memory", " here", ".")

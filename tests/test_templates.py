@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from chat_templates import TEMPLATES
 from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY, MakeDaemon
 from daemon_process import Answer, ask
 from llama_server import running_llama
+from recording_upstream import RecordingUpstream
 from tiny_model import CHATML_TEMPLATE, write_scripted_model
+
+from memd.messages import without_memory_blocks
 
 SEEN, NOT_SEEN = "".join(REPLY_WITH_MEMORY), "".join(REPLY)
 
@@ -17,8 +22,8 @@ STRICT_ROLES = "{%- for m in messages -%}{%- if not loop.first and m.role in ['s
     REFUSE + "{%- endif -%}{%- endfor -%}"
 )
 """Refuses an instruction in mid-conversation, as the templates of Gemma and Mistral do."""
-NO_MEMORY = "{%- for m in messages -%}{%- if '[memory]' in (m.content or '') -%}" + REFUSE + (
-    "{%- endif -%}{%- endfor -%}"
+NO_MEMORY = (
+    "{%- for m in messages -%}{%- if '[memory]' in (m.content or '') -%}" + REFUSE + ("{%- endif -%}{%- endfor -%}")
 )
 """Refuses memory wherever it stands: the worst template there could be."""
 
@@ -27,9 +32,7 @@ def said(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def _recalled(
-    tmp_path: Path, make_daemon: MakeDaemon, refusal: str, role: str, system: str = ""
-) -> Answer:
+def _recalled(tmp_path: Path, make_daemon: MakeDaemon, refusal: str, role: str, system: str = "") -> Answer:
     """The answer to a question whose answer was said in an earlier chat."""
     model = tmp_path / "strict.gguf"
     write_scripted_model(
@@ -76,3 +79,48 @@ def test_a_mistake_of_the_client_is_answered_as_the_upstream_answers_it_and_cost
     assert (answer.status, answer.body) == (direct.status, direct.body)
     assert answer.headers["X-Memory-Status"] == "injected"
     assert daemon.chat([question]).reply == SEEN
+
+
+@pytest.fixture
+def two_turns(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> list[list[dict[str, str]]]:
+    """What memd forwards of two turns that each recall something, behind a system message."""
+    daemon = make_daemon(upstream.url).start()
+    daemon.chat([said("The deploy key lives in the drawer of desk nine.")])
+    daemon.chat([said("The spare key hangs behind the barometer.")])
+    daemon.chat([said("Something else.")])
+    history = [{"role": "system", "content": "Be brief."}, said("Where does the deploy key live?")]
+    answer = daemon.chat(history)
+    daemon.chat([*history, {"role": "assistant", "content": answer.reply}, said("And where does the spare key hang?")])
+    return [json.loads(request.body)["messages"] for request in upstream.chats[-2:]]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_model_reads_each_memory_once_and_before_its_question_whatever_the_template(
+    tmp_path: Path, two_turns: list[list[dict[str, str]]], name: str
+) -> None:
+    model = tmp_path / "tiny.gguf"
+    write_scripted_model(
+        model, marker=MEMORY_MARKER, reply=REPLY, reply_seen=REPLY_WITH_MEMORY, template=TEMPLATES[name]
+    )
+    with running_llama(model, context=8192, log=tmp_path / "llama.log") as url:
+
+        def prompt_of(messages: list[dict[str, str]]) -> str:
+            answer = ask(f"{url}/apply-template", {"messages": messages})
+            assert answer.status == 200, answer.body
+            return str(answer.json["prompt"])
+
+        first, second = two_turns
+        assert ask(f"{url}/v1/chat/completions", {"messages": second, "max_tokens": 8}).reply == SEEN
+        plain = [{**message, "content": without_memory_blocks(message["content"])} for message in second]
+        prompt, without = prompt_of(second), prompt_of(plain)
+        for key, question in (("desk nine", "Where does the deploy"), ("the barometer", "And where does the spare")):
+            assert prompt.count(key) == 1 and prompt.count(question) == 1
+            assert prompt.index(key) < prompt.index(question)
+        assert prompt.count("[/memory]\n\nWhere does the deploy key") == 1
+        begin = prompt.index("[memory]")
+        assert prompt[:begin] == without[:begin]
+        # The second turn's prompt goes on where the first one ended: nothing before has changed.
+        asked = first[-1]["content"]
+        assert (
+            prompt[: prompt.index(asked) + len(asked)] == prompt_of(first)[: prompt_of(first).index(asked) + len(asked)]
+        )
