@@ -1,0 +1,285 @@
+"""How often what a question needs is in the prompt: recall of evidence within a token budget.
+
+Backs the claim that fusing meaning and words finds more than either. Reads a JSON list of conversations, each with
+`conversation` (`speaker_a`, `speaker_b`, `session_1` … lists of `{dia_id, speaker, text}`) and `qa` (lists of
+`{question, evidence: [dia_id], category}`; category 5 asks about what was never said and is counted apart):
+
+    python bench/quality.py --data FILE [--only 0,2] [--json FILE]
+
+Each session goes turn by turn through the real daemon over HTTP, `speaker_a` as the user, the other's turns as the
+model's replies; all sessions of a conversation are one topic. Each question is then asked in a fresh read-only chat,
+and the block is read out of the prompt that memd forwards. A turn counts as found when at least half of its text, by whole
+sentences, stands in the block. `@k` looks at the best k chunks instead of a budget.
+"""
+
+from __future__ import annotations
+
+import memd  # noqa: F401 - before numpy: it keeps BLAS at one thread, as in the daemon
+
+# isort: split
+import argparse
+import asyncio
+import json
+import re
+import shutil
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+import numpy as np
+from aiohttp import web
+from rich.console import Console
+from rich.table import Table
+
+from memd.config import Buffer, Config, Injection, Listen, Log, Retrieval, Upstream
+from memd.daemon.app import running
+from memd.daemon.service import Daemon
+
+WINDOW_TOKENS = 1_000_000
+BUDGETS = (500, 1000, 2000, 4000)
+RANKS = (5, 10, 25, 50)
+NOTHING_TO_FIND = 5
+"""The category of questions about what was never said."""
+VARIANTS: dict[str, dict[str, float]] = {
+    "cosine only": {"lexical_weight": 0.0, "neighbour_weight": 0.0},
+    "lexical only": {"lexical_weight": 1.0, "neighbour_weight": 0.0},
+    "fused": {"lexical_weight": 0.5, "neighbour_weight": 0.0},
+    "fused, neighbours": {"lexical_weight": 0.5, "neighbour_weight": 0.2},
+    "default": {},
+}
+_SENTENCE = re.compile(r"[^.!?\n]+[.!?\n]*")
+
+
+class Question(NamedTuple):
+    """One question and the texts of the turns that answer it."""
+
+    text: str
+    category: int
+    evidence: tuple[str, ...]
+
+
+class Talk(NamedTuple):
+    """One conversation of the data: its sessions as chat messages, and what is asked about them."""
+
+    topic: str
+    sessions: list[list[dict[str, str]]]
+    questions: list[Question]
+
+
+def read(path: Path, only: set[int] | None) -> list[Talk]:
+    """The conversations of a data file."""
+    talks = []
+    for number, told in enumerate(json.loads(path.read_text())):
+        if only is not None and number not in only:
+            continue
+        said = told["conversation"]
+        names = sorted((name for name in said if re.fullmatch(r"session_\d+", name)), key=lambda name: int(name[8:]))
+        roles = {said["speaker_a"]: "user"}
+        turns = {turn["dia_id"]: turn["text"] for name in names for turn in said[name]}
+        sessions = [
+            [{"role": roles.get(turn["speaker"], "assistant"), "content": turn["text"]} for turn in said[name]]
+            for name in names
+        ]
+        questions = [
+            Question(asked["question"], asked["category"], tuple(turns[one] for one in evidence if one in turns))
+            for asked in told["qa"]
+            for evidence in [[part for one in asked.get("evidence", []) for part in re.findall(r"D\d+:\d+", one)]]
+        ]
+        talks.append(Talk(f"talk-{number}", sessions, [one for one in questions if one.evidence]))
+    return talks
+
+
+class StandIn:
+    """An upstream that says what it is told to say and keeps the last prompt."""
+
+    def __init__(self) -> None:
+        self.reply = ""
+        self.last = ""
+
+    async def handle(self, request: web.Request) -> web.Response:
+        """Any request."""
+        if request.path == "/props":
+            return web.json_response({"default_generation_settings": {"n_ctx": WINDOW_TOKENS}, "model_alias": "stub"})
+        if not request.path.endswith("/chat/completions"):
+            return web.json_response({}, status=404)
+        self.last = (await request.json())["messages"][-1]["content"]
+        message = {"role": "assistant", "content": self.reply}
+        return web.json_response({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+
+
+@asynccontextmanager
+async def serving(stand_in: StandIn, config: Config) -> AsyncIterator[tuple[Daemon, aiohttp.ClientSession]]:
+    """The daemon in front of the stand-in, and a client."""
+    application = web.Application(client_max_size=1 << 30)
+    application.router.add_route("*", "/{path:.*}", stand_in.handle)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    upstream = Upstream(url=f"http://127.0.0.1:{runner.addresses[0][1]}")
+    try:
+        async with (
+            running(msgspec.structs.replace(config, upstream=upstream)) as daemon,
+            aiohttp.ClientSession() as client,
+        ):
+            yield daemon, client
+    finally:
+        await runner.cleanup()
+
+
+async def ask(daemon: Daemon, client: aiohttp.ClientSession, messages: list[Any], topic: str, mode: str) -> None:
+    """One chat request."""
+    url = f"{daemon.base_url}/t/{topic}/v1/chat/completions"
+    async with client.post(url, json={"messages": messages}, headers={"X-Memory-Mode": mode}) as answer:
+        assert answer.status == 200, await answer.text()
+        await answer.read()
+
+
+async def tell(talks: list[Talk], config: Config) -> None:
+    """Every turn of every session, in order; on return all of it is in the log."""
+    stand_in = StandIn()
+    async with serving(stand_in, config) as (daemon, client):
+        for talk in talks:
+            for session in talk.sessions:
+                for end in range(1, len(session) + 1):
+                    if session[end - 1]["role"] == "user" and (end == len(session) or session[end]["role"] != "user"):
+                        stand_in.reply = session[end]["content"] if end < len(session) else "Yes."
+                        await ask(daemon, client, session[:end], talk.topic, "full")
+            topic = await daemon.topics.get(talk.topic)
+            for conversation in topic.buffer.conversations():
+                assert await daemon.archiver.store(topic, conversation, len(conversation)), "stored"
+
+
+def found(turn: str, shown: str) -> bool:
+    """Whether at least half of a turn, by whole sentences, is shown."""
+    sentences = [sentence.strip() for sentence in _SENTENCE.findall(turn) if sentence.strip()]
+    total = sum(map(len, sentences))
+    return sum(len(sentence) for sentence in sentences if sentence in shown) * 2 >= total > 0
+
+
+class Answers(NamedTuple):
+    """What was shown for each question."""
+
+    blocks: list[str]
+    ranked: list[list[str]]
+    tokens: list[int]
+    milliseconds: list[float]
+
+
+async def answers(talk: Talk, config: Config) -> Answers:
+    """Ask everything about one conversation."""
+    stand_in = StandIn()
+    told = Answers([], [], [], [])
+    async with serving(stand_in, config) as (daemon, client):
+        topic = await daemon.topics.get(talk.topic)
+        for question in talk.questions:
+            started = time.perf_counter()
+            await ask(daemon, client, [{"role": "user", "content": question.text}], talk.topic, "readonly")
+            told.milliseconds.append(1000 * (time.perf_counter() - started))
+            block = stand_in.last.partition("[/memory]")[0] if stand_in.last.startswith("[memory]") else ""
+            told.blocks.append(block)
+            told.tokens.append(daemon.counter.count(block))
+            recalled = await daemon.recall.query(question.text, topic.log, [], visible_digests=())
+            told.ranked.append([candidate.entry.content for candidate in recalled.candidates])
+    return told
+
+
+def scores(talk: Talk, told: Answers) -> dict[str, list[float]]:
+    """Per measure the value of each question that has something to find."""
+    kept: dict[str, list[float]] = defaultdict(list)
+    for position, question in enumerate(talk.questions):
+        hits = [found(turn, told.blocks[position]) for turn in question.evidence]
+        if question.category == NOTHING_TO_FIND:
+            kept["never said"].append(float(any(hits)))
+            continue
+        kept["recall"].append(float(np.mean(hits)))
+        kept["any"].append(float(any(hits)))
+        kept["all"].append(float(all(hits)))
+        kept[f"category {question.category}"].append(float(np.mean(hits)))
+        kept["tokens"].append(told.tokens[position])
+        kept["ms"].append(told.milliseconds[position])
+        for rank in RANKS:
+            shown = "\n".join(told.ranked[position][:rank])
+            kept[f"@{rank}"].append(float(np.mean([found(turn, shown) for turn in question.evidence])))
+    return kept
+
+
+def config_of(folder: Path, variant: dict[str, float], budget: int) -> Config:
+    """The daemon's settings for one run."""
+    return Config(
+        listen=Listen(port=0),
+        data_dir=folder,
+        buffer=Buffer(soft_tokens=WINDOW_TOKENS // 4, hard_tokens=WINDOW_TOKENS // 2),
+        injection=Injection(budget_tokens=budget),
+        retrieval=Retrieval(top_k=128, **variant),  # type: ignore[arg-type]  # numbers, as msgspec would have them
+        log=Log(level="error"),
+    )
+
+
+async def run(talks: list[Talk]) -> dict[str, dict[str, Any]]:
+    """Variant → budget → talk → measure → mean."""
+    folder = Path(tempfile.mkdtemp(prefix="memd-bench-"))
+    rows: dict[str, dict[str, Any]] = {}
+    try:
+        await tell(talks, config_of(folder, {}, 2000))
+        for name, variant in VARIANTS.items():
+            rows[name] = {}
+            for budget in BUDGETS:
+                rows[name][str(budget)] = {}
+                for talk in talks:
+                    kept = scores(talk, await answers(talk, config_of(folder, variant, budget)))
+                    means = {measure: float(np.mean(values)) for measure, values in kept.items()}
+                    rows[name][str(budget)][talk.topic] = means | {"questions": len(kept["recall"])}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return rows
+
+
+def overall(by_talk: dict[str, dict[str, float]], measure: str) -> float:
+    """The mean over all questions of all conversations."""
+    counts = [told["questions"] for told in by_talk.values()]
+    return float(np.average([told.get(measure, 0.0) for told in by_talk.values()], weights=counts))
+
+
+def report(rows: dict[str, dict[str, Any]]) -> None:
+    """Print what was found."""
+    console = Console(width=130)
+    table = Table(title="evidence found within a budget of tokens, in per cent (2,000: worst conversation in brackets)")
+    measures = [*(f"@{rank}" for rank in RANKS), "any", "all", "never said", "tokens", "ms"]
+    for column in ("variant", *map(str, BUDGETS), *measures):
+        table.add_column(column, justify="left" if column == "variant" else "right")
+    for name, by_budget in rows.items():
+        cells = [f"{100 * overall(by_budget[str(budget)], 'recall'):.1f}" for budget in BUDGETS]
+        at_2000 = by_budget["2000"]
+        cells[BUDGETS.index(2000)] += f" ({100 * min(told['recall'] for told in at_2000.values()):.0f})"
+        for measure in measures:
+            value = overall(at_2000, measure)
+            cells.append(f"{value:,.1f}" if measure in ("tokens", "ms") else f"{100 * value:.1f}")
+        table.add_row(name, *cells)
+    console.print(table)
+
+
+def main() -> None:
+    """Measure, print, and write the figures where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--only", help="comma-separated numbers of conversations, from 0")
+    parser.add_argument("--variants", help="comma-separated names; default: all")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    for name in [] if asked.variants is None else [one for one in VARIANTS if one not in asked.variants.split(",")]:
+        del VARIANTS[name]
+    only = None if asked.only is None else {int(one) for one in asked.only.split(",")}
+    rows = asyncio.run(run(read(asked.data, only)))
+    report(rows)
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
