@@ -310,7 +310,8 @@ def _entries(snapshot: Snapshot, upto: int) -> Iterator[tuple[int, Entry | None]
 
 
 def _count(snapshot: Snapshot, upto: int) -> int:
-    return sum(len(view.rows) for view in snapshot.views.values()) - sum(len(rows) for _, rows in _later(snapshot, upto))
+    later = sum(len(rows) for _, rows in _later(snapshot, upto))
+    return sum(len(view.rows) for view in snapshot.views.values()) - later
 
 
 @contextmanager

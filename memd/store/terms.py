@@ -25,6 +25,7 @@ _PIECES = re.compile(r"[^/\\=:,;()\[\]{}<>\"'`|&?!+*]+")  # of a path, a URL, an
 _PARTS = re.compile(r"[^\W_]+")
 _CAMEL = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+|[^\W\d_A-Za-z]+")
 _HUMPS = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]{2}")
+_JOINED = re.compile(r"\w[^\W_]_[^\W_]|[^\W_]_[^\W_]\w|\w{2}[./]\w{2}")
 _HEX = re.compile(r"(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{12,}")
 _HEX_BEGINNINGS = (7, 8, 10, 12)
 """The lengths to which people shorten a hash."""
@@ -33,12 +34,7 @@ _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u
 _RUNS = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
 
 _STOPWORDS = frozenset(
-    "a about after again all also am an and any are as at be because been before being both but by can could d did do "
-    "does doing don doesn didn isn aren wasn weren wouldn couldn shouldn hasn haven hadn won ain down during each few for from further get go had has have having he her here hers him his how i if "
-    "in into is it its just know ll let like m may me might more most must my no nor not now of off ok okay on once "
-    "only or other our out over own please re remember s said same say shall she should so some still such t tell than "
-    "thanks thank that the their them then there these they this those through to too under until up us ve very was "
-    "we were what when where which while who whom why will with would yeah yes you your".split()
+    ["a", "about", "after", "again", "all", "also", "am", "an", "and", "any", "are", "as", "at", "be", "because", "been", "before", "being", "both", "but", "by", "can", "could", "d", "did", "do", "does", "doing", "don", "doesn", "didn", "isn", "aren", "wasn", "weren", "wouldn", "couldn", "shouldn", "hasn", "haven", "hadn", "won", "ain", "down", "during", "each", "few", "for", "from", "further", "get", "go", "had", "has", "have", "having", "he", "her", "here", "hers", "him", "his", "how", "i", "if", "in", "into", "is", "it", "its", "just", "know", "ll", "let", "like", "m", "may", "me", "might", "more", "most", "must", "my", "no", "nor", "not", "now", "of", "off", "ok", "okay", "on", "once", "only", "or", "other", "our", "out", "over", "own", "please", "re", "remember", "s", "said", "same", "say", "shall", "she", "should", "so", "some", "still", "such", "t", "tell", "than", "thanks", "thank", "that", "the", "their", "them", "then", "there", "these", "they", "this", "those", "through", "to", "too", "under", "until", "up", "us", "ve", "very", "was", "we", "were", "what", "when", "where", "which", "while", "who", "whom", "why", "will", "with", "would", "yeah", "yes", "you", "your"]
 )
 """English words that say nothing about what a question is about. For other languages only their frequency tells."""
 
@@ -65,7 +61,7 @@ def is_exact(word: str, term: str) -> bool:
     """Whether `term`, which came from `word` as it was written, is a name as a whole and not a part or a word."""
     word = word.strip(_OUTER)
     if term == word.lower():
-        return bool(_HUMPS.search(word)) or ("_" in word.strip("_") and len(word) > 3) or _is_code(term)
+        return bool(_HUMPS.search(word) or _JOINED.search(word)) or _is_code(term)
     return _is_code(term) and not term.isdecimal()
 
 
