@@ -64,12 +64,10 @@ def fuse(evidence: Sequence[Evidence], *, lexical_weight: float, neighbour_weigh
     weight = lexical_weight * min(1.0, coverage / COVERAGE_FULL) if best_lexical > 0 else 0.0
     scale = max(best_cosine, coverage * WORD_BY_WORD)
     own = [_own(one, weight, scale / best_lexical if weight else 0.0) for one in evidence]
-    if not neighbour_weight:
-        return [Parts(cosine, lexical, 0.0, one.multiplier) for (cosine, lexical), one in zip(own, evidence, strict=True)]
     relevance = [cosine + lexical for cosine, lexical in own]
     added = [neighbour_weight * sum(relevance[i] for i in one.neighbours) for one in evidence]
     highest = max((one + more for one, more in zip(relevance, added, strict=True)), default=0.0)
-    shrunk = max(relevance, default=0.0) / highest if highest else 1.0
+    shrunk = max(relevance, default=0.0) / highest if highest and neighbour_weight else 1.0
     return [
         Parts(cosine * shrunk, lexical * shrunk, more * shrunk, one.multiplier)
         for (cosine, lexical), more, one in zip(own, added, evidence, strict=True)

@@ -112,30 +112,39 @@ class Recall:
     ) -> list[Candidate]:
         """The best of all topics; the first of `logs` is the request's own."""
         searches = [self._begun(log_, text, queries) for log_ in logs]
-        own, k = searches[0].snapshot, self._settings.top_k
+        k = self._settings.top_k
         while True:
-            found: list[Candidate] = []
-            passed_over = 0
-            for hit, snapshot, score in self._ranked(searches, k):
-                if (snapshot is not own and own.knows(hit.uuid)) or (candidate := _candidate(snapshot, hit, score)) is None or is_visible(
-                    candidate.entry, visible_digests
-                ):
-                    passed_over += 1
-                else:
-                    found.append(candidate)
-                    if len(found) >= k:
-                        break
+            ranked = self._ranked(searches, k)
+            found, seen = self._read(ranked, searches[0].snapshot, visible_digests, k)
             best = relevant(
                 found,
                 min_score=self._settings.min_score,
                 top_k=self._settings.top_k,
                 visible_digests=visible_digests,
             )
-            passed_over += len(found) - len(best)
             # What was passed over took places among the best k: look further, unless there is nothing further.
-            if len(best) >= self._settings.top_k or not passed_over or all(one.is_exhausted for one in searches):
+            is_complete = len(best) == seen or all(search.is_exhausted for search in searches)
+            if len(best) >= self._settings.top_k or is_complete:
                 return best
             k *= 4
+
+    def _read(
+        self,
+        ranked: Sequence[tuple[Hit, Snapshot, float]],
+        own: Snapshot,
+        visible_digests: Collection[bytes],
+        k: int,
+    ) -> tuple[list[Candidate], int]:
+        """The first `k` that may be shown, and how many were looked at for that."""
+        found: list[Candidate] = []
+        for seen, (hit, snapshot, score) in enumerate(ranked):
+            if len(found) == k:
+                return found, seen
+            if snapshot is own or not own.knows(hit.uuid):
+                candidate = _candidate(snapshot, hit, score)
+                if candidate is not None and not is_visible(candidate.entry, visible_digests):
+                    found.append(candidate)
+        return found, len(ranked)
 
     def _begun(self, log_: TopicLog, text: str, queries: NDArray[np.float32]) -> TopicSearch:
         words = None

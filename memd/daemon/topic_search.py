@@ -20,6 +20,10 @@ from memd.store.snapshot import Place
 
 log = logging.getLogger("memd")
 
+LEXICAL_ROUNDS = 64
+"""How many times `retrieval.top_k` chunks are looked at for their words, where what is found is in the prompt already:
+common words are in nearly every chunk, and no score ends that list."""
+
 
 class TopicSearch:
     """A question to one topic as it was when it was asked."""
@@ -40,19 +44,20 @@ class TopicSearch:
         dense = self.snapshot.search(self._queries, k)
         hits = {(hit.segment, hit.row): hit for hit in dense}
         lexical = self._best_by_words(k)
-        self.is_exhausted = (len(dense) < k or dense[-1].score < settings.min_score) and len(lexical) < k
+        is_enough = len(lexical) < k or k >= LEXICAL_ROUNDS * settings.top_k
+        self.is_exhausted = (len(dense) < k or dense[-1].score < settings.min_score) and is_enough
         wanted = [place for one in lexical if (place := self.snapshot.live_place(one.canonical_id)) is not None]
         hits |= self.snapshot.hits_at(self._queries, [place for place in wanted if place not in hits])
         beside: dict[Place, tuple[Place, ...]] = {}
         if settings.neighbour_weight:
-            found = list(hits)
-            pairs = self.snapshot.neighbours(found)
-            beside = {
-                place: tuple(one for one in pair if one is not None) for place, pair in zip(found, pairs, strict=True)
-            }
-            new = [one for pair in beside.values() for one in pair if one not in hits]
+            new = [one for pair in self._beside(hits).values() for one in pair if one not in hits]
             hits |= self.snapshot.hits_at(self._queries, new)
+            beside = self._beside(hits)
         return list(hits.values()), self._evidence(hits, lexical, beside, first)
+
+    def _beside(self, hits: dict[Place, Hit]) -> dict[Place, tuple[Place, ...]]:
+        pairs = self.snapshot.neighbours(list(hits))
+        return {place: tuple(one for one in pair if one is not None) for place, pair in zip(hits, pairs, strict=True)}
 
     def _best_by_words(self, k: int) -> list[LexicalHit]:
         if self._words is None:

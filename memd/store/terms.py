@@ -34,7 +34,16 @@ _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u
 _RUNS = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
 
 _STOPWORDS = frozenset(
-    ["a", "about", "after", "again", "all", "also", "am", "an", "and", "any", "are", "as", "at", "be", "because", "been", "before", "being", "both", "but", "by", "can", "could", "d", "did", "do", "does", "doing", "don", "doesn", "didn", "isn", "aren", "wasn", "weren", "wouldn", "couldn", "shouldn", "hasn", "haven", "hadn", "won", "ain", "down", "during", "each", "few", "for", "from", "further", "get", "go", "had", "has", "have", "having", "he", "her", "here", "hers", "him", "his", "how", "i", "if", "in", "into", "is", "it", "its", "just", "know", "ll", "let", "like", "m", "may", "me", "might", "more", "most", "must", "my", "no", "nor", "not", "now", "of", "off", "ok", "okay", "on", "once", "only", "or", "other", "our", "out", "over", "own", "please", "re", "remember", "s", "said", "same", "say", "shall", "she", "should", "so", "some", "still", "such", "t", "tell", "than", "thanks", "thank", "that", "the", "their", "them", "then", "there", "these", "they", "this", "those", "through", "to", "too", "under", "until", "up", "us", "ve", "very", "was", "we", "were", "what", "when", "where", "which", "while", "who", "whom", "why", "will", "with", "would", "yeah", "yes", "you", "your"]
+    re.findall(
+        r"\w+",
+        "a about after again all also am an and any are as at be because been before being both but by can could d "
+        "did do does doing don doesn didn isn aren wasn weren wouldn couldn shouldn hasn haven hadn won ain down "
+        "during each few for from further get go had has have having he her here hers him his how i if in into is it "
+        "its just know ll let like m may me might more most must my no nor not now of off ok okay on once only or "
+        "other our out over own please re remember s said same say shall she should so some still such t tell than "
+        "thanks thank that the their them then there these they this those through to too under until up us ve very "
+        "was we were what when where which while who whom why will with would yeah yes you your ",
+    )
 )
 """English words that say nothing about what a question is about. For other languages only their frequency tells."""
 
