@@ -52,7 +52,7 @@ class Indexer:
             self._begin(f"words {topic.id}", topic, lambda: self._index_words(topic))
 
     def close(self) -> None:
-        """End the threads: a segment at hand is finished; a merge begins anew after the next start, words go on there."""
+        """End the threads: a segment at hand is finished, a merge or words at hand begin anew after the next start."""
         self._closing = True
         self._worder.shutdown(wait=True, cancel_futures=True)
         self._merger.shutdown(wait=True, cancel_futures=True)

@@ -36,6 +36,7 @@ QUERY_TERMS_MAX = 64
 """Of a long question (a stack trace, pasted code) the rarest terms count."""
 BATCH_ENTRIES = 5_000
 """Between two commits: what a rebuild that is interrupted loses."""
+STAND_BACK_ENTRIES = 50
 WRITER_BYTES = 32_000_000
 SLACK = 4
 """Candidates that are asked for per result: the order by tantivy's parameters differs from ours, and some are gone."""
@@ -160,26 +161,31 @@ class LexicalIndex:
         stamp = self._stamp
         return Question(self._searcher, text, max(1.0, stamp.terms / max(1, stamp.texts)))
 
-    def update(self, snapshot: Snapshot, stand_back: Callable[[], None] = lambda: None) -> None:
+    def update(
+        self, snapshot: Snapshot, stand_back: Callable[[], None] = lambda: None, *, wait_seconds: float = -1
+    ) -> None:
         """Take in what the snapshot has and the index not, building it anew where it is absent, damaged or of another
-        log. Slow if that is much; `stand_back` is called between batches.
+        log. Slow if that is much; `stand_back` is called again and again. Does nothing where another thread is at it
+        for longer than `wait_seconds`, if that is not negative.
 
         Raises:
             StoreError: it cannot be written; it is built anew by a later call.
         """
-        with self._lock:
+        if not self._lock.acquire(timeout=wait_seconds):
+            return
+        try:
             if self._closed:
                 return
-            try:
-                if self._index is None:
-                    self._open(snapshot)
-                entries = _entries(snapshot, self._stamp.upto)
-                while batch := list(islice(entries, BATCH_ENTRIES)):
-                    self._add(snapshot, batch)
-                    stand_back()
-            except StoreError:
-                self._forget()
-                raise
+            if self._index is None:
+                self._open(snapshot)
+            entries = _entries(snapshot, self._stamp.upto)
+            while batch := list(islice(entries, BATCH_ENTRIES)):
+                self._add(snapshot, batch, stand_back)
+        except StoreError:
+            self._forget()
+            raise
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """Let the files go; questions asked before stay good."""
@@ -209,20 +215,19 @@ class LexicalIndex:
         index.register_tokenizer("terms", _SPLIT)
         self._index, self._stamp, self._searcher = index, stamp, index.searcher()
 
-    def _add(self, snapshot: Snapshot, batch: Sequence[tuple[int, Entry | None]]) -> None:
+    def _add(
+        self, snapshot: Snapshot, batch: Sequence[tuple[int, Entry | None]], stand_back: Callable[[], None]
+    ) -> None:
         assert self._index is not None, "open"
         texts, length = self._stamp.texts, self._stamp.terms
         with _native(str(self._directory), writing=True):
             writer = self._index.writer(WRITER_BYTES, 1)
-            for _, entry in batch:
-                if entry is None:
-                    continue
-                if entry.status is not Status.ACTIVE or entry.origin_id != entry.canonical_id:
-                    writer.delete_documents_by_term("uuid", entry.uuid.hex())  # the entry that this one supersedes
-                if entry.status is Status.ACTIVE:
-                    names = terms(entry.content)
-                    texts, length = texts + 1, length + len(names)
-                    writer.add_document(_document(entry, names))
+            for number, (_, entry) in enumerate(batch):
+                if number % STAND_BACK_ENTRIES == STAND_BACK_ENTRIES - 1:
+                    stand_back()
+                if entry is not None:
+                    added = _add_to(writer, entry)
+                    texts, length = texts + (added > 0), length + added
             writer.commit()
             writer.wait_merging_threads()
             self._index.reload()
@@ -243,9 +248,11 @@ class LexicalIndex:
         if stamp.format != FORMAT or stamp.upto > newest or stamp.entries != _count(snapshot, stamp.upto):
             return None
         try:
-            return stamp if self._on_disk(known={}) == stamp.files else None
+            found = self._on_disk(known={})
         except StoreError:
             return None
+        # Files that the stamp does not know are no part of the index: an update was interrupted.
+        return stamp if stamp.files and {name: found.get(name) for name in stamp.files} == stamp.files else None
 
     def _on_disk(self, known: dict[str, Vouched] | None = None) -> dict[str, Vouched]:
         """The index's files as they are; those in `known`, by default the stamp's, are not read again."""
@@ -277,6 +284,17 @@ _SPLIT = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).build()
 
 def _with_term(name: str) -> tantivy.Query:
     return tantivy.Query.term_query(_SCHEMA, "terms", name, index_option="freq")
+
+
+def _add_to(writer: tantivy.IndexWriter, entry: Entry) -> int:
+    """Take in one entry in place of the one that it supersedes, if any; how many terms it has."""
+    if entry.status is not Status.ACTIVE or entry.origin_id != entry.canonical_id:
+        writer.delete_documents_by_term("uuid", entry.uuid.hex())
+    if entry.status is not Status.ACTIVE:
+        return 0
+    names = terms(entry.content)
+    writer.add_document(_document(entry, names))
+    return len(names)
 
 
 def _document(entry: Entry, names: Sequence[str]) -> tantivy.Document:
@@ -316,13 +334,11 @@ def _count(snapshot: Snapshot, upto: int) -> int:
 
 @contextmanager
 def _native(name: str, *, writing: bool = False) -> Iterator[None]:
-    """What tantivy raises, as one of ours: ValueError and OSError, and PanicException, which is no Exception."""
+    """What tantivy raises, as one of ours; its PanicException is no Exception and cannot be imported."""
     try:
         yield
-    except StoreError:
-        raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not isinstance(error, ValueError | OSError | RuntimeError) and type(error).__name__ != "PanicException":
             raise
         kind = StoreWriteFailed if writing else CorruptFile
         raise kind(f"{name}: the lexical index cannot be used ({error}); it is built anew from the log") from error

@@ -40,6 +40,8 @@ from memd.store.vectors import Rows
 
 _CAUGHT_UP_AT_ONCE = 500
 """Entries that a question waits for before it is asked; about 0.2 s."""
+_WAIT_SECONDS = 0.2
+"""For another thread that is taking them in; it may be standing back for this very question."""
 
 
 class SharedClock:
@@ -257,7 +259,7 @@ class TopicLog:
             StoreError: it cannot be read or written; all else works.
         """
         if 0 < self._words.behind(self._snapshot) <= _CAUGHT_UP_AT_ONCE:
-            self._words.update(self._snapshot)
+            self._words.update(self._snapshot, wait_seconds=_WAIT_SECONDS)
         return self._words.ask(text)
 
     @property
