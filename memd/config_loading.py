@@ -189,8 +189,6 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
         yield "chunking.window_tokens", f"is {chunking.window_tokens}, above max_tokens {chunking.max_tokens}; lower it"
     if chunking.overlap_tokens * 2 > chunking.window_tokens:
         yield "chunking.overlap_tokens", f"is {chunking.overlap_tokens}, more than half of window_tokens; lower it"
-    if config.retrieval.lexical_weight:
-        yield "retrieval.lexical_weight", "is not 0, but lexical search is not in this version; set it to 0"
     if "[" in config.injection.header or "]" in config.injection.header:
         yield "injection.header", "has a square bracket, which would be mistaken for memd's own marks; remove it"
     for pattern in config.ingest.ignore:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import numpy as np
+
 from memd.chunks import Entry, Status
 from memd.context.ranking import Candidate
 
@@ -20,7 +22,7 @@ def entry(name: str, content: str = "", *, at: int = 1, public_id: str | None = 
         "uuid": bytes.fromhex(digits),
         "public_id": public_id or digits[:4],
         "canonical_id": at,
-        "vector": b"\0\0\x80\x3f",
+        "vector": _vector(rest),
         "content": content or f"user: {name}",
         "status": Status.ACTIVE,
         "origin_id": at,
@@ -29,6 +31,11 @@ def entry(name: str, content: str = "", *, at: int = 1, public_id: str | None = 
         "roles": ("user",),
     }
     return Entry(**(given | members))
+
+
+def _vector(digits: str) -> bytes:
+    vector = np.frombuffer(bytes.fromhex(digits), np.uint8).astype("<f4") - 127.5
+    return (vector / np.linalg.norm(vector)).astype("<f4").tobytes()
 
 
 def candidate(

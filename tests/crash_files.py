@@ -169,6 +169,9 @@ class CrashFiles:
             (Path(folder) / "native").write_bytes(self.read(path))
             load(f"{folder}/native")
 
+    def native_directory(self, path: Path) -> str | None:
+        return None
+
     def lock(self, path: Path) -> Lock:
         if path in self._locks:
             raise StoreLocked(f"{path}: is locked")

@@ -159,7 +159,6 @@ WRONG = {
     "upstream: {url: 'h:8080'}": "not the address of an HTTP server",
     "upstream: {url: 'http://h:99999'}": "Port out of range",
     "upstream: {url: 'http://h/?a=b'}": "more than an address",
-    "retrieval: {lexical_weight: 0.5}": "lexical search is not in this version; set it to 0",
     "chunking:\n  max_tokens: 50": "config.yaml, line 2: chunking.min_tokens is 50; it must be below max_tokens 50",
     "chunking: {window_tokens: 301}": "chunking.window_tokens is 301, above max_tokens 300",
     "chunking: {overlap_tokens: 88}": "chunking.overlap_tokens is 88, more than half of window_tokens",

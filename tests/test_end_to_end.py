@@ -83,6 +83,24 @@ def test_a_corrected_chunk_is_not_shown_again_and_its_replacement_is(daemon: Dae
     assert any("thyme-17" in live[chunk_id]["content"] for chunk_id in shown)
 
 
+def test_a_chunk_is_found_by_an_identifier_that_means_nothing_also_after_a_restart(
+    make_daemon: MakeDaemon, llama: str
+) -> None:
+    labelled = "Grandmother's plum jam takes a kilo of sugar; the jar on the top shelf is labelled ZK_9913."
+    daemon = make_daemon(llama, {"retrieval": {"top_k": 2}}).start()
+    for text in (labelled, *small_talk()[:12]):
+        daemon.chat([said(text)])
+
+    def shown_for(question: str) -> list[str]:
+        chunks = daemon.chat([said(question)], memory_in={}).json["memory_out"]["injected_chunks"]
+        contents = {entry["id"]: entry["content"] for entry in daemon.export()}
+        return [contents[chunk["id"]] for chunk in chunks]
+
+    assert any(labelled in content for content in shown_for("Look up zk_9913 in the error table of the ferry, please."))
+    daemon.restart()
+    assert any(labelled in content for content in shown_for("9913?"))
+
+
 def talk(daemon: DaemonProcess) -> list[dict[str, str]]:
     """`TURNS` turns about many things, the whole history with each; the fact comes third. Returns the history."""
     history = [SYSTEM]

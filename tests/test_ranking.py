@@ -135,3 +135,10 @@ def test_the_budget_is_never_exceeded_and_overflow_means_that_something_is_missi
     assert (selection.fill_ratio > 1) == (len(selection.shown) < len(found))
     left_over = [one for one in found if one not in selection.shown]
     assert all(len(one.entry.content) + used + frame > budget for one in left_over)
+
+
+def test_what_nearly_repeats_a_better_chunk_is_not_shown_and_gives_its_place_to_the_next() -> None:
+    said = candidate("1", 0.9, "said")
+    again = candidate("2", 0.8, "said again", vector=said.entry.vector)
+    other = candidate("3", 0.7, "something else")
+    assert contents(best([again, other, said], top_k=2)) == ["said", "something else"]

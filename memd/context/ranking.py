@@ -1,6 +1,7 @@
 """Which of the chunks that a search found are shown: the best by score, as far as the budget reaches.
 
 Rule: a decision from values alone. Nothing is cut to fit; a chunk that does not fit is skipped and the next one tried.
+What a score is made of stands in fusion.py.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 import msgspec
+import numpy as np
 
 from memd.chunks import Entry
 
+NEAR_IDENTICAL_COSINE = 0.99
+"""Two chunks at least this similar say the same: the better one is shown."""
 PRESSURE_FROM = 0.8
 """The fill ratio from which `context_pressure` is signalled; above 1.0 it is `context_overflow`."""
 
@@ -42,8 +46,8 @@ def relevant(
     """The candidates worth showing, best first.
 
     Left out are scores below `min_score`, chunks whose messages are all in this prompt themselves, and all beyond the
-    best `top_k`. Ties go to the older entry. Of a chunk that several
-    topics have (a correction adopted it) the newest entry counts.
+    best `top_k`, and what nearly repeats a better one. Ties go to the older entry. Of a chunk that several topics have
+    (a correction adopted it) the newest entry counts.
     """
     newest: dict[bytes, Candidate] = {}
     for candidate in candidates:
@@ -56,7 +60,20 @@ def relevant(
         if candidate.score >= min_score and not is_visible(candidate.entry, visible_digests)
     ]
     kept.sort(key=lambda candidate: (-candidate.score, candidate.entry.canonical_id))
-    return kept[:top_k]
+    return _distinct(kept, top_k)
+
+
+def _distinct(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
+    """The first `count` without those that nearly repeat an earlier one."""
+    kept: list[Candidate] = []
+    for candidate in candidates:
+        vector = candidate.entry.embedding
+        others = (one.entry.embedding for one in kept)
+        if len(kept) < count and not any(
+            len(other) == len(vector) and float(np.dot(other, vector)) >= NEAR_IDENTICAL_COSINE for other in others
+        ):
+            kept.append(candidate)
+    return kept
 
 
 def is_visible(entry: Entry, visible_digests: Collection[bytes]) -> bool:

@@ -1,4 +1,4 @@
-"""Builds the indexes of full segments, and merges them: work that nobody waits for.
+"""Builds the indexes of full segments, merges them, and keeps the lexical one up: work that nobody waits for.
 
 Rule: at low priority, in threads of its own, standing back while a request is being answered. Whatever fails is tried
 again later, and meanwhile everything is found all the same, only slower.
@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from memd.config import Retrieval
 from memd.daemon.right_of_way import RightOfWay
 from memd.daemon.tasks import Tasks
 from memd.daemon.topics import Topic
@@ -27,13 +28,15 @@ NICENESS = 10
 
 
 class Indexer:
-    """Seals one segment and merges one group of indexes at a time."""
+    """Seals one segment, merges one group of indexes and takes in the words of one topic at a time."""
 
-    def __init__(self, tasks: Tasks, right_of_way: RightOfWay, recall_budget_ms: int) -> None:
+    def __init__(self, tasks: Tasks, right_of_way: RightOfWay, settings: Retrieval) -> None:
         self._tasks = tasks
         self._right_of_way = right_of_way
-        self._recall_budget_ms = recall_budget_ms
+        self._recall_budget_ms = settings.recall_budget_ms
+        self._has_words = settings.lexical_weight > 0
         self._sealer = _background_thread("memd-seal")
+        self._worder = _background_thread("memd-words")
         self._merger = _background_thread("memd-merge")
         self._under_way: set[str] = set()
         self._closing = False
@@ -45,10 +48,13 @@ class Indexer:
             self._begin(name, topic, lambda number=segment_id: self._seal(topic, number))  # type: ignore[misc]  # mypy cannot infer the default's type
         if topic.log.due_merge(self._recall_budget_ms) is not None:
             self._begin(f"merge {topic.id}", topic, lambda: self._merge(topic))
+        if self._has_words and topic.log.has_unindexed_words:
+            self._begin(f"words {topic.id}", topic, lambda: self._index_words(topic))
 
     def close(self) -> None:
-        """End the threads: a segment at hand is finished, a merge is given up and begun anew after the next start."""
+        """End the threads: a segment at hand is finished, a merge or words at hand begin anew after the next start."""
         self._closing = True
+        self._worder.shutdown(wait=True, cancel_futures=True)
         self._merger.shutdown(wait=True, cancel_futures=True)
         self._sealer.shutdown(wait=True, cancel_futures=True)
 
@@ -80,6 +86,9 @@ class Indexer:
             await asyncio.get_running_loop().run_in_executor(
                 self._merger, topic.log.merge, segment_ids, self._stand_back
             )
+
+    async def _index_words(self, topic: Topic) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._worder, topic.log.index_words, self._stand_back)
 
     def _stand_back(self) -> None:
         if self._closing:

@@ -1,4 +1,4 @@
-"""Finds what the log has to say to a question: embed it, search the topic and its related ones, read the winners.
+"""Finds what the log has to say to a question: by meaning and by words, in the topic and its related ones.
 
 Rule: reading changes nothing. Whatever goes wrong here costs the request its memory, never its answer; the caller turns
 the error into a status.
@@ -17,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.config import Retrieval
+from memd.context.fusion import Evidence, fuse
 from memd.context.ranking import Candidate, is_visible, relevant
 from memd.daemon.encoder import Encoder
 from memd.daemon.right_of_way import RightOfWay
+from memd.daemon.topic_search import TopicSearch
 from memd.errors import StoreError
 from memd.store.log import Hit, Snapshot, TopicLog
 
@@ -73,9 +75,8 @@ class Recall:
                 embedded = time.perf_counter()
                 for load in loading:
                     await asyncio.shield(load)  # goes on for the next request if this one cannot wait for it
-                snapshots = [log_.snapshot() for log_ in related]
                 candidates = await asyncio.get_running_loop().run_in_executor(
-                    self._searches, self._search, queries, own.snapshot(), snapshots, visible_digests
+                    self._searches, self._search, text, queries, (own, *related), visible_digests
                 )
         searched = time.perf_counter()
         return Recalled(candidates, (embedded - started) * 1000, (searched - embedded) * 1000)
@@ -104,43 +105,72 @@ class Recall:
 
     def _search(
         self,
+        text: str,
         queries: NDArray[np.float32],
-        own: Snapshot,
-        related: Sequence[Snapshot],
+        logs: Sequence[TopicLog],
         visible_digests: Collection[bytes],
     ) -> list[Candidate]:
-        found: list[Candidate] = []
-        for snapshot in (own, *related):
-            found += self._search_one(queries, snapshot, own, visible_digests)
-        return relevant(
-            found,
-            min_score=self._settings.min_score,
-            top_k=self._settings.top_k,
-            visible_digests=visible_digests,
-        )
-
-    def _search_one(
-        self,
-        queries: NDArray[np.float32],
-        snapshot: Snapshot,
-        own: Snapshot,
-        visible_digests: Collection[bytes],
-    ) -> list[Candidate]:
-        """The best `top_k` of one topic above `min_score` that the prompt does not say itself."""
-        wanted = self._settings.top_k
-        k = wanted
+        """The best of all topics; the first of `logs` is the request's own."""
+        searches = [self._begun(log_, text, queries) for log_ in logs]
+        k = self._settings.top_k
         while True:
-            hits = snapshot.search(queries, k)
-            good = [hit for hit in hits if hit.score >= self._settings.min_score]
-            if snapshot is not own:
-                good = [hit for hit in good if not own.knows(hit.uuid)]
-            found = [candidate for hit in good if (candidate := _candidate(snapshot, hit)) is not None]
-            found = [candidate for candidate in found if not is_visible(candidate.entry, visible_digests)]
-            # What was filtered out took places from the best k: look further, unless there is nothing further.
-            exhausted = len(hits) < k or hits[-1].score < self._settings.min_score
-            if len(found) >= wanted or exhausted:
-                return found[:wanted]
+            ranked = self._ranked(searches, k)
+            found, seen = self._read(ranked, searches[0].snapshot, visible_digests, k)
+            best = relevant(
+                found,
+                min_score=self._settings.min_score,
+                top_k=self._settings.top_k,
+                visible_digests=visible_digests,
+            )
+            # What was passed over took places among the best k: look further, unless there is nothing further.
+            is_complete = len(best) == seen or all(search.is_exhausted for search in searches)
+            if len(best) >= self._settings.top_k or is_complete:
+                return best
             k *= 4
+
+    def _read(
+        self,
+        ranked: Sequence[tuple[Hit, Snapshot, float]],
+        own: Snapshot,
+        visible_digests: Collection[bytes],
+        k: int,
+    ) -> tuple[list[Candidate], int]:
+        """The first `k` that may be shown, and how many were looked at for that."""
+        found: list[Candidate] = []
+        for seen, (hit, snapshot, score) in enumerate(ranked):
+            if len(found) == k:
+                return found, seen
+            if snapshot is own or not own.knows(hit.uuid):
+                candidate = _candidate(snapshot, hit, score)
+                if candidate is not None and not is_visible(candidate.entry, visible_digests):
+                    found.append(candidate)
+        return found, len(ranked)
+
+    def _begun(self, log_: TopicLog, text: str, queries: NDArray[np.float32]) -> TopicSearch:
+        words = None
+        if self._settings.lexical_weight:
+            try:
+                words = log_.ask(text)
+            except StoreError as error:
+                log.error("topic %s: searched without its words: %s", log_.topic_id, error)
+        return TopicSearch(log_.snapshot(), queries, words)
+
+    def _ranked(self, searches: Sequence[TopicSearch], k: int) -> list[tuple[Hit, Snapshot, float]]:
+        """What any topic may have to say, best first, down to `min_score`."""
+        found: list[tuple[Hit, Snapshot]] = []
+        evidence: list[Evidence] = []
+        for search in searches:
+            hits, known = search.evidence(k, self._settings, first=len(evidence))
+            found += [(hit, search.snapshot) for hit in hits]
+            evidence += known
+        parts = fuse(
+            evidence,
+            lexical_weight=self._settings.lexical_weight,
+            neighbour_weight=self._settings.neighbour_weight,
+        )
+        scored = [(hit, snapshot, part.score) for (hit, snapshot), part in zip(found, parts, strict=True)]
+        scored = [one for one in scored if one[2] >= self._settings.min_score]
+        return sorted(scored, key=lambda one: (-one[2], one[0].canonical_id))
 
 
 def _load(log_: TopicLog) -> None:
@@ -150,10 +180,10 @@ def _load(log_: TopicLog) -> None:
         log.warning("%s", finding)
 
 
-def _candidate(snapshot: Snapshot, hit: Hit) -> Candidate | None:
+def _candidate(snapshot: Snapshot, hit: Hit, score: float) -> Candidate | None:
     """The chunk of a hit; None if its entry is damaged, which costs this chunk and not the others."""
     try:
-        return Candidate(snapshot.entry(hit), snapshot.topic_id, hit.score)
+        return Candidate(snapshot.entry(hit), snapshot.topic_id, score)
     except StoreError as error:
         log.error("topic %s: a chunk cannot be recalled; run `memd verify`: %s", snapshot.topic_id, error)
         return None

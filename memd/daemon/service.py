@@ -37,7 +37,7 @@ class Daemon:
         self.writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-write")
         self.topics = Topics(store, config, self.writer)
         right_of_way = RightOfWay()
-        self.indexer = Indexer(tasks, right_of_way, config.retrieval.recall_budget_ms)
+        self.indexer = Indexer(tasks, right_of_way, config.retrieval)
         self.archiver = Archiver(config, encoder, counter, tasks, self.indexer)
         self.recall = Recall(encoder, config.retrieval, right_of_way)
         self.message_cache = MessageCache()

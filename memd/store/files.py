@@ -99,6 +99,9 @@ class Files(Protocol):
     def load_native(self, path: Path, load: Callable[[str], None]) -> None:
         """Let a native library read a file by name."""
 
+    def native_directory(self, path: Path) -> str | None:
+        """A folder for a native library that keeps files of its own, made if need be; None: it has to use memory."""
+
     def lock(self, path: Path) -> Lock:
         """Take the lock that `path` stands for; raises StoreLocked, naming the holder, if another process has it."""
 
@@ -217,6 +220,11 @@ class DiskFiles:
         """See Files."""
         with _reading(path):
             load(str(path))
+
+    def native_directory(self, path: Path) -> str | None:
+        """See Files."""
+        self.make_directory(path)
+        return str(path)
 
     def lock(self, path: Path) -> Lock:
         """See Files."""

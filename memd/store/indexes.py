@@ -156,6 +156,27 @@ class SealedIndex:
         labels, matrix, _ = self._read_vectors(np.flatnonzero(self._is_active & ~gone))
         return [self._found(*_scanned(labels, matrix, self._multipliers(labels), queries, k, gone))]
 
+    def cosines_of(self, segment_id: int, rows: Rows, queries: Floats) -> NDArray[np.float64]:
+        """The best cosine of each row over `queries`, shape (rows,); NaN where the vector cannot be read."""
+        found = np.full(len(rows), np.nan)
+        start = int(self._starts[self.segment_ids.index(segment_id)])
+        for position, label in enumerate((rows + start).tolist()):
+            vector = self._vector(label)
+            if vector is not None:
+                found[position] = cosines(vector[None], queries)[0]
+        return found
+
+    def _vector(self, label: int) -> Floats | None:
+        loaded = self._in_memory
+        if loaded is not None:
+            place = int(loaded.extras.searchsorted(label))
+            if place < len(loaded.extras) and loaded.extras[place] == label:
+                return np.asarray(loaded.extra_matrix[place])
+            if (vector := loaded.index.vector(label)) is not None:
+                return vector
+        _, matrix, _ = self._read_vectors(np.array([label], dtype=np.intp))
+        return matrix[0] if len(matrix) else None
+
     @property
     def _dimension(self) -> int:
         return self.segments[0].header.dimension

@@ -30,6 +30,8 @@ class TopicLayout:
         self.segments = self.directory / "segments"
         self.active = self.directory / "active.bin"
         self.hot = self.directory / "hot.log"
+        self.lexical = self.directory / "lexical"
+        """The lexical index: derived, and a folder of which only lexical.py knows the files."""
 
     def bin(self, segment_id: int) -> Path:
         """The log of a full segment."""

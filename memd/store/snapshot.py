@@ -8,6 +8,7 @@ marked after this snapshot was taken is read from disk and scanned.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -19,13 +20,17 @@ from memd.chunks import Entry
 from memd.errors import StoreError
 from memd.store.indexes import Found, SealedIndex
 from memd.store.segment import Growing, Sealed
-from memd.store.superseded import Bits, Directory, Records, uuid_bytes
+from memd.store.superseded import Bits, Directory, Records, UInts, uuid_bytes
 from memd.store.vectors import Floats, Rows, best_rows, cosines, multipliers, scores_of
 
 _SCANNED_MIN = 1000
 """Vectors of a scan below which its time says nothing about the rate."""
 _WEIGHT = 0.1
 """Of the latest search in the smoothed times."""
+
+
+Place = tuple[int, int]
+"""(segment id, row)"""
 
 
 class Hit(msgspec.Struct, frozen=True):
@@ -42,7 +47,7 @@ class Hit(msgspec.Struct, frozen=True):
     row: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class View:
     """One segment at one point in time; the arrays are never written to."""
 
@@ -58,6 +63,14 @@ class View:
     def live_count(self) -> int:
         """How many rows count."""
         return len(self.gone) - int(np.count_nonzero(self.gone))
+
+    @functools.cached_property
+    def chronology(self) -> tuple[UInts, Rows]:
+        """The live rows in the order in which they were first said: their origin_ids, ascending, and their numbers."""
+        live = np.flatnonzero(~self.gone)
+        origins = self.rows["origin_id"][live].astype(np.uint64)
+        order = np.argsort(origins, kind="stable")
+        return origins[order], live[order]
 
     def scan(self, queries: Floats, k: int) -> Found:
         """The best `k` live rows by score."""
@@ -151,6 +164,52 @@ class Snapshot:
         self.times.observe(sum(len(view.rows) for view in growing), scanned - started, fan_out_seconds)
         return self._ranked(found, k)
 
+    def live_place(self, canonical_id: int) -> Place | None:
+        """Where the entry with this id lies; None if there is none, or it does not count any more."""
+        for segment_id, view in self.views.items():
+            if len(view.rows) and int(view.rows[-1]["canonical_id"]) >= canonical_id:
+                row = int(view.rows["canonical_id"].searchsorted(canonical_id))
+                is_live = int(view.rows[row]["canonical_id"]) == canonical_id and not view.gone[row]
+                return (segment_id, row) if is_live else None
+        return None
+
+    def hits_at(self, queries: Floats, places: Sequence[Place]) -> dict[Place, Hit]:
+        """The entries at these places as a search would find them, with their true cosines.
+
+        Absent: what was embedded with another model, or cannot be read.
+        """
+        queries = np.ascontiguousarray(queries, dtype=np.float32)
+        by_segment: dict[int, list[int]] = {}
+        for segment_id, row in dict.fromkeys(places):
+            by_segment.setdefault(segment_id, []).append(row)
+        hits: dict[Place, Hit] = {}
+        for segment_id, numbers in by_segment.items():
+            rows = np.array(numbers, dtype=np.intp)
+            cosine = self._cosines_at(queries, segment_id, rows)
+            multiplier = multipliers(self.views[segment_id].rows["utility_steps"][rows])
+            score = scores_of(cosine, multiplier)
+            for i in np.flatnonzero(~np.isnan(cosine)).tolist():
+                hit = self._hit(segment_id, numbers[i], float(cosine[i]), float(multiplier[i]), float(score[i]))
+                hits[segment_id, numbers[i]] = hit
+        return hits
+
+    def neighbours(self, places: Sequence[Place]) -> list[tuple[Place | None, Place | None]]:
+        """For each place the live chunks that were said just before and just after it, by origin_id."""
+        origins = np.array([self.views[s].rows[row]["origin_id"] for s, row in places], dtype=np.uint64)
+        before: list[tuple[int, Place] | None] = [None] * len(places)
+        after: list[tuple[int, Place] | None] = [None] * len(places)
+        for segment_id, view in self.views.items():
+            known, rows = view.chronology
+            starts, stops = known.searchsorted(origins, "left").tolist(), known.searchsorted(origins, "right").tolist()
+            for i, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+                if start > 0:
+                    earlier = (int(known[start - 1]), (segment_id, int(rows[start - 1])))
+                    before[i] = max(before[i] or earlier, earlier)
+                if stop < len(known):
+                    later = (int(known[stop]), (segment_id, int(rows[stop])))
+                    after[i] = min(after[i] or later, later)
+        return [(one and one[1], other and other[1]) for one, other in zip(before, after, strict=True)]
+
     def knows(self, uuid: bytes) -> bool:
         """Whether the topic has any entry of that chunk, live or not."""
         return next(self.places(uuid), None) is not None
@@ -214,20 +273,30 @@ class Snapshot:
         score = scores_of(cosine, multiplier)
         hits = []
         for i in _contenders(score, k).tolist():
-            segment_id, row = int(segment_ids[i]), int(rows[i])
-            record = self.views[segment_id].rows[row]
-            hits.append(
-                Hit(
-                    uuid=uuid_bytes(record["uuid_high"], record["uuid_low"]),
-                    canonical_id=int(record["canonical_id"]),
-                    cosine=float(cosine[i]),
-                    multiplier=float(multiplier[i]),
-                    score=float(score[i]),
-                    segment=segment_id,
-                    row=row,
-                )
-            )
+            place = int(segment_ids[i]), int(rows[i])
+            hits.append(self._hit(*place, float(cosine[i]), float(multiplier[i]), float(score[i])))
         return sorted(hits, key=lambda hit: (-hit.score, hit.canonical_id))[:k]
+
+    def _hit(self, segment_id: int, row: int, cosine: float, multiplier: float, score: float) -> Hit:
+        record = self.views[segment_id].rows[row]
+        return Hit(
+            uuid=uuid_bytes(record["uuid_high"], record["uuid_low"]),
+            canonical_id=int(record["canonical_id"]),
+            cosine=cosine,
+            multiplier=multiplier,
+            score=score,
+            segment=segment_id,
+            row=row,
+        )
+
+    def _cosines_at(self, queries: Floats, segment_id: int, rows: Rows) -> NDArray[np.float64]:
+        view = self.views[segment_id]
+        if view.matrix is not None:
+            return cosines(view.matrix[rows], queries)
+        for part in self.indexes:
+            if segment_id in part.index.segment_ids:
+                return part.index.cosines_of(segment_id, rows, queries)
+        return np.full(len(rows), np.nan)
 
     def _newest_place(self, uuid: bytes) -> tuple[int, int] | None:
         return max(self.places(uuid), key=self._canonical_id, default=None)

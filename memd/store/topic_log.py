@@ -18,6 +18,7 @@ from memd.store.files import Files
 from memd.store.format import FRAME_BYTES, HEADER_BYTES, Span, encode_entry, encode_record
 from memd.store.indexes import SealedIndex
 from memd.store.layout import TopicLayout
+from memd.store.lexical import LexicalIndex, Question
 from memd.store.merging import due_merge, own_index_file, remove_merged, write_merged
 from memd.store.opening import Model, create_active, open_topic, reread_segment, rotate
 from memd.store.public_ids import KnownUuids
@@ -36,6 +37,11 @@ from memd.store.transitions import (
     gone_labels,
 )
 from memd.store.vectors import Rows
+
+_CAUGHT_UP_AT_ONCE = 500
+"""Entries that a question waits for before it is asked; about 0.2 s."""
+_WAIT_SECONDS = 0.2
+"""For another thread that is taking them in; it may be standing back for this very question."""
 
 
 class SharedClock:
@@ -97,6 +103,7 @@ class TopicLog:
         self._load_lock = threading.Lock()
         self._seal_lock = threading.Lock()
         self._merge_lock = threading.Lock()
+        self._words = LexicalIndex(self._files, layout)
         self._closed = False
         opened = open_topic(self._files, layout, grounds.model)
         self.findings = opened.findings
@@ -233,6 +240,29 @@ class TopicLog:
                     self.findings += [Finding("damaged", str(index.path), str(problem)) for problem in problems]
 
     @property
+    def has_unindexed_words(self) -> bool:
+        """Whether `index_words` has something to do."""
+        return self._words.behind(self._snapshot) > 0
+
+    def index_words(self, stand_back: Callable[[], None] = lambda: None) -> None:
+        """Bring the lexical index up to date. Very slow where it has to be built anew; appends go on meanwhile.
+
+        Raises:
+            StoreError: it cannot be written; all else works.
+        """
+        self._words.update(self._snapshot, stand_back)
+
+    def ask(self, text: str) -> Question:
+        """A question to the lexical index, which is first brought up to date if it lags behind by little.
+
+        Raises:
+            StoreError: it cannot be read or written; all else works.
+        """
+        if 0 < self._words.behind(self._snapshot) <= _CAUGHT_UP_AT_ONCE:
+            self._words.update(self._snapshot, wait_seconds=_WAIT_SECONDS)
+        return self._words.ask(text)
+
+    @property
     def is_loaded(self) -> bool:
         """Whether a search can begin at once."""
         return all(view.index.is_loaded for view in self._snapshot.indexes)
@@ -303,6 +333,7 @@ class TopicLog:
             self._closed = True
             if self._tail is not None:
                 self._tail.close()
+        self._words.close()
 
     def _entry(self, draft: Draft, group_left: int, fresh: dict[bytes, str]) -> Entry:
         """What the draft becomes; `fresh` gathers the public ids of chunks that the topic does not know yet."""

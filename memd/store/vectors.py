@@ -151,19 +151,20 @@ class VectorIndex:
         np.maximum.at(best, places, _rounded(1.0 - distances.ravel()))
         return rows, best
 
+    def vector(self, row: int) -> Floats | None:
+        """The vector of one row, shape (dimension,); None if the row is marked or was never indexed."""
+        try:
+            return np.asarray(self._index.get_items([row], return_type="numpy")[0], dtype=np.float32)
+        except RuntimeError:
+            return None
+
     def _scan(self, queries: Floats) -> tuple[Rows, NDArray[np.float64]]:
         rows = np.flatnonzero(~self._marked)
-        found = [(row, vector) for row in rows.tolist() if (vector := self._vector(row)) is not None]
+        found = [(row, vector) for row in rows.tolist() if (vector := self.vector(row)) is not None]
         if not found:
             return np.empty(0, dtype=np.intp), np.empty(0)
         matrix = np.stack([vector for _, vector in found])
         return np.array([row for row, _ in found], dtype=np.intp), cosines(matrix, queries)
-
-    def _vector(self, row: int) -> Floats | None:
-        try:
-            return np.asarray(self._index.get_items([row], return_type="numpy")[0], dtype=np.float32)
-        except RuntimeError:  # marked since
-            return None
 
     def _raise_ef(self, k: int) -> None:
         if k > self._ef:

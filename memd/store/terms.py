@@ -1,0 +1,122 @@
+"""A text as the terms that the lexical index knows: stems, whole identifiers, their parts, characters without spaces.
+
+Rule: pure, and the same for chunks and questions. A change here is a change of the index's format: raise
+`lexical.FORMAT`, so that every index is built anew.
+
+Of `see src/parseHttp.py, ERR_7421` the terms are: see, src/parsehttp.py, src, parsehttp.py, parsehttp, pars, http, py,
+err_7421, err, 7421. A term that could be nothing but a name (a digit, an underscore, a capital inside) is *exact*.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+
+import tantivy
+
+TERM_CHARACTERS_MAX = 100
+"""A longer run without a space (a URL, base64) is known by its parts alone, and a part by its beginning."""
+
+_WORDS = re.compile(r"\S+")
+_OUTER = "\"'`´‘’“”„«»()[]{}<>,;:.!?…*|~=&^%$§¿¡。、，；：！？「」『』（）【】《》"
+_ENDINGS = re.compile(r"(?<=\w)['’](?:s|t|m|re|ve|ll|d)\b", re.IGNORECASE)
+_PIECES = re.compile(r"[^/\\=:,;()\[\]{}<>\"'`|&?!+*]+")  # of a path, a URL, an expression: names with dots, dashes
+_PARTS = re.compile(r"[^\W_]+")
+_CAMEL = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+|[^\W\d_A-Za-z]+")
+_HUMPS = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]{2}")
+_JOINED = re.compile(r"\w[^\W_]_[^\W_]|[^\W_]_[^\W_]\w|\w{2}[./]\w{2}")
+_HEX = re.compile(r"(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{12,}")
+_HEX_BEGINNINGS = (7, 8, 10, 12)
+"""The lengths to which people shorten a hash."""
+# Scripts that put no spaces between words: Thai to Khmer, kana, Han, and Hangul, whose words carry endings.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+_RUNS = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
+
+_STOPWORDS = frozenset(
+    re.findall(
+        r"\w+",
+        "a about after again all also am an and any are as at be because been before being both but by can could d "
+        "did do does doing don doesn didn isn aren wasn weren wouldn couldn shouldn hasn haven hadn won ain down "
+        "during each few for from further get go had has have having he her here hers him his how i if in into is it "
+        "its just know ll let like m may me might more most must my no nor not now of off ok okay on once only or "
+        "other our out over own please re remember s said same say shall she should so some still such t tell than "
+        "thanks thank that the their them then there these they this those through to too under until up us ve very "
+        "was we were what when where which while who whom why will with would yeah yes you your ",
+    )
+)
+"""English words that say nothing about what a question is about. For other languages only their frequency tells."""
+
+_STEMMER = (
+    tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).filter(tantivy.Filter.stemmer("english")).build()
+)
+
+
+def terms(text: str) -> list[str]:
+    """All terms of a text, in order, with repetition; none holds white space."""
+    return _stemmed([term for word in _words(text) for term in _of_word(word)])
+
+
+def query_terms(text: str) -> dict[str, bool]:
+    """The distinct terms of a question that say what it is about, in order, and whether each is exact."""
+    found = [(word, term) for word in _words(text) for term in _of_word(word) if term not in _STOPWORDS]
+    known: dict[str, bool] = {}
+    for (word, term), stem in zip(found, _stemmed([term for _, term in found]), strict=True):
+        known[stem] = known.get(stem, False) or is_exact(word, term)
+    return known
+
+
+def is_exact(word: str, term: str) -> bool:
+    """Whether `term`, which came from `word` as it was written, is a name as a whole and not a part or a word."""
+    word = word.strip(_OUTER)
+    if term == word.lower():
+        return bool(_HUMPS.search(word) or _JOINED.search(word)) or _is_code(term)
+    return _is_code(term) and not term.isdecimal()
+
+
+def _is_code(term: str) -> bool:
+    """Digits with something else, or many digits: an error code, a version, a hash, a ticket."""
+    digits = sum(character.isdecimal() for character in term)
+    return digits > 0 and len(term) >= 4 and (digits < len(term) or digits >= 5)
+
+
+def _words(text: str) -> list[str]:
+    return _WORDS.findall(_ENDINGS.sub("", unicodedata.normalize("NFKC", text)))
+
+
+def _stemmed(found: list[str]) -> list[str]:
+    """With plain English words replaced by their stems; identifiers stay whole."""
+    plain = [term for term in found if term.isascii() and term.isalpha()]
+    stems = iter(_STEMMER.analyze(" ".join(plain)))  # one call for all
+    return [next(stems) if term.isascii() and term.isalpha() else term for term in found]
+
+
+def _of_word(word: str) -> Iterator[str]:
+    if word.isascii() and word.isalpha() and not _HUMPS.search(word):
+        yield word.lower()[:TERM_CHARACTERS_MAX]
+        return
+    for run in _RUNS.findall(word):
+        if re.match(f"[{_UNSPACED}]", run):
+            yield from run
+            yield from (run[at : at + 2] for at in range(len(run) - 1))
+        else:
+            yield from _of_spaced(run.strip(_OUTER))
+
+
+def _of_spaced(word: str) -> Iterator[str]:
+    """The word itself and, if it is an identifier, its pieces (what stands between slashes and the like) and parts."""
+    seen = set()
+    for whole in (word, *(piece.strip(_OUTER + "-") for piece in _PIECES.findall(word))):
+        lower = whole.lower()
+        if 0 < len(lower) <= TERM_CHARACTERS_MAX and lower not in seen and _PARTS.search(lower):
+            seen.add(lower)
+            yield lower
+    for part in _PARTS.findall(word):
+        lower = part.lower()[:TERM_CHARACTERS_MAX]
+        if lower not in seen:
+            seen.add(lower)
+            yield lower
+        if _HUMPS.search(part):
+            yield from (hump.lower() for hump in _CAMEL.findall(part) if len(hump) < len(part))
+        elif _HEX.fullmatch(lower):
+            yield from (lower[:length] for length in _HEX_BEGINNINGS if length < len(lower))

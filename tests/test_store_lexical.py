@@ -1,0 +1,263 @@
+"""The lexical index: what finds a chunk by its words, and what becomes of it when its files are not what they were."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from crash_files import CrashFiles
+from drafts import adjusted, deprecated, draft, open_store, seal_all, unit_vector
+
+from memd.chunks import Draft
+from memd.store.backup import backup
+from memd.store.log import Store, TopicLog
+from memd.store.verify import verify
+
+IDENTIFIERS = {
+    "error": "The importer stopped with ERR_7421 and nothing else.",
+    "snake": "Call retry_with_backoff before you give up.",
+    "camel": "parseHttpRequest is slow on large bodies.",
+    "version": "The fix is in v2.3.1 of the client.",
+    "path": "Look into src/wire/session.py, near the end.",
+    "hash": "It broke with commit 9f8e7d6c5b4a39281706f5e4d3c2b1a098765432.",
+}
+OTHERS = ("We walked along the river.", "Dinner was late again.", "The red bicycle has a flat tyre.")
+
+
+def said(name: str, text: str) -> Draft:
+    return msgspec.structs.replace(draft(name), content=text)
+
+
+def filled(directory: Path, texts: dict[str, str] | None = None) -> Store:
+    store = open_store(None, directory, segment_entries_max=6)
+    everything = {**(IDENTIFIERS if texts is None else texts), **{text: text for text in OTHERS}}
+    store.topic("talk").append([said(name, text) for name, text in everything.items()])
+    return store
+
+
+def found(topic: TopicLog, text: str, k: int = 10) -> list[str]:
+    """What the words of `text` find, best first."""
+    snapshot = topic.snapshot()
+    hits = topic.ask(text).best(k, lambda one: snapshot.live_place(one) is not None)
+    places = [place for hit in hits if (place := snapshot.live_place(hit.canonical_id)) is not None]
+    known = snapshot.hits_at(unit_vector("q")[None], places)
+    return [snapshot.entry(known[place]).content for place in places]
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("What was ERR_7421?", "error"),
+        ("err_7421", "error"),
+        ("error 7421", "error"),
+        ("retry_with_backoff()", "snake"),
+        ("how does the backoff work", "snake"),
+        ("`parseHttpRequest`", "camel"),
+        ("parsehttprequest", "camel"),
+        ("an http request", "camel"),
+        ("v2.3.1", "version"),
+        ("src/wire/session.py", "path"),
+        ("session.py", "path"),
+        ("the wire folder", "path"),
+        ("9f8e7d6c5b4a39281706f5e4d3c2b1a098765432", "hash"),
+        ("git show 9f8e7d6", "hash"),
+    ],
+)
+def test_an_identifier_is_found_whole_and_by_its_parts(tmp_path: Path, query: str, name: str) -> None:
+    assert found(filled(tmp_path).topic("talk"), query)[0] == IDENTIFIERS[name]
+
+
+def test_only_a_rare_identifier_as_a_whole_is_exact(tmp_path: Path) -> None:
+    topic = filled(tmp_path).topic("talk")
+    assert [hit.is_exact for hit in topic.ask("ERR_7421").best(1)] == [True]
+    assert [hit.is_exact for hit in topic.ask("err 7421").best(1)] == [False]
+    assert [hit.is_exact for hit in topic.ask("bicycle").best(1)] == [False]
+
+
+def test_english_words_are_found_in_every_form(tmp_path: Path) -> None:
+    topic = filled(tmp_path).topic("talk")
+    assert found(topic, "bicycles") == ["The red bicycle has a flat tyre."]
+    assert found(topic, "Who is walking?") == ["We walked along the river."]
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("Der Schlüssel liegt unter der Fußmatte.", "schlüssel?"),
+        ("Ключ лежит под ковриком.", "ключ"),
+        ("サーバーは東京にあります。", "東京のサーバー"),
+        ("会议定在星期五下午。", "星期五"),
+        ("열쇠는 서랍에 있어요.", "서랍"),
+        ("กุญแจอยู่ในลิ้นชัก", "ลิ้นชัก"),
+        ("المفتاح تحت السجادة", "المفتاح"),
+    ],
+)
+def test_other_languages_are_found_by_plain_tokens_or_by_their_characters(
+    tmp_path: Path, text: str, query: str
+) -> None:
+    assert found(filled(tmp_path, {"text": text}).topic("talk"), query) == [text]
+
+
+def test_a_question_without_a_word_that_says_anything_finds_nothing(tmp_path: Path) -> None:
+    topic = filled(tmp_path).topic("talk")
+    for text in ("yes, do that", "and what about it?", "", " \n", "!!!", "zebra"):
+        assert found(topic, text) == []
+
+
+def test_coverage_is_the_share_of_what_is_asked_for(tmp_path: Path) -> None:
+    topic = filled(tmp_path).topic("talk")
+    whole, part = topic.ask("flat bicycle").best(1)[0], topic.ask("flat quantum zebra").best(1)[0]
+    assert whole.coverage == pytest.approx(1.0)
+    assert 0 < part.coverage < 0.4
+
+
+def test_scores_for_given_chunks_are_those_of_the_search(tmp_path: Path) -> None:
+    topic = filled(tmp_path).topic("talk")
+    question = topic.ask("red session.py on the river")
+    best = question.best(10)
+    assert len(best) == 3
+    assert question.about([hit.canonical_id for hit in best] + [1, 2]) == {hit.canonical_id: hit for hit in best}
+
+
+def test_what_was_superseded_is_not_found(tmp_path: Path) -> None:
+    topic = filled(tmp_path).topic("talk")
+    assert found(topic, "ERR_7421")
+    snapshot = topic.snapshot()
+    entry = snapshot.find(draft("error").uuid)
+    assert entry is not None
+    topic.append([adjusted(entry, 1)])
+    assert found(topic, "ERR_7421") == [IDENTIFIERS["error"]], "once, as its newest entry"
+    topic.append([deprecated(entry)])
+    assert found(topic, "ERR_7421") == []
+
+
+def test_an_index_that_was_not_told_yet_does_not_bring_back_what_is_gone(tmp_path: Path) -> None:
+    topic = filled(tmp_path).topic("talk")
+    question = topic.ask("ERR_7421")
+    entry = topic.snapshot().find(draft("error").uuid)
+    assert entry is not None
+    topic.append([deprecated(entry)])
+    after = topic.snapshot()
+    assert question.best(5, lambda one: after.live_place(one) is not None) == []
+
+
+def test_an_append_is_found_by_the_next_question(tmp_path: Path) -> None:
+    topic = filled(tmp_path).topic("talk")
+    assert found(topic, "giraffe") == []
+    topic.append([said("new", "A giraffe came by.")])
+    assert topic.has_unindexed_words
+    assert found(topic, "giraffe") == ["A giraffe came by."]
+    assert not topic.has_unindexed_words
+
+
+def test_it_stays_through_a_restart_and_is_topped_up_from_the_log(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    store.topic("talk").index_words()
+    stamp = tmp_path / "talk" / "lexical" / "stamp.json"
+    store.topic("talk").append([said("late", "A giraffe came by.")])  # and then memd is killed
+    before = stamp.read_bytes()
+    store.close()
+    again = open_store(None, tmp_path, segment_entries_max=6).topic("talk")
+    segments = set((tmp_path / "talk" / "lexical").glob("*.store"))
+    assert found(again, "giraffe") == ["A giraffe came by."]
+    assert found(again, "ERR_7421") == [IDENTIFIERS["error"]]
+    assert stamp.read_bytes() != before
+    assert segments <= set((tmp_path / "talk" / "lexical").glob("*.store")), "added to, not built anew"
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("damage", [truncated, flipped, Path.unlink])
+@pytest.mark.parametrize("pattern", ["*.idx", "*.term", "*.store", "*.fieldnorm", "meta.json", "stamp.json"])
+def test_whatever_is_wrong_with_its_files_it_is_built_anew(
+    tmp_path: Path, damage: Callable[[Path], None], pattern: str
+) -> None:
+    store = filled(tmp_path)
+    store.topic("talk").index_words()
+    store.close()
+    damage(next((tmp_path / "talk" / "lexical").glob(pattern)))
+    topic = open_store(None, tmp_path, segment_entries_max=6).topic("talk")
+    for name, text in IDENTIFIERS.items():
+        assert found(topic, text)[0] == text, name
+    assert topic.findings == []
+
+
+def test_an_index_of_another_log_is_not_used(tmp_path: Path) -> None:
+    filled(tmp_path / "one").topic("talk").index_words()
+    texts = {"other": "Another log altogether."}
+    other = filled(tmp_path / "two", texts)
+    other.close()
+    shutil.copytree(tmp_path / "one" / "talk" / "lexical", tmp_path / "two" / "talk" / "lexical")
+    topic = open_store(None, tmp_path / "two").topic("talk")
+    assert found(topic, "ERR_7421") == []
+    assert found(topic, "altogether") == texts_of(texts)
+
+
+def texts_of(texts: dict[str, str]) -> list[str]:
+    return list(texts.values())
+
+
+def test_sealed_segments_are_found_too_with_their_true_cosines(tmp_path: Path) -> None:
+    topic = filled(tmp_path).topic("talk")
+    seal_all(topic)
+    snapshot = topic.snapshot()
+    hit = topic.ask("ERR_7421").best(1)[0]
+    place = snapshot.live_place(hit.canonical_id)
+    assert place is not None
+    known = snapshot.hits_at(unit_vector("error")[None], [place])[place]
+    assert known.cosine == pytest.approx(1.0)
+    assert found(topic, "tyre") == ["The red bicycle has a flat tyre."]
+
+
+def test_verify_and_backup_leave_it_out(tmp_path: Path) -> None:
+    store = filled(tmp_path / "memory")
+    store.topic("talk").index_words()
+    report = backup(tmp_path / "memory", tmp_path / "copy")
+    assert report.findings == [] and not (tmp_path / "copy" / "talk" / "lexical").exists()
+    store.close()
+    truncated(next((tmp_path / "memory" / "talk" / "lexical").glob("*.idx")))
+    assert verify(tmp_path / "memory").ok
+    copy = open_store(None, tmp_path / "copy").topic("talk")
+    assert found(copy, "v2.3.1") == [IDENTIFIERS["version"]]
+
+
+def test_where_there_is_no_folder_for_it_the_index_is_kept_in_memory() -> None:
+    topic = open_store(CrashFiles()).topic("talk")
+    topic.append([said("error", IDENTIFIERS["error"])])
+    assert found(topic, "ERR_7421") == [IDENTIFIERS["error"]]
+
+
+def test_neighbours_are_what_was_said_before_and_after_wherever_it_lies(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path, segment_entries_max=3)
+    topic = store.topic("talk")
+    entries = topic.append([draft(number) for number in range(3)]) + topic.append([draft(number) for number in (3, 4)])
+    topic.append([adjusted(entries[1], 2)])  # its newest entry is behind all others; its place in time is not
+    seal_all(topic)
+    snapshot = topic.snapshot()
+
+    def place(number: int) -> tuple[int, int]:
+        entry = snapshot.find(entries[number].uuid)
+        assert entry is not None
+        found_at = snapshot.live_place(entry.canonical_id)
+        assert found_at is not None
+        return found_at
+
+    places = [place(number) for number in range(5)]
+    expected = [
+        (places[number - 1] if number else None, places[number + 1] if number < 4 else None) for number in range(5)
+    ]
+    assert snapshot.neighbours(places) == expected
+    topic.append([deprecated(entries[2])])
+    after = topic.snapshot()
+    assert after.neighbours([places[3]]) == [(places[1], places[4])]
