@@ -8,8 +8,8 @@ Backs the claim that fusing meaning and words finds more than either. Reads a JS
 
 Each session goes turn by turn through the real daemon over HTTP, `speaker_a` as the user, the other's turns as the
 model's replies; all sessions of a conversation are one topic. Each question is then asked in a fresh read-only chat,
-and the block is read out of the prompt that memd forwards. A turn counts as found when at least half of its text, by whole
-sentences, stands in the block. `@k` looks at the best k chunks instead of a budget.
+and the block is read out of the prompt that memd forwards. A turn counts as found when at least half of its text, by
+whole sentences, stands in the block. `@k` looks at the best k chunks instead of a budget.
 """
 
 from __future__ import annotations
