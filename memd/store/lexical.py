@@ -38,7 +38,7 @@ BATCH_ENTRIES = 5_000
 """Between two commits: what a rebuild that is interrupted loses."""
 STAND_BACK_ENTRIES = 50
 WRITER_BYTES = 32_000_000
-SLACK = 4
+SLACK = 2
 """Candidates that are asked for per result: the order by tantivy's parameters differs from ours, and some are gone."""
 _STAMP = "stamp.json"
 
