@@ -171,6 +171,19 @@ class LexicalIndex:
         stamp = self._stamp
         return Question(self._searcher, text, max(1.0, stamp.terms / max(1, stamp.texts)))
 
+    def open(self, snapshot: Snapshot, *, wait_seconds: float = -1) -> None:
+        """Begin with what is on disk, unless that is done; see `update`. Reads all files once.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        if self._index is None and self._lock.acquire(timeout=wait_seconds):
+            try:
+                if self._index is None and not self._closed:
+                    self._open(snapshot)
+            finally:
+                self._lock.release()
+
     def update(
         self, snapshot: Snapshot, stand_back: Callable[[], None] = lambda: None, *, wait_seconds: float = -1
     ) -> None:
