@@ -1,18 +1,23 @@
-"""Recall over a log of which something cannot be read: everything else is still recalled."""
+"""Recall: what its weights do to a real log, and what is still recalled where something cannot be read."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 
-from memd.chunks import Draft
+from memd.chunks import Draft, utility_multiplier
 from memd.config import Retrieval
+from memd.context.ranking import Candidate
 from memd.daemon.encoder import Encoder
 from memd.daemon.recall import Recall
 from memd.daemon.right_of_way import RightOfWay
 from memd.embedding import Embedder, load_embedder
-from memd.store.log import Store
+from memd.store.log import Store, TopicLog
 
 FACTS = ("The spare key hangs behind the blue bicycle.", "The spare key is copied at the shop in Mill Lane.")
 
@@ -47,3 +52,84 @@ async def test_a_damaged_entry_costs_its_own_chunk_and_no_other(tmp_path: Path, 
         encoder.close()
         store.close()
     assert [candidate.entry.content for candidate in found.candidates] == [FACTS[1]]
+
+
+TALK = (
+    "The boat house needs a new lock before winter.",
+    "Bread is baked on Tuesdays and Fridays.",
+    "Anna wants to paint the boat house green.",
+    "The cellar floods every spring when the river rises.",
+    "Ticket QX_7741 was closed; the mill wheel turns again.",
+    "Tom's train leaves at ten past six.",
+)
+UTILITY_STEPS = (0, 0, 3, -2, 0, 1)
+
+
+@contextmanager
+def recall_with(**settings: float) -> Iterator[Recall]:
+    encoder = Encoder(load_embedder("bundled", 1))
+    recall = Recall(encoder, Retrieval(**settings), RightOfWay())  # type: ignore[arg-type]  # numbers of both kinds
+    try:
+        yield recall
+    finally:
+        recall.close()
+        encoder.close()
+
+
+async def asked(topic: TopicLog, question: str, **settings: float) -> list[Candidate]:
+    with recall_with(**settings) as recall:
+        return (await recall.query(question, topic, [], visible_digests=())).candidates
+
+
+@pytest.fixture
+def topic(tmp_path: Path, embedder: Embedder) -> Iterator[TopicLog]:
+    store = Store.open(tmp_path, dimension=embedder.dimension, fingerprint=embedder.fingerprint, segment_entries_max=4)
+    talk = store.topic("default")
+    plain = [_draft(embedder, number, text) for number, text in enumerate(TALK)]
+    drafts = [
+        msgspec.structs.replace(one, utility_steps=steps) for one, steps in zip(plain, UTILITY_STEPS, strict=True)
+    ]
+    talk.append(drafts[:4])
+    talk.seal(1)
+    talk.append(drafts[4:])
+    yield talk
+    store.close()
+
+
+def contents(candidates: Sequence[Candidate]) -> list[str]:
+    return [candidate.entry.content for candidate in candidates]
+
+
+@pytest.mark.parametrize("question", ["Who paints the boat house?", "QX_7741", "When is bread baked?", "zebra"])
+async def test_without_words_and_neighbours_recall_is_the_plain_formula(
+    topic: TopicLog, embedder: Embedder, question: str
+) -> None:
+    query = embedder.embed(question)
+    plain = []
+    for text, steps in zip(TALK, UTILITY_STEPS, strict=True):
+        cosine = round(float(np.dot(embedder.embed(text), query)), 6)
+        plain.append((max(0.0, cosine) * utility_multiplier(steps), text))
+    expected = sorted((one for one in plain if one[0] >= 0.2), reverse=True)
+    found = await asked(topic, question, lexical_weight=0, neighbour_weight=0)
+    assert contents(found) == [text for _, text in expected]
+    assert [one.score for one in found] == pytest.approx([score for score, _ in expected], abs=2e-6)
+    assert not (topic.hot_path.parent / "lexical").exists()
+
+
+async def test_a_rare_identifier_wins_over_every_cosine(topic: TopicLog) -> None:
+    question = "Does QX_7741 have to do with the boat house, the lock or painting it green before winter?"
+    assert contents(await asked(topic, question, lexical_weight=0))[0] != TALK[4]
+    plain = {"lexical_weight": 0.5, "neighbour_weight": 0.2}
+    found = await asked(topic, question, **plain)
+    relevance = {one.entry.content: one.score / utility_multiplier(one.entry.utility_steps) for one in found}
+    assert max(relevance, key=lambda text: relevance[text]) == TALK[4]
+
+
+@pytest.mark.parametrize("question", ["What is the capital of Mongolia?", "How do I sort a list in Haskell?"])
+async def test_a_question_about_nothing_that_is_stored_recalls_nothing(topic: TopicLog, question: str) -> None:
+    assert await asked(topic, question) == []
+
+
+async def test_without_its_lexical_index_a_topic_is_searched_by_meaning(topic: TopicLog) -> None:
+    (topic.hot_path.parent / "lexical").write_text("a file where the folder belongs")
+    assert TALK[2] in contents(await asked(topic, "Who paints the boat house?"))

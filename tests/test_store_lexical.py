@@ -261,3 +261,12 @@ def test_neighbours_are_what_was_said_before_and_after_wherever_it_lies(tmp_path
     topic.append([deprecated(entries[2])])
     after = topic.snapshot()
     assert after.neighbours([places[3]]) == [(places[1], places[4])]
+
+
+def test_a_large_index_that_is_on_disk_answers_the_first_question_after_a_restart(tmp_path: Path) -> None:
+    texts = {f"t{number}": f"Entry {number} of a long list." for number in range(600)} | IDENTIFIERS
+    store = filled(tmp_path, texts)
+    assert found(store.topic("talk"), "ERR_7421") == [], "too much to be taken in while somebody waits"
+    store.topic("talk").index_words()
+    store.close()
+    assert found(open_store(None, tmp_path).topic("talk"), "ERR_7421") == [IDENTIFIERS["error"]]

@@ -32,13 +32,15 @@ FORMAT = 1
 K1 = 0.9
 B = 0.4
 """BM25; measured better on conversations than the textbook's 1.2 and 0.75."""
+EXACT_WEIGHT = 3
+"""As many words a rare identifier counts for; it is found by its parts besides."""
 QUERY_TERMS_MAX = 64
 """Of a long question (a stack trace, pasted code) the rarest terms count."""
 BATCH_ENTRIES = 5_000
 """Between two commits: what a rebuild that is interrupted loses."""
 STAND_BACK_ENTRIES = 50
 WRITER_BYTES = 32_000_000
-SLACK = 4
+SLACK = 2
 """Candidates that are asked for per result: the order by tantivy's parameters differs from ours, and some are gone."""
 _STAMP = "stamp.json"
 
@@ -71,6 +73,11 @@ class _Term(msgspec.Struct, frozen=True):
     idf: float
     is_exact: bool
 
+    @property
+    def weight(self) -> float:
+        """What it counts in a score: no handful of common words outweighs a name."""
+        return self.idf * (EXACT_WEIGHT if self.is_exact else 1)
+
 
 class Question:
     """A question to the index as it was at one moment; any thread."""
@@ -81,7 +88,7 @@ class Question:
         self._mean_terms = mean_terms
         known = {} if searcher is None else query_terms(text)
         weighed = [(name, self._weighed(name, is_exact)) for name, is_exact in known.items()]
-        weighed.sort(key=lambda pair: -pair[1].idf)
+        weighed.sort(key=lambda pair: -pair[1].weight)
         self._terms = dict(weighed[:QUERY_TERMS_MAX])
         self._mass = sum(term.idf for term in self._terms.values())
 
@@ -93,7 +100,10 @@ class Question:
         """
         if self._searcher is None or not self._terms or k < 1:
             return []
-        wanted = [(tantivy.Occur.Should, _with_term(name)) for name in self._terms]
+        wanted = [
+            (tantivy.Occur.Should, tantivy.Query.boost_query(_with_term(name), term.weight / term.idf))
+            for name, term in self._terms.items()
+        ]
         query, limit = tantivy.Query.boolean_query(wanted), k * SLACK
         while True:
             found = self._found(query, limit)
@@ -133,7 +143,7 @@ class Question:
         slowdown = K1 * (1 - B + B * len(names) / self._mean_terms)
         had = [self._terms[name] for name in sorted(frequencies)]  # sorted: sums do not depend on the text's order
         score = sum(
-            self._terms[name].idf * frequency * (K1 + 1) / (frequency + slowdown)
+            self._terms[name].weight * frequency * (K1 + 1) / (frequency + slowdown)
             for name, frequency in sorted(frequencies.items())
         )
         coverage = min(1.0, sum(term.idf for term in had) / self._mass) if self._mass else 0.0
@@ -160,6 +170,19 @@ class LexicalIndex:
         """The question to the index as it is now; before the first `update` there is nothing in it."""
         stamp = self._stamp
         return Question(self._searcher, text, max(1.0, stamp.terms / max(1, stamp.texts)))
+
+    def open(self, snapshot: Snapshot, *, wait_seconds: float = -1) -> None:
+        """Begin with what is on disk, unless that is done; see `update`. Reads all files once.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        if self._index is None and self._lock.acquire(timeout=wait_seconds):
+            try:
+                if self._index is None and not self._closed:
+                    self._open(snapshot)
+            finally:
+                self._lock.release()
 
     def update(
         self, snapshot: Snapshot, stand_back: Callable[[], None] = lambda: None, *, wait_seconds: float = -1

@@ -7,6 +7,7 @@ marked after this snapshot was taken is read from disk and scanned.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import time
@@ -136,6 +137,7 @@ class Snapshot:
         """Shared by all snapshots of the topic."""
         self._growing = [(view.segment, view) for view in views.values() if isinstance(view.segment, Growing)]
         self._live_count: int | None = None
+        self._last_ids: list[tuple[int, int]] | None = None
 
     @property
     def live_count(self) -> int:
@@ -166,12 +168,17 @@ class Snapshot:
 
     def live_place(self, canonical_id: int) -> Place | None:
         """Where the entry with this id lies; None if there is none, or it does not count any more."""
-        for segment_id, view in self.views.items():
-            if len(view.rows) and int(view.rows[-1]["canonical_id"]) >= canonical_id:
-                row = int(view.rows["canonical_id"].searchsorted(canonical_id))
-                is_live = int(view.rows[row]["canonical_id"]) == canonical_id and not view.gone[row]
-                return (segment_id, row) if is_live else None
-        return None
+        if self._last_ids is None:
+            filled = (view for view in self.views.values() if len(view.rows))
+            self._last_ids = [(int(view.rows[-1]["canonical_id"]), view.segment.segment_id) for view in filled]
+        position = bisect.bisect_left(self._last_ids, (canonical_id, 0))
+        if position == len(self._last_ids):
+            return None
+        segment_id = self._last_ids[position][1]
+        view = self.views[segment_id]
+        column = view.rows["canonical_id"]
+        row = bisect.bisect_left(column, canonical_id)  # searchsorted would copy the column
+        return (segment_id, row) if int(column[row]) == canonical_id and not view.gone[row] else None
 
     def hits_at(self, queries: Floats, places: Sequence[Place]) -> dict[Place, Hit]:
         """The entries at these places as a search would find them, with their true cosines.

@@ -258,8 +258,10 @@ class TopicLog:
         Raises:
             StoreError: it cannot be read or written; all else works.
         """
-        if 0 < self._words.behind(self._snapshot) <= _CAUGHT_UP_AT_ONCE:
-            self._words.update(self._snapshot, wait_seconds=_WAIT_SECONDS)
+        snapshot = self._snapshot
+        self._words.open(snapshot, wait_seconds=_WAIT_SECONDS)
+        if 0 < self._words.behind(snapshot) <= _CAUGHT_UP_AT_ONCE:
+            self._words.update(snapshot, wait_seconds=_WAIT_SECONDS)
         return self._words.ask(text)
 
     @property
