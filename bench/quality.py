@@ -1,13 +1,14 @@
 """How often what a question needs is in the prompt: recall of evidence within a token budget.
 
 Backs the claim that fusing meaning and words finds more than either. Reads a JSON list of conversations, each with
-`conversation` (`speaker_a`, `speaker_b`, `session_1` … lists of `{dia_id, speaker, text}`) and `qa` (lists of
+`conversation` (`session_1` … lists of `{dia_id, speaker, text}`) and `qa` (lists of
 `{question, evidence: [dia_id], category}`; category 5 asks about what was never said and is counted apart):
 
     python bench/quality.py --data FILE [--only 0,2] [--json FILE]
 
-Each session goes turn by turn through the real daemon over HTTP, `speaker_a` as the user, the other's turns as the
-model's replies; all sessions of a conversation are one topic. Each question is then asked in a fresh read-only chat,
+Each session goes turn by turn through the real daemon over HTTP, each text opened by its speaker's name; who opens the
+session is the user, the other's turns are the model's replies. All sessions of a conversation are one topic.
+Each question is then asked in a fresh read-only chat,
 and the block is read out of the prompt that memd forwards. A turn counts as found when at least half of its text, by
 whole sentences, stands in the block. `@k` looks at the best k chunks instead of a budget.
 """
@@ -25,7 +26,7 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,24 +76,43 @@ class Talk(NamedTuple):
 def read(path: Path, only: set[int] | None) -> list[Talk]:
     """The conversations of a data file."""
     talks = []
+    malformed = np.zeros(2, int)
     for number, told in enumerate(json.loads(path.read_text())):
         if only is not None and number not in only:
             continue
         said = told["conversation"]
         names = sorted((name for name in said if re.fullmatch(r"session_\d+", name)), key=lambda name: int(name[8:]))
-        roles = {said["speaker_a"]: "user"}
         turns = {turn["dia_id"]: turn["text"] for name in names for turn in said[name]}
         sessions = [
-            [{"role": roles.get(turn["speaker"], "assistant"), "content": turn["text"]} for turn in said[name]]
+            [{"role": _role(turn, said[name]), "content": f"{turn['speaker']}: {turn['text']}"} for turn in said[name]]
             for name in names
         ]
-        questions = [
-            Question(asked["question"], asked["category"], tuple(turns[one] for one in evidence if one in turns))
-            for asked in told["qa"]
-            for evidence in [[part for one in asked.get("evidence", []) for part in re.findall(r"D\d+:\d+", one)]]
-        ]
+        questions = []
+        for asked in told["qa"]:
+            named, repaired, dropped = _evidence(asked.get("evidence", []), turns)
+            malformed += np.array([repaired, dropped])
+            questions.append(Question(asked["question"], asked["category"], tuple(turns[one] for one in named)))
         talks.append(Talk(f"talk-{number}", sessions, [one for one in questions if one.evidence]))
+    print(f"evidence: {malformed[0]} malformed entries repaired, {malformed[1]} that name no turn dropped")
     return talks
+
+
+def _role(turn: dict[str, str], session: list[dict[str, str]]) -> str:
+    """Who opens a session plays the user."""
+    return "user" if turn["speaker"] == session[0]["speaker"] else "assistant"
+
+
+def _evidence(entries: list[str], turns: Collection[str]) -> tuple[list[str], int, int]:
+    """The turns that evidence names, how many entries had to be read with good will, how many were of no use."""
+    named: list[str] = []
+    repaired = dropped = 0
+    for entry in entries:
+        found = [f"D{session}:{turn}" for session, turn in re.findall(r"D:?(\d+):0*(\d+)", entry)]
+        known = [one for one in found if one in turns]
+        named += known
+        repaired += bool(known) and [entry] != known
+        dropped += not known
+    return list(dict.fromkeys(named)), repaired, dropped
 
 
 class StandIn:
