@@ -135,9 +135,7 @@ def test_the_python_client_is_remembered(daemon: DaemonProcess, how: str) -> Non
 
 
 @pytest.mark.parametrize("how", ["create", "stream"])
-def test_the_python_client_s_tool_loop_is_stored_once(
-    make_daemon: MakeDaemon, calling_llama: str, how: str
-) -> None:
+def test_the_python_client_s_tool_loop_is_stored_once(make_daemon: MakeDaemon, calling_llama: str, how: str) -> None:
     daemon = make_daemon(calling_llama).start()
     with Python(daemon, how) as client:
         assert list(client.loop(QUESTION)) == ["", "", "", "".join(REPLY_AFTER_CALLS)]

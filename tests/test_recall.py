@@ -44,9 +44,7 @@ async def test_a_damaged_entry_costs_its_own_chunk_and_no_other(tmp_path: Path, 
     encoder = Encoder(embedder)
     recall = Recall(encoder, Retrieval(), RightOfWay())
     try:
-        found = await recall.query(
-            "Where is the spare key?", topic, [], visible_digests=()
-        )
+        found = await recall.query("Where is the spare key?", topic, [], visible_digests=())
     finally:
         recall.close()
         encoder.close()

@@ -26,9 +26,7 @@ def sliding_llama(tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-def test_memory_is_seen_from_farther_away_than_the_sliding_window(
-    make_daemon: MakeDaemon, sliding_llama: str
-) -> None:
+def test_memory_is_seen_from_farther_away_than_the_sliding_window(make_daemon: MakeDaemon, sliding_llama: str) -> None:
     daemon = make_daemon(sliding_llama).start()
     said = "The deploy key lives in the drawer of desk nine."
     assert daemon.chat([{"role": "user", "content": said}]).reply == "".join(REPLY)

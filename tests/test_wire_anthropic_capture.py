@@ -82,9 +82,7 @@ client = Anthropic(api_key="-", http_client=httpx2.Client(transport=httpx2.MockT
 def echo_of_anthropic_client(events: list[Event]) -> Any:
     """The message that the official client assembles from the events, as it sends it in the next request."""
     asked = stream_of(*events).decode()
-    with client.messages.stream(
-        model="tiny", max_tokens=9, messages=[{"role": "user", "content": asked}]
-    ) as stream:
+    with client.messages.stream(model="tiny", max_tokens=9, messages=[{"role": "user", "content": asked}]) as stream:
         content = stream.get_final_message().content
     return {"role": "assistant", "content": [block.to_dict(mode="json") for block in content]}
 

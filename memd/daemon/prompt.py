@@ -98,9 +98,7 @@ class Prompt:
             insertions = [Insertion(self._index(position), block.text) for position, block in self.blocks()]
         first = self._lead + self._arrival.head
         gone = range(first, max(first, self.conversation.left_out - self._arrival.offset + self._lead))
-        return self._api.encode(
-            self._request, leave_out=gone, insertions=insertions, placement=placement or "merged"
-        )
+        return self._api.encode(self._request, leave_out=gone, insertions=insertions, placement=placement or "merged")
 
     def _visible(self) -> Iterator[int]:
         """The positions of the request's messages that are in the prompt: a head that the client keeps, and what has

@@ -182,9 +182,7 @@ class ModelRelay:
         return response
 
 
-def prepared(
-    answer: aiohttp.ClientResponse, extra: list[tuple[str, str]], *, body_changes: bool
-) -> web.StreamResponse:
+def prepared(answer: aiohttp.ClientResponse, extra: list[tuple[str, str]], *, body_changes: bool) -> web.StreamResponse:
     """A response with the upstream's status and headers, ready to be sent."""
     dropped = HOP_BY_HOP | ({"content-length"} if body_changes else frozenset())
     named = ((name, value) for name, value in _named(answer.raw_headers) if name.lower() not in dropped)

@@ -104,9 +104,7 @@ class Upstream:
         while True:
             attempts -= 1
             try:
-                return await self._session.request(
-                    method, target, headers=headers, data=body, allow_redirects=False
-                )
+                return await self._session.request(method, target, headers=headers, data=body, allow_redirects=False)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
                 self._asked_at = float("-inf")  # it may come back as another model
                 if attempts <= 0 or isinstance(error, aiohttp.ClientConnectorError):

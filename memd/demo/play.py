@@ -58,9 +58,7 @@ def main(fast: bool) -> int:
 async def _play(screen: Screen, pause_seconds: float) -> None:
     turns = script.load_turns()
     counter = TokenCounter(cl100k_base(ranks_bytes()))
-    standin = StandIn(
-        window=WINDOW_TOKENS, count=counter.count, lines={turn.user: turn.assistant for turn in turns}
-    )
+    standin = StandIn(window=WINDOW_TOKENS, count=counter.count, lines={turn.user: turn.assistant for turn in turns})
     with tempfile.TemporaryDirectory(prefix="memd-demo-") as folder:
         async with standin.running():
             config = Config(
@@ -238,4 +236,3 @@ def _chunk_that_says(shown: Shown, text: str) -> str:
         if part.startswith("[mem:") and text in part:
             return part[len("[mem:") : part.index("]")]
     raise NotShown(f"no chunk that was shown says {text!r}")
-

@@ -207,9 +207,7 @@ def request_from(
             stream=bytes(fields.get("stream", b"")) == b"true",
             model=_text_or_empty(fields.get("model")),
             max_tokens=_first_bound(fields, bounds),
-            standing_text="".join(
-                bytes(fields[name]).decode(errors="replace") for name in standing if name in fields
-            ),
+            standing_text="".join(bytes(fields[name]).decode(errors="replace") for name in standing if name in fields),
             memory_in=memory_in,
             memory_in_error=memory_in_error,
         )
