@@ -38,6 +38,7 @@ two cores, and in a very long message the request is at one end of it, not in th
 _CHARACTERS_MAX = 32_768  # read before the cut into pieces: tokenising 1 MB takes 1.2 s; 16 pieces of prose have 17,000
 
 _FINGERPRINT_DIGITS = 32
+_ROLES = re.compile("^(?:user|assistant|tool|function): ", re.MULTILINE)
 _LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 _registering = threading.Lock()  # fastembed's registry of custom models is a plain list per process
 
@@ -64,7 +65,10 @@ class Embedder(Protocol):
         """One unit vector per piece: float32 `(q, dimension)`, 1 ≤ q ≤ PIECES_MAX, C-contiguous."""
 
     def embed(self, text: str) -> Vector:
-        """The unit vector of a text of any length: the normalised mean of its pieces' vectors."""
+        """The unit vector of a chunk of any length: the normalised mean of its pieces' vectors.
+
+        The roles that open its messages are left out: every chunk has them, so they only make chunks more alike.
+        """
 
 
 class FastembedEmbedder:
@@ -110,7 +114,7 @@ class FastembedEmbedder:
         Raises:
             EmbeddingError: the model failed on this text.
         """
-        vectors = self.embed_pieces(text)
+        vectors = self.embed_pieces(_ROLES.sub("", text) or text)
         return vectors[0] if len(vectors) == 1 else _unit(vectors.mean(axis=0))
 
     def _vector(self, piece: str) -> Vector:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from memd.chunks import Entry, Status
+from memd.context.fusion import Parts
 from memd.context.ranking import Candidate
 
 
@@ -42,4 +43,5 @@ def candidate(
     name: str, score: float = 0.5, content: str = "", *, topic_id: str = "own", at: int = 1, **members: Any
 ) -> Candidate:
     """A chunk found with that score."""
-    return Candidate(entry(name, content, at=at, **members), topic_id, score)
+    parts = Parts(similarity=score, cosine=score, lexical=0.0, neighbours=0.0, multiplier=1.0)
+    return Candidate(entry(name, content, at=at, **members), topic_id, parts)

@@ -79,8 +79,10 @@ def chunked(
     return split(sources, settings=chunking, count=COUNTER.count, embed=embed, expired=expired)
 
 
-def pieces_of(text: str, opening: str = "") -> list[str]:
-    return candidate_pieces(text, opening=opening, max_tokens=CHUNKING.max_tokens, count=COUNTER.count)
+def pieces_of(text: str, opening: str = "", whole_tokens: int = 0) -> list[str]:
+    return candidate_pieces(
+        text, opening=opening, whole_tokens=whole_tokens, max_tokens=CHUNKING.max_tokens, count=COUNTER.count
+    )
 
 
 @cache
@@ -156,9 +158,12 @@ def test_the_chunks_of_a_message_put_together_are_its_text(sources: list[Source]
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.lists(st.sampled_from(BUILDING_BLOCKS) | st.text(max_size=300), max_size=8).map("".join))
-def test_pieces_joined_are_the_text_and_fit_the_limit(text: str) -> None:
-    pieces = pieces_of(text)
+@given(
+    st.lists(st.sampled_from(BUILDING_BLOCKS) | st.text(max_size=300), max_size=8).map("".join),
+    st.sampled_from([0, 20, 100, 10_000]),
+)
+def test_pieces_joined_are_the_text_and_fit_the_limit(text: str, whole_tokens: int) -> None:
+    pieces = pieces_of(text, whole_tokens=whole_tokens)
     assert "".join(pieces) == text
     assert all(0 < COUNTER.count(piece) <= CHUNKING.max_tokens for piece in pieces)
 
@@ -237,6 +242,23 @@ def test_a_code_block_that_does_not_fit_is_cut_at_lines() -> None:
 def test_prose_is_cut_into_sentences_in_any_script() -> None:
     assert pieces_of("One. Two! Three? e.g. this 3.14 stays.") == ["One. ", "Two! ", "Three? e.g. this 3.14 stays."]
     assert pieces_of("记忆系统保存对话。它从不忘记！好吗？") == ["记忆系统保存对话。", "它从不忘记！", "好吗？"]
+
+
+def test_a_short_message_and_a_short_paragraph_are_one_piece() -> None:
+    short = "One. Two! Three?"
+    assert pieces_of(short, whole_tokens=6) == [short]
+    assert pieces_of(short, whole_tokens=5) == ["One. ", "Two! ", "Three?"]
+    long = " ".join(f"Sentence number {number} of a longer paragraph." for number in range(9))
+    pieces = pieces_of(f"{short}\n\n{long}", whole_tokens=20)
+    assert pieces[0] == f"{short}\n\n" and len(pieces) == 10
+    assert pieces_of(short * 100, whole_tokens=10_000)[0] != short * 100, "never more than max_tokens"
+
+
+def test_a_chunk_does_not_end_within_a_short_message() -> None:
+    sentences = "The gateway listens on port 8765. The password is rotated on Mondays. Backups leave at two. "
+    sources = [source("user" if number % 2 else "assistant", sentences * 2) for number in range(6)]
+    for chunk in chunked(sources).chunks:
+        assert chunk.content.startswith(("user: ", "assistant: ")) and chunk.content.endswith("at two. ")
 
 
 def test_tiny_turns_share_a_chunk_and_open_with_their_roles() -> None:

@@ -43,6 +43,14 @@ def test_related_texts_are_nearer_than_unrelated_ones(embedder: Embedder) -> Non
     assert far < 0.2
 
 
+def test_the_roles_that_open_the_messages_of_a_chunk_have_no_part_in_its_vector(embedder: Embedder) -> None:
+    chunk = "user: Which database?\nassistant: PostgreSQL.\ntool: {}\nan assistant: is no opening"
+    bare = "Which database?\nPostgreSQL.\n{}\nan assistant: is no opening"
+    assert embedder.embed(chunk).tobytes() == embedder.embed(bare).tobytes()
+    assert embedder.embed(chunk).tobytes() != embedder.embed_pieces(chunk)[0].tobytes(), "a question is read as it is"
+    assert np.isfinite(embedder.embed("user: ")).all()
+
+
 def test_a_text_has_one_vector_whatever_the_thread_count_or_the_load() -> None:
     texts = ["short", SENTENCE * 3, SENTENCE * 40, "短い文。", ""]
     alone = load_embedder("bundled", threads=1)

@@ -112,6 +112,13 @@ def test_the_multiplier_acts_on_the_fused_value_and_not_on_neighbours() -> None:
     assert after == pytest.approx([before[0] * 1.5, before[1]])
 
 
+def test_a_chunk_is_as_strong_as_its_meaning_alone_makes_it() -> None:
+    evidence = [Evidence(0.5, lexical=9, coverage=1), Evidence(0.3), Evidence(0.3, 0.5), Evidence(0.1)]
+    parts = fuse(evidence, lexical_weight=0.5, neighbour_weight=0.0)
+    assert [one.score < MIN_SCORE for one in parts] == [False, True, True, True]
+    assert [one.strength for one in parts] == pytest.approx([parts[0].score, 0.3, 0.15, 0.1])
+
+
 def test_nothing_is_fused_to_nothing() -> None:
     assert fuse([], lexical_weight=0.5, neighbour_weight=0.2) == []
-    assert fuse([Evidence(-0.5)], lexical_weight=0.5, neighbour_weight=0.2) == [Parts(0.0, 0.0, 0.0, 1.0)]
+    assert fuse([Evidence(-0.5)], lexical_weight=0.5, neighbour_weight=0.2) == [Parts(-0.5, 0.0, 0.0, 0.0, 1.0)]

@@ -137,6 +137,12 @@ def test_the_budget_is_never_exceeded_and_overflow_means_that_something_is_missi
     assert all(len(one.entry.content) + used + frame > budget for one in left_over)
 
 
+def test_a_repetition_is_seen_among_many() -> None:
+    found = [candidate(f"{number:04x}", 0.9 - number / 1000, at=number) for number in range(70)]
+    again = candidate("other", 0.3, at=99, vector=found[69].entry.vector)
+    assert len(best([*found, again], top_k=100)) == 70
+
+
 def test_what_nearly_repeats_a_better_chunk_is_not_shown_and_gives_its_place_to_the_next() -> None:
     said = candidate("1", 0.9, "said")
     again = candidate("2", 0.8, "said again", vector=said.entry.vector)

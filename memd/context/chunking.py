@@ -23,6 +23,8 @@ from memd.config import Chunking
 from memd.context.pieces import Count, candidate_pieces, fitted, words
 
 JOINT = "\n"
+WHOLE_MINIMA = 2
+"""A message or paragraph of at most so many times `min_tokens` is not cut."""
 WINDOW_LEEWAY = 7
 """A fixed window may be a seventh shorter or longer than `window_tokens` (150 to 200 for 175), to end with a piece."""
 _ESTIMATE_SLACK = 8  # this near to the limit the joined text is counted: the pieces' tokens added up are an estimate
@@ -84,7 +86,7 @@ def split(
         expired: whether the time for finding boundaries is used up; asked before each decision. From then on, the chunk
             in the making included, the rest is cut into fixed windows.
     """
-    pieces = _pieces(sources, settings.max_tokens, count)
+    pieces = _pieces(sources, settings, count)
     groups, position = _by_meaning(pieces, settings, count, embed, expired)
     rest = pieces[position:]
     if rest:
@@ -92,10 +94,16 @@ def split(
     return Split(tuple(_chunk(group, sources) for group in groups), used_fallback=bool(rest))
 
 
-def _pieces(sources: Sequence[Source], max_tokens: int, count: Count) -> list[_Piece]:
+def _pieces(sources: Sequence[Source], settings: Chunking, count: Count) -> list[_Piece]:
     pieces = []
     for message, source in enumerate(sources):
-        texts = candidate_pieces(source.text, opening=f"{source.role}: ", max_tokens=max_tokens, count=count)
+        texts = candidate_pieces(
+            source.text,
+            opening=f"{source.role}: ",
+            whole_tokens=WHOLE_MINIMA * settings.min_tokens,
+            max_tokens=settings.max_tokens,
+            count=count,
+        )
         for position, text in enumerate(texts):
             opens = position == 0
             pieces.append(_Piece(text, message, opens, True, count(JOINT + text if opens else text)))

@@ -6,12 +6,15 @@ What a score is made of stands in fusion.py.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from memd.chunks import Entry
+from memd.chunks import Entry, Vector
+from memd.context.fusion import Parts
 
 NEAR_IDENTICAL_COSINE = 0.99
 """Two chunks at least this similar say the same: the better one is shown."""
@@ -24,7 +27,29 @@ class Candidate(msgspec.Struct, frozen=True):
 
     entry: Entry
     topic_id: str
-    score: float
+    parts: Parts
+
+    @property
+    def score(self) -> float:
+        """See `Parts.score`."""
+        return self.parts.score
+
+
+class Verdict(enum.StrEnum):
+    """What becomes of a candidate, in words that a user reads."""
+
+    RELEVANT = "relevant"
+    WEAK = "below retrieval.min_score"
+    VISIBLE = "in the prompt already"
+    REPEATS = "nearly repeats a better one"
+    BEYOND = "beyond retrieval.top_k"
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """A candidate and what becomes of it."""
+
+    candidate: Candidate
+    verdict: Verdict
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -43,37 +68,68 @@ def relevant(
     top_k: int,
     visible_digests: Collection[bytes],
 ) -> list[Candidate]:
-    """The candidates worth showing, best first.
+    """The candidates worth showing, best first. See `judged`."""
+    found = judged(candidates, min_score=min_score, top_k=top_k, visible_digests=visible_digests)
+    return [one.candidate for one in found if one.verdict is Verdict.RELEVANT]
 
-    Left out are scores below `min_score`, chunks whose messages are all in this prompt themselves, and all beyond the
-    best `top_k`, and what nearly repeats a better one. Ties go to the older entry. Of a chunk that several topics have
-    (a correction adopted it) the newest entry counts.
+
+def judged(
+    candidates: Sequence[Candidate],
+    *,
+    min_score: float,
+    top_k: int,
+    visible_digests: Collection[bytes],
+) -> list[Judged]:
+    """Whether each candidate is worth showing and, if not, why; best first, ties to the older entry.
+
+    Not worth showing is what is weaker than `min_score`, what comes from messages that are all in this prompt
+    themselves, what nearly repeats a better one, and all beyond the best `top_k`. Of a chunk that several topics have
+    (a correction adopted it) the newest entry counts and the others are left out altogether.
     """
     newest: dict[bytes, Candidate] = {}
     for candidate in candidates:
         known = newest.setdefault(candidate.entry.uuid, candidate)
         if candidate.entry.canonical_id > known.entry.canonical_id:
             newest[candidate.entry.uuid] = candidate
-    kept = [
-        candidate
-        for candidate in newest.values()
-        if candidate.score >= min_score and not is_visible(candidate.entry, visible_digests)
-    ]
-    kept.sort(key=lambda candidate: (-candidate.score, candidate.entry.canonical_id))
-    return _distinct(kept, top_k)
+    ordered = sorted(newest.values(), key=lambda candidate: (-candidate.score, candidate.entry.canonical_id))
+    kept = _Kept()
+    found = []
+    for candidate in ordered:
+        verdict = Verdict.RELEVANT
+        if not candidate.parts.strength >= min_score:  # not "<": a score that is no number is weak
+            verdict = Verdict.WEAK
+        elif is_visible(candidate.entry, visible_digests):
+            verdict = Verdict.VISIBLE
+        elif len(kept) >= top_k:
+            verdict = Verdict.BEYOND
+        elif not kept.add(candidate.entry.embedding):
+            verdict = Verdict.REPEATS
+        found.append(Judged(candidate, verdict))
+    return found
 
 
-def _distinct(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
-    """The first `count` without those that nearly repeat an earlier one."""
-    kept: list[Candidate] = []
-    for candidate in candidates:
-        vector = candidate.entry.embedding
-        others = (one.entry.embedding for one in kept)
-        if len(kept) < count and not any(
-            len(other) == len(vector) and float(np.dot(other, vector)) >= NEAR_IDENTICAL_COSINE for other in others
-        ):
-            kept.append(candidate)
-    return kept
+class _Kept:
+    """The vectors of what is kept; one of another model than the first one's is like none."""
+
+    def __init__(self) -> None:
+        self._vectors: NDArray[np.float32] | None = None
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, vector: Vector) -> bool:
+        """Whether it is kept: not if it nearly repeats one that is."""
+        if self._vectors is None:
+            self._vectors = np.zeros((32, len(vector)), np.float32)
+        if self._count == len(self._vectors):
+            self._vectors = np.concatenate([self._vectors, np.zeros_like(self._vectors)])
+        if len(vector) == self._vectors.shape[1]:
+            if np.any(self._vectors[: self._count] @ vector >= NEAR_IDENTICAL_COSINE):
+                return False
+            self._vectors[self._count] = vector
+        self._count += 1
+        return True
 
 
 def is_visible(entry: Entry, visible_digests: Collection[bytes]) -> bool:

@@ -11,13 +11,14 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from memd.config import Retrieval
-from memd.context.fusion import Evidence, fuse
+from memd.context.fusion import Evidence, Parts, fuse
 from memd.context.ranking import Candidate, is_visible, relevant
 from memd.daemon.encoder import Encoder
 from memd.daemon.right_of_way import RightOfWay
@@ -114,7 +115,7 @@ class Recall:
         searches = [self._begun(log_, text, queries) for log_ in logs]
         k = self._settings.top_k
         while True:
-            ranked = self._ranked(searches, k)
+            ranked = [one for one in self._ranked(searches, k) if one.parts.strength >= self._settings.min_score]
             found, seen = self._read(ranked, searches[0].snapshot, visible_digests, k)
             best = relevant(
                 found,
@@ -130,18 +131,18 @@ class Recall:
 
     def _read(
         self,
-        ranked: Sequence[tuple[Hit, Snapshot, float]],
+        ranked: Sequence[_Found],
         own: Snapshot,
         visible_digests: Collection[bytes],
         k: int,
     ) -> tuple[list[Candidate], int]:
         """The first `k` that may be shown, and how many were looked at for that."""
         found: list[Candidate] = []
-        for seen, (hit, snapshot, score) in enumerate(ranked):
+        for seen, one in enumerate(ranked):
             if len(found) == k:
                 return found, seen
-            if snapshot is own or not own.knows(hit.uuid):
-                candidate = _candidate(snapshot, hit, score)
+            if one.snapshot is own or not own.knows(one.hit.uuid):
+                candidate = one.read()
                 if candidate is not None and not is_visible(candidate.entry, visible_digests):
                     found.append(candidate)
         return found, len(ranked)
@@ -155,22 +156,37 @@ class Recall:
                 log.error("topic %s: searched without its words: %s", log_.topic_id, error)
         return TopicSearch(log_.snapshot(), queries, words)
 
-    def _ranked(self, searches: Sequence[TopicSearch], k: int) -> list[tuple[Hit, Snapshot, float]]:
-        """What any topic may have to say, best first, down to `min_score`."""
-        found: list[tuple[Hit, Snapshot]] = []
+    def _ranked(self, searches: Sequence[TopicSearch], k: int) -> list[_Found]:
+        """What any topic may have to say, best first."""
+        hits: list[tuple[Hit, Snapshot]] = []
         evidence: list[Evidence] = []
         for search in searches:
-            hits, known = search.evidence(k, self._settings, first=len(evidence))
-            found += [(hit, search.snapshot) for hit in hits]
+            found, known = search.evidence(k, self._settings, first=len(evidence))
+            hits += [(hit, search.snapshot) for hit in found]
             evidence += known
         parts = fuse(
             evidence,
             lexical_weight=self._settings.lexical_weight,
             neighbour_weight=self._settings.neighbour_weight,
         )
-        scored = [(hit, snapshot, part.score) for (hit, snapshot), part in zip(found, parts, strict=True)]
-        scored = [one for one in scored if one[2] >= self._settings.min_score]
-        return sorted(scored, key=lambda one: (-one[2], one[0].canonical_id))
+        ranked = [_Found(hit, snapshot, part) for (hit, snapshot), part in zip(hits, parts, strict=True)]
+        return sorted(ranked, key=lambda one: (-one.parts.score, one.hit.canonical_id))
+
+
+class _Found(NamedTuple):
+    """A chunk of one topic whose content is not read yet."""
+
+    hit: Hit
+    snapshot: Snapshot
+    parts: Parts
+
+    def read(self) -> Candidate | None:
+        """The chunk; None if its entry is damaged, which costs this chunk and not the others."""
+        try:
+            return Candidate(self.snapshot.entry(self.hit), self.snapshot.topic_id, self.parts)
+        except StoreError as error:
+            log.error("topic %s: a chunk cannot be recalled; run `memd verify`: %s", self.snapshot.topic_id, error)
+            return None
 
 
 def _load(log_: TopicLog) -> None:
@@ -179,11 +195,3 @@ def _load(log_: TopicLog) -> None:
     for finding in log_.findings[known:]:
         log.warning("%s", finding)
 
-
-def _candidate(snapshot: Snapshot, hit: Hit, score: float) -> Candidate | None:
-    """The chunk of a hit; None if its entry is damaged, which costs this chunk and not the others."""
-    try:
-        return Candidate(snapshot.entry(hit), snapshot.topic_id, score)
-    except StoreError as error:
-        log.error("topic %s: a chunk cannot be recalled; run `memd verify`: %s", snapshot.topic_id, error)
-        return None

