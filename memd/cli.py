@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -21,11 +21,15 @@ import msgspec
 from memd import __version__
 from memd.config import Config
 from memd.config_loading import load_config
-from memd.errors import BadTopicId, ConfigError, MemdError, StoreError
+from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError, StoreError
 from memd.wording import counted
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 FOUND_SOMETHING = 1
 WRONG_USAGE = 2
+NEVER_BREAK = 100_000
 
 Command = Callable[..., int]
 
@@ -39,7 +43,7 @@ class ExitCodes(click.Group):
             ctx.exit(super().invoke(ctx))
         except MemdError as error:
             click.echo(f"memd: {error}", err=True)
-            ctx.exit(WRONG_USAGE if isinstance(error, ConfigError | BadTopicId) else FOUND_SOMETHING)
+            ctx.exit(WRONG_USAGE if isinstance(error, ConfigError | BadTopicId | BadQuestion) else FOUND_SOMETHING)
 
 
 def _settings_flags(command: Command) -> Command:
@@ -233,19 +237,47 @@ def reembed(config_path: Path | None, data_dir: str | None) -> int:
 
 @main.command()
 @_settings_flags
-@click.option("--host", help="Where the daemon listens. Default: listen.host of the settings.")
-@click.option("--port", type=click.IntRange(1, 65_535), help="Its port. Default: listen.port.")
+@click.option("--topic", "topics", multiple=True, help="Only this topic; may be given again. Default: all topics.")
+@click.option("--explain", is_flag=True, help="Also what would not be injected, with the parts of each score and why.")
+@click.option("--json", "as_json", is_flag=True, help="All candidates as one JSON object.")
+@click.argument("question", metavar="QUESTION")
+def search(
+    config_path: Path | None,
+    data_dir: str | None,
+    topics: tuple[str, ...],
+    explain: bool,
+    as_json: bool,
+    question: str,
+) -> int:
+    """Show what memory would put into a prompt that asks QUESTION in a new chat.
+
+    Works with and without a daemon; exit code 1 if nothing would be injected.
+    """
+    _existing_data_dir(config_path, data_dir)
+    config = _config(config_path, {"data_dir": data_dir})
+    from memd.commands.search import lines, searched
+
+    answer = searched(config, question, topics)
+    if as_json:
+        click.echo(msgspec.json.encode(answer))
+    else:
+        _print(lines(answer, explain=explain))
+    return 0 if answer.tokens else FOUND_SOMETHING
+
+
+@main.command()
+@_settings_flags
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
-def stats(config_path: Path | None, data_dir: str | None, host: str | None, port: int | None, as_json: bool) -> int:
+def stats(config_path: Path | None, data_dir: str | None, as_json: bool) -> int:
     """Show what is stored, and how fast a running daemon finds it.
 
     Works with and without a daemon and changes nothing. Topics that the daemon has not in memory are shown as on disk.
     """
     folder = _existing_data_dir(config_path, data_dir)
-    config = _config(config_path, {"listen.host": host, "listen.port": port})
-    from memd.stats import gathered, table
+    config = _config(config_path, {})
+    from memd.commands.stats import gathered, table
 
-    figures = gathered(folder, config.listen, config.auth.token)
+    figures = gathered(folder, config.auth.token)
     if as_json:
         click.echo(msgspec.json.encode(figures))
     else:
@@ -253,6 +285,13 @@ def stats(config_path: Path | None, data_dir: str | None, host: str | None, port
 
         Console().print(*table(figures), sep="\n")
     return 0
+
+
+def _print(lines: Sequence[RenderableType]) -> None:
+    """To a terminal in its width, elsewhere without breaking lines."""
+    from rich.console import Console
+
+    Console(highlight=False, width=None if sys.stdout.isatty() else NEVER_BREAK).print(*lines, sep="\n")
 
 
 @contextmanager

@@ -39,6 +39,14 @@ class UpstreamError(MemdError):
     """The model server could not be started or reached."""
 
 
+class BadQuestion(MemdError):
+    """A search that cannot be made as it was asked for."""
+
+
+class DaemonError(MemdError):
+    """A running daemon refused what a command asked of it, or went away."""
+
+
 class StoreError(MemdError):
     """The log on disk could not be read or written as asked; nothing that was acknowledged is affected."""
 

@@ -5,9 +5,20 @@ Rule: only for what people read; nothing is parsed back from it.
 
 from __future__ import annotations
 
+import re
+
 _PLURALS = {"entry": "entries"}
 
 
 def counted(number: int, noun: str) -> str:
     """`1 topic`, `2 topics`, `1,000 entries`."""
     return f"{number:,} {noun if number == 1 else _PLURALS.get(noun, noun + 's')}"
+
+
+# Control characters but for line breaks and tabs, and what turns the direction of writing.
+_ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def for_terminal(text: str) -> str:
+    """Untrusted text with every character that a terminal would obey spelled out as its code."""
+    return _ACTS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)

@@ -36,8 +36,8 @@ MAY_IMPORT = {
     "embedding": WORDS | {"assets"},
     "daemon": WORDS | {"assets", "wire", "context", "store", "embedding"},
     "demo": WORDS | {"assets", "wire", "context", "store", "embedding", "daemon"},
-    "stats": WORDS | {"store"},
-    "cli": WORDS | {"config_loading", "assets", "wire", "context", "store", "embedding", "daemon", "demo", "stats"},
+    "commands": WORDS | {"store", "daemon"},
+    "cli": WORDS | {"config_loading", "assets", "wire", "context", "store", "embedding", "daemon", "demo", "commands"},
     "__main__": {"cli"},
 }
 """For each package or module right below `memd`: what it may import besides itself and `memd` (the version)."""

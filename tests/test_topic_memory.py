@@ -95,15 +95,14 @@ def test_above_the_ceiling_the_topic_used_least_recently_goes_first(
 
 
 def test_stats_show_the_files_without_a_daemon_and_its_figures_with_one(told: DaemonProcess) -> None:
-    port = told.base_url.rpartition(":")[2]
     wait_until(lambda: loaded(told) == set(), lambda: "still in memory")
-    figures = json.loads(told.run("stats", "--port", port, "--json").stdout)
+    figures = json.loads(told.run("stats", "--json").stdout)
     [lamp] = figures["topics"]
     assert lamp["topic_id"] == "lamp" and lamp["chunks"] == lamp["entries"] == len(told.export())
     assert figures["daemon"]["memory_bytes_max"] == 4 << 30
     told.chat([said(QUESTION)], memory_in={"topic_id": "lamp"})
     told.kill()
-    shown = told.run("stats", "--port", port)
+    shown = told.run("stats")
     assert shown.returncode == 0
-    assert "lamp" in shown.stdout and "No daemon with this folder answers" in shown.stdout
-    assert json.loads(told.run("stats", "--port", port, "--json").stdout)["daemon"] is None
+    assert "lamp" in shown.stdout and "No daemon holds this folder" in shown.stdout
+    assert json.loads(told.run("stats", "--json").stdout)["daemon"] is None

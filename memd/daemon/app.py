@@ -41,7 +41,8 @@ from memd.daemon.tasks import Tasks
 from memd.daemon.upstream import Upstream
 from memd.embedding import Embedder, load_embedder
 from memd.errors import MemdError, StoreError
-from memd.store.files import Files
+from memd.store.files import Files, replace
+from memd.store.layout import ADDRESS_NAME
 from memd.store.log import Store
 from memd.wire.anthropic import ANTHROPIC
 from memd.wire.chat import CHAT
@@ -148,14 +149,24 @@ async def running(config: Config, model: Path | None = None, files: Files | None
         assert runner.server is not None, "it was set up"
         server = await served(runner.server, listener, config.limits)
         daemon.base_url = f"http://{_shown_host(config.listen.host)}:{listener.getsockname()[1]}"
+        address = config.data_dir / ADDRESS_NAME
         try:
+            await loop.run_in_executor(None, _say_where, store.files, address, daemon.base_url)
             yield daemon
         finally:
+            await loop.run_in_executor(None, store.files.remove, address)
             server.close()
             await runner.cleanup()
             for task in tending:
                 task.cancel()
             await tasks.finish(timeout_seconds=config.shutdown.grace_seconds)
+
+
+def _say_where(files: Files, address: Path, url: str) -> None:
+    try:
+        replace(files, address, url.encode())
+    except StoreError as error:
+        log.warning("commands cannot find this daemon by its folder: %s", error)
 
 
 async def _wake(daemon: Daemon) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from memd.config import Retrieval
 from memd.context.fusion import Evidence, Parts, fuse
-from memd.context.ranking import Candidate, is_visible, relevant
+from memd.context.ranking import Candidate, Judged, is_visible, judged, relevant
 from memd.daemon.encoder import Encoder
 from memd.daemon.right_of_way import RightOfWay
 from memd.daemon.topic_search import TopicSearch
@@ -27,6 +27,9 @@ from memd.errors import StoreError
 from memd.store.log import Hit, Snapshot, TopicLog
 
 log = logging.getLogger("memd")
+
+EXPLAINED_TOP_KS = 2
+"""An explained search looks at so many times `retrieval.top_k` chunks."""
 
 
 class Recalled(msgspec.Struct, frozen=True):
@@ -82,6 +85,19 @@ class Recall:
         searched = time.perf_counter()
         return Recalled(candidates, (embedded - started) * 1000, (searched - embedded) * 1000)
 
+    async def explain(self, text: str, own: TopicLog, related: Sequence[TopicLog]) -> list[Judged]:
+        """The best candidates of a search in an empty conversation, also those that would not be shown, and why.
+
+        Raises:
+            EmbeddingError, StoreError: recall is not possible now.
+        """
+        for log_ in (own, *related):
+            await asyncio.shield(self.load(log_))
+        queries = await self._encoder.query(text)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._searches, self._explained, text, queries, (own, *related)
+        )
+
     def load(self, log_: TopicLog) -> asyncio.Future[None]:
         """Begin to bring the topic's indexes into memory, unless that is done or under way."""
         loop = asyncio.get_running_loop()
@@ -128,6 +144,12 @@ class Recall:
             if len(best) >= self._settings.top_k or is_complete:
                 return best
             k *= 4
+
+    def _explained(self, text: str, queries: NDArray[np.float32], logs: Sequence[TopicLog]) -> list[Judged]:
+        searches = [self._begun(log_, text, queries) for log_ in logs]
+        k = EXPLAINED_TOP_KS * self._settings.top_k
+        found, _ = self._read(self._ranked(searches, k), searches[0].snapshot, (), k)
+        return judged(found, min_score=self._settings.min_score, top_k=self._settings.top_k, visible_digests=())
 
     def _read(
         self,
@@ -194,4 +216,3 @@ def _load(log_: TopicLog) -> None:
     log_.load()
     for finding in log_.findings[known:]:
         log.warning("%s", finding)
-

@@ -11,9 +11,12 @@ from pathlib import Path
 
 from memd.chunks import TOPIC_ID_PATTERN, checked_topic_id
 from memd.errors import BadTopicId
-from memd.store.files import Files
+from memd.store.files import TEMPORARY_SUFFIX, Files
 
 LOCK_NAME = "memd.lock"
+ADDRESS_NAME = "memd.url"
+"""Where the daemon that holds the lock listens, for commands; who reads it asks there whether that is still true."""
+_OWN_NAMES = {LOCK_NAME, ADDRESS_NAME, ADDRESS_NAME + TEMPORARY_SUFFIX}
 _SEGMENT = re.compile(r"seg_(\d{4,9})\.bin")
 _MERGED = re.compile(r"merged_(\d{4,9})_(\d{4,9})\.(?:hnsw|meta)")
 
@@ -22,8 +25,8 @@ class TopicLayout:
     """The files of one topic."""
 
     def __init__(self, data_dir: Path, topic_id: str) -> None:
-        if topic_id == LOCK_NAME:
-            raise BadTopicId(f"topic_id {LOCK_NAME!r} is the name of a file of memd; choose another")
+        if topic_id in _OWN_NAMES:
+            raise BadTopicId(f"topic_id {topic_id!r} is the name of a file of memd; choose another")
         self.topic_id = checked_topic_id(topic_id)
         self.data_dir = data_dir
         self.directory = data_dir / topic_id
@@ -83,3 +86,7 @@ def topic_ids_in(files: Files, data_dir: Path) -> list[str]:
         for name in files.names(data_dir)
         if TOPIC_ID_PATTERN.fullmatch(name) is not None and files.is_directory(data_dir / name)
     ]
+
+
+ADDRESS_NAME = "memd.url"
+"""Where the daemon that holds the lock listens, for commands; whoever reads it asks there whether that is true."""

@@ -5,8 +5,6 @@ Rule: the files are the source of what is stored; the daemon is asked only for w
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,8 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from memd.config import Listen
+from memd.commands.running import RunningDaemon
 from memd.store.survey import TopicSurvey, survey
-
-ANSWER_SECONDS_MAX = 5.0
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,20 +22,23 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     data_dir: str
     topics: list[TopicSurvey]
-    daemon_url: str
+    daemon_url: str | None
     daemon: dict[str, Any] | None
-    """What `/memd/stats` answers; None if no daemon that holds this folder listens there."""
+    """What `/memd/stats` answers; None if no daemon holds this folder."""
 
 
-def gathered(data_dir: Path, listen: Listen, token: str) -> Figures:
+def gathered(data_dir: Path, token: str) -> Figures:
     """Read the directory and ask the daemon.
 
     Raises:
         StoreError: a file cannot be read.
+        DaemonError: the daemon went away while it was asked.
     """
-    host = f"[{listen.host}]" if ":" in listen.host else listen.host
-    url = f"http://{host}:{listen.port}"
-    return Figures(data_dir=str(data_dir), topics=survey(data_dir), daemon_url=url, daemon=_asked(url, data_dir, token))
+    daemon = RunningDaemon.find(data_dir, token)
+    told = None if daemon is None else msgspec.json.decode(daemon.get("/memd/stats"), type=dict[str, Any])
+    return Figures(
+        data_dir=str(data_dir), topics=survey(data_dir), daemon_url=None if daemon is None else daemon.url, daemon=told
+    )
 
 
 def table(figures: Figures) -> list[RenderableType]:
@@ -58,7 +57,7 @@ def table(figures: Figures) -> list[RenderableType]:
             *_measured(in_memory.get(topic.topic_id)),
         )
     if figures.daemon is None:
-        return [shown, f"No daemon with this folder answers at {figures.daemon_url}; it knows the last four columns."]
+        return [shown, "No daemon holds this folder; it would know the last four columns."]
     used, allowed = figures.daemon["memory_bytes"], figures.daemon["memory_bytes_max"]
     return [
         shown,
@@ -80,14 +79,3 @@ def _measured(topic: dict[str, Any] | None) -> list[str]:
 
 def _megabytes(count: int) -> str:
     return f"{count / 1e6:,.0f} MB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
-
-
-def _asked(url: str, data_dir: Path, token: str) -> dict[str, Any] | None:
-    headers = {"X-Memory-Token": token} if token else {}
-    request = urllib.request.Request(f"{url}/memd/stats", headers=headers)  # noqa: S310  # http, built above
-    try:
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS_MAX) as answer:  # noqa: S310  # the same
-            decoded = msgspec.json.decode(answer.read(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError):
-        return None
-    return decoded if decoded.get("data_dir") == str(data_dir.resolve()) else None

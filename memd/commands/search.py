@@ -1,0 +1,69 @@
+"""`memd search`: what memory would bring up for a question, and why.
+
+Rule: a running daemon is asked; without one the log is opened here, and the answer is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from memd.commands.running import RunningDaemon
+from memd.config import Config
+from memd.daemon.searching import INJECTED, FoundChunk, SearchAnswer, search_offline
+from memd.wording import counted, for_terminal
+
+INDENT = 2
+
+
+def searched(config: Config, question: str, topic_ids: Sequence[str]) -> SearchAnswer:
+    """Ask the daemon that holds `config.data_dir`, or search without one; no `topic_ids`: in all topics.
+
+    Raises:
+        MemdError: the question cannot be answered.
+    """
+    daemon = RunningDaemon.find(config.data_dir, config.auth.token)
+    if daemon is None:
+        return search_offline(config, question, topic_ids)
+    return msgspec.json.decode(daemon.get("/memd/search", q=question, topic=list(topic_ids)), type=SearchAnswer)
+
+
+def lines(answer: SearchAnswer, *, explain: bool) -> list[RenderableType]:
+    """The answer for a person: what would be injected, best first, and with `explain` all candidates with reasons."""
+    injected = [chunk for chunk in answer.chunks if chunk.verdict == INJECTED]
+    shown: list[RenderableType] = [_chunk(chunk, explain=explain) for chunk in (answer.chunks if explain else injected)]
+    if not answer.chunks:
+        shown.append("Nothing is stored that has to do with it.")
+    elif not injected:
+        shown.append("Nothing would be injected; --explain shows the candidates and why.")
+    else:
+        tokens = f"{answer.tokens:,} of {answer.budget_tokens:,} tokens"
+        shown.append(f"{counted(len(injected), 'chunk')}, {tokens}, would be injected.")
+    return shown
+
+
+def _chunk(chunk: FoundChunk, *, explain: bool) -> RenderableType:
+    said = datetime.fromtimestamp(chunk.created_at / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+    head = Text.assemble(
+        (f"{chunk.score:.3f}", "bold"), f"  {chunk.id}  ", (chunk.topic_id, "cyan"), f"  {said}", no_wrap=True
+    )
+    if explain:
+        head.append(f"  {chunk.verdict}", "green" if chunk.verdict == INJECTED else "yellow")
+    parts: list[RenderableType] = [head]
+    if explain:
+        share, words, beside = chunk.cosine_share, chunk.lexical, chunk.neighbours
+        parts.append(
+            Padding(
+                f"meaning {share:.3f} (cosine {chunk.cosine:.3f}) + words {words:.3f} + neighbours {beside:.3f}, "
+                f"times {chunk.multiplier:g}; {counted(chunk.tokens, 'token')}",
+                (0, 0, 0, INDENT),
+                expand=False,
+            )
+        )
+    parts.append(Padding(Text(for_terminal(chunk.content)), (0, 0, 1, INDENT), expand=False))
+    return Group(*parts)

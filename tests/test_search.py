@@ -1,0 +1,103 @@
+"""`memd search` shows what a prompt would get and why, with a daemon and without, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess, ask, wait_until
+from recording_upstream import RecordingUpstream
+
+FACTS = (
+    "For the booking service we chose PostgreSQL because exclusion constraints rule out double bookings of a room.",
+    "The build fails with ERR_7421 when the artefact cache has run out of inodes; clear the folder objects.",
+    "My sister Ingrid gets married in Bergen in June and the cake has to be without hazelnuts, almonds are fine.",
+    "A hostile line: \x1b[2J\x1b]0;owned\x07 and \u202etxet desrever, which a terminal must never see as it is.",
+)
+QUESTION = "Why did we choose PostgreSQL for bookings?"
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+@pytest.fixture
+def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+    """A daemon that was told the facts, each in a conversation of its own, the last one in another topic."""
+    daemon = make_daemon(upstream.url, {"buffer": {"idle_seconds": 0.1}}).start()
+    for number, fact in enumerate(FACTS):
+        daemon.chat([said(fact)], memory_in={"topic_id": "other" if number == 3 else "work"})
+    wait_until(lambda: len(daemon.export()) == len(FACTS), lambda: f"stored: {daemon.export()}")
+    return daemon
+
+
+def found(daemon: DaemonProcess, *arguments: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(daemon.run("search", "--json", *arguments).stdout)
+    return answer
+
+
+def test_a_running_daemon_and_the_log_alone_give_the_same_answer(told: DaemonProcess) -> None:
+    beside = found(told, "--topic", "work", QUESTION)
+    assert beside["chunks"][0]["content"].startswith(f"user: {FACTS[0]}")
+    entries = told.export()
+    told.terminate()
+    assert found(told, "--topic", "work", QUESTION) == beside
+    assert told.export() == entries
+    assert told.run("verify").returncode == 0
+
+
+def test_what_is_shown_is_what_a_prompt_gets(told: DaemonProcess, upstream: RecordingUpstream) -> None:
+    answer = found(told, "--topic", "work", QUESTION)
+    injected = {chunk["id"] for chunk in answer["chunks"] if chunk["verdict"] == "injected"}
+    told.chat([said(QUESTION)], memory_in={"topic_id": "work"})
+    assert set(re.findall(r"\[mem:([0-9a-f]+)\]", upstream.prompts[-1])) == injected != set()
+
+
+def test_a_score_is_made_of_its_parts_and_every_candidate_has_a_reason(told: DaemonProcess) -> None:
+    chunks = found(told, "ERR_7421")["chunks"]
+    assert {chunk["topic_id"] for chunk in chunks} == {"work", "other"}, "all topics are searched"
+    for chunk in chunks:
+        parts = chunk["cosine_share"] + chunk["lexical"] + chunk["neighbours"]
+        assert chunk["score"] == pytest.approx(parts * chunk["multiplier"], abs=1e-5)
+        assert (chunk["verdict"] == "injected") == (chunk["strength"] >= 0.2)
+    assert chunks[0]["lexical"] > 0 and "inodes" in chunks[0]["content"]
+    assert {chunk["verdict"] for chunk in chunks} == {"injected", "below retrieval.min_score"}
+
+
+def test_a_person_reads_why(told: DaemonProcess) -> None:
+    plain = told.run("search", QUESTION)
+    assert plain.returncode == 0 and "exclusion constraints" in plain.stdout and "hazelnuts" not in plain.stdout
+    assert re.search(r"1 chunk, \d+ of 2,000 tokens, would be injected\.", plain.stdout)
+    explained = told.run("search", "--explain", QUESTION).stdout
+    assert "hazelnuts" in explained and "below retrieval.min_score" in explained and "meaning 0." in explained
+
+
+def test_stored_text_does_nothing_to_a_terminal(told: DaemonProcess) -> None:
+    shown = told.run("search", "--explain", "--topic", "other", "A hostile line for a terminal").stdout
+    assert "\\x1b[2J" in shown and "\\x202e" in shown
+    assert not set(shown) & {"\x1b", "\x07", "\u202e"}
+
+
+def test_where_nothing_is_known_nothing_is_shown(told: DaemonProcess) -> None:
+    answer = told.run("search", "How many moons does Jupiter have?")
+    assert answer.returncode == 1 and "Nothing would be injected" in answer.stdout
+    for end in (told.terminate, lambda: None):
+        refused = told.run("search", "--topic", "nowhere", QUESTION)
+        assert refused.returncode == 2 and "there is no topic 'nowhere'" in refused.stderr
+        end()
+
+
+def test_an_empty_log_has_nothing(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    daemon = make_daemon(upstream.url).start()
+    assert "Nothing is stored" in daemon.run("search", QUESTION).stdout
+    daemon.terminate()
+    assert "Nothing is stored" in daemon.run("search", QUESTION).stdout
+
+
+@pytest.mark.parametrize("query", ["", "?q=", "?q=%20", "?q=x&topic=..%2Fetc", "?q=x&topic=nowhere"])
+def test_a_question_that_is_none_is_refused(told: DaemonProcess, query: str) -> None:
+    answer = ask(f"{told.base_url}/memd/search{query}")
+    assert answer.status == 400 and answer.json["error"]["message"].startswith("memd: ")
