@@ -4,13 +4,14 @@ Backs the claim that fusing meaning and words finds more than either. Reads a JS
 `conversation` (`session_1` … lists of `{dia_id, speaker, text}`) and `qa` (lists of
 `{question, evidence: [dia_id], category}`; category 5 asks about what was never said and is counted apart):
 
-    python bench/quality.py --data FILE [--only 0,2] [--json FILE]
+    python bench/quality.py --data FILE [--only 0,2] [--chunks 30,80] [--plot FILE] [--json FILE]
+    python bench/quality.py --data FILE --grid
 
 Each session goes turn by turn through the real daemon over HTTP, each text opened by its speaker's name; who opens the
 session is the user, the other's turns are the model's replies. All sessions of a conversation are one topic.
-Each question is then asked in a fresh read-only chat,
-and the block is read out of the prompt that memd forwards. A turn counts as found when at least half of its text, by
-whole sentences, stands in the block. `@k` looks at the best k chunks instead of a budget.
+Each question is then asked in a fresh read-only chat; the block is read out of the prompt that memd forwards. A turn
+counts as found when at least half of its text, by whole sentences, stands in the block. `@k` looks at the best k chunks
+instead of a budget.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +39,7 @@ from aiohttp import web
 from rich.console import Console
 from rich.table import Table
 
-from memd.config import Buffer, Config, Injection, Listen, Log, Retrieval, Upstream
+from memd.config import Buffer, Chunking, Config, Injection, Listen, Log, Retrieval, Upstream
 from memd.daemon.app import running
 from memd.daemon.service import Daemon
 
@@ -47,12 +48,14 @@ BUDGETS = (500, 1000, 2000, 4000)
 RANKS = (5, 10, 25, 50)
 NOTHING_TO_FIND = 5
 """The category of questions about what was never said."""
+ByBudget = dict[str, dict[str, dict[str, float]]]
+"""Budget → conversation → measure → mean."""
 VARIANTS: dict[str, dict[str, float]] = {
     "cosine only": {"lexical_weight": 0.0, "neighbour_weight": 0.0},
     "lexical only": {"lexical_weight": 1.0, "neighbour_weight": 0.0},
     "fused": {"lexical_weight": 0.5, "neighbour_weight": 0.0},
     "fused, neighbours": {"lexical_weight": 0.5, "neighbour_weight": 0.2},
-    "default": {},
+    "default": {"top_k": 32},
 }
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?\n]*")
 
@@ -229,35 +232,74 @@ def scores(talk: Talk, told: Answers) -> dict[str, list[float]]:
     return kept
 
 
-def config_of(folder: Path, variant: dict[str, float], budget: int) -> Config:
-    """The daemon's settings for one run."""
+def config_of(folder: Path, variant: dict[str, float], budget: int, chunk_tokens: int = 50) -> Config:
+    """The daemon's settings for one run. More chunks than by default are looked at, for the largest budget."""
     return Config(
         listen=Listen(port=0),
         data_dir=folder,
         buffer=Buffer(soft_tokens=WINDOW_TOKENS // 4, hard_tokens=WINDOW_TOKENS // 2),
+        chunking=Chunking(min_tokens=chunk_tokens),
         injection=Injection(budget_tokens=budget),
-        retrieval=Retrieval(top_k=128, **variant),  # type: ignore[arg-type]  # numbers, as msgspec would have them
+        retrieval=Retrieval(**{"top_k": 128, **variant}),  # type: ignore[arg-type]  # numbers, as msgspec has them
         log=Log(level="error"),
     )
 
 
-async def run(talks: list[Talk]) -> dict[str, dict[str, Any]]:
-    """Variant → budget → talk → measure → mean."""
+@asynccontextmanager
+async def told(talks: list[Talk], chunk_tokens: int = 50) -> AsyncIterator[Path]:
+    """A data directory in which all is stored."""
     folder = Path(tempfile.mkdtemp(prefix="memd-bench-"))
-    rows: dict[str, dict[str, Any]] = {}
     try:
-        await tell(talks, config_of(folder, {}, 2000))
-        for name, variant in VARIANTS.items():
-            rows[name] = {}
-            for budget in BUDGETS:
-                rows[name][str(budget)] = {}
-                for talk in talks:
-                    kept = scores(talk, await answers(talk, config_of(folder, variant, budget)))
-                    means = {measure: float(np.mean(values)) for measure, values in kept.items()}
-                    rows[name][str(budget)][talk.topic] = means | {"questions": len(kept["recall"])}
+        await tell(talks, config_of(folder, {}, 2000, chunk_tokens))
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+async def measured(talks: list[Talk], folder: Path, variant: dict[str, float], budgets: Iterable[int]) -> ByBudget:
+    """Ask everything within each budget."""
+    by_budget: ByBudget = {}
+    for budget in budgets:
+        by_budget[str(budget)] = {}
+        for talk in talks:
+            kept = scores(talk, await answers(talk, config_of(folder, variant, budget)))
+            means = {measure: float(np.mean(values)) for measure, values in kept.items()}
+            by_budget[str(budget)][talk.topic] = means | {"questions": len(kept["recall"])}
+    return by_budget
+
+
+async def variants(talks: list[Talk], names: list[str], chunk_sizes: list[int]) -> dict[str, ByBudget]:
+    """Each variant, and the default with chunks of other sizes."""
+    rows = {}
+    async with told(talks) as folder:
+        for name in names:
+            rows[name] = await measured(talks, folder, VARIANTS[name], BUDGETS)
+    for size in chunk_sizes:
+        async with told(talks, size) as folder:
+            rows[f"chunks from {size}"] = await measured(talks, folder, {}, BUDGETS)
     return rows
+
+
+async def grid(talks: list[Talk]) -> dict[str, ByBudget]:
+    """Both weights around their defaults, within 2,000 tokens."""
+    rows = {}
+    async with told(talks) as folder:
+        for lexical in (0.4, 0.5, 0.6):
+            for neighbour in (0.1, 0.2, 0.3):
+                variant = {"lexical_weight": lexical, "neighbour_weight": neighbour}
+                rows[f"{lexical}, {neighbour}"] = await measured(talks, folder, variant, [2000])
+    return rows
+
+
+def left_out(rows: dict[str, ByBudget]) -> list[tuple[str, str, float]]:
+    """For each conversation the weights that are best on all others, and what they find in this one."""
+    found_by = {name: {topic: row["recall"] for topic, row in by["2000"].items()} for name, by in rows.items()}
+    topics = list(next(iter(found_by.values())))
+    chosen = []
+    for topic in topics:
+        best = max(found_by, key=lambda name: sum(found_by[name][other] for other in topics if other != topic))
+        chosen.append((topic, best, found_by[best][topic]))
+    return chosen
 
 
 def overall(by_talk: dict[str, dict[str, float]], measure: str) -> float:
@@ -266,22 +308,43 @@ def overall(by_talk: dict[str, dict[str, float]], measure: str) -> float:
     return float(np.average([told.get(measure, 0.0) for told in by_talk.values()], weights=counts))
 
 
-def report(rows: dict[str, dict[str, Any]]) -> None:
+def report(rows: dict[str, ByBudget]) -> None:
     """Print what was found."""
     console = Console(width=130)
     table = Table(title="evidence found within a budget of tokens, in per cent (2,000: worst conversation in brackets)")
     measures = [*(f"@{rank}" for rank in RANKS), "any", "all", "never said", "tokens", "ms"]
     for column in ("variant", *map(str, BUDGETS), *measures):
         table.add_column(column, justify="left" if column == "variant" else "right")
+    by_category = Table(title="the same within 2,000 tokens, by category of question")
+    categories = sorted({measure for by in rows.values() for row in by["2000"].values() for measure in row})
+    categories = [measure for measure in categories if measure.startswith("category")]
+    for column in ("variant", *categories):
+        by_category.add_column(column, justify="left" if column == "variant" else "right")
     for name, by_budget in rows.items():
         cells = [f"{100 * overall(by_budget[str(budget)], 'recall'):.1f}" for budget in BUDGETS]
         at_2000 = by_budget["2000"]
-        cells[BUDGETS.index(2000)] += f" ({100 * min(told['recall'] for told in at_2000.values()):.0f})"
+        cells[BUDGETS.index(2000)] += f" ({100 * min(row['recall'] for row in at_2000.values()):.0f})"
         for measure in measures:
             value = overall(at_2000, measure)
             cells.append(f"{value:,.1f}" if measure in ("tokens", "ms") else f"{100 * value:.1f}")
         table.add_row(name, *cells)
+        by_category.add_row(name, *(f"{100 * overall(at_2000, category):.1f}" for category in categories))
+    console.print(table, by_category)
+
+
+def report_grid(rows: dict[str, ByBudget]) -> None:
+    """Print the weights, and what is left of their choice where one conversation has no say in it."""
+    topics = list(next(iter(rows.values()))["2000"])
+    table = Table(title="lexical_weight, neighbour_weight: evidence found within 2,000 tokens, in per cent")
+    for column in ("weights", "all", *topics):
+        table.add_column(column, justify="right")
+    for name, by_budget in rows.items():
+        row = by_budget["2000"]
+        table.add_row(name, *(f"{100 * v:.1f}" for v in (overall(row, "recall"), *(row[t]["recall"] for t in topics))))
+    console = Console(width=130)
     console.print(table)
+    for topic, best, value in left_out(rows):
+        console.print(f"{topic} left out: the others choose {best}, which finds {100 * value:.1f} in it")
 
 
 def main() -> None:
@@ -289,14 +352,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--only", help="comma-separated numbers of conversations, from 0")
-    parser.add_argument("--variants", help="comma-separated names; default: all")
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="comma-separated names; default: all")
+    parser.add_argument("--chunks", default="", help="comma-separated values of chunking.min_tokens to try besides")
+    parser.add_argument("--grid", action="store_true", help="instead: weights, each conversation left out once")
+    parser.add_argument("--plot", type=Path, help="draw recall against budget into this .png and .svg")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    for name in [] if asked.variants is None else [one for one in VARIANTS if one not in asked.variants.split(",")]:
-        del VARIANTS[name]
     only = None if asked.only is None else {int(one) for one in asked.only.split(",")}
-    rows = asyncio.run(run(read(asked.data, only)))
-    report(rows)
+    talks = read(asked.data, only)
+    if asked.grid:
+        rows = asyncio.run(grid(talks))
+        report_grid(rows)
+    else:
+        sizes = [int(size) for size in asked.chunks.split(",") if size]
+        rows = asyncio.run(variants(talks, [name for name in asked.variants.split(",") if name], sizes))
+        report(rows)
+    if asked.plot is not None:
+        from quality_plot import draw
+
+        draw(
+            {name: [overall(by[str(budget)], "recall") for budget in BUDGETS] for name, by in rows.items()}, asked.plot
+        )
     if asked.json is not None:
         asked.json.write_text(json.dumps(rows, indent=1))
 
