@@ -54,7 +54,7 @@ VARIANTS: dict[str, dict[str, float]] = {
     "cosine only": {"lexical_weight": 0.0, "neighbour_weight": 0.0},
     "lexical only": {"lexical_weight": 1.0, "neighbour_weight": 0.0},
     "fused": {"lexical_weight": 0.5, "neighbour_weight": 0.0},
-    "fused, neighbours": {"lexical_weight": 0.5, "neighbour_weight": 0.2},
+    "fused + neighbours": {"lexical_weight": 0.5, "neighbour_weight": 0.2},
     "default": {"top_k": 32},
 }
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?\n]*")

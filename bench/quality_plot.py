@@ -18,7 +18,7 @@ STYLES = {
     "cosine only": ("#999999", "meaning alone (cosine)"),
     "lexical only": ("#E69F00", "words alone (BM25)"),
     "fused": ("#56B4E9", "both, fused"),
-    "fused, neighbours": ("#000000", "both and neighbours: memd's default"),
+    "fused + neighbours": ("#000000", "both and neighbours: memd's default"),
 }
 
 
