@@ -238,6 +238,7 @@ def reembed(config_path: Path | None, data_dir: str | None) -> int:
 @main.command()
 @_settings_flags
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be given again. Default: all topics.")
+@click.option("--as-of", metavar="TIME", help="Search what was stored up to a time (2026-11-20T14:30) or canonical_id.")
 @click.option("--explain", is_flag=True, help="Also what would not be injected, with the parts of each score and why.")
 @click.option("--json", "as_json", is_flag=True, help="All candidates as one JSON object.")
 @click.argument("question", metavar="QUESTION")
@@ -245,6 +246,7 @@ def search(
     config_path: Path | None,
     data_dir: str | None,
     topics: tuple[str, ...],
+    as_of: str | None,
     explain: bool,
     as_json: bool,
     question: str,
@@ -257,7 +259,7 @@ def search(
     config = _config(config_path, {"data_dir": data_dir})
     from memd.commands.search import lines, searched
 
-    answer = searched(config, question, topics)
+    answer = searched(config, question, topics, as_of)
     if as_json:
         click.echo(msgspec.json.encode(answer))
     else:

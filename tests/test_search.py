@@ -101,3 +101,24 @@ def test_an_empty_log_has_nothing(make_daemon: MakeDaemon, upstream: RecordingUp
 def test_a_question_that_is_none_is_refused(told: DaemonProcess, query: str) -> None:
     answer = ask(f"{told.base_url}/memd/search{query}")
     assert answer.status == 400 and answer.json["error"]["message"].startswith("memd: ")
+
+
+def test_the_past_is_searched_as_it_was(told: DaemonProcess) -> None:
+    entry = next(entry for entry in told.export() if "PostgreSQL" in entry["content"])
+    told.chat([said(QUESTION)], memory_in={"topic_id": "work"})  # an id can be corrected when it was shown
+    correction = {"chunk_ids": [entry["id"]], "action": "Update", "reason": "moved", "content": "We moved to SQLite."}
+    told.chat([said("Noted, thank you.")], memory_in={"topic_id": "work", "corrections": [correction]})
+    wait_until(lambda: any("SQLite" in one["content"] for one in told.export()), lambda: "not corrected")
+    ask_now = ("--topic", "work", QUESTION)
+    ask_then = ("--as-of", str(entry["canonical_id"]), *ask_now)
+    for end in (told.terminate, lambda: None):
+        now = [chunk["content"] for chunk in found(told, *ask_now)["chunks"]]
+        then = found(told, *ask_then)
+        assert not any("PostgreSQL because" in content for content in now)
+        assert [chunk["content"] for chunk in then["chunks"]] == [entry["content"]], "the only one at that time"
+        assert then["chunks"][0]["lexical"] > 0, "its words are searched too"
+        assert then["as_of"] == entry["canonical_id"]
+        end()
+    assert found(told, "--as-of", "2000-01-01", QUESTION)["chunks"] == []
+    refused = told.run("search", "--as-of", "yesterday", QUESTION)
+    assert refused.returncode == 2 and "no canonical_id and no time" in refused.stderr

@@ -15,22 +15,27 @@ from rich.text import Text
 
 from memd.commands.running import RunningDaemon
 from memd.config import Config
-from memd.daemon.searching import INJECTED, FoundChunk, SearchAnswer, search_offline
+from memd.daemon.searching import INJECTED, FoundChunk, SearchAnswer, moment, search_offline
 from memd.wording import counted, for_terminal
 
 INDENT = 2
 
 
-def searched(config: Config, question: str, topic_ids: Sequence[str]) -> SearchAnswer:
+def searched(config: Config, question: str, topic_ids: Sequence[str], as_of: str | None) -> SearchAnswer:
     """Ask the daemon that holds `config.data_dir`, or search without one; no `topic_ids`: in all topics.
+
+    Args:
+        as_of: search what was stored up to then; see `searching.moment`.
 
     Raises:
         MemdError: the question cannot be answered.
     """
+    then = None if as_of is None else moment(as_of)
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     if daemon is None:
-        return search_offline(config, question, topic_ids)
-    return msgspec.json.decode(daemon.get("/memd/search", q=question, topic=list(topic_ids)), type=SearchAnswer)
+        return search_offline(config, question, topic_ids, as_of=then)
+    told = daemon.get("/memd/search", q=question, topic=list(topic_ids), as_of=then)
+    return msgspec.json.decode(told, type=SearchAnswer)
 
 
 def lines(answer: SearchAnswer, *, explain: bool) -> list[RenderableType]:
@@ -44,6 +49,8 @@ def lines(answer: SearchAnswer, *, explain: bool) -> list[RenderableType]:
     else:
         tokens = f"{answer.tokens:,} of {answer.budget_tokens:,} tokens"
         shown.append(f"{counted(len(injected), 'chunk')}, {tokens}, would be injected.")
+    if answer.note is not None:
+        shown.append(f"Searched {answer.note}.")
     return shown
 
 

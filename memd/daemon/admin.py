@@ -65,6 +65,7 @@ async def _search(daemon: Daemon, request: web.Request) -> searching.SearchAnswe
     question = request.query.get("q", "")
     if not question.strip() or len(question) > QUESTION_CHARACTERS_MAX:
         raise BadQuestion(f"q is the question: 1 to {QUESTION_CHARACTERS_MAX:,} characters")
+    as_of = searching.moment(request.query["as_of"]) if "as_of" in request.query else None
     named = [checked_topic_id(topic_id) for topic_id in request.query.getall("topic", [])]
     async with contextlib.AsyncExitStack() as held:
         logs = []
@@ -74,7 +75,7 @@ async def _search(daemon: Daemon, request: web.Request) -> searching.SearchAnswe
                 raise searching.no_topic(topic_id)
             held.enter_context(topic.held())
             logs.append(topic.log)
-        return await searching.search(daemon.recall, daemon.counter, daemon.config, question, logs)
+        return await searching.search(daemon.recall, daemon.counter, daemon.config, question, logs, as_of=as_of)
 
 
 _ANSWERS: dict[str, Callable[[Daemon, web.Request], Awaitable[Any]]] = {

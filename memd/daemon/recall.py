@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -24,12 +24,27 @@ from memd.daemon.encoder import Encoder
 from memd.daemon.right_of_way import RightOfWay
 from memd.daemon.topic_search import TopicSearch
 from memd.errors import StoreError
+from memd.store.lexical import Question
 from memd.store.log import Hit, Snapshot, TopicLog
 
 log = logging.getLogger("memd")
 
 EXPLAINED_TOP_KS = 2
 """An explained search looks at so many times `retrieval.top_k` chunks."""
+
+
+class Searchable(Protocol):
+    """What recall asks of a topic's log."""
+
+    @property
+    def topic_id(self) -> str:
+        """The topic."""
+
+    def snapshot(self) -> Snapshot:
+        """What is in it."""
+
+    def ask(self, text: str) -> Question:
+        """A question to its words; raises StoreError where they cannot be searched."""
 
 
 class Recalled(msgspec.Struct, frozen=True):
@@ -85,14 +100,15 @@ class Recall:
         searched = time.perf_counter()
         return Recalled(candidates, (embedded - started) * 1000, (searched - embedded) * 1000)
 
-    async def explain(self, text: str, own: TopicLog, related: Sequence[TopicLog]) -> list[Judged]:
+    async def explain(self, text: str, own: Searchable, related: Sequence[Searchable]) -> list[Judged]:
         """The best candidates of a search in an empty conversation, also those that would not be shown, and why.
 
         Raises:
             EmbeddingError, StoreError: recall is not possible now.
         """
         for log_ in (own, *related):
-            await asyncio.shield(self.load(log_))
+            if isinstance(log_, TopicLog):
+                await asyncio.shield(self.load(log_))
         queries = await self._encoder.query(text)
         return await asyncio.get_running_loop().run_in_executor(
             self._searches, self._explained, text, queries, (own, *related)
@@ -145,7 +161,7 @@ class Recall:
                 return best
             k *= 4
 
-    def _explained(self, text: str, queries: NDArray[np.float32], logs: Sequence[TopicLog]) -> list[Judged]:
+    def _explained(self, text: str, queries: NDArray[np.float32], logs: Sequence[Searchable]) -> list[Judged]:
         searches = [self._begun(log_, text, queries) for log_ in logs]
         k = EXPLAINED_TOP_KS * self._settings.top_k
         found, _ = self._read(self._ranked(searches, k), searches[0].snapshot, (), k)
@@ -169,7 +185,7 @@ class Recall:
                     found.append(candidate)
         return found, len(ranked)
 
-    def _begun(self, log_: TopicLog, text: str, queries: NDArray[np.float32]) -> TopicSearch:
+    def _begun(self, log_: Searchable, text: str, queries: NDArray[np.float32]) -> TopicSearch:
         words = None
         if self._settings.lexical_weight:
             try:

@@ -6,7 +6,10 @@ Rule: the same search and the same choice as for a prompt, in an empty conversat
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 
@@ -17,25 +20,23 @@ from memd.context.ranking import Candidate, Verdict, select
 from memd.context.tokens import TokenCounter, cl100k_base
 from memd.daemon.encoder import Encoder
 from memd.daemon.offline import opened
-from memd.daemon.recall import Recall
+from memd.daemon.recall import Recall, Searchable
 from memd.daemon.right_of_way import RightOfWay
 from memd.errors import BadQuestion
 from memd.store.log import TopicLog
+from memd.store.past import PastTopic
 
 INJECTED = "injected"
 NO_ROOM = "no room in the budget"
 
 
-class FoundChunk(msgspec.Struct, frozen=True, kw_only=True):
+class ScoredChunk(msgspec.Struct, frozen=True, kw_only=True):
     """One candidate. `score` is (`cosine_share` + `lexical` + `neighbours`) × `multiplier`."""
 
     id: str
     uuid: str
     topic_id: str
     canonical_id: int
-    created_at: int
-    """Microseconds since the epoch."""
-    roles: tuple[str, ...]
     score: float
     strength: float
     """What `retrieval.min_score` is held against."""
@@ -47,7 +48,15 @@ class FoundChunk(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     """What it takes in a prompt."""
     verdict: str
-    """`injected`, or why it would not be."""
+    """`injected`, or why not."""
+
+
+class FoundChunk(ScoredChunk, frozen=True, kw_only=True):
+    """One candidate with what it says."""
+
+    created_at: int
+    """Microseconds since the epoch."""
+    roles: tuple[str, ...]
     content: str
 
 
@@ -56,6 +65,10 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     question: str
     topics: tuple[str, ...]
+    as_of: int | None = None
+    """The last canonical_id (microseconds since the epoch) that counted; None: the present."""
+    note: str | None = None
+    """What was not searched, if anything."""
     budget_tokens: int
     tokens: int
     """Of the block that would be injected."""
@@ -63,15 +76,29 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def search(
-    recall: Recall, counter: TokenCounter, config: Config, question: str, topics: Sequence[TopicLog]
+    recall: Recall,
+    counter: TokenCounter,
+    config: Config,
+    question: str,
+    topics: Sequence[TopicLog],
+    *,
+    as_of: int | None = None,
 ) -> SearchAnswer:
     """Search the topics, the first as a request's own and the others as related ones.
 
+    Args:
+        as_of: search them as they were after the entry with this canonical_id.
+
     Raises:
         EmbeddingError, StoreError: recall is not possible now.
-        TimeoutError: it took too long.
     """
-    judged = await recall.explain(question, topics[0], topics[1:]) if topics else []
+    searched: Sequence[Searchable] = topics
+    note = None
+    if as_of is not None:
+        past = await asyncio.get_running_loop().run_in_executor(None, _past, topics, as_of, config)
+        meaning_only = [topic.topic_id for topic in past if not topic.has_words and config.retrieval.lexical_weight]
+        searched, note = past, f"by meaning alone: {', '.join(meaning_only)}" if meaning_only else None
+    judged = await recall.explain(question, searched[0], searched[1:]) if searched else []
     relevant = [one.candidate for one in judged if one.verdict is Verdict.RELEVANT]
     costs = {one.candidate.entry.uuid: _cost(counter, one.candidate) for one in judged}
     frame_tokens = counter.count(injection.frame(config.injection.header))
@@ -86,6 +113,8 @@ async def search(
     return SearchAnswer(
         question=question,
         topics=tuple(topic.topic_id for topic in topics),
+        as_of=as_of,
+        note=note,
         budget_tokens=config.injection.budget_tokens,
         tokens=used,
         chunks=tuple(
@@ -95,7 +124,33 @@ async def search(
     )
 
 
-def search_offline(config: Config, question: str, topic_ids: Sequence[str]) -> SearchAnswer:
+def _past(topics: Sequence[TopicLog], as_of: int, config: Config) -> list[PastTopic]:
+    return [PastTopic(topic, as_of, words=config.retrieval.lexical_weight > 0) for topic in topics]
+
+
+def moment(text: str) -> int:
+    """The canonical_id that a time stands for: ids are given by the clock, in microseconds since the epoch.
+
+    Args:
+        text: a canonical_id, or an ISO 8601 date (its end) or time, of this machine's time zone if it names none.
+
+    Raises:
+        BadQuestion: it is neither.
+    """
+    if re.fullmatch(r"[0-9]{1,19}", text):
+        return int(text)
+    try:
+        then = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadQuestion(f"{text[:60]!r} is no canonical_id and no time; write it like 2026-11-20T14:30") from None
+    if re.fullmatch(r"[0-9-]+", text):
+        then += timedelta(days=1)
+    return int(then.timestamp() * 1e6)
+
+
+def search_offline(
+    config: Config, question: str, topic_ids: Sequence[str], *, as_of: int | None = None
+) -> SearchAnswer:
     """The same while no daemon runs.
 
     Args:
@@ -116,7 +171,7 @@ def search_offline(config: Config, question: str, topic_ids: Sequence[str]) -> S
         try:
             for topic in topics:
                 topic.index_words()
-            return asyncio.run(search(recall, counter, config, question, topics))
+            return asyncio.run(search(recall, counter, config, question, topics, as_of=as_of))
         finally:
             recall.close()
             encoder.close()
@@ -137,23 +192,32 @@ def _said(candidate: Candidate, verdict: Verdict, shown: set[bytes]) -> str:
     return INJECTED if candidate.entry.uuid in shown else NO_ROOM
 
 
+def scored(candidate: Candidate, tokens: int, verdict: str) -> ScoredChunk:
+    """What is said of a candidate without its text."""
+    return ScoredChunk(**_parts(candidate, tokens, verdict))
+
+
 def _found(candidate: Candidate, tokens: int, verdict: str) -> FoundChunk:
-    entry, parts = candidate.entry, candidate.parts
+    entry = candidate.entry
     return FoundChunk(
-        id=entry.public_id,
-        uuid=entry.uuid.hex(),
-        topic_id=candidate.topic_id,
-        canonical_id=entry.canonical_id,
-        created_at=entry.created_at,
-        roles=entry.roles,
-        score=round(parts.score, 6),
-        strength=round(parts.strength, 6),
-        cosine=round(parts.similarity, 6),
-        cosine_share=round(parts.cosine, 6),
-        lexical=round(parts.lexical, 6),
-        neighbours=round(parts.neighbours, 6),
-        multiplier=parts.multiplier,
-        tokens=tokens,
-        verdict=verdict,
-        content=entry.content,
+        **_parts(candidate, tokens, verdict), created_at=entry.created_at, roles=entry.roles, content=entry.content
     )
+
+
+def _parts(candidate: Candidate, tokens: int, verdict: str) -> dict[str, Any]:
+    entry, parts = candidate.entry, candidate.parts
+    return {
+        "id": entry.public_id,
+        "uuid": entry.uuid.hex(),
+        "topic_id": candidate.topic_id,
+        "canonical_id": entry.canonical_id,
+        "score": round(parts.score, 6),
+        "strength": round(parts.strength, 6),
+        "cosine": round(parts.similarity, 6),
+        "cosine_share": round(parts.cosine, 6),
+        "lexical": round(parts.lexical, 6),
+        "neighbours": round(parts.neighbours, 6),
+        "multiplier": parts.multiplier,
+        "tokens": tokens,
+        "verdict": verdict,
+    }

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 
 import msgspec
 import tantivy
@@ -22,7 +23,6 @@ from memd.chunks import Entry, Status
 from memd.errors import CorruptFile, StoreError, StoreWriteFailed
 from memd.store.files import Files, replace
 from memd.store.indexes import checksum_of
-from memd.store.layout import TopicLayout
 from memd.store.segment import Vouched
 from memd.store.snapshot import Snapshot
 from memd.store.terms import query_terms, terms
@@ -153,9 +153,10 @@ class Question:
 class LexicalIndex:
     """The index of one topic. Any thread may ask and update; who updates waits for who does so already."""
 
-    def __init__(self, files: Files, layout: TopicLayout) -> None:
+    def __init__(self, files: Files, directory: Path | None) -> None:
+        """`directory`: where its files lie; None: it is only kept in memory."""
         self._files = files
-        self._directory = layout.lexical
+        self._directory = directory
         self._lock = threading.Lock()
         self._index: tantivy.Index | None = None
         self._searcher: tantivy.Searcher | None = None
@@ -221,7 +222,7 @@ class LexicalIndex:
         self._stamp = _Stamp()
 
     def _open(self, snapshot: Snapshot) -> None:
-        name = self._files.native_directory(self._directory)
+        name = None if self._directory is None else self._files.native_directory(self._directory)
         stamp = self._vouched(snapshot) if name is not None else None
         try:
             if name is not None and stamp is not None:
@@ -256,13 +257,14 @@ class LexicalIndex:
             self._index.reload()
         upto = batch[-1][0]
         stamp = _Stamp(upto=upto, entries=_count(snapshot, upto), texts=texts, terms=length, files=self._on_disk())
-        if stamp.files:
+        if stamp.files and self._directory is not None:
             replace(self._files, self._directory / _STAMP, msgspec.json.encode(stamp))
         self._stamp = stamp
         self._searcher = self._index.searcher()
 
     def _vouched(self, snapshot: Snapshot) -> _Stamp | None:
         """The stamp on disk, if the index's files are those it was written for and cover this very log."""
+        assert self._directory is not None, "it has files"
         try:
             stamp = msgspec.json.decode(self._files.read(self._directory / _STAMP), type=_Stamp)
         except (StoreError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -280,7 +282,9 @@ class LexicalIndex:
     def _on_disk(self, known: dict[str, Vouched] | None = None) -> dict[str, Vouched]:
         """The index's files as they are; those in `known`, by default the stamp's, are not read again."""
         known = self._stamp.files if known is None else known
-        found = {}
+        found: dict[str, Vouched] = {}
+        if self._directory is None:
+            return found
         for name in sorted(self._files.names(self._directory)):
             path = self._directory / name
             size = self._files.size(path)
@@ -291,6 +295,8 @@ class LexicalIndex:
         return found
 
     def _remove(self) -> None:
+        if self._directory is None:
+            return
         for name in sorted(self._files.names(self._directory), key=lambda name: name != _STAMP):  # the stamp first
             self._files.remove(self._directory / name)
 

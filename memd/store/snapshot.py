@@ -253,7 +253,9 @@ class Snapshot:
 
     def places(self, uuid: bytes) -> Iterator[tuple[int, int]]:
         """(segment id, row) of every entry of the chunk."""
-        yield from self.directory.places(uuid)
+        for segment_id, row in self.directory.places(uuid):  # it covers whole segments; a view of the past may not
+            if row < len(self.views[segment_id].rows):
+                yield segment_id, row
         for segment, view in self._growing:
             yield from ((segment.segment_id, row) for row in segment.rows_of(uuid) if row < len(view.rows))
 

@@ -103,7 +103,7 @@ class TopicLog:
         self._load_lock = threading.Lock()
         self._seal_lock = threading.Lock()
         self._merge_lock = threading.Lock()
-        self._words = LexicalIndex(self._files, layout)
+        self._words = LexicalIndex(self._files, layout.lexical)
         self._closed = False
         opened = open_topic(self._files, layout, grounds.model)
         self.findings = opened.findings
