@@ -208,6 +208,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How long a connection may wait for the next request, its headers included, or for more of a body."""
 
 
+class Receipts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of each turn, so that it can be asked what memory did: the question, the block, the scores."""
+
+    enabled: bool = True
+    """Keep them in the data directory; without, live views still show turns as they happen."""
+    bytes_max: Annotated[int, Meta(ge=65_536, le=1 << 36)] = 32 * 1024 * 1024
+    """Of all receipts together, about 2,000 turns; the oldest half is dropped when it is full."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
     """Ending memd."""
 
@@ -243,5 +252,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     embedding: Embedding = Embedding()
     auth: Auth = Auth()
     limits: Limits = Limits()
+    receipts: Receipts = Receipts()
     shutdown: Shutdown = Shutdown()
     log: Log = Log()

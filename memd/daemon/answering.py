@@ -7,6 +7,7 @@ else is odd about it is the upstream's to judge and passes untouched.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -82,9 +83,12 @@ async def passed(
 async def _exchanged(
     daemon: Daemon, api: Api, request: web.Request, target: str, exchange: Exchange
 ) -> web.StreamResponse:
-    reply = NO_REPLY
+    reply, status, started = NO_REPLY, None, time.perf_counter()
+    timings_ms = exchange.receipt.timings_ms
     try:
         async with _accepted(daemon, request, target, exchange) as answer:
+            status = answer.status
+            timings_ms["upstream"] = _milliseconds_since(started)
             relayed = ModelRelay(api, request, answer, daemon.config.limits.capture_bytes_max)
             try:
                 out = exchange.memory_out() if answer.status == 200 else None
@@ -93,14 +97,26 @@ async def _exchanged(
                 reply = relayed.reply
     finally:
         # Also after a cancellation: what was said is remembered, without keeping anybody waiting.
-        daemon.tasks.spawn(_remember(exchange, reply), "remember")
+        timings_ms["answer"] = _milliseconds_since(started)
+        daemon.tasks.spawn(_remember(daemon, exchange, reply, status), "remember")
 
 
-async def _remember(exchange: Exchange, reply: Reply) -> None:
+async def _remember(daemon: Daemon, exchange: Exchange, reply: Reply, status: int | None) -> None:
     try:
+        receipt = None
+        try:
+            receipt = exchange.finished_receipt(reply, status)  # before the reply changes the conversation
+        except Exception:  # a bug here must not cost the reply
+            log.exception("topic %s: a turn has no receipt", exchange.topic.id)
         await exchange.remember(reply)
+        if receipt is not None:
+            await daemon.receipts.keep(receipt)
     finally:
         exchange.topic.release()
+
+
+def _milliseconds_since(started: float) -> float:
+    return round((time.perf_counter() - started) * 1000, 3)
 
 
 @asynccontextmanager
@@ -146,11 +162,15 @@ async def _begun(
         topic.hold()
         thin = request.headers.get(HISTORY_HEADER, daemon.config.conversation.history).strip().lower() == "daemon"
         exchange = Exchange(daemon, api, parsed, topic=topic, mode=mode, session=session, thin=thin, headers=headers)
+        started = time.perf_counter()
         await exchange.receive()
+        exchange.receipt.timings_ms["receive"] = _milliseconds_since(started)
         await exchange.correct()
         await exchange.make_room()
+        exchange.receipt.timings_ms["room"] = _milliseconds_since(started)
         await exchange.recall()
         exchange.inject()
+        exchange.receipt.timings_ms["memory"] = _milliseconds_since(started)
         daemon.tasks.spawn(topic.save(), "journal")
         begun = True
         return exchange

@@ -14,7 +14,6 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -23,8 +22,11 @@ from multidict import CIMultiDict
 from memd.context import compaction, injection, ranking
 from memd.context.conversation import NO_BLOCK, Block, BlockChunk, TurnKey
 from memd.context.hot_buffer import Arrival
+from memd.context.tokens import TokenCounter
 from memd.daemon.correcting import apply_corrections
 from memd.daemon.prompt import Prompt, with_live_turns
+from memd.daemon.receipts import Receipt
+from memd.daemon.searching import scored_candidates
 from memd.daemon.service import Daemon
 from memd.daemon.topics import Topic
 from memd.errors import DiskFull, EmbeddingError, MemdError
@@ -69,6 +71,15 @@ class Exchange:
         headers: CIMultiDict[str],
     ) -> None:
         self.turn_id = new_turn_id()
+        self.receipt = Receipt(
+            turn_id=self.turn_id,
+            at=time.time_ns() // 1000,
+            topic_id=topic.id,
+            api=api.path,
+            mode=mode,
+            model=request.model,
+            corrections=tuple(request.memory_in.corrections) if request.memory_in is not None else (),
+        )
         self.status = "none"
         self.signals: list[Signal] = []
         self.injected: list[BlockChunk] = []
@@ -119,6 +130,8 @@ class Exchange:
             topic = await self._daemon.topics.existing(topic_id)
             if topic is not None:
                 self._related.append(topic)
+        self.receipt.is_step, self.receipt.is_retry = prompt.is_step, self._repeated
+        self.receipt.related = tuple(topic.id for topic in self._related)
         if arrival.opened and self._mode == "full":
             await self._daemon.archiver.hand_over(self.topic, prompt.conversation)
 
@@ -194,6 +207,7 @@ class Exchange:
 
     def body(self, placement: injection.Placement | None) -> bytes:
         """The body to forward; `placement` None leaves all memory out."""
+        self.receipt.placement = placement
         return self._prompt.body(placement)
 
     def headers(self) -> list[tuple[str, str]]:
@@ -218,6 +232,26 @@ class Exchange:
         self._remove_blocks(list(self._prompt.conversation.blocks))
         self.injected = []
         self._degrade_to("template")
+
+    def finished_receipt(self, reply: Reply, http_status: int | None) -> Receipt:
+        """All that is known of the turn when it is over."""
+        receipt, prompt, drifted = self.receipt, self._prompt, self._drifted
+        block = prompt.conversation.blocks.get(prompt.turn_digest) if prompt.turn_digest is not None else None
+        if block is not None and block.text and self.injected:
+            receipt.block, receipt.block_tokens = block.text, drifted(block.tokens)
+        receipt.status, receipt.http_status = self.status, http_status
+        receipt.shown = tuple(chunk.shown_id for chunk in self.injected)
+        receipt.memory_tokens = drifted(prompt.block_tokens()) if self.injected else 0
+        receipt.forwarded_tokens = drifted(self._forwarded_tokens)
+        receipt.left_out = prompt.conversation.left_out
+        receipt.signals = tuple(msgspec.to_builtins(signal) for signal in self.signals)
+        receipt.timings_ms |= {name: round(value, 3) for name, value in self._spans_ms.items()}
+        if reply.usage is not None:
+            receipt.prompt_tokens, receipt.cached_tokens = reply.usage.prompt_tokens, reply.usage.cached_tokens
+            receipt.completion_tokens = reply.usage.completion_tokens
+        receipt.interrupted = reply.message is not None and reply.message.interrupted
+        receipt.error = reply.error
+        return receipt
 
     async def remember(self, reply: Reply) -> None:
         """Take the reply into the buffer, learn the tokenizer's drift, and compact later if the buffer is full."""
@@ -246,6 +280,9 @@ class Exchange:
     def _limits(self) -> compaction.Thresholds:
         assert self._thresholds is not None, "make_room() comes first"
         return self._thresholds
+
+    def _drifted(self, raw_tokens: int) -> int:
+        return self._counter.drift.drifted(self._request.model, raw_tokens)
 
     async def _count_messages(self) -> list[int]:
         pairs = list(zip(self._request.messages, self._request.digests, strict=True))
@@ -312,6 +349,7 @@ class Exchange:
         question = self._question()
         if not question.strip():
             return NO_BLOCK
+        self.receipt.question, self.receipt.budget_tokens = question, self._limits.injection
         recalled = await self._daemon.recall.query(
             question,
             self.topic.log,
@@ -334,15 +372,16 @@ class Exchange:
         return "\n".join(texts)
 
     def _fill(self, candidates: list[ranking.Candidate]) -> Block:
-        drift, model = self._counter.drift, self._request.model
-        cost = _line_cost(self._counter.count_again)
+        costs = {one.entry.uuid: self._drifted(_line_tokens(self._counter, one)) for one in candidates}
+        visible = {chunk.uuid for chunk in self._prompt.chunks()}
         selection = ranking.select(
             candidates,
             budget_tokens=self._limits.injection,
-            frame_tokens=drift.drifted(model, self._counter.count(injection.frame(self._config.injection.header))),
-            cost=lambda candidate: drift.drifted(model, cost(candidate)),
-            visible_uuids={chunk.uuid for chunk in self._prompt.chunks()},
+            frame_tokens=self._drifted(self._counter.count(injection.frame(self._config.injection.header))),
+            cost=lambda candidate: costs[candidate.entry.uuid],
+            visible_uuids=visible,
         )
+        self.receipt.candidates = scored_candidates(candidates, costs, selection, visible)
         if selection.fill_ratio > 1:
             self.signals.append(Signal(type="context_overflow", fill_ratio=round(selection.fill_ratio, 3)))
         elif selection.fill_ratio >= ranking.PRESSURE_FROM:
@@ -371,6 +410,6 @@ def new_turn_id() -> str:
     return uuid.uuid4().hex[:16]
 
 
-def _line_cost(count: Callable[[str], int]) -> Callable[[ranking.Candidate], int]:
+def _line_tokens(counter: TokenCounter, candidate: ranking.Candidate) -> int:
     """Raw tokens of a candidate's line, its marker and line break included."""
-    return lambda candidate: count(injection.chunk_line(candidate.entry.public_id, candidate.entry.content) + "\n")
+    return counter.count_again(injection.chunk_line(candidate.entry.public_id, candidate.entry.content) + "\n")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,7 +16,7 @@ import msgspec
 from memd.assets import ranks_bytes
 from memd.config import Config
 from memd.context import injection
-from memd.context.ranking import Candidate, Verdict, select
+from memd.context.ranking import Candidate, Selection, Verdict, select
 from memd.context.tokens import TokenCounter, cl100k_base
 from memd.daemon.encoder import Encoder
 from memd.daemon.offline import opened
@@ -28,6 +28,7 @@ from memd.store.past import PastTopic
 
 INJECTED = "injected"
 NO_ROOM = "no room in the budget"
+EARLIER = "in the block of an earlier turn"
 
 
 class ScoredChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,9 +193,26 @@ def _said(candidate: Candidate, verdict: Verdict, shown: set[bytes]) -> str:
     return INJECTED if candidate.entry.uuid in shown else NO_ROOM
 
 
-def scored(candidate: Candidate, tokens: int, verdict: str) -> ScoredChunk:
-    """What is said of a candidate without its text."""
-    return ScoredChunk(**_parts(candidate, tokens, verdict))
+def scored_candidates(
+    candidates: Sequence[Candidate], costs: Mapping[bytes, int], selection: Selection, visible: Collection[bytes]
+) -> tuple[ScoredChunk, ...]:
+    """What became of the candidates of a prompt, without their text.
+
+    Args:
+        costs: uuid → tokens.
+        visible: the uuids that earlier blocks of the prompt show.
+    """
+    shown = {candidate.entry.uuid for candidate in selection.shown}
+    return tuple(
+        ScoredChunk(
+            **_parts(
+                one,
+                costs[one.entry.uuid],
+                INJECTED if one.entry.uuid in shown else EARLIER if one.entry.uuid in visible else NO_ROOM,
+            )
+        )
+        for one in candidates
+    )
 
 
 def _found(candidate: Candidate, tokens: int, verdict: str) -> FoundChunk:

@@ -14,11 +14,13 @@ from memd.daemon.archiver import Archiver
 from memd.daemon.encoder import Encoder
 from memd.daemon.indexer import Indexer
 from memd.daemon.recall import Recall
+from memd.daemon.receipts import Receipts
 from memd.daemon.right_of_way import RightOfWay
 from memd.daemon.tasks import Tasks
 from memd.daemon.topics import Topics
 from memd.daemon.upstream import Upstream
 from memd.store.log import Store
+from memd.store.receipts import ReceiptRing
 from memd.wire.request import MessageCache
 
 
@@ -40,6 +42,8 @@ class Daemon:
         self.indexer = Indexer(tasks, right_of_way, config.retrieval)
         self.archiver = Archiver(config, encoder, counter, tasks, self.indexer)
         self.recall = Recall(encoder, config.retrieval, right_of_way)
+        ring = ReceiptRing(store.files, config.data_dir, config.receipts.bytes_max)
+        self.receipts = Receipts(ring if config.receipts.enabled else None, self.writer)
         self.message_cache = MessageCache()
         self.ignored = [re.compile(pattern) for pattern in config.ingest.ignore]
         self.base_url = ""
@@ -53,3 +57,4 @@ class Daemon:
         self.indexer.close()
         self.encoder.close()
         self.writer.shutdown(wait=True)
+        self.receipts.close()

@@ -16,7 +16,9 @@ from memd.store.files import TEMPORARY_SUFFIX, Files
 LOCK_NAME = "memd.lock"
 ADDRESS_NAME = "memd.url"
 """Where the daemon that holds the lock listens, for commands; who reads it asks there whether that is still true."""
-_OWN_NAMES = {LOCK_NAME, ADDRESS_NAME, ADDRESS_NAME + TEMPORARY_SUFFIX}
+RECEIPTS_NAME = "memd.receipts"
+RECEIPTS_OLD_NAME = "memd.receipts.old"
+_OWN_NAMES = {LOCK_NAME, ADDRESS_NAME, ADDRESS_NAME + TEMPORARY_SUFFIX, RECEIPTS_NAME, RECEIPTS_OLD_NAME}
 _SEGMENT = re.compile(r"seg_(\d{4,9})\.bin")
 _MERGED = re.compile(r"merged_(\d{4,9})_(\d{4,9})\.(?:hnsw|meta)")
 

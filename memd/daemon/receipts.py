@@ -1,0 +1,164 @@
+"""Receipts: what each turn asked of memory, what it got, and what that cost.
+
+Rule: a receipt is made after the answer has gone to the client, and whatever goes wrong with it costs only it. Who
+looks at turns as they happen gets them from here too; one who does not keep up loses the oldest ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from memd.chunks import Correction
+from memd.daemon.searching import ScoredChunk
+from memd.errors import StoreError
+from memd.store.receipts import ReceiptRing
+
+log = logging.getLogger("memd")
+
+LISTENER_EVENTS_MAX = 256
+"""Events that wait for a listener."""
+
+
+class Receipt(msgspec.Struct, kw_only=True):
+    """One turn; filled in step by step while it is under way. Tokens are the model's, as estimated, unless told."""
+
+    turn_id: str
+    at: int
+    """Microseconds since the epoch."""
+    topic_id: str
+    api: str
+    mode: str
+    model: str
+    related: tuple[str, ...] = ()
+    status: str = "none"
+    http_status: int | None = None
+    """None: no answer came."""
+    is_step: bool = False
+    """A step of a tool loop: it shows the block of its turn again."""
+    is_retry: bool = False
+    question: str | None = None
+    """What memory was asked; None if it was not."""
+    candidates: tuple[ScoredChunk, ...] = ()
+    """What was worth showing, best first."""
+    budget_tokens: int = 0
+    block: str | None = None
+    """This turn's block exactly as the model saw it."""
+    block_tokens: int = 0
+    shown: tuple[str, ...] = ()
+    """The ids of all chunks in the prompt, those of earlier turns' blocks included."""
+    memory_tokens: int = 0
+    """Of all blocks in the prompt."""
+    forwarded_tokens: int = 0
+    placement: str | None = None
+    left_out: int = 0
+    """Messages of the conversation that are in the log and not in the prompt."""
+    corrections: tuple[Correction, ...] = ()
+    signals: tuple[dict[str, Any], ...] = ()
+    timings_ms: dict[str, float] = {}
+    prompt_tokens: int | None = None
+    """The upstream's own count, and of these those that it had read before."""
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    interrupted: bool = False
+    error: str | None = None
+
+
+class Receipts:
+    """Keeps receipts and tells listeners of them."""
+
+    def __init__(self, ring: ReceiptRing | None, writer: ThreadPoolExecutor) -> None:
+        """`ring` None: nothing is kept."""
+        self._ring = ring
+        self._writer = writer
+        self._listeners: set[asyncio.Queue[tuple[str, Any]]] = set()
+        self._in_trouble = False
+
+    async def keep(self, receipt: Receipt) -> None:
+        """Tell listeners, and write it down."""
+        self.tell("turn", summary(receipt))
+        if self._ring is None:
+            return
+        try:
+            line = msgspec.json.encode(receipt)
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._ring.append, line)
+            self._in_trouble = False
+        except StoreError as error:
+            if not self._in_trouble:
+                log.warning("receipts are not kept for now: %s", error)
+            self._in_trouble = True
+
+    async def find(self, turn_id: str) -> Receipt | None:
+        """The receipt of a turn, if it is kept still."""
+        mark = f'"turn_id":"{turn_id}"'.encode()
+        lines = await self._lines()
+        return next((found for line in lines if mark in line and (found := _read(line)) is not None), None)
+
+    async def latest(self, count: int, *, topic_id: str | None, before: str | None, uuid: str | None) -> list[Receipt]:
+        """The latest turns, newest first.
+
+        Args:
+            before: only those older than this turn.
+            uuid: only those whose block had this chunk among its candidates.
+        """
+        found: list[Receipt] = []
+        reached = before is None
+        for line in await self._lines():
+            if uuid is not None and uuid.encode() not in line:
+                continue
+            receipt = _read(line)
+            if receipt is None:
+                continue
+            if reached and (topic_id is None or receipt.topic_id == topic_id):
+                found.append(receipt)
+            reached = reached or receipt.turn_id == before
+            if len(found) == count:
+                break
+        return found
+
+    def tell(self, event: str, value: Any) -> None:
+        """Something that listeners may want to know."""
+        for queue in self._listeners:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait((event, value))
+
+    @contextmanager
+    def listening(self) -> Iterator[asyncio.Queue[tuple[str, Any]]]:
+        """A queue of (event, value) from now on."""
+        queue: asyncio.Queue[tuple[str, Any]] = asyncio.Queue(LISTENER_EVENTS_MAX)
+        self._listeners.add(queue)
+        try:
+            yield queue
+        finally:
+            self._listeners.discard(queue)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._ring is not None:
+            self._ring.close()
+
+    async def _lines(self) -> list[bytes]:
+        if self._ring is None:
+            return []
+        return await asyncio.get_running_loop().run_in_executor(None, self._ring.lines)
+
+
+def summary(receipt: Receipt) -> dict[str, Any]:
+    """A receipt without its block, and with the number of its candidates instead of them."""
+    told: dict[str, Any] = msgspec.to_builtins(receipt)
+    del told["block"]
+    return told | {"candidates": len(receipt.candidates)}
+
+
+def _read(line: bytes) -> Receipt | None:
+    try:
+        return msgspec.json.decode(line, type=Receipt)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None

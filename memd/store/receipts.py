@@ -1,0 +1,72 @@
+"""The last receipts, on disk: two files, of which the older one is dropped when the newer one is full.
+
+Rule: receipts explain what memory did and are no part of it: they are written without fsync, what is damaged is passed
+over, and a write that fails costs the receipt. One JSON object a line, newest last.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from memd.errors import StoreError
+from memd.store.files import Appender, Files
+from memd.store.layout import RECEIPTS_NAME, RECEIPTS_OLD_NAME
+
+
+class ReceiptRing:
+    """Any thread may read; one writes."""
+
+    def __init__(self, files: Files, data_dir: Path, bytes_max: int) -> None:
+        """`bytes_max`: of both files together."""
+        self._files = files
+        self._newer, self._older = data_dir / RECEIPTS_NAME, data_dir / RECEIPTS_OLD_NAME
+        self._bytes_max = bytes_max
+        self._appender: Appender | None = None
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def append(self, line: bytes) -> None:
+        """Keep a receipt: one line of JSON, without the line break.
+
+        Raises:
+            StoreError: it was not written; a later one may be.
+        """
+        with self._lock:
+            try:
+                appender = self._ready(len(line) + 1)
+                appender.write(line + b"\n")
+            except StoreError:
+                self._close()
+                raise
+            self._size += len(line) + 1
+
+    def lines(self) -> list[bytes]:
+        """All receipts, newest first; the last line of a file may have been torn by a crash."""
+        with self._lock:
+            data = [self._files.read(path) for path in (self._newer, self._older) if self._files.size(path) is not None]
+        return [line for part in data for line in reversed(part.splitlines())]
+
+    def close(self) -> None:
+        """Close the file; the next append opens it again."""
+        with self._lock:
+            self._close()
+
+    def _ready(self, more: int) -> Appender:
+        if self._appender is None:
+            size = self._files.size(self._newer)
+            self._appender = self._files.create(self._newer) if size is None else self._files.append_to(self._newer)
+            self._size = size or 0
+            if self._size:
+                self._appender.write(b"\n")  # a crash may have left half a line; empty ones say nothing
+                self._size += 1
+        if self._size and self._size + more > self._bytes_max // 2:
+            self._close()
+            self._files.rename(self._newer, self._older)
+            self._appender, self._size = self._files.create(self._newer), 0
+        return self._appender
+
+    def _close(self) -> None:
+        if self._appender is not None:
+            self._appender.close()
+            self._appender = None
