@@ -6,12 +6,15 @@ Rule: a stand-in answers only where a server has to fail or to lie.
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 from typing import Any, get_args, get_type_hints
 
 import openai_responses
 import pytest
 from conftest import REPLY, REPLY_WITH_MEMORY, MakeDaemon
 from daemon_process import DaemonProcess
+from raw_wire import SECONDS_MAX, Peer, RawUpstream, answer
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 from typescript_client import CLIENTS
 from typescript_package import SOURCE, TypeScriptPackage, examples
@@ -228,7 +231,9 @@ def test_an_sdk_s_own_retry_applies_a_correction_once(
     daemon.upstream = upstream.url
     daemon.start()
     correction = {**HELPFUL, "chunk_ids": [chunk_id]}
-    [told] = memd_client.steps("steps.ts", [asked(daemon.base_url, "Thanks.", sdk, corrections=[correction], retries=1)])
+    [told] = memd_client.steps(
+        "steps.ts", [asked(daemon.base_url, "Thanks.", sdk, corrections=[correction], retries=1)]
+    )
     assert (told["reply"], told["pending"], next(failures, None)) == ("Noted.", 0, None)
     assert live(daemon)[chunk_id]["utility_multiplier"] == 1.5
 
@@ -239,9 +244,7 @@ def anthropic_answer() -> Response:
     return Response((json.dumps({**body, "content": content, "usage": {}}).encode(),))
 
 
-@pytest.mark.parametrize(
-    "headers", [{"X-Memory-Mode": "readonly"}, {"X-Memory-Mode": "off"}], ids=["readonly", "off"]
-)
+@pytest.mark.parametrize("headers", [{"X-Memory-Mode": "readonly"}, {"X-Memory-Mode": "off"}], ids=["readonly", "off"])
 def test_corrections_wait_while_the_mode_leaves_no_trace(
     memd_client: TypeScriptPackage, daemon: DaemonProcess, headers: dict[str, str]
 ) -> None:
@@ -282,13 +285,12 @@ def test_a_correction_that_memd_cannot_read_costs_one_request_its_memory_and_is_
     assert [(one["pending"], one["refused"]) for one in told] == [(0, 1)] * 3
 
 
-def test_a_stream_that_is_left_early_has_said_what_became_of_the_corrections_or_they_wait(
-    memd_client: TypeScriptPackage, daemon: DaemonProcess
+@pytest.mark.parametrize("sdk", ["openai chat", "anthropic"])
+def test_a_stream_that_is_left_early_has_said_what_became_of_the_corrections(
+    memd_client: TypeScriptPackage, daemon: DaemonProcess, sdk: str
 ) -> None:
-    # In chat completions the first chunk has the MemoryOut, in responses the last event.
-    for sdk, pending in (("openai chat", 0), ("anthropic", 0), ("openai responses", 1)):
-        [told] = memd_client.steps("steps.ts", [asked(daemon.base_url, "Hi.", sdk, "leave", corrections=[HELPFUL])])
-        assert (told["pending"], told["error"]) == (pending, None), sdk
+    [told] = memd_client.steps("steps.ts", [asked(daemon.base_url, "Hi.", sdk, "leave", corrections=[HELPFUL])])
+    assert (told["pending"], told["error"]) == (0, None)
 
 
 def test_a_call_s_own_memory_in_counts_and_the_queue_waits(
@@ -313,16 +315,22 @@ ODD: list[tuple[Any, Any]] = [
     ([], None),
     ({}, None),
     ({"injected_chunks": {"id": "a3f9"}}, None),
-    ({"injected_chunks": [None, 1, "a3f9", {"id": 1}, {**CHUNK, "canonical_id": "1"}, CHUNK]}, {"injected_chunks": [CHUNK]}),
     (
-        {"injected_chunks": [], "signals": [{"type": "novel"}, {"type": "context_overflow"}, {"type": "correction_failed"}]},
+        {"injected_chunks": [None, 1, "a3f9", {"id": 1}, {**CHUNK, "canonical_id": "1"}, CHUNK]},
+        {"injected_chunks": [CHUNK]},
+    ),
+    (
+        {
+            "injected_chunks": [],
+            "signals": [{"type": "novel"}, {"type": "context_overflow"}, {"type": "correction_failed"}],
+        },
         {"injected_chunks": []},
     ),
     ({"injected_chunks": [], "signals": "none"}, {"injected_chunks": []}),
 ]
 
 
-def lying(memory_out: Any, headers: dict[str, str] | None = None, status: int = 200) -> Any:
+def lying(memory_out: Any, headers: dict[str, str] | None = None, status: int = 200) -> Callable[[Request], Response]:
     """Answers of a server that adds this `memory_out` and these headers to a chat completion."""
 
     def answer(request: Request) -> Response:
@@ -413,20 +421,48 @@ def test_what_is_no_request_to_a_model_passes_untouched(
     assert told["pending"] == [HELPFUL]
 
 
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
+@pytest.mark.parametrize("piece_bytes", [0, 1, 7])
 @pytest.mark.parametrize("stream", [False, True], ids=["create", "stream"])
 def test_an_answer_is_read_along_and_its_bytes_stay(
-    memd_client: TypeScriptPackage, upstream: RecordingUpstream, stream: bool
+    memd_client: TypeScriptPackage, upstream: RecordingUpstream, stream: bool, piece_bytes: int, line_end: bytes
 ) -> None:
-    answer = lying({"injected_chunks": [], "said": "Grüße an 東京"})
+    def answer(request: Request) -> Response:
+        told = lying({"injected_chunks": [], "said": "Grüße an 東京"})(request)
+        return told._replace(parts=(b"".join(told.parts).replace(b"\n", line_end),))
+
     upstream.answer = answer
     body = {"messages": [{"role": "user", "content": "Grüße"}], "stream": stream, "metadata": {"user": "marta"}}
     url = f"{upstream.url}/v1/chat/completions"
-    step = {"url": url, "method": "POST", "body": json.dumps(body), "corrections": [HELPFUL]}
+    step = {"url": url, "method": "POST", "body": json.dumps(body), "corrections": [HELPFUL], "slice": piece_bytes}
     [told] = memd_client.steps("fetch.ts", [step])
     [request] = upstream.requests
     sent = json.loads(request.body)
     memory_in = json.loads(sent["metadata"].pop("memory_in"))
     assert sent == body
     assert memory_in == {"corrections": [HELPFUL]}
-    assert told["body"].encode() == b"".join(answer(request).parts)
-    assert (told["status"], told["url"], told["pending"]) == (200, url, [])
+    assert told["body"].encode() == answer(request).parts[0]
+    assert (told["status"], told["pending"]) == (200, [])
+    assert told["url"] == ("" if piece_bytes else url)  # in pieces it comes from a `fetch` that names none
+
+
+def test_an_answer_that_is_left_is_left_by_the_package_too(memd_client: TypeScriptPackage, raw: RawUpstream) -> None:
+    event = b'data: {"choices": []}\n\n'
+    closed = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.read_body()
+        if peer.head.startswith(b"GET"):  # asked after the other one was left: the answer says what became of that
+            peer.send(answer(b"closed" if closed.wait(SECONDS_MAX) else b"open"))
+            return
+        peer.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        peer.send(b"%x\r\n%s\r\n" % (len(event), event))
+        peer.wait_until_closed()
+        closed.set()
+
+    raw.script = script
+    url = f"{raw.url}/v1/chat/completions"
+    left = {"url": url, "method": "POST", "body": "{}", "corrections": [HELPFUL], "leave": True}
+    told = memd_client.steps("fetch.ts", [left, {"url": url, "method": "GET"}])
+    assert [one["body"] for one in told] == [event.decode(), "closed"]
+    assert told[0]["pending"] == [HELPFUL]

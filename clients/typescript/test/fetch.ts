@@ -14,18 +14,46 @@ interface Step {
   body?: string;
   /** Queued before the request. */
   corrections?: Correction[];
+  /** Cancel the answer after its first bytes. */
+  leave?: boolean;
+  /** Let the answer come in pieces of so many bytes. */
+  slice?: number;
 }
 
 const asked = JSON.parse(await text(process.stdin)) as { steps: Step[] };
-const memory = new Memory();
+let slice: number | undefined;
+const memory = new Memory({ fetch: sliced });
 const steps: object[] = [];
-for (const { url, method, body, corrections = [] } of asked.steps) {
+
+async function sliced(input: RequestInfo | URL, init?: RequestInit): Promise<Response> {
+  const answer = await fetch(input, init);
+  if (!slice) return answer;
+  const bytes = new Uint8Array(await answer.arrayBuffer());
+  const size = slice;
+  const pieces = new ReadableStream<Uint8Array>({
+    start(passing) {
+      for (let start = 0; start < bytes.length; start += size) passing.enqueue(bytes.slice(start, start + size));
+      passing.close();
+    },
+  });
+  return new Response(pieces, answer);
+}
+
+async function first(answer: Response): Promise<string> {
+  const reader = answer.body!.getReader();
+  const { value } = await reader.read();
+  await reader.cancel();
+  return new TextDecoder().decode(value);
+}
+
+for (const { url, method, body, corrections = [], leave, ...step } of asked.steps) {
+  slice = step.slice;
   memory.correct(...corrections);
   const told = { status: 0, url: '', body: '', error: '' };
   try {
     const answer = await memory.fetch(url, { method, ...(body !== undefined && { body }) });
     Object.assign(told, { status: answer.status, url: answer.url });
-    told.body = await answer.text();
+    told.body = leave ? await first(answer) : await answer.text();
   } catch (error) {
     told.error = (error as Error).constructor.name;
   }
