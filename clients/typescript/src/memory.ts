@@ -1,5 +1,5 @@
 /**
- * A `fetch` that puts a MemoryIn into every request to a model, so that any SDK which takes a `fetch` can speak to memd.
+ * A `fetch` that puts a MemoryIn into every request to a model: any SDK that takes a `fetch` can speak to memd with it.
  *
  * Rule: requests that are none to a model, or carry a MemoryIn of their own, and all answers reach the other side as
  * they are. A correction leaves the queue for good only when memd said what became of it.
@@ -76,9 +76,9 @@ export class Memory {
       this.#refused.push(...corrections); // sent again, they would cost every request its memory
       return;
     }
-    const failed = new Set(out?.signals?.map((signal) => signal.type === 'correction_failed' && signal.chunk_id));
-    // memd applies all or, when it cannot write, none.
-    const unwritten = status?.startsWith('degraded') && corrections.flatMap((one) => one.chunk_ids).every((id) => failed.has(id));
+    const failed = new Set(out?.signals?.map((signal) => 'chunk_id' in signal && signal.chunk_id));
+    const noneApplied = corrections.every((correction) => correction.chunk_ids.every((id) => failed.has(id)));
+    const unwritten = status?.startsWith('degraded:') && noneApplied; // else another time would fail too
     if (!out || mode === 'readonly' || unwritten) this.#pending.unshift(...corrections);
   }
 }

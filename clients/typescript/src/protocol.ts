@@ -6,7 +6,7 @@
 
 /** What a request tells memd. Unknown members are ignored by memd; a malformed one costs the request its memory. */
 export type MemoryIn = {
-  /** 1 to 128 letters, digits, `.`, `_` or `-`, beginning with a letter or digit. Default: the URL's topic, else `default`. */
+  /** 1 to 128 letters, digits, `.`, `_`, `-`, a letter or digit first. Default: the URL's topic, else `default`. */
   topic_id?: string;
   /** Searched too, never written to. */
   related_topic_ids?: readonly string[];
@@ -43,7 +43,7 @@ export type InjectedChunk = {
 
 /** Something the caller should know. */
 export type Signal =
-  /** `fill_ratio`: the tokens of everything relevant over the budget for it; beyond 1 (`overflow`) some was left out. */
+  /** `fill_ratio`: the tokens of everything relevant over the budget for it; beyond 1 some was left out. */
   | { type: 'context_pressure' | 'context_overflow'; fill_ratio: number }
   /** `chunk_id`: not corrected, because it is unknown, no longer live, or was not shown lately. */
   | { type: 'correction_failed'; chunk_id: string };

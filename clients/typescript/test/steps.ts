@@ -55,7 +55,8 @@ async function read<Event>(events: AsyncIterable<Event>, how: Step['how'], said:
 }
 
 async function chat(client: OpenAI, { question, how, metadata }: Step): Promise<Answer> {
-  const params = { model: 'tiny', messages: [{ role: 'user' as const, content: question }], ...(metadata && { metadata }) };
+  const messages = [{ role: 'user' as const, content: question }];
+  const params = { model: 'tiny', messages, ...(metadata && { metadata }) };
   if (how === 'create') {
     const { data, response } = await client.chat.completions.create(params).withResponse();
     const reply = data.choices[0]?.message.content ?? '';
@@ -79,8 +80,8 @@ async function responses(client: OpenAI, { question, how, metadata }: Step): Pro
 
 async function anthropic({ question, how, base_url, headers, retries }: Step): Promise<Answer> {
   const baseURL = base_url.replace(/\/v1$/, '');
-  const options = { baseURL, apiKey: '-', fetch: memory.fetch, maxRetries: retries ?? 0, defaultHeaders: headers ?? {} };
-  const client = new Anthropic(options);
+  const options = { baseURL, apiKey: '-', fetch: memory.fetch, maxRetries: retries ?? 0 };
+  const client = new Anthropic({ ...options, defaultHeaders: headers ?? {} });
   const params = { model: 'tiny', max_tokens: 64, messages: [{ role: 'user' as const, content: question }] };
   if (how === 'create') {
     const { data, response } = await client.messages.create(params).withResponse();
