@@ -33,6 +33,7 @@ CREATE = [
 ]
 STREAM = [name for name in CREATE if name != "ai openai responses"]  # which cannot read llama.cpp's events
 WAYS = [(name, "create") for name in CREATE] + [(name, "stream") for name in STREAM]
+NOWHERE = "http://127.0.0.1:9"  # the port of a service that nobody runs
 HELPFUL = {"chunk_ids": [UNKNOWN], "action": "Helpful", "reason": "it answered the question"}
 
 Told = dict[str, Any]
@@ -185,6 +186,16 @@ def test_a_server_that_is_no_memd_answers_as_without_the_package(
     assert told == {**told, "memory_out": None, "headers": None, "pending": 1, "refused": 0, "error": None}
 
 
+def test_the_middleware_shows_raw_chunks_only_if_asked_and_keeps_the_provider_s_metadata(
+    memd_client: TypeScriptPackage, daemon: DaemonProcess
+) -> None:
+    told = json.loads(memd_client.run("parts.ts", {"base_url": f"{daemon.base_url}/v1"}))
+    assert [one["raw"] > 0 for one in told] == [False, False, True]
+    for one in told:
+        assert set(one["metadata"]) == {"provider", "memd"}
+        assert set(one["metadata"]["memd"]) == {"status", "injected", "mode", "turn", "memory_out"}
+
+
 def test_a_related_topic_is_searched(memd_client: TypeScriptPackage, daemon: DaemonProcess) -> None:
     memd_client.steps("steps.ts", [asked(daemon.base_url, FACT), asked(daemon.base_url, "Hi.")], topic="company-wide")
     step = asked(daemon.base_url, QUESTION)
@@ -202,8 +213,8 @@ def test_corrections_wait_until_memd_is_there_and_are_applied_once(
     first = {**HELPFUL, "chunk_ids": [chunk_id], "reason": "first"}
     second = {**HELPFUL, "chunk_ids": [chunk_id], "reason": "second"}
     steps = [
-        asked("http://127.0.0.1:9", "Thanks.", corrections=[first]),  # port 9 discards, and nothing listens there
-        asked("http://127.0.0.1:9", "Thanks.", "ai compatible", "stream"),
+        asked(NOWHERE, "Thanks.", corrections=[first]),
+        asked(NOWHERE, "Thanks.", "ai compatible", "stream"),
         asked(daemon.base_url, "Thank you.", corrections=[second]),
         asked(daemon.base_url, "Goodbye."),
     ]
@@ -382,18 +393,30 @@ def test_an_error_puts_corrections_back_whatever_it_says(
     assert told["pending"] == 1
 
 
-def test_a_stream_that_breaks_off_puts_corrections_back(
-    memd_client: TypeScriptPackage, upstream: RecordingUpstream
-) -> None:
-    def answer(request: Request) -> Response:
-        event = b'data: {"choices": []}\n\n'
-        return Response((event,), headers=(("Content-Type", "text/event-stream"), ("Content-Length", "1000")))
+def test_a_stream_that_breaks_off_puts_corrections_back(memd_client: TypeScriptPackage, raw: RawUpstream) -> None:
+    def script(peer: Peer) -> None:
+        peer.read_body()
+        peer.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        peer.send(b'f\r\ndata: {"a": 1}\n\r\n')
+        peer.abort()
 
-    upstream.answer = answer
-    step = {"url": f"{upstream.url}/v1/chat/completions", "method": "POST", "body": "{}", "corrections": [HELPFUL]}
+    raw.script = script
+    step = {"url": f"{raw.url}/v1/chat/completions", "method": "POST", "body": "{}", "corrections": [HELPFUL]}
     [told] = memd_client.steps("fetch.ts", [step])
-    assert told["error"] == "TypeError"
+    assert (told["status"], told["error"]) == (200, "TypeError")  # it began well
     assert told["pending"] == [HELPFUL]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_corrections_that_come_back_go_before_those_that_came_meanwhile(
+    memd_client: TypeScriptPackage, llama: str, there: bool
+) -> None:
+    first, second, third = ({**HELPFUL, "reason": reason} for reason in ("first", "second", "third"))
+    step = {"url": f"{llama if there else NOWHERE}/v1/chat/completions", "method": "POST"}
+    step["body"] = json.dumps({"messages": [{"role": "user", "content": "Hi."}]})
+    [told] = memd_client.steps("fetch.ts", [{**step, "corrections": [first, second], "meanwhile": [third]}])
+    assert told["status"] == (200 if there else 0)
+    assert told["pending"] == [first, second, third]
 
 
 # -- what passes untouched ---------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ interface Step {
   body?: string;
   /** Queued before the request. */
   corrections?: Correction[];
+  /** Queued while the request is under way. */
+  meanwhile?: Correction[];
   /** Cancel the answer after its first bytes. */
   leave?: boolean;
   /** Let the answer come in pieces of so many bytes. */
@@ -46,12 +48,14 @@ async function first(answer: Response): Promise<string> {
   return new TextDecoder().decode(value);
 }
 
-for (const { url, method, body, corrections = [], leave, ...step } of asked.steps) {
+for (const { url, method, body, corrections = [], meanwhile = [], leave, ...step } of asked.steps) {
   slice = step.slice;
   memory.correct(...corrections);
   const told = { status: 0, url: '', body: '', error: '' };
   try {
-    const answer = await memory.fetch(url, { method, ...(body !== undefined && { body }) });
+    const asking = memory.fetch(url, { method, ...(body !== undefined && { body }) });
+    memory.correct(...meanwhile);
+    const answer = await asking;
     Object.assign(told, { status: answer.status, url: answer.url });
     told.body = leave ? await first(answer) : await answer.text();
   } catch (error) {
