@@ -25,7 +25,8 @@ lint: .venv/installed-test ## Lint and types only
 	$(PY) -m mypy
 
 clean: ## Remove .venv and what the tools left behind; your memory/ stays
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/clients/node_modules
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/clients/node_modules \
+		clients/typescript/node_modules clients/typescript/dist
 
 # The first Python that is new enough; `make PYTHON=/path/to/python demo` names another.
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \

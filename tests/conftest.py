@@ -17,6 +17,7 @@ from raw_wire import Peer, RawUpstream, connected, raw_upstream
 from recording_upstream import RecordingUpstream, recording_upstream
 from tiny_model import write_scripted_model
 from typescript_client import TypeScriptClient
+from typescript_package import TypeScriptPackage
 
 # No deadline: a slow machine is not a bug. Derandomised: the same examples everywhere, so a failure can be repeated.
 hypothesis.settings.register_profile("memd", deadline=None, derandomize=True)
@@ -114,3 +115,9 @@ def daemon(make_daemon: MakeDaemon, llama: str) -> DaemonProcess:
 def typescript() -> TypeScriptClient:
     """The TypeScript client, its packages installed."""
     return TypeScriptClient.installed()
+
+
+@pytest.fixture(scope="session")
+def memd_client(typescript: TypeScriptClient, tmp_path_factory: pytest.TempPathFactory) -> TypeScriptPackage:
+    """The package for TypeScript programs, packed and installed into a project of its own."""
+    return TypeScriptPackage.installed(tmp_path_factory.mktemp("package"))

@@ -213,7 +213,7 @@ def test_a_module_opens_with_what_it_is_for_and_its_rule(module: Module) -> None
 
 def texts() -> Iterator[Path]:
     """The text files that people read, without what tools wrote."""
-    for folder in ("memd", "tests", "docs", "bench", ".ci"):
+    for folder in ("memd", "tests", "docs", "bench", "clients", ".ci"):
         yield from (ROOT / folder).rglob("*")
     yield from ROOT.glob("*.*")
     yield ROOT / "Makefile"
@@ -222,7 +222,7 @@ def texts() -> Iterator[Path]:
 def written() -> Iterator[tuple[Path, bytes]]:
     """What people wrote, not what was installed or made by tools."""
     suffixes = {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".ts", ".txt", ".sh", ".svg", ""}
-    generated = {"node_modules", "__pycache__"}
+    generated = {"node_modules", "__pycache__", "dist"}
     for path in texts():
         if path.is_file() and path.suffix in suffixes and not generated & set(path.parts):
             yield path.relative_to(ROOT), path.read_bytes()

@@ -30,13 +30,13 @@ class TypeScriptClient:
         lock = hashlib.sha256((CLIENTS / "package-lock.json").read_bytes()).hexdigest()
         stamp = CLIENTS / "node_modules" / ".installed-lock"
         if not stamp.exists() or stamp.read_text() != lock:
-            _node(NPM, "ci")
+            node(NPM, "ci")
             stamp.write_text(lock)
         return cls()
 
     def check_types(self) -> None:
         """`tsc --strict` over the client; fails with the compiler's words."""
-        _node(TSC, "--project", ".")
+        node(TSC, "--project", ".")
 
     def chat(self, base_url: str, question: str, *, stream: bool, memory_in: object = None) -> dict[str, Any]:
         """Ask one question through the openai package; what it told (see `Told` in `chat.ts`)."""
@@ -47,18 +47,18 @@ class TypeScriptClient:
 
     def run(self, script: str, base_url: str, asked: dict[str, Any]) -> dict[str, Any]:
         """Run one of the scripts with what its `Asked` says; what it told."""
-        told = json.loads(_node(script, base_url, stdin=json.dumps(asked)))
+        told = json.loads(node(script, base_url, stdin=json.dumps(asked)))
         assert isinstance(told, dict)
         return told
 
 
-def _node(*arguments: str, stdin: str = "") -> str:
-    """Run Node in the client's folder; what it wrote to stdout."""
+def node(*arguments: str, stdin: str = "", folder: Path = CLIENTS) -> str:
+    """Run Node in `folder`; what it wrote to stdout."""
     search_path = f"{NODE_HOME / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"  # npm starts `node` by name
     done = subprocess.run(
         [NODE, *arguments],
         input=stdin,
-        cwd=CLIENTS,
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,

@@ -1,4 +1,7 @@
-/** The two shapes that memd adds to a chat request and its answer; a client that wants them copies these lines. */
+/**
+ * The two shapes that memd adds to a chat request and its answer. A client that wants them copies these lines, or uses
+ * `clients/typescript`.
+ */
 
 export interface MemoryIn {
   topic_id?: string;

@@ -1,0 +1,106 @@
+/**
+ * MemoryIn, MemoryOut and the headers, as memd speaks them (docs/protocol.md).
+ *
+ * Rule: what came from a server is `unknown` until it was looked at; nothing in this file throws on it.
+ */
+
+/** What a request tells memd. Unknown members are ignored by memd; a malformed one costs the request its memory. */
+export type MemoryIn = {
+  /** 1 to 128 letters, digits, `.`, `_`, `-`, a letter or digit first. Default: the URL's topic, else `default`. */
+  topic_id?: string;
+  /** Searched too, never written to. */
+  related_topic_ids?: readonly string[];
+  corrections?: readonly Correction[];
+};
+
+/**
+ * What the caller says about chunks that it was shown. `Update` deprecates them and, with `content`, puts one new chunk
+ * in their place; `Helpful` and `Unhelpful` make them easier or harder to recall.
+ */
+export type Correction = {
+  /** Ids as in `[mem:…]` and {@link MemoryOut}, shown lately in the same topic. */
+  chunk_ids: readonly string[];
+  /** Kept in memd's log, never interpreted. */
+  reason: string;
+} & ({ action: 'Update'; content?: string } | { action: 'Helpful' | 'Unhelpful' });
+
+/** What memd tells in the body of an answer, if the request carried a MemoryIn. */
+export type MemoryOut = {
+  /** All chunks in the prompt, also those that earlier turns brought in. */
+  injected_chunks: InjectedChunk[];
+  /** Absent when there is nothing to say. */
+  signals?: Signal[];
+};
+
+/** A chunk that memory put into the prompt. */
+export type InjectedChunk = {
+  id: string;
+  /** The topic it was found in. */
+  topic_id: string;
+  /** Orders everything that was ever stored, across topics: microseconds since the epoch. */
+  canonical_id: number;
+};
+
+/** Something the caller should know. */
+export type Signal =
+  /** `fill_ratio`: the tokens of everything relevant over the budget for it; beyond 1 some was left out. */
+  | { type: 'context_pressure' | 'context_overflow'; fill_ratio: number }
+  /** `chunk_id`: not corrected, because it is unknown, no longer live, or was not shown lately. */
+  | { type: 'correction_failed'; chunk_id: string };
+
+/** What memd tells in the headers of every answer. */
+export type MemoryHeaders = {
+  /** `injected`, `none`, `off`, `bad-memory-in`, or `degraded:` and the reason. */
+  status: string;
+  /** The ids of the injected chunks; at most 4 KB of them. */
+  injected: string[];
+  /** The mode that was in force: `full`, `readonly` or `off`. */
+  mode: string;
+  /** memd's id for the request. */
+  turn: string;
+};
+
+/**
+ * The MemoryOut in an answer's body, a stream's chunk or event, or `providerMetadata.memd`.
+ *
+ * @returns undefined if there is none, as in all chunks of a stream but one and in the answers of other servers. Chunks
+ * and signals that are not what they should be are left out.
+ */
+export function memoryOut(answer: unknown): MemoryOut | undefined {
+  const out = isRecord(answer) ? answer['memory_out'] : undefined;
+  if (!isRecord(out) || !Array.isArray(out['injected_chunks'])) return undefined;
+  const signals = Array.isArray(out['signals']) ? out['signals'].filter(isSignal) : [];
+  return { injected_chunks: out['injected_chunks'].filter(isChunk), ...(signals.length > 0 && { signals }) };
+}
+
+/**
+ * What the headers of an answer say about memory.
+ *
+ * @param headers - as fetch gives them, or as an object with names in lower case, as the AI SDK does.
+ * @returns undefined if the answer did not come through memd.
+ */
+export function memoryHeaders(headers: Headers | Record<string, string> | undefined): MemoryHeaders | undefined {
+  const value = (name: string): string =>
+    (headers instanceof Headers ? headers.get(name) : headers?.[name]) ?? '';
+  const status = value('x-memory-status');
+  if (!status) return undefined;
+  const injected = value('x-memory-injected').split(',').filter(Boolean);
+  return { status, injected, mode: value('x-memory-mode'), turn: value('x-memory-turn') };
+}
+
+/** Whether `value` is an object with members, not a list. */
+export function isRecord(value: unknown): value is Record<string, unknown> {
+  return typeof value === 'object' && value !== null && !Array.isArray(value);
+}
+
+function isChunk(value: unknown): value is InjectedChunk {
+  if (!isRecord(value) || typeof value['canonical_id'] !== 'number') return false;
+  return typeof value['id'] === 'string' && typeof value['topic_id'] === 'string';
+}
+
+function isSignal(value: unknown): value is Signal {
+  if (!isRecord(value)) return false;
+  if (value['type'] === 'correction_failed') return typeof value['chunk_id'] === 'string';
+  const isFill = value['type'] === 'context_pressure' || value['type'] === 'context_overflow';
+  return isFill && typeof value['fill_ratio'] === 'number';
+}

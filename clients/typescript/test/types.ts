@@ -1,0 +1,30 @@
+/**
+ * A MemoryIn and its correction with every member that there is, printed as JSON; the rest of this file has to compile.
+ */
+import { Memory, type Correction, type MemoryIn } from 'memd-client';
+
+const correction: Required<Correction & { action: 'Update' }> = {
+  chunk_ids: ['a3f9'],
+  action: 'Update',
+  reason: 'we moved',
+  content: 'The office is in Bergen.',
+};
+const whole: Required<MemoryIn> = {
+  topic_id: 'office',
+  related_topic_ids: ['company-wide'],
+  corrections: [correction, { chunk_ids: ['b2e1'], action: 'Helpful', reason: 'it answered the question' }],
+};
+
+function mustNotCompile(memory: Memory): void {
+  // @ts-expect-error -- only an Update has a content
+  memory.correct({ chunk_ids: ['a3f9'], action: 'Unhelpful', reason: 'beside the point', content: 'No.' });
+  // @ts-expect-error -- no reason
+  memory.correct({ chunk_ids: ['a3f9'], action: 'Helpful' });
+  // @ts-expect-error -- no such action
+  memory.correct({ chunk_ids: ['a3f9'], action: 'Delete', reason: 'wrong' });
+  // @ts-expect-error -- a misspelled option
+  new Memory({ related_topics: ['company-wide'] });
+}
+
+void mustNotCompile;
+console.log(JSON.stringify(whole));
