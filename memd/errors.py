@@ -43,6 +43,10 @@ class BadQuestion(MemdError):
     """A search that cannot be made as it was asked for."""
 
 
+class NotFound(BadQuestion):
+    """What was asked about is not there."""
+
+
 class DaemonError(MemdError):
     """A running daemon refused what a command asked of it, or went away."""
 

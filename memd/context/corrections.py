@@ -12,7 +12,8 @@ import msgspec
 
 from memd.chunks import Correction, Draft, Entry, Status, clamp_utility_steps
 
-_STEPS = {"Helpful": 1, "Unhelpful": -1}
+STEPS = {"Helpful": 1, "Unhelpful": -1}
+"""What the actions that do not replace a chunk do to its utility."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -60,11 +61,28 @@ def plan(
     return Outcome(tuple(drafts), tuple(failed))
 
 
+UNDO = "Undo"
+"""The action of an entry that gives a chunk an earlier state back."""
+
+
+def undone(entry: Entry, before: Entry | None, *, reason: str) -> Draft:
+    """The entry that gives a chunk an earlier state back.
+
+    Args:
+        entry: the chunk's present entry.
+        before: the state to go back to; None: there was none, the chunk is taken out.
+    """
+    why = {"action": UNDO, "reason": reason}
+    if before is None or before.status is not Status.ACTIVE:
+        return msgspec.structs.replace(entry.as_draft(), status=Status.DEPRECATED, vector=b"", content="", **why)
+    return msgspec.structs.replace(before.as_draft(), **why)
+
+
 def _corrected(state: Draft, correction: Correction) -> Draft:
     why = {"action": correction.action, "reason": correction.reason}
     if correction.action == "Update":
         return msgspec.structs.replace(state, status=Status.DEPRECATED, vector=b"", content="", **why)
-    steps = clamp_utility_steps(state.utility_steps + _STEPS[correction.action])
+    steps = clamp_utility_steps(state.utility_steps + STEPS[correction.action])
     return msgspec.structs.replace(state, utility_steps=steps, **why)
 
 

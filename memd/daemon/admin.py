@@ -1,85 +1,79 @@
-"""memd's own routes under /memd/.
+"""memd's own routes under /memd/: what it knows, what it did, and its correction by people.
 
-Rule: who may ask is decided in `access.py`; a handler returns what is to be sent as JSON, or raises what is wrong.
+Rule: who may ask is decided in `access.py`. A handler returns what is to be sent as JSON, or raises what is wrong with
+the question; only POST changes anything, and only with a JSON body, which no page from elsewhere can send unasked.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from memd import __version__
-from memd.chunks import checked_topic_id
-from memd.daemon import searching
+from memd.daemon import admin_changes as changes
+from memd.daemon import admin_looks as looks
 from memd.daemon.access import is_own
 from memd.daemon.relay import error_response
 from memd.daemon.service import Daemon
-from memd.errors import BadQuestion, BadTopicId, MemdError
+from memd.errors import BadQuestion, BadTopicId, MemdError, NotFound
 
-QUESTION_CHARACTERS_MAX = 100_000
+Handler = Callable[[Daemon, web.Request, str], Awaitable[Any]]
+"""The last argument is what the path's group matched."""
+
+ROUTES: tuple[tuple[str, str, Handler], ...] = (
+    ("GET", r"/memd/health", looks.health),
+    ("GET", r"/memd/stats", looks.stats),
+    ("GET", r"/memd/topics", looks.topics),
+    ("GET", r"/memd/search", looks.search),
+    ("GET", r"/memd/log", looks.log_page),
+    ("GET", r"/memd/chunks", looks.chunks),
+    ("GET", r"/memd/chunks/([^/]+)", looks.chunk),
+    ("GET", r"/memd/buffer", looks.buffer),
+    ("GET", r"/memd/turns", looks.turns),
+    ("GET", r"/memd/turns/([^/]+)", looks.turn),
+    ("GET", r"/memd/turns/([^/]+)/replay", looks.replay),
+    ("GET", r"/memd/events", looks.events),
+    ("GET", r"/memd/export", looks.export),
+    ("GET", r"/memd/openapi\.json", looks.openapi),
+    ("POST", r"/memd/corrections", changes.correct),
+    ("POST", r"/memd/undo", changes.undo),
+    ("POST", r"/memd/backup", changes.backup),
+)
 
 
 async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
     """Answer one of memd's own paths."""
     if not daemon.config.auth.token and not is_own(request, daemon.config.listen.host):
         return error_response(403, "memd: this path is only for programs on this machine", "forbidden")
-    answer = _ANSWERS.get(request.path)
-    if answer is None or request.method not in ("GET", "HEAD"):
+    matched = [
+        (method, handler, found)
+        for method, pattern, handler in ROUTES
+        if (found := re.fullmatch(pattern, request.path)) is not None
+    ]
+    if not matched:
         return error_response(404, f"memd: there is no {request.path}", "not_found")
+    [(method, handler, found)] = matched
+    if request.method != method and (method, request.method) != ("GET", "HEAD"):
+        response = error_response(405, f"memd: {request.path} takes {method}", "method_not_allowed")
+        response.headers["Allow"] = method
+        return response
+    if method == "POST" and request.content_type != "application/json":
+        return error_response(415, "memd: send a JSON body, with Content-Type: application/json", "unsupported_media")
+    return await _answered(daemon, request, handler, found[1] if found.re.groups else "")
+
+
+async def _answered(daemon: Daemon, request: web.Request, handler: Handler, named: str) -> web.StreamResponse:
     try:
-        told = await answer(daemon, request)
+        told = await handler(daemon, request, named)
+    except NotFound as error:
+        return error_response(404, f"memd: {error}", "not_found")
     except (BadQuestion, BadTopicId) as error:
         return error_response(400, f"memd: {error}", "invalid_request_error")
-    except (MemdError, TimeoutError) as error:
-        return error_response(503, f"memd: {error or 'it took too long'}", "unavailable")
-    return web.json_response(body=msgspec.json.encode(told))
-
-
-async def _health(daemon: Daemon, request: web.Request) -> dict[str, Any]:
-    facts = daemon.upstream.facts
-    return {
-        "status": "ok",
-        "version": __version__,
-        "data_dir": str(daemon.config.data_dir.resolve()),
-        "topics": len(daemon.topics.opened()),
-        "upstream": {"url": daemon.upstream.url, "reachable": facts.reachable, "window": facts.window},
-    }
-
-
-async def _stats(daemon: Daemon, request: web.Request) -> dict[str, Any]:
-    topics = {topic.id: topic.log.stats() for topic in daemon.topics.opened()}
-    return {
-        "data_dir": str(daemon.config.data_dir.resolve()),
-        "memory_bytes": sum(stats.memory_bytes for stats in topics.values()),
-        "memory_bytes_max": daemon.config.store.memory_bytes_max,
-        "topics": topics,
-    }
-
-
-async def _search(daemon: Daemon, request: web.Request) -> searching.SearchAnswer:
-    question = request.query.get("q", "")
-    if not question.strip() or len(question) > QUESTION_CHARACTERS_MAX:
-        raise BadQuestion(f"q is the question: 1 to {QUESTION_CHARACTERS_MAX:,} characters")
-    as_of = searching.moment(request.query["as_of"]) if "as_of" in request.query else None
-    named = [checked_topic_id(topic_id) for topic_id in request.query.getall("topic", [])]
-    async with contextlib.AsyncExitStack() as held:
-        logs = []
-        for topic_id in named or await asyncio.get_running_loop().run_in_executor(None, daemon.store.topic_ids):
-            topic = await daemon.topics.existing(topic_id)
-            if topic is None:
-                raise searching.no_topic(topic_id)
-            held.enter_context(topic.held())
-            logs.append(topic.log)
-        return await searching.search(daemon.recall, daemon.counter, daemon.config, question, logs, as_of=as_of)
-
-
-_ANSWERS: dict[str, Callable[[Daemon, web.Request], Awaitable[Any]]] = {
-    "/memd/health": _health,
-    "/memd/stats": _stats,
-    "/memd/search": _search,
-}
+    except MemdError as error:
+        return error_response(503, f"memd: {error}", "unavailable")
+    if isinstance(told, web.StreamResponse):
+        return told
+    return web.json_response(body=msgspec.json.encode(told), headers={"Cache-Control": "no-store"})

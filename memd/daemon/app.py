@@ -156,6 +156,7 @@ async def running(config: Config, model: Path | None = None, files: Files | None
         finally:
             await loop.run_in_executor(None, store.files.remove, address)
             server.close()
+            daemon.receipts.end()
             await runner.cleanup()
             for task in tending:
                 task.cancel()

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from memd.chunks import Draft
+from memd.chunks import Draft, Entry
 from memd.config import Config
 from memd.context import compaction
 from memd.context.conversation import Conversation
@@ -96,14 +96,15 @@ class Archiver:
             work = self._tasks.spawn(self._store_all(topic, finished), "hand-over")
             await asyncio.wait({work}, timeout=self._config.buffer.handover_ms / 1000)
 
-    async def append_corrections(self, topic: Topic, drafts: Sequence[Draft]) -> None:
-        """Append the entries of one request's corrections, durably and as one group.
+    async def append_corrections(self, topic: Topic, drafts: Sequence[Draft]) -> list[Entry]:
+        """Append the entries of one request's corrections, durably and as one group; they are returned.
 
         Raises:
             StoreError: nothing was written.
         """
-        await topic.write(lambda: topic.log.append(drafts))
+        entries = await topic.write(lambda: topic.log.append(drafts))
         self._indexer.look_after(topic)
+        return entries
 
     def compact_later(self, topic: Topic, conversation: Conversation) -> None:
         """Run a compaction in the background unless one of this conversation is waiting or running already."""

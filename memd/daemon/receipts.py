@@ -79,6 +79,8 @@ class Receipts:
         self._writer = writer
         self._listeners: set[asyncio.Queue[tuple[str, Any]]] = set()
         self._in_trouble = False
+        self.has_ended = False
+        """Listeners are to go."""
 
     async def keep(self, receipt: Receipt) -> None:
         """Tell listeners, and write it down."""
@@ -138,6 +140,11 @@ class Receipts:
             yield queue
         finally:
             self._listeners.discard(queue)
+
+    def end(self) -> None:
+        """Let listeners go: the daemon ends."""
+        self.has_ended = True
+        self.tell("end", None)
 
     def close(self) -> None:
         """Close the file."""

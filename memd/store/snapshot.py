@@ -168,6 +168,11 @@ class Snapshot:
 
     def live_place(self, canonical_id: int) -> Place | None:
         """Where the entry with this id lies; None if there is none, or it does not count any more."""
+        place = self.place(canonical_id)
+        return None if place is None or self.views[place[0]].gone[place[1]] else place
+
+    def place(self, canonical_id: int) -> Place | None:
+        """Where the entry with this id lies, whether it counts or not; None if there is none."""
         if self._last_ids is None:
             filled = (view for view in self.views.values() if len(view.rows))
             self._last_ids = [(int(view.rows[-1]["canonical_id"]), view.segment.segment_id) for view in filled]
@@ -175,10 +180,37 @@ class Snapshot:
         if position == len(self._last_ids):
             return None
         segment_id = self._last_ids[position][1]
-        view = self.views[segment_id]
-        column = view.rows["canonical_id"]
+        column = self.views[segment_id].rows["canonical_id"]
         row = bisect.bisect_left(column, canonical_id)  # searchsorted would copy the column
-        return (segment_id, row) if int(column[row]) == canonical_id and not view.gone[row] else None
+        return (segment_id, row) if int(column[row]) == canonical_id else None
+
+    def latest_places(self, before: int | None = None) -> Iterator[Place]:
+        """Where all entries lie, newest first; those with a smaller canonical_id than `before`."""
+        for segment_id, view in reversed(list(self.views.items())):
+            end = len(view.rows) if before is None else bisect.bisect_left(view.rows["canonical_id"], before)
+            yield from ((segment_id, row) for row in reversed(range(end)))
+
+    def uuids_with_prefix(self, digits: str) -> list[bytes]:
+        """The chunks whose uuid begins with these hex digits, 1 to 32, in no particular order."""
+        low, high = int(digits.ljust(32, "0"), 16) >> 64, int(digits.ljust(32, "f"), 16) >> 64
+        found = set()
+        for view in self.views.values():
+            column = view.rows["uuid_high"]
+            for row in np.flatnonzero((column >= np.uint64(low)) & (column <= np.uint64(high))).tolist():
+                found.add(uuid_bytes(view.rows[row]["uuid_high"], view.rows[row]["uuid_low"]))
+        return [uuid for uuid in found if uuid.hex().startswith(digits)]
+
+    def read(self, place: Place) -> Entry:
+        """The entry at a place, from disk.
+
+        Raises:
+            StoreError: it cannot be read (CorruptFile if its bytes are damaged).
+        """
+        return self._read(*place)
+
+    def is_live(self, place: Place) -> bool:
+        """Whether the entry at a place counts."""
+        return not self.views[place[0]].gone[place[1]]
 
     def hits_at(self, queries: Floats, places: Sequence[Place]) -> dict[Place, Hit]:
         """The entries at these places as a search would find them, with their true cosines.

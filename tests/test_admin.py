@@ -1,0 +1,326 @@
+"""memd's own routes: what it knows and did, corrections by people, undo, receipts, events as they happen."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MakeDaemon
+from daemon_process import Answer, DaemonProcess, ask, wait_until
+from recording_upstream import RecordingUpstream
+
+FACTS = (
+    "For the booking service we chose PostgreSQL because exclusion constraints rule out double bookings of a room.",
+    "The build fails with ERR_7421 when the artefact cache has run out of inodes; clear the folder objects.",
+    "My sister Ingrid gets married in Bergen in June and the cake has to be without hazelnuts, almonds are fine.",
+)
+QUESTION = "Why did we choose PostgreSQL for bookings?"
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+class Admin:
+    """A client of a daemon's own routes."""
+
+    def __init__(self, daemon: DaemonProcess) -> None:
+        self.daemon = daemon
+
+    def answer(self, path: str, body: Any = None, **query: object) -> Answer:
+        return ask(f"{self.daemon.base_url}/memd/{path}?{urllib.parse.urlencode(query)}", body)
+
+    def get(self, path: str, **query: object) -> Any:
+        answer = self.answer(path, **query)
+        assert answer.status == 200, answer.body
+        return answer.json
+
+    def post(self, path: str, **body: Any) -> Any:
+        answer = self.answer(path, body)
+        assert answer.status == 200, answer.body
+        return answer.json
+
+    def log(self, **query: object) -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = self.get("log", **query)["events"]
+        return events
+
+
+@pytest.fixture
+def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+    daemon = make_daemon(upstream.url, {"buffer": {"idle_seconds": 0.1}}).start()
+    for fact in FACTS:
+        daemon.chat([said(fact)], memory_in={"topic_id": "work"})
+    wait_until(lambda: len(daemon.export()) == len(FACTS), lambda: f"stored: {daemon.export()}")
+    return daemon
+
+
+@pytest.fixture
+def admin(told: DaemonProcess) -> Admin:
+    return Admin(told)
+
+
+def chunk_of(admin: Admin, word: str) -> dict[str, Any]:
+    [found] = admin.get("chunks", contains=word)["chunks"]
+    assert isinstance(found, dict)
+    return found
+
+
+# -- receipts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_turn_s_receipt_has_what_was_asked_the_block_and_what_it_cost(
+    told: DaemonProcess, admin: Admin, upstream: RecordingUpstream
+) -> None:
+    answer = told.chat([said(QUESTION)], memory_in={"topic_id": "work"})
+    turn_id = answer.headers["X-Memory-Turn"]
+    wait_until(lambda: admin.answer(f"turns/{turn_id}").status == 200, lambda: "no receipt")
+    receipt = admin.get(f"turns/{turn_id}")
+    assert receipt["question"] == QUESTION and receipt["topic_id"] == "work" and receipt["status"] == "injected"
+    [prompt] = json.loads(upstream.prompts[-1])
+    assert prompt["content"] == f"{receipt['block']}\n\n{QUESTION}"
+    assert receipt["http_status"] == 200 and receipt["api"] == "/v1/chat/completions"
+    injected = {one["id"] for one in receipt["candidates"] if one["verdict"] == "injected"}
+    assert injected == set(receipt["shown"]) == set(answer.headers["X-Memory-Injected"].split(","))
+    assert 0 < receipt["block_tokens"] <= receipt["memory_tokens"] <= receipt["forwarded_tokens"]
+    assert receipt["timings_ms"].keys() >= {"receive", "room", "embed", "search", "memory", "upstream", "answer"}
+    assert receipt["prompt_tokens"] > 0
+    for one in receipt["candidates"]:
+        parts = one["cosine_share"] + one["lexical"] + one["neighbours"]
+        assert one["score"] == pytest.approx(parts * one["multiplier"], abs=1e-5)
+
+
+def test_a_step_of_a_tool_loop_has_its_turn_s_block_and_asked_nothing(told: DaemonProcess, admin: Admin) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    history: list[dict[str, Any]] = [said(QUESTION)]
+    told.chat(history, memory_in={"topic_id": "work"})
+    history += [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "nothing"},
+    ]
+    told.chat(history, memory_in={"topic_id": "work"})
+    wait_until(lambda: len(admin.get("turns")["turns"]) == len(FACTS) + 2, lambda: "no receipt")
+    step, turn = admin.get("turns", limit=2)["turns"]
+    assert step["is_step"] and not turn["is_step"]
+    assert step["question"] is None and step["shown"] == turn["shown"] != []
+
+
+def test_receipts_survive_a_restart_and_are_paged(told: DaemonProcess, admin: Admin) -> None:
+    everything = admin.get("turns")["turns"]
+    assert [turn["topic_id"] for turn in everything] == ["work"] * len(FACTS)
+    told.restart()
+    assert admin.get("turns")["turns"] == everything
+    first = admin.get("turns", limit=1)["turns"]
+    rest = admin.get("turns", before=first[0]["turn_id"])["turns"]
+    assert first + rest == everything
+    assert admin.get("turns", topic="other")["turns"] == []
+
+
+def test_the_ring_of_receipts_is_bounded_and_a_torn_end_costs_one_receipt(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, {"receipts": {"bytes_max": 65_536}}).start()
+    admin = Admin(daemon)
+    for number in range(60):
+        daemon.chat([said(f"{number} " + "and so on " * 100)])
+    files = [daemon.data_dir / name for name in ("memd.receipts", "memd.receipts.old")]
+    wait_until(lambda: files[1].exists(), lambda: "never turned over")
+    assert sum(file.stat().st_size for file in files) <= 65_536
+    latest = admin.get("turns", limit=500)["turns"]
+    assert 5 < len(latest) < 60
+    daemon.kill()
+    with files[0].open("ab") as file:
+        file.truncate(files[0].stat().st_size - 20)
+    daemon.start()
+    daemon.chat([said("One more.")])
+    wait_until(lambda: admin.get("turns", limit=1)["turns"] != latest[:1], lambda: "no receipt")
+    ids = [turn["turn_id"] for turn in admin.get("turns", limit=500)["turns"]]
+    assert ids[1:] == [turn["turn_id"] for turn in latest][1 : len(ids)]
+
+
+def test_without_receipts_nothing_is_kept(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    daemon = make_daemon(upstream.url, {"receipts": {"enabled": False}}).start()
+    turn_id = daemon.chat([said(FACTS[0])]).headers["X-Memory-Turn"]
+    answer = Admin(daemon).answer(f"turns/{turn_id}")
+    assert answer.status == 404 and "receipts.enabled" in answer.json["error"]["message"]
+    assert not (daemon.data_dir / "memd.receipts").exists()
+
+
+def test_a_replay_shows_what_has_changed_since(told: DaemonProcess, admin: Admin) -> None:
+    turn_id = told.chat([said(QUESTION)], memory_in={"topic_id": "work"}).headers["X-Memory-Turn"]
+    wait_until(lambda: admin.answer(f"turns/{turn_id}").status == 200, lambda: "no receipt")
+    chunk = chunk_of(admin, "PostgreSQL")
+    same = admin.get(f"turns/{turn_id}/replay")
+    assert chunk["id"] in same["kept"] and same["lost"] == []
+    admin.post(
+        "corrections",
+        topic_id="work",
+        chunk_ids=[chunk["id"]],
+        action="Update",
+        content="We moved to SQLite.",
+        reason="x",
+    )
+    now = admin.get(f"turns/{turn_id}/replay")
+    assert now["lost"] == [chunk["id"]]
+    assert chunk_of(admin, "SQLite")["id"] in now["gained"]
+
+
+def test_turns_are_told_as_they_happen(told: DaemonProcess, admin: Admin) -> None:
+    lines: list[str] = []
+
+    def listen() -> None:
+        with urllib.request.urlopen(f"{told.base_url}/memd/events", timeout=30) as stream:
+            lines.extend(line.decode().strip() for line in stream)
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    wait_until(lambda: lines != [], lambda: "nothing came")
+    turn_id = told.chat([said(QUESTION)], memory_in={"topic_id": "work"}).headers["X-Memory-Turn"]
+    wait_until(lambda: any(turn_id in line for line in lines), lambda: f"{lines}")
+    data = json.loads(next(line for line in lines if turn_id in line).removeprefix("data: "))
+    assert lines[lines.index("event: turn") + 1].startswith("data: ")
+    assert data["question"] == QUESTION and data["candidates"] >= 1 and "block" not in data
+    assert told.terminate() == 0, "a listener does not hold the daemon up"
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+# -- the log, its correction and undo ---------------------------------------------------------------------------------
+
+
+def test_every_event_is_in_the_log_newest_first(told: DaemonProcess, admin: Admin) -> None:
+    chunk = chunk_of(admin, "ERR_7421")
+    admin.post("corrections", topic_id="work", chunk_ids=[chunk["id"]], action="Helpful", reason="it was that")
+    events = admin.log()
+    assert [event["event"] for event in events] == ["Helpful", "told", "told", "told"]
+    assert events[0]["reason"] == "it was that" and events[0]["multiplier"] == 1.5 and events[0]["live"]
+    assert not next(event for event in events[1:] if event["id"] == chunk["id"])["live"]
+    first = admin.get("log", limit=2)
+    assert first["events"] + admin.log(before=first["next"]) == events
+    assert admin.log(topic="work") == events
+
+
+def test_an_update_and_its_undo(told: DaemonProcess, admin: Admin) -> None:
+    chunk = chunk_of(admin, "hazelnuts")
+    done = admin.post(
+        "corrections",
+        topic_id="work",
+        chunk_ids=[chunk["uuid"][:9]],
+        action="Update",
+        content="The cake may have hazelnuts after all.",
+        reason="no allergy",
+    )
+    assert len(done["applied"]) == 2 and done["failed"] == []
+    story = admin.get(f"chunks/{chunk['id']}")
+    assert [version["event"] for version in story["versions"]] == ["told", "Update"] and not story["live"]
+    replacement = admin.get(f"chunks/{story['replaced_by'][0]}")
+    assert replacement["live"] and replacement["replaces"] == [chunk["uuid"]]
+    assert replacement["versions"][0]["event"] == "replacement"
+    admin.post("undo", topic_id="work", canonical_id=done["applied"][0], reason="it was right")
+    assert admin.get(f"chunks/{chunk['id']}")["live"]
+    assert not admin.get(f"chunks/{replacement['id']}")["live"]
+    assert chunk_of(admin, "hazelnuts")["content"] == chunk["content"]
+    again = admin.get("search", q="May the cake have hazelnuts?")["chunks"]
+    assert again[0]["uuid"] == chunk["uuid"] and again[0]["verdict"] == "injected"
+    assert told.run("verify").returncode == 0
+
+
+def test_an_undo_goes_back_one_step_and_can_be_undone(told: DaemonProcess, admin: Admin) -> None:
+    chunk = chunk_of(admin, "PostgreSQL")
+    for _ in range(2):
+        last = admin.post("corrections", topic_id="work", chunk_ids=[chunk["id"]], action="Unhelpful")["applied"][0]
+    assert chunk_of(admin, "PostgreSQL")["multiplier"] == pytest.approx(1.5**-2)
+    undone = admin.post("undo", topic_id="work", canonical_id=last)["applied"]
+    assert chunk_of(admin, "PostgreSQL")["multiplier"] == pytest.approx(1.5**-1)
+    late = admin.answer("undo", {"topic_id": "work", "canonical_id": last})
+    assert late.status == 400 and str(undone[0]) in late.json["error"]["message"], "it says what to undo first"
+    admin.post("undo", topic_id="work", canonical_id=undone[0])
+    assert chunk_of(admin, "PostgreSQL")["multiplier"] == pytest.approx(1.5**-2)
+
+
+def test_what_was_told_can_be_taken_out_and_brought_back(told: DaemonProcess, admin: Admin) -> None:
+    chunk = chunk_of(admin, "PostgreSQL")
+    out = admin.post("undo", topic_id="work", canonical_id=chunk["canonical_id"])["applied"][0]
+    assert admin.get("chunks", contains="PostgreSQL")["chunks"] == []
+    [gone] = admin.get("chunks", contains="PostgreSQL", all=1)["chunks"]
+    assert gone["id"] == chunk["id"] and not gone["live"]
+    admin.post("undo", topic_id="work", canonical_id=out)
+    assert chunk_of(admin, "PostgreSQL")["live"]
+
+
+def test_a_chunk_s_story_has_its_neighbours_and_the_turns_it_was_in(told: DaemonProcess, admin: Admin) -> None:
+    turn_id = told.chat([said(QUESTION)], memory_in={"topic_id": "work"}).headers["X-Memory-Turn"]
+    wait_until(lambda: admin.answer(f"turns/{turn_id}").status == 200, lambda: "no receipt")
+    story = admin.get(f"chunks/{chunk_of(admin, 'PostgreSQL')['id']}")
+    assert turn_id in story["turns"] and story["before"] is None and "ERR_7421" in story["after"]["content"]
+
+
+def test_topics_buffer_export_and_backup(told: DaemonProcess, admin: Admin, tmp_path: Path) -> None:
+    [topic] = admin.get("topics")["topics"]
+    assert topic["topic_id"] == "work" and topic["chunks"] == 3 and topic["is_open"]
+    told.chat([said("A live talk about nothing.")], memory_in={"topic_id": "work"})
+    latest = admin.get("buffer", topic="work")["conversations"][0]["latest"]
+    assert latest[0]["text"] == "A live talk about nothing." and not latest[0]["left_out"]
+    exported = admin.answer("export", topic="work").body
+    assert [json.loads(line) for line in exported.splitlines()][:3] == told.export()[:3]
+    report = admin.post("backup", folder=str(tmp_path / "copy"))
+    assert report["topics"] == 1 and told.run("verify", str(tmp_path / "copy")).returncode == 0
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("nowhere", None, 404),
+        ("turns/0000000000000000", None, 404),
+        ("turns/..%2f..%2fetc", None, 404),
+        ("chunks/zzzz", None, 400),
+        ("chunks/ffffffffffff", None, 404),
+        ("log?limit=0", None, 400),
+        ("log?limit=99999999999999999999", None, 400),
+        ("log?before=soon", None, 400),
+        ("log?topic=nowhere", None, 400),
+        ("corrections", None, 405),
+        ("corrections", {}, 400),
+        ("corrections", {"topic_id": "work", "chunk_ids": [], "action": "Helpful"}, 400),
+        ("corrections", {"topic_id": "work", "chunk_ids": ["a3f9"], "action": "Praise"}, 400),
+        ("corrections", {"topic_id": "work", "chunk_ids": ["a3f9"], "action": "Helpful", "content": "x"}, 400),
+        ("corrections", {"topic_id": "work", "chunk_ids": ["a3f9"], "action": "Helpful", "resaon": "x"}, 400),
+        ("corrections", {"topic_id": "nowhere", "chunk_ids": ["a3f9"], "action": "Helpful"}, 404),
+        ("undo", {"topic_id": "work", "canonical_id": 12}, 404),
+        ("undo", {"topic_id": "../etc", "canonical_id": 12}, 400),
+        ("backup", {"folder": "relative"}, 400),
+        ("search", {"q": "x"}, 405),
+    ],
+)
+def test_what_is_asked_wrongly_is_refused_and_changes_nothing(
+    told: DaemonProcess, admin: Admin, path: str, body: Any, status: int
+) -> None:
+    before = told.export()
+    answer = ask(f"{told.base_url}/memd/{path}", body)
+    assert answer.status == status, answer.body
+    assert answer.json["error"]["message"].startswith("memd: ")
+    assert told.export() == before
+
+
+def test_a_page_from_elsewhere_cannot_correct_anything(told: DaemonProcess, admin: Admin) -> None:
+    chunk = chunk_of(admin, "PostgreSQL")
+    body = {"topic_id": "work", "chunk_ids": [chunk["id"]], "action": "Unhelpful"}
+    url = f"{told.base_url}/memd/corrections"
+    assert ask(url, body, headers={"Origin": "http://evil.example"}).status == 403
+    assert ask(url, body, headers={"Host": "evil.example"}).status == 403
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        assert ask(url, body, headers={"Content-Type": kind}).status == 415
+    assert chunk_of(admin, "PostgreSQL")["multiplier"] == 1
+
+
+def test_an_id_that_is_no_live_chunk_fails_alone(told: DaemonProcess, admin: Admin) -> None:
+    chunk = chunk_of(admin, "PostgreSQL")
+    done = admin.post("corrections", topic_id="work", chunk_ids=["ffffffffff", chunk["id"]], action="Helpful")
+    assert done["failed"] == ["ffffffffff"] and len(done["applied"]) == 1
