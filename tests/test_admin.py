@@ -83,12 +83,12 @@ def test_a_turn_s_receipt_has_what_was_asked_the_block_and_what_it_cost(
     assert receipt["question"] == QUESTION and receipt["topic_id"] == "work" and receipt["status"] == "injected"
     [prompt] = json.loads(upstream.prompts[-1])
     assert prompt["content"] == f"{receipt['block']}\n\n{QUESTION}"
-    assert receipt["http_status"] == 200 and receipt["api"] == "/v1/chat/completions"
+    assert receipt["http_status"] == 200 and receipt["api"] == "/chat/completions"
     injected = {one["id"] for one in receipt["candidates"] if one["verdict"] == "injected"}
     assert injected == set(receipt["shown"]) == set(answer.headers["X-Memory-Injected"].split(","))
     assert 0 < receipt["block_tokens"] <= receipt["memory_tokens"] <= receipt["forwarded_tokens"]
     assert receipt["timings_ms"].keys() >= {"receive", "room", "embed", "search", "memory", "upstream", "answer"}
-    assert receipt["prompt_tokens"] > 0
+    assert receipt["prompt_tokens"] is None, "this upstream does not say"
     for one in receipt["candidates"]:
         parts = one["cosine_share"] + one["lexical"] + one["neighbours"]
         assert one["score"] == pytest.approx(parts * one["multiplier"], abs=1e-5)
@@ -123,13 +123,13 @@ def test_receipts_survive_a_restart_and_are_paged(told: DaemonProcess, admin: Ad
 def test_the_ring_of_receipts_is_bounded_and_a_torn_end_costs_one_receipt(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
-    daemon = make_daemon(upstream.url, {"receipts": {"bytes_max": 65_536}}).start()
+    daemon = make_daemon(upstream.url, {"receipts": {"bytes_max": 200_000}}).start()
     admin = Admin(daemon)
     for number in range(60):
         daemon.chat([said(f"{number} " + "and so on " * 100)])
     files = [daemon.data_dir / name for name in ("memd.receipts", "memd.receipts.old")]
     wait_until(lambda: files[1].exists(), lambda: "never turned over")
-    assert sum(file.stat().st_size for file in files) <= 65_536
+    assert sum(file.stat().st_size for file in files) <= 200_000
     latest = admin.get("turns", limit=500)["turns"]
     assert 5 < len(latest) < 60
     daemon.kill()
