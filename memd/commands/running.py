@@ -9,11 +9,14 @@ from __future__ import annotations
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from memd.config import Config
 from memd.errors import BadQuestion, DaemonError
 from memd.store.layout import ADDRESS_NAME
 
@@ -78,6 +81,24 @@ class RunningDaemon:
             refused = BadQuestion if error.code == BAD_REQUEST else DaemonError
             raise refused(_message(error.read()) or f"the daemon at {self.url} answers {error.code}") from None
         return content
+
+
+@contextmanager
+def asked(config: Config) -> Iterator[RunningDaemon]:
+    """The daemon that holds `config.data_dir`; without one, one that runs as long as the block does.
+
+    Raises:
+        StoreLocked: a daemon holds the folder and does not answer.
+        MemdError: none can be started.
+    """
+    daemon = RunningDaemon.find(config.data_dir, config.auth.token)
+    if daemon is not None:
+        yield daemon
+        return
+    from memd.daemon.temporary import temporary  # the daemon's imports take a second
+
+    with temporary(config) as url:
+        yield RunningDaemon(url, config.auth.token)
 
 
 def _message(body: bytes) -> str:

@@ -1,6 +1,6 @@
 """`memd search`: what memory would bring up for a question, and why.
 
-Rule: a running daemon is asked; without one the log is opened here, and the answer is the same.
+Rule: the daemon searches; here its answer is only shown.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from memd.commands.running import RunningDaemon
+from memd.commands.running import asked
 from memd.config import Config
-from memd.daemon.searching import INJECTED, FoundChunk, SearchAnswer, moment, search_offline
+from memd.daemon.searching import INJECTED, FoundChunk, SearchAnswer
 from memd.wording import counted, for_terminal
 
 INDENT = 2
 
 
 def searched(config: Config, question: str, topic_ids: Sequence[str], as_of: str | None) -> SearchAnswer:
-    """Ask the daemon that holds `config.data_dir`, or search without one; no `topic_ids`: in all topics.
+    """Search; no `topic_ids`: in all topics.
 
     Args:
         as_of: search what was stored up to then; see `searching.moment`.
@@ -30,11 +30,8 @@ def searched(config: Config, question: str, topic_ids: Sequence[str], as_of: str
     Raises:
         MemdError: the question cannot be answered.
     """
-    then = None if as_of is None else moment(as_of)
-    daemon = RunningDaemon.find(config.data_dir, config.auth.token)
-    if daemon is None:
-        return search_offline(config, question, topic_ids, as_of=then)
-    told = daemon.get("/memd/search", q=question, topic=list(topic_ids), as_of=then)
+    with asked(config) as daemon:
+        told = daemon.get("/memd/search", q=question, topic=list(topic_ids), as_of=as_of)
     return msgspec.json.decode(told, type=SearchAnswer)
 
 

@@ -13,15 +13,11 @@ from typing import Any
 
 import msgspec
 
-from memd.assets import ranks_bytes
 from memd.config import Config
 from memd.context import injection
 from memd.context.ranking import Candidate, Selection, Verdict, select
-from memd.context.tokens import TokenCounter, cl100k_base
-from memd.daemon.encoder import Encoder
-from memd.daemon.offline import opened
+from memd.context.tokens import TokenCounter
 from memd.daemon.recall import Recall, Searchable
-from memd.daemon.right_of_way import RightOfWay
 from memd.errors import BadQuestion
 from memd.store.log import TopicLog
 from memd.store.past import PastTopic
@@ -147,35 +143,6 @@ def moment(text: str) -> int:
     if re.fullmatch(r"[0-9-]+", text):
         then += timedelta(days=1)
     return int(then.timestamp() * 1e6)
-
-
-def search_offline(
-    config: Config, question: str, topic_ids: Sequence[str], *, as_of: int | None = None
-) -> SearchAnswer:
-    """The same while no daemon runs.
-
-    Args:
-        topic_ids: those to search; none: all.
-
-    Raises:
-        StoreLocked: a daemon is running on the folder.
-        MemdError: the model cannot be loaded, or the directory not be used.
-    """
-    counter = TokenCounter(cl100k_base(ranks_bytes()))
-    with opened(config) as (store, embedder):
-        known = store.topic_ids()
-        for topic_id in topic_ids:
-            if topic_id not in known:
-                raise no_topic(topic_id)
-        encoder, topics = Encoder(embedder), [store.topic(topic_id) for topic_id in topic_ids or known]
-        recall = Recall(encoder, config.retrieval, RightOfWay())
-        try:
-            for topic in topics:
-                topic.index_words()
-            return asyncio.run(search(recall, counter, config, question, topics, as_of=as_of))
-        finally:
-            recall.close()
-            encoder.close()
 
 
 def no_topic(topic_id: str) -> BadQuestion:
