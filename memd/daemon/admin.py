@@ -43,6 +43,7 @@ def _stats(daemon: Daemon) -> dict[str, Any]:
         "data_dir": str(daemon.config.data_dir.resolve()),
         "memory_bytes": sum(stats.memory_bytes for stats in topics.values()),
         "memory_bytes_max": daemon.config.store.memory_bytes_max,
+        "redacted": daemon.redactor.told if daemon.redactor else None,
         "topics": topics,
     }
 
