@@ -46,13 +46,16 @@ _BEARER = re.compile(
     r"|\bbearer(?:[ \t]{1,4}|%20)(?P<alone>(?=[A-Za-z._~+/=-]*+[0-9])[A-Za-z0-9._~+/=-]{8,}+)",
     re.IGNORECASE,
 )
+_BEARER_PLACEHOLDER = re.compile(r"\.++|[A-Z_]{0,40}(?:TOKEN|KEY)")  # as documentation has it
 # The part between "user:" and "@", which may have an @ itself; a port and a template are no password.
 _URL_CREDENTIALS = re.compile(
-    r"(?<=[A-Za-z0-9])://[^\s/:@?#\"'<>\\]{0,256}+:(?!\d{1,5}[?#]|\$?\{|%[({])"
+    r"(?<=[A-Za-z0-9]):(?:\\{0,3}/){2}[^\s/:@?#\"'<>\\]{0,256}+:(?!\d{1,5}[?#]|\$?\{|%[({])"
     r"(?P<secret>[^\s/@\"'<>\\]++(?:@(?=[^\s/@\"'<>\\]*+@)[^\s/@\"'<>\\]*+)*+)@"
 )
+# Not within a hash or behind a decimal point.
 _DIGIT_GROUPS = re.compile(
-    r"(?<![A-Fa-f0-9_])(?<!\d[.,])(?<![A-Za-z0-9]-)\d{3,}+(?:[ \u00a0-]\d{3,}+)*+(?![A-Fa-f0-9_]|[.,]\d|-[A-Za-z0-9])"
+    r"(?:%20)?(?:(?<=%20)|(?<![A-Fa-f0-9])(?<!\d\.)|(?<=\\[bf])|(?<=\\u[0-9A-Fa-f]{4}))"
+    r"(?P<groups>\d{3,}+(?:[ \u00a0-]\d{3,}+)*+)(?![A-Fa-f]|\.\d)"
 )
 _GROUP = re.compile(r"\d+")
 _NETWORK = re.compile(r"[3-6]|22[2-9]|2[3-6]|27[01]|2720")  # what the number of a payment card begins with
@@ -72,6 +75,8 @@ _KEY_MATERIAL = re.compile(
     rf"(?={_BASE64}{{0,15}}[0-9+/=]|{_BASE64}{{1,15}}[\"'`)}}\]]{{0,4}}(?:\Z|\r?\n|\\{{1,8}}n))"
     rf"{_BASE64}{{1,15}}+)?+"
 )
+_KEY_LINE_MIN = 16
+_LAST_KEY_LINE = re.compile(r"[0-9+/=]")  # shorter ones are words, unless a line of a key follows upwards
 _KEY_TOKENS = re.compile(rf"(?P<between>{_BETWEEN}++)|(?P<base64>{_BASE64}++)|.", re.DOTALL)
 _KEY_MIDDLE = re.compile(r"\s*+(?P<secret>(?:[A-Za-z0-9+/]{64}\r?\n){2,}+[A-Za-z0-9+/]{0,64}+={0,2}|"
                          r"(?:[A-Za-z0-9+/]{70}\r?\n){2,}+[A-Za-z0-9+/]{0,70}+={0,2})\s*+")  # fmt: skip
@@ -91,7 +96,9 @@ def matches(pattern: re.Pattern[str]) -> Find:
 def bearer_tokens(text: str) -> Iterator[Span]:
     """The credentials of `Authorization` headers, and what follows "Bearer" and has a digit."""
     for found in _BEARER.finditer(text):
-        yield found.span("secret" if found["secret"] else "alone")
+        group = "secret" if found["secret"] else "alone"
+        if not _BEARER_PLACEHOLDER.fullmatch(found[group]):
+            yield found.span(group)
 
 
 def card_numbers(text: str) -> Iterator[Span]:
@@ -100,9 +107,9 @@ def card_numbers(text: str) -> Iterator[Span]:
     Other groups of digits may stand around them: every stretch of groups is tried, longer ones first.
     """
     for run in _DIGIT_GROUPS.finditer(text):
-        if run.end() - run.start() < CARD_DIGITS_MIN:
+        if len(run["groups"]) < CARD_DIGITS_MIN:
             continue
-        groups = [group.span() for group in _GROUP.finditer(text, *run.span())]
+        groups = [group.span() for group in _GROUP.finditer(text, *run.span("groups"))]
         first = 0
         while first < len(groups):
             last = _card_from(text, groups, first)
@@ -147,13 +154,15 @@ BUILT_IN: Mapping[str, Find] = {
 def _headless_keys(text: str, start: int, end: int) -> Iterator[Span]:
     """Keys between two places that hold no beginning of one, to judge by their ends."""
     for found in _KEY_END.finditer(text, start, end):
-        begin, lines = found.start(), 0
+        begin, is_last = found.start(), True
         tokens = list(_KEY_TOKENS.finditer(text, max(start, begin - _KEY_CHARACTERS_MAX), begin))
         for token in reversed(tokens):
-            if token["base64"] and (lines == 0 or len(token["base64"]) >= 16):
-                begin, lines = token.start(), lines + 1
-            elif not token["between"]:
+            line = token["base64"] or ""
+            if len(line) >= _KEY_LINE_MIN or (is_last and _LAST_KEY_LINE.search(line)):
+                begin = token.start()
+            elif not token["between"] and not (is_last and line):
                 break
+            is_last = is_last and not line
         yield begin, found.end()
         start = found.end()
 
