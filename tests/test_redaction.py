@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from memd.chunks import Draft
 from memd.config import Ingest, RedactionName
-from memd.context.buffer_events import Appended, Forked, Opened, Placed
+from memd.context.buffer_events import Appended, Event, Forked, Opened, Placed
 from memd.context.conversation import Block, Buffered
 from memd.context.redaction import NO_REDACTION, Redactor
 from memd.context.secret_shapes import BUILT_IN
@@ -77,6 +77,9 @@ FOUND = {
     f"here:\n{PEM[:300]}\n\nWhat is it?": "here:\n[redacted:private_key]\n\nWhat is it?",
     f"{PEM[97:]}\nthanks": "[redacted:private_key]\nthanks",
     "\n".join(BODY[2:6]): "[redacted:private_key]",
+    r"nMII\n" + r"\n".join(BODY[4:]) + r"\n-----END": "[redacted:private_key]",
+    "RSA PRIVATE KEY-----\n" + BODY[0]: "[redacted:private_key]",
+    "the rest is cut off -----END": "the rest is cut off -----END",
     "> -----BEGIN OPENSSH PRIVATE KEY-----\n> " + "\n> ".join(BODY[:2]) + "\n> -----END OPENSSH PRIVATE KEY-----": (
         "> [redacted:private_key]"
     ),
@@ -177,8 +180,9 @@ VALUES = drawn(ALPHANUMERIC + "!?+*#%^_~.", 9, 30).map(lambda value: f"h{value}7
 ASSIGNED = st.sampled_from(
     [
         'password = "{}"', "password='{}'", "password: {}", "password = {}", "PASSWORD={}", "Token: {}",
-        'db_password="{}"', 'API_KEY="{}"', "client-secret = {}", '"secret": "{}"', "'accessToken': '{}'", "?token={}&a=b",
-        "--password {}", "<password>{}</password>", "Authorization: Bearer {}", "postgres://bob:{}@db/shop", "passwd := `{}`",
+        'db_password="{}"', 'API_KEY="{}"', "client-secret = {}", '"secret": "{}"', "'accessToken': '{}'",
+        "?token={}&a=b", "--password {}", "<password>{}</password>", "Authorization: Bearer {}", "passwd := `{}`",
+        "postgres://bob:{}@db/shop",
     ]
 )  # fmt: skip
 AROUND = st.sampled_from(
@@ -348,7 +352,7 @@ def test_events_keep_their_digests_and_lose_their_secrets() -> None:
     message = Message("user", f"it is {SECRET}")
     buffered = Buffered(b"d" * 16, message.content_digest, 7, message)
     gone = Buffered(b"e" * 16, b"f" * 16, 7, None)
-    events = [
+    events: list[Event] = [
         Opened("one", SECRET, 1.0),
         Appended("one", [buffered, gone], 2.0),
         Placed("one", b"d" * 16, Block(f"[memory] {SECRET}", 3)),

@@ -62,8 +62,12 @@ _NETWORK = re.compile(r"[3-6]|22[2-9]|2[3-6]|27[01]|2720")  # what the number of
 _DOUBLED = {str(digit): sum(map(int, str(2 * digit))) for digit in range(10)}
 
 _KEY_NAME = r"(?:[A-Z0-9]{1,12} ){0,4}PRIVATE KEY(?: BLOCK)?"
-_KEY_BEGIN = re.compile(rf"-{{4,5}} ?BEGIN {_KEY_NAME} ?-{{4,5}}|\bPrivate-Lines:[ \t]*\d{{1,4}}")  # the latter PuTTY's
-_KEY_END = re.compile(rf"-{{4,5}} ?END {_KEY_NAME} ?-{{4,5}}")
+# Of each also what is left where a chunk ended in the middle of it. "Private-Lines" is PuTTY's.
+_KEY_BEGIN = re.compile(
+    rf"-{{4,5}} ?BEGIN {_KEY_NAME} ?-{{4,5}}|\bPrivate-Lines:[ \t]*\d{{1,4}}"
+    r"|\A\s{0,2}(?:(?:[A-Z0-9]{1,12} ){0,4}PRIVATE )?KEY(?: BLOCK)?-{4,5}"
+)
+_KEY_END = re.compile(rf"-{{4,5}} ?END (?P<whole>{_KEY_NAME} ?-{{4,5}})|-{{4,5}} ?END(?: [A-Z0-9 ]{{0,60}}+)?\s*+\Z")
 _UP_TO_KEY_END = re.compile(r"(?:[^-]++|-(?!-{3,4} ?(?:BEGIN|END) ))*+-{4,5} ?END [A-Z0-9 ]{0,60}+-{0,5}")
 _BASE64 = "[A-Za-z0-9+/=]"
 _BETWEEN = r"(?:\\{1,8}[nrt]|[\s\"'`>|#,*+\\])"  # also in source code, in quotations and in JSON
@@ -78,8 +82,9 @@ _KEY_MATERIAL = re.compile(
 _KEY_LINE_MIN = 16
 _LAST_KEY_LINE = re.compile(r"[0-9+/=]")  # shorter ones are words, unless a line of a key follows upwards
 _KEY_TOKENS = re.compile(rf"(?P<between>{_BETWEEN}++)|(?P<base64>{_BASE64}++)|.", re.DOTALL)
-_KEY_MIDDLE = re.compile(r"\s*+(?P<secret>(?:[A-Za-z0-9+/]{64}\r?\n){2,}+[A-Za-z0-9+/]{0,64}+={0,2}|"
-                         r"(?:[A-Za-z0-9+/]{70}\r?\n){2,}+[A-Za-z0-9+/]{0,70}+={0,2})\s*+")  # fmt: skip
+_KEY_LINE_BREAK = re.compile(r"\r?\n|\\{1,8}n")
+_KEY_LINE = re.compile(rf"{_BASE64}++")
+_KEY_WIDTHS = range(48, 81)  # PEM has 64, OpenSSH 70
 
 
 def matches(pattern: re.Pattern[str]) -> Find:
@@ -130,13 +135,13 @@ def private_keys(text: str) -> Iterator[Span]:
         if begin.start() < done:
             continue
         yield from _headless_keys(text, done, begin.start())
-        whole = _UP_TO_KEY_END.match(text, begin.end()) if begin[0].startswith("-") else None
+        whole = _UP_TO_KEY_END.match(text, begin.end()) if "BEGIN" in begin[0] else None
         rest = whole or _KEY_MATERIAL.match(text, begin.end())
         done = begin.end() if rest is None else rest.end()
         yield begin.start(), done
     yield from _headless_keys(text, done, len(text))
-    if not done and (middle := _KEY_MIDDLE.fullmatch(text)) is not None:
-        yield middle.span("secret")
+    if not done and _is_middle_of_key(text):
+        yield 0, len(text)
 
 
 BUILT_IN: Mapping[str, Find] = {
@@ -163,8 +168,20 @@ def _headless_keys(text: str, start: int, end: int) -> Iterator[Span]:
             elif not token["between"] and not (is_last and line):
                 break
             is_last = is_last and not line
-        yield begin, found.end()
-        start = found.end()
+        if found["whole"] or begin < found.start():
+            yield begin, found.end()
+            start = found.end()
+
+
+def _is_middle_of_key(text: str) -> bool:
+    """Whether the text is nothing but lines of base64 of one width; the first and the last may be cut off."""
+    if _KEY_LINE.match(text) is None:
+        return False
+    lines = _KEY_LINE_BREAK.split(text.rstrip())
+    if not all(map(_KEY_LINE.fullmatch, lines)):
+        return False
+    widths = {len(line) for line in lines[1:-1]}
+    return len(widths) == 1 and max(widths) in _KEY_WIDTHS and len(lines[0]) <= max(widths) >= len(lines[-1])
 
 
 def _card_from(text: str, groups: list[Span], first: int) -> int | None:
