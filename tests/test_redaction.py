@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import re
+import sys
 from pathlib import Path
 from typing import get_args
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.chunks import Draft
+from memd.chunks import Draft, Vector
 from memd.config import Ingest, RedactionName
 from memd.context.buffer_events import Appended, Event, Forked, Opened, Placed
 from memd.context.conversation import Block, Buffered
 from memd.context.redaction import NO_REDACTION, Redactor
 from memd.context.secret_shapes import BUILT_IN
+from memd.daemon.redacting import RedactingFormatter, checked_by
 from memd.messages import Message, ToolCall
 
 ROOT = Path(__file__).parent.parent
@@ -51,12 +55,14 @@ FOUND = {
     '"authorization": "Basic dXNlcjpwYXNz"': '"authorization": "Basic [redacted:bearer_token]"',
     "sent as Bearer 0a1b2c3d4e5f": "sent as Bearer [redacted:bearer_token]",
     "password = hunter2": "password = [redacted:password]",
+    "client_secret = a1b2c3.d4e5f6": "client_secret = [redacted:password]",
     "Password: swordfish": "Password: [redacted:password]",
     "export API_KEY=abcdefgh && run": "export API_KEY=[redacted:password] && run",
     "aws_secret_access_key = wJalrXUtnFEMI/K7MDENG": "aws_secret_access_key = [redacted:password]",
     'password: str = "hunter2"': 'password: str = "[redacted:password]"',
     "env['DB_PASSWORD'] = 'a b c'": "env['DB_PASSWORD'] = '[redacted:password]'",
     'if password == "it\'s" :': 'if password == "[redacted:password]" :',
+    "(mysql --db-password hunter2)": "(mysql --db-password [redacted:password])",
     "mysql --password hunter2 -h db": "mysql --password [redacted:password] -h db",
     "<password>hunter2</password>": "<password>[redacted:password]</password>",
     "https://h/cb?token=ab12cd34&x=1": "https://h/cb?token=[redacted:password]&x=1",
@@ -77,7 +83,7 @@ FOUND = {
     f"here:\n{PEM[:300]}\n\nWhat is it?": "here:\n[redacted:private_key]\n\nWhat is it?",
     f"{PEM[97:]}\nthanks": "[redacted:private_key]\nthanks",
     "\n".join(BODY[2:6]): "[redacted:private_key]",
-    r"nMII\n" + r"\n".join(BODY[4:]) + r"\n-----END": "[redacted:private_key]",
+    r"nMIIEow03IBAAKCAQEAab\n" + r"\n".join(BODY[4:]) + r"\n-----END": "[redacted:private_key]",
     "RSA PRIVATE KEY-----\n" + BODY[0]: "[redacted:private_key]",
     "the rest is cut off -----END": "the rest is cut off -----END",
     "> -----BEGIN OPENSSH PRIVATE KEY-----\n> " + "\n> ".join(BODY[:2]) + "\n> -----END OPENSSH PRIVATE KEY-----": (
@@ -98,6 +104,7 @@ LEFT_ALONE = [
     "password = os.environ['DB_PASSWORD']",
     "password = getpass.getpass()",
     "self.password = password",
+    "secret = settings.oauth2.value",
     "def login(user: str, password: str) -> None:",
     "password: ${DB_PASSWORD}",
     "token = tokenizer.encode(text)[0]",
@@ -176,7 +183,8 @@ SECRETS = st.one_of(
     st.builds(card, drawn("0123456789", 14, 14), st.sampled_from(["", " ", "-"])),
     st.builds(card, drawn("0123456789", 11, 17).filter(lambda d: len(d) != 14), st.just("")),
 )
-VALUES = drawn(ALPHANUMERIC + "!?+*#%^_~.", 9, 30).map(lambda value: f"h{value}7e")
+# With dots it may also be settings.oauth2.key.
+VALUES = drawn(ALPHANUMERIC + "!?+*#%^_~", 9, 30).map(lambda value: f"h{value}7e")
 ASSIGNED = st.sampled_from(
     [
         'password = "{}"', "password='{}'", "password: {}", "password = {}", "PASSWORD={}", "Token: {}",
@@ -380,3 +388,36 @@ def test_no_text_of_an_entry_keeps_a_secret() -> None:
     plain = msgspec.structs.replace(draft, content="x", roles=(), kind="turn", source=None, action=None, reason=None)
     assert REDACTOR.draft(plain) is plain
     assert REDACTOR.replaced(draft, kept) == {"api_key": 3}
+
+
+# Where it meets the disk
+
+
+def test_the_vector_of_an_entry_is_that_of_what_is_left_of_it() -> None:
+    embedded: list[str] = []
+
+    def embed(text: str) -> Vector:
+        embedded.append(text)
+        return np.full(2, 0.5, np.float32)
+
+    redactor = Redactor.of(Ingest(redact=True))
+    checked = checked_by(redactor, embed)
+    draft = Draft(uuid=bytes(16), content=f"it is {SECRET}", vector=bytes(8), created_at=1)
+    kept = checked(draft)
+    assert (kept.content, kept.vector) == ("it is [redacted:api_key]", np.full(2, 0.5, "<f4").tobytes())
+    assert embedded == ["it is [redacted:api_key]"]
+    assert checked(kept) is kept
+    assert redactor.told == {"api_key": 1}, "what was replaced before does not count again"
+    gone = msgspec.structs.replace(draft, content="", vector=b"", reason=SECRET)
+    assert checked(gone).vector == b""
+
+
+def test_a_line_of_the_log_loses_its_secrets_its_traceback_too() -> None:
+    formatter = RedactingFormatter(REDACTOR)
+    try:
+        raise ValueError(SECRET)
+    except ValueError:
+        record = logging.LogRecord("memd", logging.ERROR, "x.py", 1, "it was %s", (SECRET,), sys.exc_info())
+    line = formatter.format(record)
+    assert SECRET not in line
+    assert line.count("[redacted:api_key]") == 2

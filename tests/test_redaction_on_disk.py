@@ -56,6 +56,7 @@ def test_no_byte_on_disk_has_a_secret_whatever_happens(make_daemon: MakeDaemon, 
     upstream.answer = answer_with_a_secret
     daemon = make_daemon(upstream.url, REDACTING).start()
     history = talk(daemon)
+    complain(daemon)
     assert_gone(daemon)
     daemon.kill()
     assert_gone(daemon)
@@ -85,7 +86,9 @@ def test_without_the_setting_everything_is_there(make_daemon: MakeDaemon, upstre
     daemon = make_daemon(upstream.url, SETTINGS).start()
     talk(daemon)
     correct(daemon)
+    complain(daemon)
     daemon.terminate()
+    assert IN_SESSION in daemon.log.read_text()
     found = secrets_in(daemon.data_dir)
     assert {*found} >= {*SECRETS}
     assert words_in_the_index(daemon, BY_USER["password"])
@@ -236,6 +239,12 @@ def correct(daemon: DaemonProcess) -> None:
     update = correction(wrong, "Update", f"The API of the harbour office takes {IN_CORRECTION} instead.")
     answer = daemon.chat([said("That has changed.")], memory_in={"corrections": [update]})
     assert "correction_failed" not in json.dumps(answer.json["memory_out"])
+
+
+def complain(daemon: DaemonProcess) -> None:
+    """Make memd say something in its log that quotes a secret."""
+    daemon.chat([said("hello")], headers={"Origin": f"http://{IN_SESSION}.example"})
+    wait_until(lambda: "a web page of http://" in daemon.log.read_text(), lambda: repr(daemon))
 
 
 def correction(chunk_id: str, action: str, content: str | None = None) -> dict[str, Any]:

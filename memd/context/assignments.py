@@ -15,7 +15,8 @@ VALUE_CHARACTERS_MIN = 4
 """Of a value without quotes; what is in quotes counts from one character on ..."""
 TOKEN_CHARACTERS_MIN = 8
 """... but a token counts from here on: shorter ones are the words that language models speak of. So does a number."""
-_PATH_CHARACTERS_MAX = 24  # of something like settings.database.password; a token with dots is longer
+_PATH_CHARACTERS_MAX = 24  # of something like settings.oauth2.password; a token with dots is longer ...
+_PATH_DIGITS_MAX = 3  # ... or has more digits; a longer path has none
 _FLAG_CHARACTERS_MAX = 48
 
 _KEY = re.compile(
@@ -52,6 +53,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_$][A-Za-z_$]*+")
 _PATH = re.compile(r"[A-Za-z_$][\w$]*+(?:(?:\.|->|::|\?\.)[A-Za-z_$][\w$]*+)++")
 _CALL = re.compile(r"(?:[A-Za-z_$][\w$]*+(?:(?:\.|->|::|\?\.)[A-Za-z_$][\w$]*+)*+)?[(\[{]")
 _NUMBER = re.compile(r"[0-9]++(?:\.[0-9]++)")
+_FLAG = re.compile(r"(?:--[\w-]*|(?:^|[^\w-])-[\w-]*)$")
 _SPACES = " \t"
 
 
@@ -122,7 +124,7 @@ def _is_secret(found: re.Match[str], text: str, value: str, end: int, *, quoted:
 def _is_flag(text: str, position: int) -> bool:
     """Whether the word at `position` is a command's flag: --password, --db-password."""
     word = text[max(0, position - _FLAG_CHARACTERS_MAX) : position]
-    return bool(re.search(r"(?:^|[\s\"'`,])--?[\w-]*$", word))
+    return bool(_FLAG.search(word))
 
 
 def _is_expression(value: str, text: str, end: int) -> bool:
@@ -130,7 +132,8 @@ def _is_expression(value: str, text: str, end: int) -> bool:
     bare = value.rstrip(".,;:)]}")
     if _CALL.match(value) or _WORD.fullmatch(bare) or text[end : end + 1] == "(":
         return True
-    return bool(_PATH.fullmatch(bare)) and (len(bare) < _PATH_CHARACTERS_MAX or not any(map(str.isdigit, bare)))
+    digits = sum(map(str.isdigit, bare))
+    return bool(_PATH.fullmatch(bare)) and digits <= (_PATH_DIGITS_MAX if len(bare) < _PATH_CHARACTERS_MAX else 0)
 
 
 def _looks_random(value: str, text: str, end: int, separator: str, *, is_password: bool) -> bool:
