@@ -132,8 +132,8 @@ def test_a_journal_from_before_the_setting_is_redacted_when_the_daemon_starts(
 ) -> None:
     daemon = make_daemon(upstream.url, {}).start()
     daemon.chat([said(SAID[3].format(**BY_USER))], headers={"X-Memory-Session": IN_SESSION})
+    wait_until(lambda: {*secrets_in(daemon.data_dir)} == {BY_USER["password"], IN_SESSION}, lambda: repr(daemon))
     daemon.kill()
-    assert {*secrets_in(daemon.data_dir)} == {BY_USER["password"], IN_SESSION}
     daemon.config.write_text('{"ingest": {"redact": true}}')
     daemon.start()
     wait_until(lambda: not secrets_in(daemon.data_dir), lambda: f"{secrets_in(daemon.data_dir)} {daemon!r}")
@@ -261,7 +261,12 @@ def shown_for(daemon: DaemonProcess, question: str, words: str) -> list[str]:
 
 def secrets_in(folder: Path) -> dict[str, str]:
     """Each secret that is in the bytes of a file below the folder, as it is or as JSON has it, and the file's name."""
-    data = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    data: dict[Path, bytes] = {}
+    for path in folder.rglob("*"):
+        try:
+            data[path] = path.read_bytes() if path.is_file() else b""
+        except FileNotFoundError:
+            continue  # a running daemon has replaced it
     return {
         secret: path.name
         for secret in SECRETS
