@@ -22,7 +22,7 @@ from memd import __version__
 from memd.config import Config
 from memd.config_loading import load_config
 from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError, StoreError
-from memd.wording import counted
+from memd.wording import counted, tallied
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -212,6 +212,8 @@ def import_(config_path: Path | None, data_dir: str | None, topic: str | None, f
             f"{counted(counts.conversations, 'conversation')} imported as {counted(counts.chunks, 'chunk')}, "
             f"{counted(counts.messages_known, 'message')} there already or empty"
         )
+    if counts.redacted:
+        said.append(f"redacted: {tallied(counts.redacted)}")
     click.echo("; ".join(said))
     return 0
 

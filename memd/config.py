@@ -7,7 +7,7 @@ Rule: defaults stand here and, commented, in `config.yaml`; a test keeps both th
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -29,6 +29,11 @@ IGNORED_BY_DEFAULT = (
     r"\A\s*### Task:\s+Generate a detailed prompt for a[nm]? image generation task",
     r"\A\s*(?:Create|Provide|Write) a concise, \d[^.\n]{0,20}word[^.\n]{0,20} (?:title|phrase)\b",
 )
+
+
+RedactionName = Literal["private_key", "url_credentials", "jwt", "api_key", "bearer_token", "password", "card_number"]
+"""What memd can redact by itself; `context/secret_shapes.py` has the patterns."""
+PATTERN_NAME = r"^[A-Za-z0-9_-]{1,40}$"
 
 
 class Listen(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,11 +171,17 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ingest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is not remembered."""
+    """What is not remembered, or not as it was said."""
 
     ignore: tuple[Text, ...] = IGNORED_BY_DEFAULT
     r"""Regular expressions (Python `re.search`); a request whose last user message matches one is not remembered. `\A`
     stands for the beginning of the message."""
+    redact: bool = False
+    """Replace secrets by `[redacted:NAME]` before anything is written to the disk; the prompt is not changed."""
+    redact_builtin: tuple[RedactionName, ...] = get_args(RedactionName)
+    """Which of the built-in patterns are used then."""
+    redact_patterns: dict[Annotated[str, Meta(pattern=PATTERN_NAME)], Text] = {}
+    """Own patterns by name, used then too: regular expressions; a group named `secret` is replaced alone."""
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):

@@ -97,8 +97,21 @@ def _settings(loader: yaml.SafeLoader, mapping: yaml.Node, path: Path, group: st
         if isinstance(value_node, yaml.MappingNode) and value_node.value and not group:
             yield from _settings(loader, value_node, path, f"{key}.")
         else:
+            _no_key_twice(value_node, path, key)
             try:
                 value = loader.construct_document(value_node)
             except ValueError as error:  # 2026-99-99, or an integer of 5,000 digits
                 raise ConfigError(f"{path}, line {line}: {key} cannot be read: {error}; correct it") from None
             yield Setting(key, value, f"{path}, line {line}", path.parent)
+
+
+def _no_key_twice(node: yaml.Node, path: Path, key: str) -> None:
+    """A mapping that is a value: of two values for one key YAML would drop the first without a word."""
+    lines: dict[str, int] = {}
+    for name_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        line, name = name_node.start_mark.line + 1, str(name_node.value)
+        if name in lines:
+            raise ConfigError(
+                f"{path}, line {line}: {key}.{name} is given twice, first in line {lines[name]}; remove one"
+            )
+        lines[name] = line

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import difflib
 import re
+import string
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 import msgspec
 
-from memd.config import Config, Text
+from memd.config import Config, RedactionName, Text
 from memd.config_file import Setting, parse_value, read_settings
 from memd.errors import ConfigError
 from memd.hosts import is_this_machine
@@ -147,6 +148,12 @@ def _allowed(kind: msgspec.inspect.Type) -> str:
             return f"a number from {kind.ge} to {kind.le}"
         case msgspec.inspect.VarTupleType():
             return f"a list, each of its items {_allowed(kind.item_type)}"
+        case msgspec.inspect.BoolType():
+            return "true or false"
+        case msgspec.inspect.DictType():
+            return "one `name: value` per line: a name has letters, digits, _ and -, a value is " + _allowed(
+                kind.value_type
+            )
         case _:
             return "one line of text (in quotes if YAML would take it for something else)"
 
@@ -196,6 +203,22 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
             yield "ingest.ignore", f"has {pattern[:60]!r}, which is no regular expression ({error}); correct it"
+    for name, pattern in config.ingest.redact_patterns.items():
+        problem = _redaction_problem(name, pattern)
+        if problem:
+            yield "ingest.redact_patterns", f"has {name}: {pattern[:60]!r}, {problem}"
+
+
+def _redaction_problem(name: str, pattern: str) -> str | None:
+    if name in get_args(RedactionName):
+        return "but that is the name of a built-in pattern; give it another name"
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"which is no regular expression ({error}); correct it"
+    if any(found.start() == found.end() for probe in ("", string.printable) for found in compiled.finditer(probe)):
+        return "which matches the empty string, so there is nothing to replace; say what has to be there (+ for *)"
+    return None
 
 
 def _url_problem(url: str) -> str | None:

@@ -6,6 +6,7 @@ Rule: only for what people read; nothing is parsed back from it.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 _PLURALS = {"entry": "entries"}
 
@@ -22,3 +23,8 @@ _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-
 def for_terminal(text: str) -> str:
     """Untrusted text with every character that a terminal would obey spelled out as its code."""
     return _ACTS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def tallied(counts: Mapping[str, int]) -> str:
+    """`api_key 2, password 1`."""
+    return ", ".join(f"{name} {number:,}" for name, number in counts.items())

@@ -104,6 +104,17 @@ def test_a_variable_is_read_like_a_value_in_the_file(config_file: Path) -> None:
     assert config.injection.header == "Notes: yes"
 
 
+def test_own_patterns_are_given_in_the_file_or_in_a_variable(config_file: Path) -> None:
+    text = "ingest:\n  redact: true\n  redact_builtin: [jwt]\n  redact_patterns:\n    ticket: 'TCK-\\d+'\n    b-2: x"
+    ingest = loaded(config_file, text).ingest
+    assert (ingest.redact, ingest.redact_builtin) == (True, ("jwt",))
+    assert ingest.redact_patterns == {"ticket": r"TCK-\d+", "b-2": "x"}
+    env = {"MEMD_INGEST_REDACT": "true", "MEMD_INGEST_REDACT_PATTERNS": r"{ticket: 'TCK-\d+'}"}
+    ingest = loaded(config_file, "", **env).ingest
+    assert ingest.redact
+    assert ingest.redact_patterns == {"ticket": r"TCK-\d+"}
+
+
 def test_the_data_dir_of_a_file_is_relative_to_the_file(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = config_file.parent / "elsewhere"
     elsewhere.mkdir()
@@ -155,6 +166,18 @@ WRONG = {
     "ingest: {ignore: x}": "ingest.ignore is 'x'; give a list",
     "ingest: {ignore: &a [*a]}": "ingest.ignore is [[...]]; give a list",
     "ingest: {ignore: ['(']}": "ingest.ignore has '(', which is no regular expression",
+    "ingest: {redact: maybe}": "ingest.redact is 'maybe'; give true or false",
+    "ingest: {redact_builtin: [jwt, cards]}": "ingest.redact_builtin is ['jwt', 'cards']; give a list, each of its",
+    "ingest: {redact_patterns: [a]}": "ingest.redact_patterns is ['a']; give one `name: value` per line",
+    "ingest: {redact_patterns: {'a b': c}}": "a name has letters, digits, _ and -",
+    "ingest: {redact_patterns: {7: c}}": "a name has letters, digits, _ and -",
+    "ingest:\n  redact_patterns:\n    one: '('": "line 2: ingest.redact_patterns has one: '(', which is no regular",
+    "ingest: {redact_patterns: {one: 'a*'}}": "has one: 'a*', which matches the empty string",
+    "ingest: {redact_patterns: {one: '\\b'}}": "which matches the empty string",
+    "ingest: {redact_patterns: {one: '(?=x)'}}": "which matches the empty string",
+    "ingest: {redact_patterns: {one: x|}}": "which matches the empty string",
+    "ingest: {redact_patterns: {jwt: a}}": "has jwt: 'a', but that is the name of a built-in pattern; give it another",
+    "ingest:\n  redact_patterns:\n    a: x\n    a: y": "line 4: ingest.redact_patterns.a is given twice, first in",
     "upstream: {url: 'ftp://h'}": "upstream.url is 'ftp://h': not the address of an HTTP server; give http://HOST:PORT",
     "upstream: {url: 'h:8080'}": "not the address of an HTTP server",
     "upstream: {url: 'http://h:99999'}": "Port out of range",

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from memd.commands.running import RunningDaemon
 from memd.store.survey import TopicSurvey, survey
+from memd.wording import tallied
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,10 +60,11 @@ def table(figures: Figures) -> list[RenderableType]:
     if figures.daemon is None:
         return [shown, "No daemon holds this folder; it would know the last four columns."]
     used, allowed = figures.daemon["memory_bytes"], figures.daemon["memory_bytes_max"]
-    return [
-        shown,
-        f"The daemon at {figures.daemon_url} has {_megabytes(used)} of at most {_megabytes(allowed)} loaded.",
-    ]
+    told = [f"The daemon at {figures.daemon_url} has {_megabytes(used)} of at most {_megabytes(allowed)} loaded."]
+    redacted = figures.daemon.get("redacted")
+    if redacted is not None:
+        told.append(f"Redacted in what it has stored since its start: {tallied(redacted) or 'nothing'}.")
+    return [shown, *told]
 
 
 def _measured(topic: dict[str, Any] | None) -> list[str]:

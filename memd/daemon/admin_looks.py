@@ -56,6 +56,7 @@ async def stats(daemon: Daemon, request: web.Request, _: str) -> dict[str, Any]:
         "data_dir": str(daemon.config.data_dir.resolve()),
         "memory_bytes": sum(one.memory_bytes for one in known.values()),
         "memory_bytes_max": daemon.config.store.memory_bytes_max,
+        "redacted": daemon.redactor.told if daemon.redactor else None,
         "topics": known,
     }
 

@@ -153,7 +153,7 @@ async def _begun(
     daemon: Daemon, api: Api, request: web.Request, parsed: ModelRequest, topic_id: str, mode: Mode
 ) -> Exchange | None:
     """The exchange after all its steps before forwarding, holding its topic; None if the topic cannot be used."""
-    session = request.headers.get(SESSION_HEADER, "")[:SESSION_CHARACTERS_MAX] or None
+    session = daemon.redactor.identifier(request.headers.get(SESSION_HEADER, "")[:SESSION_CHARACTERS_MAX]) or None
     sent = forwarded_headers(request, daemon.config)
     headers = CIMultiDict((name, sent[name]) for name in ("Authorization", "X-Api-Key") if name in sent)
     topic, begun = None, False

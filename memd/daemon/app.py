@@ -28,6 +28,7 @@ from memd import __version__
 from memd.assets import ranks_bytes
 from memd.chunks import TOPIC_ID_PATTERN
 from memd.config import Config
+from memd.context.redaction import Redactor
 from memd.context.tokens import TokenCounter, cl100k_base
 from memd.daemon import admin
 from memd.daemon.access import TOKEN_HEADER, shows_token
@@ -35,6 +36,7 @@ from memd.daemon.answering import answer, passed
 from memd.daemon.connections import served
 from memd.daemon.encoder import Encoder
 from memd.daemon.llama_child import LlamaChild
+from memd.daemon.redacting import RedactingFormatter, checked_by
 from memd.daemon.relay import Relayed, error_response
 from memd.daemon.service import Daemon
 from memd.daemon.tasks import Tasks
@@ -132,12 +134,13 @@ async def running(config: Config, model: Path | None = None, files: Files | None
             upstream_settings = msgspec.structs.replace(config.upstream, url=child.url)
             config = msgspec.structs.replace(config, upstream=upstream_settings)
         embedder, counter = await embedding, TokenCounter(await encoding)
-        store = await loop.run_in_executor(None, lambda: _opened(config, embedder, files))
+        redactor = Redactor.of(config.ingest)
+        store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, files))
         stack.callback(store.close)
         tasks = Tasks()
         upstream = Upstream(config, tasks)
         stack.push_async_callback(upstream.close)
-        daemon = Daemon(config, store, Encoder(embedder), counter, upstream, tasks)
+        daemon = Daemon(config, store, Encoder(embedder), counter, upstream, tasks, redactor)
         stack.push_async_callback(daemon.close)
         await upstream.refresh(wait=True)
         tending = [
@@ -183,9 +186,9 @@ def serve(config: Config, model: Path | None = None) -> int:
     Raises:
         MemdError: it could not be started.
     """
-    logging.basicConfig(
-        level=config.log.level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(RedactingFormatter(Redactor.of(config.ingest)))
+    logging.basicConfig(level=config.log.level.upper(), handlers=[handler])
     logging.getLogger("aiohttp").setLevel(logging.WARNING)
     uvloop.run(_serve(config, model))
     return 0
@@ -224,6 +227,8 @@ def _announce(daemon: Daemon, seconds: float) -> None:
         f"  point your client at   {daemon.base_url}/v1",
         f"  memory in              {config.data_dir}  ({len(daemon.store.topic_ids())} topics)",
     ]
+    if daemon.redactor:
+        lines.append(f"  redacted before stored {', '.join(daemon.redactor.names)}")
     if facts.reachable:
         window = f"window {facts.window:,} tokens" if facts.window else "window unknown"
         lines.append(f"  upstream               {daemon.upstream.url}  ({facts.model or 'model unknown'}, {window})")
@@ -249,12 +254,13 @@ def _bound(config: Config) -> socket.socket:
         ) from None
 
 
-def _opened(config: Config, embedder: Embedder, files: Files | None) -> Store:
+def _opened(config: Config, embedder: Embedder, redactor: Redactor, files: Files | None) -> Store:
     return Store.open(
         config.data_dir,
         dimension=embedder.dimension,
         fingerprint=embedder.fingerprint,
         segment_entries_max=config.segment.max_entries,
+        checked=checked_by(redactor, embedder.embed),
         files=files,
     )
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from memd.chunks import Draft, Entry
 from memd.config import Config
 from memd.context import compaction
 from memd.context.conversation import Conversation
+from memd.context.redaction import Redactor
 from memd.context.tokens import TokenCounter
 from memd.daemon.drafting import Drafter, unstored_runs
 from memd.daemon.encoder import Encoder
@@ -22,6 +24,7 @@ from memd.daemon.indexer import Indexer
 from memd.daemon.tasks import Tasks
 from memd.daemon.topics import Topic, Topics
 from memd.errors import MemdError
+from memd.wording import counted, tallied
 
 log = logging.getLogger("memd")
 
@@ -35,8 +38,17 @@ UNLOAD_SECONDS = 5.0
 class Archiver:
     """Compaction, storing without compaction, corrections."""
 
-    def __init__(self, config: Config, encoder: Encoder, counter: TokenCounter, tasks: Tasks, indexer: Indexer) -> None:
+    def __init__(
+        self,
+        config: Config,
+        encoder: Encoder,
+        counter: TokenCounter,
+        tasks: Tasks,
+        indexer: Indexer,
+        redactor: Redactor,
+    ) -> None:
         self._config = config
+        self._redactor = redactor
         self._encoder = encoder
         self._drafter = Drafter(config, counter, encoder.for_ingestion, budget_seconds=config.chunking.budget_ms / 1000)
         self._tasks = tasks
@@ -150,11 +162,20 @@ class Archiver:
 
     async def _append(self, topic: Topic, conversation: Conversation, upto: int) -> None:
         messages = [(item.digest, item.message) for item in conversation.messages[conversation.stored : upto]]
-        runs = unstored_runs(topic.log, messages)
+
+        def drafted() -> tuple[list[Draft], Counter[str]]:
+            runs = unstored_runs(topic.log, messages, self._redactor)
+            drafts = self._drafter.drafts(topic.log, runs)
+            return drafts, self._redactor.marks([source.text for run in runs for source in run])
+
         loop = asyncio.get_running_loop()
-        drafts = await loop.run_in_executor(self._encoder.ingestion, self._drafter.drafts, topic.log, runs)
+        drafts, redacted = await loop.run_in_executor(self._encoder.ingestion, drafted)
         if drafts:
             await topic.write(lambda: topic.log.append(drafts))
+        if drafts and redacted:
+            self._redactor.tell(redacted)
+            chunks = counted(len(drafts), "chunk")
+            log.info("topic %s: %s stored, redacted: %s", topic.id, chunks, tallied(redacted))
 
     def _back_off(self, topic: Topic, error: MemdError) -> None:
         failures = self._failures[topic.id] = self._failures.get(topic.id, 0) + 1

@@ -18,6 +18,7 @@ from memd.chunks import Draft, Vector
 from memd.config import Config
 from memd.context import compaction
 from memd.context.chunking import Chunk, Source, split
+from memd.context.redaction import NO_REDACTION, Redactor
 from memd.context.tokens import TokenCounter
 from memd.messages import Message, stored_text
 from memd.store.log import TopicLog
@@ -97,16 +98,19 @@ def _knowing_all(drafts: list[Draft], runs: Sequence[Sequence[Source]]) -> list[
     return [*drafts[:-1], msgspec.structs.replace(drafts[-1], digests=(*drafts[-1].digests, *left_out))]
 
 
-def unstored_runs(topic: TopicLog, messages: Sequence[tuple[bytes, Message | None]]) -> list[list[Source]]:
-    """The messages that are to be remembered and are not yet, in runs of neighbours.
+def unstored_runs(
+    topic: TopicLog, messages: Sequence[tuple[bytes, Message | None]], redactor: Redactor = NO_REDACTION
+) -> list[list[Source]]:
+    """The messages that are to be remembered and are not yet, redacted, in runs of neighbours.
 
     Args:
         messages: consecutive messages of one conversation, each with its chained digest; None stands for one that is in
             the log and out of the prompt.
     """
     sources = {
-        position: Source(stored_text(message), message.role, digest)
+        position: Source(stored_text(kept), kept.role, digest)
         for position, (digest, message) in enumerate(messages)
         if message is not None and compaction.is_stored_kind(message) and not topic.has_digest(digest)
+        for kept in [redactor.message(message)]
     }
     return [[sources[position] for position in run] for run in compaction.contiguous(list(sources))]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -32,6 +33,7 @@ from memd.chunks import (
     utility_multiplier,
 )
 from memd.config import Config
+from memd.context.redaction import Redactor
 from memd.context.tokens import TokenCounter, cl100k_base
 from memd.daemon.drafting import Drafter, unstored_runs
 from memd.daemon.offline import Advanced, append_and_seal, ignore_progress, opened
@@ -64,6 +66,8 @@ class Counts(msgspec.Struct):
     """Of conversations: appended."""
     messages_known: int = 0
     """Of conversations: messages whose text is in the log already, and those that are not remembered at all."""
+    redacted: Counter[str] = msgspec.field(default_factory=Counter)
+    """By the name of the pattern: secrets that were replaced in what was appended."""
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +138,7 @@ class Importer:
         self._embed = lru_cache(_VECTORS_KEPT)(embed)
         # Nobody waits for an import: all boundaries are found, none is cut by the clock.
         self._drafter = Drafter(config, counter, self._embed, budget_seconds=math.inf)
+        self._redactor = Redactor.of(config.ingest)
         self._topic_id = checked_topic_id(topic_id) if topic_id is not None else None
         self._pending: list[Draft] = []
         self._pending_topic_id = ""
@@ -180,9 +185,11 @@ class Importer:
 
     def _entry(self, topic_id: str, draft: Draft) -> None:
         topic_id = self._topic_id or topic_id
+        told, draft = draft, self._redactor.draft(draft)  # here too: it is known by what the log has of it
         if self._is_known(topic_id, draft):
             self.counts.entries_known += 1
             return
+        self.counts.redacted += self._redactor.replaced(told, draft)
         if draft.status is Status.ACTIVE:
             vector = self._embed(draft.content).astype("<f4").tobytes()
             draft = msgspec.structs.replace(draft, vector=vector)
@@ -225,11 +232,12 @@ class Importer:
         digests = chain_all(message.content_digest for message in said)
         topic = self._store.topic(self._topic_id or DEFAULT_TOPIC_ID)
         for stretch in _stretches(list(zip(digests, said, strict=True))):
-            runs = unstored_runs(topic, stretch)
+            runs = unstored_runs(topic, stretch, self._redactor)
             self.counts.messages_known += len(stretch) - sum(map(len, runs))
             drafts = self._drafter.drafts(topic, runs)
             append_and_seal(topic, drafts)
             self.counts.chunks += len(drafts)
+            self.counts.redacted += self._redactor.marks([source.text for run in runs for source in run])
         self.counts.conversations += 1
 
 

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 from memd.chunks import Draft
 from memd.config import Config
+from memd.context.redaction import Redactor
+from memd.daemon.redacting import checked_by
 from memd.embedding import Embedder, load_embedder
 from memd.store.log import Store, TopicLog
 
@@ -31,11 +33,13 @@ def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
         MemdError: the model cannot be loaded, or the directory not be used.
     """
     embedder = load_embedder(config.embedding.model, config.embedding.threads)
+    redactor = Redactor.of(config.ingest)
     store = Store.open(
         config.data_dir,
         dimension=embedder.dimension,
         fingerprint=embedder.fingerprint,
         segment_entries_max=config.segment.max_entries,
+        checked=checked_by(redactor, embedder.embed),
     )
     try:
         yield store, embedder

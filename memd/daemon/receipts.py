@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from memd.chunks import Correction
+from memd.context.redaction import Redactor
 from memd.daemon.searching import ScoredChunk
 from memd.errors import StoreError
 from memd.store.receipts import ReceiptRing
@@ -73,9 +74,10 @@ class Receipt(msgspec.Struct, kw_only=True):
 class Receipts:
     """Keeps receipts and tells listeners of them."""
 
-    def __init__(self, ring: ReceiptRing | None, writer: ThreadPoolExecutor) -> None:
+    def __init__(self, ring: ReceiptRing | None, writer: ThreadPoolExecutor, redactor: Redactor) -> None:
         """`ring` None: nothing is kept."""
         self._ring = ring
+        self._redactor = redactor
         self._writer = writer
         self._listeners: set[asyncio.Queue[tuple[str, Any]]] = set()
         self._in_trouble = False
@@ -88,8 +90,7 @@ class Receipts:
         if self._ring is None:
             return
         try:
-            line = msgspec.json.encode(receipt)
-            await asyncio.get_running_loop().run_in_executor(self._writer, self._ring.append, line)
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._write, self._ring, receipt)
             self._in_trouble = False
         except StoreError as error:
             if not self._in_trouble:
@@ -151,6 +152,9 @@ class Receipts:
         if self._ring is not None:
             self._ring.close()
 
+    def _write(self, ring: ReceiptRing, receipt: Receipt) -> None:
+        ring.append(msgspec.json.encode(_redacted(receipt, self._redactor) if self._redactor else receipt))
+
     async def _lines(self) -> list[bytes]:
         if self._ring is None:
             return []
@@ -162,6 +166,26 @@ def summary(receipt: Receipt) -> dict[str, Any]:
     told: dict[str, Any] = msgspec.to_builtins(receipt)
     del told["block"]
     return told | {"candidates": len(receipt.candidates)}
+
+
+def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
+    """As it may be kept: what clients and models said is in its question, its block, its corrections and its error."""
+
+    def kept(text: str | None) -> str | None:
+        return None if text is None else redactor.text(text)
+
+    corrections = tuple(
+        msgspec.structs.replace(one, reason=redactor.text(one.reason), content=kept(one.content))
+        for one in receipt.corrections
+    )
+    return msgspec.structs.replace(
+        receipt,
+        question=kept(receipt.question),
+        block=kept(receipt.block),
+        corrections=corrections,
+        error=kept(receipt.error),
+        model=redactor.identifier(receipt.model),
+    )
 
 
 def _read(line: bytes) -> Receipt | None:

@@ -9,6 +9,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 
 from memd.config import Config
+from memd.context.redaction import Redactor
 from memd.context.tokens import TokenCounter
 from memd.daemon.archiver import Archiver
 from memd.daemon.encoder import Encoder
@@ -28,22 +29,30 @@ class Daemon:
     """A running daemon. `base_url` is set once it listens."""
 
     def __init__(
-        self, config: Config, store: Store, encoder: Encoder, counter: TokenCounter, upstream: Upstream, tasks: Tasks
+        self,
+        config: Config,
+        store: Store,
+        encoder: Encoder,
+        counter: TokenCounter,
+        upstream: Upstream,
+        tasks: Tasks,
+        redactor: Redactor,
     ) -> None:
         self.config = config
+        self.redactor = redactor
         self.store = store
         self.encoder = encoder
         self.counter = counter
         self.upstream = upstream
         self.tasks = tasks
         self.writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-write")
-        self.topics = Topics(store, config, self.writer)
+        self.topics = Topics(store, config, self.writer, redactor)
         right_of_way = RightOfWay()
         self.indexer = Indexer(tasks, right_of_way, config.retrieval)
-        self.archiver = Archiver(config, encoder, counter, tasks, self.indexer)
+        self.archiver = Archiver(config, encoder, counter, tasks, self.indexer, redactor)
         self.recall = Recall(encoder, config.retrieval, right_of_way)
         ring = ReceiptRing(store.files, config.data_dir, config.receipts.bytes_max)
-        self.receipts = Receipts(ring if config.receipts.enabled else None, self.writer)
+        self.receipts = Receipts(ring if config.receipts.enabled else None, self.writer, redactor)
         self.message_cache = MessageCache()
         self.ignored = [re.compile(pattern) for pattern in config.ingest.ignore]
         self.base_url = ""

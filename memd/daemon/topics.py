@@ -18,8 +18,9 @@ import msgspec
 
 from memd.chunks import checked_topic_id
 from memd.config import Config
-from memd.context.buffer_events import decode_event, encode_event
+from memd.context.buffer_events import Event, decode_event, encode_event
 from memd.context.hot_buffer import HotBuffer
+from memd.context.redaction import Redactor
 from memd.errors import StoreError
 from memd.store.journal import Journal, peek
 from memd.store.log import Store, TopicLog
@@ -31,7 +32,17 @@ Result = TypeVar("Result")
 class Topic:
     """One topic while the daemon runs. `trouble` is the last write error, None once a write has succeeded again."""
 
-    def __init__(self, log_: TopicLog, buffer: HotBuffer, journal: Journal, writer: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        log_: TopicLog,
+        buffer: HotBuffer,
+        journal: Journal,
+        writer: ThreadPoolExecutor,
+        redactor: Redactor,
+        *,
+        journal_behind: bool = False,
+    ) -> None:
+        """`journal_behind`: the file has to be written anew, as the buffer is."""
         self.id = log_.topic_id
         self.log = log_
         self.buffer = buffer
@@ -39,7 +50,10 @@ class Topic:
         self.storing = asyncio.Lock()
         """Held while messages are stored: branches share messages, and each must see what the other has stored."""
         self._journal = journal
-        self._journal_behind = False  # events were lost to a failed write: only a rewrite brings the file up to date
+        self._redactor = redactor
+        self._journal_behind = (
+            journal_behind  # events were lost to a failed write: only a rewrite brings the file up to date
+        )
         self._journal_unsynced = False
         self._writer = writer
         self._holders = 0
@@ -99,12 +113,11 @@ class Topic:
         if self._journal_behind:
             await self.rewrite_journal()
             return
-        payloads = [encode_event(event) for event in events]
         self._journal_unsynced = not sync
 
         def append() -> None:
-            if payloads:
-                self._journal.append(payloads)
+            if events:
+                self._journal.append(self._payloads(events))
             if sync:
                 self._journal.sync()
 
@@ -116,10 +129,10 @@ class Topic:
     async def rewrite_journal(self) -> None:
         """Replace `hot.log` by the shortest journal of the present buffer, durably."""
         self.buffer.take_unsaved()  # contained in what is written now
-        payloads = [encode_event(event) for event in self.buffer.as_events()]
+        events = self.buffer.as_events()
         self._journal_unsynced = False
         try:
-            await self.write(lambda: self._journal.rewrite(payloads))
+            await self.write(lambda: self._journal.rewrite(self._payloads(events)))
             self._journal_behind = False
         except StoreError:
             self._journal_behind = True
@@ -128,19 +141,25 @@ class Topic:
         """Close the journal's file, in the writer thread."""
         self._journal.close()
 
+    def _payloads(self, events: Sequence[Event]) -> list[bytes]:
+        """What the journal keeps of these events, in the writer thread; they are values that nobody changes."""
+        return [encode_event(self._redactor.event(event)) for event in events]
+
 
 class Topics:
     """Opens topics on first use."""
 
-    def __init__(self, store: Store, config: Config, writer: ThreadPoolExecutor) -> None:
+    def __init__(self, store: Store, config: Config, writer: ThreadPoolExecutor, redactor: Redactor) -> None:
         self._store = store
+        self._redactor = redactor
         self._config = config
         self._writer = writer
         self._open: dict[str, Topic] = {}
         self._opening: dict[str, asyncio.Future[Topic]] = {}
 
     async def wake(self) -> Topic | None:
-        """Open topics with something to do or to say: unstored turns, no index yet, another model's chunks.
+        """Open topics with something to do or to say: unstored turns, no index yet, another model's chunks, a journal
+        that is to be redacted.
 
         Returns the topic that was used last, opened too: it will most likely be the next one to be asked for.
         """
@@ -218,20 +237,22 @@ class Topics:
     def _read(self, topic_id: str) -> Topic:
         log_ = self._store.topic(topic_id)
         journal, payloads = Journal.open(log_.hot_path, self._store.files)
-        buffer = self._buffer_of(topic_id, payloads)
+        buffer, is_as_kept = self._buffer_of(topic_id, payloads)
         for finding in (*log_.findings, *journal.findings):
             log.warning("%s", finding)
-        return Topic(log_, buffer, journal, self._writer)
+        return Topic(log_, buffer, journal, self._writer, self._redactor, journal_behind=not is_as_kept)
 
     def _glanced_at(self, topic_id: str) -> tuple[float | None, bool]:
         """When the topic's last conversation was used, to judge by its journal, and whether there is work left."""
         payloads = peek(self._store.journal_of(topic_id), self._store.files)
-        buffer = self._buffer_of(topic_id, payloads)
+        buffer, is_as_kept = self._buffer_of(topic_id, payloads)
         used_at = max((conversation.used_at for conversation in buffer.conversations()), default=None)
         has_stored_work = self._store.has_unsealed(topic_id) or self._store.has_other_model(topic_id)
-        return used_at, has_stored_work or buffer.has_unstored
+        return used_at, has_stored_work or buffer.has_unstored or not is_as_kept
 
-    def _buffer_of(self, topic_id: str, payloads: Sequence[bytes]) -> HotBuffer:
+    def _buffer_of(self, topic_id: str, payloads: Sequence[bytes]) -> tuple[HotBuffer, bool]:
+        """The buffer that the journal tells of, and whether the journal is as it may be kept (it is not where it was
+        written before redaction was on)."""
         buffer = HotBuffer(lambda: uuid.uuid4().hex[:12], self._config.corrections.window_turns)
         events = []
         for payload in payloads:
@@ -239,5 +260,6 @@ class Topics:
                 events.append(decode_event(payload))
             except msgspec.DecodeError as error:
                 log.warning("topic %s: a record of hot.log is of another version and was left out: %s", topic_id, error)
-        buffer.replay(events)
-        return buffer
+        kept = [self._redactor.event(event) for event in events]
+        buffer.replay(kept)
+        return buffer, kept == events

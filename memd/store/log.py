@@ -16,7 +16,7 @@ from memd.store.layout import LOCK_NAME, TopicLayout, topic_ids_in
 from memd.store.opening import Model, header_of, highest_id_on_disk
 from memd.store.recovery import Finding
 from memd.store.snapshot import Hit, Snapshot
-from memd.store.topic_log import Grounds, SharedClock, TopicLog
+from memd.store.topic_log import Checked, Grounds, SharedClock, TopicLog, unchanged
 
 __all__ = ["Finding", "Hit", "Snapshot", "Store", "TopicLog"]
 
@@ -46,12 +46,14 @@ class Store:
         dimension: int,
         fingerprint: str,
         segment_entries_max: int,
+        checked: Checked = unchanged,
         files: Files | None = None,
         now_us: Callable[[], int] = _now_us,
     ) -> Store:
         """Take the directory, creating it if necessary.
 
-        `dimension` and `fingerprint` (at most 32 ASCII characters) are those of the embedding model in use.
+        `dimension` and `fingerprint` (at most 32 ASCII characters) are those of the embedding model in use; every draft
+        goes through `checked` before it is written.
 
         Raises:
             StoreLocked: another daemon holds it.
@@ -68,7 +70,9 @@ class Store:
             lock.release()
             raise
         model = Model(dimension, fingerprint)
-        grounds = Grounds(files=files, model=model, clock=clock, segment_entries_max=segment_entries_max)
+        grounds = Grounds(
+            files=files, model=model, clock=clock, segment_entries_max=segment_entries_max, checked=checked
+        )
         return cls(data_dir, grounds, lock)
 
     def topic(self, topic_id: str) -> TopicLog:

@@ -63,6 +63,15 @@ class SharedClock:
             self._clock.saw(canonical_id)
 
 
+Checked = Callable[[Draft], Draft]
+"""What becomes of a draft before it is written: itself, or another one of the same chunk."""
+
+
+def unchanged(draft: Draft) -> Draft:
+    """The `Checked` that lets everything pass."""
+    return draft
+
+
 class Grounds(msgspec.Struct, frozen=True, kw_only=True):
     """What the topics of a store have in common."""
 
@@ -70,6 +79,8 @@ class Grounds(msgspec.Struct, frozen=True, kw_only=True):
     model: Model
     clock: SharedClock
     segment_entries_max: int
+    checked: Checked = unchanged
+    """Every draft of every topic goes through it: there is no other way into the log."""
 
 
 class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,9 +145,11 @@ class TopicLog:
         Raises:
             StoreWriteFailed: nothing was stored (DiskFull if the disk is full).
             StoreError: a draft is too large, or the store is closed.
+            MemdError: what `Grounds.checked` raises; nothing was stored.
         """
         if not drafts:
             return []
+        drafts = [self._grounds.checked(draft) for draft in drafts]
         with self._lock:
             if self._closed:
                 raise StoreError(f"topic {self.topic_id}: the store is closed; open it again to append")

@@ -1,0 +1,423 @@
+"""Redaction: what is found, what is left alone, and that no text takes longer than its length deserves."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import re
+import sys
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memd.chunks import Draft, Vector
+from memd.config import Ingest, RedactionName
+from memd.context.buffer_events import Appended, Event, Forked, Opened, Placed
+from memd.context.conversation import Block, Buffered
+from memd.context.redaction import NO_REDACTION, Redactor
+from memd.context.secret_shapes import BUILT_IN
+from memd.daemon.redacting import RedactingFormatter, checked_by
+from memd.messages import Message, ToolCall
+
+ROOT = Path(__file__).parent.parent
+REDACTOR = Redactor.of(Ingest(redact=True))
+MEGABYTE = 1 << 20
+
+BODY = [
+    f"MIIEow{line:02}IBAAKCAQEAabcdefghijklmnopqrstuvwxyz+/ABCDEFGHIJKLMNOPQRS"[:64].ljust(64, "x") for line in range(9)
+]
+PEM = "\n".join(["-----BEGIN RSA PRIVATE KEY-----", *BODY, "q83vEjRWeJA=", "-----END RSA PRIVATE KEY-----"])
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
+
+
+def own(**patterns: str) -> Redactor:
+    return Redactor.of(Ingest(redact=True, redact_builtin=(), redact_patterns=patterns))
+
+
+# What is found
+
+FOUND = {
+    "My key is sk-proj-Ab12Cd34Ef56Gh78Ij90, keep it.": "My key is [redacted:api_key], keep it.",
+    "sk-0123456789abcdefABCDEF": "[redacted:api_key]",
+    "ghp_0123456789abcdefghijABCDEFGHIJ012345 and": "[redacted:api_key] and",
+    "use AKIAIOSFODNN7EXAMPLE.": "use [redacted:api_key].",
+    "xoxb-123456789012-1234567890123-AbCdEf": "[redacted:api_key]",
+    "AIzaSyA-1234567890abcdefghijklmnopqrstu": "[redacted:api_key]",
+    f"The token ({JWT}).": "The token ([redacted:jwt]).",
+    f"in a_{JWT}": "in a_[redacted:jwt]",
+    "Authorization: Bearer abcdef": "Authorization: Bearer [redacted:bearer_token]",
+    '"authorization": "Basic dXNlcjpwYXNz"': '"authorization": "Basic [redacted:bearer_token]"',
+    "sent as Bearer 0a1b2c3d4e5f": "sent as Bearer [redacted:bearer_token]",
+    "password = hunter2": "password = [redacted:password]",
+    "client_secret = a1b2c3.d4e5f6": "client_secret = [redacted:password]",
+    "Password: swordfish": "Password: [redacted:password]",
+    "export API_KEY=abcdefgh && run": "export API_KEY=[redacted:password] && run",
+    "aws_secret_access_key = wJalrXUtnFEMI/K7MDENG": "aws_secret_access_key = [redacted:password]",
+    'password: str = "hunter2"': 'password: str = "[redacted:password]"',
+    "env['DB_PASSWORD'] = 'a b c'": "env['DB_PASSWORD'] = '[redacted:password]'",
+    'if password == "it\'s" :': 'if password == "[redacted:password]" :',
+    "(mysql --db-password hunter2)": "(mysql --db-password [redacted:password])",
+    "mysql --password hunter2 -h db": "mysql --password [redacted:password] -h db",
+    "<password>hunter2</password>": "<password>[redacted:password]</password>",
+    "https://h/cb?token=ab12cd34&x=1": "https://h/cb?token=[redacted:password]&x=1",
+    'password = "not closed\nnext': 'password = "[redacted:password]\nnext',
+    "login(password=hunter2, user=bob)": "login(password=[redacted:password], user=bob)",
+    "postgres://bob:s3cret@db:5432/shop": "postgres://bob:[redacted:url_credentials]@db:5432/shop",
+    "redis://:p@ss@host": "redis://:[redacted:url_credentials]@host",
+    r"https:\/\/u:pw@h\/p": r"https:\/\/u:[redacted:url_credentials]@h\/p",
+    "pay with 4111 1111 1111 1111 please": "pay with [redacted:card_number] please",
+    "2 4111-1111-1111-1111 12": "2 [redacted:card_number] 12",
+    "378282246310005.": "[redacted:card_number].",
+    "5,4111111111111111,12/27": "5,[redacted:card_number],12/27",
+    "card-4111111111111111-123": "card-[redacted:card_number]-123",
+    "?card=%204111111111111111": "?card=%20[redacted:card_number]",
+    "ends with -----END PRIVATE KEY-----": "ends with [redacted:private_key]",
+    f"here:\n{PEM}\nthanks": "here:\n[redacted:private_key]\nthanks",
+    f"here: {PEM[:300]}": "here: [redacted:private_key]",
+    f"here:\n{PEM[:300]}\n\nWhat is it?": "here:\n[redacted:private_key]\n\nWhat is it?",
+    f"{PEM[97:]}\nthanks": "[redacted:private_key]\nthanks",
+    "\n".join(BODY[2:6]): "[redacted:private_key]",
+    r"nMIIEow03IBAAKCAQEAab\n" + r"\n".join(BODY[4:]) + r"\n-----END": "[redacted:private_key]",
+    "RSA PRIVATE KEY-----\n" + BODY[0]: "[redacted:private_key]",
+    "the rest is cut off -----END": "the rest is cut off -----END",
+    "> -----BEGIN OPENSSH PRIVATE KEY-----\n> " + "\n> ".join(BODY[:2]) + "\n> -----END OPENSSH PRIVATE KEY-----": (
+        "> [redacted:private_key]"
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), FOUND.items(), ids=range(len(FOUND)))
+def test_a_secret_is_replaced_and_nothing_else(text: str, expected: str) -> None:
+    assert REDACTOR.text(text) == expected
+
+
+LEFT_ALONE = [
+    "A risk-averse, disk-based-and-task-oriented-approach.",
+    "max_tokens: 4096, prompt_tokens=128, and the token: a word.",
+    "bearer authentication is described in RFC 6750",
+    "password = os.environ['DB_PASSWORD']",
+    "password = getpass.getpass()",
+    "self.password = password",
+    "secret = settings.oauth2.value",
+    "def login(user: str, password: str) -> None:",
+    "password: ${DB_PASSWORD}",
+    "token = tokenizer.encode(text)[0]",
+    '{"token": "hello", "logprob": -0.1}',
+    "PASSWORD=$PASSWORD TOKEN=${{ secrets.TOKEN }} KEY=",
+    "password=********",
+    "Password: please choose one with twelve characters.",
+    "http://localhost:3000?email=a@b.c and ssh://git@github.com:22/a/b",
+    "at 1712345678901 ms, hash a4111111111111111b, sums 4,111,111 and 4 111 111",
+    "4111 1111 1111 1112",
+    "0.4111111111111111",
+    "PWD=/srv/shop",
+    "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----",
+]
+
+
+@pytest.mark.parametrize("text", LEFT_ALONE)
+def test_what_only_speaks_of_secrets_is_left_alone(text: str) -> None:
+    assert REDACTOR.text(text) == text
+
+
+def test_the_source_of_memd_has_no_secrets() -> None:
+    for path in sorted((ROOT / "memd").rglob("*.py")):
+        text = path.read_text()
+        assert REDACTOR.text(text) is text, path
+
+
+PROSE = """the lamp on a shelf and boat was painted blue by Marta: yes, no; (twelve) 42 7340 'so' "it" 18:00 §2 日本 é —
+x=1 def run(self): return {'a': [1, 2.5]}  # done
+- item | a | b | ``` https://example.org/a?b=c#d a@b.org"""
+WORDS = st.sampled_from(PROSE.split(" "))
+
+
+@given(words=st.lists(WORDS, max_size=60))
+def test_text_without_secrets_comes_back_byte_for_byte(words: list[str]) -> None:
+    text = " ".join(words)
+    assert REDACTOR.text(text) is text
+
+
+@given(text=st.text(alphabet="pasword=:\"'\\ \n-@/.sk0eyJ4[redacted:]", max_size=60))
+def test_what_was_redacted_is_not_redacted_again(text: str) -> None:
+    once = REDACTOR.text(text)
+    assert REDACTOR.text(once) == once
+
+
+# Secrets of every shape, wherever they stand
+
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+ALPHANUMERIC = LETTERS + "0123456789"
+
+
+def drawn(alphabet: str, least: int, most: int) -> st.SearchStrategy[str]:
+    return st.text(alphabet=alphabet, min_size=least, max_size=most)
+
+
+def with_check_digit(digits: str) -> str:
+    doubled = [sum(map(int, str(2 * int(digit)))) for digit in digits[::-2]]
+    total = sum(doubled) + sum(map(int, digits[-2::-2]))
+    return digits + str(-total % 10)
+
+
+def card(digits: str, separator: str) -> str:
+    number = with_check_digit("4" + digits)
+    return separator.join(number[at : at + 4] for at in range(0, 16, 4)) if len(number) == 16 else number
+
+
+RANDOM = drawn(ALPHANUMERIC, 24, 48).map(lambda tail: tail[:4] + "7" + tail)
+SECRETS = st.one_of(
+    RANDOM.map("sk-{}".format),
+    RANDOM.map("sk-ant-api03-{}".format),
+    drawn(ALPHANUMERIC, 36, 36).map("ghp_{}".format),
+    drawn("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", 16, 16).map("AKIA{}".format),
+    RANDOM.map("xoxb-12-{}".format),
+    drawn(ALPHANUMERIC + "_-", 35, 35).map("AIza{}".format),
+    st.tuples(RANDOM, RANDOM, RANDOM).map(lambda parts: f"eyJ{parts[0]}.eyJ{parts[1]}.{parts[2]}"),
+    st.builds(card, drawn("0123456789", 14, 14), st.sampled_from(["", " ", "-"])),
+    st.builds(card, drawn("0123456789", 11, 17).filter(lambda d: len(d) != 14), st.just("")),
+)
+# With dots it may also be settings.oauth2.key.
+VALUES = drawn(ALPHANUMERIC + "!?+*#%^_~", 9, 30).map(lambda value: f"h{value}7e")
+ASSIGNED = st.sampled_from(
+    [
+        'password = "{}"', "password='{}'", "password: {}", "password = {}", "PASSWORD={}", "Token: {}",
+        'db_password="{}"', 'API_KEY="{}"', "client-secret = {}", '"secret": "{}"', "'accessToken': '{}'",
+        "?token={}&a=b", "--password {}", "<password>{}</password>", "Authorization: Bearer {}", "passwd := `{}`",
+        "postgres://bob:{}@db/shop",
+    ]
+)  # fmt: skip
+AROUND = st.sampled_from(
+    ["{}", "It is {} I think.", "({})", "a\n{}\nb", "x\t{} y", "«{}»", "see\n\n> {}\n", "is {}, and"]
+)
+WRAPPED = st.sampled_from([0, 1, 2])
+
+
+def nested(text: str, depth: int) -> str:
+    """`text` in a JSON string in a JSON string …"""
+    for _ in range(depth):
+        text = json.dumps({"line": f"first\n{text}\nlast"})
+    return text
+
+
+@given(secret=SECRETS, around=AROUND, depth=WRAPPED)
+def test_a_secret_of_a_well_known_shape_is_gone(secret: str, around: str, depth: int) -> None:
+    redacted = REDACTOR.text(nested(around.format(secret), depth))
+    assert secret not in redacted
+    assert "[redacted:" in redacted
+    assert redacted.replace(re.findall(r"\[redacted:\w+\]", redacted)[0], secret, 1) == nested(
+        around.format(secret), depth
+    ), "and nothing but the secret"
+
+
+@given(value=VALUES, assigned=ASSIGNED, around=AROUND, depth=WRAPPED)
+def test_a_secret_that_is_assigned_is_gone(value: str, assigned: str, around: str, depth: int) -> None:
+    redacted = REDACTOR.text(nested(around.format(assigned.format(value)), depth))
+    assert value not in redacted
+    assert "[redacted:" in redacted
+
+
+@given(value=st.text(min_size=1, max_size=30).filter(str.strip), depth=WRAPPED)
+def test_whatever_stands_in_quotes_in_json_is_gone_whole(value: str, depth: int) -> None:
+    redacted = REDACTOR.text(nested(json.dumps({"password": value, "user": "bob"}), depth))
+    for _ in range(depth):
+        redacted = json.loads(redacted)["line"].removeprefix("first\n").removesuffix("\nlast")
+    kept = json.loads(redacted)
+    assert kept["user"] == "bob"
+    assert kept["password"] == "[redacted:password]" or re.fullmatch(
+        r"\$?\{+.*\}+|\$\w+|\$\(.*|<.*>|%.*|[*•.xX_-]+|\[redacted:.*", value, re.DOTALL
+    ), "only a placeholder stays"
+
+
+@given(cut=st.integers(min_value=0, max_value=len(PEM)), depth=WRAPPED, keep_end=st.booleans())
+def test_a_private_key_is_gone_wherever_it_is_cut_off(cut: int, depth: int, keep_end: bool) -> None:
+    key = PEM[cut:] if keep_end else PEM[:cut]
+    redacted = REDACTOR.text(nested(key, depth))
+    begin_is_whole = not keep_end and cut >= len("-----BEGIN RSA PRIVATE KEY-----")
+    end_is_whole = keep_end and cut <= len(PEM) - len("-----END RSA PRIVATE KEY-----")
+    if begin_is_whole or end_is_whole:
+        assert not any(line in redacted or line[:20] in redacted or line[-20:] in redacted for line in BODY)
+
+
+# Long and hostile texts: these end in seconds if the time grows with the length, and not today if with its square
+
+HOSTILE = [
+    "eyJ", "eyJaaaaaaaa.", "eyJa-", "sk-", "sk-ant-", "xoxb-", "a", "\\", "\\n", "-", "----- BEGIN ", "-----BEGIN ",
+    "-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----", "-----BEGIN PRIVATE KEY-----\n-----", "A" * 64 + "\n",
+    "Private-Lines: 1\n", 'password="', "password='\\", 'password=\\"', "password=", "password = ", "password: a",
+    "password" + " " * 20, "password:", "secret_key_key_key", "token=a.b.c.", "token='", "password=,", "pass",
+    "--pass ", "://a:", "://a:@", "://a:b@", "@", "bearer ", "bearer+", "bearer a", "authorization: ", "4", "333 ",
+    "4444 ", "4-", " ", "\"'`", "[redacted:", "[redacted:password]", "=", "[", "${", "\n", "%20",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("part", HOSTILE)
+def test_a_megabyte_of_a_hostile_text_is_dealt_with(part: str) -> None:
+    text = (part * (MEGABYTE // len(part) + 1))[:MEGABYTE]
+    secret = "ghp_" + "0123456789abcdefghijklmnopqrstuvwxyz"
+    redacted = REDACTOR.text(f"{secret} {text}\n\n{secret}\n")
+    assert secret not in redacted
+    assert "[redacted:" in redacted
+
+
+@pytest.mark.parametrize(
+    ("before", "part", "after"),
+    [
+        ("eyJ", "a", ""), ("://a:", "b@", ""), ('password="', "a\\", ""), ("bearer ", "a", ""),
+        ("-----BEGIN ", "A", ""), ("", "A" * 64 + "\n", "-----END PRIVATE KEY-----"),
+        ("-----BEGIN PRIVATE KEY-----", "-", ""),
+        ("-----BEGIN PRIVATE KEY-----", "prose ", ""), ("password=", "a,", " "), ("4", "1", ""),
+        ('password="""', '"', ""),
+    ],
+)  # fmt: skip
+def test_a_megabyte_behind_a_promising_beginning_is_dealt_with(before: str, part: str, after: str) -> None:
+    text = before + (part * (MEGABYTE // len(part) + 1))[:MEGABYTE] + after
+    redacted = REDACTOR.text(text)
+    assert len(redacted) <= len(text)
+    assert REDACTOR.text(redacted) == redacted
+
+
+def test_secrets_in_a_megabyte_of_anything_are_all_found() -> None:
+    chance = random.Random(5)
+    parts = [chance.choice(HOSTILE[:-3]) for _ in range(20_000)]
+    secrets = [f"ghp_{chance.getrandbits(160):040x}" for _ in range(500)]
+    for secret in secrets:
+        parts[chance.randrange(len(parts))] += f"\n{secret}\n"
+    redacted = REDACTOR.text("".join(parts))
+    assert not [secret for secret in secrets if secret in redacted]
+
+
+# Own patterns
+
+
+def test_an_own_pattern_replaces_what_it_matches_or_its_group_alone() -> None:
+    redactor = own(customer=r"\bC-\d{6}\b", spoken=r"(?i)password is (?P<secret>\S+)")
+    assert redactor.text("Customer C-123456: the password is swordfish today.") == (
+        "Customer [redacted:customer]: the password is [redacted:spoken] today."
+    )
+
+
+def test_an_own_pattern_that_fits_our_mark_leaves_it_alone() -> None:
+    redactor = own(letters="[a-z]+", all="[^ ]+")
+    assert redactor.text(redactor.text("one 2")) == "[redacted:letters] [redacted:all]"
+
+
+def test_own_patterns_come_after_the_built_in_ones_that_were_chosen() -> None:
+    settings = Ingest(redact=True, redact_builtin=("api_key",), redact_patterns={"rest": r"AKIA\w+|hunter\d"})
+    text = "AKIAIOSFODNN7EXAMPLE password = hunter2"
+    assert Redactor.of(settings).text(text) == "[redacted:api_key] password = [redacted:rest]"
+
+
+def test_nothing_is_redacted_unless_it_is_asked_for() -> None:
+    text = f"password = hunter2 {JWT} {PEM}"
+    redactor = Redactor.of(Ingest(redact_patterns={"everything": ".+"}))
+    assert redactor.text(text) is text
+    assert not redactor and not NO_REDACTION and REDACTOR
+
+
+def test_the_settings_name_the_patterns_that_there_are() -> None:
+    assert tuple(BUILT_IN) == get_args(RedactionName)
+
+
+# Whole values
+
+
+def test_the_arguments_of_a_call_stay_json() -> None:
+    assert REDACTOR.arguments('{"password": "x1"}') == '{"password": "[redacted:password]"}'
+    kept = json.loads(REDACTOR.arguments('{"card": 4111111111111111, "of": "Bob"}'))
+    assert kept == {"redacted": '{"card": [redacted:card_number], "of": "Bob"}'}
+    assert REDACTOR.arguments("card 4111111111111111") == "card [redacted:card_number]"
+
+
+def test_equal_names_stay_equal_and_others_apart() -> None:
+    first, second = "run sk-0123456789abcdefABCDEF", "run sk-0123456789abcdefABCDEG"
+    assert REDACTOR.identifier(first) == REDACTOR.identifier(first) != REDACTOR.identifier(second)
+    assert "sk-" not in REDACTOR.identifier(first)
+    assert REDACTOR.identifier(REDACTOR.identifier(first)) == REDACTOR.identifier(first)
+    assert REDACTOR.identifier("call_a4111111111111111") == "call_a4111111111111111"
+
+
+SECRET = "sk-0123456789abcdefABCDEF"
+
+
+def test_no_field_of_a_message_keeps_a_secret() -> None:
+    call = ToolCall(SECRET, SECRET, json.dumps({"key": SECRET}))
+    message = Message(SECRET, f"it is {SECRET}", (call,), tool_call_id=SECRET, name=SECRET, attachments=(b"x" * 16,))
+    kept = REDACTOR.message(message)
+    assert SECRET.encode() not in msgspec.msgpack.encode(kept)
+    assert kept.attachments == message.attachments
+    assert kept.text == "it is [redacted:api_key]"
+    assert kept.tool_call_id == kept.tool_calls[0].id, "a result still belongs to its call"
+
+
+def test_events_keep_their_digests_and_lose_their_secrets() -> None:
+    message = Message("user", f"it is {SECRET}")
+    buffered = Buffered(b"d" * 16, message.content_digest, 7, message)
+    gone = Buffered(b"e" * 16, b"f" * 16, 7, None)
+    events: list[Event] = [
+        Opened("one", SECRET, 1.0),
+        Appended("one", [buffered, gone], 2.0),
+        Placed("one", b"d" * 16, Block(f"[memory] {SECRET}", 3)),
+        Forked("two", "one", 1),
+    ]
+    kept = [REDACTOR.event(event) for event in events]
+    assert SECRET.encode() not in msgspec.msgpack.encode(kept)
+    appended = kept[1]
+    assert isinstance(appended, Appended)
+    assert [(item.digest, item.content_digest, item.tokens) for item in appended.messages] == [
+        (item.digest, item.content_digest, item.tokens) for item in (buffered, gone)
+    ]
+    assert kept[3] is events[3]
+    assert [NO_REDACTION.event(event) for event in events] == events
+
+
+def test_no_text_of_an_entry_keeps_a_secret() -> None:
+    draft = Draft(
+        uuid=bytes(16), content=f"it is {SECRET}", vector=b"", created_at=1, roles=("user", SECRET), kind=SECRET,
+        source=SECRET, action=SECRET, reason=SECRET,
+    )  # fmt: skip
+    kept = REDACTOR.draft(draft)
+    assert SECRET.encode() not in msgspec.msgpack.encode(kept)
+    assert kept.roles[0] == "user"
+    plain = msgspec.structs.replace(draft, content="x", roles=(), kind="turn", source=None, action=None, reason=None)
+    assert REDACTOR.draft(plain) is plain
+    assert REDACTOR.replaced(draft, kept) == {"api_key": 3}
+
+
+# Where it meets the disk
+
+
+def test_the_vector_of_an_entry_is_that_of_what_is_left_of_it() -> None:
+    embedded: list[str] = []
+
+    def embed(text: str) -> Vector:
+        embedded.append(text)
+        return np.full(2, 0.5, np.float32)
+
+    redactor = Redactor.of(Ingest(redact=True))
+    checked = checked_by(redactor, embed)
+    draft = Draft(uuid=bytes(16), content=f"it is {SECRET}", vector=bytes(8), created_at=1)
+    kept = checked(draft)
+    assert (kept.content, kept.vector) == ("it is [redacted:api_key]", np.full(2, 0.5, "<f4").tobytes())
+    assert embedded == ["it is [redacted:api_key]"]
+    assert checked(kept) is kept
+    assert redactor.told == {"api_key": 1}, "what was replaced before does not count again"
+    gone = msgspec.structs.replace(draft, content="", vector=b"", reason=SECRET)
+    assert checked(gone).vector == b""
+
+
+def test_a_line_of_the_log_loses_its_secrets_its_traceback_too() -> None:
+    formatter = RedactingFormatter(REDACTOR)
+    try:
+        raise ValueError(SECRET)
+    except ValueError:
+        record = logging.LogRecord("memd", logging.ERROR, "x.py", 1, "it was %s", (SECRET,), sys.exc_info())
+    line = formatter.format(record)
+    assert SECRET not in line
+    assert line.count("[redacted:api_key]") == 2

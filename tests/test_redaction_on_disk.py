@@ -1,0 +1,299 @@
+"""Redaction through the real daemon: no byte under the data directory, and no line of its log, has what was said.
+
+Rule: the witness is the bytes of every file, not what memd says about them. Every test has its counterpart without the
+setting, so that it is known that the bytes would be there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess, wait_until
+from recording_upstream import RecordingUpstream, Request, Response, chat_answer
+
+from memd.store.log import Store
+
+KEY_LINES = [f"MIIEow{line:02}q83vEjRWeJABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopq{line:02}zz" for line in range(24)]
+PEM = "\n".join(["-----BEGIN RSA PRIVATE KEY-----", *KEY_LINES, "-----END RSA PRIVATE KEY-----"])
+BY_USER = {
+    "api_key": "sk-proj-Zk3Vn8Qw1Xy5Rt7Ub2Mc9Lp4",
+    "jwt": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U",
+    "bearer_token": "0f1e2d3c4b5a69788796a5b4c3d2e1f0",
+    "password": "vermilion77walrus",
+    "url_credentials": "t0ffee!apple",
+    "card_number": "4539 1488 0343 6467",
+    "ticket": "TCK-884213",
+}
+BY_MODEL = "ghp_Yb6Nq2Ws8Ed4Rf1Tg7Yh3Uj9Ik5Ol0Pz6Xc2"
+IN_CALL, IN_RESULT = "marmalade!59Quokka", "xoxb-274658391047-Hb7Vg3Fc9Dx"
+IN_SESSION, IN_CORRECTION, IN_REASON = "AKIAQ3EGRZT7WXYL2KMN", "hf_Aq1Sw2De3Fr4Gt5Hy6Ju7Ki8Lo9", "kumquat31Saxophone"
+SECRETS = [*BY_USER.values(), BY_MODEL, IN_CALL, IN_RESULT, IN_SESSION, IN_CORRECTION, IN_REASON, *KEY_LINES]
+
+SETTINGS: dict[str, Any] = {
+    "buffer": {"soft_tokens": 400, "hard_tokens": 900},
+    "segment": {"max_entries": 20},
+    "injection": {"budget_tokens": 128},
+    "log": {"level": "debug"},
+}
+REDACTING = {**SETTINGS, "ingest": {"redact": True, "redact_patterns": {"ticket": r"TCK-\d+"}}}
+
+SAID = [
+    "The staging machine for the lighthouse has a new login. Its API key is {api_key} for now.",
+    "The session token that the lamp got was {jwt} this morning.",
+    "I call the barometer with 'Authorization: Bearer {bearer_token}' and it answers.",
+    "In the settings of the foghorn there is password = {password} since Tuesday.",
+    "The database of the ferry is at postgres://keeper:{url_credentials}@ferry.example/timetable these days.",
+    "The invoice for the paint went to the card {card_number} of the harbour office, see {ticket}.",
+]
+
+
+def test_no_byte_on_disk_has_a_secret_whatever_happens(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    upstream.answer = answer_with_a_secret
+    daemon = make_daemon(upstream.url, REDACTING).start()
+    history = talk(daemon)
+    complain(daemon)
+    assert_gone(daemon)
+    daemon.kill()
+    assert_gone(daemon)
+    daemon.start()
+    correct(daemon)
+    assert_gone(daemon)
+    history += [said("Back again after the restart. What does the gull want?")]
+    history += [{"role": "assistant", "content": daemon.chat(history, headers={"X-Memory-Session": IN_SESSION}).reply}]
+    daemon.restart()
+    daemon.chat([said("A new conversation, in which the former one is handed over to the log.")])
+    assert daemon.terminate() == 0
+    assert_gone(daemon)
+    assert daemon.run("verify").returncode == 0
+
+    for secret in [*BY_USER.values(), IN_CALL, IN_RESULT]:
+        assert any(secret in prompt for prompt in upstream.prompts), "the model is told everything"
+    contents = "\n".join(entry["content"] for entry in daemon.export())
+    for name in (*BY_USER, "private_key"):
+        assert f"[redacted:{name}]" in contents
+    assert len([prompt for prompt in upstream.prompts if "[redacted:" in prompt]) > 0, "and later what is remembered"
+    assert not words_in_the_index(daemon, BY_USER["password"], IN_CORRECTION, KEY_LINES[9])
+    assert words_in_the_index(daemon, "barometer")
+
+
+def test_without_the_setting_everything_is_there(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    upstream.answer = answer_with_a_secret
+    daemon = make_daemon(upstream.url, SETTINGS).start()
+    talk(daemon)
+    correct(daemon)
+    complain(daemon)
+    daemon.terminate()
+    assert IN_SESSION in daemon.log.read_text()
+    found = secrets_in(daemon.data_dir)
+    assert {*found} >= {*SECRETS}
+    assert words_in_the_index(daemon, BY_USER["password"])
+    assert not any("[redacted:" in entry["content"] for entry in daemon.export())
+
+
+def test_a_history_that_is_sent_again_is_recognised_and_not_stored_again(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    upstream.answer = answer_with_a_secret
+    daemon = make_daemon(upstream.url, REDACTING).start()
+    history = talk(daemon)
+    daemon.restart()
+    sent = len(upstream.prompts)
+    for text in ("What was the first thing I said?", "And the second?"):
+        history += [said(text)]
+        history += [{"role": "assistant", "content": daemon.chat(history).reply}]
+    assert all(len(json.loads(prompt)) < len(history) / 2 for prompt in upstream.prompts[sent:]), "a known conversation"
+    daemon.chat([said("Something new, so that the former conversation is handed over.")])
+    daemon.terminate()
+    contents = [entry["content"] for entry in daemon.export()]
+    assert len(contents) == len(set(contents))
+    assert sum("The staging machine for the lighthouse" in content for content in contents) == 1
+
+
+def test_the_counts_are_told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    daemon = make_daemon(upstream.url, REDACTING).start()
+    daemon.chat([said(SAID[0].format(**BY_USER) + " " + SAID[3].format(**BY_USER))])
+    daemon.chat([said("A new conversation.")])
+    wait_until(lambda: "redacted: password 1, api_key 1" in daemon.log.read_text().replace(
+        "redacted: api_key 1, password 1", "redacted: password 1, api_key 1"
+    ), lambda: repr(daemon))  # fmt: skip
+    port = daemon.base_url.rpartition(":")[2]
+    told = json.loads(daemon.run("stats", "--json", "--port", port).stdout)
+    assert told["daemon"]["redacted"] == {"api_key": 1, "password": 1}
+    assert "since its start: api_key 1, password 1." in " ".join(daemon.run("stats", "--port", port).stdout.split())
+
+
+def test_a_journal_from_before_the_setting_is_redacted_when_the_daemon_starts(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, {}).start()
+    daemon.chat([said(SAID[3].format(**BY_USER))], headers={"X-Memory-Session": IN_SESSION})
+    wait_until(lambda: {*secrets_in(daemon.data_dir)} == {BY_USER["password"], IN_SESSION}, lambda: repr(daemon))
+    daemon.kill()
+    daemon.config.write_text('{"ingest": {"redact": true}}')
+    daemon.start()
+    wait_until(lambda: not secrets_in(daemon.data_dir), lambda: f"{secrets_in(daemon.data_dir)} {daemon!r}")
+    daemon.kill()
+    assert not secrets_in(daemon.data_dir)
+
+
+def test_praise_for_a_chunk_from_before_the_setting_does_not_write_its_secret_again(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, {}).start()
+    daemon.chat([said(SAID[3].format(**BY_USER))])
+    daemon.chat([said("A new conversation.")])
+    daemon.terminate()
+    assert [*secrets_in(daemon.data_dir)] == [BY_USER["password"]]
+    daemon.config.write_text('{"ingest": {"redact": true}}')
+    daemon.start()
+    [shown] = shown_for(daemon, "What is in the settings of the foghorn?", "foghorn there is")
+    daemon.chat([said("Good.")], memory_in={"corrections": [correction(shown, "Helpful")]})
+    daemon.terminate()
+    chunk = [entry for entry in daemon.export() if entry["id"] == shown]
+    assert [BY_USER["password"] in entry["content"] for entry in chunk] == [True, False]
+    assert chunk[-1]["live"] and "password = [redacted:password] since" in chunk[-1]["content"]
+
+
+def test_thin_clients_are_shown_the_live_turns_redacted_only_after_a_restart(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, {"ingest": {"redact": True}}).start()
+    thin = {"X-Memory-History": "daemon", "X-Memory-Session": IN_SESSION}
+    for text in (SAID[3].format(**BY_USER), "go on"):
+        daemon.chat([said(text)], headers=thin)
+    assert BY_USER["password"] in upstream.prompts[-1]
+    daemon.restart()
+    daemon.chat([said("and on")], headers=thin)
+    assert len(json.loads(upstream.prompts[-1])) == 5, "the session is known again"
+    assert "[redacted:password]" in upstream.prompts[-1]
+    assert BY_USER["password"] not in upstream.prompts[-1]
+
+
+@pytest.mark.parametrize("redact", [True, False])
+def test_an_import_is_redacted_also_where_a_chunk_is_the_middle_of_a_key(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path, redact: bool
+) -> None:
+    upstream.answer = answer_with_a_secret
+    source = make_daemon(upstream.url, SETTINGS).start()
+    talk(source)
+    correct(source)
+    source.terminate()
+    file = tmp_path / "everything.jsonl"
+    file.write_text(source.run("export").stdout)
+    with file.open("a") as more:
+        more.write(json.dumps([said("Another one: " + SAID[0].format(**BY_USER) + "\n" + PEM)]) + "\n")
+    daemon = make_daemon(upstream.url, REDACTING if redact else SETTINGS)
+    done = daemon.run("import", str(file), "--config", str(daemon.config))
+    assert done.returncode == 0, done.stderr
+    assert ("redacted: " in done.stdout) is redact
+    assert bool(secrets_in(daemon.data_dir)) is not redact
+    entries = len(daemon.export())
+    again = daemon.run("import", str(file), "--config", str(daemon.config))
+    assert again.returncode == 0
+    assert len(daemon.export()) == entries, "what is there is known, redacted or not"
+    assert bool(secrets_in(daemon.data_dir)) is not redact
+
+
+# -- what is said, and what is looked at ------------------------------------------------------------------------------
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def answer_with_a_secret(request: Request) -> Response:
+    return chat_answer(request, f"Noted. My own token is {BY_MODEL} by the way, and the weather is fine.")
+
+
+def talk(daemon: DaemonProcess) -> list[dict[str, Any]]:
+    """A conversation in which every secret is said, long enough that most of it is stored; returns the history."""
+    history: list[dict[str, Any]] = []
+    call = {"name": "deploy", "arguments": json.dumps({"env": f"export DB_PASSWORD='{IN_CALL}'\nrun", "key": PEM})}
+    exchanges: list[list[dict[str, Any]]] = [[said(text.format(**BY_USER))] for text in SAID]
+    exchanges.append([said(f"This is the key of the signal station:\n\n{PEM}\n\nKeep it safe.")])
+    exchanges.append(
+        [
+            said("Deploy it please."),
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": call}]},
+            {"role": "tool", "tool_call_id": "c1", "content": f'{{"ok": true, "log": "posted as {IN_RESULT}\\n"}}'},
+        ]
+    )
+    exchanges += [
+        [said(f"And now number {number} of the list of things about the gull, please.")] for number in range(9)
+    ]
+    for exchange in exchanges:
+        history += exchange
+        history.append(
+            {"role": "assistant", "content": daemon.chat(history, headers={"X-Memory-Session": IN_SESSION}).reply}
+        )
+    return history
+
+
+def correct(daemon: DaemonProcess) -> None:
+    [wrong] = shown_for(daemon, "What did the invoice for the paint go to?", "invoice for the paint")[:1]
+    update = correction(wrong, "Update", f"The API of the harbour office takes {IN_CORRECTION} instead.")
+    answer = daemon.chat([said("That has changed.")], memory_in={"corrections": [update]})
+    assert "correction_failed" not in json.dumps(answer.json["memory_out"])
+
+
+def complain(daemon: DaemonProcess) -> None:
+    """Make memd say something in its log that quotes a secret."""
+    daemon.chat([said("hello")], headers={"Origin": f"http://{IN_SESSION}.example"})
+    wait_until(lambda: "a web page of http://" in daemon.log.read_text(), lambda: repr(daemon))
+
+
+def correction(chunk_id: str, action: str, content: str | None = None) -> dict[str, Any]:
+    given = {} if content is None else {"content": content}
+    return {"chunk_ids": [chunk_id], "action": action, "reason": f"because password: {IN_REASON}", **given}
+
+
+def shown_for(daemon: DaemonProcess, question: str, words: str) -> list[str]:
+    """The ids of the chunks that are recalled for a question and have these words."""
+    chunks = daemon.chat([said(question)], memory_in={}).json["memory_out"]["injected_chunks"]
+    contents = {entry["id"]: entry["content"] for entry in daemon.export()}
+    return [chunk["id"] for chunk in chunks if words in contents[chunk["id"]]]
+
+
+def secrets_in(folder: Path) -> dict[str, str]:
+    """Each secret that is in the bytes of a file below the folder, as it is or as JSON has it, and the file's name."""
+    data: dict[Path, bytes] = {}
+    for path in folder.rglob("*"):
+        try:
+            data[path] = path.read_bytes() if path.is_file() else b""
+        except FileNotFoundError:
+            continue  # a running daemon has replaced it
+    return {
+        secret: path.name
+        for secret in SECRETS
+        for path, content in data.items()
+        if any(form in content for form in forms(secret))
+    }
+
+
+def forms(secret: str) -> Iterable[bytes]:
+    yield secret.encode()
+    yield json.dumps(secret)[1:-1].encode()
+    yield secret.encode("utf-16-le")
+    if "-" in secret or " " in secret:
+        yield secret.replace("-", "").replace(" ", "").encode()
+
+
+def assert_gone(daemon: DaemonProcess) -> None:
+    assert not secrets_in(daemon.data_dir)
+    assert daemon.log.read_bytes(), "it said something"
+    assert not secrets_in(daemon.log.parent), "nor has its log"
+
+
+def words_in_the_index(daemon: DaemonProcess, *words: str) -> bool:
+    """Whether the lexical index of a stopped daemon's topic finds one of these words."""
+    store = Store.open(daemon.data_dir, dimension=384, fingerprint="another", segment_entries_max=20)
+    try:
+        topic = store.topic("default")
+        return any(topic.ask(word).best(3) for word in words)
+    finally:
+        store.close()
