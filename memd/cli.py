@@ -10,28 +10,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from memd import __version__
-from memd.config import Config
-from memd.config_loading import load_config
+from memd.cli_flags import FOUND_SOMETHING, WRONG_USAGE, config_of, existing_data_dir, print_lines, settings_flags
+from memd.cli_memory import COMMANDS
 from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError, StoreError
 from memd.wording import counted, tallied
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-FOUND_SOMETHING = 1
-WRONG_USAGE = 2
-NEVER_BREAK = 100_000
-
-Command = Callable[..., int]
 
 
 class ExitCodes(click.Group):
@@ -46,20 +36,6 @@ class ExitCodes(click.Group):
             ctx.exit(WRONG_USAGE if isinstance(error, ConfigError | BadTopicId | BadQuestion) else FOUND_SOMETHING)
 
 
-def _settings_flags(command: Command) -> Command:
-    """The flags of every command that works on a data directory."""
-    config = click.option(
-        "--config",
-        "config_path",
-        type=click.Path(path_type=Path),
-        help="Settings file. Default: the one MEMD_CONFIG names, else ./config.yaml if there is one.",
-    )
-    data_dir = click.option(
-        "--data-dir", type=click.Path(file_okay=False), help="Folder of the log. Default: data_dir of the settings."
-    )
-    return config(data_dir(command))
-
-
 @click.group(cls=ExitCodes, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="memd %(version)s")
 def main() -> None:
@@ -70,7 +46,7 @@ def main() -> None:
 
 
 @main.command()
-@_settings_flags
+@settings_flags
 @click.option("--host", help="Address to listen on. Default: listen.host, 127.0.0.1.")
 @click.option("--port", type=click.IntRange(0, 65_535), help="Port to listen on; 0 takes a free one. Default: 8765.")
 @click.option("--upstream", metavar="URL", help="The model server. Default: upstream.url, http://127.0.0.1:8080.")
@@ -103,7 +79,7 @@ def serve(
         "upstream.url": upstream,
         "log.level": log_level,
     }
-    config = _config(config_path, given)
+    config = config_of(config_path, given)
     from memd.daemon.app import serve as serve_until_stopped
 
     return serve_until_stopped(config, model=model)
@@ -119,7 +95,7 @@ def demo(fast: bool) -> int:
 
 
 @main.command()
-@_settings_flags
+@settings_flags
 @click.option("--json", "as_json", is_flag=True, help="The report as one JSON object.")
 @click.argument("folder", metavar="[DIR]", required=False)
 def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder: str | None) -> int:
@@ -127,7 +103,7 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
 
     Works beside a running daemon and changes nothing.
     """
-    checked = _existing_data_dir(config_path, folder or data_dir)
+    checked = existing_data_dir(config_path, folder or data_dir)
     from memd.store.verify import verify as verify_log
 
     report = verify_log(checked)
@@ -140,7 +116,7 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
 
 
 @main.command()
-@_settings_flags
+@settings_flags
 @click.option("--topic", help="Only this topic.")
 @click.option("--live", is_flag=True, help="Only chunks as they are now: no superseded and no deprecated entries.")
 @click.option("--output", metavar="FILE", default="-", help="Write to this file instead of stdout.")
@@ -149,7 +125,7 @@ def export(config_path: Path | None, data_dir: str | None, topic: str | None, li
 
     Works beside a running daemon and changes nothing.
     """
-    folder = _existing_data_dir(config_path, data_dir)
+    folder = existing_data_dir(config_path, data_dir)
     from memd.store.export import export as export_log
 
     # A new or regular file is replaced only when it is complete; /dev/null or a pipe is written as it is.
@@ -169,14 +145,14 @@ def export(config_path: Path | None, data_dir: str | None, topic: str | None, li
 
 
 @main.command()
-@_settings_flags
+@settings_flags
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 def backup(config_path: Path | None, data_dir: str | None, folder: Path) -> int:
     """Bring the folder DIR up to date with the log; DIR is new, empty or an earlier backup.
 
     Works beside a running daemon. To restore, serve from it: memd serve --data-dir DIR.
     """
-    source = _existing_data_dir(config_path, data_dir)
+    source = existing_data_dir(config_path, data_dir)
     from memd.store.backup import backup as back_up
 
     report = back_up(source, folder)
@@ -190,7 +166,7 @@ def backup(config_path: Path | None, data_dir: str | None, folder: Path) -> int:
 
 
 @main.command(name="import")
-@_settings_flags
+@settings_flags
 @click.option("--topic", help="Put everything into this topic.")
 @click.argument("file", metavar="FILE.jsonl", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def import_(config_path: Path | None, data_dir: str | None, topic: str | None, file: Path) -> int:
@@ -199,7 +175,7 @@ def import_(config_path: Path | None, data_dir: str | None, topic: str | None, f
     A conversation is a JSON array of messages in OpenAI's format, or an object with such an array as `messages`. What
     the log has already is left out, so an interrupted import is simply done again. Not beside a running daemon.
     """
-    config = _config(config_path, {"data_dir": data_dir})
+    config = config_of(config_path, {"data_dir": data_dir})
     from memd.daemon.importing import import_file
 
     with _progress("importing") as advanced:
@@ -219,14 +195,14 @@ def import_(config_path: Path | None, data_dir: str | None, topic: str | None, f
 
 
 @main.command()
-@_settings_flags
+@settings_flags
 def reembed(config_path: Path | None, data_dir: str | None) -> int:
     """After a change of embedding.model: embed again what another model wrote, so that it is found again.
 
     Nothing is lost when it is interrupted: the next one goes on from there. Not beside a running daemon.
     """
-    _existing_data_dir(config_path, data_dir)
-    config = _config(config_path, {"data_dir": data_dir})
+    existing_data_dir(config_path, data_dir)
+    config = config_of(config_path, {"data_dir": data_dir})
     from memd.daemon.reembedding import reembed as embed_again
 
     with _progress("embedding") as advanced:
@@ -238,64 +214,23 @@ def reembed(config_path: Path | None, data_dir: str | None) -> int:
 
 
 @main.command()
-@_settings_flags
-@click.option("--topic", "topics", multiple=True, help="Only this topic; may be given again. Default: all topics.")
-@click.option("--as-of", metavar="TIME", help="Search what was stored up to a time (2026-11-20T14:30) or canonical_id.")
-@click.option("--explain", is_flag=True, help="Also what would not be injected, with the parts of each score and why.")
-@click.option("--json", "as_json", is_flag=True, help="All candidates as one JSON object.")
-@click.argument("question", metavar="QUESTION")
-def search(
-    config_path: Path | None,
-    data_dir: str | None,
-    topics: tuple[str, ...],
-    as_of: str | None,
-    explain: bool,
-    as_json: bool,
-    question: str,
-) -> int:
-    """Show what memory would put into a prompt that asks QUESTION in a new chat.
-
-    Works with and without a daemon; exit code 1 if nothing would be injected.
-    """
-    _existing_data_dir(config_path, data_dir)
-    config = _config(config_path, {"data_dir": data_dir})
-    from memd.commands.search import lines, searched
-
-    answer = searched(config, question, topics, as_of)
-    if as_json:
-        click.echo(msgspec.json.encode(answer))
-    else:
-        _print(lines(answer, explain=explain))
-    return 0 if answer.tokens else FOUND_SOMETHING
-
-
-@main.command()
-@_settings_flags
+@settings_flags
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 def stats(config_path: Path | None, data_dir: str | None, as_json: bool) -> int:
     """Show what is stored, and how fast a running daemon finds it.
 
     Works with and without a daemon and changes nothing. Topics that the daemon has not in memory are shown as on disk.
     """
-    folder = _existing_data_dir(config_path, data_dir)
-    config = _config(config_path, {})
+    folder = existing_data_dir(config_path, data_dir)
+    config = config_of(config_path, {})
     from memd.commands.stats import gathered, table
 
     figures = gathered(folder, config.auth.token)
     if as_json:
         click.echo(msgspec.json.encode(figures))
     else:
-        from rich.console import Console
-
-        Console().print(*table(figures), sep="\n")
+        print_lines(table(figures))
     return 0
-
-
-def _print(lines: Sequence[RenderableType]) -> None:
-    """To a terminal in its width, elsewhere without breaking lines."""
-    from rich.console import Console
-
-    Console(highlight=False, width=None if sys.stdout.isatty() else NEVER_BREAK).print(*lines, sep="\n")
 
 
 @contextmanager
@@ -310,13 +245,5 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def _config(path: Path | None, given: dict[str, Any]) -> Config:
-    return load_config(path, os.environ, {key: value for key, value in given.items() if value is not None})
-
-
-def _existing_data_dir(config_path: Path | None, data_dir: str | None) -> Path:
-    """The data directory for a command that only reads."""
-    folder = _config(config_path, {"data_dir": data_dir}).data_dir
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: there is no such folder; name the data directory with --data-dir")
-    return folder
+for command in COMMANDS:
+    main.add_command(command)

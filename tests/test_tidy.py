@@ -37,7 +37,9 @@ MAY_IMPORT = {
     "daemon": WORDS | {"assets", "wire", "context", "store", "embedding"},
     "demo": WORDS | {"assets", "wire", "context", "store", "embedding", "daemon"},
     "commands": WORDS | {"store", "daemon"},
-    "cli": WORDS | {"config_loading", "assets", "wire", "context", "store", "embedding", "daemon", "demo", "commands"},
+    "cli_flags": WORDS | {"config_loading"},
+    "cli_memory": WORDS | {"cli_flags", "commands"},
+    "cli": WORDS | {"cli_flags", "cli_memory", "store", "daemon", "demo", "commands"},
     "__main__": {"cli"},
 }
 """For each package or module right below `memd`: what it may import besides itself and `memd` (the version)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
@@ -19,6 +19,7 @@ from memd.daemon.relay import read_body
 from memd.daemon.service import Daemon
 from memd.daemon.topics import Topic
 from memd.errors import BadQuestion, NotFound
+from memd.store.backup import Report
 from memd.store.backup import backup as back_up
 
 BODY_BYTES_MAX = 4 << 20
@@ -52,7 +53,14 @@ class AskedBackup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """An absolute path: new, empty or an earlier backup."""
 
 
-async def correct(daemon: Daemon, request: web.Request, _: str) -> dict[str, Any]:
+class Corrected(msgspec.Struct, frozen=True):
+    """The canonical_ids of what was appended, and the ids that could not be corrected."""
+
+    applied: tuple[int, ...]
+    failed: tuple[str, ...] = ()
+
+
+async def correct(daemon: Daemon, request: web.Request, _: str) -> Corrected:
     """Apply one correction."""
     asked = await _decoded(request, daemon, AskedCorrection)
     if not asked.chunk_ids:
@@ -64,26 +72,25 @@ async def correct(daemon: Daemon, request: web.Request, _: str) -> dict[str, Any
     with topic.held():
         applied, failed = await history.correct(daemon, topic, [correction])
     _tell(daemon, topic, applied)
-    return {"applied": applied, "failed": failed}
+    return Corrected(applied, failed)
 
 
-async def undo(daemon: Daemon, request: web.Request, _: str) -> dict[str, Any]:
+async def undo(daemon: Daemon, request: web.Request, _: str) -> Corrected:
     """Append the state before an entry."""
     asked = await _decoded(request, daemon, AskedUndo)
     topic = await _topic(daemon, asked.topic_id)
     with topic.held():
         applied = await history.undo(daemon, topic, asked.canonical_id, asked.reason)
     _tell(daemon, topic, applied)
-    return {"applied": applied}
+    return Corrected(applied)
 
 
-async def backup(daemon: Daemon, request: web.Request, _: str) -> Any:
+async def backup(daemon: Daemon, request: web.Request, _: str) -> Report:
     """Back up into a folder of this machine."""
     folder = Path((await _decoded(request, daemon, AskedBackup)).folder)
     if not folder.is_absolute():
         raise BadQuestion(f"{folder}: give an absolute path; this daemon's working directory is not yours")
-    report = await asyncio.get_running_loop().run_in_executor(None, back_up, daemon.config.data_dir, folder)
-    return msgspec.to_builtins(report, enc_hook=str)
+    return await asyncio.get_running_loop().run_in_executor(None, back_up, daemon.config.data_dir, folder)
 
 
 async def _decoded(request: web.Request, daemon: Daemon, kind: type[Asked]) -> Asked:

@@ -9,14 +9,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from importlib import resources
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from memd import __version__
 from memd.chunks import checked_topic_id
+from memd.context.conversation import Conversation
 from memd.daemon import history, searching
 from memd.daemon.receipts import Receipt, summary
 from memd.daemon.service import Daemon
@@ -24,7 +24,8 @@ from memd.daemon.topics import Topic
 from memd.errors import BadQuestion, NotFound
 from memd.store.export import export as export_log
 from memd.store.log import Snapshot
-from memd.store.survey import survey
+from memd.store.survey import TopicSurvey, survey
+from memd.store.topic_log import TopicStats
 
 QUESTION_CHARACTERS_MAX = 100_000
 PAGE_MAX = 500
@@ -37,31 +38,131 @@ CHUNK_TURNS_MAX = 20
 Result = TypeVar("Result")
 
 
-async def health(daemon: Daemon, request: web.Request, _: str) -> dict[str, Any]:
+class UpstreamHealth(msgspec.Struct, frozen=True):
+    """The model server as last seen."""
+
+    url: str
+    reachable: bool
+    window: int | None
+    """Tokens of its context; None: it does not say."""
+
+
+class Health(msgspec.Struct, frozen=True):
+    """Whether it runs, on which folder, and whether the model server answers."""
+
+    status: Literal["ok"]
+    version: str
+    data_dir: str
+    topics: int
+    """That are open."""
+    upstream: UpstreamHealth
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """What is in memory, and by name what redaction has replaced since the start (None: it is off)."""
+
+    data_dir: str
+    memory_bytes: int
+    memory_bytes_max: int
+    redacted: dict[str, int] | None
+    topics: dict[str, TopicStats]
+
+
+class KnownTopic(TopicSurvey, frozen=True, kw_only=True):
+    """A topic on disk, and what waits in its buffer."""
+
+    is_open: bool
+    conversations: int
+    buffered_tokens: int
+
+
+class KnownTopics(msgspec.Struct, frozen=True):
+    """All topics."""
+
+    topics: list[KnownTopic]
+
+
+class Chunks(msgspec.Struct, frozen=True):
+    """Present states of chunks, latest first."""
+
+    chunks: tuple[history.Event, ...]
+    next: int | None
+    """What to pass as `before` for those that follow; None: there are none."""
+
+
+class BufferedMessage(msgspec.Struct, frozen=True):
+    """One message of a live conversation."""
+
+    role: str | None
+    text: str
+    """Its beginning."""
+    tokens: int
+    stored: bool
+    left_out: bool
+    """It is not in the prompt any more."""
+
+
+class BufferedConversation(msgspec.Struct, frozen=True):
+    """One live conversation."""
+
+    conversation: str
+    messages: int
+    tokens: int
+    """Of what is in the prompt."""
+    left_out: int
+    stored: int
+    last_at: int
+    """Microseconds since the epoch."""
+    latest: list[BufferedMessage]
+
+
+class Buffer(msgspec.Struct, frozen=True):
+    """The live conversations of a topic, the latest first."""
+
+    conversations: list[BufferedConversation]
+
+
+class Turns(msgspec.Struct, frozen=True):
+    """The latest turns, newest first: receipts without their blocks, and with the number of their candidates."""
+
+    turns: list[dict[str, Any]]
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """A turn, what its question would bring up now, and the ids of the chunks that make the difference."""
+
+    turn: Receipt
+    now: searching.SearchAnswer
+    gained: list[str]
+    lost: list[str]
+    kept: list[str]
+
+
+async def health(daemon: Daemon, request: web.Request, _: str) -> Health:
     """Whether it runs, on which folder, and whether the model server answers."""
     facts = daemon.upstream.facts
-    return {
-        "status": "ok",
-        "version": __version__,
-        "data_dir": str(daemon.config.data_dir.resolve()),
-        "topics": len(daemon.topics.opened()),
-        "upstream": {"url": daemon.upstream.url, "reachable": facts.reachable, "window": facts.window},
-    }
+    return Health(
+        "ok",
+        __version__,
+        str(daemon.config.data_dir.resolve()),
+        len(daemon.topics.opened()),
+        UpstreamHealth(daemon.upstream.url, facts.reachable, facts.window),
+    )
 
 
-async def stats(daemon: Daemon, request: web.Request, _: str) -> dict[str, Any]:
+async def stats(daemon: Daemon, request: web.Request, _: str) -> Stats:
     """What is in memory."""
     known = {topic.id: topic.log.stats() for topic in daemon.topics.opened()}
-    return {
-        "data_dir": str(daemon.config.data_dir.resolve()),
-        "memory_bytes": sum(one.memory_bytes for one in known.values()),
-        "memory_bytes_max": daemon.config.store.memory_bytes_max,
-        "redacted": daemon.redactor.told if daemon.redactor else None,
-        "topics": known,
-    }
+    return Stats(
+        data_dir=str(daemon.config.data_dir.resolve()),
+        memory_bytes=sum(one.memory_bytes for one in known.values()),
+        memory_bytes_max=daemon.config.store.memory_bytes_max,
+        redacted=dict(daemon.redactor.told) if daemon.redactor else None,
+        topics=known,
+    )
 
 
-async def topics(daemon: Daemon, request: web.Request, _: str) -> dict[str, Any]:
+async def topics(daemon: Daemon, request: web.Request, _: str) -> KnownTopics:
     """All topics, with what is stored of each and what waits in its buffer."""
     on_disk = await _in_thread(lambda: survey(daemon.config.data_dir))
     is_open = {topic.id: topic for topic in daemon.topics.opened()}
@@ -69,15 +170,16 @@ async def topics(daemon: Daemon, request: web.Request, _: str) -> dict[str, Any]
     for one in on_disk:
         topic = is_open.get(one.topic_id)
         conversations = [] if topic is None else topic.buffer.conversations()
+        tokens = sum(talk.tokens_between(talk.left_out, len(talk)) for talk in conversations)
         told.append(
-            msgspec.to_builtins(one)
-            | {
-                "is_open": topic is not None,
-                "conversations": len(conversations),
-                "buffered_tokens": sum(talk.tokens_between(talk.left_out, len(talk)) for talk in conversations),
-            }
+            KnownTopic(
+                **{name: getattr(one, name) for name in one.__struct_fields__},
+                is_open=topic is not None,
+                conversations=len(conversations),
+                buffered_tokens=tokens,
+            )
         )
-    return {"topics": told}
+    return KnownTopics(told)
 
 
 async def search(daemon: Daemon, request: web.Request, _: str) -> searching.SearchAnswer:
@@ -98,7 +200,7 @@ async def log_page(daemon: Daemon, request: web.Request, _: str) -> history.Page
         return await _in_thread(lambda: history.log_page(snapshots, before=before, limit=limit))
 
 
-async def chunks(daemon: Daemon, request: web.Request, _: str) -> dict[str, Any]:
+async def chunks(daemon: Daemon, request: web.Request, _: str) -> Chunks:
     """The present state of chunks."""
     before, limit = _page(request)
     contains, gone_too = request.query.get("contains", ""), request.query.get("all") == "1"
@@ -106,7 +208,7 @@ async def chunks(daemon: Daemon, request: web.Request, _: str) -> dict[str, Any]
         page = await _in_thread(
             lambda: history.chunks_page(snapshots, before=before, limit=limit, contains=contains, gone_too=gone_too)
         )
-    return {"chunks": page.events, "next": page.next}
+    return Chunks(page.events, page.next)
 
 
 async def chunk(daemon: Daemon, request: web.Request, named: str) -> history.ChunkStory:
@@ -122,45 +224,43 @@ async def chunk(daemon: Daemon, request: web.Request, named: str) -> history.Chu
     return msgspec.structs.replace(story, turns=tuple(one.turn_id for one in turns_))
 
 
-async def buffer(daemon: Daemon, request: web.Request, _: str) -> dict[str, Any]:
+async def buffer(daemon: Daemon, request: web.Request, _: str) -> Buffer:
     """The live conversations of a topic: what is in the prompt, what is stored, what is both."""
     topic_id = checked_topic_id(request.query.get("topic", ""))
     topic = next((one for one in daemon.topics.opened() if one.id == topic_id), None)
-    if topic is None:
-        return {"conversations": []}
-    told = []
-    for talk in topic.buffer.conversations():
-        start = max(0, len(talk) - LATEST_MESSAGES)
-        latest = [
-            {
-                "role": item.message.role if item.message is not None else None,
-                "text": (item.message.text if item.message is not None else "")[:PREVIEW_CHARACTERS],
-                "tokens": item.tokens,
-                "stored": position < talk.stored,
-                "left_out": position < talk.left_out,
-            }
-            for position, item in enumerate(talk.messages[start:], start)
-        ]
-        told.append(
-            {
-                "conversation": talk.id,
-                "messages": len(talk),
-                "tokens": talk.tokens_between(talk.left_out, len(talk)),
-                "left_out": talk.left_out,
-                "stored": talk.stored,
-                "last_at": int(talk.used_at * 1e6),
-                "latest": latest,
-            }
+    talks = [] if topic is None else [_conversation(talk) for talk in topic.buffer.conversations()]
+    return Buffer(sorted(talks, key=lambda talk: -talk.last_at))
+
+
+def _conversation(talk: Conversation) -> BufferedConversation:
+    start = max(0, len(talk) - LATEST_MESSAGES)
+    latest = [
+        BufferedMessage(
+            role=None if item.message is None else item.message.role,
+            text="" if item.message is None else item.message.text[:PREVIEW_CHARACTERS],
+            tokens=item.tokens,
+            stored=position < talk.stored,
+            left_out=position < talk.left_out,
         )
-    return {"conversations": sorted(told, key=lambda one: -one["last_at"])}
+        for position, item in enumerate(talk.messages[start:], start)
+    ]
+    return BufferedConversation(
+        conversation=talk.id,
+        messages=len(talk),
+        tokens=talk.tokens_between(talk.left_out, len(talk)),
+        left_out=talk.left_out,
+        stored=talk.stored,
+        last_at=int(talk.used_at * 1e6),
+        latest=latest,
+    )
 
 
-async def turns(daemon: Daemon, request: web.Request, _: str) -> dict[str, Any]:
+async def turns(daemon: Daemon, request: web.Request, _: str) -> Turns:
     """The latest turns, without their blocks."""
     found = await daemon.receipts.latest(
         _limit(request), topic_id=request.query.get("topic"), before=request.query.get("before"), uuid=None
     )
-    return {"turns": [summary(receipt) for receipt in found]}
+    return Turns([summary(receipt) for receipt in found])
 
 
 async def turn(daemon: Daemon, request: web.Request, named: str) -> Receipt:
@@ -168,7 +268,7 @@ async def turn(daemon: Daemon, request: web.Request, named: str) -> Receipt:
     return await _receipt(daemon, named)
 
 
-async def replay(daemon: Daemon, request: web.Request, named: str) -> dict[str, Any]:
+async def replay(daemon: Daemon, request: web.Request, named: str) -> Replay:
     """What the same question would bring up now, beside what it did."""
     receipt = await _receipt(daemon, named)
     if receipt.question is None:
@@ -184,13 +284,13 @@ async def replay(daemon: Daemon, request: web.Request, named: str) -> dict[str, 
     kept_then = {searching.INJECTED, searching.EARLIER}
     then = {one.uuid: one.id for one in receipt.candidates if one.verdict in kept_then}
     since = {one.uuid: one.id for one in now.chunks if one.verdict == searching.INJECTED}
-    return {
-        "turn": receipt,
-        "now": now,
-        "gained": [id_ for uuid, id_ in since.items() if uuid not in then],
-        "lost": [id_ for uuid, id_ in then.items() if uuid not in since],
-        "kept": [id_ for uuid, id_ in then.items() if uuid in since],
-    }
+    return Replay(
+        turn=receipt,
+        now=now,
+        gained=[id_ for uuid, id_ in since.items() if uuid not in then],
+        lost=[id_ for uuid, id_ in then.items() if uuid not in since],
+        kept=[id_ for uuid, id_ in then.items() if uuid in since],
+    )
 
 
 async def events(daemon: Daemon, request: web.Request, _: str) -> web.StreamResponse:
@@ -220,11 +320,6 @@ async def export(daemon: Daemon, request: web.Request, _: str) -> web.StreamResp
         await response.write(part)
     await response.write_eof()
     return response
-
-
-async def openapi(daemon: Daemon, request: web.Request, _: str) -> web.StreamResponse:
-    """The description of these routes."""
-    return web.Response(body=(resources.files("memd") / "openapi.json").read_bytes(), content_type="application/json")
 
 
 def _encoded(lines: Iterator[dict[str, Any]]) -> Iterator[bytes]:

@@ -143,27 +143,36 @@ async def running(config: Config, model: Path | None = None, files: Files | None
         daemon = Daemon(config, store, Encoder(embedder), counter, upstream, tasks, redactor)
         stack.push_async_callback(daemon.close)
         await upstream.refresh(wait=True)
-        tending = [
-            tasks.spawn(_wake(daemon), "wake"),
-            tasks.spawn(daemon.archiver.tend(daemon.topics), "tend"),
-        ]
-        runner = _runner(daemon)
-        await runner.setup()
-        assert runner.server is not None, "it was set up"
-        server = await served(runner.server, listener, config.limits)
-        daemon.base_url = f"http://{_shown_host(config.listen.host)}:{listener.getsockname()[1]}"
-        address = config.data_dir / ADDRESS_NAME
-        try:
-            await loop.run_in_executor(None, _say_where, store.files, address, daemon.base_url)
+        async with _listening(daemon, listener):
             yield daemon
-        finally:
-            await loop.run_in_executor(None, store.files.remove, address)
-            server.close()
-            daemon.receipts.end()
-            await runner.cleanup()
-            for task in tending:
-                task.cancel()
-            await tasks.finish(timeout_seconds=config.shutdown.grace_seconds)
+
+
+@asynccontextmanager
+async def _listening(daemon: Daemon, listener: socket.socket) -> AsyncIterator[None]:
+    """The daemon at work: it tends its topics and answers; in the end, replies in flight have their time of grace."""
+    config, tasks, loop = daemon.config, daemon.tasks, asyncio.get_running_loop()
+    tending = [
+        tasks.spawn(_wake(daemon), "wake"),
+        tasks.spawn(daemon.archiver.tend(daemon.topics), "tend"),
+    ]
+    runner = _runner(daemon)
+    await runner.setup()
+    assert runner.server is not None, "it was set up"
+    server = await served(runner.server, listener, config.limits)
+    daemon.base_url = f"http://{_shown_host(config.listen.host)}:{listener.getsockname()[1]}"
+    files, address = daemon.store.files, config.data_dir / ADDRESS_NAME
+    try:
+        await loop.run_in_executor(None, _say_where, files, address, daemon.base_url)
+        yield
+    finally:
+        with contextlib.suppress(StoreError):  # who reads a stale one finds nobody there
+            await loop.run_in_executor(None, files.remove, address)
+        server.close()
+        daemon.receipts.end()
+        await runner.cleanup()
+        for task in tending:
+            task.cancel()
+        await tasks.finish(timeout_seconds=config.shutdown.grace_seconds)
 
 
 def _say_where(files: Files, address: Path, url: str) -> None:

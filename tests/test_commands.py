@@ -1,0 +1,113 @@
+"""`memd turn`, `log`, `show`, `correct` and `undo`: as a user runs them, with a daemon and without."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess, wait_until
+from recording_upstream import RecordingUpstream
+
+FACTS = (
+    "For the booking service we chose PostgreSQL because exclusion constraints rule out double bookings of a room.",
+    "The build fails with ERR_7421 when the artefact cache has run out of inodes; clear the folder objects.",
+)
+QUESTION = "Why did we choose PostgreSQL for bookings?"
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+@pytest.fixture(params=["with a daemon", "without"])
+def told(make_daemon: MakeDaemon, upstream: RecordingUpstream, request: pytest.FixtureRequest) -> DaemonProcess:
+    """A log with two facts and a turn in which one of them was shown; its daemon runs, or has ended."""
+    daemon = make_daemon(upstream.url, {"buffer": {"idle_seconds": 0.1}}).start()
+    for fact in FACTS:
+        daemon.chat([said(fact)], memory_in={"topic_id": "work"})
+    wait_until(lambda: len(daemon.export()) == len(FACTS), lambda: f"stored: {daemon.export()}")
+    daemon.chat([said(QUESTION)], headers={"X-Memory-Mode": "readonly"}, memory_in={"topic_id": "work"})
+    wait_until(lambda: "injected" in daemon.run("turn").stdout, lambda: daemon.run("turn").stdout)
+    if request.param == "without":
+        assert daemon.terminate() == 0
+    return daemon
+
+
+def out(daemon: DaemonProcess, *arguments: str) -> str:
+    done = daemon.run(*arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def events(daemon: DaemonProcess) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(out(daemon, "log", "--json"))["events"]
+    return found
+
+
+def latest_turn(daemon: DaemonProcess) -> str:
+    turn_id: str = json.loads(out(daemon, "turn", "--json", "--limit", "1"))["turns"][0]["turn_id"]
+    return turn_id
+
+
+def test_a_turn_is_explained(told: DaemonProcess) -> None:
+    listed = out(told, "turn", "--topic", "work")
+    assert latest_turn(told) in listed and QUESTION in listed
+    explained = out(told, "turn", latest_turn(told))
+    assert "[memory] Excerpts" in explained and FACTS[0] in explained and QUESTION in explained
+    assert re.search(r"memory took \d+ tokens", explained)
+    assert re.search(r"[0-9a-f]{4}\s.*\sinjected", explained)
+    refused = told.run("turn", "0123456789abcdef")
+    assert refused.returncode == 1 and "no receipt" in refused.stderr
+
+
+def test_a_correction_its_effect_and_its_undo(told: DaemonProcess) -> None:
+    [chunk] = [event for event in events(told) if "PostgreSQL" in event["content"]]
+    done = out(told, "correct", chunk["id"], "--update", "We moved to SQLite in May.", "--reason", "simpler")
+    assert done.count("appended entry") == 2
+    shown = out(told, "log", "--limit", "2")
+    assert "because: simpler" in shown and "We moved to SQLite" in shown
+    story = out(told, "show", chunk["id"])
+    assert "is taken out" in story and "Its place was taken by" in story and FACTS[0] in story
+    replayed = out(told, "turn", latest_turn(told), "--replay")
+    assert f"- {chunk['id']}" in replayed and "SQLite" in replayed.partition("The same question now")[2]
+    entry = next(event for event in events(told) if event["event"] == "Update")["canonical_id"]
+    assert out(told, "undo", str(entry), "--reason", "no, we did not").count("appended entry") == 2
+    assert "counts" in out(told, "show", chunk["id"]).splitlines()[0]
+    assert "nothing is different" in out(told, "turn", latest_turn(told), "--replay")
+    assert told.run("verify").returncode == 0
+
+
+@pytest.mark.parametrize(("flag", "multiplier"), [("--helpful", 1.5), ("--unhelpful", 1 / 1.5)])
+def test_praise_and_blame(told: DaemonProcess, flag: str, multiplier: float) -> None:
+    chunk = events(told)[0]
+    out(told, "correct", f"[mem:{chunk['id']}]", flag)
+    assert events(told)[0]["multiplier"] == pytest.approx(multiplier)
+
+
+def test_a_chunk_is_taken_out(told: DaemonProcess) -> None:
+    chunk = events(told)[0]
+    out(told, "correct", chunk["uuid"], "--deprecate", "--topic", "work", "--reason", "wrong")
+    assert "is taken out" in out(told, "show", chunk["id"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["correct", "a3f9"], "--deprecate"),
+        (["correct", "a3f9", "--helpful", "--deprecate"], "say what"),
+        (["correct", "a3f9", "--update", "  "], "needs a text"),
+        (["correct", "../etc", "--helpful"], "no chunk's id"),
+        (["show", "?"], "no chunk's id"),
+        (["undo", "12"], "no entry 12"),
+        (["log", "--before", "soon"], "no time"),
+        (["turn", "../x"], "no turn's id"),
+    ],
+)
+def test_wrong_usage_says_what_to_do(told: DaemonProcess, arguments: list[str], says: str) -> None:
+    before = told.export()
+    refused = told.run(*arguments)
+    assert refused.returncode == 2 and says in refused.stderr and refused.stderr.count("\n") == 1
+    assert told.export() == before
