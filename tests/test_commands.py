@@ -80,11 +80,11 @@ def test_a_correction_its_effect_and_its_undo(told: DaemonProcess) -> None:
     assert told.run("verify").returncode == 0
 
 
-@pytest.mark.parametrize(("flag", "multiplier"), [("--helpful", 1.5), ("--unhelpful", 1 / 1.5)])
-def test_praise_and_blame(told: DaemonProcess, flag: str, multiplier: float) -> None:
+def test_praise_and_blame(told: DaemonProcess) -> None:
     chunk = events(told)[0]
-    out(told, "correct", f"[mem:{chunk['id']}]", flag)
-    assert events(told)[0]["multiplier"] == pytest.approx(multiplier)
+    for flag, multiplier in (("--helpful", 1.5), ("--unhelpful", 1), ("--unhelpful", 1 / 1.5)):
+        out(told, "correct", f"[mem:{chunk['id']}]", flag)
+        assert events(told)[0]["multiplier"] == pytest.approx(multiplier)
 
 
 def test_a_chunk_is_taken_out(told: DaemonProcess) -> None:
@@ -93,9 +93,9 @@ def test_a_chunk_is_taken_out(told: DaemonProcess) -> None:
     assert "is taken out" in out(told, "show", chunk["id"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
+def test_wrong_usage_says_what_to_do(told: DaemonProcess) -> None:
+    before = told.export()
+    for arguments, says in (
         (["correct", "a3f9"], "--deprecate"),
         (["correct", "a3f9", "--helpful", "--deprecate"], "say what"),
         (["correct", "a3f9", "--update", "  "], "needs a text"),
@@ -104,10 +104,7 @@ def test_a_chunk_is_taken_out(told: DaemonProcess) -> None:
         (["undo", "12"], "no entry 12"),
         (["log", "--before", "soon"], "no time"),
         (["turn", "../x"], "no turn's id"),
-    ],
-)
-def test_wrong_usage_says_what_to_do(told: DaemonProcess, arguments: list[str], says: str) -> None:
-    before = told.export()
-    refused = told.run(*arguments)
-    assert refused.returncode == 2 and says in refused.stderr and refused.stderr.count("\n") == 1
+    ):
+        refused = told.run(*arguments)
+        assert refused.returncode == 2 and says in refused.stderr and refused.stderr.count("\n") == 1, arguments
     assert told.export() == before
