@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from memd import __version__
+from memd import __version__, cli_check
 from memd.config import Config
 from memd.config_loading import load_config
 from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError, StoreError
@@ -285,6 +285,9 @@ def stats(config_path: Path | None, data_dir: str | None, as_json: bool) -> int:
 
         Console().print(*table(figures), sep="\n")
     return 0
+
+
+cli_check.add_to(main, _settings_flags)
 
 
 def _print(lines: Sequence[RenderableType]) -> None:

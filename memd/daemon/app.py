@@ -122,7 +122,7 @@ async def running(config: Config, model: Path | None = None, files: Files | None
         MemdError: the port, the data directory, the model or the embedding model cannot be used.
     """
     async with AsyncExitStack() as stack:
-        listener = _bound(config)
+        listener = bound(config)
         stack.callback(listener.close)
         loop = asyncio.get_running_loop()
         embedding = loop.run_in_executor(None, load_embedder, config.embedding.model, config.embedding.threads)
@@ -232,7 +232,12 @@ def _announce(daemon: Daemon, seconds: float) -> None:
     sys.stdout.flush()
 
 
-def _bound(config: Config) -> socket.socket:
+def bound(config: Config) -> socket.socket:
+    """A socket at the address that the settings name; it does not listen yet.
+
+    Raises:
+        MemdError: the address cannot be used.
+    """
     host, port = config.listen.host, config.listen.port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
