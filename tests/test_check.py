@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import yaml
 from chat_templates import ALTERNATING
+from click.testing import CliRunner
 from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
 from daemon_process import DaemonProcess, clean_environment, wait_until
 from full_disk import FullDisk
@@ -24,6 +26,7 @@ from tiny_model import write_scripted_model
 
 from memd.assets import ranks_bytes
 from memd.chunks import Draft
+from memd.cli import main
 from memd.commands.check import line, outcomes
 from memd.commands.checks import data, installation
 from memd.commands.checks.outcome import Outcome, ok
@@ -51,16 +54,15 @@ class Place:
 
     def check(self, *flags: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
         """The exit code, and the outcomes by their check."""
-        command = [sys.executable, "-m", "memd", "check", "--json", "--config", str(self.config), *flags]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
-        assert "Traceback" not in done.stderr
+        command = ["check", "--json", "--config", str(self.config), *flags]
+        done = CliRunner().invoke(main, command, env=dict.fromkeys(set(os.environ) - set(clean_environment())))
         report = json.loads(done.stdout)
-        assert report["ok"] == (done.returncode == 0)
+        assert report["ok"] == (done.exit_code == 0)
         found: dict[str, list[dict[str, str]]] = {}
         for outcome in report["checks"]:
             found.setdefault(outcome["check"], []).append(outcome)
             assert outcome["mark"] == "ok" or outcome["remedy"], outcome
-        return done.returncode, found
+        return done.exit_code, found
 
     def failures(self, *flags: str) -> dict[str, str]:
         """What failed: the check, and what is said about it and what to do."""
@@ -230,7 +232,7 @@ def test_a_tokenizer_that_counts_otherwise_fails(place: Place, monkeypatch: pyte
 
 
 def test_a_dependency_of_another_version_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation.metadata, "requires", lambda _: ["numpy<1", 'openai<1; extra == "test"'])
+    monkeypatch.setattr(metadata, "requires", lambda _: ["numpy<1", 'openai<1; extra == "test"'])
     found = [outcome for outcome in told(place) if outcome.mark == "failed"]
     assert [outcome.check for outcome in found] == ["installation"]
     assert "numpy is" in found[0].said and "openai" not in found[0].said
