@@ -13,7 +13,9 @@ from memd.cli import main
 from memd.config_loading import known_keys
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "memd").rglob("*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(p for folder in ("docs", "memd", "packaging") for p in (ROOT / folder).rglob("*.md"))]
+)
 LISTS = {"ingest.ignore"}  # too long for a table: the page refers to config.yaml
 
 COMMANDS = {name: command for name, command in main.commands.items() if not command.hidden}
