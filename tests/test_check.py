@@ -94,15 +94,17 @@ def contents(folder: Path) -> dict[str, bytes | None]:
     return {str(path): path.read_bytes() if path.is_file() else None for path in paths}
 
 
-def fill(data_dir: Path, fingerprint: str = installation.KNOWN_FINGERPRINT, entries: int = 5) -> None:
-    """Put entries into a log, as if a model with this fingerprint had embedded them."""
-    store = Store.open(data_dir, dimension=384, fingerprint=fingerprint, segment_entries_max=100)
-    for number in range(entries):
+def fill(data_dir: Path, fingerprint: str = installation.KNOWN_FINGERPRINT, segment_entries_max: int = 100) -> None:
+    """Put five entries into a log, as if a model with this fingerprint had embedded them."""
+    store = Store.open(data_dir, dimension=384, fingerprint=fingerprint, segment_entries_max=segment_entries_max)
+    for number in range(5):
         vector = np.zeros(384, dtype="<f4")
         vector[number] = 1
         text = f"user: sentence {number} about bicycles"
         draft = Draft(uuid=os.urandom(16), content=text, vector=vector.tobytes(), created_at=1, roles=("user",))
         store.topic("default").append([draft])
+    for segment_id in store.topic("default").unsealed():
+        store.topic("default").seal(segment_id)
     store.close()
 
 
@@ -208,8 +210,9 @@ def test_who_holds_the_lock_without_answering_is_named(place: Place) -> None:
     assert set(failures) == {"lock"} and f"pid {holder.pid}," in failures["lock"]
 
 
-def test_chunks_of_another_model_need_to_be_embedded_again(place: Place) -> None:
-    fill(place.data_dir, fingerprint="another model")
+@pytest.mark.parametrize("segment_entries_max", [100, 2])
+def test_chunks_of_another_model_need_to_be_embedded_again(segment_entries_max: int, place: Place) -> None:
+    fill(place.data_dir, "another model", segment_entries_max)
     warnings = place.warnings()
     assert set(warnings) == {"embedding model"}
     assert "5 stored chunks" in warnings["embedding model"] and "memd reembed" in warnings["embedding model"]

@@ -43,7 +43,7 @@ def access(config: Config, path: Path | None, places: Mapping[str, str]) -> Outc
         said = f"{host} can be reached by others, and auth.token has only {counted(len(token), 'character')}"
         return warning(ACCESS, said, "take a longer one, for example what `openssl rand -hex 24` prints")
     if is_open:
-        said = f"{host} can be reached by others; each request has to show auth.token, which the network can read"
+        said = f"{host} can be reached by others; each request has to show auth.token, and nothing is encrypted"
         return ok(ACCESS, said, "put a TLS proxy before it where the network is not yours alone")
     return ok(ACCESS, "only this machine, " + ("with auth.token" if token else "without a token"))
 
