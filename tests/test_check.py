@@ -342,7 +342,7 @@ def test_live_remembers_across_conversations_and_leaves_no_trace(make_daemon: Ma
     done = daemon.run("check", "--live", "--json", "--config", str(daemon.config))
     live = [outcome for outcome in json.loads(done.stdout)["checks"] if outcome["check"] == "live"]
     assert done.returncode == 0 and [outcome["mark"] for outcome in live] == ["ok", "ok"], done.stdout
-    assert daemon.base_url in live[0]["said"] and "memory injected" in live[0]["said"]
+    assert daemon.base_url in live[0]["said"] and "its memory answers" in live[0]["said"]
     assert "the model was shown it" in live[1]["said"]
     assert contents(daemon.data_dir) == before
     assert daemon.restart().run("verify").returncode == 0 and len(daemon.export()) == 1

@@ -1,7 +1,7 @@
 """A rehearsal of what memd is for, with the real model server: for `memd check --live`.
 
 Rule: nothing of it stays. What is told goes into the log of a daemon of its own, in a temporary folder that is removed;
-of a running daemon only a question is asked that leaves no trace (`X-Memory-Mode: readonly`).
+a running daemon only passes a request on (`X-Memory-Mode: off`).
 """
 
 from __future__ import annotations
@@ -65,10 +65,8 @@ def rehearsed(config: Config, model: str) -> Answer:
 
 
 def glanced(base_url: str, token: str, model: str) -> Answer:
-    """Ask a running daemon something that leaves no trace in it."""
-    return asyncio.run(
-        _glanced(base_url, {"X-Memory-Mode": "readonly"} | ({TOKEN_HEADER: token} if token else {}), model)
-    )
+    """Have a running daemon pass a question on to the model, past its memory."""
+    return asyncio.run(_glanced(base_url, {"X-Memory-Mode": "off"} | ({TOKEN_HEADER: token} if token else {}), model))
 
 
 async def _rehearsed(config: Config, model: str) -> Answer:

@@ -12,7 +12,8 @@ from memd.commands.running import RunningDaemon
 from memd.config import Config
 from memd.context.compaction import WINDOW_UNKNOWN_HARD_TOKENS
 from memd.daemon.probing import UpstreamProbe, probed
-from memd.daemon.rehearsing import EXPECTED, Answer, glanced, rehearsed
+from memd.daemon.rehearsing import ASKED, EXPECTED, Answer, glanced, rehearsed
+from memd.errors import MemdError
 from memd.wording import counted
 
 UPSTREAM, WINDOW, COUNTS, PLACEMENT, LIVE = "upstream", "model", "exact counts", "placement", "live"
@@ -36,7 +37,7 @@ def upstream(config: Config) -> tuple[UpstreamProbe, list[Outcome]]:
 
 
 def live(config: Config, probe: UpstreamProbe, daemon: RunningDaemon | None) -> Iterator[Outcome]:
-    """Something is told and asked for in a new conversation; and a running daemon is asked, without a trace."""
+    """Something is told and asked for in a new conversation; a running daemon is asked what leaves no trace in it."""
     if daemon is not None:
         yield _judged_glance(daemon, glanced(daemon.url, config.auth.token, probe.model or "any"))
     yield _judged_rehearsal(rehearsed(config, probe.model or "any"))
@@ -95,10 +96,11 @@ def _judged_glance(daemon: RunningDaemon, answer: Answer) -> Outcome:
     problem = _problem(answer)
     if problem is not None:
         return problem
-    if answer.memory_status.startswith("degraded"):
-        said = f"{name} answered, but without its memory: {answer.memory_status}"
-        return failed(LIVE, said, "its log on stderr says why; see X-Memory-Status in docs/protocol.md")
-    return ok(LIVE, f"{name} answers a chat request (readonly, memory {answer.memory_status})")
+    try:
+        daemon.get("/memd/search", q=ASKED)
+    except MemdError as error:
+        return failed(LIVE, f"{name} answers, but not its memory: {error}", "its log on stderr says why")
+    return ok(LIVE, f"{name} passes a chat request on, and its memory answers a search")
 
 
 def _judged_rehearsal(answer: Answer) -> Outcome:
