@@ -17,9 +17,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from memd import __version__
+from memd import __version__, cli_check, cli_memory
 from memd.cli_flags import FOUND_SOMETHING, WRONG_USAGE, config_of, existing_data_dir, print_lines, settings_flags
-from memd.cli_memory import COMMANDS
 from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError, StoreError
 from memd.wording import counted, tallied
 
@@ -245,5 +244,5 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-for command in COMMANDS:
+for command in (*cli_memory.COMMANDS, *cli_check.COMMANDS):
     main.add_command(command)

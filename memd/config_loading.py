@@ -54,10 +54,7 @@ def load_config(path: Path | None, env: Mapping[str, str], overrides: Mapping[st
     Raises:
         ConfigError: a file that cannot be read, or a setting that is unknown or not allowed.
     """
-    if path is None and env.get(CONFIG_VARIABLE):
-        path = Path(env[CONFIG_VARIABLE])
-    elif path is None and DEFAULT_PATH.exists():
-        path = DEFAULT_PATH
+    path = _settings_file(path, env)
     data_dir = (path.parent if path else Path()) / Config().data_dir
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
@@ -75,6 +72,18 @@ def load_config(path: Path | None, env: Mapping[str, str], overrides: Mapping[st
     return config
 
 
+def places_of_settings(
+    path: Path | None, env: Mapping[str, str], overrides: Mapping[str, object]
+) -> tuple[Path | None, dict[str, str]]:
+    """The settings file that `load_config` reads for the same arguments, and where each setting that holds was given.
+
+    Raises:
+        ConfigError: see `load_config`, which checks more.
+    """
+    path = _settings_file(path, env)
+    return path, {setting.key: setting.place for setting in _given(path, env, overrides) if setting.key in _KEYS}
+
+
 _GROUPS = frozenset(field.name for field in msgspec.structs.fields(Config) if field.name != "data_dir")
 _KEYS = known_keys()
 _PARTNERS = {
@@ -84,6 +93,15 @@ _PARTNERS = {
     "chunking.overlap_tokens": ("chunking.window_tokens",),
 }
 """Settings that must fit another one: whichever was given is the place to name."""
+
+
+def _settings_file(path: Path | None, env: Mapping[str, str]) -> Path | None:
+    """The one that was named, else the one of the environment, else the one in the working directory."""
+    if path is None and env.get(CONFIG_VARIABLE):
+        return Path(env[CONFIG_VARIABLE])
+    if path is None and DEFAULT_PATH.exists():
+        return DEFAULT_PATH
+    return path
 
 
 def _given(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, object]) -> Iterator[Setting]:

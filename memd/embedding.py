@@ -128,12 +128,13 @@ class FastembedEmbedder:
         return _unit(np.asarray(vector, dtype=np.float32))
 
 
-def load_embedder(model: str, threads: int) -> Embedder:
+def load_embedder(model: str, threads: int, *, fetch: bool = True) -> Embedder:
     """Load the bundled model (about 0.4 s plus the import) or any text model that fastembed knows and fetches once.
 
     Args:
         model: `bundled` or a name from fastembed's list, in any case.
         threads: threads of one model call.
+        fetch: whether a model that is not on this machine may be fetched.
 
     Raises:
         EmbeddingError: unknown name, or the files could not be fetched or read.
@@ -149,7 +150,7 @@ def load_embedder(model: str, threads: int) -> Embedder:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise EmbeddingError(f"embedding.model {model!r} is neither 'bundled' nor a model that fastembed knows{hint}")
     try:
-        engine = TextEmbedding(name, threads=threads)
+        engine = TextEmbedding(name, threads=threads, local_files_only=not fetch)
         folder = Path(engine.model._model_dir)  # type: ignore[attr-defined]  # fastembed has no public name for it
         files = [known[name]["model_file"], *known[name]["additional_files"], "tokenizer.json"]
         return FastembedEmbedder(model, engine, _fingerprint(folder, files))

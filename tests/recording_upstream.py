@@ -57,8 +57,8 @@ class RecordingUpstream:
 
 
 @contextmanager
-def recording_upstream(*, window: int = 4096) -> Iterator[RecordingUpstream]:
-    """Serve on a free loopback port; `/props` tells a window of `window` tokens, there is no template probe."""
+def recording_upstream(*, window: int | None = 4096) -> Iterator[RecordingUpstream]:
+    """Serve on a free loopback port; `/props` tells a window of `window` tokens, if any; there is no template probe."""
     upstream = RecordingUpstream()
 
     class Handler(BaseHTTPRequestHandler):
@@ -74,10 +74,10 @@ def recording_upstream(*, window: int = 4096) -> Iterator[RecordingUpstream]:
             body = self._read_body()
             request = Request(self.command, self.path, self.headers.items(), body)
             upstream.requests.append(request)
-            if self.path == "/props":
+            if self.path == "/props" and window is not None:
                 told = {"default_generation_settings": {"n_ctx": window}, "model_alias": "recorded"}
                 self._send(Response((json.dumps(told).encode(),)))
-            elif self.path in ("/apply-template", "/v1/chat/completions/input_tokens"):
+            elif self.path in ("/props", "/apply-template", "/v1/chat/completions/input_tokens"):
                 self._send(Response((b"{}",), status=404))
             else:
                 self._send(upstream.answer(request))

@@ -2,51 +2,19 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from full_disk import FullDisk
 
 from memd.config import Buffer, Compaction, Config, Listen, Log, Upstream
 from memd.daemon.app import running
 from memd.daemon.service import Daemon
-from memd.errors import DiskFull
 from memd.store.export import export
-from memd.store.files import Appender, DiskFiles
 from memd.store.verify import verify
-
-
-class FullDisk(DiskFiles):
-    """The real disk, until `full` is set: from then on nothing can be written."""
-
-    full = False
-
-    def append_to(self, path: Path) -> Appender:
-        return _Appender(super().append_to(path), self, path)
-
-    def create(self, path: Path) -> Appender:
-        self.check(path)
-        return _Appender(super().create(path), self, path)
-
-    def check(self, path: Path) -> None:
-        if self.full:
-            raise DiskFull(f"{path}: the disk is full") from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-class _Appender:
-    def __init__(self, real: Appender, disk: FullDisk, path: Path) -> None:
-        self._real, self._disk, self._path = real, disk, path
-        self.sync, self.truncate, self.close = real.sync, real.truncate, real.close
-
-    def write(self, data: bytes) -> None:
-        if self._disk.full:
-            self._real.write(data[: len(data) // 2])  # a full disk takes what still fits
-        self._disk.check(self._path)
-        self._real.write(data)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from memd.config_loading import known_keys
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "memd").rglob("*.md")])
-PAGES += sorted((ROOT / "clients").glob("*/*.md"))
+PAGES += sorted([*(ROOT / "clients").glob("*/*.md"), *(ROOT / "packaging").glob("*.md")])
 LISTS = {"ingest.ignore"}  # too long for a table: the page refers to config.yaml
 
 COMMANDS = {name: command for name, command in main.commands.items() if not command.hidden}

@@ -36,10 +36,11 @@ MAY_IMPORT = {
     "embedding": WORDS | {"assets"},
     "daemon": WORDS | {"assets", "wire", "context", "store", "embedding"},
     "demo": WORDS | {"assets", "wire", "context", "store", "embedding", "daemon"},
-    "commands": WORDS | {"store", "daemon"},
+    "commands": WORDS | {"config_loading", "assets", "context", "store", "embedding", "daemon"},
     "cli_flags": WORDS | {"config_loading"},
     "cli_memory": WORDS | {"cli_flags", "commands"},
-    "cli": WORDS | {"cli_flags", "cli_memory", "store", "daemon", "demo", "commands"},
+    "cli_check": WORDS | {"cli_flags", "commands"},
+    "cli": WORDS | {"cli_flags", "cli_check", "cli_memory", "store", "daemon", "demo", "commands"},
     "__main__": {"cli"},
 }
 """For each package or module right below `memd`: what it may import besides itself and `memd` (the version)."""
@@ -215,7 +216,7 @@ def test_a_module_opens_with_what_it_is_for_and_its_rule(module: Module) -> None
 
 def texts() -> Iterator[Path]:
     """The text files that people read, without what tools wrote."""
-    for folder in ("memd", "tests", "docs", "bench", "clients", ".ci"):
+    for folder in ("memd", "tests", "docs", "bench", "clients", "packaging", ".ci"):
         yield from (ROOT / folder).rglob("*")
     yield from ROOT.glob("*.*")
     yield ROOT / "Makefile"
@@ -223,7 +224,7 @@ def texts() -> Iterator[Path]:
 
 def written() -> Iterator[tuple[Path, bytes]]:
     """What people wrote, not what was installed or made by tools."""
-    suffixes = {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".ts", ".txt", ".sh", ".svg", ""}
+    suffixes = {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".ts", ".txt", ".sh", ".svg", ".service", ".plist", ""}
     generated = {"node_modules", "__pycache__", "dist"}
     for path in texts():
         if path.is_file() and path.suffix in suffixes and not generated & set(path.parts):

@@ -6,6 +6,7 @@ listens there by now is not.
 
 from __future__ import annotations
 
+import http.client
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -39,11 +40,18 @@ class RunningDaemon:
             url = (data_dir / ADDRESS_NAME).read_text()
             if not url.startswith("http://"):
                 return None
-            daemon = cls(url, token)
-            health = msgspec.json.decode(daemon._asked("/memd/health", None, GLANCE_SECONDS_MAX), type=dict[str, Any])
-        except (OSError, ValueError, msgspec.MsgspecError, DaemonError):
+        except (OSError, ValueError):
             return None
-        return daemon if health.get("data_dir") == str(data_dir.resolve()) else None
+        daemon = cls(url, token)
+        return daemon if daemon.health().get("data_dir") == str(data_dir.resolve()) else None
+
+    def health(self) -> dict[str, Any]:
+        """What it says of itself: `version`, `data_dir` and more; empty if no memd answers there."""
+        try:
+            answer = self._asked("/memd/health", None, GLANCE_SECONDS_MAX)
+            return msgspec.json.decode(answer, type=dict[str, Any])
+        except (OSError, ValueError, http.client.HTTPException, msgspec.MsgspecError, BadQuestion, DaemonError):
+            return {}
 
     def get(self, path: str, **query: object) -> bytes:
         """The body of an answer; a query parameter that is None is left out.

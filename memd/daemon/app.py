@@ -124,7 +124,7 @@ async def running(config: Config, model: Path | None = None, files: Files | None
         MemdError: the port, the data directory, the model or the embedding model cannot be used.
     """
     async with AsyncExitStack() as stack:
-        listener = _bound(config)
+        listener = bound(config)
         stack.callback(listener.close)
         loop = asyncio.get_running_loop()
         embedding = loop.run_in_executor(None, load_embedder, config.embedding.model, config.embedding.threads)
@@ -247,14 +247,22 @@ def _announce(daemon: Daemon, seconds: float) -> None:
     sys.stdout.flush()
 
 
-def _bound(config: Config) -> socket.socket:
+def bound(config: Config) -> socket.socket:
+    """A socket at the address that the settings name; it does not listen yet.
+
+    Raises:
+        MemdError: the address cannot be used.
+    """
     host, port = config.listen.host, config.listen.port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.setblocking(False)
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(listener.close)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.setblocking(False)
+            on_error.pop_all()
         return listener
     except OSError as error:
         raise MemdError(

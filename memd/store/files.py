@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -107,6 +108,15 @@ class Files(Protocol):
 
     def is_locked(self, path: Path) -> bool:
         """Whether some process holds the lock."""
+
+    def free_bytes(self, directory: Path) -> int:
+        """What may still be written to the file system of a directory."""
+
+    def try_writing(self, directory: Path, data: bytes) -> None:
+        """Write a file without a name, durably, and drop it again: raises what a write there would raise."""
+
+    def may_write(self, path: Path) -> bool:
+        """Whether permissions let this process write a file, or make files in a directory."""
 
 
 def replace(files: Files, path: Path, data: bytes) -> None:
@@ -263,6 +273,23 @@ class DiskFiles:
             return False
         finally:
             os.close(descriptor)
+
+    def free_bytes(self, directory: Path) -> int:
+        """See Files."""
+        with _reading(directory):
+            found = os.statvfs(directory)
+            return found.f_bavail * found.f_frsize
+
+    def try_writing(self, directory: Path, data: bytes) -> None:
+        """See Files."""
+        with _writing(directory), tempfile.TemporaryFile(prefix="memd-", dir=directory) as file:
+            file.write(data)
+            file.flush()
+            _sync(file.fileno())
+
+    def may_write(self, path: Path) -> bool:
+        """See Files."""
+        return os.access(path, os.W_OK | os.X_OK if path.is_dir() else os.W_OK)
 
 
 class _DiskLock:

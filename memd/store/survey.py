@@ -6,6 +6,8 @@ their `.meta`; only the rest of the log is read.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,11 +16,12 @@ import numpy as np
 from memd.errors import StoreError
 from memd.store.export import active_bytes, rows_of
 from memd.store.files import DiskFiles, Files
+from memd.store.format import Header
 from memd.store.layout import TopicLayout, segments_before, topic_ids_in
 from memd.store.recovery import read_log_file
 from memd.store.sealing import read_meta
 from memd.store.segment import ROW
-from memd.store.superseded import Records, superseded
+from memd.store.superseded import Bits, Records, superseded
 
 
 class TopicSurvey(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +37,8 @@ class TopicSurvey(msgspec.Struct, frozen=True, kw_only=True):
     """The log and the journal: what a backup needs."""
     derived_bytes: int
     """Indexes and columns: what could be built anew."""
+    chunks_by_model: dict[str, int]
+    """Live ones by the fingerprint of the embedding model; one whose file has lost its header is not among them."""
 
 
 def survey(data_dir: Path, files: Files | None = None) -> list[TopicSurvey]:
@@ -51,10 +56,11 @@ def _topic(files: Files, layout: TopicLayout) -> TopicSurvey:
     active = read_log_file(data, name=str(layout.active), dimension=None) if data is not None else None
     number = active.header.segment_id if active is not None and active.header is not None else None
     numbers = segments_before(files, layout, data, number)
-    rows = [_segment_rows(files, layout, segment_id) for segment_id in numbers]
+    parts = [_segment_part(files, layout, segment_id) for segment_id in numbers]
     if active is not None:
-        rows.append(rows_of(active, active.whole_count))
-    records: Records = np.concatenate([np.empty(0, dtype=ROW), *rows])
+        parts.append((active.header, rows_of(active, active.whole_count)))
+    records: Records = np.concatenate([np.empty(0, dtype=ROW), *(rows for _, rows in parts)])
+    live = ~superseded(records)
     log_bytes = derived_bytes = 0
     for directory in (layout.directory, layout.segments):
         for name in files.names(directory):
@@ -65,18 +71,32 @@ def _topic(files: Files, layout: TopicLayout) -> TopicSurvey:
                 log_bytes += size
     return TopicSurvey(
         topic_id=layout.topic_id,
-        chunks=int(np.count_nonzero(~superseded(records))),
+        chunks=int(np.count_nonzero(live)),
         entries=len(records),
         segments=len(numbers),
         log_bytes=log_bytes,
         derived_bytes=derived_bytes,
+        chunks_by_model=_by_model(parts, live),
     )
 
 
-def _segment_rows(files: Files, layout: TopicLayout, segment_id: int) -> Records:
+def _by_model(parts: Sequence[tuple[Header | None, Records]], live: Bits) -> dict[str, int]:
+    """How many of each file's rows are live, by what its header says; `live` runs over all of them."""
+    counts: Counter[str] = Counter()
+    start = 0
+    for header, rows in parts:
+        count = int(np.count_nonzero(live[start : start + len(rows)]))
+        start += len(rows)
+        if header is not None and count:
+            counts[header.fingerprint] += count
+    return dict(counts)
+
+
+def _segment_part(files: Files, layout: TopicLayout, segment_id: int) -> tuple[Header | None, Records]:
     try:
-        return np.frombuffer(read_meta(files, layout, segment_id)[1].rows, dtype=ROW)
+        header, meta = read_meta(files, layout, segment_id)
+        return header, np.frombuffer(meta.rows, dtype=ROW)
     except StoreError:
         path = layout.bin(segment_id)
         log_file = read_log_file(files.read(path), name=str(path), dimension=None)
-        return rows_of(log_file, len(log_file.entries))
+        return log_file.header, rows_of(log_file, len(log_file.entries))

@@ -1,0 +1,365 @@
+"""`memd check`: what is in order is said to be, what is not is named with its remedy, and nothing is changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from chat_templates import ALTERNATING
+from click.testing import CliRunner
+from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
+from daemon_process import DaemonProcess, clean_environment, wait_until
+from full_disk import FullDisk
+from llama_server import running_llama
+from recording_upstream import Request, Response, recording_upstream
+from tiny_model import write_scripted_model
+
+from memd.assets import ranks_bytes
+from memd.chunks import Draft
+from memd.cli import main
+from memd.commands.check import line, outcomes
+from memd.commands.checks import data, installation
+from memd.commands.checks.outcome import Outcome, ok
+from memd.store.log import Store
+
+NOWHERE = "http://127.0.0.1:9"  # the discard port: nobody listens
+DROPS_DEVELOPERS = (
+    "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}<|{{ m.role }}|>{{ m.content }}\n"
+    "{% endif %}{% endfor %}"
+)
+CHECKS = (
+    *("installation", "tokenizer", "settings", "access", "data directory", "lock", "log", "embedding model"),
+    *("address", "upstream", "model", "exact counts", "placement"),
+)
+
+
+class Place:
+    """A settings file and a data directory that `memd check` is run on."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self.data_dir = folder / "memory"
+        self.config = folder / "settings.yaml"
+        given = {"listen": {"port": 0}, "upstream": {"url": NOWHERE}, "data_dir": str(self.data_dir), **settings}
+        self.config.write_text(yaml.safe_dump(given))
+
+    def check(self, *flags: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
+        """The exit code, and the outcomes by their check."""
+        command = ["check", "--json", "--config", str(self.config), *flags]
+        done = CliRunner().invoke(main, command, env=dict.fromkeys(set(os.environ) - set(clean_environment())))
+        report = json.loads(done.stdout)
+        assert report["ok"] == (done.exit_code == 0)
+        found: dict[str, list[dict[str, str]]] = {}
+        for outcome in report["checks"]:
+            found.setdefault(outcome["check"], []).append(outcome)
+            assert outcome["mark"] == "ok" or outcome["remedy"], outcome
+        return done.exit_code, found
+
+    def failures(self, *flags: str) -> dict[str, str]:
+        """What failed: the check, and what is said about it and what to do."""
+        code, found = self.check(*flags)
+        failed = {
+            name: f"{outcome['said']} → {outcome['remedy']}"
+            for name, told in found.items()
+            for outcome in told
+            if outcome["mark"] == "failed"
+        }
+        assert code == (1 if failed else 0)
+        return failed
+
+    def warnings(self) -> dict[str, str]:
+        """The same for warnings."""
+        told = [outcome for group in self.check()[1].values() for outcome in group if outcome["mark"] == "warning"]
+        return {outcome["check"]: f"{outcome['said']} → {outcome['remedy']}" for outcome in told}
+
+
+@pytest.fixture
+def place(tmp_path: Path, llama: str) -> Place:
+    """In front of the real llama.cpp, nothing stored yet."""
+    return Place(tmp_path, {"upstream": {"url": llama}})
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    """Everything below a folder but the lexical index, which a daemon may be building from the log just now."""
+    paths = (path for path in sorted(folder.rglob("*")) if "lexical" not in path.parts)
+    return {str(path): path.read_bytes() if path.is_file() else None for path in paths}
+
+
+def fill(data_dir: Path, fingerprint: str = installation.KNOWN_FINGERPRINT, segment_entries_max: int = 100) -> None:
+    """Put five entries into a log, as if a model with this fingerprint had embedded them."""
+    store = Store.open(data_dir, dimension=384, fingerprint=fingerprint, segment_entries_max=segment_entries_max)
+    for number in range(5):
+        vector = np.zeros(384, dtype="<f4")
+        vector[number] = 1
+        text = f"user: sentence {number} about bicycles"
+        draft = Draft(uuid=os.urandom(16), content=text, vector=vector.tobytes(), created_at=1, roles=("user",))
+        store.topic("default").append([draft])
+    for segment_id in store.topic("default").unsealed():
+        store.topic("default").seal(segment_id)
+    store.close()
+
+
+# In order
+
+
+def test_where_all_is_well_every_check_says_so_and_nothing_is_made(place: Place, tmp_path: Path) -> None:
+    before = contents(tmp_path)
+    code, found = place.check()
+    assert code == 0 and tuple(found) == CHECKS
+    assert {outcome["mark"] for told in found.values() for outcome in told} == {"ok"}
+    assert found["model"][0]["said"] == f"tiny, window {WINDOW:,} tokens"
+    assert contents(tmp_path) == before
+
+
+def test_beside_a_running_daemon_its_address_and_process_are_named(make_daemon: MakeDaemon, llama: str) -> None:
+    daemon = make_daemon(None, {"upstream": {"url": llama}}).start()
+    daemon.chat([{"role": "user", "content": "The spare key hangs behind the blue bicycle."}])
+    done = daemon.run("check", "--json", "--config", str(daemon.config))
+    report = json.loads(done.stdout)
+    said = {outcome["check"]: outcome["said"] for outcome in report["checks"]}
+    assert done.returncode == 0 and report["ok"]
+    assert daemon.base_url in said["address"]
+    assert f"pid {daemon.pid}," in said["lock"] and "which answers" in said["lock"]
+
+
+def test_a_person_gets_a_line_per_check_and_the_remedies_below(place: Place) -> None:
+    place.config.write_text(f"upstream:\n  url: {NOWHERE}\nlisten:\n  port: 0\n")
+    command = [sys.executable, "-m", "memd", "check", "--config", str(place.config)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    at = next(number for number, text in enumerate(lines) if text.startswith("failed   upstream"))
+    assert "does not answer: Connection refused" in lines[at]
+    assert lines[at + 1].lstrip().startswith("→ start it there")
+    assert lines[-1] == "1 failed, 0 warnings: memd is not ready"
+
+
+def test_what_others_said_does_nothing_to_a_terminal() -> None:
+    shown = line(ok("model", "tiny\x1b[2J\nok       a line of its own"))
+    assert "\\x1b[2J" in shown and "\n" not in shown
+
+
+# The log and its folder
+
+
+def test_a_damaged_log_is_named_with_file_and_place(place: Place) -> None:
+    fill(place.data_dir)
+    path = place.data_dir / "default" / "active.bin"
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(damaged)
+    failures = place.failures()
+    assert set(failures) == {"log"}
+    assert f"{path}: bytes " in failures["log"] and "backup" in failures["log"]
+    assert path.read_bytes() == damaged
+
+
+def test_a_large_log_is_counted_and_left_to_verify(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(place.data_dir)
+    monkeypatch.setattr(data, "READ_BYTES_MAX", 1_000)
+    found = next(outcome for outcome in told(place) if outcome.check == "log")
+    assert found.mark == "ok" and "5 chunks" in found.said and "memd verify" in found.remedy
+
+
+def test_a_full_disk_is_said_to_be_full(place: Place) -> None:
+    place.data_dir.mkdir()
+    disk = FullDisk()
+    disk.full = True
+    found = {outcome.check: outcome for outcome in told(place, disk)}
+    assert found["data directory"].mark == "failed"
+    assert "the disk is full" in found["data directory"].said and "free some space" in found["data directory"].remedy
+
+
+@pytest.mark.parametrize("folder", ["read-only", "below a file"])
+def test_a_directory_that_cannot_be_written_is_named(folder: str, tmp_path: Path, llama: str) -> None:
+    if folder == "below a file":
+        (tmp_path / "file").touch()
+        where = tmp_path / "file" / "memory"
+        named = f"{tmp_path / 'file'} is a file"
+    elif os.geteuid() == 0 and sys.platform == "linux":  # whom permissions do not stop
+        where, named = Path("/proc/memd"), "/proc: cannot be written"
+    else:
+        tmp_path.chmod(0o500)
+        where, named = tmp_path / "memory", f"{tmp_path}: cannot be written"
+    settings = {"upstream": {"url": llama}, "data_dir": str(where)}
+    tmp_path.with_name(tmp_path.name + "-settings").mkdir()
+    failures = Place(tmp_path.with_name(tmp_path.name + "-settings"), settings).failures()
+    assert set(failures) == {"data directory"} and named in failures["data directory"]
+
+
+def test_who_holds_the_lock_without_answering_is_named(place: Place) -> None:
+    place.data_dir.mkdir()
+    program = (
+        "import sys; from pathlib import Path; from memd.store.files import DiskFiles; "
+        "held = DiskFiles().lock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(place.data_dir / "memd.lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        failures = place.failures()
+        holder.kill()
+    assert set(failures) == {"lock"} and f"pid {holder.pid}," in failures["lock"]
+
+
+@pytest.mark.parametrize("segment_entries_max", [100, 2])
+def test_chunks_of_another_model_need_to_be_embedded_again(segment_entries_max: int, place: Place) -> None:
+    fill(place.data_dir, "another model", segment_entries_max)
+    warnings = place.warnings()
+    assert set(warnings) == {"embedding model"}
+    assert "5 stored chunks" in warnings["embedding model"] and "memd reembed" in warnings["embedding model"]
+
+
+# What is installed
+
+
+def test_a_model_whose_vectors_are_not_the_known_ones_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = (installation.KNOWN_VECTOR[0] + 2 * installation.TOLERANCE, *installation.KNOWN_VECTOR[1:])
+    monkeypatch.setattr(installation, "KNOWN_VECTOR", wrong)
+    assert [outcome.check for outcome in told(place) if outcome.mark == "failed"] == ["embedding model"]
+
+
+def test_a_tokenizer_that_counts_otherwise_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = ranks_bytes().split(b"\n")
+    lacking = b"\n".join(rank for rank in ranks if not rank.startswith(b"aGVsbG8= "))  # "hello"
+    monkeypatch.setattr(installation, "ranks_bytes", lambda: lacking)
+    assert [outcome.check for outcome in told(place) if outcome.mark == "failed"] == ["tokenizer"]
+
+
+def test_a_dependency_of_another_version_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "requires", lambda _: ["numpy<1", 'openai<1; extra == "test"'])
+    found = [outcome for outcome in told(place) if outcome.mark == "failed"]
+    assert [outcome.check for outcome in found] == ["installation"]
+    assert "numpy is" in found[0].said and "openai" not in found[0].said
+
+
+def test_a_model_that_is_not_here_is_not_fetched(place: Place) -> None:
+    place.config.write_text(f"{place.config.read_text()}embedding:\n  model: BAAI/bge-small-en-v1.5\n")
+    failures = place.failures()
+    assert set(failures) == {"embedding model"} and "not on this machine" in failures["embedding model"]
+
+
+# Settings and address
+
+
+def test_a_wrong_setting_is_named_with_its_line_and_exit_code_1(place: Place) -> None:
+    place.config.write_text("listen:\n  prot: 1\n")
+    failures = place.failures()
+    assert (
+        failures["settings"] == f"{place.config}, line 2: there is no setting listen.prot → did you mean listen.port?"
+    )
+    assert set(failures) == {"settings", "the rest"}
+
+
+def test_a_port_that_something_else_uses_is_named(tmp_path: Path, llama: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = Place(tmp_path, {"upstream": {"url": llama}, "listen": {"port": port}}).failures()
+    assert set(found) == {"address"} and f"cannot listen on 127.0.0.1:{port}" in found["address"]
+
+
+def test_another_memd_on_the_port_is_recognised(tmp_path: Path, llama: str, daemon: DaemonProcess) -> None:
+    port = int(daemon.base_url.rpartition(":")[2])
+    found = Place(tmp_path, {"upstream": {"url": llama}, "listen": {"port": port}}).failures()
+    assert set(found) == {"address"} and f"a memd that holds {daemon.data_dir}" in found["address"]
+
+
+def test_a_token_that_others_may_read_or_guess_is_a_warning(tmp_path: Path, llama: str) -> None:
+    place = Place(tmp_path, {"upstream": {"url": llama}, "auth": {"token": "a" * 40}})
+    place.config.chmod(0o644)
+    assert f"chmod 600 {place.config}" in place.warnings()["access"]
+    place.config.chmod(0o600)
+    assert place.warnings() == {}
+    place = Place(
+        tmp_path, {"upstream": {"url": llama}, "auth": {"token": "a"}, "listen": {"host": "0.0.0.0", "port": 0}}
+    )
+    place.config.chmod(0o600)
+    assert "only 1 character" in place.warnings()["access"]
+
+
+# The model server
+
+
+def test_a_server_that_does_not_answer_fails_and_the_rest_is_still_checked(tmp_path: Path) -> None:
+    failures = Place(tmp_path, {}).failures("--live")
+    assert set(failures) == {"upstream", "live"}
+    assert f"{NOWHERE} does not answer" in failures["upstream"] and "upstream.url" in failures["upstream"]
+
+
+def test_memd_in_front_of_memd_is_recognised(tmp_path: Path, daemon: DaemonProcess) -> None:
+    failures = Place(tmp_path, {"upstream": {"url": daemon.base_url}}).failures()
+    assert set(failures) == {"upstream"} and "in circles" in failures["upstream"]
+
+
+def test_a_server_that_hides_its_window_is_a_warning_unless_the_thresholds_are_set(tmp_path: Path) -> None:
+    with recording_upstream(window=None) as upstream:
+        place = Place(tmp_path, {"upstream": {"url": upstream.url}})
+        assert "4,000 tokens are assumed" in place.warnings()["model"]
+        place = Place(tmp_path, {"upstream": {"url": upstream.url}, "buffer": {"hard_tokens": 9000}})
+        assert place.warnings() == {}
+
+
+def test_a_server_that_wants_a_key_is_said_to_want_one(tmp_path: Path) -> None:
+    def refusing(_: Request) -> Response:
+        return Response((b'{"error": {"message": "Invalid API Key"}}',), status=401)
+
+    with recording_upstream(window=None) as upstream:
+        upstream.answer = refusing
+        code, found = Place(tmp_path, {"upstream": {"url": upstream.url}}).check("--live")
+    assert code == 0
+    assert "wants a key" in found["model"][0]["said"] and found["live"][0]["mark"] == "warning"
+
+
+@pytest.mark.parametrize(("template", "mark"), [(DROPS_DEVELOPERS, "failed"), (ALTERNATING, "warning")])
+def test_a_template_that_takes_no_developer_message_is_found_out(template: str, mark: str, tmp_path: Path) -> None:
+    model = tmp_path / "tiny.gguf"
+    write_scripted_model(model, marker=MEMORY_MARKER, reply=REPLY, reply_seen=REPLY_WITH_MEMORY, template=template)
+    with running_llama(model, context=WINDOW, log=tmp_path / "llama.log") as url:
+        separate = Place(tmp_path, {"upstream": {"url": url}, "injection": {"role": "separate"}}).check()[1]
+        merged = Place(tmp_path, {"upstream": {"url": url}}).check()[1]
+    assert separate["placement"][0]["mark"] == mark
+    assert "injection.role to auto" in separate["placement"][0]["remedy"]
+    assert merged["placement"][0]["mark"] == "ok"
+
+
+# A conversation with the model
+
+
+def test_live_remembers_across_conversations_and_leaves_no_trace(make_daemon: MakeDaemon, llama: str) -> None:
+    daemon = make_daemon(None, {"upstream": {"url": llama}, "buffer": {"idle_seconds": 0.1}, "listen": {"port": 0}})
+    daemon.start()
+    daemon.chat([{"role": "user", "content": "The code of the gate is on the blue bicycle."}])
+    wait_until(lambda: len(daemon.export()) == 1, lambda: repr(daemon))
+    before = contents(daemon.data_dir)
+    done = daemon.run("check", "--live", "--json", "--config", str(daemon.config))
+    live = [outcome for outcome in json.loads(done.stdout)["checks"] if outcome["check"] == "live"]
+    assert done.returncode == 0 and [outcome["mark"] for outcome in live] == ["ok", "ok"], done.stdout
+    assert daemon.base_url in live[0]["said"] and "its memory answers" in live[0]["said"]
+    assert "the model was shown it" in live[1]["said"]
+    assert contents(daemon.data_dir) == before
+    assert daemon.restart().run("verify").returncode == 0 and len(daemon.export()) == 1
+
+
+def test_live_without_a_daemon_makes_nothing_in_the_data_directory(place: Place) -> None:
+    code, found = place.check("--live")
+    assert code == 0 and len(found["live"]) == 1
+    assert not place.data_dir.exists()
+
+
+def test_live_fails_where_the_settings_let_nothing_be_remembered(place: Place) -> None:
+    place.config.write_text(f"{place.config.read_text()}retrieval:\n  min_score: 1\n")
+    failures = place.failures("--live")
+    assert set(failures) == {"live"} and "X-Memory-Status: none" in failures["live"]
+
+
+def told(place: Place, disk: FullDisk | None = None) -> Iterator[Outcome]:
+    """The same within this process, where a fault can be injected."""
+    return outcomes(place.config, {}, {}, live=False, files=disk)

@@ -1,0 +1,162 @@
+"""What is in packaging/ parses, and names only commands, flags and settings that exist."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import plistlib
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess
+from recording_upstream import RecordingUpstream
+
+from memd.cli import main
+from memd.config_loading import known_keys, variable_of
+
+ROOT = Path(__file__).parent.parent
+PACKAGING = ROOT / "packaging"
+VARIABLES = {variable_of(key) for key in known_keys()}
+
+
+def assert_is_a_command_of_memd(words: list[str]) -> None:
+    """Parse the words as the command line would, without doing anything; an unknown flag raises."""
+    assert Path(words[0]).name == "memd"
+    main.commands[words[1]].make_context(words[1], words[2:])
+
+
+def unit() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None)  # strict: a key that is given twice raises
+    parser.optionxform = str  # type: ignore[method-assign, assignment]  # as configparser documents it
+    parser.read(PACKAGING / "memd.service")
+    return parser
+
+
+def agent() -> dict[str, object]:
+    settings: dict[str, object] = plistlib.loads((PACKAGING / "memd.plist").read_bytes())
+    return settings
+
+
+def instructions() -> dict[str, list[str]]:
+    """The Dockerfile's instructions with what follows them."""
+    text = (PACKAGING / "Dockerfile").read_text().replace("\\\n", " ")
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            name, _, rest = line.partition(" ")
+            found.setdefault(name, []).append(rest.strip())
+    return found
+
+
+# systemd
+
+
+def test_the_systemd_unit_starts_a_command_that_exists() -> None:
+    service = unit()["Service"]
+    assert_is_a_command_of_memd(shlex.split(service["ExecStart"]))
+    assert service["RestartPreventExitStatus"] == "2", "the exit code of wrong settings"
+    assert unit()["Install"]["WantedBy"] == "default.target", "a user's manager has no multi-user.target"
+
+
+def test_the_systemd_unit_may_write_where_its_data_directory_is_and_is_shut_otherwise() -> None:
+    service = unit()["Service"]
+    words = shlex.split(service["ExecStart"])
+    data_dir = Path(words[words.index("--data-dir") + 1])
+    assert Path(service["ReadWritePaths"]) in data_dir.parents
+    assert service["ReadWritePaths"] == f"%S/{service['StateDirectory']}"
+    assert (service["ProtectSystem"], service["ProtectHome"], service["NoNewPrivileges"]) == (
+        "strict",
+        "read-only",
+        "yes",
+    )
+    assert service["UMask"] == "0077"
+
+
+# launchd
+
+
+def test_the_launchd_agent_starts_a_command_that_exists(tmp_path: Path) -> None:
+    home = tmp_path / "a home"
+    program = home / ".local" / "bin" / "memd"
+    program.parent.mkdir(parents=True)
+    (home / "Library" / "Logs").mkdir(parents=True)
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@"\necho started >&2\n')
+    program.chmod(0o755)
+    arguments = agent()["ProgramArguments"]
+    assert isinstance(arguments, list)
+    done = subprocess.run(arguments, env={"HOME": str(home)}, capture_output=True, text=True, check=True)
+    assert_is_a_command_of_memd(done.stdout.splitlines())
+    assert (home / "Library" / "Logs" / "memd.log").read_text() == "started\n"
+
+
+def test_the_launchd_agent_sets_only_settings_that_exist() -> None:
+    variables = agent()["EnvironmentVariables"]
+    assert isinstance(variables, dict) and set(variables) <= VARIABLES
+    assert agent()["Umask"] == 0o077
+
+
+# The container
+
+
+def test_the_container_runs_a_command_that_exists_and_not_as_root() -> None:
+    found = instructions()
+    assert_is_a_command_of_memd(json.loads(found["CMD"][0]))
+    assert found["USER"] == ["memd"] and any("useradd" in line and " memd" in line for line in found["RUN"])
+    settings = dict(word.split("=", 1) for line in found["ENV"] for word in line.split())
+    assert {name for name in settings if name.startswith("MEMD_")} <= VARIABLES
+    assert found["VOLUME"] == [settings["MEMD_DATA_DIR"]]
+
+
+def test_the_health_check_of_the_container_tells_a_running_daemon_from_none(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, {"auth": {"token": "the-token-of-the-container"}}).start()
+    assert health(daemon, "the-token-of-the-container") == 0
+    assert health(daemon, "another") != 0
+    daemon.terminate()
+    assert health(daemon, "the-token-of-the-container") != 0
+
+
+def health(daemon: DaemonProcess, token: str) -> int:
+    """The exit code of the Dockerfile's HEALTHCHECK, asked of the daemon's port."""
+    told = instructions()["HEALTHCHECK"][0]
+    program, *arguments = json.loads(told[told.index("[") :])
+    assert program == "python" and ":8765/" in arguments[-1]
+    arguments[-1] = arguments[-1].replace("http://127.0.0.1:8765", daemon.base_url)
+    command = ["python3", *arguments]
+    environment = {"MEMD_AUTH_TOKEN": token, "PATH": "/usr/local/bin:/usr/bin:/bin"}
+    return subprocess.run(command, env=environment, capture_output=True, check=False).returncode
+
+
+def test_the_container_is_built_from_all_that_an_installation_needs() -> None:
+    let_in = re.findall(r"^!(\S+)$", (PACKAGING / "Dockerfile.dockerignore").read_text(), re.MULTILINE)
+    assert all((ROOT / name).exists() for name in let_in)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for name in ("pyproject.toml", project["readme"], *project["license-files"], "memd/cli.py"):
+        assert name.partition("/")[0] in let_in, name
+
+
+# Completion
+
+
+@pytest.mark.parametrize(("typed", "completed"), [("memd ver", "verify"), ("memd check --li", "--live")])
+def test_bash_completes_commands_and_flags(typed: str, completed: str, tmp_path: Path) -> None:
+    program = tmp_path / "memd"
+    program.write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -c "from memd.cli import main; main(prog_name=\'memd\')" "$@"\n'
+    )
+    program.chmod(0o755)
+    script = (
+        'eval "$(memd completion bash)"; '
+        f"COMP_WORDS=({typed}); COMP_CWORD={len(typed.split()) - 1}; _memd_completion memd; "
+        'echo "${COMPREPLY[*]}"'
+    )
+    environment = {"PATH": f"{tmp_path}:/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [completed] and done.stderr == ""
