@@ -36,6 +36,10 @@ class Encoder:
         """Of the model; see `Embedder.fingerprint`."""
         return self._embedder.fingerprint
 
+    def query_vectors(self, text: str) -> NDArray[np.float32]:
+        """The vectors of a query's pieces, shape `(pieces, dimension)`, in the caller's thread."""
+        return self._embedder.embed_pieces(text)
+
     async def query(self, text: str) -> NDArray[np.float32]:
         """The vectors of a query's pieces, shape `(pieces, dimension)`."""
         with self._right_of_way.taken():

@@ -88,17 +88,11 @@ class Recall:
         """
         with self._right_of_way.taken():
             async with asyncio.timeout(self._settings.timeout_ms / 1000):
-                started = time.perf_counter()
-                loading = [self.load(log_) for log_ in (own, *related)]
-                queries = await self._encoder.query(text)
-                embedded = time.perf_counter()
-                for load in loading:
+                for load in [self.load(log_) for log_ in (own, *related)]:
                     await asyncio.shield(load)  # goes on for the next request if this one cannot wait for it
-                candidates = await asyncio.get_running_loop().run_in_executor(
-                    self._searches, self._search, text, queries, (own, *related), visible_digests
+                return await asyncio.get_running_loop().run_in_executor(
+                    self._searches, self._answered, text, (own, *related), visible_digests
                 )
-        searched = time.perf_counter()
-        return Recalled(candidates, (embedded - started) * 1000, (searched - embedded) * 1000)
 
     async def explain(self, text: str, own: Searchable, related: Sequence[Searchable]) -> list[Judged]:
         """The best candidates of a search in an empty conversation, also those that would not be shown, and why.
@@ -135,6 +129,15 @@ class Recall:
         del self._loading[log_]
         if not done.cancelled() and (error := done.exception()) is not None:
             log.error("topic %s: its indexes cannot be loaded: %s", log_.topic_id, error)
+
+    def _answered(self, text: str, logs: Sequence[TopicLog], visible_digests: Collection[bytes]) -> Recalled:
+        """Embedding and search in one thread: each turn of a thread costs the request a wait."""
+        started = time.perf_counter()
+        queries = self._encoder.query_vectors(text)
+        embedded = time.perf_counter()
+        candidates = self._search(text, queries, logs, visible_digests)
+        searched = time.perf_counter()
+        return Recalled(candidates, (embedded - started) * 1000, (searched - embedded) * 1000)
 
     def _search(
         self,

@@ -50,9 +50,11 @@ class TopicSearch:
         hits |= self.snapshot.hits_at(self._queries, [place for place in wanted if place not in hits])
         beside: dict[Place, tuple[Place, ...]] = {}
         if settings.neighbour_weight:
-            new = [one for pair in self._beside(hits).values() for one in pair if one not in hits]
-            hits |= self.snapshot.hits_at(self._queries, new)
             beside = self._beside(hits)
+            new = [one for pair in beside.values() for one in pair if one not in hits]
+            new_hits = self.snapshot.hits_at(self._queries, new)
+            hits |= new_hits
+            beside |= self._beside(new_hits)
         return list(hits.values()), self._evidence(hits, lexical, beside, first)
 
     def _beside(self, hits: dict[Place, Hit]) -> dict[Place, tuple[Place, ...]]:

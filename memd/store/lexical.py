@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import tantivy
@@ -27,7 +28,7 @@ from memd.store.segment import Vouched
 from memd.store.snapshot import Snapshot
 from memd.store.terms import query_terms, terms
 
-FORMAT = 2
+FORMAT = 3
 """Raise it when the terms of a text or the fields change: indexes of another format are built anew."""
 K1 = 0.9
 B = 0.4
@@ -42,6 +43,8 @@ STAND_BACK_ENTRIES = 50
 WRITER_BYTES = 32_000_000
 SLACK = 2
 """Candidates that are asked for per result: the order by tantivy's parameters differs from ours, and some are gone."""
+KNOWN_WORDS_MAX = 4096
+"""Chunks whose words are kept in memory per topic, about 4 KB each."""
 _STAMP = "stamp.json"
 
 
@@ -69,28 +72,53 @@ class _Stamp(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, Vouched] = {}
 
 
-class _Term(msgspec.Struct, frozen=True):
+class _Term(NamedTuple):
+    name: str
     idf: float
+    weight: float
+    """What it counts in a score: no handful of common words outweighs a name."""
     is_exact: bool
 
-    @property
-    def weight(self) -> float:
-        """What it counts in a score: no handful of common words outweighs a name."""
-        return self.idf * (EXACT_WEIGHT if self.is_exact else 1)
+
+class _Words(NamedTuple):
+    """The words of one chunk: how often it has each, and how many it has in all."""
+
+    counts: dict[str, int]
+    length: int
+
+
+class _KnownWords:
+    """The words of the chunks that were looked at last: what one question finds, the next one often finds again."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Words] = {}
+        self._lock = threading.Lock()
+
+    def get(self, canonical_id: int) -> _Words | None:
+        return self._known.get(canonical_id)
+
+    def keep(self, canonical_id: int, words: _Words) -> None:
+        with self._lock:
+            self._known[canonical_id] = words
+            while len(self._known) > KNOWN_WORDS_MAX:
+                del self._known[next(iter(self._known))]
 
 
 class Question:
     """A question to the index as it was at one moment; any thread."""
 
-    def __init__(self, searcher: tantivy.Searcher | None, text: str, mean_terms: float) -> None:
+    def __init__(
+        self, searcher: tantivy.Searcher | None, text: str, mean_terms: float, known_words: _KnownWords
+    ) -> None:
         """Use `LexicalIndex.ask`."""
         self._searcher = searcher
         self._mean_terms = mean_terms
+        self._known_words = known_words
         known = {} if searcher is None else query_terms(text)
-        weighed = [(name, self._weighed(name, is_exact)) for name, is_exact in known.items()]
-        weighed.sort(key=lambda pair: -pair[1].weight)
-        self._terms = dict(weighed[:QUERY_TERMS_MAX])
-        self._mass = sum(term.idf for term in self._terms.values())
+        weighed = [self._weighed(name, is_exact) for name, is_exact in known.items()]
+        weighed.sort(key=lambda term: -term.weight)
+        self._terms = sorted(weighed[:QUERY_TERMS_MAX])  # sorted: sums do not depend on the question's order
+        self._mass = sum(term.idf for term in self._terms)
 
     def best(self, k: int, counts: Callable[[int], bool] = lambda canonical_id: True) -> list[LexicalHit]:
         """The best `k` by score, ties by canonical_id, of those that `counts` says yes to.
@@ -101,8 +129,8 @@ class Question:
         if self._searcher is None or not self._terms or k < 1:
             return []
         wanted = [
-            (tantivy.Occur.Should, tantivy.Query.boost_query(_with_term(name), term.weight / term.idf))
-            for name, term in self._terms.items()
+            (tantivy.Occur.Should, tantivy.Query.boost_query(_with_term(term.name), term.weight / term.idf))
+            for term in self._terms
         ]
         query, limit = tantivy.Query.boolean_query(wanted), k * SLACK
         while True:
@@ -129,25 +157,36 @@ class Question:
             count, having = self._searcher.num_docs, self._searcher.doc_freq("terms", name)
         rare = max(1, min(count // 2, max(3, count // 100)))
         idf = math.log1p((max(count, having) - having + 0.5) / (having + 0.5))
-        return _Term(idf, is_exact and having <= rare)
+        counts_as_exact = is_exact and having <= rare
+        return _Term(name, idf, idf * (EXACT_WEIGHT if counts_as_exact else 1), counts_as_exact)
 
     def _found(self, query: tantivy.Query, limit: int) -> list[LexicalHit]:
         assert self._searcher is not None, "a question without an index finds nothing"
         with _native("lexical"):
             addresses = [address for _, address in self._searcher.search(query, limit=limit, count=False).hits]
-            documents = map(self._searcher.doc, addresses)
-            return [self._hit(doc["canonical_id"][0], doc["terms"][0].split(" ")) for doc in documents]
+            ids = map(int, self._searcher.fast_field_values("canonical_id", addresses))  # type: ignore[arg-type]  # u64
+            return [self._hit(one, self._words(one, at)) for one, at in zip(ids, addresses, strict=True)]
 
-    def _hit(self, canonical_id: int, names: list[str]) -> LexicalHit:
-        frequencies = Counter(name for name in names if name in self._terms)
-        slowdown = K1 * (1 - B + B * len(names) / self._mean_terms)
-        had = [self._terms[name] for name in sorted(frequencies)]  # sorted: sums do not depend on the text's order
-        score = sum(
-            self._terms[name].weight * frequency * (K1 + 1) / (frequency + slowdown)
-            for name, frequency in sorted(frequencies.items())
-        )
-        coverage = min(1.0, sum(term.idf for term in had) / self._mass) if self._mass else 0.0
-        return LexicalHit(canonical_id, score, coverage, any(term.is_exact for term in had))
+    def _words(self, canonical_id: int, address: tantivy.DocAddress) -> _Words:
+        words = self._known_words.get(canonical_id)
+        if words is None:
+            assert self._searcher is not None, "it has found the address"
+            names = self._searcher.doc(address)["terms"][0].split(" ")
+            words = _Words(Counter(names), len(names))
+            self._known_words.keep(canonical_id, words)
+        return words
+
+    def _hit(self, canonical_id: int, words: _Words) -> LexicalHit:
+        slowdown = K1 * (1 - B + B * words.length / self._mean_terms)
+        score = covered = 0.0
+        has_exact = False
+        for name, idf, weight, is_exact in self._terms:
+            frequency = words.counts.get(name)
+            if frequency:
+                score += weight * frequency * (K1 + 1) / (frequency + slowdown)
+                covered += idf
+                has_exact = has_exact or is_exact
+        return LexicalHit(canonical_id, score, min(1.0, covered / self._mass) if self._mass else 0.0, has_exact)
 
 
 class LexicalIndex:
@@ -161,6 +200,7 @@ class LexicalIndex:
         self._index: tantivy.Index | None = None
         self._searcher: tantivy.Searcher | None = None
         self._stamp = _Stamp()
+        self._known_words = _KnownWords()
         self._closed = False
 
     def behind(self, snapshot: Snapshot) -> int:
@@ -170,7 +210,7 @@ class LexicalIndex:
     def ask(self, text: str) -> Question:
         """The question to the index as it is now; before the first `update` there is nothing in it."""
         stamp = self._stamp
-        return Question(self._searcher, text, max(1.0, stamp.terms / max(1, stamp.texts)))
+        return Question(self._searcher, text, max(1.0, stamp.terms / max(1, stamp.texts)), self._known_words)
 
     def open(self, snapshot: Snapshot, *, wait_seconds: float = -1) -> None:
         """Begin with what is on disk, unless that is done; see `update`. Reads all files once.
@@ -218,6 +258,7 @@ class LexicalIndex:
             self._forget()
 
     def _forget(self) -> None:
+        self._known_words = _KnownWords()
         self._index = self._searcher = None
         self._stamp = _Stamp()
 
@@ -303,7 +344,7 @@ class LexicalIndex:
 
 _SCHEMA = (
     tantivy.SchemaBuilder()
-    .add_unsigned_field("canonical_id", stored=True, indexed=True)
+    .add_unsigned_field("canonical_id", indexed=True, fast=True)
     .add_text_field("uuid", tokenizer_name="raw", index_option="basic")
     .add_text_field("terms", stored=True, tokenizer_name="terms", index_option="freq")
     .build()

@@ -98,6 +98,41 @@ class IndexView:
             return self.index.scan(queries, k, self.gone)
 
 
+class _Nearest:
+    """For some origin_ids the nearest smaller and larger ones found so far, and where they lie."""
+
+    def __init__(self, origins: UInts) -> None:
+        self._origins = origins
+        self._lower = np.zeros(len(origins), dtype=np.uint64)
+        self._upper = np.full(len(origins), np.iinfo(np.uint64).max, dtype=np.uint64)
+        self._before: list[Place | None] = [None] * len(origins)
+        self._after: list[Place | None] = [None] * len(origins)
+
+    def worth_a_look(self, view: View, looked_at: Rows) -> Rows:
+        """The positions for which the view may have something nearer."""
+        known, _ = view.chronology
+        if not len(known):
+            return np.empty(0, dtype=np.intp)
+        wanted = (known[-1] > self._lower) & (known[0] < self._upper)
+        wanted[looked_at] = False
+        return np.flatnonzero(wanted)
+
+    def look(self, segment_id: int, view: View, positions: Rows) -> None:
+        """Take in what the view has for these positions."""
+        known, rows = view.chronology
+        origins = self._origins[positions]
+        starts, stops = known.searchsorted(origins, "left").tolist(), known.searchsorted(origins, "right").tolist()
+        for i, start, stop in zip(positions.tolist(), starts, stops, strict=True):
+            if start > 0 and (self._before[i] is None or known[start - 1] > self._lower[i]):
+                self._lower[i], self._before[i] = known[start - 1], (segment_id, int(rows[start - 1]))
+            if stop < len(known) and (self._after[i] is None or known[stop] < self._upper[i]):
+                self._upper[i], self._after[i] = known[stop], (segment_id, int(rows[stop]))
+
+    def pairs(self) -> list[tuple[Place | None, Place | None]]:
+        """Before and after, in the order of the origins."""
+        return list(zip(self._before, self._after, strict=True))
+
+
 class SearchTimes:
     """How fast the searches of a topic are, smoothed over the latest ones; None before the first."""
 
@@ -235,19 +270,17 @@ class Snapshot:
     def neighbours(self, places: Sequence[Place]) -> list[tuple[Place | None, Place | None]]:
         """For each place the live chunks that were said just before and just after it, by origin_id."""
         origins = np.array([self.views[s].rows[row]["origin_id"] for s, row in places], dtype=np.uint64)
-        before: list[tuple[int, Place] | None] = [None] * len(places)
-        after: list[tuple[int, Place] | None] = [None] * len(places)
-        for segment_id, view in self.views.items():
-            known, rows = view.chronology
-            starts, stops = known.searchsorted(origins, "left").tolist(), known.searchsorted(origins, "right").tolist()
-            for i, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-                if start > 0:
-                    earlier = (int(known[start - 1]), (segment_id, int(rows[start - 1])))
-                    before[i] = max(before[i] or earlier, earlier)
-                if stop < len(known):
-                    later = (int(known[stop]), (segment_id, int(rows[stop])))
-                    after[i] = min(after[i] or later, later)
-        return [(one and one[1], other and other[1]) for one, other in zip(before, after, strict=True)]
+        nearest = _Nearest(origins)
+        own: dict[int, list[int]] = {}
+        for position, (segment_id, _) in enumerate(places):
+            own.setdefault(segment_id, []).append(position)
+        for segment_id, positions in own.items():
+            nearest.look(segment_id, self.views[segment_id], np.array(positions))
+        for segment_id, view in self.views.items():  # a correction stands far from where its chunk was first said
+            positions_left = nearest.worth_a_look(view, np.array(own.get(segment_id, []), dtype=np.intp))
+            if len(positions_left):
+                nearest.look(segment_id, view, positions_left)
+        return nearest.pairs()
 
     def knows(self, uuid: bytes) -> bool:
         """Whether the topic has any entry of that chunk, live or not."""
