@@ -1,6 +1,7 @@
 """memd's own routes under /memd/.
 
-Rule: who may ask is decided in `access.py`; a handler returns what is to be sent as JSON, or raises what is wrong.
+Rule: who may ask is decided in `access.py`; a handler returns what is to be sent as JSON, or the response itself, or
+raises what is wrong.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from memd import __version__
 from memd.chunks import checked_topic_id
 from memd.daemon import searching
 from memd.daemon.access import is_own
+from memd.daemon.metrics import exposed
 from memd.daemon.relay import error_response
 from memd.daemon.service import Daemon
 from memd.errors import BadQuestion, BadTopicId, MemdError
@@ -37,7 +39,7 @@ async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
         return error_response(400, f"memd: {error}", "invalid_request_error")
     except (MemdError, TimeoutError) as error:
         return error_response(503, f"memd: {error or 'it took too long'}", "unavailable")
-    return web.json_response(body=msgspec.json.encode(told))
+    return told if isinstance(told, web.Response) else web.json_response(body=msgspec.json.encode(told))
 
 
 async def _health(daemon: Daemon, request: web.Request) -> dict[str, Any]:
@@ -77,8 +79,14 @@ async def _search(daemon: Daemon, request: web.Request) -> searching.SearchAnswe
         return await searching.search(daemon.recall, daemon.counter, daemon.config, question, logs)
 
 
+async def _metrics(daemon: Daemon, request: web.Request) -> web.Response:
+    body, content_type = await exposed(daemon, request.headers.get("Accept", ""))
+    return web.Response(body=body, headers={"Content-Type": content_type})
+
+
 _ANSWERS: dict[str, Callable[[Daemon, web.Request], Awaitable[Any]]] = {
     "/memd/health": _health,
     "/memd/stats": _stats,
+    "/memd/metrics": _metrics,
     "/memd/search": _search,
 }

@@ -19,6 +19,7 @@ from memd.config import Limits
 from memd.context.injection import Placement
 from memd.daemon.access import is_from_foreign_page
 from memd.daemon.exchange import Exchange, Mode, new_turn_id
+from memd.daemon.observing import turn_of
 from memd.daemon.relay import NO_REPLY, ModelRelay, error_response, forwarded_headers, pass_through, read_body, relay
 from memd.daemon.service import Daemon
 from memd.errors import BadRequestBody, MemdError
@@ -47,26 +48,28 @@ async def answer(
     """
     mode = _mode(request)
     if not daemon.config.auth.token and is_from_foreign_page(request):
-        log.warning("a web page of %s gets no memory", request.headers["Origin"][:200])
+        log.warning("a web page gets no memory", extra={"origin": request.headers["Origin"][:200]})
         mode = "off"
     if mode == "off" or request.headers.get("Content-Encoding", "identity") != "identity":
         status = "off" if mode == "off" else "none"
-        return await passed(daemon, request, target, _headers(status, mode))
+        return await passed(daemon, request, target, _headers(request, status, mode))
     limits = daemon.config.limits
     body = await read_body(request, limits.body_bytes_max, limits.idle_seconds)
     if body is None:
         return _too_large(api, limits.body_bytes_max)
+    turn_of(request).lap("read")
     parsed, without_memory = _parse(daemon, api, body)
     if parsed is None or without_memory is not None:
         forwarded = body if parsed is None else api.encode(parsed)
-        return await _forward_plain(daemon, request, target, forwarded, _headers(without_memory or "none", mode))
+        headers = _headers(request, without_memory or "none", mode)
+        return await _forward_plain(daemon, request, target, forwarded, headers)
     named = parsed.memory_in.topic_id if parsed.memory_in is not None else None
-    topic_id = named or path_topic or DEFAULT_TOPIC_ID
+    topic_id = turn_of(request).topic = named or path_topic or DEFAULT_TOPIC_ID
     if mode == "readonly" and await daemon.topics.existing(topic_id) is None:  # opening it would leave a trace
-        return await _forward_plain(daemon, request, target, api.encode(parsed), _headers("none", mode))
+        return await _forward_plain(daemon, request, target, api.encode(parsed), _headers(request, "none", mode))
     exchange = await _begun(daemon, api, request, parsed, topic_id, mode)
     if exchange is None:
-        headers = _headers("degraded:store", mode)
+        headers = _headers(request, "degraded:store", mode)
         return await _forward_plain(daemon, request, target, api.encode(parsed), headers)
     return await _exchanged(daemon, api, request, target, exchange)
 
@@ -91,6 +94,7 @@ async def _exchanged(
                 return await relayed.run(out, exchange.headers())
             finally:
                 reply = relayed.reply
+                turn_of(request).usage = reply.usage
     finally:
         # Also after a cancellation: what was said is remembered, without keeping anybody waiting.
         daemon.tasks.spawn(_remember(exchange, reply), "remember")
@@ -122,12 +126,14 @@ async def _accepted(
         answer = await daemon.upstream.send("POST", target, headers, body)
         refused = answer.status in REFUSALS
         if refused and placement is not attempts[-1]:
-            log.warning("the upstream refused a prompt with memory (%s): status %d", placement, answer.status)
+            refusal = {"turn": exchange.turn_id, "placement": placement, "http_status": answer.status}
+            log.warning("the upstream refused a prompt with memory", extra=refusal)
             answer.close()
             refused_bodies.append(body)
             continue
         if placement is None and not refused:
             exchange.forget_memory()  # else it was not memory that the upstream did not like
+            exchange.note(turn_of(request))
         async with answer:
             yield answer
         return
@@ -140,24 +146,30 @@ async def _begun(
     session = request.headers.get(SESSION_HEADER, "")[:SESSION_CHARACTERS_MAX] or None
     sent = forwarded_headers(request, daemon.config)
     headers = CIMultiDict((name, sent[name]) for name in ("Authorization", "X-Api-Key") if name in sent)
-    topic, begun = None, False
+    topic, begun, turn = None, False, turn_of(request)
     try:
         topic = await daemon.topics.get(topic_id)
         topic.hold()
         thin = request.headers.get(HISTORY_HEADER, daemon.config.conversation.history).strip().lower() == "daemon"
         exchange = Exchange(daemon, api, parsed, topic=topic, mode=mode, session=session, thin=thin, headers=headers)
         await exchange.receive()
+        turn.lap("receive")
         await exchange.correct()
+        turn.lap("correct")
         await exchange.make_room()
+        turn.lap("room")
         await exchange.recall()
         exchange.inject()
+        turn.lap("recall")
+        exchange.note(turn)
         daemon.tasks.spawn(topic.save(), "journal")
         begun = True
         return exchange
     except MemdError as error:
-        log.error("topic %s: the request goes on without memory: %s", topic_id, error)
+        log.error("the request goes on without memory", extra={"topic": topic_id, "error": error})
     except Exception:  # a bug in memory must not cost the user an answer: say it loudly and go on without
-        log.exception("topic %s: memory failed unexpectedly, the request goes on without it", topic_id)
+        log.exception("memory failed unexpectedly, the request goes on without it", extra={"topic": topic_id})
+        daemon.metrics.errors.add("memory")
     finally:
         if topic is not None and not begun:
             topic.release()
@@ -169,11 +181,11 @@ def _parse(daemon: Daemon, api: Api, body: bytes) -> tuple[ModelRequest | None, 
     try:
         parsed = api.parse(body, daemon.message_cache)
     except BadRequestBody as error:
-        log.debug("a body that is no request of its API is passed on: %s", error)
+        log.debug("a body that is no request of its API is passed on", extra={"error": error})
         return None, None
     problem = parsed.memory_in_error or _excess(parsed.memory_in, daemon.config.limits)
     if problem is not None:
-        log.warning("a request goes on without memory: %s", problem)
+        log.warning("a request goes on without memory", extra={"problem": problem})
         return parsed, "bad-memory-in"
     last = next((message.text for message in reversed(parsed.messages) if message.role == "user"), "")
     if any(pattern.search(last) for pattern in daemon.ignored):
@@ -209,8 +221,11 @@ def _mode(request: web.Request) -> Mode:
     return "off" if named == "off" else "full"
 
 
-def _headers(status: str, mode: Mode) -> list[tuple[str, str]]:
-    return memory_headers(status=status, turn_id=new_turn_id(), mode=mode)
+def _headers(request: web.Request, status: str, mode: Mode) -> list[tuple[str, str]]:
+    """The headers of an answer without memory."""
+    turn_id = new_turn_id()
+    turn_of(request).settle(turn_id, mode, status)
+    return memory_headers(status=status, turn_id=turn_id, mode=mode)
 
 
 def _too_large(api: Api, bytes_max: int) -> web.Response:

@@ -26,7 +26,7 @@ from aiohttp import web
 
 from memd import __version__
 from memd.assets import ranks_bytes
-from memd.chunks import TOPIC_ID_PATTERN
+from memd.chunks import TOPIC_ID_PATTERN, TOPIC_ID_RULE
 from memd.config import Config
 from memd.context.tokens import TokenCounter, cl100k_base
 from memd.daemon import admin
@@ -35,6 +35,9 @@ from memd.daemon.answering import answer, passed
 from memd.daemon.connections import served
 from memd.daemon.encoder import Encoder
 from memd.daemon.llama_child import LlamaChild
+from memd.daemon.log_lines import begin
+from memd.daemon.metrics import Metrics
+from memd.daemon.observing import CLIENT_GONE, Turn, observed
 from memd.daemon.relay import Relayed, error_response
 from memd.daemon.service import Daemon
 from memd.daemon.tasks import Tasks
@@ -53,7 +56,6 @@ log = logging.getLogger("memd")
 
 _PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
 OWN_PREFIX = "/memd/"
-CLIENT_GONE = 499
 APIS: tuple[Api, ...] = (CHAT, RESPONSES, ANTHROPIC)
 """In which memory has a part. No path of one ends like another's."""
 
@@ -75,21 +77,31 @@ async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
         if TOPIC_ID_PATTERN.fullmatch(path_topic) is None:
             return error_response(
                 400,
-                f"memd: {path_topic[:140]!r} is not a topic name: use 1 to 128 letters, digits, '.', '_' or '-', "
-                "beginning with a letter or digit",
+                f"memd: {path_topic[:140]!r} is not a topic name: {TOPIC_ID_RULE}",
                 "invalid_request_error",
                 api_of(request.method, rest) or CHAT,
             )
         target = rest + query
     api = api_of(request.method, target.partition("?")[0])
+    with observed(daemon.metrics, request, "" if api is None else api.name) as turn:
+        response = await _forwarded(daemon, api, request, target, path_topic, turn)
+        turn.http_status = response.status
+        return response
+
+
+async def _forwarded(
+    daemon: Daemon, api: Api | None, request: web.Request, target: str, path_topic: str | None, turn: Turn
+) -> web.StreamResponse:
     try:
         if api is not None:
             return await answer(daemon, api, request, target, path_topic)
         return await passed(daemon, request, target)
     except (aiohttp.ClientConnectionError, TimeoutError) as error:
         if request.transport is None or request.transport.is_closing():
+            turn.outcome = "interrupted"
             return web.Response(status=CLIENT_GONE)  # nobody reads it
-        log.warning("the upstream %s did not answer: %r", daemon.upstream.url, error)
+        turn.outcome = "unreachable"
+        log.warning("the upstream did not answer", extra={"url": daemon.upstream.url, "error": error})
         return unreachable(daemon, error, api or CHAT)
 
 
@@ -134,10 +146,11 @@ async def running(config: Config, model: Path | None = None, files: Files | None
         embedder, counter = await embedding, TokenCounter(await encoding)
         store = await loop.run_in_executor(None, lambda: _opened(config, embedder, files))
         stack.callback(store.close)
-        tasks = Tasks()
+        metrics = Metrics()
+        tasks = Tasks(metrics)
         upstream = Upstream(config, tasks)
         stack.push_async_callback(upstream.close)
-        daemon = Daemon(config, store, Encoder(embedder), counter, upstream, tasks)
+        daemon = Daemon(config, store, Encoder(embedder), counter, upstream, tasks, metrics)
         stack.push_async_callback(daemon.close)
         await upstream.refresh(wait=True)
         tending = [
@@ -166,7 +179,7 @@ def _say_where(files: Files, address: Path, url: str) -> None:
     try:
         replace(files, address, url.encode())
     except StoreError as error:
-        log.warning("commands cannot find this daemon by its folder: %s", error)
+        log.warning("commands cannot find this daemon by its folder", extra={"error": error})
 
 
 async def _wake(daemon: Daemon) -> None:
@@ -182,10 +195,7 @@ def serve(config: Config, model: Path | None = None) -> int:
     Raises:
         MemdError: it could not be started.
     """
-    logging.basicConfig(
-        level=config.log.level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )
-    logging.getLogger("aiohttp").setLevel(logging.WARNING)
+    begin(config.log)
     uvloop.run(_serve(config, model))
     return 0
 
@@ -210,7 +220,7 @@ async def _serve(config: Config, model: Path | None) -> None:
             starting = False
             _announce(daemon, time.perf_counter() - started)
             await stop.wait()
-            log.info("ending: replies in flight get %g s", config.shutdown.grace_seconds)
+            log.info("ending, once replies in flight are through", extra={"seconds_max": config.shutdown.grace_seconds})
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
@@ -260,7 +270,13 @@ def _opened(config: Config, embedder: Embedder, files: Files | None) -> Store:
 
 def _runner(daemon: Daemon) -> web.AppRunner:
     async def handle(request: web.Request) -> web.StreamResponse:
-        return await route(daemon, request)
+        code = "5xx"
+        try:
+            response = await route(daemon, request)
+            code = f"{response.status // 100}xx"
+            return response
+        finally:
+            daemon.metrics.responses.add(code)
 
     async def prepare(_: web.Request, response: web.StreamResponse) -> None:
         if isinstance(response, Relayed):

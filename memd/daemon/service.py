@@ -13,6 +13,7 @@ from memd.context.tokens import TokenCounter
 from memd.daemon.archiver import Archiver
 from memd.daemon.encoder import Encoder
 from memd.daemon.indexer import Indexer
+from memd.daemon.metrics import Metrics
 from memd.daemon.recall import Recall
 from memd.daemon.right_of_way import RightOfWay
 from memd.daemon.tasks import Tasks
@@ -26,7 +27,14 @@ class Daemon:
     """A running daemon. `base_url` is set once it listens."""
 
     def __init__(
-        self, config: Config, store: Store, encoder: Encoder, counter: TokenCounter, upstream: Upstream, tasks: Tasks
+        self,
+        config: Config,
+        store: Store,
+        encoder: Encoder,
+        counter: TokenCounter,
+        upstream: Upstream,
+        tasks: Tasks,
+        metrics: Metrics,
     ) -> None:
         self.config = config
         self.store = store
@@ -34,15 +42,17 @@ class Daemon:
         self.counter = counter
         self.upstream = upstream
         self.tasks = tasks
+        self.metrics = metrics
         self.writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-write")
         self.topics = Topics(store, config, self.writer)
         right_of_way = RightOfWay()
-        self.indexer = Indexer(tasks, right_of_way, config.retrieval)
-        self.archiver = Archiver(config, encoder, counter, tasks, self.indexer)
+        self.indexer = Indexer(tasks, right_of_way, config.retrieval, metrics)
+        self.archiver = Archiver(config, encoder, counter, tasks, self.indexer, metrics)
         self.recall = Recall(encoder, config.retrieval, right_of_way)
         self.message_cache = MessageCache()
         self.ignored = [re.compile(pattern) for pattern in config.ingest.ignore]
         self.base_url = ""
+        metrics.watch(self)
 
     async def close(self) -> None:
         """Journal the buffers and end the threads. The upstream and the store are closed by who made them."""
