@@ -227,11 +227,18 @@ async def _serve(config: Config, model: Path | None) -> None:
 
 
 def _announce(daemon: Daemon, seconds: float) -> None:
+    """Say where memd listens: to people on stdout; a log for programs is all that there is, so it is said there."""
     config, facts = daemon.config, daemon.upstream.facts
+    topics = len(daemon.store.topic_ids())
+    if config.log.format == "json":
+        where = {"url": daemon.base_url, "data_dir": config.data_dir, "topics": topics}
+        upstream = {"upstream": daemon.upstream.url, "reachable": facts.reachable, "window": facts.window}
+        log.info("listening", extra={"version": __version__, **where, **upstream, "ready_seconds": seconds})
+        return
     lines = [
         f"memd {__version__}: listening on {daemon.base_url} (ready in {seconds:.1f} s)",
         f"  point your client at   {daemon.base_url}/v1",
-        f"  memory in              {config.data_dir}  ({len(daemon.store.topic_ids())} topics)",
+        f"  memory in              {config.data_dir}  ({topics} topics)",
     ]
     if facts.reachable:
         window = f"window {facts.window:,} tokens" if facts.window else "window unknown"

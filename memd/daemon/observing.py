@@ -107,9 +107,9 @@ def observed(metrics: Metrics, request: web.BaseRequest, api: str) -> Iterator[T
         metrics.in_flight -= 1
         turn.end()
         _count(metrics, turn)
-        if api:
-            log.info("turn", extra=_told(turn))
-        elif log.isEnabledFor(logging.DEBUG):
+        if api and log.isEnabledFor(logging.INFO):
+            log.info("answered", extra=_told(turn))
+        elif not api and log.isEnabledFor(logging.DEBUG):
             fields = {"method": request.method, "path": Content(request.path), "http_status": turn.http_status}
             log.debug("passed through", extra={**fields, "outcome": turn.outcome, "total_ms": turn.total_ms})
 
