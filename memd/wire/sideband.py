@@ -19,7 +19,7 @@ from memd.errors import BadMemoryIn, BadTopicId
 INJECTED_HEADER_BYTES_MAX = 4096  # proxies and servers refuse header lines from 8 KB on
 _WHITE_SPACE = b" \t\n\r"
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
-_QUOTED = re.compile(r" '.*'(?=(?: - at `[^`]*`)?\Z)", re.DOTALL)
+_QUOTED = re.compile(r""" (['"]).*\1(?=(?: - at `[^`]*`)?\Z)""", re.DOTALL)
 """What msgspec quotes of a value that it did not expect."""
 _SHAPE = "expected {topic_id?, related_topic_ids?, corrections?: [{chunk_ids, action, reason, content?}]}"
 
