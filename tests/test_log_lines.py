@@ -9,7 +9,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -270,7 +270,7 @@ def as_json() -> Iterator[io.StringIO]:
     yield from written(JsonLines(content=False))
 
 
-def written(formatter: logging.Formatter) -> Iterator[io.StringIO]:
+def written(formatter: logging.Formatter) -> Generator[io.StringIO]:
     """What loggers that begin with `memd` or `asyncio` say in this shape."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
@@ -278,9 +278,11 @@ def written(formatter: logging.Formatter) -> Iterator[io.StringIO]:
     loggers = [logging.getLogger("memd"), logging.getLogger("asyncio")]
     for logger in loggers:
         logger.addHandler(handler)
-    yield stream
-    for logger in loggers:
-        logger.removeHandler(handler)
+    try:
+        yield stream
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
 
 
 log = logging.getLogger("memd")
@@ -332,6 +334,20 @@ def test_what_a_client_sends_cannot_begin_a_line_of_its_own(console: io.StringIO
     assert r'origin="a\n2026-01-01 ERROR \"all is lost\"\x1b[2J' in console.getvalue()
     assert json.loads(as_json.getvalue())["origin"].startswith('a\n2026-01-01 ERROR "all')
     assert as_json.getvalue().count("\n") == 1 and as_json.getvalue().isascii()
+
+
+@pytest.mark.parametrize("shape", [ConsoleLines, JsonLines])
+def test_every_text_of_a_line_goes_through_what_redacts_it(shape: type[ConsoleLines | JsonLines]) -> None:
+    lines = written(shape(content=True, redact=lambda text: text.replace(SECRET, "[redacted]")))
+    stream = next(lines)
+    try:
+        raise ValueError(SECRET)
+    except ValueError as error:
+        fields = {"error": error, "question": Content(SECRET), "other": SECRET, "number": 3}
+        log.exception("heard %s", SECRET, extra=fields)
+    assert SECRET not in stream.getvalue()
+    assert stream.getvalue().count("[redacted]") == 5
+    lines.close()
 
 
 async def test_what_asyncio_quotes_of_a_lost_error_is_left_out(console: io.StringIO) -> None:

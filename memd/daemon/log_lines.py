@@ -19,7 +19,7 @@ import logging
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -46,11 +46,15 @@ class Content:
     __repr__ = __str__
 
 
-def begin(settings: Log) -> None:
-    """Send the log of this process to stderr."""
+def _as_it_is(text: str) -> str:
+    return text
+
+
+def begin(settings: Log, redact: Callable[[str], str] = _as_it_is) -> None:
+    """Send the log of this process to stderr; every text in it goes through `redact` first."""
     handler = logging.StreamHandler(sys.stderr)
     shape = JsonLines if settings.format == "json" else ConsoleLines
-    handler.setFormatter(shape(content=settings.content))
+    handler.setFormatter(shape(content=settings.content, redact=redact))
     logging.basicConfig(level=settings.level.upper(), handlers=[handler])
     logging.getLogger("aiohttp").setLevel(logging.WARNING)
 
@@ -58,9 +62,10 @@ def begin(settings: Log) -> None:
 class _Lines(logging.Formatter):
     """What both shapes have in common."""
 
-    def __init__(self, *, content: bool) -> None:
+    def __init__(self, *, content: bool, redact: Callable[[str], str] = _as_it_is) -> None:
         super().__init__()
         self._content = content
+        self._redact = redact
 
     def _event(self, record: logging.LogRecord) -> str:
         """What happened; of what libraries say, the first line: in the others asyncio shows values."""
@@ -68,21 +73,24 @@ class _Lines(logging.Formatter):
         if self._content and isinstance(args, tuple):
             args = tuple(arg.text if isinstance(arg, Content) else arg for arg in args)
         text = str(record.msg) % args if args else str(record.msg)
-        if record.name == OWN:
-            return text
-        return f"{record.name}: {text if self._content else text.partition(LINE_END)[0]}"
+        if record.name != OWN:
+            text = f"{record.name}: {text if self._content else text.partition(LINE_END)[0]}"
+        return self._redact(text)
 
     def _fields(self, record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
         """The fields, in the order in which they were given; none that is None."""
         for name, value in vars(record).items():
             if name in _OF_EVERY_RECORD or value is None:
                 continue
-            if isinstance(value, BaseException):
-                yield name, self._error(value)
-            elif not isinstance(value, Content):
-                yield name, round(value, 3) if isinstance(value, float) else value
-            elif self._content:
-                yield name, value.text
+            if isinstance(value, Content) and not self._content:
+                continue
+            if isinstance(value, float):
+                yield name, round(value, 3)
+            elif isinstance(value, int):
+                yield name, value
+            else:
+                text = self._error(value) if isinstance(value, BaseException) else _text_of(value)
+                yield name, self._redact(text)
 
     def _error(self, error: BaseException) -> str:
         """An error's text if it is memd's or the system's; of others only what kind they are."""
@@ -101,7 +109,7 @@ class _Lines(logging.Formatter):
             frames = "".join(traceback.format_tb(error.__traceback__))
             parts.insert(0, f"Traceback (most recent call last):\n{frames}{self._error(error)}")
             error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        return "\n\n".join(parts) or None
+        return self._redact("\n\n".join(parts)) or None
 
 
 class ConsoleLines(_Lines):
@@ -125,7 +133,11 @@ class JsonLines(_Lines):
         fields = dict(self._fields(record))
         trace = self._trace(record)
         more = {} if trace is None else {"traceback": trace}
-        return json.dumps({**told, **fields, **more}, separators=(",", ":"), default=str)
+        return json.dumps({**told, **fields, **more}, separators=(",", ":"))
+
+
+def _text_of(value: object) -> str:
+    return value.text if isinstance(value, Content) else str(value)
 
 
 def _shown(value: object) -> str:
