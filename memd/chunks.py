@@ -22,6 +22,7 @@ Vector = NDArray[np.float32]
 """A unit vector of the embedding model, shape `(dimension,)`, float32."""
 
 TOPIC_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+TOPIC_ID_RULE = "use 1 to 128 letters, digits, '.', '_' or '-', beginning with a letter or digit"
 DEFAULT_TOPIC_ID = "default"
 
 PUBLIC_ID_DIGITS_MIN = 4
@@ -135,10 +136,7 @@ def checked_topic_id(topic_id: str) -> str:
         BadTopicId: anything else; the pattern leaves no way to name a path outside the data directory.
     """
     if TOPIC_ID_PATTERN.fullmatch(topic_id) is None:
-        raise BadTopicId(
-            f"topic_id {topic_id[:140]!r} is not a topic name: use 1 to 128 letters, digits, '.', '_' or '-', "
-            "beginning with a letter or digit"
-        )
+        raise BadTopicId(f"topic_id {topic_id[:140]!r} is not a topic name: {TOPIC_ID_RULE}")
     return topic_id
 
 

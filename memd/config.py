@@ -240,6 +240,10 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     """The least important message that is shown."""
+    format: Literal["console", "json"] = "console"
+    """Lines for people, or a JSON object per line."""
+    content: bool = False
+    """Whether a message may have words of a conversation in it."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,9 @@ END_SECONDS_MAX = 30.0
 ANSWER_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.02
 
-LISTENING = re.compile(r"^memd .*listening on (http://\S+)", re.MULTILINE)  # llama.cpp has such a line too
+LISTENING = re.compile(  # llama.cpp has a line that is like the first
+    r"""^(?:memd .*listening on |\{.*"event":"listening",.*"url":")(http://[^\s"]+)""", re.MULTILINE
+)
 
 
 class Answer(NamedTuple):

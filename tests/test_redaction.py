@@ -22,7 +22,8 @@ from memd.context.buffer_events import Appended, Event, Forked, Opened, Placed
 from memd.context.conversation import Block, Buffered
 from memd.context.redaction import NO_REDACTION, Redactor
 from memd.context.secret_shapes import BUILT_IN
-from memd.daemon.redacting import RedactingFormatter, checked_by
+from memd.daemon.log_lines import ConsoleLines
+from memd.daemon.redacting import checked_by
 from memd.messages import Message, ToolCall
 
 ROOT = Path(__file__).parent.parent
@@ -413,7 +414,7 @@ def test_the_vector_of_an_entry_is_that_of_what_is_left_of_it() -> None:
 
 
 def test_a_line_of_the_log_loses_its_secrets_its_traceback_too() -> None:
-    formatter = RedactingFormatter(REDACTOR)
+    formatter = ConsoleLines(content=True, redact=REDACTOR.text)
     try:
         raise ValueError(SECRET)
     except ValueError:

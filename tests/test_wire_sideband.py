@@ -108,6 +108,23 @@ def test_a_malformed_memory_in_is_refused_and_the_field_named(malformed: Any, na
     assert "$" not in str(refusal.value)
 
 
+@given(st.text(), st.text(), st.sampled_from(["topic_id", "related_topic_ids", "action", "chunk_ids", "content"]))
+def test_what_is_said_of_a_malformed_memory_in_quotes_nothing_of_it(before: str, after: str, field: str) -> None:
+    odd = f"{before}xylophonist{after} !"
+    correction = {"chunk_ids": ["a"], "action": "Helpful", "reason": odd}
+    malformed = {
+        "topic_id": {"topic_id": odd},
+        "related_topic_ids": {"related_topic_ids": [odd]},
+        "action": {"corrections": [{**correction, "action": odd}]},
+        "chunk_ids": {"corrections": [{**correction, "chunk_ids": odd}]},
+        "content": {"corrections": [{**correction, "content": odd}]},
+    }[field]
+    with pytest.raises(BadMemoryIn) as refusal:
+        decode(malformed)
+    assert "xylophonist" not in str(refusal.value)
+    assert field in str(refusal.value)
+
+
 @given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
 def test_no_memory_in_raises_anything_but_the_declared_error(raw: bytes) -> None:
     try:

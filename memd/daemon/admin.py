@@ -45,6 +45,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", r"/memd/events", looks.events),
     ("GET", r"/memd/export", looks.export),
     ("GET", r"/memd/openapi\.json", _openapi),
+    ("GET", r"/memd/metrics", looks.metrics),
     ("POST", r"/memd/corrections", changes.correct),
     ("POST", r"/memd/undo", changes.undo),
     ("POST", r"/memd/backup", changes.backup),

@@ -18,6 +18,7 @@ from memd import __version__
 from memd.chunks import checked_topic_id
 from memd.context.conversation import Conversation
 from memd.daemon import history, searching
+from memd.daemon.metrics import exposed
 from memd.daemon.receipts import Receipt, summary
 from memd.daemon.service import Daemon
 from memd.daemon.topics import Topic
@@ -320,6 +321,12 @@ async def export(daemon: Daemon, request: web.Request, _: str) -> web.StreamResp
         await response.write(part)
     await response.write_eof()
     return response
+
+
+async def metrics(daemon: Daemon, request: web.Request, _: str) -> web.StreamResponse:
+    """Figures for Prometheus; docs/operations.md lists them."""
+    body, content_type = await exposed(daemon, request.headers.get("Accept", ""))
+    return web.Response(body=body, headers={"Content-Type": content_type})
 
 
 def _encoded(lines: Iterator[dict[str, Any]]) -> Iterator[bytes]:

@@ -7,7 +7,6 @@ else is odd about it is the upstream's to judge and passes untouched.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -20,6 +19,7 @@ from memd.config import Limits
 from memd.context.injection import Placement
 from memd.daemon.access import is_from_foreign_page
 from memd.daemon.exchange import Exchange, Mode, new_turn_id
+from memd.daemon.observing import Turn, turn_of
 from memd.daemon.relay import NO_REPLY, ModelRelay, error_response, forwarded_headers, pass_through, read_body, relay
 from memd.daemon.service import Daemon
 from memd.errors import BadRequestBody, MemdError
@@ -48,26 +48,28 @@ async def answer(
     """
     mode = _mode(request)
     if not daemon.config.auth.token and is_from_foreign_page(request):
-        log.warning("a web page of %s gets no memory", request.headers["Origin"][:200])
+        log.warning("a web page gets no memory", extra={"origin": request.headers["Origin"][:200]})
         mode = "off"
     if mode == "off" or request.headers.get("Content-Encoding", "identity") != "identity":
         status = "off" if mode == "off" else "none"
-        return await passed(daemon, request, target, _headers(status, mode))
+        return await passed(daemon, request, target, _headers(request, status, mode))
     limits = daemon.config.limits
     body = await read_body(request, limits.body_bytes_max, limits.idle_seconds)
     if body is None:
         return _too_large(api, limits.body_bytes_max)
+    turn_of(request).lap("read")
     parsed, without_memory = _parse(daemon, api, body)
     if parsed is None or without_memory is not None:
         forwarded = body if parsed is None else api.encode(parsed)
-        return await _forward_plain(daemon, request, target, forwarded, _headers(without_memory or "none", mode))
+        headers = _headers(request, without_memory or "none", mode)
+        return await _forward_plain(daemon, request, target, forwarded, headers)
     named = parsed.memory_in.topic_id if parsed.memory_in is not None else None
-    topic_id = named or path_topic or DEFAULT_TOPIC_ID
+    topic_id = turn_of(request).topic = named or path_topic or DEFAULT_TOPIC_ID
     if mode == "readonly" and await daemon.topics.existing(topic_id) is None:  # opening it would leave a trace
-        return await _forward_plain(daemon, request, target, api.encode(parsed), _headers("none", mode))
+        return await _forward_plain(daemon, request, target, api.encode(parsed), _headers(request, "none", mode))
     exchange = await _begun(daemon, api, request, parsed, topic_id, mode)
     if exchange is None:
-        headers = _headers("degraded:store", mode)
+        headers = _headers(request, "degraded:store", mode)
         return await _forward_plain(daemon, request, target, api.encode(parsed), headers)
     return await _exchanged(daemon, api, request, target, exchange)
 
@@ -83,40 +85,36 @@ async def passed(
 async def _exchanged(
     daemon: Daemon, api: Api, request: web.Request, target: str, exchange: Exchange
 ) -> web.StreamResponse:
-    reply, status, started = NO_REPLY, None, time.perf_counter()
-    timings_ms = exchange.receipt.timings_ms
+    reply, status = NO_REPLY, None
     try:
         async with _accepted(daemon, request, target, exchange) as answer:
             status = answer.status
-            timings_ms["upstream"] = _milliseconds_since(started)
             relayed = ModelRelay(api, request, answer, daemon.config.limits.capture_bytes_max)
             try:
                 out = exchange.memory_out() if answer.status == 200 else None
                 return await relayed.run(out, exchange.headers())
             finally:
                 reply = relayed.reply
+                turn_of(request).usage = reply.usage
     finally:
         # Also after a cancellation: what was said is remembered, without keeping anybody waiting.
-        timings_ms["answer"] = _milliseconds_since(started)
-        daemon.tasks.spawn(_remember(daemon, exchange, reply, status), "remember")
+        daemon.tasks.spawn(_remember(daemon, exchange, reply, status, turn_of(request)), "remember")
 
 
-async def _remember(daemon: Daemon, exchange: Exchange, reply: Reply, status: int | None) -> None:
+async def _remember(daemon: Daemon, exchange: Exchange, reply: Reply, status: int | None, turn: Turn) -> None:
     try:
         receipt = None
         try:
-            receipt = exchange.finished_receipt(reply, status)  # before the reply changes the conversation
+            receipt = exchange.finished_receipt(
+                reply, status, turn.spans_ms
+            )  # before the reply changes the conversation
         except Exception:  # a bug here must not cost the reply
-            log.exception("topic %s: a turn has no receipt", exchange.topic.id)
+            log.exception("a turn has no receipt", extra={"topic": exchange.topic.id})
         await exchange.remember(reply)
         if receipt is not None:
             await daemon.receipts.keep(receipt)
     finally:
         exchange.topic.release()
-
-
-def _milliseconds_since(started: float) -> float:
-    return round((time.perf_counter() - started) * 1000, 3)
 
 
 @asynccontextmanager
@@ -138,12 +136,14 @@ async def _accepted(
         answer = await daemon.upstream.send("POST", target, headers, body)
         refused = answer.status in REFUSALS
         if refused and placement is not attempts[-1]:
-            log.warning("the upstream refused a prompt with memory (%s): status %d", placement, answer.status)
+            refusal = {"turn": exchange.turn_id, "placement": placement, "http_status": answer.status}
+            log.warning("the upstream refused a prompt with memory", extra=refusal)
             answer.close()
             refused_bodies.append(body)
             continue
         if placement is None and not refused:
             exchange.forget_memory()  # else it was not memory that the upstream did not like
+            exchange.note(turn_of(request))
         async with answer:
             yield answer
         return
@@ -156,28 +156,30 @@ async def _begun(
     session = daemon.redactor.identifier(request.headers.get(SESSION_HEADER, "")[:SESSION_CHARACTERS_MAX]) or None
     sent = forwarded_headers(request, daemon.config)
     headers = CIMultiDict((name, sent[name]) for name in ("Authorization", "X-Api-Key") if name in sent)
-    topic, begun = None, False
+    topic, begun, turn = None, False, turn_of(request)
     try:
         topic = await daemon.topics.get(topic_id)
         topic.hold()
         thin = request.headers.get(HISTORY_HEADER, daemon.config.conversation.history).strip().lower() == "daemon"
         exchange = Exchange(daemon, api, parsed, topic=topic, mode=mode, session=session, thin=thin, headers=headers)
-        started = time.perf_counter()
         await exchange.receive()
-        exchange.receipt.timings_ms["receive"] = _milliseconds_since(started)
+        turn.lap("receive")
         await exchange.correct()
+        turn.lap("correct")
         await exchange.make_room()
-        exchange.receipt.timings_ms["room"] = _milliseconds_since(started)
+        turn.lap("room")
         await exchange.recall()
         exchange.inject()
-        exchange.receipt.timings_ms["memory"] = _milliseconds_since(started)
+        turn.lap("recall")
+        exchange.note(turn)
         daemon.tasks.spawn(topic.save(), "journal")
         begun = True
         return exchange
     except MemdError as error:
-        log.error("topic %s: the request goes on without memory: %s", topic_id, error)
+        log.error("the request goes on without memory", extra={"topic": topic_id, "error": error})
     except Exception:  # a bug in memory must not cost the user an answer: say it loudly and go on without
-        log.exception("topic %s: memory failed unexpectedly, the request goes on without it", topic_id)
+        log.exception("memory failed unexpectedly, the request goes on without it", extra={"topic": topic_id})
+        daemon.metrics.errors.add("memory")
     finally:
         if topic is not None and not begun:
             topic.release()
@@ -189,11 +191,11 @@ def _parse(daemon: Daemon, api: Api, body: bytes) -> tuple[ModelRequest | None, 
     try:
         parsed = api.parse(body, daemon.message_cache)
     except BadRequestBody as error:
-        log.debug("a body that is no request of its API is passed on: %s", error)
+        log.debug("a body that is no request of its API is passed on", extra={"error": error})
         return None, None
     problem = parsed.memory_in_error or _excess(parsed.memory_in, daemon.config.limits)
     if problem is not None:
-        log.warning("a request goes on without memory: %s", problem)
+        log.warning("a request goes on without memory", extra={"problem": problem})
         return parsed, "bad-memory-in"
     last = next((message.text for message in reversed(parsed.messages) if message.role == "user"), "")
     if any(pattern.search(last) for pattern in daemon.ignored):
@@ -229,8 +231,11 @@ def _mode(request: web.Request) -> Mode:
     return "off" if named == "off" else "full"
 
 
-def _headers(status: str, mode: Mode) -> list[tuple[str, str]]:
-    return memory_headers(status=status, turn_id=new_turn_id(), mode=mode)
+def _headers(request: web.Request, status: str, mode: Mode) -> list[tuple[str, str]]:
+    """The headers of an answer without memory."""
+    turn_id = new_turn_id()
+    turn_of(request).settle(turn_id, mode, status)
+    return memory_headers(status=status, turn_id=turn_id, mode=mode)
 
 
 def _too_large(api: Api, bytes_max: int) -> web.Response:

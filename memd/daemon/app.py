@@ -26,7 +26,7 @@ from aiohttp import web
 
 from memd import __version__
 from memd.assets import ranks_bytes
-from memd.chunks import TOPIC_ID_PATTERN
+from memd.chunks import TOPIC_ID_PATTERN, TOPIC_ID_RULE
 from memd.config import Config
 from memd.context.redaction import Redactor
 from memd.context.tokens import TokenCounter, cl100k_base
@@ -36,7 +36,10 @@ from memd.daemon.answering import answer, passed
 from memd.daemon.connections import served
 from memd.daemon.encoder import Encoder
 from memd.daemon.llama_child import LlamaChild
-from memd.daemon.redacting import RedactingFormatter, checked_by
+from memd.daemon.log_lines import begin
+from memd.daemon.metrics import Metrics
+from memd.daemon.observing import CLIENT_GONE, Turn, observed
+from memd.daemon.redacting import checked_by
 from memd.daemon.relay import Relayed, error_response
 from memd.daemon.service import Daemon
 from memd.daemon.tasks import Tasks
@@ -55,7 +58,6 @@ log = logging.getLogger("memd")
 
 _PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
 OWN_PREFIX = "/memd/"
-CLIENT_GONE = 499
 APIS: tuple[Api, ...] = (CHAT, RESPONSES, ANTHROPIC)
 """In which memory has a part. No path of one ends like another's."""
 
@@ -77,21 +79,31 @@ async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
         if TOPIC_ID_PATTERN.fullmatch(path_topic) is None:
             return error_response(
                 400,
-                f"memd: {path_topic[:140]!r} is not a topic name: use 1 to 128 letters, digits, '.', '_' or '-', "
-                "beginning with a letter or digit",
+                f"memd: {path_topic[:140]!r} is not a topic name: {TOPIC_ID_RULE}",
                 "invalid_request_error",
                 api_of(request.method, rest) or CHAT,
             )
         target = rest + query
     api = api_of(request.method, target.partition("?")[0])
+    with observed(daemon.metrics, request, "" if api is None else api.name) as turn:
+        response = await _forwarded(daemon, api, request, target, path_topic, turn)
+        turn.http_status = response.status
+        return response
+
+
+async def _forwarded(
+    daemon: Daemon, api: Api | None, request: web.Request, target: str, path_topic: str | None, turn: Turn
+) -> web.StreamResponse:
     try:
         if api is not None:
             return await answer(daemon, api, request, target, path_topic)
         return await passed(daemon, request, target)
     except (aiohttp.ClientConnectionError, TimeoutError) as error:
         if request.transport is None or request.transport.is_closing():
+            turn.outcome = "interrupted"
             return web.Response(status=CLIENT_GONE)  # nobody reads it
-        log.warning("the upstream %s did not answer: %r", daemon.upstream.url, error)
+        turn.outcome = "unreachable"
+        log.warning("the upstream did not answer", extra={"url": daemon.upstream.url, "error": error})
         return unreachable(daemon, error, api or CHAT)
 
 
@@ -137,10 +149,11 @@ async def running(config: Config, model: Path | None = None, files: Files | None
         redactor = Redactor.of(config.ingest)
         store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, files))
         stack.callback(store.close)
-        tasks = Tasks()
+        metrics = Metrics()
+        tasks = Tasks(metrics)
         upstream = Upstream(config, tasks)
         stack.push_async_callback(upstream.close)
-        daemon = Daemon(config, store, Encoder(embedder), counter, upstream, tasks, redactor)
+        daemon = Daemon(config, store, Encoder(embedder), counter, upstream, tasks, redactor, metrics)
         stack.push_async_callback(daemon.close)
         await upstream.refresh(wait=True)
         async with _listening(daemon, listener):
@@ -179,7 +192,7 @@ def _say_where(files: Files, address: Path, url: str) -> None:
     try:
         replace(files, address, url.encode())
     except StoreError as error:
-        log.warning("commands cannot find this daemon by its folder: %s", error)
+        log.warning("commands cannot find this daemon by its folder", extra={"error": error})
 
 
 async def _wake(daemon: Daemon) -> None:
@@ -195,10 +208,7 @@ def serve(config: Config, model: Path | None = None) -> int:
     Raises:
         MemdError: it could not be started.
     """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(RedactingFormatter(Redactor.of(config.ingest)))
-    logging.basicConfig(level=config.log.level.upper(), handlers=[handler])
-    logging.getLogger("aiohttp").setLevel(logging.WARNING)
+    begin(config.log, Redactor.of(config.ingest).text)
     uvloop.run(_serve(config, model))
     return 0
 
@@ -223,18 +233,25 @@ async def _serve(config: Config, model: Path | None) -> None:
             starting = False
             _announce(daemon, time.perf_counter() - started)
             await stop.wait()
-            log.info("ending: replies in flight get %g s", config.shutdown.grace_seconds)
+            log.info("ending, once replies in flight are through", extra={"seconds_max": config.shutdown.grace_seconds})
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
 
 
 def _announce(daemon: Daemon, seconds: float) -> None:
+    """Say where memd listens: to people on stdout; a log for programs is all that there is, so it is said there."""
     config, facts = daemon.config, daemon.upstream.facts
+    topics = len(daemon.store.topic_ids())
+    if config.log.format == "json":
+        where = {"url": daemon.base_url, "data_dir": config.data_dir, "topics": topics}
+        upstream = {"upstream": daemon.upstream.url, "reachable": facts.reachable, "window": facts.window}
+        log.info("listening", extra={"version": __version__, **where, **upstream, "ready_seconds": seconds})
+        return
     lines = [
         f"memd {__version__}: listening on {daemon.base_url} (ready in {seconds:.1f} s)",
         f"  point your client at   {daemon.base_url}/v1",
-        f"  memory in              {config.data_dir}  ({len(daemon.store.topic_ids())} topics)",
+        f"  memory in              {config.data_dir}  ({topics} topics)",
     ]
     if daemon.redactor:
         lines.append(f"  redacted before stored {', '.join(daemon.redactor.names)}")
@@ -284,7 +301,13 @@ def _opened(config: Config, embedder: Embedder, redactor: Redactor, files: Files
 
 def _runner(daemon: Daemon) -> web.AppRunner:
     async def handle(request: web.Request) -> web.StreamResponse:
-        return await route(daemon, request)
+        code = "5xx"
+        try:
+            response = await route(daemon, request)
+            code = f"{response.status // 100}xx"
+            return response
+        finally:
+            daemon.metrics.responses.add(code)
 
     async def prepare(_: web.Request, response: web.StreamResponse) -> None:
         if isinstance(response, Relayed):

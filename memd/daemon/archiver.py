@@ -21,10 +21,11 @@ from memd.context.tokens import TokenCounter
 from memd.daemon.drafting import Drafter, unstored_runs
 from memd.daemon.encoder import Encoder
 from memd.daemon.indexer import Indexer
+from memd.daemon.metrics import Metrics
 from memd.daemon.tasks import Tasks
 from memd.daemon.topics import Topic, Topics
 from memd.errors import MemdError
-from memd.wording import counted, tallied
+from memd.wording import tallied
 
 log = logging.getLogger("memd")
 
@@ -46,6 +47,7 @@ class Archiver:
         tasks: Tasks,
         indexer: Indexer,
         redactor: Redactor,
+        metrics: Metrics,
     ) -> None:
         self._config = config
         self._redactor = redactor
@@ -53,6 +55,7 @@ class Archiver:
         self._drafter = Drafter(config, counter, encoder.for_ingestion, budget_seconds=config.chunking.budget_ms / 1000)
         self._tasks = tasks
         self._indexer = indexer
+        self._metrics = metrics
         self._compacting: set[str] = set()
         self._failures: dict[str, int] = {}
         self._retry_at: dict[str, float] = {}
@@ -63,19 +66,13 @@ class Archiver:
         """Store the oldest part of a conversation and take it out of its prompt; False if nothing could be taken.
 
         Args:
-            excess_tokens: raw tokens that must go at least, where the turn boundaries allow it.
+            excess_tokens: raw tokens that must go at least, where the turn boundaries allow it; 0 if no request waits.
         """
-        fraction = self._config.compaction.fraction
-        cut = compaction.choose_cut(conversation, fraction=fraction, excess_tokens=excess_tokens)
-        if cut is not None and not await self.store(topic, conversation, cut):
-            stored = (place for place in compaction.cut_positions(conversation) if place <= conversation.stored)
-            cut = max(stored, default=None)
-        if cut is None:
-            return False
-        if cut > conversation.left_out:
-            topic.buffer.mark(conversation, left_out=cut)
-            await topic.rewrite_journal()
-        return True
+        started = time.perf_counter()
+        compacted = await self._compacted(topic, conversation, excess_tokens)
+        if compacted:
+            self._metrics.compactions.add(time.perf_counter() - started, "hard" if excess_tokens else "soft")
+        return compacted
 
     async def store(self, topic: Topic, conversation: Conversation, upto: int) -> bool:
         """Make everything before `upto` durable in the log; False if that failed (it will be tried again later)."""
@@ -149,6 +146,19 @@ class Archiver:
 
     # -- private ------------------------------------------------------------------------------------------------
 
+    async def _compacted(self, topic: Topic, conversation: Conversation, excess_tokens: int) -> bool:
+        fraction = self._config.compaction.fraction
+        cut = compaction.choose_cut(conversation, fraction=fraction, excess_tokens=excess_tokens)
+        if cut is not None and not await self.store(topic, conversation, cut):
+            stored = (place for place in compaction.cut_positions(conversation) if place <= conversation.stored)
+            cut = max(stored, default=None)
+        if cut is None:
+            return False
+        if cut > conversation.left_out:
+            topic.buffer.mark(conversation, left_out=cut)
+            await topic.rewrite_journal()
+        return True
+
     async def _compact_in_background(self, topic: Topic, conversation: Conversation) -> None:
         try:
             await self.compact(topic, conversation)
@@ -162,6 +172,7 @@ class Archiver:
 
     async def _append(self, topic: Topic, conversation: Conversation, upto: int) -> None:
         messages = [(item.digest, item.message) for item in conversation.messages[conversation.stored : upto]]
+        tokens, started = conversation.tokens_between(conversation.stored, upto), time.perf_counter()
 
         def drafted() -> tuple[list[Draft], Counter[str]]:
             runs = unstored_runs(topic.log, messages, self._redactor)
@@ -174,14 +185,20 @@ class Archiver:
             await topic.write(lambda: topic.log.append(drafts))
         if drafts and redacted:
             self._redactor.tell(redacted)
-            chunks = counted(len(drafts), "chunk")
-            log.info("topic %s: %s stored, redacted: %s", topic.id, chunks, tallied(redacted))
+            log.info(
+                "stored, redacted", extra={"topic": topic.id, "chunks": len(drafts), "redacted": tallied(redacted)}
+            )
+        self._metrics.ingestions.add(time.perf_counter() - started)
+        self._metrics.ingested_tokens.add(count=tokens)
+        self._metrics.ingested_chunks.add(count=len(drafts))
 
     def _back_off(self, topic: Topic, error: MemdError) -> None:
         failures = self._failures[topic.id] = self._failures.get(topic.id, 0) + 1
         pause = min(BACKOFF_SECONDS_MAX, self._config.compaction.retry_seconds * 2 ** (failures - 1))
         self._retry_at[topic.id] = time.monotonic() + pause
-        log.warning("topic %s: storing failed, next attempt in %.0f s, nothing is lost: %s", topic.id, pause, error)
+        self._metrics.errors.add("store")
+        fields = {"topic": topic.id, "retry_seconds": pause, "error": error}
+        log.warning("storing failed and is tried again, nothing is lost", extra=fields)
 
     async def _tend_topic(self, topic: Topic) -> None:
         conversations = topic.buffer.conversations()

@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from memd.config import Limits
+from memd.daemon.log_lines import Content
 from memd.daemon.relay import error_response
 
 log = logging.getLogger("memd")
@@ -40,7 +41,8 @@ class Connection(web.RequestHandler):
             answer = error_response(500, "memd: something went wrong in memd itself; its log says what", "server_error")
         else:
             problem = " ".join(str(exc.message).split())[:200]
-            log.info("a request of %s cannot be read: %s", request.remote, problem)
+            fields = {"remote": request.remote, "kind": type(exc).__name__, "problem": Content(problem)}
+            log.info("a request cannot be read", extra=fields)
             too_large = isinstance(exc, LineTooLong) or "Too many headers" in problem
             status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE if too_large else HTTPStatus.BAD_REQUEST
             answer = error_response(status, f"memd: the request cannot be read: {problem}", "invalid_request_error")
@@ -61,7 +63,8 @@ async def served(server: web.Server, listener: socket.socket, limits: Limits) ->
 
     def connection() -> asyncio.Protocol:
         if len(server.connections) >= limits.connections_max:
-            log.warning("a connection is refused: there are %d, limits.connections_max", limits.connections_max)
+            fields = {"connections_max": limits.connections_max}
+            log.warning("a connection is refused, there are limits.connections_max", extra=fields)
             return _Refused()
         return Connection(
             server,

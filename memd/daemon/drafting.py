@@ -83,7 +83,8 @@ class Drafter:
                 expired=lambda: time.monotonic() - started > self._budget_seconds,
             )
             if result.used_fallback:
-                log.info("topic %s: boundaries took longer than chunking.budget_ms; fixed windows used", topic.topic_id)
+                took = "boundaries took longer than chunking.budget_ms; fixed windows used"
+                log.info(took, extra={"topic": topic.topic_id})
             chunks += result.chunks
         return chunks
 

@@ -14,6 +14,7 @@ import itertools
 import logging
 import time
 import uuid
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -24,6 +25,8 @@ from memd.context.conversation import NO_BLOCK, Block, BlockChunk, TurnKey
 from memd.context.hot_buffer import Arrival
 from memd.context.tokens import TokenCounter
 from memd.daemon.correcting import apply_corrections
+from memd.daemon.log_lines import Content
+from memd.daemon.observing import Turn
 from memd.daemon.prompt import Prompt, with_live_turns
 from memd.daemon.receipts import Receipt
 from memd.daemon.searching import scored_candidates
@@ -103,6 +106,7 @@ class Exchange:
         self._fresh_turn = False
         self._without_block = False
         self._forwarded_tokens = 0
+        self._candidates: int | None = None
 
     # -- the steps ----------------------------------------------------------------------------------------------
 
@@ -144,10 +148,11 @@ class Exchange:
         try:
             failed = await apply_corrections(self._daemon, self.topic, memory_in.corrections)
         except MemdError as error:
-            log.error("topic %s: corrections were not applied: %s", self.topic.id, error)
+            log.error("corrections were not applied", extra=self._fields(error))
             self._degrade(error)
             failed = tuple(chunk_id for correction in memory_in.corrections for chunk_id in correction.chunk_ids)
         self.signals += [Signal(type="correction_failed", chunk_id=chunk_id) for chunk_id in failed]
+        self._daemon.metrics.corrected(memory_in.corrections, len(failed))
 
     async def make_room(self) -> None:
         """Let the oldest turns leave the prompt if it would not fit the model's window otherwise."""
@@ -186,7 +191,7 @@ class Exchange:
             self._degrade_to("timeout")
             return
         except MemdError as error:
-            log.error("topic %s: recall failed, the request goes on without memory: %s", self.topic.id, error)
+            log.error("recall failed, the request goes on without memory", extra=self._fields(error))
             self._degrade(error)
             return
         if self._mode == "full":
@@ -220,6 +225,12 @@ class Exchange:
             timings_ms=self._spans_ms,
         )
 
+    def note(self, turn: Turn) -> None:
+        """What memory did, for the log and the metrics; after `inject`."""
+        turn.settle(self.turn_id, self._mode, self.status)
+        turn.recalled(self._candidates, self._spans_ms)
+        turn.shown(len(self.injected), self._prompt.block_tokens())
+
     def memory_out(self) -> MemoryOut | None:
         """What goes into the response body: nothing unless the request carried a MemoryIn."""
         if self._request.memory_in is None:
@@ -233,7 +244,7 @@ class Exchange:
         self.injected = []
         self._degrade_to("template")
 
-    def finished_receipt(self, reply: Reply, http_status: int | None) -> Receipt:
+    def finished_receipt(self, reply: Reply, http_status: int | None, spans_ms: Mapping[str, float]) -> Receipt:
         """All that is known of the turn when it is over."""
         receipt, prompt, drifted = self.receipt, self._prompt, self._drifted
         block = prompt.conversation.blocks.get(prompt.turn_digest) if prompt.turn_digest is not None else None
@@ -245,7 +256,8 @@ class Exchange:
         receipt.forwarded_tokens = drifted(self._forwarded_tokens)
         receipt.left_out = prompt.conversation.left_out
         receipt.signals = tuple(msgspec.to_builtins(signal) for signal in self.signals)
-        receipt.timings_ms |= {name: round(value, 3) for name, value in self._spans_ms.items()}
+        memory_ms = sum(spans_ms.get(step, 0.0) for step in ("receive", "correct", "room", "recall"))
+        receipt.timings_ms = {name: round(value, 3) for name, value in {**spans_ms, "memory": memory_ms}.items()}
         if reply.usage is not None:
             receipt.prompt_tokens, receipt.cached_tokens = reply.usage.prompt_tokens, reply.usage.cached_tokens
             receipt.completion_tokens = reply.usage.completion_tokens
@@ -357,9 +369,11 @@ class Exchange:
             visible_digests=self._prompt.visible_digests(),
         )
         started = time.perf_counter()
+        self._candidates = len(recalled.candidates)
         block = self._fill(recalled.candidates)
         self._spans_ms.update(embed=recalled.embed_ms, search=recalled.search_ms)
         self._spans_ms["inject"] = (time.perf_counter() - started) * 1000
+        log.debug("recalled", extra={**self._fields(), "question": Content(question), "block": Content(block.text)})
         return block
 
     def _question(self) -> str:
@@ -392,6 +406,10 @@ class Exchange:
         header = self._config.injection.header
         block = injection.render(selection.shown, own_topic_id=self.topic.id, header=header, taken=taken, tokens=0)
         return msgspec.structs.replace(block, tokens=self._counter.count(block.text))
+
+    def _fields(self, error: MemdError | None = None) -> dict[str, object]:
+        """What a line of the log says of the request."""
+        return {"turn": self.turn_id, "topic": self.topic.id, "error": error}
 
     def _degrade(self, error: MemdError) -> None:
         if isinstance(error, DiskFull):

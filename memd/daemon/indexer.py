@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from memd.config import Retrieval
+from memd.daemon.metrics import Metrics
 from memd.daemon.right_of_way import RightOfWay
 from memd.daemon.tasks import Tasks
 from memd.daemon.topics import Topic
@@ -30,7 +31,7 @@ NICENESS = 10
 class Indexer:
     """Seals one segment, merges one group of indexes and takes in the words of one topic at a time."""
 
-    def __init__(self, tasks: Tasks, right_of_way: RightOfWay, settings: Retrieval) -> None:
+    def __init__(self, tasks: Tasks, right_of_way: RightOfWay, settings: Retrieval, metrics: Metrics) -> None:
         self._tasks = tasks
         self._right_of_way = right_of_way
         self._recall_budget_ms = settings.recall_budget_ms
@@ -40,6 +41,12 @@ class Indexer:
         self._merger = _background_thread("memd-merge")
         self._under_way: set[str] = set()
         self._closing = False
+        self._metrics = metrics
+
+    @property
+    def under_way(self) -> int:
+        """How many works have begun, wait for their thread or for their next attempt."""
+        return len(self._under_way)
 
     def look_after(self, topic: Topic) -> None:
         """Begin whatever the topic's indexes need, unless it is under way."""
@@ -68,7 +75,9 @@ class Indexer:
         try:
             await work
         except StoreError as error:
-            log.error("%s failed, it is tried again in %.0f s and nothing is lost: %s", name, RETRY_SECONDS, error)
+            self._metrics.errors.add("index")
+            fields = {"work": name, "retry_seconds": RETRY_SECONDS, "error": error}
+            log.error("work on an index failed and is tried again, nothing is lost", extra=fields)
             await asyncio.sleep(RETRY_SECONDS)
         except _ClosingError:
             pass
@@ -82,7 +91,7 @@ class Indexer:
 
     async def _merge(self, topic: Topic) -> None:
         while segment_ids := topic.log.due_merge(self._recall_budget_ms):
-            log.info("topic %s: merging the indexes of %d segments", topic.id, len(segment_ids))
+            log.info("merging indexes", extra={"topic": topic.id, "segments": len(segment_ids)})
             await asyncio.get_running_loop().run_in_executor(
                 self._merger, topic.log.merge, segment_ids, self._stand_back
             )

@@ -17,6 +17,7 @@ from memd.config import Config
 from memd.context import injection
 from memd.context.injection import Placement
 from memd.daemon.answering import REFUSALS
+from memd.daemon.metrics import Metrics
 from memd.daemon.tasks import Tasks
 from memd.daemon.upstream import ASK_SECONDS, Upstream
 from memd.wire.chat import CHAT
@@ -68,7 +69,7 @@ def probed(config: Config) -> UpstreamProbe:
 
 
 async def _probed(config: Config) -> UpstreamProbe:
-    tasks = Tasks()
+    tasks = Tasks(Metrics())
     upstream = Upstream(config, tasks)
     try:
         health = await _asked(upstream, "GET", "/health")

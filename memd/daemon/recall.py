@@ -128,7 +128,7 @@ class Recall:
     def _loaded(self, log_: TopicLog, done: asyncio.Future[None]) -> None:
         del self._loading[log_]
         if not done.cancelled() and (error := done.exception()) is not None:
-            log.error("topic %s: its indexes cannot be loaded: %s", log_.topic_id, error)
+            log.error("indexes cannot be loaded", extra={"topic": log_.topic_id, "error": error})
 
     def _answered(self, text: str, logs: Sequence[TopicLog], visible_digests: Collection[bytes]) -> Recalled:
         """Embedding and search in one thread: each turn of a thread costs the request a wait."""
@@ -194,7 +194,7 @@ class Recall:
             try:
                 words = log_.ask(text)
             except StoreError as error:
-                log.error("topic %s: searched without its words: %s", log_.topic_id, error)
+                log.error("searched without its words", extra={"topic": log_.topic_id, "error": error})
         return TopicSearch(log_.snapshot(), queries, words)
 
     def _ranked(self, searches: Sequence[TopicSearch], k: int) -> list[_Found]:
@@ -226,7 +226,8 @@ class _Found(NamedTuple):
         try:
             return Candidate(self.snapshot.entry(self.hit), self.snapshot.topic_id, self.parts)
         except StoreError as error:
-            log.error("topic %s: a chunk cannot be recalled; run `memd verify`: %s", self.snapshot.topic_id, error)
+            fields = {"topic": self.snapshot.topic_id, "error": error}
+            log.error("a chunk cannot be recalled; run `memd verify`", extra=fields)
             return None
 
 
@@ -234,4 +235,4 @@ def _load(log_: TopicLog) -> None:
     known = len(log_.findings)
     log_.load()
     for finding in log_.findings[known:]:
-        log.warning("%s", finding)
+        log.warning("found in the log", extra={"topic": log_.topic_id, "finding": finding})

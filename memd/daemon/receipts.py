@@ -94,7 +94,7 @@ class Receipts:
             self._in_trouble = False
         except StoreError as error:
             if not self._in_trouble:
-                log.warning("receipts are not kept for now: %s", error)
+                log.warning("receipts are not kept for now", extra={"error": error})
             self._in_trouble = True
 
     async def find(self, turn_id: str) -> Receipt | None:

@@ -1,4 +1,4 @@
-"""Where redaction meets the disk: the last look at every entry of the log, and at every line that memd says.
+"""Where redaction meets the disk: the last look at every entry of the log.
 
 Rule: nothing reaches the log but through `checked_by` (the store calls it in every append), and nothing the journal but
 through `Redactor.event` (topics.py). Whoever cuts text into chunks redacts it before: a secret may lie across a cut.
@@ -6,15 +6,12 @@ through `Redactor.event` (topics.py). Whoever cuts text into chunks redacts it b
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import msgspec
 
 from memd.chunks import Draft, Vector
 from memd.context.redaction import Redactor
-
-LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 def checked_by(redactor: Redactor, embed: Callable[[str], Vector]) -> Callable[[Draft], Draft]:
@@ -33,15 +30,3 @@ def checked_by(redactor: Redactor, embed: Callable[[str], Vector]) -> Callable[[
         return kept
 
     return checked
-
-
-class RedactingFormatter(logging.Formatter):
-    """Lines for stderr; what they quote, tracebacks included, is redacted like everything that may end in a file."""
-
-    def __init__(self, redactor: Redactor) -> None:
-        super().__init__(LOG_FORMAT)
-        self._redactor = redactor
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line as it may be said."""
-        return self._redactor.text(super().format(record))

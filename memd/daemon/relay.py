@@ -16,6 +16,8 @@ from multidict import CIMultiDict
 
 from memd.config import Config
 from memd.daemon.access import headers_with_token
+from memd.daemon.log_lines import Content
+from memd.daemon.observing import Turn, turn_of
 from memd.daemon.upstream import HOP_BY_HOP, NOT_FORWARDED, Upstream
 from memd.errors import UpstreamError
 from memd.wire.capture import Capture, Reply
@@ -71,7 +73,7 @@ async def relay(
     response = prepared(answer, extra, body_changes=False)
     await response.prepare(request)
     try:
-        async for part in parts_of(answer):
+        async for part in parts_of(answer, turn_of(request)):
             await response.write(part)
     except BrokenAnswer as error:
         break_off(request, error)
@@ -87,7 +89,8 @@ async def parts_in(request: web.BaseRequest, idle_seconds: float) -> AsyncIterat
             async with asyncio.timeout(idle_seconds):
                 part = await request.content.readany()
         except TimeoutError:
-            log.warning("%s %s: no more of the body for %g s", request.method, request.path, idle_seconds)
+            fields = {"method": request.method, "path": Content(request.path), "seconds": idle_seconds}
+            log.warning("a client sends no more of a body", extra=fields)
             if request.transport is not None:
                 request.transport.abort()
             raise
@@ -100,7 +103,7 @@ class BrokenAnswer(UpstreamError):
     """The upstream died in the middle of an answer."""
 
 
-async def parts_of(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+async def parts_of(answer: aiohttp.ClientResponse, turn: Turn) -> AsyncIterator[bytes]:
     """An answer's body as it comes.
 
     Raises:
@@ -110,7 +113,8 @@ async def parts_of(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         try:
             part = await answer.content.readany()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise BrokenAnswer(f"the upstream broke off in mid-answer: {error!r}") from error
+            raise BrokenAnswer(type(error).__name__) from error  # its text quotes what could not be read
+        turn.answering()
         if not part:
             return
         yield part
@@ -149,7 +153,7 @@ class ModelRelay:
         response = prepared(self._answer, extra, body_changes=out is not None)
         await response.prepare(self._request)
         try:
-            async for part in parts_of(self._answer):
+            async for part in parts_of(self._answer, turn_of(self._request)):
                 capture.feed(part)
                 passed = part if splicer is None else splicer.feed(part)
                 if passed:
@@ -165,7 +169,7 @@ class ModelRelay:
 
     async def _run_json(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
         try:
-            body = b"".join([part async for part in parts_of(self._answer)])
+            body = b"".join([part async for part in parts_of(self._answer, turn_of(self._request))])
         except BrokenAnswer as error:
             response = prepared(self._answer, extra, body_changes=True)
             await response.prepare(self._request)
@@ -216,7 +220,9 @@ async def _write_held(response: web.StreamResponse, splicer: MemoryOutSplicer | 
 
 def break_off(request: web.BaseRequest, error: BrokenAnswer) -> None:
     """End the client's connection so that it cannot take what came for the whole answer."""
-    log.warning("%s %s: %s", request.method, request.path, error)
+    turn = turn_of(request)
+    turn.outcome = "broken_answer"
+    log.warning("the upstream broke off in mid-answer", extra={"turn": turn.id or None, "error": error})
     if request.transport is not None:
         request.transport.abort()
 

@@ -14,6 +14,7 @@ from memd.context.tokens import TokenCounter
 from memd.daemon.archiver import Archiver
 from memd.daemon.encoder import Encoder
 from memd.daemon.indexer import Indexer
+from memd.daemon.metrics import Metrics
 from memd.daemon.recall import Recall
 from memd.daemon.receipts import Receipts
 from memd.daemon.right_of_way import RightOfWay
@@ -37,6 +38,7 @@ class Daemon:
         upstream: Upstream,
         tasks: Tasks,
         redactor: Redactor,
+        metrics: Metrics,
     ) -> None:
         self.config = config
         self.redactor = redactor
@@ -45,17 +47,19 @@ class Daemon:
         self.counter = counter
         self.upstream = upstream
         self.tasks = tasks
+        self.metrics = metrics
         self.writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-write")
         self.topics = Topics(store, config, self.writer, redactor)
         right_of_way = RightOfWay()
-        self.indexer = Indexer(tasks, right_of_way, config.retrieval)
-        self.archiver = Archiver(config, encoder, counter, tasks, self.indexer, redactor)
+        self.indexer = Indexer(tasks, right_of_way, config.retrieval, metrics)
+        self.archiver = Archiver(config, encoder, counter, tasks, self.indexer, redactor, metrics)
         self.recall = Recall(encoder, config.retrieval, right_of_way)
         ring = ReceiptRing(store.files, config.data_dir, config.receipts.bytes_max)
         self.receipts = Receipts(ring if config.receipts.enabled else None, self.writer, redactor)
         self.message_cache = MessageCache()
         self.ignored = [re.compile(pattern) for pattern in config.ingest.ignore]
         self.base_url = ""
+        metrics.watch(self)
 
     async def close(self) -> None:
         """Journal the buffers and end the threads. The upstream and the store are closed by who made them."""

@@ -11,13 +11,16 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
+from memd.daemon.metrics import Metrics
+
 log = logging.getLogger("memd")
 
 
 class Tasks:
     """A set of tasks that are kept alive, report what kills them, and end together."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
         self._running: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
@@ -42,4 +45,5 @@ class Tasks:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("background task %s failed", task.get_name(), exc_info=error)
+            log.error("a background task failed", extra={"task": task.get_name()}, exc_info=error)
+            self._metrics.errors.add("background")

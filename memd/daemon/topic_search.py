@@ -67,7 +67,7 @@ class TopicSearch:
         try:
             return self._words.best(k, lambda canonical_id: self.snapshot.live_place(canonical_id) is not None)
         except StoreError as error:
-            log.error("topic %s: searched without its words: %s", self.snapshot.topic_id, error)
+            log.error("searched without its words", extra={"topic": self.snapshot.topic_id, "error": error})
             self._words = None
             return []
 

@@ -97,11 +97,11 @@ class Topic:
             result = await asyncio.get_running_loop().run_in_executor(self._writer, work)
         except StoreError as error:
             if self.trouble is None:
-                log.error("topic %s: %s", self.id, error)
+                log.error("writing failed", extra={"topic": self.id, "error": error})
             self.trouble = error
             raise
         if self.trouble is not None:
-            log.info("topic %s: writing works again", self.id)
+            log.info("writing works again", extra={"topic": self.id})
         self.trouble = None
         return result
 
@@ -173,7 +173,7 @@ class Topics:
                 if has_work:
                     await self.get(topic_id)
             except StoreError as error:
-                log.error("topic %s: cannot be opened: %s", topic_id, error)
+                log.error("a topic cannot be opened", extra={"topic": topic_id, "error": error})
         return None if used_last is None else await self.get(used_last[1])
 
     async def let_idle_go(self) -> None:
@@ -231,7 +231,7 @@ class Topics:
 
         # In the thread in which topics are read, so that the next `get` comes after it.
         await asyncio.get_running_loop().run_in_executor(self._writer, close)
-        log.info("topic %s: let go from memory", topic.id)
+        log.info("a topic is let go from memory", extra={"topic": topic.id})
         return True
 
     def _read(self, topic_id: str) -> Topic:
@@ -239,7 +239,7 @@ class Topics:
         journal, payloads = Journal.open(log_.hot_path, self._store.files)
         buffer, is_as_kept = self._buffer_of(topic_id, payloads)
         for finding in (*log_.findings, *journal.findings):
-            log.warning("%s", finding)
+            log.warning("found in the log", extra={"topic": topic_id, "finding": finding})
         return Topic(log_, buffer, journal, self._writer, self._redactor, journal_behind=not is_as_kept)
 
     def _glanced_at(self, topic_id: str) -> tuple[float | None, bool]:
@@ -259,7 +259,8 @@ class Topics:
             try:
                 events.append(decode_event(payload))
             except msgspec.DecodeError as error:
-                log.warning("topic %s: a record of hot.log is of another version and was left out: %s", topic_id, error)
+                fields = {"topic": topic_id, "error": error}
+                log.warning("a record of hot.log is of another version and was left out", extra=fields)
         kept = [self._redactor.event(event) for event in events]
         buffer.replay(kept)
         return buffer, kept == events

@@ -43,6 +43,7 @@ _typed_decoder = msgspec.json.Decoder(_Typed)
 class Anthropic:
     """Anthropic's messages; see `request.Api`."""
 
+    name = "messages"
     path = "/messages"
     count_path = "/v1/messages/count_tokens"
 

@@ -36,6 +36,7 @@ _chunk_decoder = msgspec.json.Decoder(_Chunk)
 class Chat:
     """OpenAI's chat completions; see `request.Api`."""
 
+    name = "chat"
     path = "/chat/completions"
     count_path = "/v1/chat/completions/input_tokens"
 

@@ -74,6 +74,8 @@ class Insertion(msgspec.Struct, frozen=True):
 class Api(Protocol):
     """One of the APIs that agents speak. Stateless."""
 
+    name: str
+    """For the log and the metrics."""
     path: str
     """How the path of its requests ends."""
     count_path: str

@@ -51,6 +51,7 @@ _event_decoder = msgspec.json.Decoder(_Event)
 class Responses:
     """OpenAI's responses; see `request.Api`."""
 
+    name = "responses"
     path = "/responses"
     count_path = "/v1/responses/input_tokens"
 

@@ -1,7 +1,7 @@
 """What memd and its client tell each other beside the conversation: MemoryIn, MemoryOut and the headers.
 
-Rule: MemoryIn is untrusted and raises only `BadMemoryIn`, naming the field; MemoryOut is added to bytes, never by
-re-encoding them; no header value can end its line.
+Rule: MemoryIn is untrusted and raises only `BadMemoryIn`, naming the field and quoting nothing of it,
+as its text goes into the log; MemoryOut is added to bytes, never by re-encoding them; no header value can end its line.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import Literal
 import msgspec
 from msgspec import Raw
 
-from memd.chunks import Correction, checked_topic_id
+from memd.chunks import TOPIC_ID_RULE, Correction, checked_topic_id
 from memd.errors import BadMemoryIn, BadTopicId
 
 INJECTED_HEADER_BYTES_MAX = 4096  # proxies and servers refuse header lines from 8 KB on
 _WHITE_SPACE = b" \t\n\r"
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
+_QUOTED = re.compile(r""" (['"]).*\1(?=(?: - at `[^`]*`)?\Z)""", re.DOTALL)
+"""What msgspec quotes of a value that it did not expect."""
 _SHAPE = "expected {topic_id?, related_topic_ids?, corrections?: [{chunk_ids, action, reason, content?}]}"
 
 
@@ -80,7 +82,8 @@ def decode_memory_in(raw: Raw | bytes) -> MemoryIn:
     except RecursionError as error:
         raise BadMemoryIn(f"memory_in is nested too deeply: {_SHAPE}") from error
     except ValueError as error:
-        raise BadMemoryIn(f"memory_in: {str(error).replace('`$', '`memory_in')}; {_SHAPE}") from error
+        problem = _QUOTED.sub("", str(error)).replace("`$", "`memory_in")
+        raise BadMemoryIn(f"memory_in: {problem}; {_SHAPE}") from error
     if wire.topic_id is not None:
         _check_topic(wire.topic_id, "topic_id")
     related = wire.related_topic_ids or ()
@@ -157,4 +160,4 @@ def _check_topic(topic_id: str, field: str) -> None:
     try:
         checked_topic_id(topic_id)
     except BadTopicId as error:
-        raise BadMemoryIn(f"memory_in.{field}: {error}") from error
+        raise BadMemoryIn(f"memory_in.{field} is not a topic name: {TOPIC_ID_RULE}") from error

@@ -1,0 +1,361 @@
+"""What is in the log: a line per turn, in two shapes, and no word of a conversation unless it is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import io
+import json
+import logging
+import re
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pytest
+from conftest import Connect, MakeDaemon
+from daemon_process import Answer, DaemonProcess, ask, wait_until
+from raw_wire import Peer, RawUpstream, answer, chunked, request
+from recording_upstream import RecordingUpstream, Request, Response, chat_answer
+
+from memd.daemon.log_lines import ConsoleLines, Content, JsonLines
+from memd.errors import StoreError
+
+SECRET = "xylophonist"
+SMALL_BUFFER = {"soft_tokens": 256, "hard_tokens": 300}
+BOTH_SHAPES = pytest.mark.parametrize("shape", ["console", "json"])
+
+
+LOST = (OSError, http.client.HTTPException)
+"""What Python's client calls an answer that breaks off."""
+CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def ends_after(peer: Peer, data: bytes) -> None:
+    peer.read_body()
+    peer.send(data)
+    peer.close()
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def lines_of(daemon: DaemonProcess) -> list[dict[str, Any]]:
+    """The lines of a JSON log."""
+    return [json.loads(line) for line in daemon.log.read_text().splitlines()]
+
+
+def answered(daemon: DaemonProcess, count: int) -> list[dict[str, Any]]:
+    """The lines of the first `count` turns, as soon as they are there."""
+    wait_until(lambda: daemon.log.read_text().count('"event":"answered"') >= count, lambda: repr(daemon))
+    return [line for line in lines_of(daemon) if line["event"] == "answered"]
+
+
+# A line per turn
+
+
+def test_a_turn_is_one_line_that_says_what_its_headers_said(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    def with_usage(request: Request) -> Response:
+        body = json.loads(chat_answer(request).parts[0])
+        usage = {"prompt_tokens": 321, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 300}}
+        return Response((json.dumps({**body, "usage": usage}).encode(),))
+
+    upstream.answer = with_usage
+    daemon = make_daemon(upstream.url, {"log": {"format": "json"}, "conversation": {"history": "daemon"}}).start()
+    daemon.chat([said("The spare key hangs behind the barometer.")], metadata={"memory_in": {"topic_id": "house"}})
+    session = {"X-Memory-Session": "another"}
+    reply = daemon.chat([said("Where does the spare key hang?")], session, memory_in={"topic_id": "house"})
+    ask(f"{daemon.base_url}/v1/models")
+    off = daemon.chat([said("Hello")], {"X-Memory-Mode": "off"})
+    first, second, third = answered(daemon, 3)
+    shown = reply.json["memory_out"]["injected_chunks"]
+    assert first["status"] == "none" and len(shown) == 1
+    assert second["turn"] == reply.headers["X-Memory-Turn"]
+    assert second["level"] == "info" and second["injected"] == second["candidates"] == 1
+    what = ("api", "topic", "mode", "status", "http_status", "outcome")
+    assert [second[name] for name in what] == ["chat", "house", "full", "injected", 200, "complete"]
+    assert [second[f"{kind}_tokens"] for kind in ("prompt", "cached", "completion")] == [321, 300, 7]
+    assert second["injected_tokens"] > 10
+    steps = [second[f"{step}_ms"] for step in ("read", "receive", "correct", "room", "recall", "upstream", "relay")]
+    assert sum(steps) == pytest.approx(second["total_ms"], rel=0.05, abs=1.0)
+    assert {"embed_ms", "search_ms", "inject_ms"} <= second.keys()
+    assert (third["turn"], third["mode"], third["status"]) == (off.headers["X-Memory-Turn"], "off", "off")
+    assert "recall_ms" not in third and "topic" not in third
+
+
+def test_a_turn_whose_upstream_is_gone_or_breaks_off_is_a_line_too(make_daemon: MakeDaemon, raw: RawUpstream) -> None:
+    daemon = make_daemon(raw.url, {"log": {"format": "json"}}).start()
+    raw.script = lambda peer: peer.abort()
+    assert daemon.chat([said("Hello")]).status == 502
+    raw.script = lambda peer: ends_after(peer, CHUNKED + chunked(b"{")[:-5])
+    with pytest.raises(LOST):
+        daemon.chat([said("Hello again")])
+    gone, broken = answered(daemon, 2)
+    assert (gone["outcome"], gone["http_status"], gone["status"]) == ("unreachable", 502, "none")
+    assert "upstream_ms" not in gone and gone["recall_ms"] >= 0
+    assert (broken["outcome"], broken["http_status"]) == ("broken_answer", 200)
+
+
+def test_a_program_learns_from_the_log_where_memd_listens(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    daemon = make_daemon(upstream.url, {"log": {"format": "json"}}).start()
+    first = lines_of(daemon)[0]
+    assert first["event"] == "listening" and first["url"] == daemon.base_url and first["window"] == 4096
+
+
+# No word of a conversation
+
+
+class Talk:
+    """A conversation full of the secret, and everything that can go wrong with it."""
+
+    def __init__(self, daemon: DaemonProcess, raw: RawUpstream, connect: Connect) -> None:
+        self.daemon, self.raw, self.connect = daemon, raw, connect
+
+    def hold(self) -> None:
+        self.raw.script = self.answers
+        self.converse()
+        self.be_wrong()
+        self.lose_the_upstream()
+        self.lose_the_store()
+
+    def answers(self, peer: Peer) -> None:
+        peer.read_body()
+        message = {"role": "assistant", "content": f"The {SECRET} plays on."}
+        peer.send(answer(json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()))
+
+    def converse(self) -> None:
+        history = [{"role": "system", "content": f"You are a {SECRET}."}]
+        statuses = []
+        for number in range(8):
+            history.append(said(f"Fact {number}: the {SECRET} of platform {number} has {number * 31} mallets. " * 8))
+            reply = self.daemon.chat(history, {"X-Memory-Session": SECRET})
+            statuses.append(reply.headers["X-Memory-Status"])
+            history.append({"role": "assistant", "content": reply.reply})
+        assert "injected" in statuses
+        ids = reply.headers["X-Memory-Injected"].split(",")
+        update = {"chunk_ids": ids[:1], "action": "Update", "reason": SECRET, "content": f"A {SECRET} has none."}
+        missing = {"chunk_ids": [SECRET], "action": "Helpful", "reason": SECRET}
+        corrected = self.daemon.chat(
+            [said(f"Who is the {SECRET}?")], metadata={"memory_in": {"corrections": [update, missing]}}
+        )
+        assert {"type": "correction_failed", "chunk_id": SECRET} in corrected.json["memory_out"]["signals"]
+        with self.daemon.stream([said(f"And the other {SECRET}?")]) as stream:
+            stream.headers["X-Memory-Status"]
+
+    def be_wrong(self) -> None:
+        bad: list[object] = [
+            *(SECRET, [SECRET], {"topic_id": f"{SECRET} !"}, {"related_topic_ids": [f"../{SECRET}"]}),
+            {"topic_id": {SECRET: 1}},
+            *({"corrections": [{"chunk_ids": ["a"], "action": action, "reason": ""}]} for action in ODD_ACTIONS),
+            {"corrections": [{"chunk_ids": [SECRET], "action": "Helpful", "reason": "", "content": SECRET}]},
+        ]
+        for memory_in in bad:
+            reply = self.daemon.chat([said(f"The {SECRET}?")], memory_in=memory_in)
+            assert reply.headers["X-Memory-Status"] == "bad-memory-in", memory_in
+        url = self.daemon.base_url
+        for body in (SECRET, f'{{"messages": "{SECRET}"}}', f'{{"messages": [{{"role": {SECRET}}}]}}', f'"{SECRET}'):
+            ask(f"{url}/v1/chat/completions", body.encode())
+        ask(f"{url}/v1/{SECRET}?prompt={SECRET}", b"{}")
+        ask(f"{url}/t/{SECRET}%20!/v1/chat/completions", b"{}")
+        ask(f"{url}/memd/search?q={SECRET}")
+        self.daemon.chat([said(SECRET)], {"Origin": "http://elsewhere.example"})
+        for data in (
+            SECRET.encode() + b"\r\n\r\n",
+            request(b"POST", b"/v1/chat/completions", b"Content-Length: 2") + b"{}" + SECRET.encode() + b"\r\n\r\n",
+            request(b"POST", b"/v1/chat/completions", b"Bad Header " + SECRET.encode() + b": 1"),
+            request(b"POST", b"/v1/chat/completions", b"Transfer-Encoding: chunked") + SECRET.encode() + b"\r\n",
+            request(b"POST", b"/v1/" + SECRET.encode(), b"Content-Length: 100") + SECRET.encode(),
+        ):
+            peer = self.connect(self.daemon.base_url)
+            peer.send(data)
+            peer.wait_until_closed()
+
+    def lose_the_upstream(self) -> None:
+        secret = SECRET.encode()
+        answers = {
+            "broken off": CHUNKED + chunked(secret)[:-5],
+            "no chunk": CHUNKED + secret + b"\r\n",
+            "no status line": secret + b" 1\r\n\r\n",
+            "bad header": b"HTTP/1.1 200 OK\r\n" + secret + b"\r\n\r\n",
+            "refusal": answer(secret, status=b"400 Bad Request"),
+            "gone": b"",
+        }
+        for name, data in answers.items():
+            self.raw.script = lambda peer, data=data: ends_after(peer, data)  # type: ignore[misc]  # the default's type
+            with contextlib.suppress(*LOST):
+                self.daemon.chat([said(f"Is the {SECRET} there ({name})?")])
+
+    def lose_the_store(self) -> None:
+        self.raw.script = self.answers
+        (self.daemon.data_dir / "blocked").write_text("a file where a topic's folder belongs")
+        reply = self.daemon.chat([said(f"The {SECRET}?")], memory_in={"topic_id": "blocked"})
+        assert reply.headers["X-Memory-Status"] == "degraded:store"
+        assert self.daemon.chat([said(SECRET)], memory_in={"topic_id": "room"}).status == 200
+        journal = self.daemon.data_dir / "room" / "hot.log"
+        wait_until(journal.exists, lambda: "no journal")
+        journal.unlink()
+        journal.mkdir()  # it cannot be replaced any more
+        history: list[dict[str, str]] = []
+        statuses: list[Answer] = []
+        for number in range(6):
+            history.append(said(f"Room {number}: the {SECRET} has {number * 17} sheets of music. " * 10))
+            statuses.append(self.daemon.chat(history, memory_in={"topic_id": "room"}))
+            history.append({"role": "assistant", "content": statuses[-1].reply})
+        assert statuses[-1].headers["X-Memory-Status"] == "degraded:store"
+
+
+ODD_ACTIONS = [SECRET, f"{SECRET}' - at `$`", f"a '{SECRET}'", f"\n{SECRET}\n"]
+
+
+@BOTH_SHAPES
+@pytest.mark.parametrize("content", [False, True])
+def test_no_word_of_a_conversation_is_in_the_log_unless_it_is_asked_for(
+    make_daemon: MakeDaemon, raw: RawUpstream, connect: Connect, shape: str, content: bool
+) -> None:
+    log = {"format": shape, "content": content, "level": "debug"}
+    settings = {"log": log, "buffer": SMALL_BUFFER, "limits": {"idle_seconds": 1.0}}
+    daemon = make_daemon(raw.url, settings).start()
+    Talk(daemon, raw, connect).hold()
+    assert daemon.terminate() == 0
+    text = daemon.log.read_text()
+    assert (SECRET in text) is content
+    for event in HAPPENED:
+        assert event in text, event
+    if shape == "json":
+        for line in lines_of(daemon):
+            assert list(line)[:3] == ["time", "level", "event"] and re.fullmatch(UTC, line["time"])
+    else:
+        begun = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR) \S")
+        lines = [line for line in text.splitlines() if not re.match(r"memd |  |Traceback |\w+: |$", line)]
+        assert all(begun.match(line) for line in lines)
+
+
+UTC = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+HAPPENED = [
+    "answered",
+    "recalled",
+    "passed through",
+    "a request goes on without memory",
+    "a body that is no request of its API is passed on",
+    "a web page gets no memory",
+    "a request cannot be read",
+    "a client sends no more of a body",
+    "the upstream did not answer",
+    "the upstream broke off in mid-answer",
+    "the upstream refused a prompt with memory",
+    "the request goes on without memory",
+    "writing failed",
+    "Traceback (most recent call last)",  # of an answer that no client library can read
+]
+
+
+# How a message becomes a line
+
+
+@pytest.fixture
+def console() -> Iterator[io.StringIO]:
+    yield from written(ConsoleLines(content=False))
+
+
+@pytest.fixture
+def console_with_content() -> Iterator[io.StringIO]:
+    yield from written(ConsoleLines(content=True))
+
+
+@pytest.fixture
+def as_json() -> Iterator[io.StringIO]:
+    yield from written(JsonLines(content=False))
+
+
+def written(formatter: logging.Formatter) -> Generator[io.StringIO]:
+    """What loggers that begin with `memd` or `asyncio` say in this shape."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter)
+    loggers = [logging.getLogger("memd"), logging.getLogger("asyncio")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield stream
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+
+
+log = logging.getLogger("memd")
+
+
+def fail_with(cause: Exception, error: Exception) -> None:
+    try:
+        raise error from cause
+    except Exception:
+        log.exception("something failed", extra={"topic": "talk"})
+
+
+def test_of_an_unexpected_error_there_is_where_and_what_kind_but_not_what_it_quotes(console: io.StringIO) -> None:
+    fail_with(KeyError(SECRET), ValueError(f"cannot read {SECRET}"))
+    text = console.getvalue()
+    assert SECRET not in text
+    kinds = [line.partition(":")[0] for line in text.splitlines() if re.match(r"\w+Error: ", line)]
+    assert kinds == ["KeyError", "ValueError"]
+    assert "something failed topic=talk\nTraceback (most recent call last):\n" in text
+    assert "raise error from cause" in text
+
+
+def test_with_content_errors_say_all_that_they_have_to_say(console_with_content: io.StringIO) -> None:
+    fail_with(KeyError(SECRET), ValueError(f"cannot read {SECRET}"))
+    assert f"ValueError: cannot read {SECRET}" in console_with_content.getvalue()
+
+
+def test_an_error_of_memd_or_of_the_system_says_what_it_is(console: io.StringIO) -> None:
+    log.error("writing failed", extra={"topic": "talk", "error": StoreError("hot.log: cannot be written")})
+    log.error("writing failed", extra={"error": OSError(28, "No space left on device")})
+    first, second = console.getvalue().splitlines()
+    assert first.endswith('ERROR writing failed topic=talk error="hot.log: cannot be written"')
+    assert second.endswith('error="OSError: [Errno 28] No space left on device"')
+
+
+def test_content_is_shown_only_where_that_is_asked_for(
+    console: io.StringIO, console_with_content: io.StringIO, as_json: io.StringIO
+) -> None:
+    log.error("heard %s of %d", Content(SECRET), 3, extra={"question": Content(SECRET), "topic": "talk"})
+    assert console.getvalue().endswith("heard (left out, see log.content) of 3 topic=talk\n")
+    assert console_with_content.getvalue().endswith(f"heard {SECRET} of 3 question={SECRET} topic=talk\n")
+    assert "question" not in json.loads(as_json.getvalue())
+    assert repr([Content(SECRET)]) == "[(left out, see log.content)]"
+
+
+def test_what_a_client_sends_cannot_begin_a_line_of_its_own(console: io.StringIO, as_json: io.StringIO) -> None:
+    log.error("odd", extra={"origin": 'a\n2026-01-01 ERROR "all is lost"\x1b[2J\u2028\ud800', "none": None})
+    assert console.getvalue().count("\n") == 1
+    assert r'origin="a\n2026-01-01 ERROR \"all is lost\"\x1b[2J' in console.getvalue()
+    assert json.loads(as_json.getvalue())["origin"].startswith('a\n2026-01-01 ERROR "all')
+    assert as_json.getvalue().count("\n") == 1 and as_json.getvalue().isascii()
+
+
+@pytest.mark.parametrize("shape", [ConsoleLines, JsonLines])
+def test_every_text_of_a_line_goes_through_what_redacts_it(shape: type[ConsoleLines | JsonLines]) -> None:
+    lines = written(shape(content=True, redact=lambda text: text.replace(SECRET, "[redacted]")))
+    stream = next(lines)
+    try:
+        raise ValueError(SECRET)
+    except ValueError as error:
+        fields = {"error": error, "question": Content(SECRET), "other": SECRET, "number": 3}
+        log.exception("heard %s", SECRET, extra=fields)
+    assert SECRET not in stream.getvalue()
+    assert stream.getvalue().count("[redacted]") == 5
+    lines.close()
+
+
+async def test_what_asyncio_quotes_of_a_lost_error_is_left_out(console: io.StringIO) -> None:
+    loop = asyncio.get_running_loop()
+    lost = loop.create_future()
+    lost.set_exception(ValueError(SECRET))
+    context = {"message": "Future exception was never retrieved", "exception": lost.exception(), "future": lost}
+    loop.default_exception_handler(context)
+    text = console.getvalue()
+    assert "ERROR asyncio: Future exception was never retrieved" in text and "ValueError: (left out" in text
+    assert SECRET not in text

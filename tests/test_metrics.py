@@ -1,0 +1,336 @@
+"""`/memd/metrics`: what was counted is what happened, what is shown is what is, and the list never grows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+import pytest
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess, ask, wait_until
+from prometheus_client.parser import text_string_to_metric_families
+from raw_wire import RawUpstream
+from recording_upstream import RecordingUpstream, Request, Response, chat_answer, streamed
+
+from memd.config import Config, Listen, Upstream
+from memd.daemon.app import running
+from memd.daemon.service import Daemon
+
+ROOT = Path(__file__).parent.parent
+DASHBOARD = ROOT / "docs" / "grafana" / "memd.json"
+SMALL_BUFFER = {"soft_tokens": 256, "hard_tokens": 300}
+FACT = "The spare key hangs behind the barometer."
+QUESTION = "Where does the spare key hang?"
+
+Figures = dict[str, float]
+"""By series, as it is written: `memd_requests_total{api="chat",…}`."""
+
+
+def figures_of(text: str) -> Figures:
+    return {
+        sample.name + labelled(sample.labels): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def labelled(labels: dict[str, str]) -> str:
+    pairs = ",".join(f'{name}="{value}"' for name, value in labels.items())
+    return f"{{{pairs}}}" if pairs else ""
+
+
+def scraped(daemon: DaemonProcess) -> Figures:
+    answer = ask(f"{daemon.base_url}/memd/metrics")
+    assert answer.status == 200 and answer.headers["Content-Type"].startswith("text/plain; version=")
+    return figures_of(answer.body.decode())
+
+
+def become(daemon: DaemonProcess, holds: Callable[[Figures], bool]) -> Figures:
+    """The figures as soon as they are so: an answer may be there before it is counted."""
+    wait_until(lambda: holds(scraped(daemon)), lambda: ask(f"{daemon.base_url}/memd/metrics").body.decode())
+    return scraped(daemon)
+
+
+def total(figures: Figures, name: str, **labels: str) -> float:
+    """The sum over the series of a name that have these labels."""
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    return sum(
+        value
+        for series, value in figures.items()
+        if series.partition("{")[0] == name and all(pair in series for pair in wanted)
+    )
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def talk(daemon: DaemonProcess, turns: int) -> tuple[list[str], int]:
+    """A conversation that overflows its buffer: the status of each turn, and how many chunks were shown altogether."""
+    history: list[dict[str, str]] = []
+    statuses, shown = [], 0
+    for number in range(turns):
+        history.append(said(f"Fact {number}: locker {number} belongs to crew {number * 7}, code {number * 1319}. " * 8))
+        answer = daemon.chat(history)
+        history.append({"role": "assistant", "content": answer.reply})
+        statuses.append(answer.headers["X-Memory-Status"])
+        shown += len([one for one in answer.headers["X-Memory-Injected"].split(",") if one])
+    return statuses, shown
+
+
+@pytest.fixture
+def memd(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+    return make_daemon(upstream.url, {"buffer": SMALL_BUFFER}).start()
+
+
+# What was counted is what happened
+
+
+def test_a_conversation_is_counted_as_its_answers_told_it(memd: DaemonProcess) -> None:
+    statuses, shown = talk(memd, 8)
+    memd.chat([said("Hello")], {"X-Memory-Mode": "off"})
+    memd.chat([said("Hello")], {"X-Memory-Mode": "readonly"})
+    memd.chat([said("Hello")], memory_in=3)
+    ask(f"{memd.base_url}/v1/models")
+    after = become(memd, lambda figures: total(figures, "memd_requests_total") == 11)
+    counted = {
+        status: total(after, "memd_requests_total", api="chat", mode="full", status=status)
+        for status in ("injected", "none", "bad-memory-in", "degraded")
+    }
+    expected = {status: statuses.count(status) for status in ("injected", "none")}
+    assert counted == {**expected, "bad-memory-in": 1, "degraded": 0} and expected["injected"] > 0
+    assert total(after, "memd_requests_total", mode="off", status="off") == 1
+    assert total(after, "memd_requests_total", mode="readonly") == 1
+    assert after["memd_passed_requests_total"] == 1
+    assert after["memd_injected_chunks_total"] >= shown > 0
+    assert after["memd_injected_tokens_total"] > after["memd_injected_chunks_total"]
+    assert after["memd_recall_candidates_count"] == 9  # all but off and the malformed one
+    assert after['memd_responses_total{code="2xx"}'] >= 12
+    for phase in ("read", "receive", "correct", "room", "recall", "embed", "search", "inject", "upstream", "relay"):
+        count = after[f'memd_phase_duration_seconds_count{{phase="{phase}"}}']
+        assert count == {"upstream": 11, "relay": 11, "read": 10}.get(phase, 9), phase
+
+
+def test_what_moves_into_the_log_is_counted_and_shown(memd: DaemonProcess) -> None:
+    talk(memd, 8)
+    after = become(memd, lambda figures: figures["memd_ingested_chunks_total"] >= 4)
+    stats = ask(f"{memd.base_url}/memd/stats").json
+    topic = stats["topics"]["default"]
+    shown = {name: after[f"memd_{name}"] for name in ("chunks", "entries", "segments", "indexes", "memory_bytes")}
+    assert shown == {name: topic[name] for name in shown} and topic["chunks"] > 0
+    assert after["memd_ingested_chunks_total"] == topic["chunks"]
+    assert after["memd_ingested_tokens_total"] > 100
+    assert total(after, "memd_compaction_duration_seconds_count") > 0
+    assert after["memd_ingestion_duration_seconds_count"] > 0
+    assert after["memd_topics_open"] == after["memd_conversations"] == 1
+    assert after["memd_buffer_tokens"] >= after["memd_buffer_unstored_tokens"] > 0
+    assert after["memd_memory_bytes_max"] == stats["memory_bytes_max"]
+    assert after["process_resident_memory_bytes"] > 1e7
+    assert after["memd_requests_in_flight"] == 0
+    assert {series for series in after if series.startswith("memd_queue_depth")} == {
+        f'memd_queue_depth{{queue="{queue}"}}' for queue in ("ingestion", "writer", "indexer")
+    }
+
+
+def test_corrections_are_counted_by_what_became_of_them(memd: DaemonProcess) -> None:
+    talk(memd, 8)
+    shown = memd.chat([said("Which crew has locker 1?")], memory_in={})
+    known = [one["id"] for one in shown.json["memory_out"]["injected_chunks"]]
+    correction = {"chunk_ids": [*known, "none-such"], "action": "Helpful", "reason": ""}
+    memd.chat([said("Thanks")], memory_in={"corrections": [correction]})
+    after = become(memd, lambda figures: figures['memd_corrections_total{outcome="failed"}'] == 1)
+    assert after['memd_corrections_total{outcome="applied"}'] == len(known) > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_are_counted_as_the_upstream_tells_them(
+    memd: DaemonProcess, upstream: RecordingUpstream, stream: bool
+) -> None:
+    usage = {"prompt_tokens": 321, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 300}}
+
+    def with_usage(request: Request) -> Response:
+        if stream:
+            parts = streamed("Noted.").parts
+            told = b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
+            return Response((*parts[:-1], told, parts[-1]), headers=(("Content-Type", "text/event-stream"),))
+        body = json.loads(chat_answer(request).parts[0])
+        return Response((json.dumps({**body, "usage": usage}).encode(),))
+
+    upstream.answer = with_usage
+    if stream:
+        with memd.stream([said("Hello")]) as answer:
+            list(answer)
+    else:
+        memd.chat([said("Hello")])
+    after = become(memd, lambda figures: figures["memd_upstream_prompt_tokens_total"] == 321)
+    assert after["memd_upstream_cached_tokens_total"] == 300
+    assert after["memd_upstream_completion_tokens_total"] == 7
+
+
+# What goes wrong
+
+
+def test_a_recall_that_takes_too_long_is_counted_with_its_reason(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    memd = make_daemon(upstream.url, {"retrieval": {"timeout_ms": 1}}).start()
+    answer = memd.chat([said("Once upon a time " * 100)])
+    assert answer.headers["X-Memory-Status"] == "degraded:timeout"
+    after = become(memd, lambda figures: total(figures, "memd_requests_total") == 1)
+    assert after['memd_degraded_total{reason="timeout"}'] == total(after, "memd_degraded_total") == 1
+    assert total(after, "memd_requests_total", status="degraded") == 1
+
+
+def test_an_upstream_that_breaks_off_or_goes_away_is_counted_and_seen(
+    make_daemon: MakeDaemon, raw: RawUpstream
+) -> None:
+    memd = make_daemon(raw.url).start()
+    assert scraped(memd)["memd_upstream_reachable"] == 1
+    assert scraped(memd)["memd_upstream_window_tokens"] == 4096
+    raw.script = lambda peer: peer.abort()
+    assert memd.chat([said("Hello")]).status == 502
+    after = become(memd, lambda figures: figures['memd_errors_total{kind="unreachable"}'] == 1)
+    assert after['memd_responses_total{code="5xx"}'] == 1
+
+
+def test_a_model_server_that_is_not_there_is_seen(make_daemon: MakeDaemon) -> None:
+    memd = make_daemon("http://127.0.0.1:9").start()  # the port of the discard service, which nobody runs
+    figures = scraped(memd)
+    assert (figures["memd_upstream_reachable"], figures["memd_upstream_window_tokens"]) == (0, 0)
+
+
+def test_a_topic_that_cannot_be_written_is_seen(memd: DaemonProcess) -> None:
+    memd.chat([said(FACT)])
+    journal = memd.data_dir / "default" / "hot.log"
+    wait_until(journal.exists, lambda: "no journal")
+    journal.unlink()
+    journal.mkdir()  # it cannot be replaced any more
+    statuses, _ = talk(memd, 6)
+    assert statuses[-1] == "degraded:store"
+    after = become(memd, lambda figures: figures["memd_topics_in_trouble"] == 1)
+    assert after['memd_degraded_total{reason="store"}'] == statuses.count("degraded:store")
+
+
+# The list never grows
+
+
+def test_nothing_that_a_client_sends_becomes_a_label(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
+    memd.chat([said(FACT)])
+    before = become(memd, lambda figures: total(figures, "memd_requests_total") == 1)
+    upstream.answer = lambda request: Response((b"{}",), status=799)
+    for number in range(5):
+        odd = {"X-Memory-Mode": f"odd-{number}", "X-Memory-Session": f"odd-{number}", "Origin": f"http://odd-{number}"}
+        memd.chat([said(FACT)], odd, memory_in={"topic_id": f"odd-{number}"})
+        memd.chat([said(FACT)], memory_in={"topic_id": f"odd-{number}"}, model=f"odd-{number}")
+        ask(f"{memd.base_url}/t/odd-{number}/v1/odd-{number}?odd-{number}", {"model": f"odd-{number}"})
+        ask(f"{memd.base_url}/memd/odd-{number}")
+    after = become(memd, lambda figures: total(figures, "memd_requests_total") == 11)
+    assert after['memd_responses_total{code="other"}'] == 15
+    assert after.keys() - before.keys() == {'memd_responses_total{code="other"}'}
+
+
+async def both(stack: AsyncExitStack, folder: Path, url: str) -> AsyncIterator[Daemon]:
+    for name in ("one", "other"):
+        config = Config(listen=Listen(port=0), upstream=Upstream(url=url), data_dir=folder / name)
+        yield await stack.enter_async_context(running(config))
+
+
+async def test_two_daemons_in_one_process_count_apart(tmp_path: Path, upstream: RecordingUpstream) -> None:
+    async with AsyncExitStack() as stack, aiohttp.ClientSession() as session:
+        one, other = [daemon async for daemon in both(stack, tmp_path, upstream.url)]
+        for _ in range(3):
+            body = {"model": "tiny", "messages": [said(FACT)]}
+            async with session.post(f"{one.base_url}/v1/chat/completions", json=body) as answer:
+                assert answer.status == 200 and await answer.read()
+        counts = []
+        for daemon in (one, other):
+            async with session.get(f"{daemon.base_url}/memd/metrics") as answer:
+                counts.append(total(figures_of(await answer.text()), "memd_requests_total"))
+        assert counts == [3, 0]
+
+
+# Who may ask, and in which format
+
+
+def test_the_metrics_are_for_those_who_may_ask_for_the_rest(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, memd: DaemonProcess
+) -> None:
+    assert ask(f"{memd.base_url}/memd/metrics", headers={"Origin": "http://elsewhere.example"}).status == 403
+    assert ask(f"{memd.base_url}/memd/metrics", b"", method="POST").status == 405
+    guarded = make_daemon(upstream.url, {"auth": {"token": "a secret"}}).start()
+    assert ask(f"{guarded.base_url}/memd/metrics").status == 401
+    shown = ask(f"{guarded.base_url}/memd/metrics", headers={"Authorization": "Bearer a secret"})
+    assert shown.status == 200 and b"memd_build_info" in shown.body
+
+
+def test_prometheus_gets_the_format_that_it_asks_for(memd: DaemonProcess) -> None:
+    accept = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
+    answer = ask(f"{memd.base_url}/memd/metrics", headers=accept)
+    assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+    assert answer.body.endswith(b"# EOF\n")
+
+
+# What is said of them
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The kinds of a daemon's metrics by their names."""
+    daemon = DaemonProcess(tmp_path_factory.mktemp("memd"), "http://127.0.0.1:9").start()
+    try:
+        text = ask(f"{daemon.base_url}/memd/metrics").body.decode()
+    finally:
+        daemon.discard()
+    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+
+
+def series_names(families: dict[str, str]) -> set[str]:
+    endings = {"histogram": ("_bucket", "_sum", "_count")}
+    return {name + ending for name, kind in families.items() for ending in endings.get(kind, ("",))}
+
+
+ENDING = re.compile(r"_(?:bucket|sum|count)$")
+
+
+def expressions() -> list[str]:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel.get("targets", [])]
+
+
+def test_every_metric_of_the_dashboard_exists_and_every_metric_of_memd_is_on_it(families: dict[str, str]) -> None:
+    used = {name for expression in expressions() for name in re.findall(r"\b(?:memd|process)_[a-z_]+", expression)}
+    assert used <= series_names(families)
+    on_it = used | {ENDING.sub("", name) for name in used}
+    assert {name for name in families if name.startswith("memd_")} - on_it == {"memd_upstream_window_tokens"}
+
+
+def test_every_label_of_the_dashboard_exists(memd: DaemonProcess) -> None:
+    existing = set(re.findall(r'(\w+)="', " ".join(scraped(memd)))) | {"instance"}
+    used = set()
+    for expression in expressions():
+        used |= set(re.findall(r"(\w+)[=!]~?\"", expression))
+        for labels in re.findall(r"\b(?:by|ignoring) \(([^)]*)\)|ignoring\((\w+)\)", expression):
+            used |= set(re.findall(r"\w+", " ".join(labels)))
+    assert used <= existing
+
+
+def test_the_dashboard_asks_the_data_source_and_the_instances_that_its_reader_chose() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    assert [one["name"] for one in dashboard["templating"]["list"]] == ["datasource", "instance"]
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(ids)) == len(ids) and dashboard["id"] is None
+    for panel in dashboard["panels"]:
+        for asked in (panel, *panel.get("targets", [])):
+            if panel["type"] != "row":
+                assert asked["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    for expression in expressions():
+        assert len(re.findall(r"\{", expression)) == expression.count('{instance=~"$instance"'), expression
+
+
+def test_every_metric_is_on_the_page_about_running_memd_with_its_kind(families: dict[str, str]) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
+    assert dict(rows) == {name: kind for name, kind in families.items() if name.startswith("memd_")}
