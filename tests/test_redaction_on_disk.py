@@ -247,7 +247,7 @@ def correct(daemon: DaemonProcess) -> None:
 def complain(daemon: DaemonProcess) -> None:
     """Make memd say something in its log that quotes a secret."""
     daemon.chat([said("hello")], headers={"Origin": f"http://{IN_SESSION}.example"})
-    wait_until(lambda: "a web page of http://" in daemon.log.read_text(), lambda: repr(daemon))
+    wait_until(lambda: "a web page gets no memory" in daemon.log.read_text(), lambda: repr(daemon))
 
 
 def correction(chunk_id: str, action: str, content: str | None = None) -> dict[str, Any]:
