@@ -5,8 +5,11 @@ Rule: holds and closes, decides nothing. `app.running` makes it.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
 
 from memd.config import Config
 from memd.context.redaction import Redactor
@@ -54,7 +57,8 @@ class Daemon:
         self.indexer = Indexer(tasks, right_of_way, config.retrieval, metrics)
         self.archiver = Archiver(config, encoder, counter, tasks, self.indexer, redactor, metrics)
         self.recall = Recall(encoder, config.retrieval, right_of_way)
-        ring = ReceiptRing(store.files, config.data_dir, config.receipts.bytes_max)
+        redaction = hashlib.blake2b(msgspec.json.encode(config.ingest)).hexdigest() if redactor else ""
+        ring = ReceiptRing(store.files, config.data_dir, config.receipts.bytes_max, redaction)
         self.receipts = Receipts(ring if config.receipts.enabled else None, self.writer, redactor)
         self.message_cache = MessageCache()
         self.ignored = [re.compile(pattern) for pattern in config.ingest.ignore]

@@ -17,11 +17,23 @@ from memd.store.layout import RECEIPTS_NAME, RECEIPTS_OLD_NAME
 class ReceiptRing:
     """Any thread may read; one writes."""
 
-    def __init__(self, files: Files, data_dir: Path, bytes_max: int) -> None:
-        """`bytes_max`: of both files together."""
+    def __init__(self, files: Files, data_dir: Path, bytes_max: int, redaction: str = "") -> None:
+        """A ring of what was kept before, but for files that were written under another redaction than this one.
+
+        Args:
+            bytes_max: of both files together.
+            redaction: what tells the settings for redaction from others; empty where it is off.
+
+        Raises:
+            StoreError: a file cannot be read or removed.
+        """
         self._files = files
         self._newer, self._older = data_dir / RECEIPTS_NAME, data_dir / RECEIPTS_OLD_NAME
         self._bytes_max = bytes_max
+        self._first_line = f'{{"redaction":"{redaction}"}}\n'.encode() if redaction else b""
+        for path in (self._newer, self._older):
+            if files.size(path) is not None and files.read_at(path, 0, len(self._first_line)) != self._first_line:
+                files.remove(path)
         self._appender: Appender | None = None
         self._size = 0
         self._lock = threading.Lock()
@@ -55,16 +67,22 @@ class ReceiptRing:
     def _ready(self, more: int) -> Appender:
         if self._appender is None:
             size = self._files.size(self._newer)
-            self._appender = self._files.create(self._newer) if size is None else self._files.append_to(self._newer)
-            self._size = size or 0
-            if self._size:
+            if size is None:
+                self._begin()
+            else:
+                self._appender, self._size = self._files.append_to(self._newer), size
                 self._appender.write(b"\n")  # a crash may have left half a line; empty ones say nothing
                 self._size += 1
-        if self._size and self._size + more > self._bytes_max // 2:
+        if self._size > len(self._first_line) and self._size + more > self._bytes_max // 2:
             self._close()
             self._files.rename(self._newer, self._older)
-            self._appender, self._size = self._files.create(self._newer), 0
+            self._begin()
+        assert self._appender is not None, "it is open by now"
         return self._appender
+
+    def _begin(self) -> None:
+        self._appender, self._size = self._files.create(self._newer), len(self._first_line)
+        self._appender.write(self._first_line)
 
     def _close(self) -> None:
         if self._appender is not None:
