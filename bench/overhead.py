@@ -5,7 +5,8 @@ ms to one with a history of 200 KB (median; p99 at most 10 ms); mode `off` costs
 pass-through; a fast stream is relayed at half the bare pass-through's rate or better, with the reply captured.
 
 Against a stub upstream that answers at once, all in one run: direct, a bare aiohttp pass-through (the ceiling of this
-stack), memd with mode `off`, memd with memory. Each client is a conversation that grows by one exchange a request.
+stack), nginx and LiteLLM where they are installed, memd with mode `off`, memd with memory. Each client is a
+conversation that grows by one exchange a request. "CPU" is what the target's process uses per request: less noisy than its time.
 
     python bench/overhead.py [--chunks 0,5000,100000] [--clients 1,8] [--sizes 2000,200000] [--json FILE]
 """
@@ -19,7 +20,9 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -146,6 +149,77 @@ def serving(*arguments: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
+def nginx_serving(folder: Path, upstream: str) -> Iterator[tuple[str, int]]:
+    """nginx with one worker and a pool of connections; its URL and the worker's process id."""
+    port = free_port()
+    conf = folder / "nginx.conf"
+    conf.write_text(
+        f"daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log; events {{}}"
+        f" http {{ access_log off; client_max_body_size 200m; client_body_temp_path {folder}; proxy_temp_path {folder};"
+        f" fastcgi_temp_path {folder}; uwsgi_temp_path {folder}; scgi_temp_path {folder};"
+        f" upstream model {{ server {upstream.removeprefix('http://')}; keepalive 64; }}"
+        f" server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://model; proxy_http_version 1.1;"
+        ' proxy_set_header Connection ""; proxy_buffering off; } } }\n'
+    )
+    process = subprocess.Popen(["nginx", "-c", str(conf), "-p", str(folder)], stderr=subprocess.DEVNULL)
+    try:
+        wait_for(port)
+        [worker] = [int(child) for child in children_of(process.pid)]
+        yield f"http://127.0.0.1:{port}", worker
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextlib.contextmanager
+def litellm_serving(folder: Path, upstream: str) -> Iterator[tuple[str, int]]:
+    """LiteLLM's proxy in front of the stub; its URL and process id."""
+    port = free_port()
+    config = folder / "litellm.yaml"
+    parameters = {"model": "openai/stub", "api_base": f"{upstream}/v1", "api_key": "-"}
+    config.write_text(yaml.safe_dump({"model_list": [{"model_name": "*", "litellm_params": parameters}]}))
+    process = subprocess.Popen(
+        ["litellm", "--config", str(config), "--host", "127.0.0.1", "--port", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for(port, seconds=120)
+        yield f"http://127.0.0.1:{port}", process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def wait_for(port: int, seconds: float = 10) -> None:
+    """Until somebody listens."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.05)
+    raise SystemExit(f"nothing listens on port {port} after {seconds} seconds")
+
+
+def children_of(pid: int) -> list[str]:
+    """The processes that a process has started."""
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
 def memd_serving(folder: Path, upstream: str) -> Iterator[tuple[str, int]]:
     """memd on `folder`; its URL and process id."""
     config = folder / "config.yaml"
@@ -236,7 +310,8 @@ async def measured(url: str, size: int, clients: int, mode: str) -> Figures:
     spent = time.perf_counter() - started
     first = [1000 * timed.first_byte for run in runs for timed in run]
     p50, p95, p99 = np.percentile(first, [50, 95, 99]).tolist()
-    return {"p50_ms": p50, "p95_ms": p95, "p99_ms": p99, "per_second": clients * (count + WARM_UP) / spent}
+    requests = clients * (count + WARM_UP)
+    return {"p50_ms": p50, "p95_ms": p95, "p99_ms": p99, "per_second": requests / spent, "requests": requests}
 
 
 async def stream_rate(url: str, mode: str) -> float:
@@ -262,12 +337,16 @@ def resident_bytes(pid: int) -> int:
     return 1024 * int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0])
 
 
-async def rows_of(url: str, mode: str, sizes: list[int], clients: list[int]) -> dict[str, Any]:
-    """Everything measured of one target."""
+async def rows_of(url: str, mode: str, sizes: list[int], clients: list[int], pid: int | None = None) -> dict[str, Any]:
+    """Everything measured of one target; `pid`: the process whose CPU counts."""
     row: dict[str, Any] = {"stream_per_second": await stream_rate(url, mode)}
     for size in sizes:
         for number in clients:
-            row[f"{size} B, {number} clients"] = await measured(url, size, number, mode)
+            used = cpu_seconds(pid) if pid else 0.0
+            told = await measured(url, size, number, mode)
+            if pid:
+                told["cpu_ms"] = 1000 * (cpu_seconds(pid) - used) / told["requests"]
+            row[f"{size} B, {number} clients"] = told
     return row
 
 
@@ -278,14 +357,19 @@ async def run(chunks: list[int], sizes: list[int], clients: list[int]) -> dict[s
         rows["direct"] = await rows_of(upstream, "off", sizes, clients)
         with serving("--bare", upstream) as bare:
             rows["bare pass-through"] = await rows_of(bare, "off", sizes, clients)
+        for name, others in (("nginx", nginx_serving), ("litellm", litellm_serving)):
+            if shutil.which(name):
+                async with _folder() as folder:
+                    with others(folder, upstream) as (url, pid):
+                        rows[name] = await rows_of(url, "off", sizes, clients, pid)
         for count in chunks:
             async with _folder() as folder:
                 fill(folder, count)
                 with memd_serving(folder, upstream) as (url, pid):
                     if count == chunks[0]:
-                        rows["memd, off"] = await rows_of(url, "off", sizes, clients)
+                        rows["memd, off"] = await rows_of(url, "off", sizes, clients, pid)
                     name = f"memd, {count:,} chunks"
-                    rows[name] = await rows_of(url, "full", sizes, clients)
+                    rows[name] = await rows_of(url, "full", sizes, clients, pid)
                     rows[name]["resident_bytes"] = resident_bytes(pid)
     return rows
 
@@ -306,13 +390,14 @@ def report(rows: dict[str, dict[str, Any]], sizes: list[int], clients: list[int]
         for number in clients:
             key = f"{size} B, {number} clients"
             table = Table(title=f"history of {size:,} bytes, {number} client{'s' if number > 1 else ''}")
-            for column in ("target", "first byte p50", "p95", "p99", "added p50", "requests per second"):
+            for column in ("target", "first byte p50", "p95", "p99", "added p50", "requests per second", "CPU"):
                 table.add_column(column, justify="left" if column == "target" else "right")
             direct = rows["direct"][key]["p50_ms"]
             for name, row in rows.items():
                 told = row[key]
                 times = [f"{told[column]:.2f} ms" for column in ("p50_ms", "p95_ms", "p99_ms")]
-                table.add_row(name, *times, f"{told['p50_ms'] - direct:.2f} ms", f"{told['per_second']:,.0f}")
+                cpu = f"{told['cpu_ms']:.2f} ms" if "cpu_ms" in told else ""
+                table.add_row(name, *times, f"{told['p50_ms'] - direct:.2f} ms", f"{told['per_second']:,.0f}", cpu)
             console.print(table)
     table = Table(title="a fast stream, and memory")
     for column in ("target", "chunks per second", "resident"):

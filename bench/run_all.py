@@ -1,0 +1,94 @@
+"""Runs the benches and writes what they print into `bench/RESULTS.md`, with the machine, the versions and the date.
+
+Backs the figures that the README quotes. Takes about half an hour; `--only` runs some. What needs a data file that is
+not ours (`quality.py`) runs if `--data` names one.
+
+    python bench/run_all.py [--only overhead,store] [--data FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "RESULTS.md"
+RUNS: dict[str, list[str]] = {
+    "overhead": ["--chunks", "0,5000,100000", "--clients", "1,8,64", "--sizes", "2000,200000"],
+    "ingest": [],
+    "store": ["--sizes", "5000,100000", "--others", "none"],
+    "kv": ["--plot", "docs/images/prompt-cost"],
+    "cases": [],
+    "soak": ["--minutes", "10"],
+    "quality": ["--plot", "docs/images/recall"],
+}
+PLOTS = {"kv": "../docs/images/prompt-cost.svg", "quality": "../docs/images/recall.svg"}
+PACKAGES = ("aiohttp", "fastembed", "hnswlib", "msgspec", "numpy", "onnxruntime", "tantivy", "uvloop", "xllamacpp")
+WIDTH = "130"
+
+
+def machine() -> str:
+    """What this was measured on."""
+    names = [line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    memory = next((line.split()[1] for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), "0")
+    cpu = f"{len(names)} × {names[0]}" if names else f"{os.cpu_count()} cores"
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d}, {cpu}, {int(memory) / 1e6:.0f} GB, {platform.system()} {platform.release()}, "
+        f"Python {platform.python_version()}, {versions}"
+    )
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def run(name: str, arguments: list[str]) -> str:
+    """One bench's section."""
+    command = ["python", f"bench/{name}.py", *arguments]
+    started = time.monotonic()
+    environment = {**os.environ, "COLUMNS": WIDTH}
+    done = subprocess.run(
+        [sys.executable, *command[1:]], cwd=HERE.parent, env=environment, capture_output=True, text=True, check=False
+    )
+    minutes = (time.monotonic() - started) / 60
+    output = (
+        done.stdout if done.returncode == 0 else f"{done.stdout}\n{done.stderr[-3000:]}\nexit code {done.returncode}"
+    )
+    told = "\n".join(line.rstrip() for line in output.strip().splitlines())
+    shown = " ".join("FILE" if previous == "--data" else one for previous, one in pairwise(["", *command]))
+    plot = f"\n![{name}]({PLOTS[name]})\n" if name in PLOTS and done.returncode == 0 else ""
+    return f"## {name}\n\n`{shown}`, {minutes:.1f} minutes\n{plot}\n```\n{told}\n```\n"
+
+
+def main() -> None:
+    """Run, and write the page anew after each bench."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", help=f"comma-separated, of {', '.join(RUNS)}")
+    parser.add_argument("--data", help="conversations for quality.py")
+    asked = parser.parse_args()
+    names = asked.only.split(",") if asked.only else [name for name in RUNS if name != "quality" or asked.data]
+    sections = [
+        "# What the benches printed\n\nWritten by `bench/run_all.py`. On a shared machine only ratios within one run "
+        f"count; what followed from them is in [NOTES.md](NOTES.md).\n\n{machine()}\n"
+    ]
+    for name in names:
+        print(f"{name} …", flush=True)
+        sections.append(run(name, [*RUNS[name], *(["--data", asked.data] if name == "quality" else [])]))
+        RESULTS.write_text("\n".join(sections))
+    print(f"written: {RESULTS}")
+
+
+if __name__ == "__main__":
+    main()
