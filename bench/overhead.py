@@ -6,7 +6,8 @@ pass-through; a fast stream is relayed at half the bare pass-through's rate or b
 
 Against a stub upstream that answers at once, all in one run: direct, a bare aiohttp pass-through (the ceiling of this
 stack), nginx and LiteLLM where they are installed, memd with mode `off`, memd with memory. Each client is a
-conversation that grows by one exchange a request. "CPU" is what the target's process uses per request: less noisy than its time.
+conversation that grows by one exchange a request. "CPU" is what the target's process uses per request, which is less
+noisy than its time.
 
     python bench/overhead.py [--chunks 0,5000,100000] [--clients 1,8] [--sizes 2000,200000] [--json FILE]
 """
