@@ -48,7 +48,7 @@ WINDOW_TOKENS = 4_000_000
 REQUESTS = 60
 """For each client, at most; fewer with large bodies."""
 BYTES_PER_RUN = 400 << 20
-STREAM_CHUNKS = 2000
+STREAM_CHUNKS = 20_000
 WARM_UP = 20
 REPLY = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Noted."}, "finish_reason": "stop"}]}
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":" word"}}],"id":"c","object":"chat.completion.chunk"}\n\n'

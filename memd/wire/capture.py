@@ -163,17 +163,22 @@ class StreamCapture:
         answer = _decoded(event.data)
         if answer is None:
             return
-        self.usage = _usage(answer) or self.usage
-        self.error = self.error or error_text(answer.error)
+        if answer.usage is not None or answer.timings is not None:
+            self.usage = _usage(answer) or self.usage
+        if answer.error is not None:
+            self.error = self.error or error_text(answer.error)
         for choice in answer.choices or ():
             if choice.index == 0:
-                self.finish_reason = _text(choice.finish_reason) or self.finish_reason
+                if choice.finish_reason is not None:
+                    self.finish_reason = _text(choice.finish_reason) or self.finish_reason
                 if isinstance(choice.delta, dict):
                     self._take_delta(choice.delta)
 
     def _take_delta(self, delta: dict[str, Any]) -> None:
         self._role = self._role or _text(delta.get("role")) or "assistant"
         self._append(self._content, _text(delta.get("content")))
+        if len(delta) == 1 and "content" in delta:  # nearly every delta of a stream
+            return
         self._append(self._refusal, _text(delta.get("refusal")))
         calls = delta.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
