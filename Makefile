@@ -15,7 +15,7 @@ demo: .venv/installed ## Install memd into .venv and play a long conversation th
 	@$(PY) -m memd demo $(DEMO_FLAGS)
 
 test: lint ## Lint, types and all tests
-	$(PY) -m pytest $(PYTEST_FLAGS)
+	$(PY) -m pytest -n auto --dist loadfile $(PYTEST_FLAGS)
 
 fuzz: .venv/installed-test ## Many more random inputs to what reads untrusted bytes, other ones each time (some minutes)
 	$(PY) -m pytest --hypothesis-profile=fuzz $(PYTEST_FLAGS) tests/test_wire_*.py

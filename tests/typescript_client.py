@@ -5,6 +5,7 @@ Rule: what is installed is what `clients/package-lock.json` says, with its check
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -29,9 +30,11 @@ class TypeScriptClient:
         """The client with its packages in place."""
         lock = hashlib.sha256((CLIENTS / "package-lock.json").read_bytes()).hexdigest()
         stamp = CLIENTS / "node_modules" / ".installed-lock"
-        if not stamp.exists() or stamp.read_text() != lock:
-            node(NPM, "ci")
-            stamp.write_text(lock)
+        with (CLIENTS / "package.json").open() as one_at_a_time:  # tests run in several processes
+            fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+            if not stamp.exists() or stamp.read_text() != lock:
+                node(NPM, "ci")
+                stamp.write_text(lock)
         return cls()
 
     def check_types(self) -> None:
