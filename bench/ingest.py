@@ -27,8 +27,8 @@ import json
 import shutil
 import tempfile
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from unittest.mock import patch
@@ -42,6 +42,7 @@ from vectors import embedded, mixed
 
 from memd.assets import ranks_bytes
 from memd.config import Config, Listen, Log, Segment, Upstream
+from memd.context.chunking import split
 from memd.context.tokens import TokenCounter, cl100k_base
 from memd.daemon import drafting
 from memd.daemon.app import running
@@ -77,7 +78,7 @@ class Spent:
     """Seconds by what they were spent on."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def timed(self, name: str, work: Callable[Given, Result]) -> Callable[Given, Result]:
         """`work`, its time counted under `name`."""
@@ -131,7 +132,6 @@ def costs(
 
 def _telling_boundaries(spent: Spent) -> Callable[..., Any]:
     """The drafter's `split`, whose embeddings are those of boundaries."""
-    split = drafting.split
 
     def run(*args: Any, embed: Callable[[str], Any], **kwargs: Any) -> Any:
         return split(*args, embed=spent.timed("boundaries", embed), **kwargs)
@@ -139,7 +139,7 @@ def _telling_boundaries(spent: Spent) -> Callable[..., Any]:
     return run
 
 
-def _per_million(seconds: Counter[str], tokens: int, chunks: int, seal_seconds: float) -> Figures:
+def _per_million(seconds: Mapping[str, float], tokens: int, chunks: int, seal_seconds: float) -> Figures:
     parts = {
         "boundary_embedding": seconds["boundaries"],
         "chunk_embedding": seconds["embedding"] - seconds["boundaries"],
