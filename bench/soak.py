@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -44,6 +43,7 @@ sys.path[:0] = [str(ROOT / "tests")]  # the daemon's process and the tiny model 
 
 from daemon_process import DaemonProcess  # noqa: E402  # needs the path above
 from soak_agents import MANNERS, Agent, Fact, Ledger, probed, states  # noqa: E402
+from soak_growth import Life, Sample, growth, lives, looked_at  # noqa: E402
 
 WINDOW = 4096
 REAL_WINDOW, REAL_SLOTS = 16_384, 4
@@ -52,15 +52,9 @@ LOADING_SECONDS = 2.0
 STORED_SECONDS_MAX = 90.0
 """By then an idle conversation has been stored: `buffer.idle_seconds` and the work itself."""
 PROBES_AT_ONCE = 8
-WARM_UP = 1 / 3
-"""Of each life of the daemon."""
-RSS_MB_MAX = 16.0
-"""What the resident memory may gain over the rest of a life: noise of the allocators."""
-FDS_MAX, THREADS_MAX = 8, 2
-LIFE_SECONDS_MIN = 30.0
-"""A shorter life tells nothing about growth."""
 SETTINGS = {
     "buffer": {"idle_seconds": 10},
+    "conversation": {"max_open": 24},  # of a topic, with the branches of edits and cancels: reached while warming up
     "segment": {"max_entries": 300},  # so that some are sealed and merged
     "store": {"topic_idle_seconds": 4},  # and topics let go
     "shutdown": {"grace_seconds": 3},
@@ -68,18 +62,6 @@ SETTINGS = {
 }
 
 Deed = Callable[["House"], None]
-
-
-class Sample(NamedTuple):
-    """The daemon's process at one moment."""
-
-    at: float
-    pid: int
-    rss_mb: float
-    loaded_mb: float
-    """What it says that it has loaded of the log, which may grow."""
-    fds: int
-    threads: int
 
 
 class House:
@@ -185,7 +167,7 @@ async def work(house: House, ledger: Ledger, agents: int, seconds: float) -> lis
         )
         living.append(asyncio.ensure_future(agent.live()))
     samples: list[Sample] = []
-    watching = asyncio.ensure_future(_watch(house, samples))
+    watching = asyncio.ensure_future(_watch(house, ledger, samples))
     try:
         for share, deed in EVENTS:
             await asyncio.sleep(max(0.0, ends_at - seconds * (1 - share) - time.monotonic()))
@@ -198,22 +180,15 @@ async def work(house: House, ledger: Ledger, agents: int, seconds: float) -> lis
     return samples
 
 
-async def _watch(house: House, samples: list[Sample]) -> None:
+async def _watch(house: House, ledger: Ledger, samples: list[Sample]) -> None:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
         while True:
             with contextlib.suppress(OSError, AssertionError, IndexError, aiohttp.ClientError, TimeoutError):
                 pid = house.daemon.pid
                 async with session.get(f"{house.daemon.base_url}/memd/stats") as answer:
                     loaded = (await answer.json())["memory_bytes"]
-                samples.append(_looked_at(pid, loaded / 1e6))
+                samples.append(looked_at(pid, loaded / 1e6, ledger.counts["requests"]))
             await asyncio.sleep(1)
-
-
-def _looked_at(pid: int, loaded_mb: float) -> Sample:
-    status = Path(f"/proc/{pid}/status").read_text()
-    rss_kb, threads = (int(status.split(f"{name}:")[1].split()[0]) for name in ("VmRSS", "Threads"))
-    fds = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    return Sample(time.monotonic(), pid, rss_kb / 1e3, loaded_mb, fds, threads)
 
 
 class Findings(NamedTuple):
@@ -297,61 +272,6 @@ async def _not_recalled(house: House, facts: list[Fact]) -> list[Fact]:
     return unseen
 
 
-# -- growth -------------------------------------------------------------------------------------------------------
-
-
-class Life(NamedTuple):
-    """One life of the daemon, from when it was warm to its end."""
-
-    seconds: float
-    rss_mb: tuple[float, float]
-    """When warm and at the end."""
-    rss_gain_mb: float
-    """Over that time, by least squares; without what was loaded of the log."""
-    fds: tuple[int, int]
-    """The most while warm, in the first half and in the second."""
-    threads: tuple[int, int]
-
-
-def lives(samples: list[Sample]) -> list[Life]:
-    """Each life that was long enough to tell something."""
-    by_pid: defaultdict[int, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        by_pid[sample.pid].append(sample)
-    found = []
-    for life in by_pid.values():
-        warm = life[int(len(life) * WARM_UP) :]
-        seconds = warm[-1].at - warm[0].at
-        if seconds < LIFE_SECONDS_MIN * (1 - WARM_UP):
-            continue
-        first, second = warm[: len(warm) // 2], warm[len(warm) // 2 :]
-        own = [sample.rss_mb - sample.loaded_mb for sample in warm]
-        slope = float(np.polyfit([sample.at for sample in warm], own, 1)[0])
-        found.append(
-            Life(
-                seconds,
-                (warm[0].rss_mb, warm[-1].rss_mb),
-                slope * seconds,
-                (max(sample.fds for sample in first), max(sample.fds for sample in second)),
-                (max(sample.threads for sample in first), max(sample.threads for sample in second)),
-            )
-        )
-    return found
-
-
-def growth(found: list[Life]) -> list[str]:
-    """What grew."""
-    bad = []
-    for life in found:
-        if life.rss_gain_mb > RSS_MB_MAX:
-            bad.append(f"memory grew by {life.rss_gain_mb:.0f} MB in {life.seconds:.0f} s")
-        if life.fds[1] > life.fds[0] + FDS_MAX:
-            bad.append(f"open files grew from {life.fds[0]} to {life.fds[1]} in {life.seconds:.0f} s")
-        if life.threads[1] > life.threads[0] + THREADS_MAX:
-            bad.append(f"threads grew from {life.threads[0]} to {life.threads[1]} in {life.seconds:.0f} s")
-    return bad
-
-
 # -- beginning and end --------------------------------------------------------------------------------------------
 
 
@@ -384,12 +304,13 @@ def report(ledger: Ledger, house: House, findings: Findings, found: list[Life]) 
         table.add_row(name, f"{value:,}")
     console.print(table)
     table = Table(title="growth, once warm")
-    for column in ("life", "resident", "gained beside the log", "files: first half, second", "threads"):
+    for column in ("life", "requests", "resident", "gained beside the log", "files: first half, second", "threads"):
         table.add_column(column, justify="right")
     for life in found:
-        pairs = [f"{first}, {second}" for first, second in (life.fds, life.threads)]
+        pairs = [f"{first:.0f}, {second:.0f}" for first, second in (life.fds, life.threads)]
         resident = f"{life.rss_mb[0]:.0f} → {life.rss_mb[1]:.0f} MB"
-        table.add_row(f"{life.seconds:.0f} s", resident, f"{life.rss_gain_mb:+.1f} MB", *pairs)
+        gained = f"{life.rss_gain_mb:+.1f} MB, {1e3 * life.rss_gain_mb / max(1, life.requests):.1f} KB a request"
+        table.add_row(f"{life.seconds:.0f} s", f"{life.requests:,}", resident, gained, *pairs)
     console.print(table)
     for line in findings.bad:
         console.print(line, style="red", markup=False)

@@ -171,10 +171,11 @@ class Agent:
         await self._correct(fact, *found[0])
 
     async def _correct(self, fact: Fact, chunk_id: str, said: str) -> None:
-        kind = self._chance.choice(["Update", "Helpful", "Unhelpful", "Helpful", None])
-        if kind is None:
-            return
         place, before = (self.topic, chunk_id), fact.words[0]
+        kind = self._chance.choice(["Update", "Helpful", "Unhelpful", None])
+        praised = self._ledger.steps[place] > 0 and place not in self._ledger.doubtful
+        if kind is None or (kind == "Unhelpful" and not praised):  # what is blamed need not be recalled
+            return
         correction: Body = {"chunk_ids": [chunk_id], "action": kind, "reason": f"{self._name} checked it"}
         if kind == "Update":
             fact.words = [before, f"{before.rstrip('0123456789')}{self._chance.randrange(10**6)}"]
