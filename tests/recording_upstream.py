@@ -44,6 +44,8 @@ class RecordingUpstream:
         self.requests: list[Request] = []
         self.answer: Callable[[Request], Response] = chat_answer
         self.url = ""
+        self.is_loading = False
+        """Whether it answers everything as llama-server does until its model is loaded."""
 
     @property
     def chats(self) -> list[Request]:
@@ -74,7 +76,10 @@ def recording_upstream(*, window: int | None = 4096) -> Iterator[RecordingUpstre
             body = self._read_body()
             request = Request(self.command, self.path, self.headers.items(), body)
             upstream.requests.append(request)
-            if self.path == "/props" and window is not None:
+            if upstream.is_loading:
+                error = {"code": 503, "message": "Loading model", "type": "unavailable_error"}
+                self._send(Response((json.dumps({"error": error}).encode(),), status=503))
+            elif self.path == "/props" and window is not None:
                 told = {"default_generation_settings": {"n_ctx": window}, "model_alias": "recorded"}
                 self._send(Response((json.dumps(told).encode(),)))
             elif self.path in ("/props", "/apply-template", "/v1/chat/completions/input_tokens"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import json
 import random
 from collections.abc import Callable
 
 import pytest
 from conftest import WINDOW, MakeDaemon
 from daemon_process import DaemonProcess, ask
+from recording_upstream import Request, Response, chat_answer, recording_upstream
 
 TURNS = 14
 REPLY_TOKENS = 64
@@ -76,3 +78,22 @@ def test_what_does_not_fit_at_all_goes_through_and_the_upstream_s_error_comes_ba
     assert direct.status == answer.status == 400
     assert answer.json == direct.json
     assert daemon.chat([{"role": "user", "content": "And now something short."}]).status == 200
+
+
+def broken_off(_: Request) -> Response:
+    raise ConnectionError
+
+
+def test_the_window_stays_known_while_the_model_server_is_restarted_and_loads(make_daemon: MakeDaemon) -> None:
+    roles = ("user", "assistant") * 8
+    history: list[dict[str, object]] = [{"role": roles[n], "content": english(n)} for n in range(15)]
+    with recording_upstream(window=1024) as upstream:
+        daemon = make_daemon(upstream.url).start()
+        upstream.answer = broken_off
+        assert daemon.chat(history[:1]).status == 502
+        upstream.answer, upstream.is_loading = chat_answer, True
+        assert daemon.chat(history[:1]).status == 503
+        upstream.is_loading = False
+        assert daemon.chat(history).status == 200
+        forwarded = json.loads(upstream.chats[-1].body)["messages"]
+    assert len(forwarded) < len(history)

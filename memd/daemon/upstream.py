@@ -28,7 +28,9 @@ ASK_SECONDS = 2.0
 REFRESH_SECONDS = 30.0
 """Age at which the window and the template are asked for again: the model behind an address may change."""
 RETRY_SECONDS = 3.0
-"""Pause before an upstream that did not answer is asked again."""
+"""Pause before an upstream that did not answer, or is still loading its model, is asked again."""
+LOADING = 503
+"""llama-server's answer to everything until its model is loaded."""
 
 # Never passed on (RFC 9110 section 7.6.1), or made anew by the client library.
 HOP_BY_HOP = frozenset(
@@ -70,6 +72,7 @@ class Upstream:
         leaves, and only what is necessary when a merged one does. And every chat template takes a merged one."""
         self._tasks = tasks
         self._asked_at = float("-inf")
+        self._is_settled = False  # whether the upstream has told what it has to tell
         self._asking: asyncio.Task[None] | None = None
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=config.upstream.keepalive_seconds),
@@ -113,10 +116,11 @@ class Upstream:
     async def refresh(self, *, wait: bool) -> UpstreamFacts:
         """What is known of the upstream; asks again when that is old, waiting for the answer only if asked to."""
         age = time.monotonic() - self._asked_at
-        due = age > (REFRESH_SECONDS if self.facts.reachable else RETRY_SECONDS)
+        due = age > (REFRESH_SECONDS if self._is_settled else RETRY_SECONDS)
         if due and self._asking is None:
             self._asking = self._tasks.spawn(self._ask(), "ask-upstream")
-        if self._asking is not None and (wait or not self.facts.reachable):
+        unknown = not self._is_settled and self.facts.window is None
+        if self._asking is not None and (wait or unknown):
             await asyncio.wait({self._asking}, timeout=ASK_SECONDS)
         return self.facts
 
@@ -130,22 +134,29 @@ class Upstream:
 
     async def _ask(self) -> None:
         try:
-            props = await self._ask_json("GET", "/props")
-            if isinstance(props, dict):
-                self.facts = _facts_from(props)
-            else:
-                self.facts = UpstreamFacts(reachable=await self._is_reachable())
+            self.facts, self._is_settled = await self._told()
         finally:
             self._asked_at = time.monotonic()
             self._asking = None
 
-    async def _is_reachable(self) -> bool:
+    async def _told(self) -> tuple[UpstreamFacts, bool]:
+        """What the upstream says of itself, and whether that is all that it has to say.
+
+        One that is not there, still loads its model or is too busy to answer most likely comes back as it was: its
+        window stays known, because without one prompts could get longer than it is.
+        """
         try:
-            answer = await self.send("GET", "/health", CIMultiDict(), None)
-        except (aiohttp.ClientError, TimeoutError):
-            return False
-        answer.close()
-        return True
+            async with asyncio.timeout(ASK_SECONDS):
+                answer = await self.send("GET", "/props", CIMultiDict(), None)
+                async with answer:
+                    body = await answer.read()
+        except TimeoutError:
+            return self.facts, False
+        except aiohttp.ClientError:
+            return msgspec.structs.replace(self.facts, reachable=False), False
+        if answer.status == LOADING:
+            return msgspec.structs.replace(self.facts, reachable=True), False
+        return _facts_from(body if answer.status == 200 else b""), True
 
     async def _ask_json(
         self, method: str, path: str, body: bytes | None = None, headers: CIMultiDict[str] | None = None
@@ -162,7 +173,12 @@ class Upstream:
             return None
 
 
-def _facts_from(props: dict[str, Any]) -> UpstreamFacts:
+def _facts_from(body: bytes) -> UpstreamFacts:
+    """From the answer to `/props`; one that is not llama-server's tells nothing."""
+    try:
+        props = msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return UpstreamFacts(reachable=True)
     settings = props.get("default_generation_settings")
     window = settings.get("n_ctx") if isinstance(settings, dict) else None
     return UpstreamFacts(

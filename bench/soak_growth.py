@@ -1,0 +1,108 @@
+"""Whether the daemon of bench/soak.py grows: its process sampled every second, each of its lives judged by itself."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+WARM_UP = 1 / 3
+"""Of each life of the daemon."""
+RSS_MB_MAX = 8.0
+"""What the resident memory may gain over the rest of a life, beside the log: noise of the allocators ..."""
+RSS_KB_PER_REQUEST_MAX = 6.0
+"""... and this: memd keeps parsed messages, up to 64 MB, and ten minutes do not fill that. A request that is never let
+go would be 20 and more."""
+FDS_MAX, THREADS_MAX = 4, 4
+LIFE_SECONDS_MIN = 30.0
+"""A shorter life tells nothing about growth."""
+JUDGED_SECONDS_MIN = 170.0
+"""A shorter one is shown, not judged: caches and allocators are still filling up."""
+
+
+class Sample(NamedTuple):
+    """The daemon's process at one moment."""
+
+    at: float
+    pid: int
+    rss_mb: float
+    loaded_mb: float
+    """What it says that it has loaded of the log, which may grow."""
+    fds: int
+    threads: int
+    requests: int
+    """Of all agents so far."""
+
+
+def looked_at(pid: int, loaded_mb: float, requests: int) -> Sample:
+    """The process as it is now.
+
+    Raises:
+        OSError: it is not there any more.
+    """
+    status = Path(f"/proc/{pid}/status").read_text()
+    rss_kb, threads = (int(status.split(f"{name}:")[1].split()[0]) for name in ("VmRSS", "Threads"))
+    fds = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    return Sample(time.monotonic(), pid, rss_kb / 1e3, loaded_mb, fds, threads, requests)
+
+
+class Life(NamedTuple):
+    """One life of the daemon, from when it was warm to its end."""
+
+    seconds: float
+    requests: int
+    rss_mb: tuple[float, float]
+    """When warm and at the end."""
+    rss_gain_mb: float
+    """Over that time, by least squares; without what was loaded of the log."""
+    fds: tuple[float, float]
+    """The median while warm, of the first half and of the second."""
+    threads: tuple[float, float]
+
+
+def lives(samples: list[Sample]) -> list[Life]:
+    """Each life that was long enough to tell something."""
+    by_pid: defaultdict[int, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        by_pid[sample.pid].append(sample)
+    found = []
+    for life in by_pid.values():
+        if life[-1].at - life[0].at < LIFE_SECONDS_MIN:
+            continue
+        warm = life[int(len(life) * WARM_UP) :]
+        first, second = warm[: len(warm) // 2], warm[len(warm) // 2 :]
+        seconds = warm[-1].at - warm[0].at
+        own = [sample.rss_mb - sample.loaded_mb for sample in warm]
+        slope = float(np.polyfit([sample.at for sample in warm], own, 1)[0])
+        found.append(
+            Life(
+                seconds,
+                warm[-1].requests - warm[0].requests,
+                (warm[0].rss_mb, warm[-1].rss_mb),
+                slope * seconds,
+                (_median(first, "fds"), _median(second, "fds")),
+                (_median(first, "threads"), _median(second, "threads")),
+            )
+        )
+    return found
+
+
+def _median(samples: list[Sample], name: str) -> float:
+    return float(np.median([getattr(sample, name) for sample in samples]))
+
+
+def growth(found: list[Life]) -> list[str]:
+    """What grew."""
+    bad = []
+    for life in found:
+        if life.seconds < JUDGED_SECONDS_MIN * (1 - WARM_UP):
+            continue
+        if life.rss_gain_mb > RSS_MB_MAX + RSS_KB_PER_REQUEST_MAX * life.requests / 1e3:
+            bad.append(f"memory grew by {life.rss_gain_mb:.0f} MB in {life.requests} requests")
+        for name, most, (first, second) in (("files", FDS_MAX, life.fds), ("threads", THREADS_MAX, life.threads)):
+            if second > first + most:
+                bad.append(f"open {name} grew from {first:.0f} to {second:.0f} in {life.requests} requests")
+    return bad
