@@ -15,7 +15,7 @@ from aiohttp import web
 
 from memd import __version__
 from memd.chunks import checked_topic_id
-from memd.daemon import searching
+from memd.daemon import page, searching
 from memd.daemon.access import is_own
 from memd.daemon.relay import error_response
 from memd.daemon.service import Daemon
@@ -28,6 +28,8 @@ async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
     """Answer one of memd's own paths."""
     if not daemon.config.auth.token and not is_own(request, daemon.config.listen.host):
         return error_response(403, "memd: this path is only for programs on this machine", "forbidden")
+    if page.is_page(request):
+        return page.page(request)
     answer = _ANSWERS.get(request.path)
     if answer is None or request.method not in ("GET", "HEAD"):
         return error_response(404, f"memd: there is no {request.path}", "not_found")
