@@ -15,6 +15,7 @@ from aiohttp import web
 
 from memd.daemon import admin_changes as changes
 from memd.daemon import admin_looks as looks
+from memd.daemon import page
 from memd.daemon.access import is_own
 from memd.daemon.openapi import document
 from memd.daemon.relay import error_response
@@ -56,6 +57,8 @@ async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
     """Answer one of memd's own paths."""
     if not daemon.config.auth.token and not is_own(request, daemon.config.listen.host):
         return error_response(403, "memd: this path is only for programs on this machine", "forbidden")
+    if page.is_page(request):
+        return page.page(request)
     matched = [
         (method, handler, found)
         for method, pattern, handler in ROUTES

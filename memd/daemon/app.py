@@ -30,7 +30,7 @@ from memd.chunks import TOPIC_ID_PATTERN, TOPIC_ID_RULE
 from memd.config import Config
 from memd.context.redaction import Redactor
 from memd.context.tokens import TokenCounter, cl100k_base
-from memd.daemon import admin
+from memd.daemon import admin, page
 from memd.daemon.access import TOKEN_HEADER, shows_token
 from memd.daemon.answering import answer, passed
 from memd.daemon.connections import served
@@ -68,10 +68,11 @@ APIS: tuple[Api, ...] = (CHAT, RESPONSES, ANTHROPIC)
 async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
     """Every request: memd's own paths, those in which memory has a part, and the rest, which passes through."""
     target = request.raw_path if request.raw_path.startswith("/") else str(request.rel_url)
-    if not shows_token(request, daemon.config.auth.token):
+    is_page = page.is_page(request)  # there is no data in it, and a browser that opens an address can show no token
+    if not is_page and not shows_token(request, daemon.config.auth.token):
         message = f"memd: show its auth.token, as `Authorization: Bearer TOKEN` or in the header {TOKEN_HEADER}"
         return error_response(401, message, "authentication_error", api_of("POST", target.partition("?")[0]) or CHAT)
-    if target.startswith(OWN_PREFIX):
+    if is_page or target.startswith(OWN_PREFIX):
         return await admin.route(daemon, request)
     path_topic = None
     if found := _PATH_TOPIC.fullmatch(target):

@@ -1,0 +1,46 @@
+// A chunk that memory considered: what it scored, of what, and what became of it.
+
+import { get } from "./api.js";
+import { meter } from "./charts.js";
+import { badge, chunkLink, el, line, number, problem, said, when } from "./dom.js";
+
+/** A list of candidates; those of a search bring their text, those of a turn fetch it when they are opened. */
+export function candidates(found, open = false) {
+  return el("div", { class: "candidates" }, found.map((one) => candidate(one, open && one.verdict === "injected")));
+}
+
+function candidate(found, open) {
+  const injected = found.verdict === "injected";
+  const body = el("div", { class: "inside" });
+  const fill = () => {
+    if (!box.open || body.hasChildNodes()) return;
+    body.append(equation(found));
+    if (found.content !== undefined) body.append(said(found.content));
+    else chunkText(found).then((text) => body.append(said(text)), (error) => body.append(problem(error)));
+  };
+  const box = el("details", { class: injected ? "candidate" : "candidate out", open, toggle: fill },
+    el("summary", {},
+      meter([found.cosine_share, found.lexical, found.neighbours].map((part) => part * found.multiplier), `score ${found.score.toFixed(3)}`),
+      el("span", { class: "score" }, found.score.toFixed(3)),
+      badge(found.verdict, injected ? "on" : ""),
+      el("span", { class: "preview" }, found.content === undefined ? found.id : line(found.content))),
+    body);
+  fill();
+  return box;
+}
+
+function equation(found) {
+  const part = (value) => value.toFixed(3);
+  return el("p", { class: "meta" },
+    chunkLink(found.topic_id, found.id), el("span", {}, found.topic_id),
+    found.created_at !== undefined && when(found.created_at),
+    el("span", {}, `${number(found.tokens)} tokens`),
+    el("span", {}, `score ${part(found.score)} = (meaning ${part(found.cosine_share)} + words ${part(found.lexical)} + `
+      + `neighbours ${part(found.neighbours)}) × ${number(found.multiplier)}`),
+    el("span", {}, `cosine ${part(found.cosine)}`), el("span", {}, `strength ${part(found.strength)}`));
+}
+
+async function chunkText({ topic_id: topic, uuid }) {
+  const { versions } = await get(`/memd/chunks/${encodeURIComponent(uuid)}`, { topic });
+  return versions.at(-1).content;
+}

@@ -1,0 +1,68 @@
+// The live conversations, then everything that was ever written to the log, newest first.
+
+import { get } from "./api.js";
+import { badge, chunkLink, count, el, line, number, problem, said, when } from "./dom.js";
+
+const PAGE = 50;
+const BUFFERS_MAX = 20; // topics whose buffers are asked for when none is chosen
+
+export async function show(main, { topic, topics }) {
+  const live = el("div", { class: "columns" });
+  const list = el("ol", { class: "log", "aria-label": "Log entries, newest first" });
+  const older = el("button", { type: "button", click: () => page(next).catch((error) => older.after(problem(error))) }, "Older entries");
+  const fresh = el("button", { type: "button", class: "main", hidden: true, click: () => show(main, { topic, topics }) }, "");
+  let next = null;
+  let stored = 0;
+  const page = async (before) => {
+    const answer = await get("/memd/log", { topic, before, limit: PAGE });
+    list.append(...answer.events.map(entry));
+    next = answer.next;
+    older.hidden = next === null;
+  };
+  const buffers = async () => {
+    const asked = topic ? [topic] : topics().filter((one) => one.conversations).map((one) => one.topic_id).slice(0, BUFFERS_MAX);
+    const open = new Set([...live.querySelectorAll("details[open]")].map((box) => box.dataset.key));
+    const found = await Promise.all(asked.map(async (id) => (await get("/memd/buffer", { topic: id })).conversations.map((one) => [id, one])));
+    const newest = found.flat().sort((a, b) => b[1].last_at - a[1].last_at);
+    live.replaceChildren(...newest.map(([id, one]) => conversation(id, one, open)));
+    if (!newest.length) live.append(el("p", { class: "empty" }, "No conversation is in the buffer."));
+  };
+  await Promise.all([buffers(), page(null)]);
+  main.replaceChildren(el("h1", {}, "Timeline"),
+    el("section", { "aria-labelledby": "live" }, el("h2", { id: "live" }, "Live conversations"), live),
+    el("section", { "aria-labelledby": "log" }, el("h2", { id: "log" }, "The log"), fresh,
+      list.children.length ? list : el("p", { class: "empty" }, "Nothing is stored yet: turns are stored when their conversation rests, or when the window needs their room."), older));
+  return (name, data) => {
+    if (name === "reconnected") return show(main, { topic, topics });
+    if (topic && data.topic_id !== topic) return null;
+    if (name === "stored") {
+      stored += data.chunks;
+      fresh.hidden = false; // what somebody reads does not move under their eyes
+      fresh.textContent = `Show ${count(stored, "new chunk")}`;
+    }
+    return buffers();
+  };
+}
+
+function conversation(topicId, told, open) {
+  const key = `${topicId}/${told.number}`;
+  const inPrompt = told.messages - told.left_out;
+  return el("details", { class: "card", "data-key": key, open: open.has(key) || open.size === 0 },
+    el("summary", {}, el("b", {}, `${topicId} · conversation ${told.number}`),
+      el("span", { class: "meta" }, when(told.last_at), el("span", {}, `${number(told.tokens)} tokens`),
+        el("span", {}, `${number(inPrompt)} in the prompt`), el("span", {}, `${number(told.stored)} stored`), el("span", {}, `${number(told.left_out)} left out`))),
+    el("ol", { class: "messages" }, told.latest.map((message) =>
+      el("li", { class: message.left_out ? "left-out" : "" },
+        el("p", { class: "meta" }, el("b", {}, message.role), el("span", {}, `${number(message.tokens)} tokens`),
+          message.left_out ? badge("left out") : badge("in the prompt", "on"), message.stored && badge("stored")),
+        el("p", { class: "text", dir: "auto" }, line(message.text))))));
+}
+
+/** One entry of the log. */
+export function entry(event) {
+  return el("li", { class: event.live ? "" : "left-out" },
+    el("p", { class: "meta" }, when(event.at), badge(event.event, event.event === "told" ? "" : "on"), chunkLink(event.topic_id, event.id),
+      el("span", {}, event.topic_id), event.multiplier !== 1 && el("span", {}, `× ${number(event.multiplier)}`), !event.live && badge("taken out")),
+    event.reason && el("p", { class: "reason" }, "because: ", el("q", { dir: "auto" }, line(event.reason))),
+    event.content && said(event.content));
+}

@@ -1,0 +1,138 @@
+// Turns as they happen: what was asked, what memory put in front of it, what that cost.
+
+import { get } from "./api.js";
+import { candidates } from "./candidates.js";
+import { bars, meter } from "./charts.js";
+import { announce, badge, chunkLink, count, el, facts, line, ms, number, problem, said, when } from "./dom.js";
+
+const SHOWN_MAX = 200; // turns in the list; older ones on request
+const CHARTED = 60;
+
+/** The list; `id` opens that turn. The returned function takes events. */
+export async function show(main, { id, topic }) {
+  let turns = (await get("/memd/turns", { topic, limit: 50 })).turns;
+  const charts = el("div", { class: "charts" });
+  const list = el("ol", { class: "rows", "aria-label": "Turns, newest first" });
+  const older = el("button", { type: "button", click: () => more().catch((error) => older.after(problem(error))) }, "Older turns");
+  const draw = () => {
+    charts.replaceChildren(...drawn(turns.slice(0, CHARTED).reverse()));
+    older.hidden = turns.length < 50;
+    empty.hidden = turns.length > 0;
+  };
+  const empty = el("p", { class: "empty" }, "No turn yet. Point a client at memd and say something: it appears here at once.");
+  const more = async () => {
+    const next = (await get("/memd/turns", { topic, before: turns.at(-1).turn_id, limit: 50 })).turns;
+    turns.push(...next);
+    list.append(...next.map((turn) => row(turn)));
+    older.hidden = next.length < 50;
+  };
+  if (id && !turns.some((turn) => turn.turn_id === id)) turns.unshift(await get(`/memd/turns/${encodeURIComponent(id)}`));
+  list.append(...turns.map((turn) => row(turn, turn.turn_id === id)));
+  main.replaceChildren(el("h1", {}, "Turns"), charts, empty, list, older);
+  draw();
+  return (name, turn) => {
+    if (name === "reconnected") return show(main, { id, topic });
+    if (name !== "turn" || (topic && turn.topic_id !== topic)) return null;
+    turns = [turn, ...turns.filter((other) => other.turn_id !== turn.turn_id)].slice(0, SHOWN_MAX);
+    list.querySelector(`[data-turn="${CSS.escape(turn.turn_id)}"]`)?.remove();
+    list.prepend(row(turn));
+    while (list.children.length > SHOWN_MAX) list.lastChild.remove();
+    announce(`New turn: ${asked(turn).slice(0, 200)}. ${count(turn.shown.length, "chunk")} in the prompt.`);
+    return draw();
+  };
+}
+
+/** Milliseconds that memory took: to find what is meant, to search for it, and the rest. */
+function spent({ timings_ms: { embed = 0, search = 0, memory = 0 } }) {
+  return [embed, search, Math.max(0, memory - embed - search)];
+}
+
+function total(values) {
+  return values.reduce((sum, value) => sum + value, 0);
+}
+
+function drawn(turns) {
+  const label = (turn) => asked(turn).slice(0, 80);
+  const read = (turn) => [turn.cached_tokens ?? 0, Math.max(0, (turn.prompt_tokens ?? turn.forwarded_tokens) - (turn.cached_tokens ?? 0))];
+  return [
+    bars("Memory took", turns.map(spent),
+      { unit: "ms", parts: ["embed", "search", "rest"], label: (place) => `${ms(total(spent(turns[place])))} · ${label(turns[place])}` }),
+    bars("Prompt", turns.map(read),
+      { unit: "tokens", parts: ["cached", "new"], label: (place) => `${read(turns[place]).map(number).join(" + ")} · ${label(turns[place])}` }),
+  ];
+}
+
+function row(turn, open = false) {
+  const body = el("div", { class: "inside" });
+  const fill = async () => {
+    if (!box.open || body.hasChildNodes()) return;
+    body.append(el("p", { class: "empty" }, "Loading …"));
+    try {
+      body.replaceChildren(...opened(await get(`/memd/turns/${encodeURIComponent(turn.turn_id)}`)));
+    } catch (error) {
+      body.replaceChildren(problem(error));
+    }
+  };
+  const weighed = typeof turn.candidates === "number" ? turn.candidates : turn.candidates.length;
+  const box = el("details", { open, toggle: fill },
+    el("summary", {},
+      el("span", { class: "question", dir: "auto" }, line(asked(turn))),
+      el("span", { class: "meta" },
+        when(turn.at), el("span", {}, turn.topic_id),
+        badge(turn.status, kind(turn.status)),
+        el("span", {}, `${number(turn.shown.length)} in the prompt of ${number(weighed)} weighed`),
+        turn.is_step && badge("tool step"), turn.is_retry && badge("retry"), turn.interrupted && badge("interrupted", "bad"),
+        turn.signals.map((signal) => badge(signal.type ?? String(signal), "bad")),
+        el("span", {}, `${number(turn.block_tokens)} tokens`), el("span", {}, ms(total(spent(turn)))))),
+    body);
+  fill();
+  return el("li", { "data-turn": turn.turn_id }, box);
+}
+
+function asked(turn) {
+  return turn.question ?? (turn.mode === "off" ? "(memory was off)" : "(nothing was asked of memory)");
+}
+
+function kind(status) {
+  return status === "injected" ? "on" : status.startsWith("degraded") || status.startsWith("bad") ? "bad" : "";
+}
+
+function opened(turn) {
+  const taken = turn.candidates.filter((one) => one.verdict === "injected");
+  const left = turn.candidates.filter((one) => one.verdict !== "injected");
+  const answer = el("div", { "aria-live": "polite" });
+  const again = el("button", { type: "button", click: () => replay(turn, answer).catch((error) => answer.replaceChildren(problem(error))) }, "Ask memory again now");
+  return [
+    turn.question?.length > 200 && said(turn.question),
+    facts({
+      Model: turn.model, API: turn.api, Mode: turn.mode, HTTP: turn.http_status, Placement: turn.placement, Related: turn.related.join(", "),
+      Block: `${number(turn.block_tokens)} of ${number(turn.budget_tokens)} tokens`, "Memory in the prompt": `${number(turn.memory_tokens)} tokens`,
+      Forwarded: `${number(turn.forwarded_tokens)} tokens`,
+      Prompt: turn.prompt_tokens !== null && `${number(turn.prompt_tokens)} tokens, ${number(turn.cached_tokens)} cached`,
+      Reply: turn.completion_tokens !== null && `${number(turn.completion_tokens)} tokens`,
+      Signals: turn.signals.map((signal) => JSON.stringify(signal)).join(" "), Corrections: turn.corrections.map((one) => JSON.stringify(one)).join(" "),
+    }),
+    el("h2", {}, "Timings"), timings(turn.timings_ms),
+    el("h2", {}, `Injected (${taken.length})`), candidates(taken),
+    el("h2", {}, `Left out, and why (${left.length})`), candidates(left),
+    el("h2", {}, "As the model saw it"), turn.block ? said(turn.block, "pre") : el("p", { class: "empty" }, "No block."),
+    el("h2", {}, "The same question now"), again, answer,
+  ].filter(Boolean);
+}
+
+function timings(timings_ms) {
+  const all = Object.entries(timings_ms).filter(([, value]) => value !== null);
+  const longest = Math.max(1e-9, ...all.map(([, value]) => value));
+  return el("dl", { class: "timings" }, all.map(([name, value]) => el("div", {}, el("dt", {}, name.replaceAll("_", " ")),
+    el("dd", {}, meter([value / longest], ms(value)), el("span", {}, ms(value))))));
+}
+
+async function replay(turn, answer) {
+  const { now, gained, lost, kept } = await get(`/memd/turns/${encodeURIComponent(turn.turn_id)}/replay`);
+  const of = new Map([...turn.candidates, ...now.chunks].map((one) => [one.id, one.topic_id]));
+  const ids = (list) => (list.length ? el("span", { class: "ids" }, list.map((id) => chunkLink(of.get(id) ?? turn.topic_id, id))) : "none");
+  const same = gained.length + lost.length === 0;
+  answer.replaceChildren(
+    el("p", {}, same ? "Nothing would change." : `${count(gained.length, "chunk")} more, ${number(lost.length)} fewer, ${number(kept.length)} the same.`),
+    facts({ "＋ gained": ids(gained), "− lost": ids(lost), "= kept": ids(kept) }), candidates(now.chunks));
+}
