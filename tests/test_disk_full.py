@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from memd.daemon.app import running
 from memd.daemon.service import Daemon
 from memd.store.export import export
 from memd.store.verify import verify
+
+RETRIED_WITHIN_SECONDS = 20.0
 
 
 @pytest.fixture
@@ -53,9 +56,14 @@ def _facts(count: int, start: int = 0) -> list[str]:
 
 
 async def _all_stored(daemon: Daemon) -> None:
+    """Store what is in the buffer; a failure of just now makes the archiver wait before it tries again."""
     topic = await daemon.topics.get("default")
-    for conversation in topic.buffer.conversations():
-        assert await daemon.archiver.store(topic, conversation, len(conversation))
+    async with asyncio.timeout(RETRIED_WITHIN_SECONDS):
+        for conversation in topic.buffer.conversations():
+            stored = False
+            while not stored:
+                stored = await daemon.archiver.store(topic, conversation, len(conversation))
+                await asyncio.sleep(0.02)
 
 
 async def test_on_a_full_disk_requests_flow_and_say_so_and_afterwards_nothing_is_lost(

@@ -46,7 +46,7 @@ def latest(config: Config, topic: str | None, limit: int) -> tuple[bytes, Lines]
     for name in ("turn", "when", "topic", "status", "shown", "tokens", "ms", "asked"):
         table.add_column(name, justify="right" if name in ("shown", "tokens", "ms") else "left", no_wrap=True)
     for one in turns:
-        asked_for = "(a step of its turn)" if one["is_step"] else one["question"] or ""
+        asked_for = "(a step of its turn)" if one["is_step"] else one["asked"]
         table.add_row(
             one["turn_id"],
             time_of(one["at"]),

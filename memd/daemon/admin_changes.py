@@ -71,7 +71,6 @@ async def correct(daemon: Daemon, request: web.Request, _: str) -> Corrected:
     topic = await _topic(daemon, asked.topic_id)
     with topic.held():
         applied, failed = await history.correct(daemon, topic, [correction])
-    _tell(daemon, topic, applied)
     return Corrected(applied, failed)
 
 
@@ -81,7 +80,6 @@ async def undo(daemon: Daemon, request: web.Request, _: str) -> Corrected:
     topic = await _topic(daemon, asked.topic_id)
     with topic.held():
         applied = await history.undo(daemon, topic, asked.canonical_id, asked.reason)
-    _tell(daemon, topic, applied)
     return Corrected(applied)
 
 
@@ -108,8 +106,3 @@ async def _topic(daemon: Daemon, topic_id: str) -> Topic:
     if topic is None:
         raise NotFound(f"there is no topic {topic_id!r}; `memd stats` lists them")
     return topic
-
-
-def _tell(daemon: Daemon, topic: Topic, applied: tuple[int, ...]) -> None:
-    if applied:
-        daemon.receipts.tell("corrected", {"topic_id": topic.id, "canonical_ids": applied})

@@ -295,14 +295,16 @@ async def replay(daemon: Daemon, request: web.Request, named: str) -> Replay:
 
 
 async def events(daemon: Daemon, request: web.Request, _: str) -> web.StreamResponse:
-    """Turns and corrections as they happen, as server-sent events, until the client leaves."""
+    """Turns, what is stored and what is corrected as it happens, as server-sent events, until the client leaves."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
     await response.prepare(request)
-    with daemon.receipts.listening() as queue, contextlib.suppress(ConnectionError):
+    with daemon.events.listening() as queue, contextlib.suppress(ConnectionError):
         await response.write(b": memd\n\n")
-        while not daemon.receipts.has_ended:
+        while not daemon.events.have_ended():
             try:
                 name, value = await asyncio.wait_for(queue.get(), PING_SECONDS)
+                if daemon.events.have_ended():
+                    break
                 await response.write(f"event: {name}\ndata: {msgspec.json.encode(value).decode()}\n\n".encode())
             except TimeoutError:
                 await response.write(b": ping\n\n")

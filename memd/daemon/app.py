@@ -182,7 +182,7 @@ async def _listening(daemon: Daemon, listener: socket.socket) -> AsyncIterator[N
         with contextlib.suppress(StoreError):  # who reads a stale one finds nobody there
             await loop.run_in_executor(None, files.remove, address)
         server.close()
-        daemon.receipts.end()
+        daemon.events.end()
         await runner.cleanup()
         for task in tending:
             task.cancel()

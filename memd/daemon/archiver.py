@@ -20,6 +20,7 @@ from memd.context.redaction import Redactor
 from memd.context.tokens import TokenCounter
 from memd.daemon.drafting import Drafter, unstored_runs
 from memd.daemon.encoder import Encoder
+from memd.daemon.events import Events
 from memd.daemon.indexer import Indexer
 from memd.daemon.metrics import Metrics
 from memd.daemon.tasks import Tasks
@@ -48,6 +49,7 @@ class Archiver:
         indexer: Indexer,
         redactor: Redactor,
         metrics: Metrics,
+        events: Events,
     ) -> None:
         self._config = config
         self._redactor = redactor
@@ -56,6 +58,7 @@ class Archiver:
         self._tasks = tasks
         self._indexer = indexer
         self._metrics = metrics
+        self._events = events
         self._compacting: set[str] = set()
         self._failures: dict[str, int] = {}
         self._retry_at: dict[str, float] = {}
@@ -112,6 +115,9 @@ class Archiver:
             StoreError: nothing was written.
         """
         entries = await topic.write(lambda: topic.log.append(drafts))
+        self._events.tell(
+            "corrected", {"topic_id": topic.id, "canonical_ids": tuple(entry.canonical_id for entry in entries)}
+        )
         self._indexer.look_after(topic)
         return entries
 
@@ -183,6 +189,7 @@ class Archiver:
         drafts, redacted = await loop.run_in_executor(self._encoder.ingestion, drafted)
         if drafts:
             await topic.write(lambda: topic.log.append(drafts))
+            self._events.tell("stored", {"topic_id": topic.id, "chunks": len(drafts)})
         if drafts and redacted:
             self._redactor.tell(redacted)
             log.info(

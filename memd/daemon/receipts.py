@@ -1,30 +1,27 @@
 """Receipts: what each turn asked of memory, what it got, and what that cost.
 
-Rule: a receipt is made after the answer has gone to the client, and whatever goes wrong with it costs only it. Who
-looks at turns as they happen gets them from here too; one who does not keep up loses the oldest ones.
+Rule: a receipt is made after the answer has gone to the client, and whatever goes wrong with it costs only it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
 from memd.chunks import Correction
 from memd.context.redaction import Redactor
+from memd.daemon.events import Events
 from memd.daemon.searching import ScoredChunk
 from memd.errors import StoreError
 from memd.store.receipts import ReceiptRing
 
 log = logging.getLogger("memd")
 
-LISTENER_EVENTS_MAX = 256
-"""Events that wait for a listener."""
+ASKED_CHARACTERS = 400
 
 
 class Receipt(msgspec.Struct, kw_only=True):
@@ -44,6 +41,8 @@ class Receipt(msgspec.Struct, kw_only=True):
     is_step: bool = False
     """A step of a tool loop: it shows the block of its turn again."""
     is_retry: bool = False
+    asked: str = ""
+    """The beginning of what the user said last."""
     question: str | None = None
     """What memory was asked; None if it was not."""
     candidates: tuple[ScoredChunk, ...] = ()
@@ -74,19 +73,19 @@ class Receipt(msgspec.Struct, kw_only=True):
 class Receipts:
     """Keeps receipts and tells listeners of them."""
 
-    def __init__(self, ring: ReceiptRing | None, writer: ThreadPoolExecutor, redactor: Redactor) -> None:
+    def __init__(
+        self, ring: ReceiptRing | None, writer: ThreadPoolExecutor, redactor: Redactor, events: Events
+    ) -> None:
         """`ring` None: nothing is kept."""
         self._ring = ring
         self._redactor = redactor
         self._writer = writer
-        self._listeners: set[asyncio.Queue[tuple[str, Any]]] = set()
+        self._events = events
         self._in_trouble = False
-        self.has_ended = False
-        """Listeners are to go."""
 
     async def keep(self, receipt: Receipt) -> None:
         """Tell listeners, and write it down."""
-        self.tell("turn", summary(receipt))
+        self._events.tell("turn", summary(receipt))
         if self._ring is None:
             return
         try:
@@ -125,28 +124,6 @@ class Receipts:
                 break
         return found
 
-    def tell(self, event: str, value: Any) -> None:
-        """Something that listeners may want to know."""
-        for queue in self._listeners:
-            if queue.full():
-                queue.get_nowait()
-            queue.put_nowait((event, value))
-
-    @contextmanager
-    def listening(self) -> Iterator[asyncio.Queue[tuple[str, Any]]]:
-        """A queue of (event, value) from now on."""
-        queue: asyncio.Queue[tuple[str, Any]] = asyncio.Queue(LISTENER_EVENTS_MAX)
-        self._listeners.add(queue)
-        try:
-            yield queue
-        finally:
-            self._listeners.discard(queue)
-
-    def end(self) -> None:
-        """Let listeners go: the daemon ends."""
-        self.has_ended = True
-        self.tell("end", None)
-
     def close(self) -> None:
         """Close the file."""
         if self._ring is not None:
@@ -169,7 +146,7 @@ def summary(receipt: Receipt) -> dict[str, Any]:
 
 
 def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
-    """As it may be kept: what clients and models said is in its question, its block, its corrections and its error."""
+    """As it may be kept: what clients and models said is in its texts, its block, its corrections and its error."""
 
     def kept(text: str | None) -> str | None:
         return None if text is None else redactor.text(text)
@@ -180,6 +157,7 @@ def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
     )
     return msgspec.structs.replace(
         receipt,
+        asked=redactor.text(receipt.asked),
         question=kept(receipt.question),
         block=kept(receipt.block),
         corrections=corrections,

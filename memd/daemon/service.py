@@ -16,6 +16,7 @@ from memd.context.redaction import Redactor
 from memd.context.tokens import TokenCounter
 from memd.daemon.archiver import Archiver
 from memd.daemon.encoder import Encoder
+from memd.daemon.events import Events
 from memd.daemon.indexer import Indexer
 from memd.daemon.metrics import Metrics
 from memd.daemon.recall import Recall
@@ -55,11 +56,12 @@ class Daemon:
         self.topics = Topics(store, config, self.writer, redactor)
         right_of_way = RightOfWay()
         self.indexer = Indexer(tasks, right_of_way, config.retrieval, metrics)
-        self.archiver = Archiver(config, encoder, counter, tasks, self.indexer, redactor, metrics)
+        self.events = Events()
+        self.archiver = Archiver(config, encoder, counter, tasks, self.indexer, redactor, metrics, self.events)
         self.recall = Recall(encoder, config.retrieval, right_of_way)
         redaction = hashlib.blake2b(msgspec.json.encode(config.ingest)).hexdigest() if redactor else ""
         ring = ReceiptRing(store.files, config.data_dir, config.receipts.bytes_max, redaction)
-        self.receipts = Receipts(ring if config.receipts.enabled else None, self.writer, redactor)
+        self.receipts = Receipts(ring if config.receipts.enabled else None, self.writer, redactor, self.events)
         self.message_cache = MessageCache()
         self.ignored = [re.compile(pattern) for pattern in config.ingest.ignore]
         self.base_url = ""

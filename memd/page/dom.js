@@ -73,8 +73,8 @@ export function ms(value) {
 }
 
 /** "1 chunk", "2 chunks". */
-export function count(value, thing) {
-  return `${number(value)} ${thing}${value === 1 ? "" : "s"}`;
+export function count(value, thing, things = `${thing}s`) {
+  return `${number(value)} ${value === 1 ? thing : things}`;
 }
 
 /** A moment, given in microseconds: the clock for today, the date before it otherwise. */

@@ -20,14 +20,17 @@ let health = null;
 let isLive = false;
 let shown = 0; // counts navigations: an answer that comes late must not replace a newer view
 let takesEvents = null;
+let missed = []; // events that came while a view was being filled
 
 async function navigate(moved = true) {
   const mine = (shown += 1);
   takesEvents = null;
+  missed = [];
   const [path, asked] = location.hash.slice(2).split("?");
   const [name, ...names] = path.split("/").map(decodeURIComponent);
   const topic = chosen.value;
-  const context = { topic, topics: () => topics, query: new URLSearchParams(asked), choose };
+  const again = () => navigate(false);
+  const context = { topic, topics: () => topics, query: new URLSearchParams(asked), choose, again };
   const views = {
     turns: (into) => turns(into, { ...context, id: names[0] }),
     timeline: (into) => timeline(into, context),
@@ -47,7 +50,10 @@ async function navigate(moved = true) {
   if (moved) main.focus({ preventScroll: true });
   try {
     const handler = await views[view](into);
-    if (mine === shown) takesEvents = handler ?? null;
+    if (mine === shown) {
+      takesEvents = handler ?? null;
+      for (const [event, data] of missed.splice(0)) tell(event, data);
+    }
   } catch (error) {
     into.replaceChildren(problem(error), el("button", { type: "button", click: () => navigate() }, "Try again"));
   }
@@ -83,6 +89,10 @@ function drawHealth() {
   document.getElementById("health").replaceChildren(...items, item("Events", isLive, isLive ? "live" : "reconnecting …"));
 }
 
+function tell(name, data) {
+  Promise.resolve(takesEvents?.(name, data)).catch((error) => main.prepend(problem(error)));
+}
+
 function setTheme(theme) {
   document.documentElement.style.colorScheme = THEMES[theme];
   themes.textContent = `Theme: ${theme}`;
@@ -113,16 +123,13 @@ document.addEventListener("keydown", (event) => {
 
 await refresh();
 choose(sessionStorage.getItem("memd.topic") ?? "");
-navigate(false);
 setInterval(() => document.hidden || refresh(), HEALTH_MS);
-let wasLive = false;
-const tell = (name, data) => Promise.resolve(takesEvents?.(name, data)).catch((error) => main.prepend(problem(error)));
 listen(async (name, data) => {
-  if (name === "stored" || !topics.some((topic) => topic.topic_id === data.topic_id)) await refresh();
-  tell(name, data);
+  if (name !== "turn" || !topics.some((topic) => topic.topic_id === data.topic_id)) await refresh();
+  if (main.hasAttribute("aria-busy")) missed.push([name, data]);
+  else tell(name, data);
 }, (live) => {
   isLive = live;
   drawHealth();
-  if (live && wasLive) tell("reconnected", {}); // what happened in between was missed
-  wasLive ||= live;
+  if (!shown || (live && takesEvents)) navigate(false); // after the stream has begun, so that nothing falls in between
 });

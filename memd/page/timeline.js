@@ -6,13 +6,13 @@ import { badge, chunkLink, count, el, line, number, problem, said, when } from "
 const PAGE = 50;
 const BUFFERS_MAX = 20; // topics whose buffers are asked for when none is chosen
 
-export async function show(main, { topic, topics }) {
+export async function show(main, { topic, topics, again }) {
   const live = el("div", { class: "columns" });
   const list = el("ol", { class: "log", "aria-label": "Log entries, newest first" });
   const older = el("button", { type: "button", click: () => page(next).catch((error) => older.after(problem(error))) }, "Older entries");
-  const fresh = el("button", { type: "button", class: "main", hidden: true, click: () => show(main, { topic, topics }) }, "");
+  const fresh = el("button", { type: "button", class: "main", hidden: true, click: again }, "");
   let next = null;
-  let stored = 0;
+  let added = 0;
   const page = async (before) => {
     const answer = await get("/memd/log", { topic, before, limit: PAGE });
     list.append(...answer.events.map(entry));
@@ -33,22 +33,19 @@ export async function show(main, { topic, topics }) {
     el("section", { "aria-labelledby": "log" }, el("h2", { id: "log" }, "The log"), fresh,
       list.children.length ? list : el("p", { class: "empty" }, "Nothing is stored yet: turns are stored when their conversation rests, or when the window needs their room."), older));
   return (name, data) => {
-    if (name === "reconnected") return show(main, { topic, topics });
     if (topic && data.topic_id !== topic) return null;
-    if (name === "stored") {
-      stored += data.chunks;
-      fresh.hidden = false; // what somebody reads does not move under their eyes
-      fresh.textContent = `Show ${count(stored, "new chunk")}`;
-    }
+    added += name === "stored" ? data.chunks : name === "corrected" ? data.canonical_ids.length : 0;
+    fresh.hidden = added === 0; // what somebody reads does not move under their eyes
+    fresh.textContent = `Show ${count(added, "newer entry", "newer entries")}`;
     return buffers();
   };
 }
 
 function conversation(topicId, told, open) {
-  const key = `${topicId}/${told.number}`;
+  const key = `${topicId}/${told.conversation}`;
   const inPrompt = told.messages - told.left_out;
   return el("details", { class: "card", "data-key": key, open: open.has(key) || open.size === 0 },
-    el("summary", {}, el("b", {}, `${topicId} · conversation ${told.number}`),
+    el("summary", {}, el("b", {}, `${topicId} · conversation `, el("code", {}, told.conversation.slice(0, 8))),
       el("span", { class: "meta" }, when(told.last_at), el("span", {}, `${number(told.tokens)} tokens`),
         el("span", {}, `${number(inPrompt)} in the prompt`), el("span", {}, `${number(told.stored)} stored`), el("span", {}, `${number(told.left_out)} left out`))),
     el("ol", { class: "messages" }, told.latest.map((message) =>

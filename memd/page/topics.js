@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { meter } from "./charts.js";
 import { badge, bytes, el, facts, ms, number } from "./dom.js";
 
-export async function show(main, { topics, choose }) {
+export async function show(main, { topics, choose, again }) {
   const [stats, health] = await Promise.all([get("/memd/stats"), get("/memd/health")]);
   const all = topics();
   const largest = Math.max(1, ...all.map((topic) => topic.chunks));
@@ -24,5 +24,5 @@ export async function show(main, { topics, choose }) {
     all.length ? el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Topics and their sizes" },
       el("table", {}, el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, all.map(row))))
       : el("p", { class: "empty" }, "No topic yet."));
-  return (name) => (name === "stored" || name === "reconnected" ? show(main, { topics, choose }) : null);
+  return (name) => (name === "turn" ? null : again());
 }

@@ -31,7 +31,6 @@ export async function show(main, { id, topic }) {
   main.replaceChildren(el("h1", {}, "Turns"), charts, empty, list, older);
   draw();
   return (name, turn) => {
-    if (name === "reconnected") return show(main, { id, topic });
     if (name !== "turn" || (topic && turn.topic_id !== topic)) return null;
     turns = [turn, ...turns.filter((other) => other.turn_id !== turn.turn_id)].slice(0, SHOWN_MAX);
     list.querySelector(`[data-turn="${CSS.escape(turn.turn_id)}"]`)?.remove();
@@ -79,7 +78,7 @@ function row(turn, open = false) {
       el("span", { class: "question", dir: "auto" }, line(asked(turn))),
       el("span", { class: "meta" },
         when(turn.at), el("span", {}, turn.topic_id),
-        badge(turn.status, kind(turn.status)),
+        badge(turn.status, kind(turn.status)), turn.mode !== "full" && badge(`memory ${turn.mode}`),
         el("span", {}, `${number(turn.shown.length)} in the prompt of ${number(weighed)} weighed`),
         turn.is_step && badge("tool step"), turn.is_retry && badge("retry"), turn.interrupted && badge("interrupted", "bad"),
         turn.signals.map((signal) => badge(signal.type ?? String(signal), "bad")),
@@ -90,7 +89,7 @@ function row(turn, open = false) {
 }
 
 function asked(turn) {
-  return turn.question ?? (turn.mode === "off" ? "(memory was off)" : "(nothing was asked of memory)");
+  return turn.asked || turn.question || "(nothing was said by the user)";
 }
 
 function kind(status) {
@@ -103,10 +102,11 @@ function opened(turn) {
   const answer = el("div", { "aria-live": "polite" });
   const again = el("button", { type: "button", click: () => replay(turn, answer).catch((error) => answer.replaceChildren(problem(error))) }, "Ask memory again now");
   return [
-    turn.question?.length > 200 && said(turn.question),
+    turn.question && turn.question !== turn.asked && [el("h2", {}, "What memory was asked"), said(turn.question)],
     facts({
       Model: turn.model, API: turn.api, Mode: turn.mode, HTTP: turn.http_status, Placement: turn.placement, Related: turn.related.join(", "),
       Block: `${number(turn.block_tokens)} of ${number(turn.budget_tokens)} tokens`, "Memory in the prompt": `${number(turn.memory_tokens)} tokens`,
+      "In the prompt": turn.shown.length > 0 && el("span", { class: "ids" }, turn.shown.map((id) => chunkLink(turn.topic_id, id))),
       Forwarded: `${number(turn.forwarded_tokens)} tokens`,
       Prompt: turn.prompt_tokens !== null && `${number(turn.prompt_tokens)} tokens, ${number(turn.cached_tokens)} cached`,
       Reply: turn.completion_tokens !== null && `${number(turn.completion_tokens)} tokens`,
@@ -115,9 +115,9 @@ function opened(turn) {
     el("h2", {}, "Timings"), timings(turn.timings_ms),
     el("h2", {}, `Injected (${taken.length})`), candidates(taken),
     el("h2", {}, `Left out, and why (${left.length})`), candidates(left),
-    el("h2", {}, "As the model saw it"), turn.block ? said(turn.block, "pre") : el("p", { class: "empty" }, "No block."),
-    el("h2", {}, "The same question now"), again, answer,
-  ].filter(Boolean);
+    el("h2", {}, "As the model saw it"), turn.block ? said(turn.block, "pre") : el("p", { class: "empty" }, "This turn has no block of its own."),
+    turn.question && [el("h2", {}, "The same question now"), again, answer],
+  ].flat().filter(Boolean);
 }
 
 function timings(timings_ms) {

@@ -1,0 +1,75 @@
+"""The page in the machine's own Chromium, headless.
+
+Rule: a browser that logs an error, or that asks anybody but the daemon for something, fails the test that used it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from playwright.sync_api import Browser, ConsoleMessage, Page, Response, sync_playwright
+
+NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+DESK = {"width": 1280, "height": 900}
+PHONE = {"width": 375, "height": 720}
+
+
+def chromium() -> str | None:
+    """The path of a Chromium on this machine."""
+    return next((found for name in NAMES if (found := shutil.which(name)) is not None), None)
+
+
+@contextmanager
+def running_chromium(executable: str) -> Iterator[Browser]:
+    """A headless browser. Without its sandbox: containers often forbid one, and nothing but memd is opened in it."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Watched:
+    """What went wrong in a tab while it was open."""
+
+    def __init__(self, page: Page, base_url: str) -> None:
+        self.page = page
+        self.wrong: list[str] = []
+        self.expected: tuple[str, ...] = ()
+        """Parts of complaints that a test has brought about on purpose."""
+        self._base_url = base_url
+        page.on("console", self._listen_to)
+        page.on("pageerror", lambda error: self._note(f"uncaught: {error}"))
+        page.on("dialog", lambda dialog: self._note(f"a dialog opened: {dialog.message}"))
+        page.on("response", self._look_at)
+
+    def unexpected(self) -> list[str]:
+        """The complaints that nobody has brought about."""
+        return [text for text in self.wrong if not any(part in text for part in self.expected)]
+
+    def _listen_to(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self._note(message.text)
+
+    def _look_at(self, response: Response) -> None:
+        if not response.url.startswith((f"{self._base_url}/", "data:,")):
+            self._note(f"asked elsewhere: {response.url}")
+
+    def _note(self, text: str) -> None:
+        self.wrong.append(text)
+
+
+@contextmanager
+def tab(browser: Browser, base_url: str, **settings: Any) -> Iterator[Watched]:
+    """A new profile with one tab, not yet at the page; settings are Playwright's, such as `viewport`."""
+    settings = {"viewport": DESK, "locale": "en-GB", "timezone_id": "Europe/Berlin", **settings}
+    context = browser.new_context(**settings)
+    context.set_default_timeout(15_000)
+    try:
+        yield Watched(context.new_page(), base_url)
+    finally:
+        context.close()

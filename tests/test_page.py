@@ -1,0 +1,485 @@
+"""The page at /memd/, driven in a real browser as its users do: looked at, searched, steered, with hostile memories."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess, ask, wait_until
+from page_browser import PHONE, Watched, chromium, running_chromium, tab
+from playwright.sync_api import Browser, Locator, Page, expect
+
+if chromium() is None:
+    pytest.skip("there is no Chromium; on Debian and Ubuntu: apt install chromium", allow_module_level=True)
+
+POSTGRES = "For the booking service we chose PostgreSQL because exclusion constraints rule out double bookings."
+INODES = "The build fails with ERR_7421 when the artefact cache has run out of inodes; clear the folder objects."
+CAKE = "My sister Ingrid gets married in Bergen in June and the cake has to be without hazelnuts, almonds are fine."
+WHY = "Why did we choose PostgreSQL for bookings?"
+HOSTILE = (
+    "<script>document.title = 'taken over'; alert(1)</script>",
+    "<img src=x onerror=\"document.title='taken over'\"> the picture of the harbour",
+    "</p></li><style>main{display:none}</style><iframe src=javascript:alert(2)></iframe> the frame of the harbour",
+    '{{constructor.constructor("alert(3)")()}} ${alert(4)} javascript:alert(5) the template of the harbour',
+    "the harbour is \u202ederetsiger\u202c and \u200bhidden\u2066 and \x1b[31mred\x1b[0m \U000e0041",
+)
+VIEWS = ("turns", "timeline", "search", "topics")
+
+OpenPage = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    executable = chromium()
+    assert executable is not None
+    with running_chromium(executable) as running:
+        yield running
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[OpenPage]:
+    """Opens the page of a daemon in a new tab: `open_page(daemon, "#/search")`; whatever goes wrong in it fails."""
+    opened: list[tuple[Any, Watched]] = []
+
+    def new(daemon: DaemonProcess, view: str = "", expected: tuple[str, ...] = (), **settings: Any) -> Page:
+        context = tab(browser, daemon.base_url, **settings)
+        watched = context.__enter__()
+        watched.expected = expected
+        opened.append((context, watched))
+        watched.page.goto(f"{daemon.base_url}/memd/{view}")
+        return watched.page
+
+    yield new
+    for context, _ in opened:
+        context.__exit__(None, None, None)
+    assert [text for _, watched in opened for text in watched.unexpected()] == []
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def tell(daemon: DaemonProcess, facts: tuple[str, ...], topic: str = "work") -> None:
+    before = len(daemon.export())
+    for fact in facts:
+        daemon.chat([said(fact)], memory_in={"topic_id": topic})
+    wait_until(lambda: len(daemon.export()) >= before + len(facts), lambda: f"stored: {daemon.export()}")
+
+
+def question(daemon: DaemonProcess, text: str, topic: str = "work") -> str:
+    """Ask in a new chat; the turn's id."""
+    return str(daemon.chat([said(text)], memory_in={"topic_id": topic}).headers["X-Memory-Turn"])
+
+
+@pytest.fixture
+def empty(make_daemon: MakeDaemon, llama: str) -> DaemonProcess:
+    return make_daemon(llama, {"buffer": {"idle_seconds": 0.1}}).start()
+
+
+@pytest.fixture
+def told(empty: DaemonProcess) -> DaemonProcess:
+    tell(empty, (POSTGRES, INODES, CAKE))
+    return empty
+
+
+def rows(page: Page) -> Locator:
+    return page.get_by_role("list", name="Turns, newest first").locator("> li")
+
+
+def injected(page: Page) -> Locator:
+    """The texts of the memories that an opened turn or an answer of the search injects."""
+    return page.locator("details.candidate:not(.out)")
+
+
+def open_chunk(page: Page, daemon: DaemonProcess, words: str) -> None:
+    [found] = ask(f"{daemon.base_url}/memd/chunks?contains={words}").json["chunks"]
+    page.evaluate("hash => { location.hash = hash }", f"#/chunk/work/{found['uuid']}")
+    expect(page.get_by_role("heading", level=1)).to_contain_text(found["id"])
+
+
+# -- the main story ---------------------------------------------------------------------------------------------------
+
+
+def test_a_fact_is_told_found_seen_injected_corrected_and_the_correction_taken_back(
+    empty: DaemonProcess, open_page: OpenPage
+) -> None:
+    page = open_page(empty)
+    expect(page.get_by_text("No turn yet.")).to_be_visible()
+    expect(page.get_by_text("Events live")).to_be_visible()
+    tell(empty, (POSTGRES, CAKE))
+    expect(rows(page)).to_have_count(2)  # it came by itself
+    question(empty, WHY)
+    expect(rows(page)).to_have_count(3)
+    expect(rows(page).first).to_contain_text(WHY)
+    rows(page).first.locator("> details > summary").click()
+    shown = injected(page).filter(has_text="meaning")
+    expect(page.locator("pre")).to_contain_text(f"user: {POSTGRES}")  # as the model saw it
+    injected(page).first.locator("summary").click()
+    expect(shown.first).to_contain_text(POSTGRES)
+    shown.first.get_by_role("link").click()
+
+    expect(page.get_by_role("heading", level=1)).to_contain_text("live")
+    page.get_by_label("Reason").fill("we moved")
+    page.get_by_text("Update its text").click()
+    page.get_by_label("New text").fill("The booking service runs on CockroachDB now.")
+    page.get_by_role("button", name="Update", exact=True).click()
+    expect(page.locator(".outcome")).to_contain_text("Updated.")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("taken out")
+    assert "CockroachDB" in injected_block(empty, question(empty, "Which database has the booking service?"))
+
+    page.get_by_role("button", name="Undo the last change").click()
+    expect(page.locator(".outcome")).to_contain_text("Undone.")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("live")
+    expect(page.locator("ol.log > li")).to_have_count(3)  # told, taken out by the Update, brought back
+    expect(page.locator("ol.log")).to_contain_text("we moved")
+    block = injected_block(empty, question(empty, "Which database did the booking service get?"))
+    assert POSTGRES in block and "CockroachDB" not in block
+
+
+def injected_block(daemon: DaemonProcess, turn_id: str) -> str:
+    url = f"{daemon.base_url}/memd/turns/{turn_id}"
+    wait_until(lambda: ask(url).status == 200, lambda: "no receipt")
+    return str(ask(url).json["block"])
+
+
+def test_a_chunk_is_marked_helpful_unhelpful_and_taken_out(told: DaemonProcess, open_page: OpenPage) -> None:
+    page = open_page(told)
+    open_chunk(page, told, "inodes")
+    outcome, history = page.locator(".outcome"), page.locator("ol.log > li")
+    for entries, (name, words) in enumerate(
+        [("Helpful", "Marked as helpful."), ("Unhelpful", "Marked as unhelpful."), ("Take out", "Taken out.")], 2
+    ):
+        page.get_by_label("Reason").fill(f"why {name}")
+        page.get_by_role("button", name=name, exact=True).click()
+        expect(outcome).to_contain_text(words)
+        expect(history).to_have_count(entries)
+        expect(history.first).to_contain_text(f"why {name}")
+    expect(page.get_by_role("button", name="Helpful", exact=True)).to_have_count(0)  # what is out cannot be rated
+    assert "inodes" not in " ".join(entry["content"] for entry in export_live(told))
+    page.get_by_role("button", name="Undo the last change").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("live")
+    assert "inodes" in " ".join(entry["content"] for entry in export_live(told))
+
+
+def export_live(daemon: DaemonProcess) -> list[dict[str, Any]]:
+    lines = ask(f"{daemon.base_url}/memd/export?live=1").body.splitlines()
+    return [json.loads(line) for line in lines]
+
+
+# -- turns ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_turn_tells_its_scores_what_was_left_out_its_timings_and_what_it_would_get_today(
+    told: DaemonProcess, open_page: OpenPage
+) -> None:
+    turn_id = question(told, WHY)
+    wait_until(lambda: ask(f"{told.base_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
+    page = open_page(told, f"#/turns/{turn_id}")
+    expect(page.get_by_role("heading", name=re.compile(r"Injected \([1-9]"))).to_be_visible()
+    expect(page.get_by_role("heading", name=re.compile("Left out, and why"))).to_be_visible()
+    for name in ("embed", "search", "upstream"):
+        expect(page.locator("dl.timings")).to_contain_text(name)
+    again = page.get_by_role("button", name="Ask memory again now")
+    again.click()
+    expect(page.get_by_text("the same.").or_(page.get_by_text("Nothing would change."))).to_be_visible()
+    taken_out = ask(
+        f"{told.base_url}/memd/corrections",
+        {"topic_id": "work", "chunk_ids": [chunk_id(told, "PostgreSQL+because")], "action": "Update"},
+    )
+    assert taken_out.status == 200
+    again.click()
+    expect(page.get_by_text("1 fewer")).to_be_visible()
+
+
+def chunk_id(daemon: DaemonProcess, words: str) -> str:
+    [found] = ask(f"{daemon.base_url}/memd/chunks?contains={words}").json["chunks"]
+    return str(found["uuid"])
+
+
+def test_a_retry_a_tool_step_and_a_turn_without_memory_say_what_they_are(
+    told: DaemonProcess, open_page: OpenPage
+) -> None:
+    page = open_page(told)
+    for _ in range(2):
+        told.chat([said(WHY)], memory_in={"topic_id": "work"})
+    told.chat([said("Without memory, please.")], {"X-Memory-Mode": "readonly"}, memory_in={"topic_id": "work"})
+    expect(rows(page)).to_have_count(6)
+    expect(rows(page).nth(0)).to_contain_text("memory readonly")
+    expect(rows(page).nth(1)).to_contain_text("retry")
+    expect(rows(page).nth(1)).to_contain_text(WHY)
+    rows(page).nth(1).locator("> details > summary").click()
+    expect(page.locator("pre")).to_contain_text(POSTGRES)
+    expect(page.get_by_role("button", name="Ask memory again now")).to_have_count(0)  # it was not asked in this one
+
+
+def test_older_turns_and_older_entries_come_on_request(told: DaemonProcess, open_page: OpenPage) -> None:
+    for n in range(52):
+        told.chat([said(f"Locker {n} belongs to crew {n * 7}.")], memory_in={"topic_id": "lockers"})
+    wait_until(lambda: len(told.export()) == 55, lambda: str(len(told.export())))
+    page = open_page(told)
+    expect(rows(page)).to_have_count(50)
+    page.get_by_role("button", name="Older turns").click()
+    expect(rows(page)).to_have_count(55)
+    expect(page.get_by_role("button", name="Older turns")).to_be_hidden()
+    page.get_by_role("link", name="Timeline").click()
+    entries = page.get_by_role("list", name="Log entries, newest first").locator("> li")
+    expect(entries).to_have_count(50)
+    page.get_by_role("button", name="Older entries").click()
+    expect(entries).to_have_count(55)
+
+
+# -- the other views --------------------------------------------------------------------------------------------------
+
+
+def test_the_timeline_has_the_live_conversations_and_the_log_and_says_when_there_is_more(
+    told: DaemonProcess, open_page: OpenPage
+) -> None:
+    page = open_page(told, "#/timeline")
+    live = page.locator("section", has=page.get_by_role("heading", name="Live conversations"))
+    expect(live.locator("details").first).to_contain_text("in the prompt")
+    expect(live).to_contain_text(CAKE)
+    entries = page.get_by_role("list", name="Log entries, newest first").locator("> li")
+    expect(entries).to_have_count(3)
+    tell(told, ("The spare key hangs behind the blue bicycle.",))
+    page.get_by_role("button", name="newer entry").click()
+    expect(entries).to_have_count(4)
+    tell(told, ("The ladder is in the shed.",))  # the list that has been drawn again hears of the next one too
+    page.get_by_role("button", name="newer entry").click()
+    expect(entries).to_have_count(5)
+
+
+def test_the_search_explains_its_scores_and_answers_from_the_past(told: DaemonProcess, open_page: OpenPage) -> None:
+    time.sleep(1.1)  # the form takes whole seconds
+    before = datetime.now(ZoneInfo("Europe/Berlin")).strftime("%Y-%m-%dT%H:%M:%S")
+    time.sleep(1.1)
+    tell(told, ("Ingrid's cake comes from the bakery in Nygårdsgaten.",))
+    page = open_page(told, "#/search")
+    page.get_by_label("Question").fill("Where does Ingrid's cake come from?")
+    page.get_by_role("button", name="Search", exact=True).click()
+    expect(injected(page).filter(has_text="Nygårdsgaten")).to_contain_text("neighbours")
+    page.get_by_label("As of").fill(before)
+    page.get_by_role("button", name="Search", exact=True).click()
+    expect(page.get_by_text("As of")).not_to_have_count(1)
+    expect(injected(page).filter(has_text="hazelnuts")).to_have_count(1)
+    expect(page.get_by_text("Nygårdsgaten")).to_have_count(0)
+    page.reload()  # the address has the question
+    expect(injected(page).filter(has_text="hazelnuts")).to_have_count(1)
+
+
+def test_the_topics_have_their_sizes_and_choosing_one_narrows_every_view(
+    told: DaemonProcess, open_page: OpenPage
+) -> None:
+    tell(told, ("The garden gate needs oil before winter.",), topic="garden")
+    page = open_page(told, "#/topics")
+    expect(page.get_by_role("row")).to_have_count(3)
+    expect(page.get_by_role("row", name=re.compile("^work"))).to_contain_text("3")
+    page.get_by_role("row", name=re.compile("^garden")).get_by_role("link").click()
+    expect(page.get_by_role("list", name="Log entries, newest first").locator("> li")).to_have_count(1)
+    page.get_by_role("link", name="Turns").click()
+    expect(rows(page)).to_have_count(1)
+    question(told, WHY)  # in the other topic
+    question(told, "What needs oil?", topic="garden")
+    expect(rows(page)).to_have_count(2)
+    expect(rows(page).first).to_contain_text("What needs oil?")
+    page.get_by_label("Topic").select_option("")
+    expect(rows(page)).to_have_count(6)
+
+
+def test_the_page_goes_on_by_itself_after_a_restart_and_shows_a_model_server_that_is_gone(
+    make_daemon: MakeDaemon, open_page: OpenPage
+) -> None:
+    daemon = make_daemon("http://127.0.0.1:9").start()
+    page = open_page(daemon, expected=("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_CONNECTION_RESET"))
+    expect(page.locator("#health")).to_contain_text("does not answer")
+    expect(page.get_by_text("Events live")).to_be_visible()
+    port = daemon.base_url.rpartition(":")[2]
+    assert daemon.terminate() == 0
+    expect(page.get_by_text("reconnecting …")).to_be_visible()
+    daemon.start("--port", port)
+    expect(page.get_by_text("Events live")).to_be_visible(timeout=30_000)
+
+
+def test_what_cannot_be_shown_is_said_where_it_was_to_be(told: DaemonProcess, open_page: OpenPage) -> None:
+    page = open_page(told, "#/chunk/work/ffffffffffff", expected=("404",))
+    expect(page.get_by_role("alert")).to_contain_text("no chunk has the id")
+    expect(page.get_by_role("button", name="Try again")).to_be_visible()
+    page.evaluate("location.hash = '#/turns/00000000000000000000'")
+    expect(page.get_by_role("alert")).to_contain_text("there is no receipt of turn")
+    page.evaluate("location.hash = '#/no such view'")
+    expect(rows(page)).to_have_count(3)
+
+
+# -- who may see it, and what it may do -------------------------------------------------------------------------------
+
+
+def test_with_a_token_the_page_asks_for_it_once_and_keeps_it_in_the_tab(
+    make_daemon: MakeDaemon, llama: str, open_page: OpenPage
+) -> None:
+    daemon = make_daemon(llama, {"auth": {"token": "a secret of some length"}}).start()
+    page = open_page(daemon, expected=("401",))
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Token").fill("wrong")
+    dialog.get_by_role("button", name="Open").click()
+    expect(dialog).to_contain_text("That was not it")
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_visible()  # there is nothing to see without it
+    dialog.get_by_label("Token").fill("a secret of some length")
+    dialog.get_by_role("button", name="Open").click()
+    expect(dialog).to_be_hidden()
+    expect(page.get_by_text("Events live")).to_be_visible()
+    page.reload()
+    expect(page.get_by_text("No turn yet.")).to_be_visible()
+    expect(dialog).to_be_hidden()
+
+
+def test_nothing_that_is_remembered_is_executed_and_what_is_hidden_is_made_visible(
+    empty: DaemonProcess, open_page: OpenPage
+) -> None:
+    tell(empty, HOSTILE)
+    turn_id = question(empty, "What is it with the harbour? <b onclick=alert(6)>Tell me.</b>")
+    wait_until(lambda: ask(f"{empty.base_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
+    reason = "<svg onload=alert(7)> \u202ereason"
+    for entry in empty.export()[:5]:
+        correction = {"topic_id": "work", "chunk_ids": [entry["uuid"]], "action": "Helpful", "reason": reason}
+        assert ask(f"{empty.base_url}/memd/corrections", correction).status == 200
+    page = open_page(empty, f"#/turns/{turn_id}")
+    expect(page.locator("pre")).to_contain_text("the frame of the harbour")
+    for view in ("timeline", "search?q=harbour", f"chunk/work/{empty.export()[0]['uuid']}"):
+        page.evaluate("hash => { location.hash = hash }", f"#/{view}")
+        expect(page.locator(f"main .{view.split('/')[0].split('?')[0]}")).to_contain_text("harbour")
+        expect(page.locator("main:visible").locator("script, img, iframe, style, [onclick], [onload]")).to_have_count(0)
+        assert "taken over" not in page.title()
+    page.evaluate("location.hash = '#/timeline'")
+    expect(page.get_by_text("U+202E").first).to_be_visible()
+    expect(page.get_by_text("U+200B").first).to_be_visible()
+    assert "\u202e" not in page.inner_text("main")
+
+
+def test_should_the_page_ever_put_text_in_as_markup_the_browser_refuses_to_run_it(
+    empty: DaemonProcess, open_page: OpenPage
+) -> None:
+    page = open_page(empty, expected=("Content Security Policy", "404"))
+    expect(page.get_by_text("No turn yet.")).to_be_visible()
+    page.evaluate("document.body.append(Object.assign(document.createElement('p'), {id: 'planted'}))")
+    blocked = page.evaluate(
+        """() => new Promise(resolve => {
+          addEventListener('securitypolicyviolation', event => resolve(event.violatedDirective), {once: true});
+          document.getElementById('planted').innerHTML = '<img src=x onerror="document.title=1">';
+          document.querySelector('#planted img').dispatchEvent(new Event('error'));
+          setTimeout(() => resolve('nothing was refused'), 3000);
+        })"""
+    )
+    assert blocked.startswith(("script-src", "img-src"))
+    assert page.title() == "Turns · memd"
+
+
+def test_the_page_and_its_files_forbid_everything_from_elsewhere(empty: DaemonProcess) -> None:
+    answer = ask(f"{empty.base_url}/memd/")
+    assert answer.status == 200 and answer.headers["Content-Type"] == "text/html; charset=utf-8"
+    policy = answer.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+    files = re.findall(r'(?:src|href)="([^"#]+)"', answer.body.decode())
+    assert set(files) == {"data:,", "page.css", "page.js"}
+    script = ask(f"{empty.base_url}/memd/page.js")
+    assert script.headers["Content-Type"].startswith("text/javascript") and script.headers["ETag"]
+    again = ask(f"{empty.base_url}/memd/page.js", headers={"If-None-Match": script.headers["ETag"]})
+    assert again.status == 304
+    assert ask(f"{empty.base_url}/memd/", headers={"Host": "memd.example.com"}).status == 403
+    assert ask(f"{empty.base_url}/memd/..%2f..%2fpyproject.toml").status == 404
+
+
+# -- for everybody ----------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_reached_by_keyboard(told: DaemonProcess, open_page: OpenPage) -> None:
+    question(told, WHY)
+    page = open_page(told)
+    expect(rows(page)).to_have_count(4)
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(rows(page).first.locator("> details > summary")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("pre")).to_be_visible()
+    page.keyboard.press("/")
+    expect(page.get_by_label("Question")).to_be_focused()
+    page.keyboard.type("inodes/cache")
+    page.keyboard.press("Enter")
+    expect(injected(page).first).to_contain_text("ERR_7421")
+    for name in ("Turns", "Timeline", "Search", "Topics"):
+        page.get_by_role("link", name=name, exact=True).focus()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("link", name=name, exact=True)).to_have_attribute("aria-current", "page")
+        expect(page.get_by_role("heading", level=1, name=name)).to_be_visible()
+        expect(page.locator("main")).to_be_focused()
+        assert page.title() == f"{name} · memd"
+
+
+def test_at_a_phone_s_width_nothing_is_cut_off_and_every_target_is_large_enough(
+    told: DaemonProcess, open_page: OpenPage
+) -> None:
+    tell(told, ("A" * 300 + " is a word without an end.", "https://example.org/" + "path/" * 60), topic="long")
+    turn_id = question(told, WHY)
+    wait_until(lambda: ask(f"{told.base_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
+    page = open_page(told, viewport=PHONE, has_touch=True, is_mobile=True)
+    views = (*VIEWS, f"turns/{turn_id}", "search?q=word", f"chunk/work/{chunk_id(told, 'inodes')}")
+    for view in views:
+        page.evaluate("hash => { location.hash = hash }", f"#/{view}")
+        expect(page.locator("main")).not_to_have_attribute("aria-busy", "true")
+        expect(page.locator("main h1")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], view
+        low = page.evaluate(
+            "[...document.querySelectorAll('button, select, input, nav a')].filter(e => e.offsetParent)"
+            ".filter(e => e.getBoundingClientRect().height < 24).map(e => e.outerHTML)"
+        )
+        assert low == [], view
+
+
+CONTRAST = """() => {
+  const channel = c => (c /= 255) <= .03928 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
+  const probe = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const rgba = colour => { probe.clearRect(0, 0, 1, 1); probe.fillStyle = colour; probe.fillRect(0, 0, 1, 1);
+    return [...probe.getImageData(0, 0, 1, 1).data]; };
+  const light = ([r, g, b]) => .2126 * channel(r) + .7152 * channel(g) + .0722 * channel(b);
+  const ground = e => { for (; e; e = e.parentElement) { const c = rgba(getComputedStyle(e).backgroundColor);
+    if (c[3] > 250) return c; } return rgba('white'); };
+  const low = [];
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let text; (text = texts.nextNode());) {
+    const e = text.parentElement;
+    if (!text.data.trim() || !e.checkVisibility({opacityProperty: true, visibilityProperty: true})) continue;
+    const pair = [light(rgba(getComputedStyle(e).color)), light(ground(e))].sort((a, b) => b - a);
+    const ratio = (pair[0] + .05) / (pair[1] + .05);
+    if (ratio < 4.5) low.push(`${ratio.toFixed(2)} ${text.data.trim().slice(0, 40)}`);
+  }
+  return low;
+}"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_in_both_themes_every_text_can_be_read(told: DaemonProcess, open_page: OpenPage, theme: str) -> None:
+    turn_id = question(told, WHY)
+    wait_until(lambda: ask(f"{told.base_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
+    page = open_page(told, color_scheme="dark" if theme == "light" else "light")  # the button is stronger
+    button = page.get_by_role("button", name="Theme")
+    while button.inner_text() != f"Theme: {theme}":
+        button.click()
+    page.reload()
+    expect(button).to_have_text(f"Theme: {theme}")
+    grounds = {"light": 200, "dark": 60}
+    for view in (*VIEWS, f"turns/{turn_id}", "search?q=word", f"chunk/work/{chunk_id(told, 'inodes')}"):
+        page.evaluate("hash => { location.hash = hash }", f"#/{view}")
+        expect(page.locator("main")).not_to_have_attribute("aria-busy", "true")
+        expect(page.locator("main h1")).to_be_visible()
+        assert page.evaluate(CONTRAST) == [], view
+    red = int(re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))[0])
+    assert red > grounds["light"] if theme == "light" else red < grounds["dark"]
