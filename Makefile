@@ -14,7 +14,7 @@ help: ## Show this list
 demo: .venv/installed ## Install memd into .venv and play a long conversation through it (no model needed)
 	@$(PY) -m memd demo $(DEMO_FLAGS)
 
-test: lint ## Lint, types and all tests
+test: lint .venv/browser ## Lint, types and all tests
 	$(PY) -m pytest -n auto --dist loadfile $(PYTEST_FLAGS)
 
 fuzz: .venv/installed-test ## Many more random inputs to what reads untrusted bytes, other ones each time (some minutes)
@@ -35,6 +35,19 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "memd needs Python 3.11 or later; install it, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@"$(PYTHON)" -m venv .venv || { rm -rf .venv; echo "this Python cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+
+# The tests of the page drive a real Chromium. Where there is none and it can be installed, it is; elsewhere they say so.
+.venv/browser: | .venv/bin/python
+	@if ! command -v chromium chromium-browser google-chrome-stable google-chrome >/dev/null; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "Installing Chromium for the tests of the page (half a minute, once) ..."; \
+			(apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium) \
+				>/dev/null 2>&1 || echo "Chromium could not be installed: the tests of the page will be skipped." >&2; \
+		else \
+			echo "There is no Chromium: the tests of the page will be skipped. Debian and Ubuntu: apt install chromium" >&2; \
+		fi; \
+	fi
+	@touch $@
 
 INSTALL_FAILED = { echo "The installation failed. hnswlib is compiled on this machine: it needs a C++ compiler and Python's headers (Debian and Ubuntu: apt install g++ python3-dev)." >&2; exit 1; }
 

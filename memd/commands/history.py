@@ -58,7 +58,7 @@ def show(config: Config, chunk_id: str, topic: str | None) -> tuple[bytes, Lines
         if event is not None:
             lines += [f"{name}:", _event(event)]
     if story.turns:
-        lines.append(f"Found in {counted(len(story.turns), 'turn')} (memd turn ID): {' '.join(story.turns)}")
+        lines.append(f"Injected in {counted(len(story.turns), 'turn')} (memd turn ID): {' '.join(story.turns)}")
     return told, lines
 
 

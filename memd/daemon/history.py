@@ -75,7 +75,7 @@ class ChunkStory(msgspec.Struct, frozen=True, kw_only=True):
     """The uuids that it took the place of, and those that took its place."""
     replaced_by: tuple[str, ...]
     turns: tuple[str, ...] = ()
-    """The latest turns in which it was a candidate."""
+    """The latest turns that put it into the prompt."""
 
 
 def log_page(snapshots: Sequence[Snapshot], *, before: int | None, limit: int) -> Page:

@@ -15,7 +15,7 @@ import msgspec
 from memd.chunks import Correction
 from memd.context.redaction import Redactor
 from memd.daemon.events import Events
-from memd.daemon.searching import ScoredChunk
+from memd.daemon.searching import INJECTED, ScoredChunk
 from memd.errors import StoreError
 from memd.store.receipts import ReceiptRing
 
@@ -107,7 +107,7 @@ class Receipts:
 
         Args:
             before: only those older than this turn.
-            uuid: only those whose block had this chunk among its candidates.
+            uuid: only those that put this chunk into the prompt.
         """
         found: list[Receipt] = []
         reached = before is None
@@ -117,7 +117,8 @@ class Receipts:
             receipt = _read(line)
             if receipt is None:
                 continue
-            if reached and (topic_id is None or receipt.topic_id == topic_id):
+            wanted = (topic_id is None or receipt.topic_id == topic_id) and (uuid is None or _injected(receipt, uuid))
+            if reached and wanted:
                 found.append(receipt)
             reached = reached or receipt.turn_id == before
             if len(found) == count:
@@ -164,6 +165,10 @@ def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
         error=kept(receipt.error),
         model=redactor.identifier(receipt.model),
     )
+
+
+def _injected(receipt: Receipt, uuid: str) -> bool:
+    return any(one.uuid == uuid and one.verdict == INJECTED for one in receipt.candidates)
 
 
 def _read(line: bytes) -> Receipt | None:

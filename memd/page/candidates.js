@@ -4,12 +4,15 @@ import { get } from "./api.js";
 import { meter } from "./charts.js";
 import { badge, chunkLink, el, line, number, problem, said, when } from "./dom.js";
 
-/** A list of candidates; those of a search bring their text, those of a turn fetch it when they are opened. */
-export function candidates(found, open = false) {
-  return el("div", { class: "candidates" }, found.map((one) => candidate(one, open && one.verdict === "injected")));
+/** A list of candidates; those of a search bring their text, those of a turn fetch it when they are opened.
+ *
+ * `beginnings`: id → what is shown of a closed one that has not brought its text. */
+export function candidates(found, { open = false, beginnings = new Map() } = {}) {
+  return el("div", { class: "candidates" }, found.map((one) =>
+    candidate(one, { open: open && one.verdict === "injected", beginning: beginnings.get(one.id) ?? one.id })));
 }
 
-function candidate(found, open) {
+function candidate(found, { open, beginning }) {
   const injected = found.verdict === "injected";
   const body = el("div", { class: "inside" });
   const fill = () => {
@@ -23,7 +26,7 @@ function candidate(found, open) {
       meter([found.cosine_share, found.lexical, found.neighbours].map((part) => part * found.multiplier), `score ${found.score.toFixed(3)}`),
       el("span", { class: "score" }, found.score.toFixed(3)),
       badge(found.verdict, injected ? "on" : ""),
-      el("span", { class: "preview" }, found.content === undefined ? found.id : line(found.content))),
+      el("span", { class: "preview" }, line(found.content ?? beginning))),
     body);
   fill();
   return box;

@@ -32,6 +32,6 @@ function found(told) {
   return [
     el("p", {}, words, told.as_of && [" As of ", when(told.as_of), "."]),
     told.note && el("p", { class: "problem" }, told.note),
-    candidates(told.chunks, true),
+    candidates(told.chunks, { open: true }),
   ].filter(Boolean);
 }

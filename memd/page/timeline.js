@@ -4,6 +4,7 @@ import { get } from "./api.js";
 import { badge, chunkLink, count, el, line, number, problem, said, when } from "./dom.js";
 
 const PAGE = 50;
+const OPEN_AT_FIRST = 2; // conversations
 const BUFFERS_MAX = 20; // topics whose buffers are asked for when none is chosen
 
 export async function show(main, { topic, topics, again }) {
@@ -24,6 +25,7 @@ export async function show(main, { topic, topics, again }) {
     const open = new Set([...live.querySelectorAll("details[open]")].map((box) => box.dataset.key));
     const found = await Promise.all(asked.map(async (id) => (await get("/memd/buffer", { topic: id })).conversations.map((one) => [id, one])));
     const newest = found.flat().sort((a, b) => b[1].last_at - a[1].last_at);
+    if (!live.hasChildNodes()) newest.slice(0, OPEN_AT_FIRST).forEach(([id, one]) => open.add(`${id}/${one.conversation}`));
     live.replaceChildren(...newest.map(([id, one]) => conversation(id, one, open)));
     if (!newest.length) live.append(el("p", { class: "empty" }, "No conversation is in the buffer."));
   };
@@ -44,7 +46,7 @@ export async function show(main, { topic, topics, again }) {
 function conversation(topicId, told, open) {
   const key = `${topicId}/${told.conversation}`;
   const inPrompt = told.messages - told.left_out;
-  return el("details", { class: "card", "data-key": key, open: open.has(key) || open.size === 0 },
+  return el("details", { class: "card", "data-key": key, open: open.has(key) },
     el("summary", {}, el("b", {}, `${topicId} · conversation `, el("code", {}, told.conversation.slice(0, 8))),
       el("span", { class: "meta" }, when(told.last_at), el("span", {}, `${number(told.tokens)} tokens`),
         el("span", {}, `${number(inPrompt)} in the prompt`), el("span", {}, `${number(told.stored)} stored`), el("span", {}, `${number(told.left_out)} left out`))),

@@ -34,7 +34,9 @@ export async function show(main, { id, topic }) {
     if (name !== "turn" || (topic && turn.topic_id !== topic)) return null;
     turns = [turn, ...turns.filter((other) => other.turn_id !== turn.turn_id)].slice(0, SHOWN_MAX);
     list.querySelector(`[data-turn="${CSS.escape(turn.turn_id)}"]`)?.remove();
-    list.prepend(row(turn));
+    const arrived = row(turn);
+    arrived.classList.add("new");
+    list.prepend(arrived);
     while (list.children.length > SHOWN_MAX) list.lastChild.remove();
     announce(`New turn: ${asked(turn).slice(0, 200)}. ${count(turn.shown.length, "chunk")} in the prompt.`);
     return draw();
@@ -113,11 +115,16 @@ function opened(turn) {
       Signals: turn.signals.map((signal) => JSON.stringify(signal)).join(" "), Corrections: turn.corrections.map((one) => JSON.stringify(one)).join(" "),
     }),
     el("h2", {}, "Timings"), timings(turn.timings_ms),
-    el("h2", {}, `Injected (${taken.length})`), candidates(taken),
-    el("h2", {}, `Left out, and why (${left.length})`), candidates(left),
+    el("h2", {}, `Injected (${taken.length})`), candidates(taken, { beginnings: beginnings(turn.block ?? "") }),
+    left.length > 0 && [el("h2", {}, `Left out, and why (${left.length})`), candidates(left)],
     el("h2", {}, "As the model saw it"), turn.block ? said(turn.block, "pre") : el("p", { class: "empty" }, "This turn has no block of its own."),
     turn.question && [el("h2", {}, "The same question now"), again, answer],
   ].flat().filter(Boolean);
+}
+
+/** Id → the first line of a memory in a block. */
+function beginnings(block) {
+  return new Map([...block.matchAll(/^\[mem:([0-9a-f]+)\] (.*)$/gm)].map((found) => [found[1], found[2]]));
 }
 
 function timings(timings_ms) {
