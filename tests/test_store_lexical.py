@@ -13,8 +13,10 @@ from drafts import adjusted, deprecated, draft, open_store, seal_all, unit_vecto
 
 from memd.chunks import Draft
 from memd.store.backup import backup
+from memd.store.lexical import FRESH_ENTRIES_MAX
 from memd.store.log import Store, TopicLog
 from memd.store.verify import verify
+from memd.store.words import LexicalHit
 
 IDENTIFIERS = {
     "error": "The importer stopped with ERR_7421 and nothing else.",
@@ -39,9 +41,22 @@ def filled(directory: Path, texts: dict[str, str] | None = None) -> Store:
 
 
 def found(topic: TopicLog, text: str, k: int = 10) -> list[str]:
-    """What the words of `text` find, best first."""
+    """What the words of `text` find, best first: the same before and after the index has taken in what is new."""
+    hits = best(topic, text, k)
+    topic.index_words()
+    assert not topic.has_unindexed_words
+    indexed = best(topic, text, k)
+    assert [hit.canonical_id for hit in hits] == [hit.canonical_id for hit in indexed]
+    return contents(topic, indexed)
+
+
+def best(topic: TopicLog, text: str, k: int = 10) -> list[LexicalHit]:
     snapshot = topic.snapshot()
-    hits = topic.ask(text).best(k, lambda one: snapshot.live_place(one) is not None)
+    return topic.ask(text).best(k, lambda one: snapshot.live_place(one) is not None)
+
+
+def contents(topic: TopicLog, hits: list[LexicalHit]) -> list[str]:
+    snapshot = topic.snapshot()
     places = [place for hit in hits if (place := snapshot.live_place(hit.canonical_id)) is not None]
     known = snapshot.hits_at(unit_vector("q")[None], places)
     return [snapshot.entry(known[place]).content for place in places]
@@ -147,10 +162,33 @@ def test_an_index_that_was_not_told_yet_does_not_bring_back_what_is_gone(tmp_pat
 def test_an_append_is_found_by_the_next_question(tmp_path: Path) -> None:
     topic = filled(tmp_path).topic("talk")
     assert found(topic, "giraffe") == []
-    topic.append([said("new", "A giraffe came by.")])
+    topic.append([said("new", "A giraffe came by."), said("other", "An okapi came by.")])
     assert topic.has_unindexed_words
-    assert found(topic, "giraffe") == ["A giraffe came by."]
-    assert not topic.has_unindexed_words
+    fresh = best(topic, "giraffe came")
+    assert contents(topic, fresh) == ["A giraffe came by.", "An okapi came by."]
+    assert topic.has_unindexed_words, "it has not waited for the index"
+    topic.index_words()
+    assert best(topic, "giraffe came") == fresh, "to the last digit of the scores"
+
+
+def test_an_append_is_found_while_the_index_is_being_written(tmp_path: Path) -> None:
+    topic = filled(tmp_path).topic("talk")
+    topic.index_words()
+    topic.append([said("new", "A giraffe came by.")])
+    asked: list[list[str]] = []
+    for n in range(60):
+        topic.append([said(f"more {n}", f"Locker {n} is green.")])
+    topic.index_words(stand_back=lambda: asked.append(contents(topic, best(topic, "giraffe locker green", 100))))
+    assert [len(texts) for texts in asked] == [61]
+
+
+def test_of_very_many_new_chunks_the_words_are_found_once_the_index_has_them(tmp_path: Path) -> None:
+    topic = filled(tmp_path).topic("talk")
+    topic.index_words()
+    topic.append([said(f"more {n}", f"Locker {n} is green.") for n in range(FRESH_ENTRIES_MAX + 1)])
+    assert contents(topic, best(topic, "locker bicycle")) == ["The red bicycle has a flat tyre."]
+    topic.index_words()
+    assert len(best(topic, "locker bicycle", 1000)) == FRESH_ENTRIES_MAX + 2
 
 
 def test_it_stays_through_a_restart_and_is_topped_up_from_the_log(tmp_path: Path) -> None:
@@ -266,7 +304,7 @@ def test_neighbours_are_what_was_said_before_and_after_wherever_it_lies(tmp_path
 def test_a_large_index_that_is_on_disk_answers_the_first_question_after_a_restart(tmp_path: Path) -> None:
     texts = {f"t{number}": f"Entry {number} of a long list." for number in range(600)} | IDENTIFIERS
     store = filled(tmp_path, texts)
-    assert found(store.topic("talk"), "ERR_7421") == [], "too much to be taken in while somebody waits"
+    assert best(store.topic("talk"), "ERR_7421") == [], "too much to be taken in while somebody waits"
     store.topic("talk").index_words()
     store.close()
     assert found(open_store(None, tmp_path).topic("talk"), "ERR_7421") == [IDENTIFIERS["error"]]

@@ -30,7 +30,7 @@ from memd.chunks import TOPIC_ID_PATTERN, TOPIC_ID_RULE
 from memd.config import Config
 from memd.context.redaction import Redactor
 from memd.context.tokens import TokenCounter, cl100k_base
-from memd.daemon import admin, page
+from memd.daemon import admin, heap, page
 from memd.daemon.access import TOKEN_HEADER, shows_token
 from memd.daemon.answering import answer, passed
 from memd.daemon.connections import served
@@ -210,6 +210,7 @@ def serve(config: Config, model: Path | None = None) -> int:
         MemdError: it could not be started.
     """
     begin(config.log, Redactor.of(config.ingest).text)
+    heap.keep_small()
     uvloop.run(_serve(config, model))
     return 0
 

@@ -24,8 +24,8 @@ from memd.daemon.encoder import Encoder
 from memd.daemon.right_of_way import RightOfWay
 from memd.daemon.topic_search import TopicSearch
 from memd.errors import StoreError
-from memd.store.lexical import Question
 from memd.store.log import Hit, Snapshot, TopicLog
+from memd.store.words import Question
 
 log = logging.getLogger("memd")
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from memd.config import Retrieval
 from memd.context.fusion import Evidence
 from memd.errors import StoreError
-from memd.store.lexical import LexicalHit, Question
 from memd.store.log import Hit, Snapshot
 from memd.store.snapshot import Place
+from memd.store.words import LexicalHit, Question
 
 log = logging.getLogger("memd")
 

@@ -13,11 +13,12 @@ import numpy as np
 from memd.errors import StoreError
 from memd.store.files import DiskFiles
 from memd.store.indexes import Found
-from memd.store.lexical import LexicalIndex, Question
+from memd.store.lexical import LexicalIndex
 from memd.store.snapshot import IndexView, SearchTimes, Snapshot, View
 from memd.store.superseded import superseded
 from memd.store.topic_log import TopicLog
 from memd.store.vectors import Floats
+from memd.store.words import Question
 
 WORDS_ENTRIES_MAX = 50_000
 """In a larger topic the past is searched by meaning alone: indexing its words takes about 0.2 ms an entry."""
@@ -50,7 +51,7 @@ class PastTopic:
         """A question to the words of then."""
         if self._index is None:
             raise StoreError(f"more than {WORDS_ENTRIES_MAX:,} entries: its past is searched by meaning alone")
-        return self._index.ask(text)
+        return self._index.ask(text, self._snapshot)
 
 
 def as_of(snapshot: Snapshot, canonical_id: int) -> Snapshot:

@@ -18,7 +18,7 @@ from memd.store.files import Files
 from memd.store.format import FRAME_BYTES, HEADER_BYTES, Span, encode_entry, encode_record
 from memd.store.indexes import SealedIndex
 from memd.store.layout import TopicLayout
-from memd.store.lexical import LexicalIndex, Question
+from memd.store.lexical import LexicalIndex
 from memd.store.merging import due_merge, own_index_file, remove_merged, write_merged
 from memd.store.opening import Model, create_active, open_topic, reread_segment, rotate
 from memd.store.public_ids import KnownUuids
@@ -37,11 +37,10 @@ from memd.store.transitions import (
     gone_labels,
 )
 from memd.store.vectors import Rows
+from memd.store.words import Question
 
-_CAUGHT_UP_AT_ONCE = 500
-"""Entries that a question waits for before it is asked; about 0.2 s."""
 _WAIT_SECONDS = 0.2
-"""For another thread that is taking them in; it may be standing back for this very question."""
+"""For another thread that is opening the lexical index."""
 
 
 class SharedClock:
@@ -266,16 +265,14 @@ class TopicLog:
         self._words.update(self._snapshot, stand_back)
 
     def ask(self, text: str) -> Question:
-        """A question to the lexical index, which is first brought up to date if it lags behind by little.
+        """A question to the words of the topic, those just appended included unless the index lags behind by much.
 
         Raises:
             StoreError: it cannot be read or written; all else works.
         """
         snapshot = self._snapshot
         self._words.open(snapshot, wait_seconds=_WAIT_SECONDS)
-        if 0 < self._words.behind(snapshot) <= _CAUGHT_UP_AT_ONCE:
-            self._words.update(snapshot, wait_seconds=_WAIT_SECONDS)
-        return self._words.ask(text)
+        return self._words.ask(text, snapshot)
 
     @property
     def is_loaded(self) -> bool:
