@@ -31,8 +31,8 @@ BATCH_ENTRIES = 5_000
 STAND_BACK_ENTRIES = 50
 WRITER_BYTES = 32_000_000
 FRESH_ENTRIES_MAX = 500
-"""Entries that a question looks at itself, about 0.1 ms each the first time. If there are more, their words are found once the
-index has taken them in."""
+"""Entries that a question looks at itself, about 0.1 ms each the first time. If there are more, their words
+are found once the index has taken them in."""
 _STAMP = "stamp.json"
 
 
@@ -51,7 +51,7 @@ class _Stamp(msgspec.Struct, frozen=True, kw_only=True):
 class LexicalIndex:
     """The index of one topic. Any thread may ask and update; who updates waits for who does so already."""
 
-    def __init__(self, files: Files, directory: Path | None) -> None:
+    def __init__(self, files: Files, directory: Path | None, known_words: KnownWords) -> None:
         """`directory`: where its files lie; None: it is only kept in memory."""
         self._files = files
         self._directory = directory
@@ -59,7 +59,7 @@ class LexicalIndex:
         self._index: tantivy.Index | None = None
         self._searcher: tantivy.Searcher | None = None
         self._stamp = _Stamp()
-        self._known_words = KnownWords()
+        self._known_words = known_words.of_one_index()
         self._closed = False
 
     def behind(self, snapshot: Snapshot) -> int:
@@ -135,14 +135,14 @@ class LexicalIndex:
 
     def _read(self, view: View, row: int) -> Words | None:
         try:
-            words = Words.of(view.segment.read(view.rows[row]).content)
+            words = Words.of(terms(view.segment.read(view.rows[row]).content))
         except StoreError:
             return None  # `memd verify` says so
         self._known_words.keep(int(view.rows[row]["canonical_id"]), words)
         return words
 
     def _forget(self) -> None:
-        self._known_words = KnownWords()
+        self._known_words = self._known_words.known.of_one_index()
         self._index = self._searcher = None
         self._stamp = _Stamp()
 

@@ -18,7 +18,7 @@ from memd.store.snapshot import IndexView, SearchTimes, Snapshot, View
 from memd.store.superseded import superseded
 from memd.store.topic_log import TopicLog
 from memd.store.vectors import Floats
-from memd.store.words import Question
+from memd.store.words import KnownWords, Question
 
 WORDS_ENTRIES_MAX = 50_000
 """In a larger topic the past is searched by meaning alone: indexing its words takes about 0.2 ms an entry."""
@@ -34,7 +34,7 @@ class PastTopic:
         self.topic_id = log.topic_id
         self._snapshot = as_of(log.snapshot(), canonical_id)
         entries = sum(len(view.rows) for view in self._snapshot.views.values())
-        self._index = LexicalIndex(DiskFiles(), None) if words and entries <= WORDS_ENTRIES_MAX else None
+        self._index = LexicalIndex(DiskFiles(), None, KnownWords()) if words and entries <= WORDS_ENTRIES_MAX else None
         if self._index is not None:
             self._index.update(self._snapshot)
 

@@ -37,7 +37,7 @@ from memd.store.transitions import (
     gone_labels,
 )
 from memd.store.vectors import Rows
-from memd.store.words import Question
+from memd.store.words import KnownWords, Question
 
 _WAIT_SECONDS = 0.2
 """For another thread that is opening the lexical index."""
@@ -80,6 +80,7 @@ class Grounds(msgspec.Struct, frozen=True, kw_only=True):
     segment_entries_max: int
     checked: Checked = unchanged
     """Every draft of every topic goes through it: there is no other way into the log."""
+    known_words: KnownWords = msgspec.field(default_factory=KnownWords)
 
 
 class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +114,7 @@ class TopicLog:
         self._load_lock = threading.Lock()
         self._seal_lock = threading.Lock()
         self._merge_lock = threading.Lock()
-        self._words = LexicalIndex(self._files, layout.lexical)
+        self._words = LexicalIndex(self._files, layout.lexical, grounds.known_words)
         self._closed = False
         opened = open_topic(self._files, layout, grounds.model)
         self.findings = opened.findings

@@ -7,7 +7,9 @@ that the index has not taken in yet are looked at one by one, so that no questio
 
 from __future__ import annotations
 
+import itertools
 import math
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +20,7 @@ import msgspec
 import tantivy
 
 from memd.errors import CorruptFile, StoreWriteFailed
-from memd.store.terms import query_terms, terms
+from memd.store.terms import query_terms
 
 K1 = 0.9
 B = 0.4
@@ -29,8 +31,8 @@ QUERY_TERMS_MAX = 64
 """Of a long question (a stack trace, pasted code) the rarest terms count."""
 SLACK = 2
 """Candidates that are asked for per result: the order by tantivy's parameters differs from ours, and some are gone."""
-KNOWN_WORDS_MAX = 4096
-"""Chunks whose words are kept in memory per topic, about 4 KB each."""
+KNOWN_WORDS_MAX = 8192
+"""Chunks whose words are kept in memory, about 3.5 KB each."""
 
 SCHEMA = (
     tantivy.SchemaBuilder()
@@ -68,29 +70,50 @@ class Words(NamedTuple):
     length: int
 
     @classmethod
-    def of(cls, text: str) -> Words:
-        """The words of a text."""
-        names = terms(text)
-        return cls(Counter(names), len(names))
+    def of(cls, names: Sequence[str]) -> Words:
+        """The words of a chunk, given its terms. Interned: most chunks have most of theirs in common."""
+        return cls(Counter(map(sys.intern, names)), len(names))
 
 
 class KnownWords:
-    """The words of the chunks that were looked at last: what one question finds, the next one often finds again."""
+    """The words of the chunks that were looked at last, in all indexes of a store: what one question finds, the next
+    one often finds again.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[int, Words] = {}
+        self._known: dict[tuple[int, int], Words] = {}
         self._lock = threading.Lock()
+        self._numbers = itertools.count()
+
+    def of_one_index(self) -> KnownOfIndex:
+        """A part that belongs to one index; of an index that is no more, it fades out."""
+        return KnownOfIndex(self, next(self._numbers))
+
+    def get(self, key: tuple[int, int]) -> Words | None:
+        """The words of a chunk, if they are known."""
+        return self._known.get(key)
+
+    def keep(self, key: tuple[int, int], words: Words) -> None:
+        """Know them from now on."""
+        with self._lock:
+            self._known[key] = words
+            while len(self._known) > KNOWN_WORDS_MAX:
+                del self._known[next(iter(self._known))]
+
+
+class KnownOfIndex(NamedTuple):
+    """What is known of one index."""
+
+    known: KnownWords
+    number: int
 
     def get(self, canonical_id: int) -> Words | None:
         """The words of a chunk, if they are known."""
-        return self._known.get(canonical_id)
+        return self.known.get((self.number, canonical_id))
 
     def keep(self, canonical_id: int, words: Words) -> None:
         """Know them from now on."""
-        with self._lock:
-            self._known[canonical_id] = words
-            while len(self._known) > KNOWN_WORDS_MAX:
-                del self._known[next(iter(self._known))]
+        self.known.keep((self.number, canonical_id), words)
 
 
 class Question:
@@ -102,7 +125,7 @@ class Question:
         text: str,
         *,
         mean_terms: float,
-        known_words: KnownWords,
+        known_words: KnownOfIndex,
         fresh: Mapping[int, Words],
     ) -> None:
         """Use `LexicalIndex.ask`.
@@ -186,8 +209,7 @@ class Question:
     def _words(self, searcher: tantivy.Searcher, canonical_id: int, address: tantivy.DocAddress) -> Words:
         words = self._known_words.get(canonical_id)
         if words is None:
-            names = searcher.doc(address)["terms"][0].split(" ")
-            words = Words(Counter(names), len(names))
+            words = Words.of(searcher.doc(address)["terms"][0].split(" "))
             self._known_words.keep(canonical_id, words)
         return words
 
