@@ -186,7 +186,8 @@ async def _watch(house: House, ledger: Ledger, samples: list[Sample]) -> None:
             with contextlib.suppress(OSError, AssertionError, IndexError, aiohttp.ClientError, TimeoutError):
                 pid = house.daemon.pid
                 async with session.get(f"{house.daemon.base_url}/memd/stats") as answer:
-                    loaded = (await answer.json())["memory_bytes"]
+                    stats = await answer.json()
+                    loaded = stats["memory_bytes"] + stats["cache_bytes"]
                 samples.append(looked_at(pid, loaded / 1e6, ledger.counts["requests"]))
             await asyncio.sleep(1)
 
@@ -304,7 +305,7 @@ def report(ledger: Ledger, house: House, findings: Findings, found: list[Life]) 
         table.add_row(name, f"{value:,}")
     console.print(table)
     table = Table(title="growth, once warm")
-    for column in ("life", "requests", "resident", "gained beside the log", "files: first half, second", "threads"):
+    for column in ("life", "requests", "resident", "gained beside log and caches", "files: first half, second", "threads"):
         table.add_column(column, justify="right")
     for life in found:
         pairs = [f"{first:.0f}, {second:.0f}" for first, second in (life.fds, life.threads)]

@@ -12,10 +12,9 @@ import numpy as np
 WARM_UP = 1 / 3
 """Of each life of the daemon."""
 RSS_MB_MAX = 8.0
-"""What the resident memory may gain over the rest of a life, beside the log: noise of the allocators ..."""
+"""What the resident memory may gain over the rest of a life, beside the log and the caches: noise of the allocators ..."""
 RSS_KB_PER_REQUEST_MAX = 6.0
-"""... and this: memd keeps parsed messages, up to 64 MB, and ten minutes do not fill that. A request that is never let
-go would be 20 and more."""
+"""... and this: counts and texts that are kept, up to 12 MB. A request that is never let go would be 20 and more."""
 FDS_MAX, THREADS_MAX = 4, 4
 LIFE_SECONDS_MIN = 30.0
 """A shorter life tells nothing about growth."""
@@ -30,7 +29,7 @@ class Sample(NamedTuple):
     pid: int
     rss_mb: float
     loaded_mb: float
-    """What it says that it has loaded of the log, which may grow."""
+    """What it says that it has loaded of the log, which may grow, and keeps in its caches, which are bounded."""
     fds: int
     threads: int
     requests: int
@@ -57,7 +56,7 @@ class Life(NamedTuple):
     rss_mb: tuple[float, float]
     """When warm and at the end."""
     rss_gain_mb: float
-    """Over that time, by least squares; without what was loaded of the log."""
+    """Over that time, by least squares; without what was loaded of the log and what caches hold."""
     fds: tuple[float, float]
     """The median while warm, of the first half and of the second."""
     threads: tuple[float, float]

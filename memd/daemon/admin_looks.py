@@ -65,6 +65,8 @@ class Stats(msgspec.Struct, frozen=True):
     data_dir: str
     memory_bytes: int
     memory_bytes_max: int
+    cache_bytes: int
+    """Of parsed messages and of the words of chunks, kept because they are asked for again; each bounded."""
     redacted: dict[str, int] | None
     topics: dict[str, TopicStats]
 
@@ -158,6 +160,7 @@ async def stats(daemon: Daemon, request: web.Request, _: str) -> Stats:
         data_dir=str(daemon.config.data_dir.resolve()),
         memory_bytes=sum(one.memory_bytes for one in known.values()),
         memory_bytes_max=daemon.config.store.memory_bytes_max,
+        cache_bytes=daemon.message_cache.bytes_held + daemon.store.known_words.bytes_held,
         redacted=dict(daemon.redactor.told) if daemon.redactor else None,
         topics=known,
     )

@@ -34,6 +34,7 @@ class Store:
         self.files = grounds.files
         self.model = grounds.model
         self._grounds = grounds
+        self.known_words = grounds.known_words
         self._lock = lock
         self._topics: dict[str, TopicLog] = {}
         self._topics_lock = threading.Lock()

@@ -31,8 +31,10 @@ QUERY_TERMS_MAX = 64
 """Of a long question (a stack trace, pasted code) the rarest terms count."""
 SLACK = 2
 """Candidates that are asked for per result: the order by tantivy's parameters differs from ours, and some are gone."""
-KNOWN_WORDS_MAX = 8192
-"""Chunks whose words are kept in memory, about 3.5 KB each."""
+KNOWN_WORDS_BYTES_MAX = 32 * 1024 * 1024
+"""Of words that are kept in memory: about 10,000 chunks."""
+_ENTRY_BYTES = 300
+"""Of the key and the places of one chunk (measured with tracemalloc)."""
 
 SCHEMA = (
     tantivy.SchemaBuilder()
@@ -81,7 +83,8 @@ class KnownWords:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], Words] = {}
+        self.bytes_held = 0
+        self._known: dict[tuple[int, int], tuple[Words, int]] = {}
         self._lock = threading.Lock()
         self._numbers = itertools.count()
 
@@ -91,14 +94,20 @@ class KnownWords:
 
     def get(self, key: tuple[int, int]) -> Words | None:
         """The words of a chunk, if they are known."""
-        return self._known.get(key)
+        known = self._known.get(key)
+        return None if known is None else known[0]
 
     def keep(self, key: tuple[int, int], words: Words) -> None:
         """Know them from now on."""
+        held = _ENTRY_BYTES + sys.getsizeof(words.counts)
         with self._lock:
-            self._known[key] = words
-            while len(self._known) > KNOWN_WORDS_MAX:
-                del self._known[next(iter(self._known))]
+            if key in self._known:
+                return
+            self._known[key] = words, held
+            self.bytes_held += held
+            while self.bytes_held > KNOWN_WORDS_BYTES_MAX:
+                _, dropped = self._known.pop(next(iter(self._known)))
+                self.bytes_held -= dropped
 
 
 class KnownOfIndex(NamedTuple):
