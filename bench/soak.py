@@ -305,7 +305,8 @@ def report(ledger: Ledger, house: House, findings: Findings, found: list[Life]) 
         table.add_row(name, f"{value:,}")
     console.print(table)
     table = Table(title="growth, once warm")
-    for column in ("life", "requests", "resident", "gained beside log and caches", "files: first half, second", "threads"):
+    files = "files: first half, second"
+    for column in ("life", "requests", "resident", "gained beside log and caches", files, "threads"):
         table.add_column(column, justify="right")
     for life in found:
         pairs = [f"{first:.0f}, {second:.0f}" for first, second in (life.fds, life.threads)]

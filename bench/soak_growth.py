@@ -12,7 +12,7 @@ import numpy as np
 WARM_UP = 1 / 3
 """Of each life of the daemon."""
 RSS_MB_MAX = 8.0
-"""What the resident memory may gain over the rest of a life, beside the log and the caches: noise of the allocators ..."""
+"""What the resident memory may gain over the rest of a life, beside log and caches: noise of the allocators ..."""
 RSS_KB_PER_REQUEST_MAX = 6.0
 """... and this: counts and texts that are kept, up to 12 MB. A request that is never let go would be 20 and more."""
 FDS_MAX, THREADS_MAX = 4, 4
