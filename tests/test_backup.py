@@ -176,6 +176,25 @@ def test_a_rotation_while_reading_hides_and_doubles_nothing() -> None:
         topic.append([draft(number + step) for step in range(3)])
 
 
+def test_a_file_that_was_away_for_the_moment_of_a_rotation_is_read_again() -> None:
+    class Between(CrashFiles):
+        armed = True
+
+        def read(self, path: Path) -> bytes:
+            if self.armed and path == DATA_DIR / "talk" / "active.bin":
+                self.armed = False
+                raise StoreError(f"{path}: cannot be read (No such file or directory)")
+            return super().read(path)
+
+    files = Between()
+    files.armed = False
+    filled(DATA_DIR, 8, files)
+    files.armed = True
+    assert backup(DATA_DIR, BACKUP, files).findings == []
+    assert not files.armed
+    assert contents(BACKUP, files) == contents(DATA_DIR, files)
+
+
 def test_every_backup_beside_a_busy_writer_is_whole_and_has_all_that_was_acknowledged_before(
     source: Path, target: Path
 ) -> None:

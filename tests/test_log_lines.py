@@ -248,7 +248,6 @@ HAPPENED = [
     "the upstream refused a prompt with memory",
     "the request goes on without memory",
     "writing failed",
-    "Traceback (most recent call last)",  # of an answer that no client library can read
 ]
 
 

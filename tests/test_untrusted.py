@@ -242,6 +242,22 @@ def test_a_web_page_from_elsewhere_gets_no_memory(memd: DaemonProcess, seen: lis
     assert (b"5511" in seen[-1]) == (ORIGINS[origin] == "injected")
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models"])
+@pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n"])
+def test_an_upstream_that_does_not_speak_http_is_answered_502(
+    memd: DaemonProcess, raw: RawUpstream, path: str, said: bytes
+) -> None:
+    def script(peer: Peer) -> None:
+        peer.read_body()
+        peer.send(said)
+
+    raw.script = script
+    body = {"messages": [{"role": "user", "content": "Hello?"}]} if path.endswith("completions") else None
+    answered = ask(memd.base_url + path, body)
+    assert answered.status == 502
+    assert raw.url in answered.json["error"]["message"]
+
+
 def test_it_does_not_listen_beyond_this_machine_without_a_token(make_daemon: MakeDaemon, raw: RawUpstream) -> None:
     memd = make_daemon(raw.url, {"listen": {"host": "0.0.0.0"}})
     refused = subprocess.run(memd.command(), capture_output=True, text=True, timeout=60, env=clean_environment())

@@ -99,7 +99,7 @@ async def _forwarded(
         if api is not None:
             return await answer(daemon, api, request, target, path_topic)
         return await passed(daemon, request, target)
-    except (aiohttp.ClientConnectionError, TimeoutError) as error:
+    except (aiohttp.ClientError, TimeoutError) as error:
         if request.transport is None or request.transport.is_closing():
             turn.outcome = "interrupted"
             return web.Response(status=CLIENT_GONE)  # nobody reads it
