@@ -158,24 +158,23 @@ class SealedIndex:
 
     def cosines_of(self, segment_id: int, rows: Rows, queries: Floats) -> NDArray[np.float64]:
         """The best cosine of each row over `queries`, shape (rows,); NaN where the vector cannot be read."""
-        found = np.full(len(rows), np.nan)
-        start = int(self._starts[self.segment_ids.index(segment_id)])
-        for position, label in enumerate((rows + start).tolist()):
-            vector = self._vector(label)
-            if vector is not None:
-                found[position] = cosines(vector[None], queries)[0]
-        return found
+        labels = rows + self._starts[self.segment_ids.index(segment_id)]
+        found = np.full(len(labels), np.nan)
 
-    def _vector(self, label: int) -> Floats | None:
+        def know(known: Rows, vectors: Floats) -> None:
+            if len(known):
+                found[np.isin(labels, known)] = cosines(vectors, queries)  # `known` has the order of `labels`
+
         loaded = self._in_memory
         if loaded is not None:
-            place = int(loaded.extras.searchsorted(label))
-            if place < len(loaded.extras) and loaded.extras[place] == label:
-                return np.asarray(loaded.extra_matrix[place])
-            if (vector := loaded.index.vector(label)) is not None:
-                return vector
-        _, matrix, _ = self._read_vectors(np.array([label], dtype=np.intp))
-        return matrix[0] if len(matrix) else None
+            extra = labels[np.isin(labels, loaded.extras)]
+            know(extra, loaded.extra_matrix[loaded.extras.searchsorted(extra)])
+            know(*loaded.index.vectors(labels[np.isnan(found)]))
+        left = labels[np.isnan(found)]
+        if len(left):
+            read, matrix, _ = self._read_vectors(left)
+            know(read, matrix)
+        return found
 
     @property
     def _dimension(self) -> int:

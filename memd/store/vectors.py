@@ -151,20 +151,26 @@ class VectorIndex:
         np.maximum.at(best, places, _rounded(1.0 - distances.ravel()))
         return rows, best
 
-    def vector(self, row: int) -> Floats | None:
-        """The vector of one row, shape (dimension,); None if the row is marked or was never indexed."""
+    def vectors(self, rows: Rows) -> tuple[Rows, Floats]:
+        """The rows of these that are indexed and not marked, and their vectors, shape (rows, dimension)."""
         try:
-            return np.asarray(self._index.get_items([row], return_type="numpy")[0], dtype=np.float32)
+            found = self._index.get_items(rows, return_type="numpy") if len(rows) else []
+        except RuntimeError:  # one of them is not; hnswlib does not say which
+            known = [row for row in rows.tolist() if self._has(row)]
+            rows = np.array(known, dtype=np.intp)
+            found = self._index.get_items(rows, return_type="numpy") if known else []
+        return rows, np.asarray(found, dtype=np.float32).reshape(len(rows), -1)
+
+    def _has(self, row: int) -> bool:
+        try:
+            self._index.get_items([row], return_type="numpy")
         except RuntimeError:
-            return None
+            return False
+        return True
 
     def _scan(self, queries: Floats) -> tuple[Rows, NDArray[np.float64]]:
-        rows = np.flatnonzero(~self._marked)
-        found = [(row, vector) for row in rows.tolist() if (vector := self.vector(row)) is not None]
-        if not found:
-            return np.empty(0, dtype=np.intp), np.empty(0)
-        matrix = np.stack([vector for _, vector in found])
-        return np.array([row for row, _ in found], dtype=np.intp), cosines(matrix, queries)
+        rows, vectors = self.vectors(np.flatnonzero(~self._marked))
+        return rows, cosines(vectors, queries) if len(rows) else np.empty(0)
 
     def _raise_ef(self, k: int) -> None:
         if k > self._ef:

@@ -173,8 +173,13 @@ class Question:
         """
         if not self._terms or not canonical_ids:
             return {}
-        hits = self._fresh_hits(one for one in canonical_ids if one in self._fresh)
-        rest = [one for one in canonical_ids if one not in self._fresh]
+        hits, rest = [], []
+        for one in canonical_ids:
+            words = self._fresh.get(one) or self._known_words.get(one)  # of one chunk they never change
+            if words is None:
+                rest.append(one)
+            elif (hit := self._hit(one, words)).score > 0:
+                hits.append(hit)
         if self._searcher is not None and rest:
             query = tantivy.Query.term_set_query(SCHEMA, "canonical_id", rest)
             hits += [hit for hit in self._found(self._searcher, query, len(rest)) if hit.score > 0]
