@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -106,6 +106,9 @@ class CrashFiles:
         data = bytes(self._file(path).live[offset : offset + length])
         self.bytes_read[path.name] += len(data)
         return data
+
+    def read_pieces(self, path: Path, offsets: Sequence[int], length: int) -> list[bytes]:
+        return [self.read_at(path, offset, length) for offset in offsets]
 
     def create(self, path: Path) -> Appender:
         self._parent(path)

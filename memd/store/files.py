@@ -13,7 +13,7 @@ import fcntl
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -69,6 +69,9 @@ class Files(Protocol):
 
     def read_at(self, path: Path, offset: int, length: int) -> bytes:
         """At most `length` bytes from `offset`; fewer at the end of the file."""
+
+    def read_pieces(self, path: Path, offsets: Sequence[int], length: int) -> list[bytes]:
+        """The same for many offsets of one file."""
 
     def create(self, path: Path) -> Appender:
         """A new empty file, open; an existing one is emptied."""
@@ -164,6 +167,11 @@ class DiskFiles:
         """See Files."""
         with _reading(path), _open_descriptor(path, os.O_RDONLY) as descriptor:
             return _pread_all(descriptor, offset, length)
+
+    def read_pieces(self, path: Path, offsets: Sequence[int], length: int) -> list[bytes]:
+        """See Files."""
+        with _reading(path), _open_descriptor(path, os.O_RDONLY) as descriptor:
+            return [os.pread(descriptor, length, offset) for offset in offsets]
 
     def create(self, path: Path) -> Appender:
         """See Files."""

@@ -20,6 +20,7 @@ from memd.chunks import Status
 from memd.errors import CorruptFile, StoreError
 from memd.store.files import Files
 from memd.store.segment import Sealed, Vouched
+from memd.store.stored_vectors import StoredVectors
 from memd.store.superseded import Bits
 from memd.store.vectors import Floats, Rows, VectorIndex, best_rows, cosines, multipliers, scores_of
 
@@ -37,6 +38,7 @@ class Found(msgspec.Struct, frozen=True):
 
 class _InMemory(msgspec.Struct, frozen=True):
     index: VectorIndex
+    stored: StoredVectors
     extras: Rows
     """Labels, ascending."""
     extra_matrix: Floats
@@ -87,7 +89,9 @@ class SealedIndex:
     def memory_bytes(self) -> int:
         """What the index takes in memory, about."""
         loaded = self._in_memory
-        return len(self) if loaded is None else 2 * len(self) + loaded.index.memory_bytes + loaded.extra_matrix.nbytes
+        if loaded is None:
+            return len(self)
+        return 2 * len(self) + loaded.index.memory_bytes + loaded.stored.memory_bytes + loaded.extra_matrix.nbytes
 
     def column(self, name: str) -> NDArray[np.generic]:
         """A column of `segment.ROW`, per label."""
@@ -169,6 +173,7 @@ class SealedIndex:
         if loaded is not None:
             extra = labels[np.isin(labels, loaded.extras)]
             know(extra, loaded.extra_matrix[loaded.extras.searchsorted(extra)])
+            know(*loaded.stored.read(labels[np.isnan(found)]))
             know(*loaded.index.vectors(labels[np.isnan(found)]))
         left = labels[np.isnan(found)]
         if len(left):
@@ -199,9 +204,11 @@ class SealedIndex:
         adjusted = np.asarray(self.column("utility_steps") != 0, dtype=np.bool_)
         extra = self._is_active & ~self._gone & (adjusted | ~self._held)
         extras, matrix, problems = vectors_of(np.flatnonzero(extra))
+        held = np.flatnonzero(self._held)
+        stored = StoredVectors(self._files, self.path, dimension=self._dimension, labels=held)
         with self._lock:
             index.mark(np.flatnonzero(self._gone | adjusted))
-            self._in_memory = _InMemory(index, extras, matrix, self._multipliers(extras))
+            self._in_memory = _InMemory(index, stored, extras, matrix, self._multipliers(extras))
         return problems
 
     def _read_vectors(self, labels: Rows) -> tuple[Rows, Floats, list[StoreError]]:

@@ -159,7 +159,7 @@ class VectorIndex:
             known = [row for row in rows.tolist() if self._has(row)]
             rows = np.array(known, dtype=np.intp)
             found = self._index.get_items(rows, return_type="numpy") if known else []
-        return rows, np.asarray(found, dtype=np.float32).reshape(len(rows), -1)
+        return rows, np.asarray(found, dtype=np.float32).reshape(len(rows), self._index.dim)
 
     def _has(self, row: int) -> bool:
         try:
