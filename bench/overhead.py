@@ -290,33 +290,40 @@ class Timed(NamedTuple):
     whole: float
 
 
-async def one_client(url: str, size: int, number: int, count: int, headers: dict[str, str]) -> list[Timed]:
-    """Requests one after the other."""
-    talk = Talk(size, f"client {number}")
+async def asked(session: aiohttp.ClientSession, url: str, talk: Talk, count: int) -> list[Timed]:
+    """One client's requests, one after the other."""
     taken = []
-    async with aiohttp.ClientSession(auto_decompress=False) as session:
-        for _ in range(count + WARM_UP):
-            body = talk.next_body(stream=False)
-            started = time.perf_counter()
-            async with session.post(url + PATH, data=body, headers=headers) as answer:
-                first = time.perf_counter()
-                await answer.read()
-                assert answer.status == 200, await answer.text()
-            taken.append(Timed(first - started, time.perf_counter() - started))
-    return taken[WARM_UP:]
+    for _ in range(count):
+        body = talk.next_body(stream=False)
+        started = time.perf_counter()
+        async with session.post(url + PATH, data=body) as answer:
+            first = time.perf_counter()
+            await answer.read()
+            assert answer.status == 200, await answer.text()
+        taken.append(Timed(first - started, time.perf_counter() - started))
+    return taken
 
 
-async def measured(url: str, size: int, clients: int, mode: str) -> Figures:
-    """All clients at once."""
+async def measured(url: str, size: int, clients: int, mode: str, pid: int | None) -> Figures:
+    """All clients at once, each with a conversation of its own that has begun; `pid`: whose CPU counts."""
     count = max(20, min(REQUESTS // clients, BYTES_PER_RUN // (size * clients)))
     headers = {"X-Memory-Mode": mode, "Content-Type": "application/json"}
-    started = time.perf_counter()
-    runs = await asyncio.gather(*(one_client(url, size, number, count, headers) for number in range(clients)))
-    spent = time.perf_counter() - started
+    talks = [Talk(size, f"client {number}") for number in range(clients)]
+    async with contextlib.AsyncExitStack() as stack:
+        sessions = [
+            await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False, headers=headers))
+            for _ in talks
+        ]
+        pairs = list(zip(sessions, talks, strict=True))
+        await asyncio.gather(*(asked(session, url, talk, WARM_UP) for session, talk in pairs))
+        used = await quiet(pid)  # what they opened with made memd store what came before
+        started = time.perf_counter()
+        runs = await asyncio.gather(*(asked(session, url, talk, count) for session, talk in pairs))
+        spent = time.perf_counter() - started
     first = [1000 * timed.first_byte for run in runs for timed in run]
     p50, p95, p99 = np.percentile(first, [50, 95, 99]).tolist()
-    requests = clients * (count + WARM_UP)
-    return {"p50_ms": p50, "p95_ms": p95, "p99_ms": p99, "per_second": requests / spent, "requests": requests}
+    told = {"p50_ms": p50, "p95_ms": p95, "p99_ms": p99, "per_second": len(first) / spent, "requests": len(first)}
+    return told | ({"cpu_ms": 1000 * (cpu_seconds(pid) - used) / len(first)} if pid else {})
 
 
 async def stream_rate(url: str, mode: str) -> float:
@@ -342,11 +349,16 @@ def resident_bytes(pid: int) -> int:
     return 1024 * int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0])
 
 
-async def quiet(pid: int) -> float:
-    """Wait until a process has nothing left to do of what came before (storing, indexing); its CPU seconds."""
-    deadline, used = time.monotonic() + QUIET_SECONDS_MAX, cpu_seconds(pid)
+async def quiet(pid: int | None) -> float:
+    """Wait until a process has nothing left to do of what came before (storing, indexing); its CPU seconds.
+
+    For all targets: a machine is slower just after a pause.
+    """
+    deadline, used = time.monotonic() + QUIET_SECONDS_MAX, cpu_seconds(pid) if pid else 0.0
     while True:
         await asyncio.sleep(QUIET_SECONDS)
+        if pid is None:
+            return used
         before, used = used, cpu_seconds(pid)
         if used - before <= QUIET_SHARE_MAX * QUIET_SECONDS or time.monotonic() > deadline:
             return used
@@ -354,15 +366,10 @@ async def quiet(pid: int) -> float:
 
 async def rows_of(url: str, mode: str, sizes: list[int], clients: list[int], pid: int | None = None) -> dict[str, Any]:
     """Everything measured of one target; `pid`: the process whose CPU counts."""
-    row: dict[str, Any] = {}
+    row: dict[str, Any] = {"stream_per_second": await stream_rate(url, mode)}
     for size in sizes:
         for number in clients:
-            used = await quiet(pid) if pid else 0.0
-            told = await measured(url, size, number, mode)
-            if pid:
-                told["cpu_ms"] = 1000 * (cpu_seconds(pid) - used) / told["requests"]
-            row[f"{size} B, {number} clients"] = told
-    row["stream_per_second"] = await stream_rate(url, mode)  # last: its very long replies are stored afterwards
+            row[f"{size} B, {number} clients"] = await measured(url, size, number, mode, pid)
     return row
 
 

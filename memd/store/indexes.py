@@ -160,14 +160,16 @@ class SealedIndex:
         labels, matrix, _ = self._read_vectors(np.flatnonzero(self._is_active & ~gone))
         return [self._found(*_scanned(labels, matrix, self._multipliers(labels), queries, k, gone))]
 
-    def cosines_of(self, segment_id: int, rows: Rows, queries: Floats) -> NDArray[np.float64]:
-        """The best cosine of each row over `queries`, shape (rows,); NaN where the vector cannot be read."""
-        labels = rows + self._starts[self.segment_ids.index(segment_id)]
+    def cosines_of(self, segment_ids: Rows, rows: Rows, queries: Floats) -> NDArray[np.float64]:
+        """The best cosine over `queries` of each row of its segment, shape (rows,); NaN where it cannot be read."""
+        labels = rows + self._starts[self._numbers.searchsorted(segment_ids)]
         found = np.full(len(labels), np.nan)
 
         def know(known: Rows, vectors: Floats) -> None:
             if len(known):
-                found[np.isin(labels, known)] = cosines(vectors, queries)  # `known` has the order of `labels`
+                order = known.argsort()
+                own = np.isin(labels, known)
+                found[own] = cosines(vectors, queries)[order[known[order].searchsorted(labels[own])]]
 
         loaded = self._in_memory
         if loaded is not None:

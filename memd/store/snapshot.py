@@ -252,20 +252,17 @@ class Snapshot:
 
         Absent: what was embedded with another model, or cannot be read.
         """
-        queries = np.ascontiguousarray(queries, dtype=np.float32)
-        by_segment: dict[int, list[int]] = {}
-        for segment_id, row in dict.fromkeys(places):
-            by_segment.setdefault(segment_id, []).append(row)
-        hits: dict[Place, Hit] = {}
-        for segment_id, numbers in by_segment.items():
-            rows = np.array(numbers, dtype=np.intp)
-            cosine = self._cosines_at(queries, segment_id, rows)
-            multiplier = multipliers(self.views[segment_id].rows["utility_steps"][rows])
-            score = scores_of(cosine, multiplier)
-            for i in np.flatnonzero(~np.isnan(cosine)).tolist():
-                hit = self._hit(segment_id, numbers[i], float(cosine[i]), float(multiplier[i]), float(score[i]))
-                hits[segment_id, numbers[i]] = hit
-        return hits
+        places = list(dict.fromkeys(places))
+        if not places:
+            return {}
+        cosine = self._cosines_at(np.ascontiguousarray(queries, dtype=np.float32), np.array(places, dtype=np.intp))
+        steps = [self.views[segment_id].rows["utility_steps"][row] for segment_id, row in places]
+        multiplier = multipliers(np.array(steps, dtype=np.int8))
+        score = scores_of(cosine, multiplier)
+        return {
+            places[i]: self._hit(*places[i], float(cosine[i]), float(multiplier[i]), float(score[i]))
+            for i in np.flatnonzero(~np.isnan(cosine)).tolist()
+        }
 
     def neighbours(self, places: Sequence[Place]) -> list[tuple[Place | None, Place | None]]:
         """For each place the live chunks that were said just before and just after it, by origin_id."""
@@ -363,14 +360,20 @@ class Snapshot:
             row=row,
         )
 
-    def _cosines_at(self, queries: Floats, segment_id: int, rows: Rows) -> NDArray[np.float64]:
-        view = self.views[segment_id]
-        if view.matrix is not None:
-            return cosines(view.matrix[rows], queries)
+    def _cosines_at(self, queries: Floats, places: Rows) -> NDArray[np.float64]:
+        """The best cosine of each place (segment id, row), shape (n, 2); NaN where it is not known."""
+        segment_ids, rows = places.T
+        found = np.full(len(places), np.nan)
         for part in self.indexes:
-            if segment_id in part.index.segment_ids:
-                return part.index.cosines_of(segment_id, rows, queries)
-        return np.full(len(rows), np.nan)
+            own = np.isin(segment_ids, part.index.segment_ids)
+            if own.any():
+                found[own] = part.index.cosines_of(segment_ids[own], rows[own], queries)
+        for segment_id in np.unique(segment_ids).tolist():
+            matrix = self.views[segment_id].matrix
+            if matrix is not None:
+                own = segment_ids == segment_id
+                found[own] = cosines(matrix[rows[own]], queries)
+        return found
 
     def _newest_place(self, uuid: bytes) -> tuple[int, int] | None:
         return max(self.places(uuid), key=self._canonical_id, default=None)
