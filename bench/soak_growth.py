@@ -14,7 +14,7 @@ WARM_UP = 1 / 3
 RSS_MB_MAX = 8.0
 """What the resident memory may gain over the rest of a life, beside log and caches: noise of the allocators ..."""
 RSS_KB_PER_REQUEST_MAX = 6.0
-"""... and this: counts and texts that are kept, up to 12 MB. A request that is never let go would be 20 and more."""
+"""... and this: counts and texts that are kept, up to 20 MB. A request that is never let go would be 20 and more."""
 FDS_MAX, THREADS_MAX = 4, 4
 LIFE_SECONDS_MIN = 30.0
 """A shorter life tells nothing about growth."""

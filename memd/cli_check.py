@@ -19,9 +19,10 @@ SHELLS = ("bash", "zsh", "fish")
 
 @click.command()
 @settings_flags
+@click.option("--upstream", metavar="URL", help="The model server. Default: the running daemon's, else upstream.url.")
 @click.option("--live", is_flag=True, help="Also hold a short conversation with the model, in a temporary folder.")
 @click.option("--json", "as_json", is_flag=True, help="All outcomes as one JSON object.")
-def check(config_path: Path | None, data_dir: str | None, live: bool, as_json: bool) -> int:
+def check(config_path: Path | None, data_dir: str | None, upstream: str | None, live: bool, as_json: bool) -> int:
     """Say whether everything is ready, and for each finding what to do.
 
     Works with and without a daemon and changes nothing; exit code 1 if anything failed.
@@ -29,7 +30,9 @@ def check(config_path: Path | None, data_dir: str | None, live: bool, as_json: b
     from memd.commands.check import line, outcomes, summary
 
     found = []
-    for outcome in outcomes(config_path, os.environ, {} if data_dir is None else {"data_dir": data_dir}, live=live):
+    flags = {"data_dir": data_dir, "upstream.url": upstream}
+    given = {name: value for name, value in flags.items() if value is not None}
+    for outcome in outcomes(config_path, os.environ, given, live=live):
         found.append(outcome)
         if not as_json:
             click.echo(line(outcome))

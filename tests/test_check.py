@@ -363,3 +363,15 @@ def test_live_fails_where_the_settings_let_nothing_be_remembered(place: Place) -
 def told(place: Place, disk: FullDisk | None = None) -> Iterator[Outcome]:
     """The same within this process, where a fault can be injected."""
     return outcomes(place.config, {}, {}, live=False, files=disk)
+
+
+def test_the_model_server_is_the_one_that_the_running_daemon_uses_unless_another_is_named(
+    daemon: DaemonProcess, llama: str, tmp_path: Path
+) -> None:
+    place = Place(tmp_path, {"data_dir": str(daemon.data_dir)})  # it says that the upstream is nowhere
+    code, found = place.check()
+    assert code == 0 and found["upstream"][0]["said"] == f"{llama} answers"
+    assert "upstream" in place.failures("--upstream", NOWHERE)
+    assert daemon.terminate() == 0
+    assert "upstream" in place.failures()
+    assert place.check("--upstream", llama)[0] == 0

@@ -54,6 +54,8 @@ def outcomes(
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     yield from _stored(config, daemon, files or DiskFiles())
     yield settings.address(config, daemon)
+    if daemon is not None and "upstream.url" not in given:
+        config = upstream.as_served(config, daemon)
     probe, told = upstream.upstream(config)
     yield from told
     if live and not any(outcome.mark == "failed" for outcome in told):

@@ -26,7 +26,7 @@ _BLOCK_CHARACTERS = 10_000
 """A longer text is counted in blocks; each joint counts at most a token or two too many. tiktoken alone (0.14, 2
 cores) is not linear: a million characters of Chinese without punctuation take 1,080 ms (10,000 take 2.5 ms), of spaces
 410 ms, and a million spaces before a letter overflow its regular expression's stack: a Rust panic, no `Exception`."""
-_MESSAGES_MAX = 20_000  # cached counts: about 4 MB, several conversations of a full window
+_MESSAGES_MAX = 60_000  # cached counts: about 12 MB, the histories of a hundred busy clients
 _TEXTS_MAX = 4_096  # 8 MB of the longest chunks
 
 _PATTERN = (

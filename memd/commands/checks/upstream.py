@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from memd.commands.checks.outcome import Outcome, failed, ok, warning
 from memd.commands.running import RunningDaemon
 from memd.config import Config
@@ -21,6 +23,15 @@ START_IT = (
     "start it there (for llama.cpp: llama-server -m MODEL.gguf --port 8080), or set upstream.url to where it runs"
 )
 WANTS_KEY = frozenset({401, 403})
+
+
+def as_served(config: Config, daemon: RunningDaemon) -> Config:
+    """The settings with the model server that the running daemon uses: it may have been started with `--upstream`."""
+    told = daemon.health().get("upstream")
+    url = told.get("url") if isinstance(told, dict) else None
+    if not isinstance(url, str) or not url:
+        return config
+    return msgspec.structs.replace(config, upstream=msgspec.structs.replace(config.upstream, url=url))
 
 
 def upstream(config: Config) -> tuple[UpstreamProbe, list[Outcome]]:
