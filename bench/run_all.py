@@ -1,7 +1,7 @@
 """Runs the benches and writes what they print into `bench/RESULTS.md`, with the machine, the versions and the date.
 
-Backs the figures that the README quotes. Takes about half an hour; `--only` runs some. What needs a data file that is
-not ours (`quality.py`) runs if `--data` names one.
+Backs the figures that the README quotes. Takes about three quarters of an hour; `--only` runs some and leaves the
+others' sections as they are. What needs a data file that is not ours (`quality.py`) runs if `--data` names one.
 
     python bench/run_all.py [--only overhead,store] [--data FILE]
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -72,6 +73,12 @@ def run(name: str, arguments: list[str]) -> str:
     return f"## {name}\n\n`{shown}`, {minutes:.1f} minutes\n{plot}\n```\n{told}\n```\n"
 
 
+def known_sections() -> dict[str, str]:
+    """What is in the page already, by the bench's name."""
+    parts = re.split(r"^## (\w+)$", RESULTS.read_text(), flags=re.MULTILINE)[1:] if RESULTS.exists() else []
+    return {name: f"## {name}{text.rstrip()}\n" for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
 def main() -> None:
     """Run, and write the page anew after each bench."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -79,14 +86,15 @@ def main() -> None:
     parser.add_argument("--data", help="conversations for quality.py")
     asked = parser.parse_args()
     names = asked.only.split(",") if asked.only else [name for name in RUNS if name != "quality" or asked.data]
-    sections = [
+    head = (
         "# What the benches printed\n\nWritten by `bench/run_all.py`. On a shared machine only ratios within one run "
         f"count; what followed from them is in [NOTES.md](NOTES.md).\n\n{machine()}\n"
-    ]
+    )
+    sections = known_sections() if asked.only else {}
     for name in names:
         print(f"{name} …", flush=True)
-        sections.append(run(name, [*RUNS[name], *(["--data", asked.data] if name == "quality" else [])]))
-        RESULTS.write_text("\n".join(sections))
+        sections[name] = run(name, [*RUNS[name], *(["--data", asked.data] if name == "quality" else [])])
+        RESULTS.write_text("\n".join([head, *(sections[name] for name in RUNS if name in sections)]))
     print(f"written: {RESULTS}")
 
 
