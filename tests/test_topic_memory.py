@@ -86,7 +86,7 @@ def test_above_the_ceiling_the_topic_used_least_recently_goes_first(
     settings = {"store": {"memory_bytes_max": 1 << 20}, "buffer": {"idle_seconds": 0.05}}
     daemon = make_daemon(upstream.url, settings).start()
     text = " ".join(
-        f"Item {number} of the inventory is on shelf {number % 17}, box {number * 7 % 31}." for number in range(1600)
+        f"Item {number} of the inventory is on shelf {number % 17}, box {number * 7 % 31}." for number in range(2000)
     )
     for topic_id in ("one", "two", "three"):
         daemon.chat([said(text.replace("inventory", topic_id))], memory_in={"topic_id": topic_id})
