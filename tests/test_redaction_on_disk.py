@@ -16,6 +16,7 @@ from conftest import MakeDaemon
 from daemon_process import DaemonProcess, wait_until
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
+from memd.daemon.receipts import ASKED_CHARACTERS
 from memd.store.log import Store
 
 KEY_LINES = [f"MIIEow{line:02}q83vEjRWeJABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopq{line:02}zz" for line in range(24)]
@@ -79,6 +80,19 @@ def test_no_byte_on_disk_has_a_secret_whatever_happens(make_daemon: MakeDaemon, 
     assert len([prompt for prompt in upstream.prompts if "[redacted:" in prompt]) > 0, "and later what is remembered"
     assert not words_in_the_index(daemon, BY_USER["password"], IN_CORRECTION, KEY_LINES[9])
     assert words_in_the_index(daemon, "barometer")
+
+
+def test_the_beginning_of_what_was_said_that_a_receipt_keeps_does_not_end_within_a_secret(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, REDACTING).start()
+    secret = BY_USER["api_key"]
+    begun = 14  # of its characters are before the cut, too few to be known as a key
+    daemon.chat([said("a " * ((ASKED_CHARACTERS - begun) // 2) + secret + " is the key.")])
+    wait_until(lambda: "[redac" in daemon.run("turn", "--json").stdout, lambda: daemon.run("turn", "--json").stdout)
+    assert daemon.terminate() == 0
+    files = [path for path in daemon.data_dir.rglob("*") if path.is_file()]
+    assert [path.name for path in files if secret[8:begun].encode() in path.read_bytes()] == []
 
 
 def test_without_the_setting_everything_is_there(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:

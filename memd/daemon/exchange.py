@@ -28,7 +28,7 @@ from memd.daemon.correcting import apply_corrections
 from memd.daemon.log_lines import Content
 from memd.daemon.observing import Turn
 from memd.daemon.prompt import Prompt, with_live_turns
-from memd.daemon.receipts import ASKED_CHARACTERS, Receipt
+from memd.daemon.receipts import Receipt
 from memd.daemon.searching import scored_candidates
 from memd.daemon.service import Daemon
 from memd.daemon.topics import Topic
@@ -251,7 +251,7 @@ class Exchange:
         if block is not None and block.text and self.injected:
             receipt.block, receipt.block_tokens = block.text, drifted(block.tokens)
         receipt.status, receipt.http_status = self.status, http_status
-        receipt.asked = next(prompt.user_texts(), "")[:ASKED_CHARACTERS]
+        receipt.asked = next(prompt.user_texts(), "")
         receipt.shown = tuple(chunk.shown_id for chunk in self.injected)
         receipt.memory_tokens = drifted(prompt.block_tokens()) if self.injected else 0
         receipt.forwarded_tokens = drifted(self._forwarded_tokens)

@@ -42,7 +42,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     """A step of a tool loop: it shows the block of its turn again."""
     is_retry: bool = False
     asked: str = ""
-    """The beginning of what the user said last."""
+    """What the user said last; of a finished turn its beginning."""
     question: str | None = None
     """What memory was asked; None if it was not."""
     candidates: tuple[ScoredChunk, ...] = ()
@@ -131,7 +131,9 @@ class Receipts:
             self._ring.close()
 
     def _write(self, ring: ReceiptRing, receipt: Receipt) -> None:
-        ring.append(msgspec.json.encode(_redacted(receipt, self._redactor) if self._redactor else receipt))
+        kept = _redacted(receipt, self._redactor) if self._redactor else receipt
+        # Cut only now: the half of a key would not be known as one.
+        ring.append(msgspec.json.encode(msgspec.structs.replace(kept, asked=kept.asked[:ASKED_CHARACTERS])))
 
     async def _lines(self) -> list[bytes]:
         if self._ring is None:
@@ -143,7 +145,7 @@ def summary(receipt: Receipt) -> dict[str, Any]:
     """A receipt without its block, and with the number of its candidates instead of them."""
     told: dict[str, Any] = msgspec.to_builtins(receipt)
     del told["block"]
-    return told | {"candidates": len(receipt.candidates)}
+    return told | {"asked": receipt.asked[:ASKED_CHARACTERS], "candidates": len(receipt.candidates)}
 
 
 def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
