@@ -126,7 +126,8 @@ def test_the_ring_of_receipts_is_bounded_and_a_torn_end_costs_one_receipt(
     daemon = make_daemon(upstream.url, {"receipts": {"bytes_max": 200_000}}).start()
     admin = Admin(daemon)
     for number in range(60):
-        daemon.chat([said(f"{number} " + "and so on " * 100)])
+        last = daemon.chat([said(f"{number} " + "and so on " * 100)]).headers["X-Memory-Turn"]
+    wait_until(lambda: admin.answer(f"turns/{last}").status == 200, lambda: "no receipt")
     files = [daemon.data_dir / name for name in ("memd.receipts", "memd.receipts.old")]
     wait_until(lambda: files[1].exists(), lambda: "never turned over")
     assert sum(file.stat().st_size for file in files) <= 200_000

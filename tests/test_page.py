@@ -66,14 +66,14 @@ def said(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def tell(daemon: DaemonProcess, facts: tuple[str, ...], topic: str = "work") -> None:
+def tell(daemon: DaemonProcess, facts: tuple[str, ...], topic: str = "bikes") -> None:
     before = len(daemon.export())
     for fact in facts:
         daemon.chat([said(fact)], memory_in={"topic_id": topic})
     wait_until(lambda: len(daemon.export()) >= before + len(facts), lambda: f"stored: {daemon.export()}")
 
 
-def question(daemon: DaemonProcess, text: str, topic: str = "work") -> str:
+def question(daemon: DaemonProcess, text: str, topic: str = "bikes") -> str:
     """Ask in a new chat; the turn's id."""
     return str(daemon.chat([said(text)], memory_in={"topic_id": topic}).headers["X-Memory-Turn"])
 
@@ -100,7 +100,7 @@ def injected(page: Page) -> Locator:
 
 def open_chunk(page: Page, daemon: DaemonProcess, words: str) -> None:
     [found] = ask(f"{daemon.base_url}/memd/chunks?contains={words}").json["chunks"]
-    page.evaluate("hash => { location.hash = hash }", f"#/chunk/work/{found['uuid']}")
+    page.evaluate("hash => { location.hash = hash }", f"#/chunk/bikes/{found['uuid']}")
     expect(page.get_by_role("heading", level=1)).to_contain_text(found["id"])
 
 
@@ -190,7 +190,7 @@ def test_a_turn_tells_its_scores_what_was_left_out_its_timings_and_what_it_would
     expect(page.get_by_text("the same.").or_(page.get_by_text("Nothing would change."))).to_be_visible()
     taken_out = ask(
         f"{told.base_url}/memd/corrections",
-        {"topic_id": "work", "chunk_ids": [chunk_id(told, "PostgreSQL+because")], "action": "Update"},
+        {"topic_id": "bikes", "chunk_ids": [chunk_id(told, "PostgreSQL+because")], "action": "Update"},
     )
     assert taken_out.status == 200
     again.click()
@@ -207,8 +207,8 @@ def test_a_retry_a_tool_step_and_a_turn_without_memory_say_what_they_are(
 ) -> None:
     page = open_page(told)
     for _ in range(2):
-        told.chat([said(WHY)], memory_in={"topic_id": "work"})
-    told.chat([said("Without memory, please.")], {"X-Memory-Mode": "readonly"}, memory_in={"topic_id": "work"})
+        told.chat([said(WHY)], memory_in={"topic_id": "bikes"})
+    told.chat([said("Without memory, please.")], {"X-Memory-Mode": "readonly"}, memory_in={"topic_id": "bikes"})
     expect(rows(page)).to_have_count(6)
     expect(rows(page).nth(0)).to_contain_text("memory readonly")
     expect(rows(page).nth(1)).to_contain_text("retry")
@@ -279,7 +279,7 @@ def test_the_topics_have_their_sizes_and_choosing_one_narrows_every_view(
     tell(told, ("The garden gate needs oil before winter.",), topic="garden")
     page = open_page(told, "#/topics")
     expect(page.get_by_role("row")).to_have_count(3)
-    expect(page.get_by_role("row", name=re.compile("^work"))).to_contain_text("3")
+    expect(page.get_by_role("row", name=re.compile("^bikes"))).to_contain_text("3")
     page.get_by_role("row", name=re.compile("^garden")).get_by_role("link").click()
     expect(page.get_by_role("list", name="Log entries, newest first").locator("> li")).to_have_count(1)
     page.get_by_role("link", name="Turns").click()
@@ -307,7 +307,7 @@ def test_the_page_goes_on_by_itself_after_a_restart_and_shows_a_model_server_tha
 
 
 def test_what_cannot_be_shown_is_said_where_it_was_to_be(told: DaemonProcess, open_page: OpenPage) -> None:
-    page = open_page(told, "#/chunk/work/ffffffffffff", expected=("404",))
+    page = open_page(told, "#/chunk/bikes/ffffffffffff", expected=("404",))
     expect(page.get_by_role("alert")).to_contain_text("no chunk has the id")
     expect(page.get_by_role("button", name="Try again")).to_be_visible()
     page.evaluate("location.hash = '#/turns/00000000000000000000'")
@@ -347,11 +347,11 @@ def test_nothing_that_is_remembered_is_executed_and_what_is_hidden_is_made_visib
     wait_until(lambda: ask(f"{empty.base_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
     reason = "<svg onload=alert(7)> \u202ereason"
     for entry in empty.export()[:5]:
-        correction = {"topic_id": "work", "chunk_ids": [entry["uuid"]], "action": "Helpful", "reason": reason}
+        correction = {"topic_id": "bikes", "chunk_ids": [entry["uuid"]], "action": "Helpful", "reason": reason}
         assert ask(f"{empty.base_url}/memd/corrections", correction).status == 200
     page = open_page(empty, f"#/turns/{turn_id}")
     expect(page.locator("pre")).to_contain_text("the frame of the harbour")
-    for view in ("timeline", "search?q=harbour", f"chunk/work/{empty.export()[0]['uuid']}"):
+    for view in ("timeline", "search?q=harbour", f"chunk/bikes/{empty.export()[0]['uuid']}"):
         page.evaluate("hash => { location.hash = hash }", f"#/{view}")
         expect(page.locator(f"main .{view.split('/')[0].split('?')[0]}")).to_contain_text("harbour")
         expect(page.locator("main:visible").locator("script, img, iframe, style, [onclick], [onload]")).to_have_count(0)
@@ -431,7 +431,7 @@ def test_at_a_phone_s_width_nothing_is_cut_off_and_every_target_is_large_enough(
     turn_id = question(told, WHY)
     wait_until(lambda: ask(f"{told.base_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
     page = open_page(told, viewport=PHONE, has_touch=True, is_mobile=True)
-    views = (*VIEWS, f"turns/{turn_id}", "search?q=word", f"chunk/work/{chunk_id(told, 'inodes')}")
+    views = (*VIEWS, f"turns/{turn_id}", "search?q=word", f"chunk/bikes/{chunk_id(told, 'inodes')}")
     for view in views:
         page.evaluate("hash => { location.hash = hash }", f"#/{view}")
         expect(page.locator("main")).not_to_have_attribute("aria-busy", "true")
@@ -476,7 +476,7 @@ def test_in_both_themes_every_text_can_be_read(told: DaemonProcess, open_page: O
     page.reload()
     expect(button).to_have_text(f"Theme: {theme}")
     grounds = {"light": 200, "dark": 60}
-    for view in (*VIEWS, f"turns/{turn_id}", "search?q=word", f"chunk/work/{chunk_id(told, 'inodes')}"):
+    for view in (*VIEWS, f"turns/{turn_id}", "search?q=word", f"chunk/bikes/{chunk_id(told, 'inodes')}"):
         page.evaluate("hash => { location.hash = hash }", f"#/{view}")
         expect(page.locator("main")).not_to_have_attribute("aria-busy", "true")
         expect(page.locator("main h1")).to_be_visible()
