@@ -160,7 +160,7 @@ async def stats(daemon: Daemon, request: web.Request, _: str) -> Stats:
         data_dir=str(daemon.config.data_dir.resolve()),
         memory_bytes=sum(one.memory_bytes for one in known.values()),
         memory_bytes_max=daemon.config.store.memory_bytes_max,
-        cache_bytes=daemon.message_cache.bytes_held + daemon.store.known_words.bytes_held,
+        cache_bytes=daemon.cache_bytes,
         redacted=dict(daemon.redactor.told) if daemon.redactor else None,
         topics=known,
     )

@@ -204,8 +204,8 @@ class _Present(Collector):
         yield _gauge("memd_memory_bytes", "What is loaded of the log", sum(one.memory_bytes for one in topics))
         allowed = self._daemon.config.store.memory_bytes_max
         yield _gauge("memd_memory_bytes_max", "store.memory_bytes_max", allowed)
-        cached = self._daemon.message_cache.bytes_held + self._daemon.store.known_words.bytes_held
-        yield _gauge("memd_cache_bytes", "Parsed messages and words of chunks that are kept; bounded", cached)
+        told = "Parsed messages and words of chunks that are kept; bounded"
+        yield _gauge("memd_cache_bytes", told, self._daemon.cache_bytes)
 
     def _work(self) -> Iterator[Metric]:
         daemon = self._daemon

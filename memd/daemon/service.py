@@ -67,6 +67,11 @@ class Daemon:
         self.base_url = ""
         metrics.watch(self)
 
+    @property
+    def cache_bytes(self) -> int:
+        """What is kept of parsed messages and of the words of chunks because it is asked for again; each bounded."""
+        return self.message_cache.bytes_held + self.store.known_words.bytes_held
+
     async def close(self) -> None:
         """Journal the buffers and end the threads. The upstream and the store are closed by who made them."""
         for topic in self.topics.opened():
