@@ -14,7 +14,7 @@ help: ## Show this list
 demo: .venv/installed ## Install memd into .venv and play a long conversation through it (no model needed)
 	@$(PY) -m memd demo $(DEMO_FLAGS)
 
-test: lint .venv/browser ## Lint, types and all tests
+test: lint .venv/browser .venv/llama.cpp/fetched ## Lint, types and all tests
 	$(PY) -m pytest -n auto --dist loadfile $(PYTEST_FLAGS)
 
 fuzz: .venv/installed-test ## Many more random inputs to what reads untrusted bytes, other ones each time (some minutes)
@@ -50,6 +50,12 @@ BROWSERS := chromium chromium-browser google-chrome-stable google-chrome
 		fi; \
 	fi
 	@if command -v $(BROWSERS) >/dev/null; then touch $@; fi
+
+# The chat templates that llama.cpp ships, and its server's own tests, come with the sources of the package that runs it.
+.venv/llama.cpp/fetched: .venv/installed-test
+	@echo "Fetching llama.cpp's chat templates and server tests (some seconds, once) ..."
+	@if $(PY) tests/llamacpp_sources.py; then touch $@; else \
+		echo "The sources of xllamacpp could not be fetched: the tests with llama.cpp's templates will be skipped." >&2; fi
 
 INSTALL_FAILED = { echo "The installation failed. hnswlib is compiled on this machine: it needs a C++ compiler and Python's headers (Debian and Ubuntu: apt install g++ python3-dev)." >&2; exit 1; }
 

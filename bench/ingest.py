@@ -280,7 +280,7 @@ def prepare(folder: Path, embedder: Embedder) -> float:
         )
         log = store.topic(name)
         for _ in range(segments):
-            log.append(drafts(mixed(base, entries, chosen)))
+            log.append(drafts(mixed(base, entries, chosen), chosen))
         started = time.perf_counter()
         for segment_id in log.unsealed() if name == "merging" else []:
             log.seal(segment_id)

@@ -249,7 +249,7 @@ def fill(folder: Path, chunks: int) -> None:
     base, chosen = embedded(embedder, 2000), np.random.default_rng(1)
     log = store.topic("default")
     for start in range(0, chunks, 5000):
-        log.append(drafts(mixed(base, min(5000, chunks - start), chosen)))
+        log.append(drafts(mixed(base, min(5000, chunks - start), chosen), chosen))
         settle(log)
     log.index_words()
     store.close()

@@ -6,10 +6,11 @@ searches go on at full speed while a segment is sealed; at most 1.3 times the ra
 topic answers soon after a start. All on the same vectors (see vectors.py) in one run: on a shared machine only ratios
 mean anything.
 
-    python bench/store.py [--sizes 5000,100000] [--others none] [--json FILE]
+    python bench/store.py [--sizes 5000,100000] [--others none] [--keep FOLDER] [--json FILE]
 
-The two default sizes take some minutes; 1000000 takes about half an hour and 8 GB of disk. chromadb, lancedb,
-sqlite-vec and qdrant-client are compared where they are installed (`pip install '.[bench]'`).
+The two default sizes take some minutes; 1000000 takes about half an hour and 8 GB of disk, and three times that with
+others. chromadb, lancedb, sqlite-vec and qdrant-client are compared where they are installed (`pip install
+'.[bench]'`). With `--keep`, memd's store of each size stays in FOLDER/size, for bench/overhead.py.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from prose import texts
 from rich.console import Console
 from rich.table import Table
 from vector_stores import NumpyExact, VectorStore, installed
@@ -49,8 +51,7 @@ SEGMENT_ENTRIES = 5000
 GROUP = 20
 K = 32
 QUERIES = 200
-TOPIC = "bench"
-CONTENT = "user: " + "What was decided about the harbour, and which of the two boats goes first? " * 6  # 450 bytes
+TOPIC = "default"
 NO_LIMIT_MS = 1e9
 DIMENSION = 384
 
@@ -58,23 +59,23 @@ Figures = dict[str, float]
 Result = TypeVar("Result")
 
 
-def opened(folder: Path) -> Store:
+def opened(folder: Path, fingerprint: str) -> Store:
     """The store under test."""
-    return Store.open(folder, dimension=DIMENSION, fingerprint="bench", segment_entries_max=SEGMENT_ENTRIES)
+    return Store.open(folder, dimension=DIMENSION, fingerprint=fingerprint, segment_entries_max=SEGMENT_ENTRIES)
 
 
-def drafts(vectors: Floats) -> list[Draft]:
-    """A chunk for each vector."""
+def drafts(vectors: Floats, chosen: np.random.Generator) -> list[Draft]:
+    """A chunk for each vector; what it says has nothing to do with the vector."""
     return [
         Draft(
             uuid=uuid.uuid4().bytes,
-            content=CONTENT,
+            content=f"user: {text}",
             vector=vector.astype("<f4").tobytes(),
             created_at=1,
             roles=("user",),
             digests=(uuid.uuid4().bytes,),
         )
-        for vector in vectors
+        for vector, text in zip(vectors, texts(len(vectors), chosen), strict=True)
     ]
 
 
@@ -89,14 +90,14 @@ def settle(log: TopicLog) -> Figures:
     return {"seal_seconds": sealed - started, "merge_seconds": time.perf_counter() - sealed}
 
 
-def filled(folder: Path, vectors: Floats) -> tuple[Store, Figures]:
+def filled(folder: Path, fingerprint: str, vectors: Floats, chosen: np.random.Generator) -> tuple[Store, Figures]:
     """A store with all vectors, sealed and merged."""
-    store = opened(folder)
+    store = opened(folder, fingerprint)
     log = store.topic(TOPIC)
     spent = {"append_seconds": 0.0, "seal_seconds": 0.0, "merge_seconds": 0.0}
     for start in range(0, len(vectors), SEGMENT_ENTRIES):
         for group in np.array_split(vectors[start : start + SEGMENT_ENTRIES], 20):
-            made = drafts(group)
+            made = drafts(group, chosen)
             began = time.perf_counter()
             log.append(made)
             spent["append_seconds"] += time.perf_counter() - began
@@ -137,7 +138,7 @@ def appended(log: TopicLog, folder: Path, chosen: np.random.Generator, base: Flo
     descriptor = os.open(folder / "bare", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     ours, bare = [], []
     for _ in range(100):
-        made = drafts(mixed(base, GROUP, chosen))
+        made = drafts(mixed(base, GROUP, chosen), chosen)
         before = path.stat().st_size if path.exists() else 0
         ours.append(timed(partial(log.append, made))[0])
         data = os.urandom(max(1, path.stat().st_size - before))
@@ -162,13 +163,13 @@ def while_sealing(log: TopicLog, chosen: np.random.Generator, base: Floats) -> F
         appends: list[float] = []
         searches: list[float] = []
         while going() or len(searches) < counted:
-            made, query = drafts(mixed(base, 1, chosen)), mixed(base, 1, chosen)
+            made, query = drafts(mixed(base, 1, chosen), chosen), mixed(base, 1, chosen)
             appends.append(timed(partial(log.append, made))[0])
             searches.append(timed(partial(log.snapshot().search, query, K))[0])
         return float(np.percentile(appends, 99)), float(np.percentile(searches, 99))
 
     while not log.unsealed():  # a full segment that waits to be sealed
-        log.append(drafts(mixed(base, 250, chosen)))
+        log.append(drafts(mixed(base, 250, chosen), chosen))
     idle = rounds(lambda: False, 300)
     sealing = threading.Thread(target=settle, args=(log,))
     sealing.start()
@@ -182,18 +183,19 @@ def while_sealing(log: TopicLog, chosen: np.random.Generator, base: Floats) -> F
     }
 
 
-def reopened(folder: Path) -> Figures:
+def reopened(folder: Path, fingerprint: str) -> Figures:
     """Opening in a fresh process: until appends are possible, until the first result, and the memory it takes."""
-    done = subprocess.run([sys.executable, __file__, "--open", str(folder)], check=True, capture_output=True, text=True)
+    command = [sys.executable, __file__, "--open", str(folder), fingerprint]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     figures: Figures = json.loads(done.stdout)
     return figures
 
 
-def open_and_report(folder: Path) -> None:
+def open_and_report(folder: Path, fingerprint: str) -> None:
     """The fresh process's part."""
     before = _resident_bytes()
     started = time.perf_counter()
-    store = opened(folder)
+    store = opened(folder, fingerprint)
     ready = time.perf_counter()
     log = store.topic(TOPIC)
     columns = time.perf_counter()
@@ -222,8 +224,8 @@ def bytes_below(folder: Path) -> int:
 # -- the run ------------------------------------------------------------------------------------------------------
 
 
-def measure(size: int, base: Floats, others: bool) -> dict[str, Figures]:
-    """Everything at one size; a row per store."""
+def measure(size: int, base: Floats, fingerprint: str, others: bool, keep: Path | None) -> dict[str, Figures]:
+    """Everything at one size; a row per store. memd's own stays below `keep`."""
     chosen = np.random.default_rng(size)
     vectors, queries = mixed(base, size, chosen), mixed(base, QUERIES, chosen)
     rows: dict[str, Figures] = {}
@@ -231,7 +233,7 @@ def measure(size: int, base: Floats, others: bool) -> dict[str, Figures]:
         exact = NumpyExact(folder, DIMENSION)
         exact.add(vectors)
         truth = [set(exact.search(query, K)) for query in queries]
-        store, spent = filled(folder / "memd", vectors)
+        store, spent = filled(folder / "memd", fingerprint, vectors, chosen)
         log = store.topic(TOPIC)
         numbers = {hit_id: number for number, hit_id in enumerate(_ids(log))}
 
@@ -242,16 +244,24 @@ def measure(size: int, base: Floats, others: bool) -> dict[str, Figures]:
         rows["memd"] |= {f"{name}_per_1000": 1000 * seconds / size for name, seconds in spent.items()}
         rows["memd"] |= {"indexes": log.stats().indexes, "disk_bytes_per_chunk": bytes_below(folder / "memd") / size}
         store.close()
-        rows["memd"] |= (again := reopened(folder / "memd"))
+        rows["memd"] |= (again := reopened(folder / "memd", fingerprint))
         rows["memd"]["memory_per_raw"] = again["resident_bytes"] / (size * DIMENSION * 4)
-        store = opened(folder / "memd")
+        store = opened(folder / "memd", fingerprint)
         rows["memd"] |= appended(store.topic(TOPIC), folder, chosen, base)
         rows["memd"] |= while_sealing(store.topic(TOPIC), chosen, base)
         store.close()
+        _progress(f"{size:,} in memd: search {rows['memd']['p50_ms']:.2f} ms")
+        if keep is not None:
+            shutil.move(folder / "memd", keep / str(size))
     for name, kind in installed(size) if others else [("numpy exact", NumpyExact)]:
         with _folder() as folder:
             rows[name] = _other(kind(folder / "other", DIMENSION), folder, vectors, queries, truth, base)
+            _progress(f"{size:,} in {name}: search {rows[name]['p50_ms']:.2f} ms")
     return rows
+
+
+def _progress(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 def _other(
@@ -324,19 +334,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--sizes", default="5000,100000", help="comma-separated numbers of chunks")
     parser.add_argument("--others", choices=["all", "none"], default="all", help="whether to measure other stores")
+    parser.add_argument("--keep", type=Path, help="an existing folder in which memd's stores stay")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--open", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.open is not None:
-        open_and_report(asked.open)
+        open_and_report(Path(asked.open[0]), asked.open[1])
         return
-    base = embedded(load_embedder("bundled", 1), BASE_SENTENCES)
+    embedder = load_embedder("bundled", 1)
+    base = embedded(embedder, BASE_SENTENCES)
     figures: dict[str, Any] = {}
     for size in map(int, asked.sizes.split(",")):
-        figures[str(size)] = measure(size, base, asked.others == "all")
+        figures[str(size)] = measure(size, base, embedder.fingerprint, asked.others == "all", asked.keep)
         report(size, figures[str(size)])
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(figures, indent=1))
+        if asked.json is not None:  # after each size: the last one takes an hour
+            asked.json.write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,61 @@
+"""What llama.cpp ships beside its code: chat templates, and the tests of its server.
+
+Rule: of the very version that the tests run, and nothing of it is kept in this project. xllamacpp's source distribution
+carries it, so it comes from the package registry, with pip and its settings, once, into the virtual environment. Run as
+a script it fetches what is missing.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+PACKAGE = "xllamacpp"
+WANTED = ("models/templates/", "tools/server/tests/", "LICENSE")
+
+
+def folder() -> Path:
+    """Where a copy for the installed version is, or would be."""
+    return Path(sys.prefix) / "llama.cpp" / importlib.metadata.version(PACKAGE)
+
+
+def chat_templates() -> dict[str, Path]:
+    """Name → file of every chat template that llama.cpp ships; nothing where they could not be fetched."""
+    return {path.stem: path for path in sorted((folder() / "models" / "templates").glob("*.jinja"))}
+
+
+def server_tests() -> Path | None:
+    """The folder of the tests of llama.cpp's server, or None where they could not be fetched."""
+    tests = folder() / "tools" / "server" / "tests"
+    return tests if tests.is_dir() else None
+
+
+def fetch() -> None:
+    """Download and unpack them, unless that has been done.
+
+    Raises:
+        subprocess.CalledProcessError: if pip cannot download the sources.
+    """
+    if folder().exists():
+        return
+    folder().parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder().parent) as there:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        wanted = f"{PACKAGE}=={importlib.metadata.version(PACKAGE)}"
+        subprocess.run([*command, "--no-binary", PACKAGE, "--dest", there, wanted], check=True)
+        [archive] = Path(there).glob("*.tar.gz")
+        unpacked = Path(there) / "unpacked"
+        with tarfile.open(archive) as sources:
+            for member in sources:
+                _, _, name = member.name.partition("/thirdparty/llama.cpp/")
+                if member.isfile() and name.startswith(WANTED):
+                    sources.extract(member.replace(name=name), unpacked, filter="data")
+        unpacked.rename(folder())  # in one step: a copy that exists is whole
+
+
+if __name__ == "__main__":
+    fetch()
