@@ -24,7 +24,7 @@ from memd.store.snapshot import Snapshot, View
 from memd.store.terms import terms
 from memd.store.words import SCHEMA, KnownWords, Question, Words, native
 
-FORMAT = 3
+FORMAT = 4
 """Raise it when the terms of a text or the fields change: indexes of another format are built anew."""
 BATCH_ENTRIES = 5_000
 """Between two commits: what a rebuild that is interrupted loses."""
@@ -244,7 +244,7 @@ def _document(entry: Entry, names: Sequence[str]) -> tantivy.Document:
     document = tantivy.Document()
     document.add_unsigned("canonical_id", entry.canonical_id)
     document.add_text("uuid", entry.uuid.hex())
-    document.add_text("terms", " ".join(names))
+    document.add_text("terms", Words.of(names).text)
     return document
 
 

@@ -11,7 +11,6 @@ import itertools
 import math
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -32,7 +31,7 @@ QUERY_TERMS_MAX = 64
 SLACK = 2
 """Candidates that are asked for per result: the order by tantivy's parameters differs from ours, and some are gone."""
 KNOWN_WORDS_BYTES_MAX = 32 * 1024 * 1024
-"""Of words that are kept in memory: about 10,000 chunks."""
+"""Of words that are kept in memory: about 30,000 chunks."""
 _ENTRY_BYTES = 300
 """Of the key and the places of one chunk (measured with tracemalloc)."""
 
@@ -59,6 +58,7 @@ class LexicalHit(msgspec.Struct, frozen=True):
 
 class _Term(NamedTuple):
     name: str
+    spaced: str
     idf: float
     weight: float
     """What it counts in a score: no handful of common words outweighs a name."""
@@ -66,15 +66,28 @@ class _Term(NamedTuple):
 
 
 class Words(NamedTuple):
-    """The words of one chunk: how often it has each, and how many it has in all."""
+    """The words of one chunk, as they are stored: one text, because a question looks for a handful of them and a table
+    of all takes longer to make than to look for those.
+    """
 
-    counts: dict[str, int]
+    text: str
+    """All terms in order, each between two spaces of its own."""
     length: int
+    """How many terms."""
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Words:
-        """The words of a chunk, given its terms. Interned: most chunks have most of theirs in common."""
-        return cls(Counter(map(sys.intern, names)), len(names))
+        """The words of a chunk, given its terms."""
+        return cls(f" {'  '.join(names)} ", len(names))
+
+    @classmethod
+    def stored(cls, text: str) -> Words:
+        """The words of a chunk that were stored as `text`."""
+        return cls(text, text.count("  ") + 1)
+
+    def count(self, spaced: str) -> int:
+        """How often the chunk has a term, given with a space before and after."""
+        return self.text.count(spaced)
 
 
 class KnownWords:
@@ -99,7 +112,7 @@ class KnownWords:
 
     def keep(self, key: tuple[int, int], words: Words) -> None:
         """Know them from now on."""
-        held = _ENTRY_BYTES + sys.getsizeof(words.counts)
+        held = _ENTRY_BYTES + sys.getsizeof(words.text)
         with self._lock:
             if key in self._known:
                 return
@@ -205,14 +218,15 @@ class Question:
         return [hit for hit in hits if hit.score > 0]
 
     def _weighed(self, name: str, is_exact: bool) -> _Term:
-        count, having = len(self._fresh), sum(name in words.counts for words in self._fresh.values())
+        spaced = f" {name} "
+        count, having = len(self._fresh), sum(words.count(spaced) > 0 for words in self._fresh.values())
         if self._searcher is not None:
             with native("lexical"):
                 count, having = count + self._searcher.num_docs, having + self._searcher.doc_freq("terms", name)
         rare = max(1, min(count // 2, max(3, count // 100)))
         idf = math.log1p((max(count, having) - having + 0.5) / (having + 0.5))
         counts_as_exact = is_exact and having <= rare
-        return _Term(name, idf, idf * (EXACT_WEIGHT if counts_as_exact else 1), counts_as_exact)
+        return _Term(name, spaced, idf, idf * (EXACT_WEIGHT if counts_as_exact else 1), counts_as_exact)
 
     def _found(self, searcher: tantivy.Searcher, query: tantivy.Query, limit: int) -> list[LexicalHit]:
         with native("lexical"):
@@ -223,7 +237,7 @@ class Question:
     def _words(self, searcher: tantivy.Searcher, canonical_id: int, address: tantivy.DocAddress) -> Words:
         words = self._known_words.get(canonical_id)
         if words is None:
-            words = Words.of(searcher.doc(address)["terms"][0].split(" "))
+            words = Words.stored(searcher.doc(address)["terms"][0])
             self._known_words.keep(canonical_id, words)
         return words
 
@@ -231,8 +245,8 @@ class Question:
         slowdown = K1 * (1 - B + B * words.length / self._mean_terms)
         score = covered = 0.0
         has_exact = False
-        for name, idf, weight, is_exact in self._terms:
-            frequency = words.counts.get(name)
+        for _, spaced, idf, weight, is_exact in self._terms:
+            frequency = words.count(spaced)
             if frequency:
                 score += weight * frequency * (K1 + 1) / (frequency + slowdown)
                 covered += idf
