@@ -1,27 +1,64 @@
 """llama.cpp's real HTTP server in a process of its own, for as long as whoever started it is there.
 
 Rule: run as a script (`python llama_server.py MODEL ...`) it prints one line `LISTEN URL` and stays up until its
-standard input closes: a pytest that dies, however it dies, takes its server with it.
+standard input closes: a pytest that dies, however it dies, takes its server with it. Each line that it reads before,
+`{"model": PATH, "chat_template": JINJA}`, puts a new server in the place of the old one, with a new `LISTEN URL`: to
+start a process for each of many templates would take longer than to test them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 READY_SECONDS_MAX = 60
+
+
+class Llama:
+    """A server that is up, and may be another one behind the next address."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._asked: IO[bytes] = process.stdin
+        self._told: IO[bytes] = process.stdout
+        self._log = log
+        self.url = self._listening()
+        """Without `/v1`."""
+
+    def replace(self, model: Path, chat_template: str) -> None:
+        """End the server and start one on `model`, with `chat_template` instead of the model's own; at a new `url`."""
+        self._asked.write(json.dumps({"model": str(model), "chat_template": chat_template}).encode() + b"\n")
+        self._asked.flush()
+        self.url = self._listening()
+
+    def _listening(self) -> str:
+        for line in self._told:  # llama.cpp writes here too; ends with the process
+            if line.startswith(b"LISTEN "):
+                return line.split()[1].decode()
+        raise AssertionError(f"llama.cpp did not start:\n{self._log.read_text(errors='replace')[-4000:]}")
 
 
 @contextmanager
 def running_llama(
     model: Path, *, context: int, log: Path, parallel: int = 1, port: int = 0, settings: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Start the server on `model` and give its base URL (without `/v1`).
+    """Start the server on `model` and give its base URL (without `/v1`); see `replaceable_llama`."""
+    with replaceable_llama(model, context=context, log=log, parallel=parallel, port=port, settings=settings) as llama:
+        yield llama.url
+
+
+@contextmanager
+def replaceable_llama(
+    model: Path, *, context: int, log: Path, parallel: int = 1, port: int = 0, settings: Sequence[str] = ()
+) -> Iterator[Llama]:
+    """Start the server on `model`.
 
     Args:
         model: A GGUF file.
@@ -37,15 +74,8 @@ def running_llama(
         log.open("wb") as err,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err) as process,
     ):
-        assert process.stdin is not None and process.stdout is not None
         try:
-            url = ""
-            for line in process.stdout:  # llama.cpp writes here too; ends with the process
-                if line.startswith(b"LISTEN "):
-                    url = line.split()[1].decode()
-                    break
-            assert url, f"llama.cpp did not start:\n{log.read_text(errors='replace')[-4000:]}"
-            yield url
+            yield Llama(process, log)
         finally:
             process.kill()
 
@@ -74,7 +104,12 @@ def _serve() -> None:
         setattr(params, name, type(getattr(params, name))(int(value)))  # an unknown name fails here
     server = xllamacpp.Server(params)
     print("LISTEN", server.listening_address, flush=True)
-    sys.stdin.buffer.read()
+    for line in sys.stdin.buffer:
+        wanted = json.loads(line)
+        params.model.path, params.chat_template = wanted["model"], wanted["chat_template"]
+        del server  # ends it
+        server = xllamacpp.Server(params)
+        print("LISTEN", server.listening_address, flush=True)
     os._exit(0)  # the server's threads would go on
 
 

@@ -1,4 +1,4 @@
-"""What llama.cpp ships beside its code: chat templates, and the tests of its server.
+"""What llama.cpp ships beside its library: chat templates, its server's main program, and the tests of its server.
 
 Rule: of the very version that the tests run, and nothing of it is kept in this project. xllamacpp's source distribution
 carries it, so it comes from the package registry, with pip and its settings, once, into the virtual environment. Run as
@@ -8,6 +8,7 @@ a script it fetches what is missing.
 from __future__ import annotations
 
 import importlib.metadata
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -15,7 +16,9 @@ import tempfile
 from pathlib import Path
 
 PACKAGE = "xllamacpp"
-WANTED = ("models/templates/", "tools/server/tests/", "LICENSE")
+WANTED = ("models/templates/", "tools/server/", "common/json-schema-to-grammar.cpp", "LICENSE")
+CODE_WANTED = ("common/", "ggml/include/", "include/", "tools/mtmd/", "tools/ui/ui.", "vendor/")
+HEADERS = (".h", ".hpp", ".h.in", ".cpp.in")  # of CODE_WANTED: what the server's main program includes
 
 
 def folder() -> Path:
@@ -34,13 +37,18 @@ def server_tests() -> Path | None:
     return tests if tests.is_dir() else None
 
 
+def server_sources() -> Path | None:
+    """The folder from which llama.cpp's server can be compiled, or None where it could not be fetched."""
+    return folder() if (folder() / "common" / "json-schema-to-grammar.cpp").is_file() else None
+
+
 def fetch() -> None:
     """Download and unpack them, unless that has been done.
 
     Raises:
         subprocess.CalledProcessError: if pip cannot download the sources.
     """
-    if folder().exists():
+    if server_sources() is not None:
         return
     folder().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder().parent) as there:
@@ -52,9 +60,14 @@ def fetch() -> None:
         with tarfile.open(archive) as sources:
             for member in sources:
                 _, _, name = member.name.partition("/thirdparty/llama.cpp/")
-                if member.isfile() and name.startswith(WANTED):
+                if member.isfile() and _is_wanted(name):
                     sources.extract(member.replace(name=name), unpacked, filter="data")
+        shutil.rmtree(folder(), ignore_errors=True)  # an earlier memd wanted less of it
         unpacked.rename(folder())  # in one step: a copy that exists is whole
+
+
+def _is_wanted(name: str) -> bool:
+    return name.startswith(WANTED) or (name.startswith(CODE_WANTED) and name.endswith(HEADERS))
 
 
 if __name__ == "__main__":

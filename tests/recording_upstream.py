@@ -1,6 +1,7 @@
 """An upstream that writes down what it is sent, byte for byte, and answers as it is told.
 
 Rule: it is plain `http.server` and threads: nothing of the daemon's own libraries is between the test and the wire.
+With a server `behind` it, it is that one that answers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
+
+from daemon_process import ask
 
 HOLD_SECONDS_MAX = 60
 
@@ -46,6 +49,8 @@ class RecordingUpstream:
         self.url = ""
         self.is_loading = False
         """Whether it answers everything as llama-server does until its model is loaded."""
+        self.behind = ""
+        """The base URL of a server that is to answer all requests."""
 
     @property
     def chats(self) -> list[Request]:
@@ -79,6 +84,8 @@ def recording_upstream(*, window: int | None = 4096) -> Iterator[RecordingUpstre
             if upstream.is_loading:
                 error = {"code": 503, "message": "Loading model", "type": "unavailable_error"}
                 self._send(Response((json.dumps({"error": error}).encode(),), status=503))
+            elif upstream.behind:
+                self._send(passed_on(request, upstream.behind))
             elif self.path == "/props" and window is not None:
                 told = {"default_generation_settings": {"n_ctx": window}, "model_alias": "recorded"}
                 self._send(Response((json.dumps(told).encode(),)))
@@ -126,6 +133,12 @@ def recording_upstream(*, window: int | None = 4096) -> Iterator[RecordingUpstre
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def passed_on(request: Request, base_url: str) -> Response:
+    """What the server at `base_url` says to `request`."""
+    answer = ask(base_url + request.target, request.body or None, method=request.method)
+    return Response((answer.body,), answer.status, (("Content-Type", answer.headers["Content-Type"]),))
 
 
 COMMON = {"id": "chatcmpl-1", "created": 1, "model": "recorded"}
