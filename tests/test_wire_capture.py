@@ -247,6 +247,37 @@ def test_whatever_comes_is_captured_or_ignored_in_any_split(parts: list[bytes], 
     assert message is None or message.content_digest
 
 
+fast_parts = st.sampled_from(
+    [
+        stream_of(chunk({"content": " wörd"}), done=False),
+        stream_of(chunk({"content": ' "data: [DONE]" '}), done=False),
+        stream_of(chunk({"role": "assistant", "content": None}), done=False),
+        stream_of(chunk({"content": "other"}, index=1), done=False),
+        stream_of(chunk({"content": "a", "refusal": "b"}), done=False),
+        stream_of(chunk({"content": "end"}, "stop", timings=TIMINGS), done=False),
+        stream_of({"choices": [], "usage": {"prompt_tokens": 7}}, done=False),
+        stream_of({"error": {"message": "no room"}}, done=False),
+        stream_of(chunk({"content": "x"}), done=False).replace(b"\n", b"\r\n"),
+        stream_of(chunk({"content": "x"}), done=False).replace(b': {"content"', b':\ndata: {"content"'),
+        b'data: {"choices":[{"index":0,"delta":{"content":"x"}}\n\ndata: ]}\n\n',
+        stream_of(chunk({"content": "x"}), done=False).replace(b"}\n", b"}{}\n"),
+        b": still there\n\n",
+        b"\n",
+        b"data: [DONE]\n\n",
+    ]
+)
+
+
+@given(st.lists(st.tuples(fast_parts, st.integers(min_value=1, max_value=200)), max_size=8), cuts, st.integers(0, 9000))
+def test_a_stream_that_comes_in_large_parts_is_captured_as_one_that_comes_in_small_ones(
+    parts: list[tuple[bytes, int]], at: list[int], bytes_max: int
+) -> None:
+    stream = b"".join(part * times for part, times in parts)
+    slow = captured(stream, list(range(0, len(stream), 997)), bytes_max=bytes_max)
+    fast = captured(stream, at, bytes_max=bytes_max)
+    assert (fast.reply(), fast.truncated, fast.done) == (slow.reply(), slow.truncated, slow.done)
+
+
 @given(st.binary() | odd_answers.map(lambda answer: json.dumps(answer).encode()))
 def test_whatever_an_answer_holds_capturing_it_does_not_fail(body: bytes) -> None:
     assert isinstance(capture_json(body), Reply)

@@ -6,7 +6,7 @@ recognised then. Capturing never raises, whatever the upstream sends, and never 
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import Raw
@@ -17,6 +17,7 @@ from memd.wire.chat_message import UNREADABLE, joined_text, parse_message
 from memd.wire.sse import DONE, EVENT_BYTES_MAX, SseEvent, SseParser
 
 CAPTURE_BYTES_MAX = 4 * 1024 * 1024  # a million tokens of text
+_MANY_BYTES = 1024  # a stream that comes in smaller parts is slow enough to be read event by event
 _CALL_BYTES = 256  # charged per tool call, so that a stream of empty ones is bounded too
 
 
@@ -100,7 +101,27 @@ class _Answer(msgspec.Struct):
     error: Any = None
 
 
+class _Text(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    content: str
+
+
+class _TextChoice(msgspec.Struct, gc=False):
+    delta: _Text
+    index: Literal[0] = 0
+    finish_reason: None = None
+
+
+class _TextChunk(msgspec.Struct, gc=False):
+    """What nearly every chunk of a stream is: a piece of choice 0's text and nothing else that memd reads."""
+
+    choices: tuple[_TextChoice]
+    usage: None = None
+    timings: None = None
+    error: None = None
+
+
 _answer_decoder = msgspec.json.Decoder(_Answer)
+_text_decoder = msgspec.json.Decoder(_TextChunk)
 
 
 class _Call:
@@ -137,8 +158,8 @@ class StreamCapture:
 
     def feed(self, data: bytes) -> None:
         """Take in the next bytes of the stream."""
-        for event in self._parser.feed(data):
-            self._take_event(event)
+        start = self._take_many(data) if len(data) >= _MANY_BYTES else 0
+        self._take_events(data[start:])
         self.truncated = self._room.exceeded or self._parser.skipped > 0
 
     def message(self, interrupted: bool = False) -> Message | None:
@@ -155,6 +176,27 @@ class StreamCapture:
     def reply(self, interrupted: bool = False) -> Reply:
         """All that is known so far."""
         return Reply(self.message(interrupted), self.usage, self.finish_reason, self.error)
+
+    def _take_many(self, data: bytes) -> int:
+        """Take in the chunks that `data` begins with, many at once where all that they say is text; where they end."""
+        start = self._parser.open_event_end(data)
+        self._take_events(data[:start])
+        while True:
+            lines, end = self._parser.object_lines(data, start)
+            if end == start:
+                return start
+            text = _text_of(lines)
+            if text is None:
+                self._take_events(data[start:end])
+            else:
+                self._role = self._role or "assistant"
+                self._append(self._content, text)
+                self._parser.pass_over(end - start)
+            start = end
+
+    def _take_events(self, data: bytes) -> None:
+        for event in self._parser.feed(data):
+            self._take_event(event)
 
     def _take_event(self, event: SseEvent) -> None:
         if event.data.strip() == DONE:
@@ -253,6 +295,15 @@ def _decoded(data: bytes) -> _Answer | None:
         return _answer_decoder.decode(data)
     except UNREADABLE:
         return None
+
+
+def _text_of(lines: bytes) -> str | None:
+    """The text of chunks that stand one to a line; None if one of them says more than that, or is no chunk."""
+    try:
+        pieces = [chunk.choices[0].delta.content for chunk in _text_decoder.decode_lines(lines)]
+    except UNREADABLE:
+        return None
+    return "".join(pieces) if len(pieces) == lines.count(b"\n") + 1 else None  # msgspec lets a line hold several
 
 
 def _usage(answer: _Answer) -> Usage | None:

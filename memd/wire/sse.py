@@ -20,6 +20,8 @@ DONE = b"[DONE]"
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 _DATA = b"data: "
+_OBJECT_BEGIN, _OBJECT_END = _DATA + b"{", b"}\n\n"
+_BATCH_BYTES = 16 * 1024  # what is made of them stays in the processor's cache
 _WHITE_SPACE = b" \t"
 
 
@@ -55,6 +57,29 @@ class SseParser:
         self._data_end = 0
         self._name = b""
 
+    def open_event_end(self, data: bytes) -> int:
+        """How many bytes of `data`, which is fed next, may still belong to an event that has begun."""
+        return data.find(b"\n\n") + 2 if self._is_amid_event else 0
+
+    def object_lines(self, data: bytes, start: int) -> tuple[bytes, int]:
+        """The data of some events that `data[start:]`, which is fed next, begins with, one to a line, and where they
+        end; nothing unless all up to there is single `data` lines from a brace to a brace, as model servers send them.
+
+        For who can read many at once: no JSON value goes on from one of these lines to the next. What was read is not
+        to be fed: call `pass_over`.
+        """
+        end = data.rfind(_OBJECT_END, start, start + min(_BATCH_BYTES, self.event_bytes_max)) + len(_OBJECT_END)
+        if self._is_amid_event or end <= start + len(_OBJECT_END) or not data.startswith(_OBJECT_BEGIN, start):
+            return b"", start
+        lines = data[start + len(_DATA) : end - 2].replace(_OBJECT_END + _OBJECT_BEGIN, b"}\n{")
+        is_plain = data.count(b"\n", start, end) == 2 * (lines.count(b"\n") + 1) and b"\r" not in lines
+        return (lines, end) if is_plain else (b"", start)
+
+    def pass_over(self, size_bytes: int) -> None:
+        """Whole events of that many bytes were read otherwise."""
+        self._fed += size_bytes
+        self._open_line(self._fed)
+
     def feed(self, data: bytes) -> list[SseEvent]:
         """The events that `data` completes, in order."""
         events, start = self._plain(data)
@@ -80,7 +105,7 @@ class SseParser:
         them, and where what follows begins. It is what `feed` would find, at a third of the time."""
         events: list[SseEvent] = []
         start = 0
-        if self._line or self._data or self._name or self._skipping or self._after_cr or b"\r" in data:
+        if self._is_amid_event or b"\r" in data:
             return events, start
         while (end := data.find(b"\n\n", start)) >= 0:
             if not data.startswith(_DATA, start) or data.find(b"\n", start, end) >= 0:
@@ -92,6 +117,10 @@ class SseParser:
         if start:
             self._open_line(self._fed + start)
         return events, start
+
+    @property
+    def _is_amid_event(self) -> bool:
+        return bool(self._line or self._data or self._name or self._skipping or self._after_cr)
 
     def _open_line(self, offset: int) -> None:
         self._line_from = offset
