@@ -1,7 +1,7 @@
 """An hour of a daemon's life in ten minutes: nothing that was acknowledged is lost, and nothing grows.
 
 Backs these claims: a killed process loses nothing; what was said is recalled word for word in a new chat; an Update
-takes effect; memory, files and threads stay where they are however many requests come.
+takes effect; memory, files, threads and tasks stay where they are however many requests come.
 
 Sixteen agents (soak_agents.py) work at once through a daemon process of its own: histories that grow beyond a small
 window, trimmed histories and clients that send only what is new, tool loops with parallel calls, streams and whole
@@ -188,7 +188,7 @@ async def _watch(house: House, ledger: Ledger, samples: list[Sample]) -> None:
                 async with session.get(f"{house.daemon.base_url}/memd/stats") as answer:
                     stats = await answer.json()
                     loaded = stats["memory_bytes"] + stats["cache_bytes"]
-                samples.append(looked_at(pid, loaded / 1e6, ledger.counts["requests"]))
+                samples.append(looked_at(pid, loaded / 1e6, stats["tasks"], ledger.counts["requests"]))
             await asyncio.sleep(1)
 
 
@@ -306,10 +306,10 @@ def report(ledger: Ledger, house: House, findings: Findings, found: list[Life]) 
     console.print(table)
     table = Table(title="growth, once warm")
     files = "files: first half, second"
-    for column in ("life", "requests", "resident", "gained beside log and caches", files, "threads"):
+    for column in ("life", "requests", "resident", "gained beside log and caches", files, "threads", "tasks"):
         table.add_column(column, justify="right")
     for life in found:
-        pairs = [f"{first:.0f}, {second:.0f}" for first, second in (life.fds, life.threads)]
+        pairs = [f"{first:.0f}, {second:.0f}" for first, second in (life.fds, life.threads, life.tasks)]
         resident = f"{life.rss_mb[0]:.0f} → {life.rss_mb[1]:.0f} MB"
         gained = f"{life.rss_gain_mb:+.1f} MB, {1e3 * life.rss_gain_mb / max(1, life.requests):.1f} KB a request"
         table.add_row(f"{life.seconds:.0f} s", f"{life.requests:,}", resident, gained, *pairs)

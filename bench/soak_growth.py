@@ -15,7 +15,8 @@ RSS_MB_MAX = 8.0
 """What the resident memory may gain over the rest of a life, beside log and caches: noise of the allocators ..."""
 RSS_KB_PER_REQUEST_MAX = 6.0
 """... and this: counts and texts that are kept, up to 20 MB. A request that is never let go would be 20 and more."""
-FDS_MAX, THREADS_MAX = 4, 4
+FDS_MAX, THREADS_MAX, TASKS_MAX = 4, 4, 8
+"""By how many more of each a second half may have; a task is as short as a request."""
 LIFE_SECONDS_MIN = 30.0
 """A shorter life tells nothing about growth."""
 JUDGED_SECONDS_MIN = 170.0
@@ -32,11 +33,13 @@ class Sample(NamedTuple):
     """What it says that it has loaded of the log, which may grow, and keeps in its caches, which are bounded."""
     fds: int
     threads: int
+    tasks: int
+    """That it says it has: connections, requests, work in the background."""
     requests: int
     """Of all agents so far."""
 
 
-def looked_at(pid: int, loaded_mb: float, requests: int) -> Sample:
+def looked_at(pid: int, loaded_mb: float, tasks: int, requests: int) -> Sample:
     """The process as it is now.
 
     Raises:
@@ -45,7 +48,7 @@ def looked_at(pid: int, loaded_mb: float, requests: int) -> Sample:
     status = Path(f"/proc/{pid}/status").read_text()
     rss_kb, threads = (int(status.split(f"{name}:")[1].split()[0]) for name in ("VmRSS", "Threads"))
     fds = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    return Sample(time.monotonic(), pid, rss_kb / 1e3, loaded_mb, fds, threads, requests)
+    return Sample(time.monotonic(), pid, rss_kb / 1e3, loaded_mb, fds, threads, tasks, requests)
 
 
 class Life(NamedTuple):
@@ -60,6 +63,7 @@ class Life(NamedTuple):
     fds: tuple[float, float]
     """The median while warm, of the first half and of the second."""
     threads: tuple[float, float]
+    tasks: tuple[float, float]
 
 
 def lives(samples: list[Sample]) -> list[Life]:
@@ -84,6 +88,7 @@ def lives(samples: list[Sample]) -> list[Life]:
                 slope * seconds,
                 (_median(first, "fds"), _median(second, "fds")),
                 (_median(first, "threads"), _median(second, "threads")),
+                (_median(first, "tasks"), _median(second, "tasks")),
             )
         )
     return found
@@ -101,7 +106,11 @@ def growth(found: list[Life]) -> list[str]:
             continue
         if life.rss_gain_mb > RSS_MB_MAX + RSS_KB_PER_REQUEST_MAX * life.requests / 1e3:
             bad.append(f"memory grew by {life.rss_gain_mb:.0f} MB in {life.requests} requests")
-        for name, most, (first, second) in (("files", FDS_MAX, life.fds), ("threads", THREADS_MAX, life.threads)):
+        for name, most, (first, second) in (
+            ("open files", FDS_MAX, life.fds),
+            ("threads", THREADS_MAX, life.threads),
+            ("tasks", TASKS_MAX, life.tasks),
+        ):
             if second > first + most:
-                bad.append(f"open {name} grew from {first:.0f} to {second:.0f} in {life.requests} requests")
+                bad.append(f"{name} grew from {first:.0f} to {second:.0f} in {life.requests} requests")
     return bad

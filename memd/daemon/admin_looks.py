@@ -67,6 +67,8 @@ class Stats(msgspec.Struct, frozen=True):
     memory_bytes_max: int
     cache_bytes: int
     """Of parsed messages and of the words of chunks, kept because they are asked for again; each bounded."""
+    tasks: int
+    """That are running or waiting: connections, requests, work in the background."""
     redacted: dict[str, int] | None
     topics: dict[str, TopicStats]
 
@@ -161,6 +163,7 @@ async def stats(daemon: Daemon, request: web.Request, _: str) -> Stats:
         memory_bytes=sum(one.memory_bytes for one in known.values()),
         memory_bytes_max=daemon.config.store.memory_bytes_max,
         cache_bytes=daemon.cache_bytes,
+        tasks=len(asyncio.all_tasks()),
         redacted=dict(daemon.redactor.told) if daemon.redactor else None,
         topics=known,
     )

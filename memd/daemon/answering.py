@@ -22,6 +22,7 @@ from memd.daemon.exchange import Exchange, Mode, new_turn_id
 from memd.daemon.observing import Turn, turn_of
 from memd.daemon.relay import NO_REPLY, ModelRelay, error_response, forwarded_headers, pass_through, read_body, relay
 from memd.daemon.service import Daemon
+from memd.daemon.upstream import REFUSALS
 from memd.errors import BadRequestBody, MemdError
 from memd.wire.capture import Reply
 from memd.wire.request import Api, ModelRequest
@@ -33,8 +34,6 @@ MODE_HEADER = "X-Memory-Mode"
 SESSION_HEADER = "X-Memory-Session"
 HISTORY_HEADER = "X-Memory-History"
 SESSION_CHARACTERS_MAX = 256
-REFUSALS = frozenset({400, 422, 500})
-"""Statuses with which an upstream may refuse a prompt because of how memory stands in it (a chat template's error)."""
 
 
 async def answer(

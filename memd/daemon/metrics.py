@@ -8,6 +8,7 @@ Python 3.11) and a request has ten. A `Metrics` has a registry of its own: there
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -216,6 +217,7 @@ class _Present(Collector):
         }
         yield _gauge("memd_queue_depth", "Work that waits; of the indexer also what is at hand", waiting, "queue")
         yield _gauge("memd_background_tasks", "Tasks that nobody waits for", len(daemon.tasks))
+        yield _gauge("memd_tasks", "All tasks: connections, requests, work in the background", len(asyncio.all_tasks()))
 
 
 def _gauge(name: str, about: str, value: float | Mapping[str, float], label: str | None = None) -> GaugeMetricFamily:

@@ -16,10 +16,9 @@ from multidict import CIMultiDict
 from memd.config import Config
 from memd.context import injection
 from memd.context.injection import Placement
-from memd.daemon.answering import REFUSALS
 from memd.daemon.metrics import Metrics
 from memd.daemon.tasks import Tasks
-from memd.daemon.upstream import ASK_SECONDS, Upstream
+from memd.daemon.upstream import ASK_SECONDS, REFUSALS, Upstream
 from memd.wire.chat import CHAT
 from memd.wire.request import Insertion
 

@@ -1,4 +1,4 @@
-"""The model server behind memd: one pooled client, and what memd learns from it (window, model).
+"""The model server behind memd: one pooled client, and what memd learns from it (window, model, chat template).
 
 Rule: what the upstream does not tell is done without; asking never delays a request by more than `ASK_SECONDS`, and
 never fails one.
@@ -7,6 +7,7 @@ never fails one.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import AsyncIterable
@@ -21,6 +22,7 @@ from yarl import URL
 from memd.config import Config
 from memd.context.injection import Placement
 from memd.daemon.tasks import Tasks
+from memd.daemon.template_probe import Messages, shows_in_place
 
 log = logging.getLogger("memd")
 
@@ -31,6 +33,8 @@ RETRY_SECONDS = 3.0
 """Pause before an upstream that did not answer, or is still loading its model, is asked again."""
 LOADING = 503
 """llama-server's answer to everything until its model is loaded."""
+REFUSALS = frozenset({400, 422, 500})
+"""Statuses with which an upstream may refuse a prompt because of how memory stands in it (a chat template's error)."""
 
 # Never passed on (RFC 9110 section 7.6.1), or made anew by the client library.
 HOP_BY_HOP = frozenset(
@@ -56,6 +60,10 @@ class UpstreamFacts(msgspec.Struct, frozen=True):
     window: int | None = None
     """Context tokens per slot."""
     model: str = ""
+    template: bytes = b""
+    """The 16-byte digest of the chat template; empty if it is not told."""
+    shows_separate: bool | None = None
+    """Whether this model's template shows a message of memd's own in its place; None where that is not asked."""
 
 
 class Upstream:
@@ -66,10 +74,7 @@ class Upstream:
         path = parts.path.rstrip("/").removesuffix("/v1")
         self.url = f"{parts.scheme}://{parts.netloc}{path}"
         self.facts = UpstreamFacts()
-        self.placement: Placement = "separate" if config.injection.role == "separate" else "merged"
-        """How a block is put before the user's message. Measured (bench/NOTES.md): with full attention both cost the
-        same; with a sliding window llama.cpp reads the whole prompt again when a block that is a message of its own
-        leaves, and only what is necessary when a merged one does. And every chat template takes a merged one."""
+        self._wants_separate = config.injection.role == "separate"
         self._tasks = tasks
         self._asked_at = float("-inf")
         self._is_settled = False  # whether the upstream has told what it has to tell
@@ -82,6 +87,16 @@ class Upstream:
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             read_bufsize=1 << 18,
         )
+
+    @property
+    def placement(self) -> Placement:
+        """How a block is put before the user's message: merged, unless the settings say otherwise and it can be seen.
+
+        Measured (bench/NOTES.md): with full attention both cost the same; with a sliding window llama.cpp reads the
+        whole prompt again when a block that is a message of its own leaves, and only what is necessary when a merged
+        one does. And every chat template takes a merged one, but many drop, move or refuse the other.
+        """
+        return "separate" if self._wants_separate and self.facts.shows_separate is not False else "merged"
 
     async def close(self) -> None:
         """Close all connections."""
@@ -134,7 +149,10 @@ class Upstream:
 
     async def _ask(self) -> None:
         try:
-            self.facts, self._is_settled = await self._told()
+            facts, self._is_settled = await self._told()
+            self.facts = facts
+            if self._wants_separate and self._is_settled and facts.shows_separate is None:
+                self.facts = msgspec.structs.replace(facts, shows_separate=await shows_in_place(self._rendered))
         finally:
             self._asked_at = time.monotonic()
             self._asking = None
@@ -156,7 +174,28 @@ class Upstream:
             return msgspec.structs.replace(self.facts, reachable=False), False
         if answer.status == LOADING:
             return msgspec.structs.replace(self.facts, reachable=True), False
-        return _facts_from(body if answer.status == 200 else b""), True
+        return self._with_judgement(_facts_from(body if answer.status == 200 else b"")), True
+
+    def _with_judgement(self, facts: UpstreamFacts) -> UpstreamFacts:
+        """What is known of a template holds as long as the same model has the same template."""
+        same = (facts.model, facts.template) == (self.facts.model, self.facts.template)
+        return msgspec.structs.replace(facts, shows_separate=self.facts.shows_separate) if same else facts
+
+    async def _rendered(self, messages: Messages) -> str | None:
+        """The prompt of a conversation; empty where the template refuses it, None where the server does not say."""
+        sent = CIMultiDict({"Content-Type": "application/json"})
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                body = msgspec.json.encode({"messages": list(messages)})
+                answer = await self.send("POST", "/apply-template", sent, body)
+                async with answer:
+                    told = msgspec.json.decode(await answer.read())
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
+            return None
+        if answer.status in REFUSALS:
+            return ""
+        prompt = told.get("prompt") if isinstance(told, dict) and answer.status == 200 else None
+        return prompt if isinstance(prompt, str) else None
 
     async def _ask_json(
         self, method: str, path: str, body: bytes | None = None, headers: CIMultiDict[str] | None = None
@@ -181,8 +220,10 @@ def _facts_from(body: bytes) -> UpstreamFacts:
         return UpstreamFacts(reachable=True)
     settings = props.get("default_generation_settings")
     window = settings.get("n_ctx") if isinstance(settings, dict) else None
+    template = str(props.get("chat_template") or "")
     return UpstreamFacts(
         reachable=True,
         window=window if isinstance(window, int) and window > 0 else None,
         model=str(props.get("model_alias") or props.get("model_path") or ""),
+        template=hashlib.blake2b(template.encode(), digest_size=16).digest() if template else b"",
     )

@@ -44,7 +44,12 @@ def upstream(config: Config) -> tuple[UpstreamProbe, list[Outcome]]:
         return probe, [failed(UPSTREAM, said, "set upstream.url to the model server itself")]
     if probe.is_loading:
         return probe, [warning(UPSTREAM, f"{probe.url} is still loading its model", "ask again when it is ready")]
-    return probe, [ok(UPSTREAM, f"{probe.url} answers"), _window(config, probe), *_counts(probe), _placement(probe)]
+    return probe, [
+        ok(UPSTREAM, f"{probe.url} answers"),
+        _window(config, probe),
+        *_counts(probe),
+        _placement(config, probe),
+    ]
 
 
 def live(config: Config, probe: UpstreamProbe, daemon: RunningDaemon | None) -> Iterator[Outcome]:
@@ -83,23 +88,20 @@ def _counts(probe: UpstreamProbe) -> Iterator[Outcome]:
         yield ok(COUNTS, "tokens are estimated, and corrected by each answer's usage")
 
 
-def _placement(probe: UpstreamProbe) -> Outcome:
+def _placement(config: Config, probe: UpstreamProbe) -> Outcome:
     chosen = {
         "merged": "memory stands in front of the user's message (injection.role)",
         "separate": "memory is a developer message of its own (injection.role: separate)",
     }[probe.placement]
     if probe.block == "unknown":
         return ok(PLACEMENT, f"{chosen}; what the chat template makes of it cannot be asked here")
-    if probe.block == "shown":
-        return ok(PLACEMENT, f"{chosen}, and the model's chat template shows it")
-    if probe.placement == "merged":
+    if probe.block != "shown":
         said = f"the model's chat template has {probe.block} a plain conversation"
         return failed(PLACEMENT, said, "give llama-server the right template (--jinja, --chat-template-file)")
-    if probe.block == "dropped":
-        said = "the model's chat template drops developer messages: the model does not see its memory"
-        return failed(PLACEMENT, said, "set injection.role to auto")
-    said = "the model's chat template refuses developer messages: each prompt is sent twice, then merged"
-    return warning(PLACEMENT, said, "set injection.role to auto")
+    if config.injection.role == "separate" and probe.placement == "merged":
+        said = "the model's chat template does not show a developer message in its place: memory is merged"
+        return warning(PLACEMENT, f"{said} into the user's message", "set injection.role to auto")
+    return ok(PLACEMENT, f"{chosen}, and the model's chat template shows it")
 
 
 def _judged_glance(daemon: RunningDaemon, answer: Answer) -> Outcome:
