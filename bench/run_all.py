@@ -1,9 +1,9 @@
 """Runs the benches and writes what they print into `bench/RESULTS.md`, with the machine, the versions and the date.
 
-Backs the figures that the README quotes. Takes about three quarters of an hour; `--only` runs some and leaves the
-others' sections as they are. What needs a data file that is not ours (`quality.py`) runs if `--data` names one.
+Backs the figures that the README quotes. Takes about an hour, with `--million` another one; `--only` runs some and
+leaves the others' sections as they are. What needs a data file that is not ours (`quality.py`) runs if `--data` names one.
 
-    python bench/run_all.py [--only overhead,store] [--data FILE]
+    python bench/run_all.py [--only overhead,store] [--million FOLDER] [--data FILE]
 """
 
 from __future__ import annotations
@@ -23,17 +23,27 @@ from pathlib import Path
 HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.md"
 RUNS: dict[str, list[str]] = {
-    "overhead": ["--chunks", "0,5000,100000", "--clients", "1,8,64", "--sizes", "2000,200000"],
+    "store": ["--sizes", "5000,100000"],
+    "overhead": ["--chunks", "0,5000,100000", "--clients", "1,8,64", "--sizes", "2000,200000,2000000"],
+    "start": [],
     "ingest": [],
-    "store": ["--sizes", "5000,100000", "--others", "none"],
     "kv": ["--plot", "docs/images/prompt-cost"],
     "cases": [],
     "soak": ["--minutes", "10"],
     "quality": ["--plot", "docs/images/recall"],
 }
+MILLION: dict[str, list[str]] = {
+    "store": ["--sizes", "5000,100000,1000000", "--keep", "{folder}"],
+    "overhead": [
+        *("--chunks", "0,5000,100000,1000000", "--clients", "1,8,64", "--sizes", "2000,200000,2000000"),
+        *("--stores", "{folder}"),
+    ],
+}
+"""In place of those: over a million chunks too."""
 PLOTS = {"kv": "../docs/images/prompt-cost.svg", "quality": "../docs/images/recall.svg"}
 PACKAGES = ("aiohttp", "fastembed", "hnswlib", "msgspec", "numpy", "onnxruntime", "tantivy", "uvloop", "xllamacpp")
 WIDTH = "130"
+_HIDDEN = {"--data": "FILE", "--keep": "FOLDER", "--stores": "FOLDER"}
 
 
 def machine() -> str:
@@ -68,7 +78,7 @@ def run(name: str, arguments: list[str]) -> str:
         done.stdout if done.returncode == 0 else f"{done.stdout}\n{done.stderr[-3000:]}\nexit code {done.returncode}"
     )
     told = "\n".join(line.rstrip() for line in output.strip().splitlines())
-    shown = " ".join("FILE" if previous == "--data" else one for previous, one in pairwise(["", *command]))
+    shown = " ".join(_HIDDEN.get(previous, one) for previous, one in pairwise(["", *command]))
     plot = f"\n![{name}]({PLOTS[name]})\n" if name in PLOTS and done.returncode == 0 else ""
     return f"## {name}\n\n`{shown}`, {minutes:.1f} minutes\n{plot}\n```\n{told}\n```\n"
 
@@ -84,6 +94,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", help=f"comma-separated, of {', '.join(RUNS)}")
     parser.add_argument("--data", help="conversations for quality.py")
+    parser.add_argument(
+        "--million", type=Path, help="an existing folder for the stores, of which one is a million chunks"
+    )
     asked = parser.parse_args()
     names = asked.only.split(",") if asked.only else [name for name in RUNS if name != "quality" or asked.data]
     head = (
@@ -93,7 +106,9 @@ def main() -> None:
     sections = known_sections() if asked.only else {}
     for name in names:
         print(f"{name} …", flush=True)
-        sections[name] = run(name, [*RUNS[name], *(["--data", asked.data] if name == "quality" else [])])
+        arguments = MILLION.get(name, RUNS[name]) if asked.million else RUNS[name]
+        arguments = [one.format(folder=asked.million) for one in arguments]
+        sections[name] = run(name, [*arguments, *(["--data", asked.data] if name == "quality" else [])])
         RESULTS.write_text("\n".join([head, *(sections[name] for name in RUNS if name in sections)]))
     print(f"written: {RESULTS}")
 

@@ -1,0 +1,104 @@
+"""How long a start takes: from the start of the process to the first byte of an answer.
+
+Backs this claim: from importing memd to the first byte served under 1 s, with what is on disk in the page cache. Each
+start is a fresh `memd serve` on a store with one sealed segment, in front of the stub of overhead_targets.py, and it is
+asked from the first moment on until it listens. Beside it what the interpreter and the imports alone take.
+
+    python bench/start.py [--rounds 10] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import memd  # noqa: F401 - before numpy: it keeps BLAS at one thread, as in the daemon
+
+# isort: split
+import argparse
+import http.client
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import yaml
+from overhead import fill
+from overhead_targets import free_port, serving
+from rich.console import Console
+from rich.table import Table
+
+CHUNKS = 5000
+SECONDS_MAX = 30.0
+QUESTION = {"model": "stub", "messages": [{"role": "user", "content": "Which of the boats was to go first?"}]}
+
+
+def command_seconds(*arguments: str) -> float:
+    """What a Python process takes from its start to its end."""
+    started = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], check=True)
+    return time.perf_counter() - started
+
+
+def first_byte_seconds(folder: Path, upstream: str, mode: str) -> float:
+    """From the start of `memd serve` to the first byte of its first answer."""
+    port = free_port()
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump({"data_dir": str(folder / "memory"), "log": {"level": "error"}}))
+    command = [sys.executable, "-m", "memd", "serve", "--config", str(config), "--port", str(port)]
+    started = time.perf_counter()
+    process = subprocess.Popen([*command, "--upstream", upstream], stdout=subprocess.DEVNULL)
+    try:
+        while time.perf_counter() - started < SECONDS_MAX:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS_MAX)
+            try:
+                headers = {"Content-Type": "application/json", "X-Memory-Mode": mode}
+                connection.request("POST", "/v1/chat/completions", json.dumps(QUESTION), headers)
+                answer = connection.getresponse()  # returns with the first bytes
+                taken = time.perf_counter() - started
+                assert answer.status == 200, answer.read()
+                return taken
+            except ConnectionRefusedError:
+                time.sleep(0.005)
+            finally:
+                connection.close()
+        raise SystemExit(f"memd did not answer within {SECONDS_MAX:.0f} seconds")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def main() -> None:
+    """Measure, print, and write the figures where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="memd-bench-") as name, serving("stub") as (upstream, _):
+        folder = Path(name)
+        fill(folder, CHUNKS, None)
+        works: dict[str, Callable[[], float]] = {
+            "python alone": lambda: command_seconds("-c", "pass"),
+            "import memd.daemon.app": lambda: command_seconds("-c", "import memd.daemon.app"),
+            "memd serve to the first byte, mode off": lambda: first_byte_seconds(folder, upstream, "off"),
+            f"the same with memory over {CHUNKS:,} chunks": lambda: first_byte_seconds(folder, upstream, "readonly"),
+        }
+        taken: dict[str, list[float]] = {name: [] for name in works}
+        for number in range(asked.rounds + 1):
+            for what, work in works.items():
+                seconds = work()
+                if number:  # the first round warms the page cache
+                    taken[what].append(seconds)
+    table = Table(title=f"{asked.rounds} starts, seconds")
+    for column in ("what", "median", "slowest"):
+        table.add_column(column, justify="left" if column == "what" else "right")
+    for what, times in taken.items():
+        table.add_row(what, f"{np.median(times):.2f}", f"{max(times):.2f}")
+    Console(width=120).print(table)
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(taken, indent=1))
+
+
+if __name__ == "__main__":
+    main()
