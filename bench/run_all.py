@@ -1,7 +1,8 @@
 """Runs the benches and writes what they print into `bench/RESULTS.md`, with the machine, the versions and the date.
 
 Backs the figures that the README quotes. Takes about an hour, with `--million` another one; `--only` runs some and
-leaves the others' sections as they are. What needs a data file that is not ours (`quality.py`) runs if `--data` names one.
+leaves the others' sections as they are. What needs a data file that is not ours (`quality.py`) runs if `--data` names
+one.
 
     python bench/run_all.py [--only overhead,store] [--million FOLDER] [--data FILE]
 """

@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,8 +107,10 @@ def _serve() -> None:
     print("LISTEN", server.listening_address, flush=True)
     for line in sys.stdin.buffer:
         wanted = json.loads(line)
+        # A server that is ended before its loop turns never ends; this is answered by the loop.
+        urllib.request.urlopen(f"{server.listening_address}/slots").close()
+        del server
         params.model.path, params.chat_template = wanted["model"], wanted["chat_template"]
-        del server  # ends it
         server = xllamacpp.Server(params)
         print("LISTEN", server.listening_address, flush=True)
     os._exit(0)  # the server's threads would go on

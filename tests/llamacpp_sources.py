@@ -16,7 +16,8 @@ import tempfile
 from pathlib import Path
 
 PACKAGE = "xllamacpp"
-WANTED = ("models/templates/", "tools/server/", "common/json-schema-to-grammar.cpp", "LICENSE")
+COMPILED = ("common/json-schema-to-grammar.cpp", "vendor/cpp-httplib/httplib.cpp")
+WANTED = ("models/templates/", "tools/server/", *COMPILED, "LICENSE")
 CODE_WANTED = ("common/", "ggml/include/", "include/", "tools/mtmd/", "tools/ui/ui.", "vendor/")
 HEADERS = (".h", ".hpp", ".h.in", ".cpp.in")  # of CODE_WANTED: what the server's main program includes
 
@@ -39,7 +40,7 @@ def server_tests() -> Path | None:
 
 def server_sources() -> Path | None:
     """The folder from which llama.cpp's server can be compiled, or None where it could not be fetched."""
-    return folder() if (folder() / "common" / "json-schema-to-grammar.cpp").is_file() else None
+    return folder() if all((folder() / name).is_file() for name in COMPILED) else None
 
 
 def fetch() -> None:
