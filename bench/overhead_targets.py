@@ -27,9 +27,11 @@ WINDOW_TOKENS = 4_000_000
 STREAM_CHUNKS = 20_000
 FEW_CHUNKS = 8
 REPLY = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Noted."}, "finish_reason": "stop"}]}
-EVENT = b'data: {"choices":[{"index":0,"delta":{"content":" word"}}],"id":"c","object":"chat.completion.chunk"}\n\n'
+EVENT = b'data: {"choices":[{"index":0,"delta":{"content":" word%02d"}}],"id":"c","object":"chat.completion.chunk"}\n\n'
+EVENTS_AT_ONCE = 20
+"""That differ: LiteLLM takes a stream of a hundred equal chunks for a model gone mad, and ends it."""
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-_PIECE = b"%x\r\n%s\r\n" % (len(EVENT), EVENT)
+_PIECES = [b"%x\r\n%s\r\n" % (len(EVENT % number), EVENT % number) for number in range(EVENTS_AT_ONCE)]
 
 
 class Stub(asyncio.Protocol):
@@ -70,8 +72,8 @@ class Stub(asyncio.Protocol):
     def _stream(self, chunks: int) -> None:
         self._transport.write(STREAM_HEAD)
         while chunks:
-            now = min(20, chunks)
-            self._transport.write(_PIECE * now)
+            now = min(EVENTS_AT_ONCE, chunks)
+            self._transport.write(b"".join(_PIECES[:now]))
             chunks -= now
         self._transport.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
 
@@ -131,7 +133,8 @@ def nginx_serving(folder: Path, upstream: str) -> Iterator[tuple[str, int]]:
     conf = folder / "nginx.conf"
     conf.write_text(
         f"daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log; events {{}}"
-        f" http {{ access_log off; client_max_body_size 200m; client_body_temp_path {folder}; proxy_temp_path {folder};"
+        f" http {{ access_log off; client_max_body_size 200m; client_body_buffer_size 4m;"
+        f" client_body_temp_path {folder}; proxy_temp_path {folder};"
         f" fastcgi_temp_path {folder}; uwsgi_temp_path {folder}; scgi_temp_path {folder};"
         f" upstream model {{ server {upstream.removeprefix('http://')}; keepalive 64; }}"
         f" server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://model; proxy_http_version 1.1;"
@@ -156,6 +159,7 @@ def litellm_serving(folder: Path, upstream: str) -> Iterator[tuple[str, int]]:
     config.write_text(yaml.safe_dump({"model_list": [{"model_name": "*", "litellm_params": parameters}]}))
     process = subprocess.Popen(
         ["litellm", "--config", str(config), "--host", "127.0.0.1", "--port", str(port)],
+        env={**os.environ, "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"},  # it is on loopback only
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
