@@ -30,6 +30,18 @@ HOISTED = (
 )
 """All instructions are collected at the top, other roles are dropped (DeepSeek, gpt-oss)."""
 
+DROPS_DEVELOPERS = (
+    "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}<|{{ m.role }}|>{{ m.content }}\n"
+    "{% endif %}{% endfor %}<|assistant|>"
+)
+"""Knows no developer messages and says nothing about it (DeepSeek, MiniMax, RWKV)."""
+
+DEFAULT_SYSTEM = (
+    "{% if messages[0].role == 'user' %}<|system|>You are a helpful assistant.<|end|>\n{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}<|assistant|>\n"
+)
+"""A system message of its own where the conversation begins with none: another beginning changes it (Qwen 2.5)."""
+
 LAST_QUESTION_MATTERS = (
     "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
     "{% endif %}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -55,6 +67,8 @@ TEMPLATES = {
     "alternating": ALTERNATING,
     "system only first": SYSTEM_ONLY_FIRST,
     "hoisted": HOISTED,
+    "drops developers": DROPS_DEVELOPERS,
+    "default system": DEFAULT_SYSTEM,
     "last question matters": LAST_QUESTION_MATTERS,
     "trimmed headers": TRIMMED_HEADERS,
     "dated": DATED,

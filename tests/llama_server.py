@@ -1,9 +1,9 @@
 """llama.cpp's real HTTP server in a process of its own, for as long as whoever started it is there.
 
 Rule: run as a script (`python llama_server.py MODEL ...`) it prints one line `LISTEN URL` and stays up until its
-standard input closes: a pytest that dies, however it dies, takes its server with it. Each line that it reads before,
-`{"model": PATH, "chat_template": JINJA}`, puts a new server in the place of the old one, with a new `LISTEN URL`: to
-start a process for each of many templates would take longer than to test them.
+standard input closes: a pytest that dies, however it dies, takes its server with it. A line that it reads before that,
+`{"model": PATH, "chat_template": JINJA, "alias": NAME}`, puts a new server in the place of the old one and prints a new
+`LISTEN URL`: to start a process for each of many templates would take longer than to test them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class Llama:
         self.url = self._listening()
         """Without `/v1`."""
 
-    def replace(self, model: Path, chat_template: str) -> None:
+    def replace(self, model: Path, chat_template: str, alias: str = "tiny") -> None:
         """End the server and start one on `model`, with `chat_template` instead of the model's own; at a new `url`."""
-        self._asked.write(json.dumps({"model": str(model), "chat_template": chat_template}).encode() + b"\n")
+        wanted = {"model": str(model), "chat_template": chat_template, "alias": alias}
+        self._asked.write(json.dumps(wanted).encode() + b"\n")
         self._asked.flush()
         self.url = self._listening()
 
@@ -111,6 +112,7 @@ def _serve() -> None:
         urllib.request.urlopen(f"{server.listening_address}/slots").close()
         del server
         params.model.path, params.chat_template = wanted["model"], wanted["chat_template"]
+        params.model_alias = {wanted["alias"]}
         server = xllamacpp.Server(params)
         print("LISTEN", server.listening_address, flush=True)
     os._exit(0)  # the server's threads would go on

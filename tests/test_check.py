@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from chat_templates import ALTERNATING
+from chat_templates import ALTERNATING, DROPS_DEVELOPERS
 from click.testing import CliRunner
 from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
 from daemon_process import DaemonProcess, clean_environment, wait_until
@@ -33,10 +33,6 @@ from memd.commands.checks.outcome import Outcome, ok
 from memd.store.log import Store
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nobody listens
-DROPS_DEVELOPERS = (
-    "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}<|{{ m.role }}|>{{ m.content }}\n"
-    "{% endif %}{% endfor %}"
-)
 CHECKS = (
     *("installation", "tokenizer", "settings", "access", "data directory", "lock", "log", "embedding model"),
     *("address", "upstream", "model", "exact counts", "placement"),
@@ -318,14 +314,14 @@ def test_a_server_that_wants_a_key_is_said_to_want_one(tmp_path: Path) -> None:
     assert "wants a key" in found["model"][0]["said"] and found["live"][0]["mark"] == "warning"
 
 
-@pytest.mark.parametrize(("template", "mark"), [(DROPS_DEVELOPERS, "failed"), (ALTERNATING, "warning")])
-def test_a_template_that_takes_no_developer_message_is_found_out(template: str, mark: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("template", [DROPS_DEVELOPERS, ALTERNATING])
+def test_a_template_that_takes_no_developer_message_is_found_out(template: str, tmp_path: Path) -> None:
     model = tmp_path / "tiny.gguf"
     write_scripted_model(model, marker=MEMORY_MARKER, reply=REPLY, reply_seen=REPLY_WITH_MEMORY, template=template)
     with running_llama(model, context=WINDOW, log=tmp_path / "llama.log") as url:
         separate = Place(tmp_path, {"upstream": {"url": url}, "injection": {"role": "separate"}}).check()[1]
         merged = Place(tmp_path, {"upstream": {"url": url}}).check()[1]
-    assert separate["placement"][0]["mark"] == mark
+    assert separate["placement"][0]["mark"] == "warning"
     assert "injection.role to auto" in separate["placement"][0]["remedy"]
     assert merged["placement"][0]["mark"] == "ok"
 
