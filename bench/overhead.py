@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import numpy as np
-from overhead_targets import FEW_CHUNKS, STREAM_CHUNKS, cpu_seconds, memd_serving, others, serving
+from overhead_targets import FEW_CHUNKS, FEW_TEXT, STREAM_CHUNKS, cpu_seconds, memd_serving, others, serving
 from prose import question, texts
 from rich.console import Console
 from rich.table import Table
@@ -102,7 +102,7 @@ class Talk:
         self._add("user", question(self._chosen))
         settings: dict[str, Any] = {"model": "stub", **({"max_tokens": FEW_CHUNKS} if few else {}), "stream": stream}
         body = ('{"messages":[' + ",".join(self._messages) + "]," + json.dumps(settings)[1:]).encode()
-        self._add("assistant", " word" * FEW_CHUNKS if stream else "Noted.")
+        self._add("assistant", FEW_TEXT if stream else "Noted.")
         return body
 
     def _add(self, role: str, content: str) -> None:

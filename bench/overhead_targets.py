@@ -26,6 +26,7 @@ from aiohttp import web
 WINDOW_TOKENS = 4_000_000
 STREAM_CHUNKS = 20_000
 FEW_CHUNKS = 8
+FEW_TEXT = "".join(f" word{number:02}" for number in range(FEW_CHUNKS))
 REPLY = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Noted."}, "finish_reason": "stop"}]}
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":" word%02d"}}],"id":"c","object":"chat.completion.chunk"}\n\n'
 EVENTS_AT_ONCE = 20
