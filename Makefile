@@ -3,19 +3,22 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: demo test fuzz lint clean help
+.PHONY: demo test llama-tests fuzz lint clean help
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
 
 help: ## Show this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 demo: .venv/installed ## Install memd into .venv and play a long conversation through it (no model needed)
 	@$(PY) -m memd demo $(DEMO_FLAGS)
 
 test: lint .venv/browser .venv/llama.cpp/fetched ## Lint, types and all tests
 	$(PY) -m pytest -n auto --dist loadfile $(PYTEST_FLAGS)
+
+llama-tests: .venv/llama.cpp/fetched ## llama.cpp's own server tests: what passes directly must pass through memd (half an hour)
+	@$(PY) tests/llamacpp_suite.py $(LLAMA_TESTS_FLAGS)
 
 fuzz: .venv/installed-test ## Many more random inputs to what reads untrusted bytes, other ones each time (some minutes)
 	$(PY) -m pytest --hypothesis-profile=fuzz $(PYTEST_FLAGS) tests/test_wire_*.py
@@ -51,8 +54,9 @@ BROWSERS := chromium chromium-browser google-chrome-stable google-chrome
 	fi
 	@if command -v $(BROWSERS) >/dev/null; then touch $@; fi
 
-# The chat templates that llama.cpp ships, and its server's own tests, come with the sources of the package that runs it.
-.venv/llama.cpp/fetched: .venv/installed-test
+# The chat templates that llama.cpp ships, its server's main program and the tests of it come with the sources of the
+# package that runs it.
+.venv/llama.cpp/fetched: .venv/installed-test tests/llamacpp_sources.py
 	@echo "Fetching llama.cpp's chat templates and server tests (some seconds, once) ..."
 	@if $(PY) tests/llamacpp_sources.py; then touch $@; else \
 		echo "The sources of xllamacpp could not be fetched: the tests with llama.cpp's templates will be skipped." >&2; fi
