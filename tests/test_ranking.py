@@ -30,7 +30,7 @@ def contents(candidates: Sequence[Candidate]) -> list[str]:
 
 def shown(candidates: Sequence[Candidate], budget: int, frame: int = 0) -> list[str]:
     """What `select` shows where a chunk costs as many tokens as its content has characters."""
-    selection = select(candidates, budget_tokens=budget, frame_tokens=frame, cost=lambda one: len(one.entry.content))
+    selection = select(candidates, budget_tokens=budget, frame_tokens=frame, cost=lambda one, _: len(one.entry.content))
     return contents(selection.shown)
 
 
@@ -68,10 +68,24 @@ def test_what_the_prompt_says_itself_takes_no_place_among_the_best() -> None:
 def test_a_chunk_that_a_block_shows_already_keeps_its_place_in_the_budget_and_is_not_shown_twice() -> None:
     found = [candidate("1", 0.9, "x" * 10), candidate("2", 0.8, "y" * 10), candidate("3", 0.7, "z" * 10)]
     selection = select(
-        found, budget_tokens=20, frame_tokens=0, cost=lambda one: 10, visible_uuids={found[0].entry.uuid}
+        found, budget_tokens=20, frame_tokens=0, cost=lambda one, _: 10, visible_uuids={found[0].entry.uuid}
     )
     assert contents(selection.shown) == ["y" * 10]
     assert selection.fill_ratio == 1.5
+
+
+def test_what_finds_no_room_may_be_guessed() -> None:
+    found = [candidate("1", 0.9, "x" * 10), candidate("2", 0.8, "y" * 10), candidate("3", 0.7, "z" * 5)]
+    asked: list[int] = []
+
+    def cost(one: Candidate, left: int) -> int:
+        asked.append(left)
+        exact = len(one.entry.content)
+        return exact if exact <= left else left + 1
+
+    selection = select(found, budget_tokens=20, frame_tokens=2, cost=cost)
+    assert (contents(selection.shown), asked) == (["x" * 10, "z" * 5], [18, 8, 8])
+    assert selection.fill_ratio > 1
 
 
 def test_a_chunk_is_visible_only_with_all_its_messages() -> None:
@@ -108,19 +122,19 @@ def test_the_frame_is_part_of_the_budget() -> None:
 
 @pytest.mark.parametrize("budget", [0, -5])
 def test_without_a_budget_nothing_is_shown_and_nothing_is_signalled(budget: int) -> None:
-    selection = select([candidate("1")], budget_tokens=budget, frame_tokens=0, cost=lambda one: 1)
+    selection = select([candidate("1")], budget_tokens=budget, frame_tokens=0, cost=lambda one, _: 1)
     assert selection.shown == () and selection.fill_ratio == 0.0
 
 
 def test_where_nothing_was_found_the_budget_is_empty() -> None:
-    selection = select([], budget_tokens=10, frame_tokens=4, cost=lambda one: 1)
+    selection = select([], budget_tokens=10, frame_tokens=4, cost=lambda one, _: 1)
     assert selection.shown == () and selection.fill_ratio == 0.0
 
 
 def test_the_fill_ratio_counts_what_does_not_fit_as_well() -> None:
     found = [candidate(str(number)) for number in range(3)]
-    assert select(found, budget_tokens=20, frame_tokens=5, cost=lambda one: 10).fill_ratio == pytest.approx(1.75)
-    assert select(found, budget_tokens=35, frame_tokens=5, cost=lambda one: 10).fill_ratio == 1.0
+    assert select(found, budget_tokens=20, frame_tokens=5, cost=lambda one, _: 10).fill_ratio == pytest.approx(1.75)
+    assert select(found, budget_tokens=35, frame_tokens=5, cost=lambda one, _: 10).fill_ratio == 1.0
     assert PRESSURE_FROM == 0.8
 
 
@@ -129,7 +143,7 @@ def test_the_budget_is_never_exceeded_and_overflow_means_that_something_is_missi
     costs: list[int], budget: int, frame: int
 ) -> None:
     found = [candidate(f"{number:x}", 1 - number / 100, "x" * cost, at=number) for number, cost in enumerate(costs)]
-    selection = select(found, budget_tokens=budget, frame_tokens=frame, cost=lambda one: len(one.entry.content))
+    selection = select(found, budget_tokens=budget, frame_tokens=frame, cost=lambda one, _: len(one.entry.content))
     used = sum(len(one.entry.content) for one in selection.shown)
     assert not selection.shown or used + frame <= budget
     assert (selection.fill_ratio > 1) == (len(selection.shown) < len(found))

@@ -55,6 +55,16 @@ def chunk_line(chunk_id: str, content: str) -> str:
     return f"{CHUNK_MARKER}{chunk_id}] {neutralised(content)}"
 
 
+def tokens_at_least(line: str) -> int:
+    """Fewer raw tokens than this a line cannot have: no token of cl100k_base goes from one word into the next."""
+    return len(line.split())
+
+
+def tokens_about(line: str) -> int:
+    """A guess at a line's raw tokens, not below `tokens_at_least`: four characters are one token of English."""
+    return max(tokens_at_least(line), len(line) // 4)
+
+
 def frame(header: str) -> str:
     """A block's first and last line, for counting what they cost."""
     return f"{BLOCK_OPENING} {header}\n{BLOCK_CLOSING}"

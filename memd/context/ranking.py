@@ -142,7 +142,7 @@ def select(
     *,
     budget_tokens: int,
     frame_tokens: int,
-    cost: Callable[[Candidate], int],
+    cost: Callable[[Candidate, int], int],
     visible_uuids: Collection[bytes] = (),
 ) -> Selection:
     """Fill the budget with the best candidates.
@@ -154,17 +154,19 @@ def select(
         candidates: best first, as `relevant` gives them.
         budget_tokens: what the whole block may take.
         frame_tokens: the block's own first and last line.
-        cost: tokens of one chunk as it will be shown, its marker included.
+        cost: tokens of one chunk as it will be shown, its marker included, given how many are left; of one that takes
+            more than those it may be a guess, as long as the guess does.
         visible_uuids: chunks that blocks in this prompt show already.
     """
-    costs = [cost(candidate) for candidate in candidates]
     left = budget_tokens - frame_tokens
+    wanted = frame_tokens if candidates else 0
     shown = []
-    for candidate, tokens in zip(candidates, costs, strict=True):
+    for candidate in candidates:
+        tokens = cost(candidate, left)
+        wanted += tokens
         if tokens <= left:
             left -= tokens
             if candidate.entry.uuid not in visible_uuids:
                 shown.append(candidate)
     shown.sort(key=lambda candidate: (candidate.entry.origin_id, candidate.entry.uuid))
-    wanted = sum(costs) + (frame_tokens if costs else 0)
     return Selection(tuple(shown), wanted / budget_tokens if budget_tokens > 0 else 0.0)

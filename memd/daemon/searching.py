@@ -103,7 +103,7 @@ async def search(
         relevant,
         budget_tokens=config.injection.budget_tokens,
         frame_tokens=frame_tokens,
-        cost=lambda candidate: costs[candidate.entry.uuid],
+        cost=lambda candidate, _: costs[candidate.entry.uuid],
     )
     shown = {candidate.entry.uuid for candidate in selection.shown}
     used = sum(costs[uuid] for uuid in shown) + (frame_tokens if shown else 0)
@@ -166,7 +166,7 @@ def scored_candidates(
     """What became of the candidates of a prompt, without their text.
 
     Args:
-        costs: uuid → tokens.
+        costs: uuid → tokens; of those for which there was no room roughly.
         visible: the uuids that earlier blocks of the prompt show.
     """
     shown = {candidate.entry.uuid for candidate in selection.shown}
