@@ -42,6 +42,9 @@ Way = Literal["directly", "through memd"]
 _FITS = "the messages that do not fit into the window leave the prompt: that is what memd is for"
 PURPOSE: dict[str, str] = {
     "unit/test_basic.py::test_server_multiple_addresses": "the address is memd's own, and memd listens on one",
+    "unit/test_chat_completion.py::test_chat_completion_cached_tokens": (
+        "it counts the tokens of one conversation after another, and what was said in one is recalled in the next"
+    ),
     "unit/test_chat_completion.py::test_context_size_exceeded": _FITS,
     "unit/test_chat_completion.py::test_context_size_exceeded_stream": _FITS,
 }
