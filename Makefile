@@ -17,7 +17,7 @@ demo: .venv/installed ## Install memd into .venv and play a long conversation th
 test: lint .venv/browser .venv/llama.cpp/fetched ## Lint, types and all tests
 	$(PY) -m pytest -n auto --dist loadfile $(PYTEST_FLAGS)
 
-llama-tests: .venv/llama.cpp/fetched ## llama.cpp's own server tests: what passes directly must pass through memd (half an hour)
+llama-tests: .venv/llama.cpp/fetched ## llama.cpp's own server tests: what passes directly must pass through memd (a quarter of an hour)
 	@$(PY) tests/llamacpp_suite.py $(LLAMA_TESTS_FLAGS)
 
 fuzz: .venv/installed-test ## Many more random inputs to what reads untrusted bytes, other ones each time (some minutes)

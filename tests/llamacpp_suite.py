@@ -217,7 +217,8 @@ def main() -> int:
     asked = parser.parse_args()
     tests = asked.source / TESTS if asked.source else llamacpp_sources.server_tests()
     if tests is None or not tests.is_dir():
-        sys.exit(f"there are no server tests in {tests or llamacpp_sources.folder()}: `make llamatests` fetches them")
+        where = tests or llamacpp_sources.folder()
+        sys.exit(f"there are no server tests in {where}; without --source `make llama-tests` fetches them")
     try:
         server = asked.server.resolve() if asked.server else llamacpp_binary.build()
     except llamacpp_binary.CannotBuild as why:
@@ -225,6 +226,8 @@ def main() -> int:
     select = (*asked.files, *(["-k", asked.k] if asked.k else []))
     found = compare(Setting(tests.resolve(), server, asked.real_models, select))
     _print(found)
+    if not found.passed_directly():
+        sys.exit("nothing passed directly, so nothing was compared; what pytest said stands above")
     if asked.json:
         asked.json.write_text(json.dumps(_report(found), indent=1))
     return 1 if found.faults() else 0
