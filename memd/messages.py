@@ -6,6 +6,7 @@ Rule: pure values. `wire` makes `Message`s out of bytes, `context` works on them
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -66,11 +67,7 @@ def chain(previous: bytes, content_digest: bytes) -> bytes:
 
 def chain_all(content_digests: Iterable[bytes], previous: bytes = ROOT_DIGEST) -> list[bytes]:
     """The digests of consecutive messages, the first chained to `previous`."""
-    digests = []
-    for content_digest in content_digests:
-        previous = chain(previous, content_digest)
-        digests.append(previous)
-    return digests
+    return list(itertools.accumulate(content_digests, chain, initial=previous))[1:]
 
 
 def leading_count(messages: Sequence[Message]) -> int:

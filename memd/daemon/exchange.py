@@ -297,15 +297,19 @@ class Exchange:
         return self._counter.drift.drifted(self._request.model, raw_tokens)
 
     async def _count_messages(self) -> list[int]:
-        pairs = list(zip(self._request.messages, self._request.digests, strict=True))
+        messages, digests = self._request.messages, self._request.digests
+        known = self._counter.known(messages, digests)
 
-        def count() -> list[int]:
-            return [self._counter.message(message, digest) for message, digest in pairs]
+        def counted() -> list[int]:
+            return [
+                self._counter.message(message, digest) if count is None else count
+                for message, digest, count in zip(messages, digests, known, strict=True)
+            ]
 
-        fresh = sum(len(message.text) for message, digest in pairs if self._counter.known(message, digest) is None)
+        fresh = sum(len(message.text) for message, count in zip(messages, known, strict=True) if count is None)
         if fresh <= COUNTED_AT_ONCE_CHARACTERS:
-            return count()
-        return await asyncio.get_running_loop().run_in_executor(None, count)
+            return counted()
+        return await asyncio.get_running_loop().run_in_executor(None, counted)
 
     def _memory_in_digest(self) -> bytes:
         memory_in = self._request.memory_in

@@ -32,6 +32,7 @@ _CACHE_ENTRY_BYTES = 600  # key, structs and dictionary slots of one cached mess
 
 _object_decoder = msgspec.json.Decoder(dict[str, Raw])
 _list_decoder = msgspec.json.Decoder(list[Raw])
+_BRACE = ord("{")
 _text_decoder = msgspec.json.Decoder(str)
 _number_decoder = msgspec.json.Decoder(float)
 
@@ -139,21 +140,27 @@ class MessageCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def parse(self, raw: Raw, parse: Callable[[Raw], Message]) -> ParsedMessage:
-        """`raw` parsed, now or earlier. The same bytes must mean the same to every `parse` that is ever given.
+    def parse(self, raws: Sequence[Raw], parse: Callable[[Raw], Message]) -> list[ParsedMessage]:
+        """Each of `raws` parsed, now or earlier. The same bytes must mean the same to every `parse` that is ever given.
 
         Raises:
             BadRequestBody: as `parse` does.
         """
-        key = hashlib.blake2b(raw, digest_size=DIGEST_BYTES, person=parse.__module__.encode()[-16:]).digest()
+        person = parse.__module__.encode()[-16:]
+        keys = [hashlib.blake2b(raw, digest_size=DIGEST_BYTES, person=person).digest() for raw in raws]
         with self._lock:
-            known = self._entries.get(key)
-            if known is not None:
-                self._entries.move_to_end(key)
-                return known[0]
-        parsed = _parsed(raw, parse)
-        self._keep(key, parsed)
-        return parsed
+            known = [self._entries.get(key) for key in keys]
+            for key, entry in zip(keys, known, strict=True):
+                if entry is not None:
+                    self._entries.move_to_end(key)
+        found = []
+        for key, raw, entry in zip(keys, raws, known, strict=True):
+            entry = entry or self._entries.get(key)  # the same message twice in one request is parsed once
+            parsed = _parsed(raw, parse) if entry is None else entry[0]
+            if entry is None:
+                self._keep(key, parsed)
+            found.append(parsed)
+        return found
 
     def _keep(self, key: bytes, parsed: ParsedMessage) -> None:
         held = _CACHE_ENTRY_BYTES + sys.getsizeof(parsed.message.text)
@@ -195,7 +202,7 @@ def request_from(
         BadRequestBody: a message cannot be read, or is nested too deeply.
     """
     try:
-        parsed = [cache.parse(raw, parse) if cache is not None else _parsed(raw, parse) for raw in raw_messages]
+        parsed = [_parsed(raw, parse) for raw in raw_messages] if cache is None else cache.parse(raw_messages, parse)
         fields, messages_at, sidebands = _without_sideband(members, list_name)
         memory_in, memory_in_error = _memory_in(sidebands)
         return ModelRequest(
@@ -242,7 +249,7 @@ def objects_in(members: Mapping[str, Raw], name: str) -> list[Raw]:
     except UNREADABLE as error:
         raise BadRequestBody(f"`{name}` is not a list of objects: {error}") from error
     for position, raw in enumerate(elements):
-        if not bytes(memoryview(raw)[:1]) == b"{":
+        if memoryview(raw)[0] != _BRACE:
             raise BadRequestBody(f"`{name}[{position}]` is not an object")
     return elements
 
