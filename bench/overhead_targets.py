@@ -154,32 +154,30 @@ def nginx_serving(folder: Path, upstream: str) -> Iterator[tuple[str, int]]:
 @contextlib.contextmanager
 def litellm_serving(folder: Path, upstream: str) -> Iterator[tuple[str, int]]:
     """LiteLLM's proxy in front of the stub; its URL and process id."""
-    port = free_port()
     config = folder / "litellm.yaml"
     parameters = {"model": "openai/stub", "api_base": f"{upstream}/v1", "api_key": "-"}
     config.write_text(yaml.safe_dump({"model_list": [{"model_name": "*", "litellm_params": parameters}]}))
-    process = subprocess.Popen(
-        ["litellm", "--config", str(config), "--host", "127.0.0.1", "--port", str(port)],
-        env={**os.environ, "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"},  # it is on loopback only
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        wait_for(port, seconds=120)
-        yield f"http://127.0.0.1:{port}", process.pid
-    finally:
-        process.terminate()
-        process.wait()
+    # It is on loopback only, for as long as it is measured.
+    without_key = {**os.environ, "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"}
+    with _listening(["litellm", "--config", str(config), "--host", "127.0.0.1"], without_key) as target:
+        yield target
 
 
 @contextlib.contextmanager
 def mnemonic_serving(folder: Path, upstream: str) -> Iterator[tuple[str, int]]:
     """mnemonic-proxy with its context management on, as it comes; its URL and process id."""
+    with _listening(["mnemonic-proxy", "--upstream", upstream, "--data", str(folder / "data")], None) as target:
+        yield target
+
+
+@contextlib.contextmanager
+def _listening(command: list[str], environment: dict[str, str] | None) -> Iterator[tuple[str, int]]:
     port = free_port()
-    command = ["mnemonic-proxy", "--upstream", upstream, "--port", str(port), "--data", str(folder / "data")]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*command, "--port", str(port)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
-        wait_for(port, seconds=60)
+        wait_for(port, seconds=120)
         yield f"http://127.0.0.1:{port}", process.pid
     finally:
         process.terminate()
