@@ -20,6 +20,7 @@ from memd.context.injection import Placement
 from memd.daemon.access import is_from_foreign_page
 from memd.daemon.exchange import Exchange, Mode, new_turn_id
 from memd.daemon.observing import Turn, turn_of
+from memd.daemon.receipts import Receipt
 from memd.daemon.relay import NO_REPLY, ModelRelay, error_response, forwarded_headers, pass_through, read_body, relay
 from memd.daemon.service import Daemon
 from memd.daemon.upstream import REFUSALS
@@ -102,18 +103,22 @@ async def _exchanged(
 
 async def _remember(daemon: Daemon, exchange: Exchange, reply: Reply, status: int | None, turn: Turn) -> None:
     try:
-        receipt = None
-        try:
-            receipt = exchange.finished_receipt(
-                reply, status, turn.spans_ms
-            )  # before the reply changes the conversation
-        except Exception:  # a bug here must not cost the reply
-            log.exception("a turn has no receipt", extra={"topic": exchange.topic.id})
+        receipt = _receipt(exchange, reply, status, turn)  # before the reply changes the conversation
+        # In a task of its own, and begun first: a turn that has nothing to remember would overtake the one before it.
+        kept = daemon.tasks.spawn(daemon.receipts.keep(receipt), "receipt") if receipt is not None else None
         await exchange.remember(reply)
-        if receipt is not None:
-            await daemon.receipts.keep(receipt)
+        if kept is not None:
+            await kept
     finally:
         exchange.topic.release()
+
+
+def _receipt(exchange: Exchange, reply: Reply, status: int | None, turn: Turn) -> Receipt | None:
+    try:
+        return exchange.finished_receipt(reply, status, turn.spans_ms)
+    except Exception:  # a bug here must not cost the reply
+        log.exception("a turn has no receipt", extra={"topic": exchange.topic.id})
+        return None
 
 
 @asynccontextmanager

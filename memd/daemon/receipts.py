@@ -84,17 +84,16 @@ class Receipts:
         self._in_trouble = False
 
     async def keep(self, receipt: Receipt) -> None:
-        """Tell listeners, and write it down."""
-        self._events.tell("turn", summary(receipt))
-        if self._ring is None:
-            return
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._writer, self._write, self._ring, receipt)
-            self._in_trouble = False
-        except StoreError as error:
-            if not self._in_trouble:
-                log.warning("receipts are not kept for now", extra={"error": error})
-            self._in_trouble = True
+        """Write it down, and tell listeners; both in the order of the calls."""
+        if self._ring is not None:
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._writer, self._write, self._ring, receipt)
+                self._in_trouble = False
+            except StoreError as error:
+                if not self._in_trouble:
+                    log.warning("receipts are not kept for now", extra={"error": error})
+                self._in_trouble = True
+        self._events.tell("turn", summary(receipt))  # only now: whoever hears of it may ask for it at once
 
     async def find(self, turn_id: str) -> Receipt | None:
         """The receipt of a turn, if it is kept still."""

@@ -89,6 +89,12 @@ function drawHealth() {
   document.getElementById("health").replaceChildren(...items, item("Events", isLive, isLive ? "live" : "reconnecting …"));
 }
 
+async function take(name, data) {
+  if (name !== "turn" || !topics.some((topic) => topic.topic_id === data.topic_id)) await refresh();
+  if (main.hasAttribute("aria-busy")) missed.push([name, data]);
+  else tell(name, data);
+}
+
 function tell(name, data) {
   Promise.resolve(takesEvents?.(name, data)).catch((error) => main.prepend(problem(error)));
 }
@@ -124,10 +130,9 @@ document.addEventListener("keydown", (event) => {
 await refresh();
 choose(sessionStorage.getItem("memd.topic") ?? "");
 setInterval(() => document.hidden || refresh(), HEALTH_MS);
-listen(async (name, data) => {
-  if (name !== "turn" || !topics.some((topic) => topic.topic_id === data.topic_id)) await refresh();
-  if (main.hasAttribute("aria-busy")) missed.push([name, data]);
-  else tell(name, data);
+let taken = Promise.resolve(); // one event after the other: a refresh for one must not let the next overtake it
+listen((name, data) => {
+  taken = taken.then(() => take(name, data)).catch((error) => main.prepend(problem(error)));
 }, (live) => {
   isLive = live;
   drawHealth();

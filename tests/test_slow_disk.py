@@ -1,0 +1,77 @@
+"""A slow disk under a running daemon: nobody waits for it, and what is told of the turns keeps their order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from memd.config import Buffer, Config, Listen, Log, Upstream
+from memd.daemon.app import running
+from memd.daemon.service import Daemon
+from memd.store.files import Appender, DiskFiles
+from memd.store.layout import RECEIPTS_NAME
+
+SYNC_SECONDS = 0.2
+
+
+class SlowDisk(DiskFiles):
+    """The real disk, but what is made durable takes its time."""
+
+    def append_to(self, path: Path) -> Appender:
+        return _Slow(super().append_to(path))
+
+    def create(self, path: Path) -> Appender:
+        return _Slow(super().create(path))
+
+
+class _Slow:
+    def __init__(self, real: Appender) -> None:
+        self._real = real
+        self.write, self.truncate, self.close = real.write, real.truncate, real.close
+
+    def sync(self) -> None:
+        time.sleep(SYNC_SECONDS)
+        self._real.sync()
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path, llama: str) -> AsyncIterator[Daemon]:
+    config = Config(
+        listen=Listen(port=0),
+        upstream=Upstream(url=llama),
+        data_dir=tmp_path / "memory",
+        buffer=Buffer(journal_fsync="always"),
+        log=Log(level="error"),
+    )
+    async with running(config, files=SlowDisk()) as daemon:
+        yield daemon
+
+
+async def test_turns_are_kept_and_told_in_the_order_in_which_they_were_answered(daemon: Daemon, tmp_path: Path) -> None:
+    """One that waits for the disk is not overtaken by the next, which has nothing to remember."""
+    answered: list[str] = []
+    async with aiohttp.ClientSession(daemon.base_url) as session, session.get("/memd/events") as events:
+        for turn in range(6):
+            mode = ("full", "readonly")[turn % 2]
+            body = {"model": "tiny", "messages": [{"role": "user", "content": f"Is locker {turn} taken?"}]}
+            async with session.post("/v1/chat/completions", json=body, headers={"X-Memory-Mode": mode}) as answer:
+                assert answer.status == 200
+                answered.append(answer.headers["X-Memory-Turn"])
+        told: list[str] = []
+        async with asyncio.timeout(30):
+            async for line in events.content:
+                if line.startswith(b"data: ") and "turn_id" in (data := json.loads(line.removeprefix(b"data: "))):
+                    told.append(data["turn_id"])
+                    async with session.get(f"/memd/turns/{told[-1]}") as found:
+                        assert found.status == 200, "who hears of a turn can ask for it"
+                if len(told) == len(answered):
+                    break
+    assert told == answered
+    kept = [json.loads(line) for line in (tmp_path / "memory" / RECEIPTS_NAME).read_text().splitlines() if line]
+    assert [receipt["turn_id"] for receipt in kept] == answered
