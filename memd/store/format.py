@@ -33,7 +33,6 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -193,8 +192,9 @@ def scan(data: bytes, start: int = HEADER_BYTES) -> Scan:
 
 def encode_entry(entry: Entry) -> bytes:
     """The payload of a log record."""
-    known: dict[str, Any] = {name: getattr(entry, name) for name in _FIELDS}
-    return _encoder.encode(known | {name: value for name, value in entry.unknown.items() if name not in known})
+    known = msgspec.structs.asdict(entry)
+    unknown = known.pop("unknown")
+    return _encoder.encode(known | {name: value for name, value in unknown.items() if name not in known})
 
 
 def decode_entry(payload: bytes, *, dimension: int | None) -> Entry:

@@ -7,12 +7,13 @@ the topic begins with the same digits; only an adopted chunk keeps the id it was
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from memd.chunks import PUBLIC_ID_DIGITS_MIN
 from memd.store.superseded import Directory
 
-UUID_DIGITS = 32
+UUID_BITS = 128
+UUID_DIGITS = UUID_BITS // 4
 
 
 class KnownUuids:
@@ -31,11 +32,23 @@ class KnownUuids:
         gone = set(uuids)
         self._others = [uuid for uuid in self._others if uuid not in gone]
 
-    def unique_prefix(self, uuid: bytes) -> str:
-        """The shortest prefix, at least PUBLIC_ID_DIGITS_MIN digits, that no other uuid begins with."""
+    def beside(self, uuids: Sequence[bytes]) -> list[list[bytes]]:
+        """For each uuid those of the sealed segments that are nearest to it, itself among them if it is there."""
+        return self.directory.nearest(uuids)
+
+    def knows(self, uuid: bytes, beside: Sequence[bytes]) -> bool:
+        """Whether the topic has it; `beside`: see there."""
         at = bisect_left(self._others, uuid)
-        near = self._others[max(0, at - 1) : at + 2] + self.directory.neighbours(uuid)
-        shared = max((_shared_digits(uuid, other) for other in near if other != uuid), default=0)
+        return uuid in beside or self._others[at : at + 1] == [uuid]
+
+    def unique_prefix(self, uuid: bytes, beside: Sequence[bytes]) -> str:
+        """The shortest prefix of a new uuid, at least PUBLIC_ID_DIGITS_MIN digits, that no other uuid begins with."""
+        at = bisect_left(self._others, uuid)
+        near = [*self._others[max(0, at - 1) : at + 1], *beside]
+        number = int.from_bytes(uuid, "big")
+        # Two uuids share the leading hex digits before the highest bit in which they differ.
+        differing = min([number ^ int.from_bytes(other, "big") for other in near], default=1 << UUID_BITS)
+        shared = UUID_DIGITS - (differing.bit_length() + 3) // 4
         return uuid.hex()[: max(PUBLIC_ID_DIGITS_MIN, shared + 1)]
 
     def others_with_prefix(self, uuid: bytes, digits: str) -> list[bytes]:
@@ -48,9 +61,3 @@ class KnownUuids:
             if other.hex().startswith(digits):
                 found.append(other)
         return [other for other in found if other != uuid]
-
-
-def _shared_digits(one: bytes, other: bytes) -> int:
-    """How many leading hex digits two different uuids share: those before the highest bit in which they differ."""
-    differing = int.from_bytes(one, "big") ^ int.from_bytes(other, "big")
-    return UUID_DIGITS - (differing.bit_length() + 3) // 4

@@ -87,11 +87,15 @@ class Directory:
         """Whether any entry came from a message whose digest begins with these 8 bytes."""
         return len(_equal(self._digests, np.uint64(digest))) > 0
 
-    def neighbours(self, uuid: bytes) -> list[bytes]:
-        """The uuids nearest to `uuid` in hex order: no other in the directory shares a longer prefix with it."""
-        equal = _equal(self._high, uuid_words(uuid)[0])
-        near = range(max(0, equal.start - 1), min(len(self._high), equal.stop + 1))
-        return [uuid_bytes(self._high[i], self._low[i]) for i in near]
+    def nearest(self, uuids: Sequence[bytes]) -> list[list[bytes]]:
+        """For each uuid those nearest to it in hex order: no other in the directory shares a longer prefix with it."""
+        high = np.frombuffer(b"".join(uuids), dtype=">u8")[::2].astype(np.uint64)
+        starts = np.maximum(self._high.searchsorted(high, "left") - 1, 0).tolist()
+        stops = np.minimum(self._high.searchsorted(high, "right") + 1, len(self._high)).tolist()
+        return [
+            list(map(uuid_bytes, self._high[start:stop].tolist(), self._low[start:stop].tolist()))
+            for start, stop in zip(starts, stops, strict=True)
+        ]
 
     def uuids_with_prefix(self, digits: str) -> list[bytes]:
         """All uuids that begin with these hex digits (4 to 32), with repetition."""

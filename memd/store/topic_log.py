@@ -156,7 +156,8 @@ class TopicLog:
             active, tail = self._ready()
             fresh: dict[bytes, str] = {}
             try:
-                entries = [self._entry(draft, len(drafts) - 1 - i, fresh) for i, draft in enumerate(drafts)]
+                public_ids = self._public_ids(drafts, fresh)
+                entries = [self._entry(draft, public_ids[i], len(drafts) - 1 - i) for i, draft in enumerate(drafts)]
                 payloads = [encode_entry(entry) for entry in entries]
                 start = tail.end
                 tail.append(b"".join(map(encode_record, payloads)), sync=True)
@@ -348,14 +349,14 @@ class TopicLog:
                 self._tail.close()
         self._words.close()
 
-    def _entry(self, draft: Draft, group_left: int, fresh: dict[bytes, str]) -> Entry:
-        """What the draft becomes; `fresh` gathers the public ids of chunks that the topic does not know yet."""
+    def _entry(self, draft: Draft, public_id: str, group_left: int) -> Entry:
+        """What the draft becomes."""
         expected_bytes = 4 * self._grounds.model.dimension if draft.status is Status.ACTIVE else 0
         assert len(draft.uuid) == 16 and len(draft.vector) == expected_bytes, "a uuid and a vector of their sizes"
         canonical_id = self._grounds.clock.next()
         return Entry(
             uuid=draft.uuid,
-            public_id=self._public_id(draft, fresh),
+            public_id=public_id,
             canonical_id=canonical_id,
             vector=draft.vector,
             content=draft.content,
@@ -374,15 +375,22 @@ class TopicLog:
             unknown=draft.unknown,
         )
 
-    def _public_id(self, draft: Draft, fresh: dict[bytes, str]) -> str:
-        known = fresh.get(draft.uuid) or self._public_id_of(draft.uuid)
+    def _public_ids(self, drafts: Sequence[Draft], fresh: dict[bytes, str]) -> list[str]:
+        """The public id of each; `fresh` gathers those of chunks that the topic does not know yet."""
+        beside = self._uuids.beside([draft.uuid for draft in drafts])
+        return [self._public_id(draft, near, fresh) for draft, near in zip(drafts, beside, strict=True)]
+
+    def _public_id(self, draft: Draft, beside: Sequence[bytes], fresh: dict[bytes, str]) -> str:
+        known = fresh.get(draft.uuid)
+        if known is None and self._uuids.knows(draft.uuid, beside):
+            known = self._public_id_of(draft.uuid)
         if known is not None:
             return known
         given = draft.public_id
         assert given is None or draft.uuid.hex().startswith(given), "a public id is a prefix of the uuid"
         others = self._uuids.others_with_prefix(draft.uuid, given) if given else []
         taken = {fresh.get(other) or self._public_id_of(other) for other in others}
-        public_id = given if given and given not in taken else self._uuids.unique_prefix(draft.uuid)
+        public_id = given if given and given not in taken else self._uuids.unique_prefix(draft.uuid, beside)
         fresh[draft.uuid] = public_id
         self._uuids.add(draft.uuid)
         return public_id
