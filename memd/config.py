@@ -132,7 +132,8 @@ class Retrieval(msgspec.Struct, frozen=True, kw_only=True):
     lexical_weight: Annotated[float, Meta(ge=0, le=1)] = 0.5
     """Share of word matching (BM25) in the score; 0 is the cosine alone, and then no lexical index is kept."""
     neighbour_weight: Annotated[float, Meta(ge=0, le=1)] = 0.2
-    """Share of each chronological neighbour's relevance that is added to a chunk's own."""
+    """Share of the relevance of what was said just before and after one of the strongest chunks that is added to its
+    own, and the other way round."""
     recall_budget_ms: Annotated[int, Meta(ge=1, le=600_000)] = 20
     """When asking all indexes of a topic takes longer, more of them are merged."""
     timeout_ms: Annotated[int, Meta(ge=1, le=600_000)] = 2000

@@ -16,6 +16,7 @@ from memd.context.ranking import Candidate
 from memd.daemon.encoder import Encoder
 from memd.daemon.recall import Recall
 from memd.daemon.right_of_way import RightOfWay
+from memd.daemon.topic_search import TopicSearch
 from memd.embedding import Embedder, load_embedder
 from memd.store.log import Store, TopicLog
 
@@ -121,6 +122,24 @@ async def test_a_rare_identifier_wins_over_every_cosine(topic: TopicLog) -> None
     found = await asked(topic, question, **plain)
     relevance = {one.entry.content: one.score / utility_multiplier(one.entry.utility_steps) for one in found}
     assert max(relevance, key=lambda text: relevance[text]) == TALK[4]
+
+
+def test_only_the_strongest_bring_in_their_neighbours_and_each_speaks_for_the_other(
+    topic: TopicLog, embedder: Embedder
+) -> None:
+    question = "Who paints the boat house?"
+    search = TopicSearch(topic.snapshot(), embedder.embed_pieces(question), topic.ask(question))
+    hits, evidence = search.evidence(
+        2, Retrieval(), first=10
+    )  # both sides find the boat house, twice; one of two counts
+    texts = [topic.snapshot().entry(hit).content for hit in hits]
+    assert sorted(texts) == sorted([TALK[2], TALK[0], TALK[1], TALK[3]])
+    beside = {
+        text: {texts[position - 10] for position in one.neighbours} for text, one in zip(texts, evidence, strict=True)
+    }
+    assert beside == {TALK[2]: {TALK[1], TALK[3]}, TALK[1]: {TALK[2]}, TALK[3]: {TALK[2]}, TALK[0]: set()}
+    hits, _ = search.evidence(2, Retrieval(neighbour_weight=0), first=0)
+    assert {topic.snapshot().entry(hit).content for hit in hits} == {TALK[2], TALK[0]}
 
 
 @pytest.mark.parametrize("question", ["What is the capital of Mongolia?", "How do I sort a list in Haskell?"])

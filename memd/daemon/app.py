@@ -211,6 +211,7 @@ def serve(config: Config, model: Path | None = None) -> int:
     """
     begin(config.log, Redactor.of(config.ingest).text)
     heap.keep_small()
+    heap.starting()
     uvloop.run(_serve(config, model))
     return 0
 
@@ -233,6 +234,7 @@ async def _serve(config: Config, model: Path | None) -> None:
     try:
         async with running(config, model) as daemon:
             starting = False
+            heap.started()
             _announce(daemon, time.perf_counter() - started)
             await stop.wait()
             log.info("ending, once replies in flight are through", extra={"seconds_max": config.shutdown.grace_seconds})

@@ -166,17 +166,21 @@ class SealedIndex:
         found = np.full(len(labels), np.nan)
 
         def know(known: Rows, vectors: Floats) -> None:
-            if len(known):
+            if len(known) == len(labels) and (known == labels).all():  # nearly always
+                found[:] = cosines(vectors, queries)
+            elif len(known):
                 order = known.argsort()
                 own = np.isin(labels, known)
                 found[own] = cosines(vectors, queries)[order[known[order].searchsorted(labels[own])]]
 
         loaded = self._in_memory
         if loaded is not None:
-            extra = labels[np.isin(labels, loaded.extras)]
-            know(extra, loaded.extra_matrix[loaded.extras.searchsorted(extra)])
+            if len(loaded.extras):
+                extra = labels[np.isin(labels, loaded.extras)]
+                know(extra, loaded.extra_matrix[loaded.extras.searchsorted(extra)])
             know(*loaded.stored.read(labels[np.isnan(found)]))
-            know(*loaded.index.vectors(labels[np.isnan(found)]))
+            if np.isnan(found).any():
+                know(*loaded.index.vectors(labels[np.isnan(found)]))
         left = labels[np.isnan(found)]
         if len(left):
             read, matrix, _ = self._read_vectors(left)

@@ -173,6 +173,7 @@ class Snapshot:
         self._growing = [(view.segment, view) for view in views.values() if isinstance(view.segment, Growing)]
         self._live_count: int | None = None
         self._last_ids: list[tuple[int, int]] | None = None
+        self._searched: dict[int, IndexView | View] | None = None
 
     @property
     def live_count(self) -> int:
@@ -364,16 +365,22 @@ class Snapshot:
         """The best cosine of each place (segment id, row), shape (n, 2); NaN where it is not known."""
         segment_ids, rows = places.T
         found = np.full(len(places), np.nan)
-        for part in self.indexes:
-            own = np.isin(segment_ids, part.index.segment_ids)
-            if own.any():
-                found[own] = part.index.cosines_of(segment_ids[own], rows[own], queries)
-        for segment_id in np.unique(segment_ids).tolist():
-            matrix = self.views[segment_id].matrix
-            if matrix is not None:
-                own = segment_ids == segment_id
-                found[own] = cosines(matrix[rows[own]], queries)
+        own: dict[IndexView | View, list[int]] = {}
+        for position, segment_id in enumerate(segment_ids.tolist()):
+            own.setdefault(self._searched_by(segment_id), []).append(position)
+        for searched, positions in own.items():
+            if isinstance(searched, IndexView):
+                found[positions] = searched.index.cosines_of(segment_ids[positions], rows[positions], queries)
+            elif searched.matrix is not None:
+                found[positions] = cosines(searched.matrix[rows[positions]], queries)
         return found
+
+    def _searched_by(self, segment_id: int) -> IndexView | View:
+        """What a search finds the chunks of a segment by: an index, or the view of the segment itself."""
+        if self._searched is None:
+            of_index = {number: view for view in self.indexes for number in view.index.segment_ids}
+            self._searched = {number: of_index.get(number, view) for number, view in self.views.items()}
+        return self._searched[segment_id]
 
     def _newest_place(self, uuid: bytes) -> tuple[int, int] | None:
         return max(self.places(uuid), key=self._canonical_id, default=None)
