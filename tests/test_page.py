@@ -14,7 +14,7 @@ import pytest
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
 from page_browser import PHONE, Watched, chromium, running_chromium, tab
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 if chromium() is None:
     pytest.skip("there is no Chromium; on Debian and Ubuntu: apt install chromium", allow_module_level=True)
@@ -336,6 +336,27 @@ def test_with_a_token_the_page_asks_for_it_once_and_keeps_it_in_the_tab(
     expect(page.get_by_text("Events live")).to_be_visible()
     page.reload()
     expect(page.get_by_text("No turn yet.")).to_be_visible()
+    expect(dialog).to_be_hidden()
+
+
+def test_a_refusal_of_the_wrong_token_that_comes_after_the_right_one_does_not_ask_again(
+    make_daemon: MakeDaemon, llama: str, open_page: OpenPage
+) -> None:
+    daemon = make_daemon(llama, {"auth": {"token": "a secret of some length"}}).start()
+    page = open_page(daemon, expected=("401",))
+    dialog = page.get_by_role("dialog")
+    held: list[Route] = []
+    page.route("**/memd/topics*", lambda route: route.continue_() if held else held.append(route))
+    dialog.get_by_label("Token").fill("wrong")
+    dialog.get_by_role("button", name="Open").click()
+    expect(dialog).to_contain_text("That was not it")
+    wait_until(lambda: page.evaluate("1") == 1 and held != [], lambda: "the topics were not asked for")
+    dialog.get_by_label("Token").fill("a secret of some length")
+    dialog.get_by_role("button", name="Open").click()
+    expect(dialog).to_be_hidden()
+    with page.expect_response(lambda answer: "/memd/topics" in answer.url and answer.status == 200):
+        held[0].continue_()
+    expect(page.get_by_text("Events live")).to_be_visible()
     expect(dialog).to_be_hidden()
 
 

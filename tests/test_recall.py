@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from memd.chunks import Draft, utility_multiplier
 from memd.config import Retrieval
@@ -18,6 +19,7 @@ from memd.daemon.recall import Recall
 from memd.daemon.right_of_way import RightOfWay
 from memd.daemon.topic_search import TopicSearch
 from memd.embedding import Embedder, load_embedder
+from memd.errors import EmbeddingError
 from memd.store.log import Store, TopicLog
 
 FACTS = ("The spare key hangs behind the blue bicycle.", "The spare key is copied at the shop in Mill Lane.")
@@ -51,6 +53,33 @@ async def test_a_damaged_entry_costs_its_own_chunk_and_no_other(tmp_path: Path, 
         encoder.close()
         store.close()
     assert [candidate.entry.content for candidate in found.candidates] == [FACTS[1]]
+
+
+class Broken:
+    """An embedder that fails whenever it is asked."""
+
+    def embed_pieces(self, text: str) -> NDArray[np.float32]:
+        raise EmbeddingError("it was asked")
+
+
+async def test_a_topic_without_entries_needs_no_embedding_and_any_other_does(
+    tmp_path: Path, embedder: Embedder
+) -> None:
+    store = Store.open(
+        tmp_path, dimension=embedder.dimension, fingerprint=embedder.fingerprint, segment_entries_max=100
+    )
+    empty, other = store.topic("empty"), store.topic("other")
+    other.append([_draft(embedder, 1, FACTS[0])])
+    encoder = Encoder(Broken())  # type: ignore[arg-type]  # the part of it that recall uses
+    recall = Recall(encoder, Retrieval(), RightOfWay())
+    try:
+        assert (await recall.query("Where is the spare key?", empty, [], visible_digests=())).candidates == []
+        with pytest.raises(EmbeddingError):
+            await recall.query("Where is the spare key?", empty, [other], visible_digests=())
+    finally:
+        recall.close()
+        encoder.close()
+        store.close()
 
 
 TALK = (

@@ -86,6 +86,8 @@ class Recall:
             EmbeddingError, StoreError: recall is not possible now.
             TimeoutError: it took longer than `retrieval.timeout_ms`.
         """
+        if not any(len(view.rows) for log_ in (own, *related) for view in log_.snapshot().views.values()):
+            return Recalled([], 0.0, 0.0)  # nothing to find: a new topic need not wait for an embedding
         with self._right_of_way.taken():
             async with asyncio.timeout(self._settings.timeout_ms / 1000):
                 for load in [self.load(log_) for log_ in (own, *related)]:

@@ -90,6 +90,7 @@ async function ask(path, options = {}) {
     }
     if (answer.ok) return answer;
     if (answer.status !== 401) throw new Refused(answer.status, await reason(answer));
+    if (sessionStorage.getItem(TOKEN_KEY) !== token) continue; // another one was given meanwhile
     asking ??= askToken(token !== null).finally(() => (asking = null));
     await asking;
   }
