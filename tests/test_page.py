@@ -218,6 +218,23 @@ def test_a_retry_a_tool_step_and_a_turn_without_memory_say_what_they_are(
     expect(page.get_by_role("button", name="Ask memory again now")).to_have_count(0)  # it was not asked in this one
 
 
+def test_a_turn_of_a_new_topic_is_not_overtaken_while_the_topics_are_asked_for(
+    told: DaemonProcess, open_page: OpenPage
+) -> None:
+    page = open_page(told)
+    expect(page.get_by_text("Events live")).to_be_visible()
+    expect(rows(page)).to_have_count(3)
+    held: list[Route] = []
+    page.route("**/memd/topics*", lambda route: route.continue_() if held else held.append(route))
+    told.chat([said("The first of the boats is green.")], memory_in={"topic_id": "boats"})
+    told.chat([said(WHY)], memory_in={"topic_id": "bikes"})
+    wait_until(lambda: page.evaluate("1") == 1 and held != [], lambda: "the topics were not asked for")
+    held[0].continue_()
+    expect(rows(page)).to_have_count(5)
+    expect(rows(page).nth(0)).to_contain_text(WHY)
+    expect(rows(page).nth(1)).to_contain_text("The first of the boats")
+
+
 def test_older_turns_and_older_entries_come_on_request(told: DaemonProcess, open_page: OpenPage) -> None:
     for n in range(52):
         told.chat([said(f"Locker {n} belongs to crew {n * 7}.")], memory_in={"topic_id": "lockers"})

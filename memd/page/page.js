@@ -21,6 +21,8 @@ let isLive = false;
 let shown = 0; // counts navigations: an answer that comes late must not replace a newer view
 let takesEvents = null;
 let missed = []; // events that came while a view was being filled
+const waiting = []; // events that nobody was told of yet
+let isTaking = false;
 
 async function navigate(moved = true) {
   const mine = (shown += 1);
@@ -89,14 +91,30 @@ function drawHealth() {
   document.getElementById("health").replaceChildren(...items, item("Events", isLive, isLive ? "live" : "reconnecting …"));
 }
 
-async function take(name, data) {
-  if (name !== "turn" || !topics.some((topic) => topic.topic_id === data.topic_id)) await refresh();
-  if (main.hasAttribute("aria-busy")) missed.push([name, data]);
-  else tell(name, data);
+/** Events in the order in which they came; one look at the topics serves all that came meanwhile. */
+async function take(event, value) {
+  waiting.push([event, value]);
+  if (isTaking) return;
+  isTaking = true;
+  try {
+    while (waiting.length) {
+      const now = waiting.splice(0);
+      const isNews = ([name, data]) => name !== "turn" || !topics.some((topic) => topic.topic_id === data.topic_id);
+      if (now.some(isNews)) await refresh();
+      if (main.hasAttribute("aria-busy")) missed.push(...now);
+      else for (const one of now) tell(...one);
+    }
+  } finally {
+    isTaking = false;
+  }
 }
 
-function tell(name, data) {
-  Promise.resolve(takesEvents?.(name, data)).catch((error) => main.prepend(problem(error)));
+async function tell(name, data) {
+  try {
+    await takesEvents?.(name, data);
+  } catch (error) {
+    main.prepend(problem(error));
+  }
 }
 
 function setTheme(theme) {
@@ -130,10 +148,7 @@ document.addEventListener("keydown", (event) => {
 await refresh();
 choose(sessionStorage.getItem("memd.topic") ?? "");
 setInterval(() => document.hidden || refresh(), HEALTH_MS);
-let taken = Promise.resolve(); // one event after the other: a refresh for one must not let the next overtake it
-listen((name, data) => {
-  taken = taken.then(() => take(name, data)).catch((error) => main.prepend(problem(error)));
-}, (live) => {
+listen(take, (live) => {
   isLive = live;
   drawHealth();
   if (!shown || (live && takesEvents)) navigate(false); // after the stream has begun, so that nothing falls in between
