@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from memd.chunks import Vector
+from memd.chunks import Status, Vector
 from memd.config import Buffer, Config, Listen, Log, Upstream
 from memd.daemon import app
 from memd.daemon.service import Daemon
@@ -134,3 +134,38 @@ async def test_corrections_are_durable_while_a_conversation_is_being_stored(
     about = await daemon.encoder.query(QUESTION)
     hits = daemon.store.topic("harbour").snapshot().search(about, 10)
     assert min(hit.multiplier for hit in hits) < 1
+
+
+async def test_a_correction_whose_client_left_and_asked_again_is_applied(daemon: Daemon, embedder: Gated) -> None:
+    await _asked(daemon, "harbour", FACT)
+    await _asked(daemon, "harbour", "Something else.")  # the fact is stored
+    _, told = await _asked(daemon, "harbour", QUESTION)
+    shown = told["injected_chunks"][0]["id"]  # best first: the fact
+    update = {"chunk_ids": [shown], "action": "Update", "reason": "moved", "content": "The spare key is in the shed."}
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Thanks, noted."}],
+        "max_tokens": 8,
+        "memory_in": {"topic_id": "harbour", "corrections": [update]},
+    }
+    url = f"{daemon.base_url}/v1/chat/completions"
+    embedder.gate.clear()
+    embedder.waiting.clear()
+    async with aiohttp.ClientSession() as session:
+        leaving = asyncio.create_task(session.post(url, json=body))
+        assert await asyncio.to_thread(embedder.waiting.wait, 30)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        await asyncio.sleep(0.3)  # the daemon has seen it leave
+        embedder.gate.set()
+        async with session.post(url, json=body) as response:
+            answer = await response.json()
+    assert answer["memory_out"].get("signals", []) == []
+    topic = await daemon.topics.get("harbour")
+    chunk = topic.buffer.resolve(shown)
+    assert chunk is not None
+    for _ in range(500):  # the second answer need not wait for what the first request began
+        if (entry := topic.log.snapshot().find(chunk.uuid)) is not None and entry.status is Status.DEPRECATED:
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail("the correction was lost")

@@ -14,7 +14,7 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Literal
 
 import msgspec
@@ -102,6 +102,7 @@ class Exchange:
         self._thresholds: compaction.Thresholds | None = None
         self._related: list[Topic] = []
         self._repeated = False
+        self._request_key: Hashable = None
         self._fresh_turn = False
         self._without_block = False
         self._forwarded_tokens = 0
@@ -128,6 +129,9 @@ class Exchange:
             key = TurnKey(prompt.last_digest, self._memory_in_digest())
             freeze_seconds = self._config.injection.freeze_seconds
             self._repeated = buffer.is_retry(prompt.conversation, key, now, freeze_seconds)
+            self._request_key = self.topic.id, prompt.conversation.id, key
+            if not self._repeated:
+                self._daemon.outcomes.expect(self._request_key)
         self._fresh_turn = not self._repeated and not prompt.is_step
         for topic_id in self._related_ids():
             topic = await self._daemon.topics.existing(topic_id)
@@ -141,17 +145,19 @@ class Exchange:
     async def correct(self) -> None:
         """Apply the request's corrections, durably; ids that cannot be corrected become signals."""
         memory_in = self._request.memory_in
-        if memory_in is None or not memory_in.corrections or self._repeated or self._mode != "full":
-            return
+        outcomes, request = self._daemon.outcomes, self._request_key
+        if memory_in is None or not memory_in.corrections or not outcomes.expects(request):
+            return  # one that is not expected came before memd was restarted, or changes nothing in its mode
         failed: tuple[str, ...] = ()
         try:
-            failed = await apply_corrections(self._daemon, self.topic, memory_in.corrections)
+            asked = memory_in.corrections
+            failed = await outcomes.of(request, lambda: apply_corrections(self._daemon, self.topic, asked))
         except MemdError as error:
             log.error("corrections were not applied", extra=self._fields(error))
             self._degrade(error)
             failed = tuple(chunk_id for correction in memory_in.corrections for chunk_id in correction.chunk_ids)
         self.signals += [Signal(type="correction_failed", chunk_id=chunk_id) for chunk_id in failed]
-        self._daemon.metrics.corrected(memory_in.corrections, len(failed))
+        self._daemon.metrics.corrected(() if self._repeated else asked, len(failed))
 
     async def make_room(self) -> None:
         """Let the oldest turns leave the prompt if it would not fit the model's window otherwise."""

@@ -19,6 +19,7 @@ from memd.daemon.encoder import Encoder
 from memd.daemon.events import Events
 from memd.daemon.indexer import Indexer
 from memd.daemon.metrics import Metrics
+from memd.daemon.outcomes import Outcomes
 from memd.daemon.recall import Recall
 from memd.daemon.receipts import Receipts
 from memd.daemon.right_of_way import RightOfWay
@@ -57,6 +58,7 @@ class Daemon:
         right_of_way = RightOfWay()
         self.indexer = Indexer(tasks, right_of_way, config.retrieval, metrics)
         self.events = Events()
+        self.outcomes = Outcomes(tasks)
         self.archiver = Archiver(config, encoder, counter, tasks, self.indexer, redactor, metrics, self.events)
         self.recall = Recall(encoder, config.retrieval, right_of_way)
         redaction = hashlib.blake2b(msgspec.json.encode(config.ingest)).hexdigest() if redactor else ""
