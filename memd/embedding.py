@@ -12,7 +12,6 @@ import difflib
 import hashlib
 import itertools
 import re
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -25,12 +24,10 @@ from memd.chunks import Vector
 from memd.errors import EmbeddingError
 
 if TYPE_CHECKING:  # importing fastembed takes a second: `load_embedder` pays, not `memd --help` or `memd export`
-    from fastembed import TextEmbedding
+    from fastembed.text.text_embedding_base import TextEmbeddingBase
     from tokenizers import Encoding
 
 BUNDLED = "bundled"
-_BUNDLED_NAME = "memd/all-MiniLM-L6-v2-int8"
-_BUNDLED_DIMENSION = 384
 
 PIECES_MAX = 16
 """Pieces of one text that are embedded, half from its head and half from its tail: a full piece costs about 20 ms on
@@ -40,7 +37,6 @@ _CHARACTERS_MAX = 32_768  # read before the cut into pieces: tokenising 1 MB tak
 _FINGERPRINT_DIGITS = 32
 _ROLES = re.compile("^(?:user|assistant|tool|function): ", re.MULTILINE)
 _LONE_SURROGATES = re.compile("[\ud800-\udfff]")
-_registering = threading.Lock()  # fastembed's registry of custom models is a plain list per process
 
 
 class Embedder(Protocol):
@@ -74,13 +70,13 @@ class Embedder(Protocol):
 class FastembedEmbedder:
     """An `Embedder` over a loaded fastembed model. Build it with `load_embedder`."""
 
-    def __init__(self, name: str, engine: TextEmbedding, fingerprint: str) -> None:
+    def __init__(self, name: str, engine: TextEmbeddingBase, fingerprint: str) -> None:
         from tokenizers import Tokenizer
 
         self.name = name
         self.fingerprint = fingerprint
         self._engine = engine
-        own = engine.model.tokenizer  # type: ignore[attr-defined]  # every text model has one; its base class does not say so
+        own = engine.tokenizer  # type: ignore[attr-defined]  # every text model has one; its base class does not say so
         self._words_max = own.truncation["max_length"] - own.num_special_tokens_to_add(False)
         # A copy, because truncation is a property of the tokenizer and fastembed's own must keep it.
         self._tokenizer = Tokenizer.from_str(own.to_str())
@@ -150,8 +146,8 @@ def load_embedder(model: str, threads: int, *, fetch: bool = True) -> Embedder:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise EmbeddingError(f"embedding.model {model!r} is neither 'bundled' nor a model that fastembed knows{hint}")
     try:
-        engine = TextEmbedding(name, threads=threads, local_files_only=not fetch)
-        folder = Path(engine.model._model_dir)  # type: ignore[attr-defined]  # fastembed has no public name for it
+        engine = TextEmbedding(name, threads=threads, local_files_only=not fetch).model
+        folder = Path(engine._model_dir)  # type: ignore[attr-defined]  # fastembed has no public name for it
         files = [known[name]["model_file"], *known[name]["additional_files"], "tokenizer.json"]
         return FastembedEmbedder(model, engine, _fingerprint(folder, files))
     except EmbeddingError:
@@ -164,29 +160,12 @@ def load_embedder(model: str, threads: int, *, fetch: bool = True) -> Embedder:
 
 
 def _load_bundled(threads: int) -> Embedder:
-    from fastembed import TextEmbedding
-    from fastembed.common.model_description import ModelSource, PoolingType
+    from memd.bundled_model import BundledModel
 
     folder = model_dir()
     try:
-        with _registering:
-            if all(entry["model"] != _BUNDLED_NAME for entry in TextEmbedding.list_supported_models()):
-                TextEmbedding.add_custom_model(
-                    model=_BUNDLED_NAME,
-                    pooling=PoolingType.MEAN,
-                    normalization=True,
-                    sources=ModelSource(hf=_BUNDLED_NAME),  # required, never asked: the path below is what is loaded
-                    dim=_BUNDLED_DIMENSION,
-                    model_file="model.onnx",
-                )
-        engine = TextEmbedding(
-            _BUNDLED_NAME,
-            cache_dir=str(folder),  # nothing is cached; the default would create a folder among the temporary files
-            threads=threads,
-            providers=["CPUExecutionProvider"],  # a GPU would give other vectors than the stored ones
-            specific_model_path=str(folder),
-        )
-        return FastembedEmbedder(BUNDLED, engine, _fingerprint(folder, ["model.onnx", "tokenizer.json"]))
+        fingerprint = _fingerprint(folder, ["model.onnx", "tokenizer.json"])
+        return FastembedEmbedder(BUNDLED, BundledModel(threads), fingerprint)
     except Exception as error:  # as in load_embedder
         raise EmbeddingError(
             f"the bundled embedding model in {folder} could not be loaded: {error}; reinstall memd"

@@ -32,7 +32,7 @@ def test_the_bundled_model_gives_the_documented_vector(embedder: Embedder) -> No
     assert vector.dtype == np.float32 and vector.shape == (384,) == (embedder.dimension,)
     assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
     assert vector[:4] == pytest.approx([0.0677, 0.0635, 0.0487, 0.0793], abs=0.012)  # the model card, fp32
-    assert vector[:4] == pytest.approx([0.0584, 0.0670, 0.0460, 0.0783], abs=0.001)  # PROVENANCE.md's int8 file
+    assert vector[:4] == pytest.approx([0.0602, 0.0659, 0.0426, 0.0784], abs=0.001)  # the int8 file, not rewritten
 
 
 def test_related_texts_are_nearer_than_unrelated_ones(embedder: Embedder) -> None:
@@ -124,7 +124,7 @@ def test_a_question_at_the_end_of_a_long_paste_is_still_found(embedder: Embedder
     question = "Which database do we use for sessions?"
     vectors = embedder.embed_pieces("lorem ipsum dolor sit amet\n" * 20_000 + question)
     cosines = vectors @ embedder.embed(question)
-    assert cosines[-1] > 0.1 > cosines[:-1].max()
+    assert cosines[-1] > 0.6 > 5 * cosines[:-1].max()
 
 
 def test_the_fingerprint_is_that_of_the_files(embedder: Embedder) -> None:
