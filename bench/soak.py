@@ -305,11 +305,11 @@ def report(ledger: Ledger, house: House, findings: Findings, found: list[Life]) 
         table.add_row(name, f"{value:,}")
     console.print(table)
     table = Table(title="growth, once warm")
-    files = "files: first half, second"
+    files = "fewest files: first half, second"
     for column in ("life", "requests", "resident", "gained beside log and caches", files, "threads", "tasks"):
         table.add_column(column, justify="right")
     for life in found:
-        pairs = [f"{first:.0f}, {second:.0f}" for first, second in (life.fds, life.threads, life.tasks)]
+        pairs = [f"{first}, {second}" for first, second in (life.fds, life.threads, life.tasks)]
         resident = f"{life.rss_mb[0]:.0f} → {life.rss_mb[1]:.0f} MB"
         gained = f"{life.rss_gain_mb:+.1f} MB, {1e3 * life.rss_gain_mb / max(1, life.requests):.1f} KB a request"
         table.add_row(f"{life.seconds:.0f} s", f"{life.requests:,}", resident, gained, *pairs)
