@@ -30,6 +30,9 @@ log = logging.getLogger("memd")
 
 NO_REPLY = Reply(message=None)
 OWN_REQUEST_HEADERS = ("x-memory-mode", "x-memory-session", "x-memory-history", "x-memory-token")
+READ_WHOLE_BYTES_MAX = 4 << 20
+"""A body that passes through is forwarded at once up to here. In parts it takes twice as long (bench/NOTES.md,
+2026-11-22), and could not be sent again where the upstream has closed a pooled connection."""
 _ADDED_HEADERS = ("Content-Type", "Date", "Server")
 """What aiohttp adds to an answer that lacks it."""
 
@@ -55,12 +58,16 @@ async def pass_through(
     idle_seconds: float,
     extra: list[tuple[str, str]] | None = None,
 ) -> web.StreamResponse:
-    """Forward any request as it is, its body streamed, and answer with what comes back."""
-    body: AsyncIterator[bytes] | None = None
+    """Forward any request as it is, and answer with what comes back; a large body is streamed."""
+    body: AsyncIterator[bytes] | bytes | None = None
     if request.can_read_body:
-        body = parts_in(request, idle_seconds)
-        if request.content_length is not None:
-            headers["Content-Length"] = str(request.content_length)
+        size = request.content_length
+        if size is not None and size <= READ_WHOLE_BYTES_MAX:
+            body = b"".join([part async for part in parts_in(request, idle_seconds)])
+        else:
+            body = parts_in(request, idle_seconds)
+        if size is not None:
+            headers["Content-Length"] = str(size)
     answer = await upstream.send(request.method, target, headers, body)
     async with answer:
         return await relay(request, answer, extra or [])
