@@ -96,7 +96,7 @@ def lives(samples: list[Sample]) -> list[Life]:
 
 
 def _fewest(samples: list[Sample], name: str) -> int:
-    return min(getattr(sample, name) for sample in samples)
+    return min(int(getattr(sample, name)) for sample in samples)
 
 
 def growth(found: list[Life]) -> list[str]:

@@ -210,15 +210,17 @@ def test_a_reply_of_fifty_megabytes_arrives_whole_and_is_not_kept_whole(
     assert _peak_bytes(memd.pid) - before < BYTES_UNREAD_MAX
 
 
+@pytest.mark.parametrize("mode", [b"full", b"off"])
 def test_a_pooled_connection_that_the_upstream_closed_is_not_noticed(
-    memd: DaemonProcess, raw: RawUpstream, connect: Connect
+    memd: DaemonProcess, raw: RawUpstream, connect: Connect, mode: bytes
 ) -> None:
     def script(peer: Peer) -> None:
         peer.send(answer(b"{}"))
         peer.abort()
 
     for number in range(5):
-        client = asked(connect, memd, raw, script, chat(f"again {number}"))
+        body = b'{"messages":[{"role":"user","content":"again %d"}]}' % number
+        client = asked(connect, memd, raw, script, request(b"POST", CHAT, b"X-Memory-Mode: " + mode, body=body))
         assert client.read_head().startswith(b"HTTP/1.1 200 OK")
 
 
