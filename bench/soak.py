@@ -217,7 +217,7 @@ async def judged(house: House, ledger: Ledger) -> Findings:
     house.endings.append(await asyncio.to_thread(house.daemon.terminate))
     bad += [f"exit code {code} after SIGTERM" for code in house.endings if code]
     said = house.daemon.log.read_text(errors="replace").splitlines()
-    bad += [f"the daemon said: {line}" for line in said if " ERROR " in line or line.startswith("Traceback")]
+    bad += [f"the daemon said: {line}" for line in _complaints(said)]
     figures = {
         "facts acknowledged": len(facts),
         "facts found in the log": len(facts) - len(missing),
@@ -227,6 +227,16 @@ async def judged(house: House, ledger: Ledger) -> Findings:
         "entries in the log": len(entries),
     }
     return Findings(figures, bad)
+
+
+def _complaints(said: list[str]) -> Iterator[str]:
+    """Of the daemon's log the errors, and of a traceback what was raised."""
+    in_traceback = False
+    for line in said:
+        ends_traceback = in_traceback and not line.startswith((" ", "Traceback"))
+        in_traceback = line.startswith("Traceback") or (in_traceback and not ends_traceback)
+        if ends_traceback or " ERROR " in line:
+            yield line
 
 
 def _wait_until_logged(house: House, facts: list[Fact]) -> list[Fact]:
