@@ -31,8 +31,9 @@ log = logging.getLogger("memd")
 NO_REPLY = Reply(message=None)
 OWN_REQUEST_HEADERS = ("x-memory-mode", "x-memory-session", "x-memory-history", "x-memory-token")
 READ_WHOLE_BYTES_MAX = 4 << 20
-"""A body that passes through is forwarded at once up to here. In parts most take longer, 2 MB from one client one and a
-half times (bench/NOTES.md, 2026-11-22), and none can be sent again where the upstream has closed a pooled connection."""
+"""A body that passes through is forwarded at once up to here. In parts most take longer, 2 MB from one client one and
+a half times (bench/NOTES.md, 2026-11-22), and none can be sent again where the upstream has closed a pooled
+connection."""
 _ADDED_HEADERS = ("Content-Type", "Date", "Server")
 """What aiohttp adds to an answer that lacks it."""
 
