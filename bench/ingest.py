@@ -42,17 +42,17 @@ from store import drafts
 from vectors import embedded, mixed
 
 from memd.assets import ranks_bytes
-from memd.config import Config, Listen, Log, Segment, Upstream
-from memd.context.chunking import split
-from memd.context.tokens import TokenCounter, cl100k_base
-from memd.daemon import drafting
-from memd.daemon.app import running
-from memd.daemon.drafting import Drafter, unstored_runs
-from memd.daemon.service import Daemon
-from memd.daemon.topics import Topic
-from memd.embedding import Embedder, load_embedder
+from memd.conversation.tokens import TokenCounter, cl100k_base
+from memd.embedding.fastembed import Embedder, load_embedder
+from memd.ingest import pipeline
+from memd.ingest.chunking import split
+from memd.ingest.pipeline import Drafter, unstored_runs
+from memd.ingest.topics import Topic
 from memd.messages import Message, chain_all
-from memd.store.log import Store
+from memd.proxy.app import running
+from memd.proxy.service import Daemon
+from memd.settings.model import Config, Listen, Log, Segment, Upstream
+from memd.store.store import Store
 
 SEGMENT_ENTRIES = 500
 """Of the topic that is written to: one is full every few seconds."""
@@ -113,7 +113,7 @@ def costs(
     drafter = Drafter(Config(), counter, spent.timed("embedding", embedder.embed), budget_seconds=60)
     tokens = chunks = 0
     started = time.perf_counter()
-    with patch.object(drafting, "split", spent.timed("split", _telling_boundaries(spent))):
+    with patch.object(pipeline, "split", spent.timed("split", _telling_boundaries(spent))):
         for seed in itertools.count():
             if time.perf_counter() - started > seconds:
                 break

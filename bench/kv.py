@@ -31,8 +31,8 @@ sys.path[:0] = [str(ROOT / "tests")]  # the tiny model and the llama.cpp server 
 from llama_server import running_llama  # noqa: E402  # needs the path above
 from tiny_model import write_scripted_model  # noqa: E402
 
-from memd.config import Buffer, Config, Embedding, Injection, Listen, Log, Retrieval, Upstream  # noqa: E402
-from memd.daemon.app import running  # noqa: E402
+from memd.proxy.app import running  # noqa: E402
+from memd.settings.model import Buffer, Config, Embedding, Injection, Listen, Log, Retrieval, Upstream  # noqa: E402
 
 FACTS = 120
 STEPS = 6

@@ -41,8 +41,8 @@ from rich.table import Table
 from store import drafts, settle
 from vectors import embedded, mixed
 
-from memd.embedding import load_embedder
-from memd.store.log import Store
+from memd.embedding.fastembed import load_embedder
+from memd.store.store import Store
 
 REQUESTS = 100
 """Of all clients together, at most; at least REQUESTS_MIN of each."""

@@ -39,9 +39,9 @@ from aiohttp import web
 from rich.console import Console
 from rich.table import Table
 
-from memd.config import Buffer, Chunking, Config, Injection, Listen, Log, Retrieval, Upstream
-from memd.daemon.app import running
-from memd.daemon.service import Daemon
+from memd.proxy.app import running
+from memd.proxy.service import Daemon
+from memd.settings.model import Buffer, Chunking, Config, Injection, Listen, Log, Retrieval, Upstream
 
 WINDOW_TOKENS = 1_000_000
 BUDGETS = (500, 1000, 2000, 4000)

@@ -41,10 +41,10 @@ from rich.table import Table
 from vector_stores import NumpyExact, VectorStore, installed
 from vectors import embedded, mixed
 
-from memd.chunks import Draft
-from memd.embedding import load_embedder
-from memd.store.log import Store, TopicLog
-from memd.store.vectors import Floats
+from memd.embedding.fastembed import load_embedder
+from memd.entries import Draft
+from memd.store.index.vectors import Floats
+from memd.store.store import Store, TopicLog
 
 BASE_SENTENCES = 4000
 SEGMENT_ENTRIES = 5000

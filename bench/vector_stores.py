@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import hnswlib
 import numpy as np
 
-from memd.store.vectors import HNSW_EF_CONSTRUCTION, HNSW_M, Floats
+from memd.store.index.vectors import HNSW_EF_CONSTRUCTION, HNSW_M, Floats
 
 BATCH = 5000
 

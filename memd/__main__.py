@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memd.cli import main
+from memd.cli.main import main
 
 if __name__ == "__main__":
     main(prog_name="memd")

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from memd.chunks import Entry, Status
-from memd.context.fusion import Parts
-from memd.context.ranking import Candidate
+from memd.entries import Entry, Status
+from memd.recall.fusion import Parts
+from memd.recall.ranking import Candidate
 
 
 def entry(name: str, content: str = "", *, at: int = 1, public_id: str | None = None, **members: Any) -> Entry:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
-from memd.store.export import export
+from memd.store.tools.export import export
 
 READY_SECONDS_MAX = 60.0
 END_SECONDS_MAX = 30.0

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.chunks import Draft, Entry, Status
+from memd.entries import Draft, Entry, Status
 from memd.store.files import Files
-from memd.store.log import Store, TopicLog
+from memd.store.store import Store, TopicLog
 
 DIMENSION = 8
 FINGERPRINT = "0123456789abcdef0123456789abcdef"

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from histories import new_buffer, receive, talk
 
-from memd.chunks import Draft, Entry, Status
-from memd.context.buffer_events import decode_event, encode_event
-from memd.context.conversation import Block, BlockChunk
-from memd.store.export import export
+from memd.conversation.conversation import Block, BlockChunk
+from memd.conversation.events import decode_event, encode_event
+from memd.entries import Draft, Entry, Status
 from memd.store.files import DiskFiles
-from memd.store.format import FORMAT_VERSION
-from memd.store.journal import Journal, peek
-from memd.store.log import Store
+from memd.store.log.format import FORMAT_VERSION
+from memd.store.log.journal import Journal, peek
+from memd.store.store import Store
+from memd.store.tools.export import export
 
 GOLDEN = Path(__file__).parent / "golden"
 TOPIC = "bike-workshop"

@@ -9,9 +9,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from memd.context.buffer_events import Event, decode_event, encode_event
-from memd.context.conversation import Block, BlockChunk, Conversation
-from memd.context.hot_buffer import Arrival, HotBuffer
+from memd.conversation.conversation import Block, BlockChunk, Conversation
+from memd.conversation.events import Event, decode_event, encode_event
+from memd.conversation.hot_buffer import Arrival, HotBuffer
 from memd.messages import Message, ToolCall, chain_all
 
 WINDOW_TURNS = 4

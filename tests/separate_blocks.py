@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from memd import config
-from memd.daemon.metrics import Metrics
-from memd.daemon.tasks import Tasks
-from memd.daemon.upstream import Upstream
+from memd.proxy.upstream.client import Upstream
+from memd.settings import model
+from memd.telemetry.metrics import Metrics
+from memd.telemetry.tasks import Tasks
 
 END_SECONDS_MAX = 10.0
 
@@ -20,7 +20,7 @@ END_SECONDS_MAX = 10.0
 async def separating(url: str) -> AsyncIterator[Upstream]:
     """The client for the server at `url` with `injection.role: separate`; it has asked nothing yet."""
     tasks = Tasks(Metrics())
-    wanted = config.Config(upstream=config.Upstream(url=url), injection=config.Injection(role="separate"))
+    wanted = model.Config(upstream=model.Upstream(url=url), injection=model.Injection(role="separate"))
     upstream = Upstream(wanted, tasks)
     try:
         yield upstream

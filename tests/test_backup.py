@@ -13,14 +13,14 @@ from click.testing import CliRunner
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from drafts import DATA_DIR, adjusted, draft, live_contents, open_store, seal_all
 
-from memd.cli import main
+from memd.cli.main import main
 from memd.errors import StoreError, StoreLocked
-from memd.store.backup import MARKER_NAME, backup
-from memd.store.export import export
 from memd.store.files import DiskFiles, Files
-from memd.store.journal import Journal
-from memd.store.log import TopicLog
-from memd.store.verify import verify
+from memd.store.log.journal import Journal
+from memd.store.store import TopicLog
+from memd.store.tools.backup import MARKER_NAME, backup
+from memd.store.tools.export import export
+from memd.store.tools.verify import verify
 
 BACKUP = Path("/backup")
 

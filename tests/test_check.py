@@ -25,12 +25,12 @@ from recording_upstream import Request, Response, recording_upstream
 from tiny_model import write_scripted_model
 
 from memd.assets import ranks_bytes
-from memd.chunks import Draft
-from memd.cli import main
-from memd.commands.check import line, outcomes
-from memd.commands.checks import data, installation
-from memd.commands.checks.outcome import Outcome, ok
-from memd.store.log import Store
+from memd.cli.check import data, installation
+from memd.cli.check.outcome import Outcome, ok
+from memd.cli.check.report import line, outcomes
+from memd.cli.main import main
+from memd.entries import Draft
+from memd.store.store import Store
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nobody listens
 CHECKS = (

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memd.assets import ranks_bytes
-from memd.chunks import Vector
-from memd.config import Chunking
-from memd.context.chunking import Chunk, Source, Split, split
-from memd.context.pieces import candidate_pieces
-from memd.context.tokens import TokenCounter, cl100k_base
-from memd.embedding import load_embedder
+from memd.conversation.tokens import TokenCounter, cl100k_base
+from memd.embedding.fastembed import load_embedder
+from memd.entries import Vector
+from memd.ingest.chunking import Chunk, Source, Split, split
+from memd.ingest.pieces import candidate_pieces
+from memd.settings.model import Chunking
 
 COUNTER = TokenCounter(cl100k_base(ranks_bytes()))
 CHUNKING = Chunking()

@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from memd import __version__
-from memd.chunks import Draft
-from memd.cli import main
-from memd.store.log import Store
+from memd.cli.main import main
+from memd.entries import Draft
+from memd.store.store import Store
 
 DIMENSION = 8
 ENTRIES = 2_000  # more than a pipe holds
@@ -145,7 +145,7 @@ def test_the_data_directory_is_the_one_of_the_settings(log_dir: Path, tmp_path: 
 
 def test_the_command_line_starts_without_the_heavy_libraries() -> None:
     heavy = {"aiohttp", "fastembed", "hnswlib", "numpy", "onnxruntime", "tiktoken", "rich", "asyncio"}
-    script = "import sys, memd.cli; print(*sys.modules)"
+    script = "import sys, memd.cli.main; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not heavy & set(run.stdout.split())
 

@@ -10,7 +10,7 @@ from histories import conversation_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.context.compaction import (
+from memd.conversation.compaction import (
     Thresholds,
     choose_cut,
     contiguous,
@@ -20,7 +20,7 @@ from memd.context.compaction import (
     is_stored_kind,
     thresholds,
 )
-from memd.context.conversation import Conversation
+from memd.conversation.conversation import Conversation
 from memd.messages import Message, ToolCall
 
 THREE_TURNS = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")

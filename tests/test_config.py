@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.config import IGNORED_BY_DEFAULT, Config
-from memd.config_file import read_settings
-from memd.config_loading import known_keys, load_config, variable_of
 from memd.errors import ConfigError
+from memd.settings.file import read_settings
+from memd.settings.loading import known_keys, load_config, variable_of
+from memd.settings.model import IGNORED_BY_DEFAULT, Config
 
 SHIPPED = Path(__file__).parent.parent / "config.yaml"
 

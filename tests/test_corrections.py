@@ -10,8 +10,8 @@ from candidates import entry
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.chunks import UTILITY_STEPS_MAX, UTILITY_STEPS_MIN, Action, Correction, Draft, Entry, Status
-from memd.context.corrections import Outcome, plan
+from memd.entries import UTILITY_STEPS_MAX, UTILITY_STEPS_MIN, Action, Correction, Draft, Entry, Status
+from memd.recall.corrections import Outcome, plan
 
 NOW_US = 1_700_000_000_000_000
 FIRST, SECOND, THIRD = (entry(name, f"user: {name}", at=at) for at, name in enumerate(("aaaa", "bbbb", "cccc"), 1))

@@ -10,7 +10,7 @@ import pytest
 from daemon_process import clean_environment
 
 from memd.demo.conversation import CHANGED, QUESTION_IN_NEW_CHAT, QUESTIONS, load_turns
-from memd.demo.standin import UNKNOWN, StandIn
+from memd.demo.fake_model import UNKNOWN, StandIn
 
 
 def test_the_demo_plays_to_its_end_and_shows_every_answer() -> None:

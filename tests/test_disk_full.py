@@ -11,11 +11,11 @@ import aiohttp
 import pytest
 from full_disk import FullDisk
 
-from memd.config import Buffer, Compaction, Config, Listen, Log, Upstream
-from memd.daemon.app import running
-from memd.daemon.service import Daemon
-from memd.store.export import export
-from memd.store.verify import verify
+from memd.proxy.app import running
+from memd.proxy.service import Daemon
+from memd.settings.model import Buffer, Compaction, Config, Listen, Log, Upstream
+from memd.store.tools.export import export
+from memd.store.tools.verify import verify
 
 RETRIED_WITHIN_SECONDS = 20.0
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from memd.cli import main
-from memd.config_loading import known_keys
+from memd.cli.main import main
+from memd.settings.loading import known_keys
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "memd").rglob("*.md")])

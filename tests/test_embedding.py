@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from memd.chunks import Vector
-from memd.embedding import PIECES_MAX, Embedder, load_embedder
+from memd.embedding.fastembed import PIECES_MAX, Embedder, load_embedder
+from memd.entries import Vector
 from memd.errors import EmbeddingError
 
 SENTENCE = "The session store keeps its rows in PostgreSQL, and a token expires after twenty-four hours. "
@@ -155,5 +155,6 @@ def test_a_model_that_cannot_be_fetched_says_what_to_do(monkeypatch: pytest.Monk
 
 
 def test_importing_the_module_does_not_load_the_model_library() -> None:
-    code = "import sys, memd.embedding; sys.exit(any(name in sys.modules for name in ('fastembed', 'onnxruntime')))"
+    loaded = "any(name in sys.modules for name in ('fastembed', 'onnxruntime'))"
+    code = f"import sys, memd.embedding.fastembed; sys.exit({loaded})"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from memd.chunks import Status, Vector
-from memd.config import Buffer, Config, Listen, Log, Upstream
-from memd.daemon import app
-from memd.daemon.service import Daemon
-from memd.embedding import Embedder, load_embedder
+from memd.embedding.fastembed import Embedder, load_embedder
+from memd.entries import Status, Vector
+from memd.proxy import app
+from memd.proxy.service import Daemon
+from memd.settings.model import Buffer, Config, Listen, Log, Upstream
 
 FACT = "The spare key hangs behind the barometer."
 QUESTION = "Where does the spare key hang?"

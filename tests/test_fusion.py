@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.context.fusion import Evidence, Parts, fuse
+from memd.recall.fusion import Evidence, Parts, fuse
 
 MIN_SCORE = 0.2
 

@@ -16,20 +16,20 @@ from drafts import adjusted, deprecated
 from recording_upstream import RecordingUpstream
 
 from memd.assets import ranks_bytes
-from memd.chunks import Draft, Vector
-from memd.cli import main
-from memd.config import Config
-from memd.context.tokens import TokenCounter, cl100k_base
-from memd.daemon import importing, offline
-from memd.daemon.drafting import unstored_runs
-from memd.daemon.importing import Counts, Importer
-from memd.embedding import Embedder, load_embedder
+from memd.cli.main import main
+from memd.conversation.tokens import TokenCounter, cl100k_base
+from memd.embedding.fastembed import Embedder, load_embedder
+from memd.entries import Draft, Vector
 from memd.errors import BadImport
+from memd.ingest import importing, offline
+from memd.ingest.importing import Counts, Importer
+from memd.ingest.pipeline import unstored_runs
 from memd.messages import chain_all
-from memd.store.export import export
-from memd.store.log import Store
-from memd.store.verify import verify
-from memd.wire.chat_message import parse_message
+from memd.settings.model import Config
+from memd.store.store import Store
+from memd.store.tools.export import export
+from memd.store.tools.verify import verify
+from memd.wire.chat.message import parse_message
 
 NEW = {"canonical_id", "digests"}
 """What is not the same after an import."""

@@ -18,8 +18,8 @@ from daemon_process import Answer, DaemonProcess, ask, wait_until
 from raw_wire import Peer, RawUpstream, answer, chunked, request
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
-from memd.daemon.log_lines import ConsoleLines, Content, JsonLines
 from memd.errors import StoreError
+from memd.telemetry.logging import ConsoleLines, Content, JsonLines
 
 SECRET = "xylophonist"
 SMALL_BUFFER = {"soft_tokens": 256, "hard_tokens": 300}

@@ -22,7 +22,7 @@ from memd.messages import (
     stored_text,
     without_memory_blocks,
 )
-from memd.wire.chat_message import parse_message
+from memd.wire.chat.message import parse_message
 
 BLOCK = "[memory] Excerpts.\n[mem:a3f9] user: Use PostgreSQL.\n[/memory]"
 

@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from raw_wire import RawUpstream
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, streamed
 
-from memd.config import Config, Listen, Upstream
-from memd.daemon.app import running
-from memd.daemon.service import Daemon
+from memd.proxy.app import running
+from memd.proxy.service import Daemon
+from memd.settings.model import Config, Listen, Upstream
 
 ROOT = Path(__file__).parent.parent
 DASHBOARD = ROOT / "docs" / "grafana" / "memd.json"

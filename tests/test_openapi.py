@@ -13,8 +13,8 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 from recording_upstream import RecordingUpstream
 
-from memd.daemon.admin import ROUTES
-from memd.daemon.openapi import document, path_of
+from memd.admin.openapi import document, path_of
+from memd.admin.routes import ROUTES
 
 FILE = Path(__file__).parent.parent / "docs" / "openapi.json"
 DOCUMENT = json.loads(FILE.read_text())

@@ -17,8 +17,8 @@ from conftest import MakeDaemon
 from daemon_process import DaemonProcess
 from recording_upstream import RecordingUpstream
 
-from memd.cli import main
-from memd.config_loading import known_keys, variable_of
+from memd.cli.main import main
+from memd.settings.loading import known_keys, variable_of
 
 ROOT = Path(__file__).parent.parent
 PACKAGING = ROOT / "packaging"
@@ -138,7 +138,7 @@ def test_the_container_is_built_from_all_that_an_installation_needs() -> None:
     let_in = re.findall(r"^!(\S+)$", (PACKAGING / "Dockerfile.dockerignore").read_text(), re.MULTILINE)
     assert all((ROOT / name).exists() for name in let_in)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for name in ("pyproject.toml", project["readme"], *project["license-files"], "memd/cli.py"):
+    for name in ("pyproject.toml", project["readme"], *project["license-files"], "memd/cli/main.py"):
         assert name.partition("/")[0] in let_in, name
 
 
@@ -149,7 +149,7 @@ def test_the_container_is_built_from_all_that_an_installation_needs() -> None:
 def test_bash_completes_commands_and_flags(typed: str, completed: str, tmp_path: Path) -> None:
     program = tmp_path / "memd"
     program.write_text(
-        f'#!/bin/sh\nexec "{sys.executable}" -c "from memd.cli import main; main(prog_name=\'memd\')" "$@"\n'
+        f'#!/bin/sh\nexec "{sys.executable}" -c "from memd.cli.main import main; main(prog_name=\'memd\')" "$@"\n'
     )
     program.chmod(0o755)
     script = (

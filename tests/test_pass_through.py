@@ -13,7 +13,7 @@ from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask
 from recording_upstream import RecordingUpstream, Response
 
-from memd.daemon.relay import READ_WHOLE_BYTES_MAX
+from memd.proxy.relay import READ_WHOLE_BYTES_MAX
 
 FACT = "The spare key hangs behind the barometer."
 QUESTION = "Where does the spare key hang?"

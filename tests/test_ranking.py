@@ -9,7 +9,7 @@ from candidates import candidate, entry
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.context.ranking import PRESSURE_FROM, Candidate, is_visible, relevant, select
+from memd.recall.ranking import PRESSURE_FROM, Candidate, is_visible, relevant, select
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 

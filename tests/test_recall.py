@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from memd.chunks import Draft, utility_multiplier
-from memd.config import Retrieval
-from memd.context.ranking import Candidate
-from memd.daemon.encoder import Encoder
-from memd.daemon.recall import Recall
-from memd.daemon.right_of_way import RightOfWay
-from memd.daemon.topic_search import TopicSearch
-from memd.embedding import Embedder, load_embedder
+from memd.embedding.encoder import Encoder
+from memd.embedding.fastembed import Embedder, load_embedder
+from memd.embedding.priority import RightOfWay
+from memd.entries import Draft, utility_multiplier
 from memd.errors import EmbeddingError
-from memd.store.log import Store, TopicLog
+from memd.recall.ranking import Candidate
+from memd.recall.retrieve import Recall
+from memd.recall.topic_search import TopicSearch
+from memd.settings.model import Retrieval
+from memd.store.store import Store, TopicLog
 
 FACTS = ("The spare key hangs behind the blue bicycle.", "The spare key is copied at the shop in Mill Lane.")
 

@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.chunks import Draft, Vector
-from memd.config import Ingest, RedactionName
-from memd.context.buffer_events import Appended, Event, Forked, Opened, Placed
-from memd.context.conversation import Block, Buffered
-from memd.context.redaction import NO_REDACTION, Redactor
-from memd.context.secret_shapes import BUILT_IN
-from memd.daemon.log_lines import ConsoleLines
-from memd.daemon.redacting import checked_by
+from memd.conversation.conversation import Block, Buffered
+from memd.conversation.events import Appended, Event, Forked, Opened, Placed
+from memd.entries import Draft, Vector
+from memd.ingest.redaction.checked import checked_by
+from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
+from memd.ingest.redaction.shapes import BUILT_IN
 from memd.messages import Message, ToolCall
+from memd.settings.model import Ingest, RedactionName
+from memd.telemetry.logging import ConsoleLines
 
 ROOT = Path(__file__).parent.parent
 REDACTOR = Redactor.of(Ingest(redact=True))

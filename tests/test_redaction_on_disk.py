@@ -16,8 +16,8 @@ from conftest import MakeDaemon
 from daemon_process import DaemonProcess, wait_until
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
-from memd.daemon.receipts import ASKED_CHARACTERS
-from memd.store.log import Store
+from memd.admin.receipts import ASKED_CHARACTERS
+from memd.store.store import Store
 
 KEY_LINES = [f"MIIEow{line:02}q83vEjRWeJABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopq{line:02}zz" for line in range(24)]
 PEM = "\n".join(["-----BEGIN RSA PRIVATE KEY-----", *KEY_LINES, "-----END RSA PRIVATE KEY-----"])

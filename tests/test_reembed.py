@@ -17,14 +17,14 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream
 
-from memd.chunks import Draft, Vector
-from memd.cli import main
-from memd.daemon import reembedding
-from memd.daemon.reembedding import reembed_topics
-from memd.embedding import Embedder, load_embedder
-from memd.store.export import export
-from memd.store.log import Store, TopicLog
-from memd.store.verify import verify
+from memd.cli.main import main
+from memd.embedding.fastembed import Embedder, load_embedder
+from memd.entries import Draft, Vector
+from memd.ingest import reembedding
+from memd.ingest.reembedding import reembed_topics
+from memd.store.store import Store, TopicLog
+from memd.store.tools.export import export
+from memd.store.tools.verify import verify
 
 OTHER_FINGERPRINT = "f" * 32
 

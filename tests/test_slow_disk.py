@@ -11,9 +11,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from memd.config import Buffer, Config, Listen, Log, Upstream
-from memd.daemon.app import running
-from memd.daemon.service import Daemon
+from memd.proxy.app import running
+from memd.proxy.service import Daemon
+from memd.settings.model import Buffer, Config, Listen, Log, Upstream
 from memd.store.files import Appender, DiskFiles
 from memd.store.layout import RECEIPTS_NAME
 

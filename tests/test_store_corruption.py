@@ -12,10 +12,10 @@ from crash_files import CrashFiles
 from drafts import DATA_DIR, adjusted, deprecated, digest_of, draft, live_contents, open_store, seal_all, unit_vector
 
 from memd.errors import CorruptFile, ForeignFile
-from memd.store.export import export
-from memd.store.format import HEADER_BYTES, MAGIC_LOG, decode_header, encode_header, scan
-from memd.store.log import TopicLog
-from memd.store.verify import Report, verify
+from memd.store.log.format import HEADER_BYTES, MAGIC_LOG, decode_header, encode_header, scan
+from memd.store.store import TopicLog
+from memd.store.tools.export import export
+from memd.store.tools.verify import Report, verify
 
 TOPIC = DATA_DIR / "talk"
 ACTIVE = TOPIC / "active.bin"

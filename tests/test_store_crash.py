@@ -13,10 +13,10 @@ from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_store, seal_all
 
 from memd.errors import DiskFull, StoreError, StoreWriteFailed
-from memd.store.export import export
-from memd.store.journal import Journal
-from memd.store.log import TopicLog
-from memd.store.verify import verify
+from memd.store.log.journal import Journal
+from memd.store.store import TopicLog
+from memd.store.tools.export import export
+from memd.store.tools.verify import verify
 
 HOT = DATA_DIR / "talk" / "hot.log"
 

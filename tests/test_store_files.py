@@ -13,9 +13,9 @@ import pytest
 from drafts import draft, open_store
 
 from memd.errors import DiskFull, StoreError, StoreLocked, StoreWriteFailed
-from memd.store.export import export
 from memd.store.files import DiskFiles, replace
-from memd.store.verify import verify
+from memd.store.tools.export import export
+from memd.store.tools.verify import verify
 
 FILES = DiskFiles()
 

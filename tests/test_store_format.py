@@ -10,9 +10,9 @@ from drafts import DIMENSION
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.chunks import UTILITY_STEPS_MAX, UTILITY_STEPS_MIN, Entry, Status
+from memd.entries import UTILITY_STEPS_MAX, UTILITY_STEPS_MIN, Entry, Status
 from memd.errors import CorruptFile, ForeignFile
-from memd.store.format import (
+from memd.store.log.format import (
     FRAME_BYTES,
     HEADER_BYTES,
     MAGIC_JOURNAL,
@@ -27,7 +27,7 @@ from memd.store.format import (
     scan,
     topic_tag,
 )
-from memd.store.recovery import read_log_file
+from memd.store.log.recovery import read_log_file
 
 HEADER = Header(magic=MAGIC_LOG, dimension=DIMENSION, segment_id=7, fingerprint="a" * 32, topic=topic_tag("talk"))
 texts = st.text(max_size=30)

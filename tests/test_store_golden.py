@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from golden_files import DIMENSION, EXPECTED, GOLDEN, TOPIC, chunk, found, opened, vector, write
 
-from memd.store.format import FORMAT_VERSION
-from memd.store.verify import verify
+from memd.store.log.format import FORMAT_VERSION
+from memd.store.tools.verify import verify
 
 VERSIONS = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from memd.errors import DiskFull, ForeignFile, StoreWriteFailed
 from memd.store.files import DiskFiles
-from memd.store.format import MAGIC_LOG, Header, encode_header, scan
-from memd.store.journal import Journal
+from memd.store.log.format import MAGIC_LOG, Header, encode_header, scan
+from memd.store.log.journal import Journal
 
 HOT = Path("/talk/hot.log")
 

@@ -9,8 +9,8 @@ from drafts import DATA_DIR, adjusted, draft, live_contents, open_store, seal_al
 
 from memd.errors import StoreError
 from memd.store.files import Files
-from memd.store.format import HEADER_BYTES, scan
-from memd.store.log import Store
+from memd.store.log.format import HEADER_BYTES, scan
+from memd.store.store import Store
 
 TOPIC = DATA_DIR / "talk"
 ACTIVE = TOPIC / "active.bin"

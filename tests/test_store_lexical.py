@@ -11,12 +11,12 @@ import pytest
 from crash_files import CrashFiles
 from drafts import adjusted, deprecated, draft, open_store, seal_all, unit_vector
 
-from memd.chunks import Draft
-from memd.store.backup import backup
-from memd.store.lexical import FRESH_ENTRIES_MAX
-from memd.store.log import Store, TopicLog
-from memd.store.verify import verify
-from memd.store.words import LexicalHit
+from memd.entries import Draft
+from memd.store.lexical.bm25 import LexicalHit
+from memd.store.lexical.index import FRESH_ENTRIES_MAX
+from memd.store.store import Store, TopicLog
+from memd.store.tools.backup import backup
+from memd.store.tools.verify import verify
 
 IDENTIFIERS = {
     "error": "The importer stopped with ERR_7421 and nothing else.",

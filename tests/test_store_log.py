@@ -24,9 +24,9 @@ from drafts import (
     uuid_of,
 )
 
-from memd.chunks import Draft, Entry
+from memd.entries import Draft, Entry
 from memd.errors import BadTopicId, StoreError, StoreLocked
-from memd.store.log import Store, TopicLog
+from memd.store.store import Store, TopicLog
 
 
 def with_uuid(start: str, public_id: str | None = None) -> Draft:
@@ -271,7 +271,7 @@ def test_readers_search_while_the_writer_appends_and_seals(tmp_path: Path) -> No
 
 def test_a_second_daemon_is_refused_and_told_who_holds_the_directory(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from memd.store.log import Store\n"
+        "import sys; from pathlib import Path; from memd.store.store import Store\n"
         "store = Store.open(Path(sys.argv[1]), dimension=8, fingerprint='f', segment_entries_max=10)\n"
         "print('open', flush=True); sys.stdin.read()"
     )

@@ -13,12 +13,12 @@ from drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_st
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.chunks import Draft, Entry
+from memd.entries import Draft, Entry
 from memd.errors import StoreWriteFailed
-from memd.store.merging import TIER_WIDTH, due_merge
+from memd.store.index.merging import TIER_WIDTH, due_merge
 from memd.store.snapshot import Snapshot
-from memd.store.topic_log import TopicLog
-from memd.store.verify import verify
+from memd.store.tools.verify import verify
+from memd.store.topic import TopicLog
 
 SEGMENTS = DATA_DIR / "talk" / "segments"
 MERGED = SEGMENTS / "merged_0001_0008.hnsw"

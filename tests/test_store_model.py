@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from memd.chunks import Draft, Entry, Status
+from memd.entries import Draft, Entry, Status
 from memd.errors import StoreWriteFailed
-from memd.store.export import export
 from memd.store.snapshot import Hit, Snapshot
-from memd.store.verify import verify
+from memd.store.tools.export import export
+from memd.store.tools.verify import verify
 
 SEGMENT_ENTRIES = 4
 TOPICS = ("one", "two")

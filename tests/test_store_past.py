@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from drafts import DIMENSION, FINGERPRINT, adjusted, deprecated, draft, unit_vector
 
-from memd.chunks import Entry, Status
-from memd.store.log import Store, TopicLog
-from memd.store.past import PastTopic, as_of
+from memd.entries import Entry, Status
+from memd.store.as_of import PastTopic, as_of
+from memd.store.store import Store, TopicLog
 
 QUERIES = np.stack([unit_vector("a question")])
 

@@ -11,11 +11,11 @@ from crash_files import CrashFiles
 from drafts import adjusted, deprecated, draft, open_store, seal_all, unit_vector
 from numpy.typing import NDArray
 
-from memd.chunks import Draft, Entry
+from memd.entries import Draft, Entry
 from memd.store.files import DiskFiles
-from memd.store.log import TopicLog
-from memd.store.stored_vectors import StoredVectors
-from memd.store.vectors import VectorIndex, best_rows
+from memd.store.index.hnswlib_file import StoredVectors
+from memd.store.index.vectors import VectorIndex, best_rows
+from memd.store.store import TopicLog
 
 DIMENSION = 32
 COUNT = 600

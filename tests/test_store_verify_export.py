@@ -10,9 +10,9 @@ from crash_files import CrashFiles
 from drafts import DATA_DIR, adjusted, deprecated, draft, open_store, seal_all
 
 from memd.errors import BadTopicId, StoreError
-from memd.store.export import export
-from memd.store.journal import Journal
-from memd.store.verify import verify
+from memd.store.log.journal import Journal
+from memd.store.tools.export import export
+from memd.store.tools.verify import verify
 
 ACTIVE = DATA_DIR / "talk" / "active.bin"
 

@@ -85,7 +85,7 @@ async def test_a_block_is_a_message_of_its_own_only_where_one_is_shown_in_its_pl
 async def test_a_template_is_asked_once_and_again_when_it_or_the_model_is_another_one(
     tmp_path: Path, upstream: RecordingUpstream, scripted_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memd.daemon.upstream.REFRESH_SECONDS", -1.0)  # what is known is old at once
+    monkeypatch.setattr("memd.proxy.upstream.client.REFRESH_SECONDS", -1.0)  # what is known is old at once
     with replaceable_llama(scripted_gguf, context=8192, log=tmp_path / "llama.log") as llama:
         async with separating(upstream.url) as client:
 

@@ -20,7 +20,7 @@ from typescript_client import CLIENTS
 from typescript_package import SOURCE, TypeScriptPackage, examples
 
 from memd import __version__
-from memd.chunks import Correction
+from memd.entries import Correction
 from memd.wire.sideband import InjectedChunk, MemoryOut, Signal, decode_memory_in, encode_memory_out
 
 FACT = "The release word for the lighthouse lamp is cinnamon-42."

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from test_wire_capture import calls, cuts, json_values, pieces, valid_text
 
 from memd.messages import Message, ToolCall
-from memd.wire.anthropic import ANTHROPIC
-from memd.wire.anthropic_capture import AnthropicCapture, reply_of
+from memd.wire.anthropic.api import ANTHROPIC
+from memd.wire.anthropic.capture import AnthropicCapture, reply_of
 from memd.wire.capture import Reply, Usage
 
 Event = dict[str, Any]

@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from memd.messages import Message, ToolCall
 from memd.wire.capture import Reply, StreamCapture, Usage, capture_json
-from memd.wire.chat import CHAT
+from memd.wire.chat.api import CHAT
 
 TIMINGS = {"cache_n": 9, "prompt_n": 13, "predicted_n": 5, "predicted_ms": 1.5}
 

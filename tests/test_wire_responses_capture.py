@@ -13,8 +13,8 @@ from openai.types.responses import Response
 
 from memd.messages import Message, ToolCall
 from memd.wire.capture import Reply, Usage
-from memd.wire.responses import RESPONSES
-from memd.wire.responses_capture import ResponsesCapture, capture_json
+from memd.wire.responses.api import RESPONSES
+from memd.wire.responses.capture import ResponsesCapture, capture_json
 
 Dialect = Literal["openai", "llama.cpp"]
 """How events name the item that they are about: by `output_index`, or by `item_id` alone."""

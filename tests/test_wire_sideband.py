@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.chunks import Correction
+from memd.entries import Correction
 from memd.errors import BadMemoryIn
 from memd.wire.sideband import (
     InjectedChunk,

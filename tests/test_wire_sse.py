@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.wire.chat import CHAT
+from memd.wire.chat.api import CHAT
 from memd.wire.sideband import InjectedChunk, MemoryOut
 from memd.wire.sse import MemoryOutSplicer, SseParser
 

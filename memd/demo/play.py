@@ -19,14 +19,14 @@ import uvloop
 from rich.console import Console
 
 from memd.assets import ranks_bytes
-from memd.config import Config, Listen, Log, Upstream
-from memd.context.tokens import TokenCounter, cl100k_base
-from memd.daemon.app import running
+from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.demo import conversation as script
 from memd.demo.client import Answer, Chat
+from memd.demo.fake_model import UNKNOWN, Shown, StandIn
 from memd.demo.screen import Screen
-from memd.demo.standin import UNKNOWN, Shown, StandIn
-from memd.store.export import export
+from memd.proxy.app import running
+from memd.settings.model import Config, Listen, Log, Upstream
+from memd.store.tools.export import export
 
 WINDOW_TOKENS = 4096
 TOPIC = "spokebook"

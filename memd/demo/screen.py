@@ -21,7 +21,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from memd.demo.standin import Shown
+from memd.demo.fake_model import Shown
 
 USER, MODEL, MEMORY = "bold cyan", "bold green", "magenta"
 EXCERPT_CHARACTERS = 260

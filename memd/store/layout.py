@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from memd.chunks import TOPIC_ID_PATTERN, checked_topic_id
+from memd.entries import TOPIC_ID_PATTERN, checked_topic_id
 from memd.errors import BadTopicId
 from memd.store.files import TEMPORARY_SUFFIX, Files
 

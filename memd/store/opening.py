@@ -10,10 +10,13 @@ from pathlib import Path
 
 import msgspec
 
-from memd.chunks import Entry
+from memd.entries import Entry
 from memd.errors import CorruptFile, ForeignFile, StoreError
 from memd.store.files import Files, replace
-from memd.store.format import (
+from memd.store.index.merging import chosen_merges, own_index_file
+from memd.store.index.sealing import highest_canonical_id, read_meta, sealed_from
+from memd.store.layout import TopicLayout
+from memd.store.log.format import (
     HEADER_BYTES,
     MAGIC_LOG,
     Header,
@@ -24,9 +27,7 @@ from memd.store.format import (
     scan,
     topic_tag,
 )
-from memd.store.layout import TopicLayout
-from memd.store.merging import chosen_merges, own_index_file
-from memd.store.recovery import (
+from memd.store.log.recovery import (
     Finding,
     LogFile,
     damage,
@@ -35,8 +36,7 @@ from memd.store.recovery import (
     remove_temporaries,
     set_tail_aside,
 )
-from memd.store.sealing import highest_canonical_id, read_meta, sealed_from
-from memd.store.segment import Growing, Sealed
+from memd.store.log.segment import Growing, Sealed
 from memd.store.transitions import IndexFile
 
 _TAIL_BYTES = 64 << 10

@@ -17,12 +17,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.chunks import Entry
+from memd.entries import Entry
 from memd.errors import StoreError
-from memd.store.indexes import Found, SealedIndex
-from memd.store.segment import Growing, Sealed
-from memd.store.superseded import Bits, Directory, Records, UInts, uuid_bytes
-from memd.store.vectors import Floats, Rows, best_rows, cosines, multipliers, scores_of
+from memd.store.index.sealed_index import Found, SealedIndex
+from memd.store.index.superseded import Bits, Directory, Records, UInts, uuid_bytes
+from memd.store.index.vectors import Floats, Rows, best_rows, cosines, multipliers, scores_of
+from memd.store.log.segment import Growing, Sealed
 
 _SCANNED_MIN = 1000
 """Vectors of a scan below which its time says nothing about the rate."""

@@ -12,14 +12,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from memd.chunks import Entry, Status
+from memd.entries import Entry, Status
 from memd.store.files import Files
-from memd.store.format import Span
-from memd.store.indexes import SealedIndex
-from memd.store.segment import Growing, Sealed, Vouched
+from memd.store.index.sealed_index import SealedIndex
+from memd.store.index.superseded import Bits, Directory, superseded
+from memd.store.index.vectors import Rows
+from memd.store.log.format import Span
+from memd.store.log.segment import Growing, Sealed, Vouched
 from memd.store.snapshot import IndexView, SearchTimes, Snapshot, View
-from memd.store.superseded import Bits, Directory, superseded
-from memd.store.vectors import Rows
 
 
 class IndexFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
-from memd.wire.chat_message import UNREADABLE, joined_text, parse_message
+from memd.wire.chat.message import UNREADABLE, joined_text, parse_message
 from memd.wire.sse import DONE, EVENT_BYTES_MAX, SseEvent, SseParser
 
 CAPTURE_BYTES_MAX = 4 * 1024 * 1024  # a million tokens of text

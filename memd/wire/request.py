@@ -20,7 +20,7 @@ from msgspec import Raw
 from memd.errors import BadMemoryIn, BadRequestBody
 from memd.messages import DIGEST_BYTES, Message
 from memd.wire.capture import Capture, Reply
-from memd.wire.chat_message import UNREADABLE
+from memd.wire.chat.message import UNREADABLE
 from memd.wire.sideband import MemoryIn, decode_memory_in
 
 Placement = Literal["separate", "merged"]

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 from msgspec import Raw
 
-from memd.chunks import TOPIC_ID_RULE, Correction, checked_topic_id
+from memd.entries import TOPIC_ID_RULE, Correction, checked_topic_id
 from memd.errors import BadMemoryIn, BadTopicId
 
 INJECTED_HEADER_BYTES_MAX = 4096  # proxies and servers refuse header lines from 8 KB on

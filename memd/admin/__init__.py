@@ -1,0 +1,1 @@
+"""memd's own routes under `/memd/`: reading, correcting, receipts, the page."""

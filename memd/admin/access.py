@@ -1,0 +1,75 @@
+"""Who may use memd, and what of memd only programs on this machine may.
+
+Rule: with `auth.token` set every request has to show it; without one memd listens on this machine alone. memd's own
+routes, and memory in the others, are closed to web pages from elsewhere: a page that the user happens to visit must not
+read their memory.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from memd.settings.hosts import is_this_machine
+
+TOKEN_HEADER = "X-Memory-Token"  # noqa: S105  # a header's name
+_BEARER = "bearer "
+
+
+def shows_token(request: web.BaseRequest, token: str) -> bool:
+    """Whether the request shows `token` in one of the places where clients can put one; an empty one always counts."""
+    return not token or any(_is_token(value, token) for _, value in _shown(request))
+
+
+def headers_with_token(request: web.BaseRequest, token: str) -> set[str]:
+    """The headers (lower case) that hold memd's own token: they are not the upstream's business."""
+    if not token:
+        return set()
+    return {name.lower() for name, value in _shown(request) if _is_token(value, token)}
+
+
+def is_own(request: web.BaseRequest, listen_host: str) -> bool:
+    """Whether a request was addressed to this machine by a program or a page of memd's own."""
+    host = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
+    origin = request.headers.get("Origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("Host"):
+        return False
+    if host in ("localhost", listen_host):
+        return True
+    try:
+        ipaddress.ip_address(host)  # a rebound DNS name is a name, never an address
+    except ValueError:
+        return False
+    return True
+
+
+def is_from_foreign_page(request: web.BaseRequest) -> bool:
+    """Whether a browser sent the request for a web page that does not come from this machine.
+
+    Model servers answer such pages, and what they answer with memory would be the user's. (Programs that are built on a
+    browser, as editors are, have origins of other schemes.)
+    """
+    origin = request.headers.get("Origin")
+    if origin is None:
+        return False
+    try:
+        page = urlsplit(origin)
+        host = page.hostname or ""
+    except ValueError:
+        return True
+    return origin == "null" or (page.scheme in ("http", "https") and not is_this_machine(host))
+
+
+def _shown(request: web.BaseRequest) -> Iterator[tuple[str, str]]:
+    for name in (TOKEN_HEADER, "Authorization", "X-Api-Key"):
+        for value in request.headers.getall(name, []):
+            yield name, value
+
+
+def _is_token(value: str, token: str) -> bool:
+    bare = value[len(_BEARER) :].strip() if value.lower().startswith(_BEARER) else value
+    return hmac.compare_digest(bare.encode(errors="replace"), token.encode())

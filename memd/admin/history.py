@@ -1,0 +1,353 @@
+"""What became of each chunk, and its correction by people: the log as events, corrections by name, undo.
+
+Rule: what is shown is read from the log each time; what is changed is an appended entry, as with a client's
+corrections. People may correct any chunk that counts, not only those that were shown of late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from memd.entries import Correction, Draft, Entry, Status, clamp_utility_steps
+from memd.errors import BadQuestion, NotFound, StoreError
+from memd.ingest.topics import Topic
+from memd.proxy.service import Daemon
+from memd.recall import corrections
+from memd.store.index.superseded import uuid_bytes
+from memd.store.snapshot import Place
+from memd.store.store import Snapshot
+
+LOOKED_THROUGH_MAX = 20_000
+"""Chunks that one page of a filtered list may read from disk."""
+_ID_DIGITS = frozenset("0123456789abcdef")
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the log, as a person sees it."""
+
+    canonical_id: int
+    at: int
+    """When it was appended, in microseconds since the epoch: the log's ids are given by the clock."""
+    topic_id: str
+    id: str
+    uuid: str
+    event: str
+    """`told`, `replacement` (by an Update), `Helpful`, `Unhelpful`, `Update` (taken out by one), `Undo`, `re-embedded`,
+    or `damaged`: it cannot be read."""
+    reason: str | None
+    content: str
+    """What the chunk says; of one that is taken out, what it said."""
+    roles: tuple[str, ...]
+    multiplier: float
+    live: bool
+    """Whether this entry is the chunk's present state, and counts."""
+    supersedes: tuple[str, ...]
+    """The uuids that it took the place of."""
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """Some events, newest first."""
+
+    events: tuple[Event, ...]
+    next: int | None
+    """What to pass as `before` for those that follow; None: there are none."""
+
+
+class ChunkStory(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of one chunk."""
+
+    topic_id: str
+    id: str
+    uuid: str
+    live: bool
+    versions: tuple[Event, ...]
+    """Oldest first."""
+    before: Event | None
+    """What was said just before and just after it, and counts."""
+    after: Event | None
+    replaces: tuple[str, ...]
+    """The uuids that it took the place of, and those that took its place."""
+    replaced_by: tuple[str, ...]
+    turns: tuple[str, ...] = ()
+    """The latest turns that put it into the prompt."""
+
+
+def log_page(snapshots: Sequence[Snapshot], *, before: int | None, limit: int) -> Page:
+    """The latest entries of these topics."""
+    merged = heapq.merge(*(_ids(one, before) for one in snapshots), key=lambda found: -found[0])
+    events = [_event(snapshot, place) for (_, snapshot, place), _ in zip(merged, range(limit), strict=False)]
+    return Page(events=tuple(events), next=events[-1].canonical_id if len(events) == limit else None)
+
+
+def chunks_page(
+    snapshots: Sequence[Snapshot], *, before: int | None, limit: int, contains: str = "", gone_too: bool = False
+) -> Page:
+    """The present state of chunks, latest first.
+
+    Args:
+        contains: only those whose text has this, in any case.
+        gone_too: also those that were taken out.
+    """
+    merged = heapq.merge(*(_ids(one, before) for one in snapshots), key=lambda found: -found[0])
+    events: list[Event] = []
+    wanted = contains.casefold()
+    read = 0
+    for canonical_id, snapshot, place in merged:
+        if len(events) == limit or read == LOOKED_THROUGH_MAX:
+            return Page(events=tuple(events), next=canonical_id + 1)
+        if not snapshot.is_live(place) and not (gone_too and _is_taken_out(snapshot, place)):
+            continue
+        read += 1
+        event = _event(snapshot, place)
+        if wanted in event.content.casefold():
+            events.append(event)
+    return Page(events=tuple(events), next=None)
+
+
+def story(snapshot: Snapshot, chunk_uuid: bytes) -> ChunkStory:
+    """Everything about a chunk of a topic.
+
+    Raises:
+        StoreError: an entry cannot be read.
+    """
+    places = sorted(snapshot.places(chunk_uuid), key=lambda place: _canonical_id(snapshot, place))
+    versions = tuple(_event(snapshot, place) for place in places)
+    before, after = snapshot.neighbours(places[-1:])[0]
+    newest = versions[-1]
+    return ChunkStory(
+        topic_id=snapshot.topic_id,
+        id=newest.id,
+        uuid=newest.uuid,
+        live=newest.live,
+        versions=versions,
+        before=None if before is None else _event(snapshot, before),
+        after=None if after is None else _event(snapshot, after),
+        replaces=tuple(dict.fromkeys(uuid_ for version in versions for uuid_ in version.supersedes)),
+        replaced_by=tuple(
+            one.hex() for place in places if (one := _replacement_of(snapshot, place, chunk_uuid)) is not None
+        ),
+    )
+
+
+def named(snapshots: Iterable[Snapshot], chunk_id: str) -> tuple[Snapshot, bytes]:
+    """The chunk that an id or the beginning of a uuid means, and the first topic that has it.
+
+    Raises:
+        NotFound: there is none.
+        BadQuestion: it is no id, or means several chunks.
+    """
+    digits = chunk_id.strip().lower().replace("-", "").removeprefix("[mem:").removesuffix("]")
+    if not 1 <= len(digits) <= 32 or not set(digits) <= _ID_DIGITS:
+        raise BadQuestion(f"{chunk_id[:60]!r} is no chunk's id: those are hexadecimal digits, as in [mem:a3f9]")
+    found: dict[bytes, Snapshot] = {}
+    for snapshot in snapshots:
+        uuids = snapshot.uuids_with_prefix(digits)
+        exact = [one for one in uuids if _public_id(snapshot, one) == digits]
+        for one in exact or uuids:
+            found.setdefault(one, snapshot)
+    if not found:
+        raise NotFound(f"no chunk has the id {digits!r}; `memd search` and `memd log` show ids")
+    if len(found) > 1:
+        names = ", ".join(f"{one.hex()[:12]} ({snapshot.topic_id})" for one, snapshot in list(found.items())[:5])
+        raise BadQuestion(f"{digits!r} means {len(found)} chunks: {names}; give more digits, or the topic")
+    [(only, snapshot)] = found.items()
+    return snapshot, only
+
+
+async def correct(daemon: Daemon, topic: Topic, asked: Sequence[Correction]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Apply a person's corrections to a topic; the canonical_ids appended, and the ids that could not be corrected.
+
+    Raises:
+        EmbeddingError, StoreError: nothing was applied.
+    """
+    snapshot = topic.log.snapshot()
+
+    def find(chunk_id: str) -> Entry | None:
+        try:
+            _, chunk_uuid = named([snapshot], chunk_id)
+        except (NotFound, BadQuestion):
+            return None
+        entry = snapshot.find(chunk_uuid)
+        if entry is not None and snapshot.fingerprint_of(chunk_uuid) != daemon.encoder.fingerprint:
+            return msgspec.structs.replace(entry, vector=embedded(daemon, entry.content))
+        return entry
+
+    def plan() -> corrections.Outcome:
+        return corrections.plan(
+            asked,
+            find=find,
+            embed=lambda text: embedded(daemon, text),
+            new_uuid=lambda: uuid.uuid4().bytes,
+            now_us=time.time_ns() // 1000,
+        )
+
+    outcome = await asyncio.get_running_loop().run_in_executor(None, plan)
+    return await _appended(daemon, topic, outcome.drafts), outcome.failed
+
+
+async def undo(daemon: Daemon, topic: Topic, canonical_id: int, reason: str) -> tuple[int, ...]:
+    """Append the state before an entry; before an Update, of everything that it changed.
+
+    Raises:
+        NotFound: the topic has no such entry.
+        BadQuestion: a later entry has changed the chunk again.
+        EmbeddingError, StoreError: nothing was appended.
+    """
+    drafts = await asyncio.get_running_loop().run_in_executor(
+        None, _undone, daemon, topic.log.snapshot(), canonical_id, reason
+    )
+    return await _appended(daemon, topic, drafts)
+
+
+def embedded(daemon: Daemon, text: str) -> bytes:
+    """The vector of a text, as entries have it."""
+    return daemon.encoder.for_ingestion(text).astype("<f4").tobytes()
+
+
+async def _appended(daemon: Daemon, topic: Topic, drafts: Sequence[Draft]) -> tuple[int, ...]:
+    if not drafts:
+        return ()
+    return tuple(entry.canonical_id for entry in await daemon.archiver.append_corrections(topic, drafts))
+
+
+def _undone(daemon: Daemon, snapshot: Snapshot, canonical_id: int, reason: str) -> list[Draft]:
+    place = snapshot.place(canonical_id)
+    if place is None:
+        raise NotFound(f"topic {snapshot.topic_id} has no entry {canonical_id}; `memd log` lists them")
+    entry = snapshot.read(place)
+    newest = snapshot.history(entry.uuid)[-1].canonical_id
+    if newest != canonical_id:
+        raise BadQuestion(f"entry {newest} has changed the chunk since; undo that one first")
+    made = entry.uuid if entry.supersedes and _is_first(entry) else _replacement_of(snapshot, place, entry.uuid)
+    if made is None:
+        return [_state_before(daemon, snapshot, entry.uuid, reason)]
+    replacement = snapshot.history(made)
+    drafts = [] if replacement[-1].status is not Status.ACTIVE else [_taken_out(replacement[-1], reason)]
+    for one in replacement[0].supersedes:
+        history = snapshot.history(one)
+        if history and history[-1].status is not Status.ACTIVE:  # else somebody has brought it back already
+            drafts.append(_state_before(daemon, snapshot, one, reason))
+    return drafts
+
+
+def _state_before(daemon: Daemon, snapshot: Snapshot, chunk_uuid: bytes, reason: str) -> Draft:
+    """The state of a chunk before its newest entry."""
+    history = snapshot.history(chunk_uuid)
+    if len(history) == 1 and _is_first(history[0]):
+        return _taken_out(history[0], reason)
+    if len(history) == 1:  # adopted from another topic by a correction
+        return _as_found_elsewhere(history[0], reason)
+    before = history[-2]
+    draft = corrections.undone(history[-1], before, reason=reason)
+    at = snapshot.place(before.canonical_id)
+    own_model = at is not None and snapshot.views[at[0]].segment.header.fingerprint == daemon.encoder.fingerprint
+    if draft.status is Status.ACTIVE and not own_model:
+        draft = msgspec.structs.replace(draft, vector=embedded(daemon, draft.content))
+    return draft
+
+
+def _as_found_elsewhere(adopted: Entry, reason: str) -> Draft:
+    if adopted.action not in corrections.STEPS:
+        raise BadQuestion("this chunk is another topic's and was taken out here; tell memd again what it said")
+    steps = clamp_utility_steps(adopted.utility_steps - corrections.STEPS[adopted.action])
+    return msgspec.structs.replace(adopted.as_draft(), utility_steps=steps, action=corrections.UNDO, reason=reason)
+
+
+def _taken_out(entry: Entry, reason: str) -> Draft:
+    return corrections.undone(entry, None, reason=reason)
+
+
+def _event(snapshot: Snapshot, place: Place) -> Event:
+    try:
+        entry = snapshot.read(place)
+    except StoreError as error:
+        return _damaged(snapshot, place, str(error))
+    content = entry.content
+    if entry.status is not Status.ACTIVE:
+        earlier = [one for one in snapshot.history(entry.uuid) if one.canonical_id < entry.canonical_id]
+        content = next((one.content for one in reversed(earlier) if one.content), "")
+    return Event(
+        canonical_id=entry.canonical_id,
+        at=entry.canonical_id,
+        topic_id=snapshot.topic_id,
+        id=entry.public_id,
+        uuid=entry.uuid.hex(),
+        event=_kind(entry),
+        reason=entry.reason,
+        content=content,
+        roles=entry.roles,
+        multiplier=entry.multiplier,
+        live=snapshot.is_live(place),
+        supersedes=tuple(one.hex() for one in entry.supersedes),
+    )
+
+
+def _damaged(snapshot: Snapshot, place: Place, problem: str) -> Event:
+    row = snapshot.views[place[0]].rows[place[1]]
+    digits = uuid_bytes(row["uuid_high"], row["uuid_low"]).hex()
+    return Event(
+        canonical_id=int(row["canonical_id"]),
+        at=int(row["canonical_id"]),
+        topic_id=snapshot.topic_id,
+        id=digits[: int(row["public_digits"])],
+        uuid=digits,
+        event="damaged",
+        reason=problem,
+        content="",
+        roles=(),
+        multiplier=1.0,
+        live=snapshot.is_live(place),
+        supersedes=(),
+    )
+
+
+def _is_first(entry: Entry) -> bool:
+    return entry.origin_id == entry.canonical_id
+
+
+def _kind(entry: Entry) -> str:
+    if _is_first(entry):
+        return "replacement" if entry.supersedes else "told" if entry.action is None else entry.action
+    return entry.action or "re-embedded"
+
+
+def _replacement_of(snapshot: Snapshot, place: Place, chunk_uuid: bytes) -> bytes | None:
+    """The chunk that took this one's place by the Update that made the entry at `place`: it is in the same append."""
+    entry = snapshot.read(place)
+    if entry.action != "Update" or entry.status is Status.ACTIVE:
+        return None
+    segment_id, row = place
+    for later in range(row + 1, min(row + 1 + entry.group_left, len(snapshot.views[segment_id].rows))):
+        other = snapshot.read((segment_id, later))
+        if chunk_uuid in other.supersedes:
+            return other.uuid
+    return None
+
+
+def _ids(snapshot: Snapshot, before: int | None) -> Iterator[tuple[int, Snapshot, Place]]:
+    for place in snapshot.latest_places(before):
+        yield _canonical_id(snapshot, place), snapshot, place
+
+
+def _canonical_id(snapshot: Snapshot, place: Place) -> int:
+    return int(snapshot.views[place[0]].rows[place[1]]["canonical_id"])
+
+
+def _is_taken_out(snapshot: Snapshot, place: Place) -> bool:
+    """Whether the entry is its chunk's last one and takes it out."""
+    row = snapshot.views[place[0]].rows[place[1]]
+    if int(row["status"]) == Status.ACTIVE:
+        return False
+    entry = snapshot.read(place)
+    return max(_canonical_id(snapshot, one) for one in snapshot.places(entry.uuid)) == entry.canonical_id
+
+
+def _public_id(snapshot: Snapshot, chunk_uuid: bytes) -> str:
+    place = next(iter(snapshot.places(chunk_uuid)))
+    return chunk_uuid.hex()[: int(snapshot.views[place[0]].rows[place[1]]["public_digits"])]

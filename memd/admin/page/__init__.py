@@ -1,0 +1,78 @@
+"""The page at `/memd/`, for a person with a browser: files of the package, sent as they are.
+
+Rule: there is no data in what is sent here, so it needs no token (a browser cannot show one when it opens an address);
+everything the page shows it asks the other routes for, with the token. Nothing in it may come from another place.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+from aiohttp import web
+
+_HERE = Path(__file__).parent
+PREFIX = "/memd/"
+INDEX = "index.html"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+}
+HEADERS = {
+    # What is remembered may have been written by anybody. The page puts it in as text; should it ever fail to, the
+    # browser runs no script but the page's own files, and lets nothing leave for another address.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # asked for again each time, and answered with 304 until memd is updated
+}
+
+
+class _File(NamedTuple):
+    body: bytes
+    content_type: str
+    etag: str
+
+
+def is_page(request: web.Request) -> bool:
+    """Whether a request asks for the page or one of its files."""
+    asked = request.path == PREFIX.rstrip("/") or request.path in _files()
+    return asked and request.method in ("GET", "HEAD")
+
+
+def page(request: web.Request) -> web.Response:
+    """A file of the page, for a request that asks for one."""
+    if request.path not in _files():
+        return web.Response(status=308, headers={"Location": PREFIX})  # its files are named relative to the folder
+    found = _files()[request.path]
+    headers = {**HEADERS, "ETag": found.etag}
+    if found.etag in request.headers.get("If-None-Match", ""):
+        return web.Response(status=304, headers=headers)
+    return web.Response(body=found.body, headers={**headers, "Content-Type": found.content_type})
+
+
+@functools.cache
+def _files() -> dict[str, _File]:
+    """Path → file, read once."""
+    found = {}
+    for name, body in _bundled().items():
+        content_type = _TYPES[name[name.rindex(".") :]]
+        path = PREFIX if name == INDEX else PREFIX + name
+        found[path] = _File(body, content_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+    return found
+
+
+def _bundled() -> dict[str, bytes]:
+    """Name → contents of every file that belongs to the page.
+
+    Raises:
+        OSError: the package was installed without its data files.
+    """
+    return {path.name: path.read_bytes() for path in sorted(_HERE.iterdir()) if path.suffix in _TYPES}

@@ -1,0 +1,179 @@
+"""Receipts: what each turn asked of memory, what it got, and what that cost.
+
+Rule: a receipt is made after the answer has gone to the client, and whatever goes wrong with it costs only it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from memd.entries import Correction
+from memd.errors import StoreError
+from memd.ingest.redaction.redactor import Redactor
+from memd.recall.searching import INJECTED, ScoredChunk
+from memd.store.receipts import ReceiptRing
+from memd.telemetry.events import Events
+
+log = logging.getLogger("memd")
+
+ASKED_CHARACTERS = 400
+
+
+class Receipt(msgspec.Struct, kw_only=True):
+    """One turn; filled in step by step while it is under way. Tokens are the model's, as estimated, unless told."""
+
+    turn_id: str
+    at: int
+    """Microseconds since the epoch."""
+    topic_id: str
+    api: str
+    mode: str
+    model: str
+    related: tuple[str, ...] = ()
+    status: str = "none"
+    http_status: int | None = None
+    """None: no answer came."""
+    is_step: bool = False
+    """A step of a tool loop: it shows the block of its turn again."""
+    is_retry: bool = False
+    asked: str = ""
+    """What the user said last; of a finished turn its beginning."""
+    question: str | None = None
+    """What memory was asked; None if it was not."""
+    candidates: tuple[ScoredChunk, ...] = ()
+    """What was worth showing, best first."""
+    budget_tokens: int = 0
+    block: str | None = None
+    """This turn's block exactly as the model saw it."""
+    block_tokens: int = 0
+    shown: tuple[str, ...] = ()
+    """The ids of all chunks in the prompt, those of earlier turns' blocks included."""
+    memory_tokens: int = 0
+    """Of all blocks in the prompt."""
+    forwarded_tokens: int = 0
+    placement: str | None = None
+    left_out: int = 0
+    """Messages of the conversation that are in the log and not in the prompt."""
+    corrections: tuple[Correction, ...] = ()
+    signals: tuple[dict[str, Any], ...] = ()
+    timings_ms: dict[str, float] = {}
+    prompt_tokens: int | None = None
+    """The upstream's own count, and of these those that it had read before."""
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    interrupted: bool = False
+    error: str | None = None
+
+
+class Receipts:
+    """Keeps receipts and tells listeners of them."""
+
+    def __init__(
+        self, ring: ReceiptRing | None, writer: ThreadPoolExecutor, redactor: Redactor, events: Events
+    ) -> None:
+        """`ring` None: nothing is kept."""
+        self._ring = ring
+        self._redactor = redactor
+        self._writer = writer
+        self._events = events
+        self._in_trouble = False
+
+    async def keep(self, receipt: Receipt) -> None:
+        """Write it down, and tell listeners; both in the order of the calls."""
+        if self._ring is not None:
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._writer, self._write, self._ring, receipt)
+                self._in_trouble = False
+            except StoreError as error:
+                if not self._in_trouble:
+                    log.warning("receipts are not kept for now", extra={"error": error})
+                self._in_trouble = True
+        self._events.tell("turn", summary(receipt))  # only now: whoever hears of it may ask for it at once
+
+    async def find(self, turn_id: str) -> Receipt | None:
+        """The receipt of a turn, if it is kept still."""
+        mark = f'"turn_id":"{turn_id}"'.encode()
+        lines = await self._lines()
+        return next((found for line in lines if mark in line and (found := _read(line)) is not None), None)
+
+    async def latest(self, count: int, *, topic_id: str | None, before: str | None, uuid: str | None) -> list[Receipt]:
+        """The latest turns, newest first.
+
+        Args:
+            before: only those older than this turn.
+            uuid: only those that put this chunk into the prompt.
+        """
+        found: list[Receipt] = []
+        reached = before is None
+        for line in await self._lines():
+            if uuid is not None and uuid.encode() not in line:
+                continue
+            receipt = _read(line)
+            if receipt is None:
+                continue
+            wanted = (topic_id is None or receipt.topic_id == topic_id) and (uuid is None or _injected(receipt, uuid))
+            if reached and wanted:
+                found.append(receipt)
+            reached = reached or receipt.turn_id == before
+            if len(found) == count:
+                break
+        return found
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._ring is not None:
+            self._ring.close()
+
+    def _write(self, ring: ReceiptRing, receipt: Receipt) -> None:
+        kept = _redacted(receipt, self._redactor) if self._redactor else receipt
+        # Cut only now: the half of a key would not be known as one.
+        ring.append(msgspec.json.encode(msgspec.structs.replace(kept, asked=kept.asked[:ASKED_CHARACTERS])))
+
+    async def _lines(self) -> list[bytes]:
+        if self._ring is None:
+            return []
+        return await asyncio.get_running_loop().run_in_executor(None, self._ring.lines)
+
+
+def summary(receipt: Receipt) -> dict[str, Any]:
+    """A receipt without its block, and with the number of its candidates instead of them."""
+    told: dict[str, Any] = msgspec.to_builtins(receipt)
+    del told["block"]
+    return told | {"asked": receipt.asked[:ASKED_CHARACTERS], "candidates": len(receipt.candidates)}
+
+
+def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
+    """As it may be kept: what clients and models said is in its texts, its block, its corrections and its error."""
+
+    def kept(text: str | None) -> str | None:
+        return None if text is None else redactor.text(text)
+
+    corrections = tuple(
+        msgspec.structs.replace(one, reason=redactor.text(one.reason), content=kept(one.content))
+        for one in receipt.corrections
+    )
+    return msgspec.structs.replace(
+        receipt,
+        asked=redactor.text(receipt.asked),
+        question=kept(receipt.question),
+        block=kept(receipt.block),
+        corrections=corrections,
+        error=kept(receipt.error),
+        model=redactor.identifier(receipt.model),
+    )
+
+
+def _injected(receipt: Receipt, uuid: str) -> bool:
+    return any(one.uuid == uuid and one.verdict == INJECTED for one in receipt.candidates)
+
+
+def _read(line: bytes) -> Receipt | None:
+    try:
+        return msgspec.json.decode(line, type=Receipt)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None

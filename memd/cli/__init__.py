@@ -1,0 +1,1 @@
+"""The `memd` command line: one module for each group of commands."""

@@ -1,0 +1,1 @@
+"""`memd check`: is everything ready, and if not, what to do."""

@@ -1,0 +1,58 @@
+"""`memd check` and `memd completion`: commands about memd itself.
+
+Rule: as in `cli.py`, which adds them to its group; nothing here imports it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+import msgspec
+from click.shell_completion import get_completion_class
+
+from memd.cli.flags import FOUND_SOMETHING, settings_flags
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command()
+@settings_flags
+@click.option("--upstream", metavar="URL", help="The model server. Default: the running daemon's, else upstream.url.")
+@click.option("--live", is_flag=True, help="Also hold a short conversation with the model, in a temporary folder.")
+@click.option("--json", "as_json", is_flag=True, help="All outcomes as one JSON object.")
+def check(config_path: Path | None, data_dir: str | None, upstream: str | None, live: bool, as_json: bool) -> int:
+    """Say whether everything is ready, and for each finding what to do.
+
+    Works with and without a daemon and changes nothing; exit code 1 if anything failed.
+    """
+    from memd.cli.check.report import line, outcomes, summary
+
+    found = []
+    flags = {"data_dir": data_dir, "upstream.url": upstream}
+    given = {name: value for name, value in flags.items() if value is not None}
+    for outcome in outcomes(config_path, os.environ, given, live=live):
+        found.append(outcome)
+        if not as_json:
+            click.echo(line(outcome))
+    is_ready = all(outcome.mark != "failed" for outcome in found)
+    click.echo(msgspec.json.encode({"ok": is_ready, "checks": found}) if as_json else f"\n{summary(found)}")
+    return 0 if is_ready else FOUND_SOMETHING
+
+
+@click.command()
+@click.argument("shell", metavar="SHELL", type=click.Choice(SHELLS))
+def completion(shell: str) -> int:
+    """Print what makes SHELL (bash, zsh or fish) complete memd's commands and flags.
+
+    For bash, put this line into ~/.bashrc: eval "$(memd completion bash)"
+    """
+    program = click.get_current_context().find_root()
+    completer = get_completion_class(shell)
+    assert completer is not None, "click knows these shells"
+    click.echo(completer(program.command, {}, "memd", "_MEMD_COMPLETE").source())
+    return 0
+
+
+COMMANDS = (check, completion)

@@ -1,0 +1,123 @@
+"""Can the data directory be used, who uses it, and is the log whole?
+
+Rule: beside a running daemon as well as without one; only read, but for a file without a name that tries the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from memd import __version__
+from memd.cli.check.outcome import Outcome, failed, failed_with, ok, warning
+from memd.cli.running import RunningDaemon
+from memd.errors import StoreError
+from memd.store.files import Files
+from memd.store.layout import LOCK_NAME, TopicLayout, topic_ids_in
+from memd.store.log.recovery import Finding
+from memd.store.tools.disk_usage import TopicSurvey
+from memd.store.tools.verify import verify
+from memd.wording import counted
+
+DIRECTORY, LOCK, LOG = "data directory", "lock", "log"
+FREE_BYTES_LOW = 512 << 20
+"""Below this is a warning: an index of a full segment takes 10 MB, merged ones and a backup many times that."""
+READ_BYTES_MAX = 512 << 20
+"""Logs up to this are read through, some seconds; larger ones are left to `memd verify`."""
+FINDINGS_MAX = 5
+_PROBE = bytes(64 << 10)
+
+_MARK_OF = {"damaged": failed, "foreign": failed, "derived": warning}
+_REMEDY_OF = {
+    "damaged": "put the file back from a backup (memd backup) while memd is stopped; without one the rest is served",
+    "foreign": "use the memd that wrote it, or move the file away",
+    "derived": "start memd again: what is missing is rebuilt from the log, nothing is lost",
+}
+
+
+def directory(data_dir: Path, files: Files) -> Outcome:
+    """Whether it is there or can be made, can be written, and has room."""
+    try:
+        existing = next(folder for folder in (data_dir, *data_dir.parents) if folder.exists())
+        if not files.is_directory(existing):
+            return failed(DIRECTORY, f"{existing} is a file", "name a folder with data_dir or --data-dir")
+        files.try_writing(existing, _PROBE)
+        free = files.free_bytes(existing)
+        locked_out = next((path for path in _written_to(data_dir, files) if not files.may_write(path)), None)
+    except StoreError as error:
+        return failed_with(DIRECTORY, error)
+    except OSError as error:
+        return failed(
+            DIRECTORY, f"{data_dir}: {error.strerror or error}", "check the permissions of the folders above it"
+        )
+    if locked_out is not None:
+        remedy = "give it to the user that memd runs as (chown), perhaps memd was once started as another"
+        return failed(DIRECTORY, f"{locked_out} may not be written by this user", remedy)
+    room = f"{free / 1e9:,.1f} GB free"
+    if free < FREE_BYTES_LOW:
+        return warning(DIRECTORY, f"{data_dir}, only {room}", "make room: on a full disk memd stores nothing more")
+    return ok(DIRECTORY, f"{data_dir}, {room}" + ("" if existing == data_dir else "; memd serve makes it"))
+
+
+def lock(data_dir: Path, daemon: RunningDaemon | None, files: Files) -> Outcome:
+    """Who has the directory."""
+    path = data_dir / LOCK_NAME
+    if not files.is_locked(path):
+        return ok(LOCK, "free: no daemon is running on this folder")
+    holder = _holder(path, files)
+    if daemon is None:
+        return failed(
+            LOCK,
+            f"held by another process ({holder}), and no daemon answers for this folder",
+            "wait if a memd command is at work or a daemon is just starting; with another auth.token ask with that; "
+            "else stop that process",
+        )
+    version = daemon.health().get("version")
+    if version != __version__:
+        said = f"held by the daemon at {daemon.url} ({holder}), which is memd {version}; this is {__version__}"
+        return warning(LOCK, said, "start the daemon again so that it is the installed version")
+    return ok(LOCK, f"held by the daemon at {daemon.url} ({holder}), which answers")
+
+
+def log(data_dir: Path, topics: list[TopicSurvey], files: Files) -> Iterator[Outcome]:
+    """Whether the log is whole; a large one is counted only."""
+    stored = sum(topic.log_bytes + topic.derived_bytes for topic in topics)
+    chunks = sum(topic.chunks for topic in topics)
+    said = f"{counted(len(topics), 'topic')}, {counted(chunks, 'chunk')}, {stored / 1e6:,.1f} MB"
+    if not topics:
+        yield ok(LOG, "nothing is stored yet")
+        return
+    if stored > READ_BYTES_MAX:
+        yield ok(LOG, f"{said}; counted, not read through", "`memd verify` reads every byte of it")
+        return
+    try:
+        report = verify(data_dir, files)
+    except StoreError as error:
+        yield failed_with(LOG, error)
+        return
+    if report.ok:
+        yield ok(LOG, f"{said}; read through and whole")
+    yield from map(_outcome_of, report.damaged[:FINDINGS_MAX])
+    more = len(report.damaged) - FINDINGS_MAX
+    if more > 0:
+        yield failed(LOG, f"{counted(more, 'finding')} more", "`memd verify` lists them all")
+
+
+def _outcome_of(finding: Finding) -> Outcome:
+    return _MARK_OF[finding.kind](LOG, str(finding), _REMEDY_OF[finding.kind])
+
+
+def _written_to(data_dir: Path, files: Files) -> Iterator[Path]:
+    """What a daemon writes to, as far as it exists: another user's files in one's own folder are easily made."""
+    names = [data_dir, data_dir / LOCK_NAME]
+    for topic_id in topic_ids_in(files, data_dir):
+        layout = TopicLayout(data_dir, topic_id)
+        names += [layout.directory, layout.segments, layout.active, layout.hot]
+    yield from (path for path in names if path.exists())
+
+
+def _holder(path: Path, files: Files) -> str:
+    try:
+        return files.read(path).decode(errors="replace").strip() or "which has not said who it is"
+    except StoreError:
+        return "unknown"

@@ -1,0 +1,110 @@
+"""Is what memd needs installed as it should be: packages, tokenizer, embedding model?
+
+Rule: known inputs have known outputs; what differs is damaged or another version, and nothing is guessed from it.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from importlib import metadata
+
+import numpy as np
+from packaging.requirements import Requirement
+
+from memd import __version__
+from memd.assets import ranks_bytes
+from memd.cli.check.outcome import Outcome, failed, failed_with, ok, warning
+from memd.conversation.tokens import TokenCounter, cl100k_base
+from memd.embedding.fastembed import BUNDLED, Embedder, load_embedder
+from memd.errors import EmbeddingError
+from memd.settings.model import Config
+from memd.store.tools.disk_usage import TopicSurvey
+from memd.wording import counted
+
+INSTALLATION, TOKENIZER, MODEL = "installation", "tokenizer", "embedding model"
+REINSTALL = "install memd again: pip install --force-reinstall memd (from a checkout: pip install -e .)"
+
+KNOWN_COUNTS = {"hello world": 2, "antidisestablishmentarianism": 6, "2 + 2 = 4": 7, "お誕生日おめでとう": 9}
+"""Tokens by OpenAI's own tables of cl100k_base."""
+KNOWN_TEXT = "This is an example sentence"
+KNOWN_VECTOR = (0.06019, 0.06585, 0.0426, 0.07842, 0.02613, -0.00282, 0.05016, -0.01573, 0.05674, 0.03386)
+"""The first components that the bundled model has for it, run as its graph has it; see memd/embedding/bundled.py."""
+KNOWN_FINGERPRINT = "58247efaa8d67cc0c7bb8bc9910c7088"
+TOLERANCE = 0.001
+
+
+def packages() -> Outcome:
+    """The versions of Python and of what memd depends on."""
+    try:
+        required = [Requirement(line) for line in metadata.requires("memd") or ()]
+    except metadata.PackageNotFoundError:
+        said = f"memd {__version__} on Python {platform.python_version()}; not installed, so versions are not compared"
+        return warning(INSTALLATION, said, "install it: pip install .")
+    found, wrong = [f"memd {__version__}", f"Python {platform.python_version()}"], []
+    for requirement in required:
+        if requirement.marker is not None and not requirement.marker.evaluate():
+            continue  # an extra's
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{requirement.name} is missing")
+            continue
+        found.append(f"{requirement.name} {version}")
+        if not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} is {version}, memd needs {requirement.specifier}")
+    return failed(INSTALLATION, "; ".join(wrong), REINSTALL) if wrong else ok(INSTALLATION, ", ".join(found))
+
+
+def tokenizer() -> Outcome:
+    """Known texts have known counts."""
+    try:
+        counter = TokenCounter(cl100k_base(ranks_bytes()))
+        wrong = {text: counter.count(text) for text, count in KNOWN_COUNTS.items() if counter.count(text) != count}
+    except (OSError, ValueError) as error:
+        return failed(TOKENIZER, f"the bundled ranks cannot be read: {error}", REINSTALL)
+    if wrong:
+        text, count = next(iter(wrong.items()))
+        return failed(TOKENIZER, f"{text!r} counts {count} tokens instead of {KNOWN_COUNTS[text]}", REINSTALL)
+    return ok(TOKENIZER, f"cl100k_base counts {counted(len(KNOWN_COUNTS), 'known text')} right")
+
+
+def embedding_model(config: Config, topics: list[TopicSurvey]) -> Iterator[Outcome]:
+    """Known text has its known vector, and what is stored was embedded with this model."""
+    name = config.embedding.model
+    try:
+        embedder = load_embedder(name, config.embedding.threads, fetch=False)
+        problem = _infidelity(embedder)
+    except EmbeddingError as error:
+        if name == BUNDLED:
+            yield failed_with(MODEL, error)
+        else:
+            yield failed(MODEL, f"{name!r} is not on this machine, or unknown", f"memd serve fetches it once: {error}")
+        return
+    if problem:
+        yield failed(MODEL, problem, REINSTALL)
+        return
+    yield ok(MODEL, f"{name}, {embedder.dimension} dimensions, fingerprint {embedder.fingerprint}")
+    models = {fingerprint for topic in topics for fingerprint in topic.chunks_by_model} - {embedder.fingerprint}
+    others = sum(topic.chunks_by_model.get(model, 0) for topic in topics for model in models)
+    if others:
+        yield warning(
+            MODEL,
+            f"{counted(others, 'stored chunk')} were embedded with another model: no search by meaning finds them",
+            "stop memd and run `memd reembed`, or set embedding.model back",
+        )
+
+
+def _infidelity(embedder: Embedder) -> str:
+    """What is wrong with the vectors of a model; empty if nothing is."""
+    vector = embedder.embed(KNOWN_TEXT)
+    if not np.isfinite(vector).all() or abs(float(np.linalg.norm(vector)) - 1) > TOLERANCE:
+        return f"{embedder.name} gives no unit vector for a plain sentence"
+    if embedder.name != BUNDLED:
+        return ""
+    if embedder.fingerprint != KNOWN_FINGERPRINT:
+        return f"the files of the bundled model have changed: fingerprint {embedder.fingerprint}"
+    difference = float(np.abs(vector[: len(KNOWN_VECTOR)] - np.asarray(KNOWN_VECTOR)).max())
+    if difference > TOLERANCE:
+        return f"the bundled model gives other vectors than it should (by {difference:.4f}): results will be poor"
+    return ""

@@ -1,0 +1,119 @@
+"""A rehearsal of what memd is for, with the real model server: for `memd check --live`.
+
+Rule: nothing of it stays. What is told goes into the log of a daemon of its own, in a temporary folder that is removed;
+a running daemon only passes a request on (`X-Memory-Mode: off`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from memd.admin.access import TOKEN_HEADER
+from memd.errors import MemdError
+from memd.proxy.app import running
+from memd.settings.model import Auth, Config, Conversation, Listen
+
+TOLD = "Please remember: the code of the boathouse gate is heron-4519."
+ASKED = "What is the code of the boathouse gate?"
+EXPECTED = "4519"
+REPLY_TOKENS = 48
+ANSWER_SECONDS_MAX = 180.0
+"""A large model that reads its first prompt on a CPU takes this long."""
+_HANDOVER_MS = 60_000
+"""What was told is stored before the question is answered, however slow the machine is."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What came back for one request."""
+
+    problem: str = ""
+    """Why there is no answer; empty if there is one."""
+    status: int = 0
+    memory_status: str = ""
+    """`X-Memory-Status`."""
+    text: str = ""
+    """The reply, or what the error says."""
+
+
+def rehearsed(config: Config, model: str) -> Answer:
+    """Tell a daemon of our own something and ask for it in a new conversation; the last answer, or the one that failed.
+
+    Args:
+        config: the settings to rehearse with; the data directory and the address in them are not touched.
+        model: what the requests call the model.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="memd-check-") as folder:
+            scratch = msgspec.structs.replace(
+                config,
+                listen=Listen(port=0),
+                auth=Auth(),
+                data_dir=Path(folder) / "memory",
+                buffer=msgspec.structs.replace(config.buffer, handover_ms=_HANDOVER_MS),
+                conversation=Conversation(),
+            )
+            return asyncio.run(_rehearsed(scratch, model))
+    except (MemdError, OSError) as error:
+        return Answer(problem=str(error))
+
+
+def glanced(base_url: str, token: str, model: str) -> Answer:
+    """Have a running daemon pass a question on to the model, past its memory."""
+    return asyncio.run(_glanced(base_url, {"X-Memory-Mode": "off"} | ({TOKEN_HEADER: token} if token else {}), model))
+
+
+async def _rehearsed(config: Config, model: str) -> Answer:
+    async with running(config) as daemon, aiohttp.ClientSession() as session:
+        told = await _said(session, daemon.base_url, model, TOLD, {})
+        if told.problem or told.status != 200:
+            return told
+        return await _said(session, daemon.base_url, model, ASKED, {})
+
+
+async def _glanced(base_url: str, headers: Mapping[str, str], model: str) -> Answer:
+    async with aiohttp.ClientSession() as session:
+        return await _said(session, base_url, model, ASKED, headers)
+
+
+async def _said(
+    session: aiohttp.ClientSession, base_url: str, model: str, text: str, headers: Mapping[str, str]
+) -> Answer:
+    """One request that opens a conversation."""
+    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": REPLY_TOKENS}
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS_MAX):
+            async with session.post(f"{base_url}/v1/chat/completions", json=body, headers=headers) as answer:
+                told = await answer.read()
+    except TimeoutError:
+        return Answer(problem=f"no answer came within {ANSWER_SECONDS_MAX:g} s")
+    except aiohttp.ClientError as error:
+        return Answer(problem=str(error) or type(error).__name__)
+    return Answer(
+        status=answer.status,
+        memory_status=answer.headers.get("X-Memory-Status", ""),
+        text=_reply(told) if answer.status == 200 else _refusal(told),
+    )
+
+
+def _reply(body: bytes) -> str:
+    """The model's words, empty if there are none."""
+    try:
+        message: Any = msgspec.json.decode(body)["choices"][0]["message"]
+        return str(message.get("content") or "")
+    except (msgspec.DecodeError, LookupError, TypeError, AttributeError):
+        return ""
+
+
+def _refusal(body: bytes) -> str:
+    """What an error says."""
+    try:
+        return str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.DecodeError, LookupError, TypeError):
+        return body[:200].decode(errors="replace")

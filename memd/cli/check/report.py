@@ -1,0 +1,100 @@
+"""`memd check`: is everything ready, and if not, what to do.
+
+Rule: the checks are in `checks`; here stand only their order and how they are shown. Each is shown as soon as it is
+done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import click
+
+from memd.cli.check import data, installation, settings, upstream
+from memd.cli.check.outcome import Mark, Outcome, failed, failed_with
+from memd.cli.running import RunningDaemon
+from memd.errors import ConfigError, StoreError
+from memd.settings.loading import load_config, places_of_settings
+from memd.settings.model import Config
+from memd.store.files import DiskFiles, Files
+from memd.store.tools.disk_usage import survey
+from memd.wording import counted, for_terminal
+
+_COLOUR: dict[Mark, str] = {"ok": "green", "warning": "yellow", "failed": "red"}
+_MARK_WIDTH, _NAME_WIDTH = 9, 17
+
+
+def outcomes(
+    path: Path | None,
+    env: Mapping[str, str],
+    given: Mapping[str, object],
+    *,
+    live: bool,
+    files: Files | None = None,
+) -> Iterator[Outcome]:
+    """Everything that is checked, in order.
+
+    Args:
+        path, env, given: as for `load_config`.
+        live: whether to hold a conversation with the model too.
+        files: the disk; another one than the real only where a fault is to be injected.
+    """
+    yield installation.packages()
+    yield installation.tokenizer()
+    try:
+        config = load_config(path, env, given)
+        file, places = places_of_settings(path, env, given)
+    except ConfigError as error:
+        yield failed_with(settings.SETTINGS, error)
+        yield failed("the rest", "was not looked at", "correct the settings first, then ask again")
+        return
+    yield settings.origin(file, places)
+    yield settings.access(config, file, places)
+    daemon = RunningDaemon.find(config.data_dir, config.auth.token)
+    yield from _stored(config, daemon, files or DiskFiles())
+    yield settings.address(config, daemon)
+    if daemon is not None and "upstream.url" not in given:
+        config = upstream.as_served(config, daemon)
+    probe, told = upstream.upstream(config)
+    yield from told
+    if live and not any(outcome.mark == "failed" for outcome in told):
+        yield from upstream.live(config, probe, daemon)
+    elif live:
+        yield failed(upstream.LIVE, "not tried", "mend the upstream first")
+
+
+def _stored(config: Config, daemon: RunningDaemon | None, files: Files) -> Iterator[Outcome]:
+    """The data directory, and the embedding model, whose vectors are in it."""
+    folder = data.directory(config.data_dir, files)
+    yield folder
+    yield data.lock(config.data_dir, daemon, files)
+    try:
+        topics = survey(config.data_dir, files)
+    except StoreError as error:
+        yield failed_with(data.LOG, error)
+        topics = []
+    else:
+        yield from data.log(config.data_dir, topics, files)
+    yield from installation.embedding_model(config, topics)
+
+
+def line(outcome: Outcome) -> str:
+    """One outcome for a person, in colours; its remedy is on a line of its own."""
+    mark = click.style(outcome.mark.ljust(_MARK_WIDTH), fg=_COLOUR[outcome.mark], bold=outcome.mark != "ok")
+    shown = f"{mark}{outcome.check.ljust(_NAME_WIDTH)}{_one_line(outcome.said)}"
+    if not outcome.remedy:
+        return shown
+    return f"{shown}\n{' ' * (_MARK_WIDTH + _NAME_WIDTH)}{click.style('→', bold=True)} {_one_line(outcome.remedy)}"
+
+
+def summary(found: list[Outcome]) -> str:
+    """The last line."""
+    count = {mark: sum(outcome.mark == mark for outcome in found) for mark in _COLOUR}
+    if count["failed"]:
+        return f"{count['failed']} failed, {counted(count['warning'], 'warning')}: memd is not ready"
+    return "memd is ready" + (f"; {counted(count['warning'], 'warning')}" if count["warning"] else "")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(for_terminal(text).split())

@@ -1,0 +1,77 @@
+"""Do the settings hold, are they safe, and is the address free?
+
+Rule: what `load_config` accepts is not judged again; here stands only what depends on the machine, or is allowed but
+unwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from memd.cli.check.outcome import Outcome, failed, failed_with, ok, warning
+from memd.cli.running import RunningDaemon
+from memd.errors import MemdError
+from memd.proxy.app import bound
+from memd.settings.hosts import is_this_machine
+from memd.settings.model import Config
+from memd.wording import counted
+
+SETTINGS, ACCESS, ADDRESS = "settings", "access", "address"
+TOKEN_CHARACTERS_MIN = 16
+OTHERS_MAY_READ = 0o044
+
+
+def origin(path: Path | None, places: Mapping[str, str]) -> Outcome:
+    """Where the settings come from: `path` is the file that was read, `places` where each one stands."""
+    elsewhere = sorted({place for place in places.values() if path is None or not place.startswith(f"{path}, line ")})
+    parts = [] if path is None else [f"{path}: {counted(len(places) - _count(places, elsewhere), 'setting')}"]
+    parts += [f"{place}: {', '.join(key for key in places if places[key] == place)}" for place in elsewhere]
+    return ok(SETTINGS, "; ".join(parts) or "all at their defaults: no file, no MEMD_ variable, no flag")
+
+
+def access(config: Config, path: Path | None, places: Mapping[str, str]) -> Outcome:
+    """Who can reach the memory, and whether the token is worth its name."""
+    host, token = config.listen.host, config.auth.token
+    is_open = not is_this_machine(host)
+    given = places.get("auth.token", "")
+    if token and path is not None and given.startswith(f"{path}, line ") and _others_may_read(path):
+        said, remedy = f"others on this machine may read auth.token in {path}", f"chmod 600 {path}"
+        return warning(ACCESS, said, f"{remedy}, or give it as MEMD_AUTH_TOKEN")
+    if is_open and len(token) < TOKEN_CHARACTERS_MIN:
+        said = f"{host} can be reached by others, and auth.token has only {counted(len(token), 'character')}"
+        return warning(ACCESS, said, "take a longer one, for example what `openssl rand -hex 24` prints")
+    if is_open:
+        said = f"{host} can be reached by others; each request has to show auth.token, and nothing is encrypted"
+        return ok(ACCESS, said, "put a TLS proxy before it where the network is not yours alone")
+    return ok(ACCESS, "only this machine, " + ("with auth.token" if token else "without a token"))
+
+
+def address(config: Config, daemon: RunningDaemon | None) -> Outcome:
+    """Whether memd can listen where the settings say, or does."""
+    host, port = config.listen.host, config.listen.port
+    if daemon is not None:
+        elsewhere = port not in (0, urlsplit(daemon.url).port)
+        said = f"the running daemon listens at {daemon.url}"
+        return ok(ADDRESS, said + (f" (the settings say port {port})" if elsewhere else ""))
+    try:
+        bound(config).close()
+    except MemdError as error:
+        other = RunningDaemon(f"http://{host}:{port}", "").health().get("data_dir")
+        if other is None:
+            return failed_with(ADDRESS, error)
+        said = f"{host}:{port} is in use by a memd that holds {other}"
+        return failed(ADDRESS, said, "stop that one, name its folder with --data-dir, or choose another listen.port")
+    return ok(ADDRESS, f"{host}:{port} is free" if port else f"{host}, any free port")
+
+
+def _count(places: Mapping[str, str], among: list[str]) -> int:
+    return sum(place in among for place in places.values())
+
+
+def _others_may_read(path: Path) -> bool:
+    try:
+        return bool(path.stat().st_mode & OTHERS_MAY_READ)
+    except OSError:
+        return False

@@ -1,0 +1,145 @@
+"""Does the model server answer, what does it tell, and does memory reach its model?
+
+Rule: a server that tells nothing can still be used, so what is missing is a warning where memd has a substitute for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from memd.cli.check.live import ASKED, EXPECTED, Answer, glanced, rehearsed
+from memd.cli.check.outcome import Outcome, failed, ok, warning
+from memd.cli.running import RunningDaemon
+from memd.conversation.compaction import WINDOW_UNKNOWN_HARD_TOKENS
+from memd.errors import MemdError
+from memd.proxy.upstream.probing import UpstreamProbe, probed
+from memd.settings.model import Config
+from memd.wording import counted
+
+UPSTREAM, WINDOW, COUNTS, PLACEMENT, LIVE = "upstream", "model", "exact counts", "placement", "live"
+START_IT = (
+    "start it there (for llama.cpp: llama-server -m MODEL.gguf --port 8080), or set upstream.url to where it runs"
+)
+WANTS_KEY = frozenset({401, 403})
+
+
+def as_served(config: Config, daemon: RunningDaemon) -> Config:
+    """The settings with the model server that the running daemon uses: it may have been started with `--upstream`."""
+    told = daemon.health().get("upstream")
+    url = told.get("url") if isinstance(told, dict) else None
+    if not isinstance(url, str) or not url:
+        return config
+    return msgspec.structs.replace(config, upstream=msgspec.structs.replace(config.upstream, url=url))
+
+
+def upstream(config: Config) -> tuple[UpstreamProbe, list[Outcome]]:
+    """All that can be asked without generating anything."""
+    probe = probed(config)
+    if probe.problem:
+        return probe, [failed(UPSTREAM, f"{probe.url} does not answer: {probe.problem}", START_IT)]
+    if probe.is_memd:
+        said = f"{probe.url} is not a model server but memd: requests would go round in circles"
+        return probe, [failed(UPSTREAM, said, "set upstream.url to the model server itself")]
+    if probe.is_loading:
+        return probe, [warning(UPSTREAM, f"{probe.url} is still loading its model", "ask again when it is ready")]
+    return probe, [
+        ok(UPSTREAM, f"{probe.url} answers"),
+        _window(config, probe),
+        *_counts(probe),
+        _placement(config, probe),
+    ]
+
+
+def live(config: Config, probe: UpstreamProbe, daemon: RunningDaemon | None) -> Iterator[Outcome]:
+    """Something is told and asked for in a new conversation; a running daemon is asked what leaves no trace in it."""
+    if daemon is not None:
+        yield _judged_glance(daemon, glanced(daemon.url, config.auth.token, probe.model or "any"))
+    yield _judged_rehearsal(rehearsed(config, probe.model or "any"))
+
+
+def _window(config: Config, probe: UpstreamProbe) -> Outcome:
+    name = probe.model or "a model that the server does not name"
+    if probe.window is not None:
+        return ok(WINDOW, f"{name}, window {counted(probe.window, 'token')}")
+    if isinstance(config.buffer.hard_tokens, int):
+        said = f"{name}, window not told; buffer.hard_tokens {config.buffer.hard_tokens:,} is used"
+        return ok(WINDOW, said)
+    reason = (
+        "the server wants a key before it tells its window"
+        if probe.wants_key
+        else "the server does not tell its window"
+    )
+    return warning(
+        WINDOW,
+        f"{name}; {reason}, so {WINDOW_UNKNOWN_HARD_TOKENS:,} tokens are assumed",
+        "set buffer.hard_tokens and buffer.soft_tokens to what the model can take",
+    )
+
+
+def _counts(probe: UpstreamProbe) -> Iterator[Outcome]:
+    if probe.counts_exactly:
+        yield ok(COUNTS, "the server counts tokens exactly, and is asked where a prompt comes near the window")
+    elif probe.window is not None:
+        said = "the server does not count a prompt's tokens: they are estimated, and corrected by each answer's usage"
+        yield warning(COUNTS, said, "take a newer llama-server, one with /v1/chat/completions/input_tokens")
+    else:
+        yield ok(COUNTS, "tokens are estimated, and corrected by each answer's usage")
+
+
+def _placement(config: Config, probe: UpstreamProbe) -> Outcome:
+    chosen = {
+        "merged": "memory stands in front of the user's message (injection.role)",
+        "separate": "memory is a developer message of its own (injection.role: separate)",
+    }[probe.placement]
+    if probe.block == "unknown":
+        return ok(PLACEMENT, f"{chosen}; what the chat template makes of it cannot be asked here")
+    if probe.block != "shown":
+        said = f"the model's chat template has {probe.block} a plain conversation"
+        return failed(PLACEMENT, said, "give llama-server the right template (--jinja, --chat-template-file)")
+    if config.injection.role == "separate" and probe.placement == "merged":
+        said = "the model's chat template does not show a developer message in its place: memory is merged"
+        return warning(PLACEMENT, f"{said} into the user's message", "set injection.role to auto")
+    return ok(PLACEMENT, f"{chosen}, and the model's chat template shows it")
+
+
+def _judged_glance(daemon: RunningDaemon, answer: Answer) -> Outcome:
+    name = f"the daemon at {daemon.url}"
+    problem = _problem(answer)
+    if problem is not None:
+        return problem
+    try:
+        daemon.get("/memd/search", q=ASKED)
+    except MemdError as error:
+        return failed(LIVE, f"{name} answers, but not its memory: {error}", "its log on stderr says why")
+    return ok(LIVE, f"{name} passes a chat request on, and its memory answers a search")
+
+
+def _judged_rehearsal(answer: Answer) -> Outcome:
+    problem = _problem(answer)
+    if problem is not None:
+        return problem
+    if answer.memory_status != "injected":
+        said = f"what was told is not remembered in a new conversation (X-Memory-Status: {answer.memory_status})"
+        return failed(
+            LIVE, said, "if retrieval, injection or ingest settings were changed, set them back; see docs/settings.md"
+        )
+    seen = "and answered with it" if EXPECTED in answer.text else "though its answer does not use it"
+    return ok(LIVE, f"told once, asked in a new conversation: the model was shown it {seen}; nothing of it was kept")
+
+
+def _problem(answer: Answer) -> Outcome | None:
+    """What came in place of an answer."""
+    if answer.problem:
+        return failed(
+            LIVE, f"no answer: {answer.problem}", "look at the model server's log, and run memd check without --live"
+        )
+    if answer.status in WANTS_KEY:
+        said = f"the model server wants a key ({answer.status}: {answer.text}), which memd check has not"
+        return warning(LIVE, said, "clients send it: memd passes their Authorization on")
+    if answer.status != 200:
+        return failed(
+            LIVE, f"the model server answered {answer.status}: {answer.text}", "look at the model server's log"
+        )
+    return None

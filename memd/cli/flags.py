@@ -1,0 +1,65 @@
+"""What the commands have in common: their flags, their settings, how they print.
+
+Rule: nothing here does a command's work.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memd.errors import ConfigError
+from memd.settings.loading import load_config
+from memd.settings.model import Config
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+FOUND_SOMETHING = 1
+WRONG_USAGE = 2
+NEVER_BREAK = 100_000
+
+Command = Callable[..., int]
+
+
+def settings_flags(command: Command) -> Command:
+    """The flags of every command that works on a data directory."""
+    config = click.option(
+        "--config",
+        "config_path",
+        type=click.Path(path_type=Path),
+        help="Settings file. Default: the one MEMD_CONFIG names, else ./config.yaml if there is one.",
+    )
+    data_dir = click.option(
+        "--data-dir", type=click.Path(file_okay=False), help="Folder of the log. Default: data_dir of the settings."
+    )
+    return config(data_dir(command))
+
+
+def print_lines(lines: Sequence[RenderableType]) -> None:
+    """To a terminal in its width, elsewhere without breaking lines."""
+    from rich.console import Console
+
+    Console(highlight=False, width=None if sys.stdout.isatty() else NEVER_BREAK).print(*lines, sep="\n")
+
+
+def config_of(path: Path | None, given: dict[str, Any]) -> Config:
+    """The settings, with the flags that were given; None means that one was not.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+    return load_config(path, os.environ, {key: value for key, value in given.items() if value is not None})
+
+
+def existing_data_dir(config_path: Path | None, data_dir: str | None) -> Path:
+    """The data directory for a command that only reads."""
+    folder = config_of(config_path, {"data_dir": data_dir}).data_dir
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: there is no such folder; name the data directory with --data-dir")
+    return folder

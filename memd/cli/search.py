@@ -1,0 +1,73 @@
+"""`memd search`: what memory would bring up for a question, and why.
+
+Rule: the daemon searches; here its answer is only shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from memd.cli.running import asked
+from memd.recall.searching import INJECTED, FoundChunk, SearchAnswer
+from memd.settings.model import Config
+from memd.wording import counted, for_terminal
+
+INDENT = 2
+
+
+def searched(config: Config, question: str, topic_ids: Sequence[str], as_of: str | None) -> SearchAnswer:
+    """Search; no `topic_ids`: in all topics.
+
+    Args:
+        as_of: search what was stored up to then; see `searching.moment`.
+
+    Raises:
+        MemdError: the question cannot be answered.
+    """
+    with asked(config) as daemon:
+        told = daemon.get("/memd/search", q=question, topic=list(topic_ids), as_of=as_of)
+    return msgspec.json.decode(told, type=SearchAnswer)
+
+
+def lines(answer: SearchAnswer, *, explain: bool) -> list[RenderableType]:
+    """The answer for a person: what would be injected, best first, and with `explain` all candidates with reasons."""
+    injected = [chunk for chunk in answer.chunks if chunk.verdict == INJECTED]
+    shown: list[RenderableType] = [_chunk(chunk, explain=explain) for chunk in (answer.chunks if explain else injected)]
+    if not answer.chunks:
+        shown.append("Nothing is stored that has to do with it.")
+    elif not injected:
+        shown.append("Nothing would be injected; --explain shows the candidates and why.")
+    else:
+        tokens = f"{answer.tokens:,} of {answer.budget_tokens:,} tokens"
+        shown.append(f"{counted(len(injected), 'chunk')}, {tokens}, would be injected.")
+    if answer.note is not None:
+        shown.append(f"Searched {answer.note}.")
+    return shown
+
+
+def _chunk(chunk: FoundChunk, *, explain: bool) -> RenderableType:
+    said = datetime.fromtimestamp(chunk.created_at / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+    head = Text.assemble(
+        (f"{chunk.score:.3f}", "bold"), f"  {chunk.id}  ", (chunk.topic_id, "cyan"), f"  {said}", no_wrap=True
+    )
+    if explain:
+        head.append(f"  {chunk.verdict}", "green" if chunk.verdict == INJECTED else "yellow")
+    parts: list[RenderableType] = [head]
+    if explain:
+        share, words, beside = chunk.cosine_share, chunk.lexical, chunk.neighbours
+        parts.append(
+            Padding(
+                f"meaning {share:.3f} (cosine {chunk.cosine:.3f}) + words {words:.3f} + neighbours {beside:.3f}, "
+                f"times {chunk.multiplier:g}; {counted(chunk.tokens, 'token')}",
+                (0, 0, 0, INDENT),
+                expand=False,
+            )
+        )
+    parts.append(Padding(Text(for_terminal(chunk.content)), (0, 0, 1, INDENT), expand=False))
+    return Group(*parts)

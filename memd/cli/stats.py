@@ -1,0 +1,83 @@
+"""`memd stats`: what is stored, and how fast a running daemon finds it.
+
+Rule: the files are the source of what is stored; the daemon is asked only for what it alone knows, and may be absent.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+
+from memd.cli.running import RunningDaemon
+from memd.store.tools.disk_usage import TopicSurvey, survey
+from memd.wording import tallied
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything there is to show."""
+
+    data_dir: str
+    topics: list[TopicSurvey]
+    daemon_url: str | None
+    daemon: dict[str, Any] | None
+    """What `/memd/stats` answers; None if no daemon holds this folder."""
+
+
+def gathered(data_dir: Path, token: str) -> Figures:
+    """Read the directory and ask the daemon.
+
+    Raises:
+        StoreError: a file cannot be read.
+        DaemonError: the daemon went away while it was asked.
+    """
+    daemon = RunningDaemon.find(data_dir, token)
+    told = None if daemon is None else msgspec.json.decode(daemon.get("/memd/stats"), type=dict[str, Any])
+    return Figures(
+        data_dir=str(data_dir), topics=survey(data_dir), daemon_url=None if daemon is None else daemon.url, daemon=told
+    )
+
+
+def table(figures: Figures) -> list[RenderableType]:
+    """The figures for a person: a table, and a line about the daemon."""
+    shown = Table(box=box.SIMPLE_HEAD, title=figures.data_dir, title_justify="left", padding=(0, 1, 0, 0))
+    shown.add_column("topic", overflow="fold", min_width=8)
+    for name in ("chunks", "entries", "disk", "memory", "indexes", "fan-out", "scan"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    in_memory = {} if figures.daemon is None else figures.daemon["topics"]
+    for topic in figures.topics:
+        shown.add_row(
+            topic.topic_id,
+            f"{topic.chunks:,}",
+            f"{topic.entries:,}",
+            _megabytes(topic.log_bytes + topic.derived_bytes),
+            *_measured(in_memory.get(topic.topic_id)),
+        )
+    if figures.daemon is None:
+        return [shown, "No daemon holds this folder; it would know the last four columns."]
+    used, allowed = figures.daemon["memory_bytes"], figures.daemon["memory_bytes_max"]
+    told = [f"The daemon at {figures.daemon_url} has {_megabytes(used)} of at most {_megabytes(allowed)} loaded."]
+    redacted = figures.daemon.get("redacted")
+    if redacted is not None:
+        told.append(f"Redacted in what it has stored since its start: {tallied(redacted) or 'nothing'}.")
+    return [shown, *told]
+
+
+def _measured(topic: dict[str, Any] | None) -> list[str]:
+    if topic is None:
+        return ["-"] * 4
+    fan_out, rate = topic["fan_out_ms"], topic["scanned_per_second"]
+    return [
+        _megabytes(topic["memory_bytes"]),
+        f"{topic['indexes_loaded']}/{topic['indexes']}",
+        "-" if fan_out is None else f"{fan_out:.2f} ms",
+        "-" if rate is None else f"{rate / 1e6:.1f} M/s",
+    ]
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,135 @@
+"""`memd turn`: what memory did in a turn.
+
+Rule: as in history.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from rich import box
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from memd.admin.receipts import Receipt
+from memd.cli.history import INDENT, Lines, time_of
+from memd.cli.running import asked
+from memd.errors import BadQuestion
+from memd.recall.searching import SearchAnswer
+from memd.settings.model import Config
+from memd.wording import for_terminal
+
+QUESTION_CHARACTERS = 60
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """A turn, and what its question would bring up now."""
+
+    turn: Receipt
+    now: SearchAnswer
+    gained: tuple[str, ...]
+    lost: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+def latest(config: Config, topic: str | None, limit: int) -> tuple[bytes, Lines]:
+    """The latest turns, as JSON and for a person."""
+    with asked(config) as daemon:
+        told = daemon.get("/memd/turns", topic=topic, limit=limit)
+    turns = msgspec.json.decode(told, type=dict[str, list[dict[str, Any]]])["turns"]
+    if not turns:
+        return told, ["No turn has a receipt; they are kept while receipts.enabled is true."]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("turn", "when", "topic", "status", "shown", "tokens", "ms", "asked"):
+        table.add_column(name, justify="right" if name in ("shown", "tokens", "ms") else "left", no_wrap=True)
+    for one in turns:
+        asked_for = "(a step of its turn)" if one["is_step"] else one["asked"]
+        table.add_row(
+            one["turn_id"],
+            time_of(one["at"]),
+            one["topic_id"],
+            one["status"],
+            str(len(one["shown"])),
+            f"{one['memory_tokens']:,}",
+            f"{one['timings_ms'].get('memory', 0):.1f}",
+            Text(for_terminal(" ".join(asked_for.split())[:QUESTION_CHARACTERS])),
+        )
+    return told, [table]
+
+
+def receipt(config: Config, turn_id: str) -> tuple[bytes, Lines]:
+    """One turn, as JSON and for a person."""
+    with asked(config) as daemon:
+        told = daemon.get(f"/memd/turns/{_path(turn_id)}")
+    return told, _lines(msgspec.json.decode(told, type=Receipt))
+
+
+def replayed(config: Config, turn_id: str) -> tuple[bytes, Lines]:
+    """One turn and what is different now, as JSON and for a person."""
+    with asked(config) as daemon:
+        told = daemon.get(f"/memd/turns/{_path(turn_id)}/replay")
+    replay = msgspec.json.decode(told, type=Replay)
+    texts = {chunk.id: chunk.content for chunk in replay.now.chunks}
+    lines = _lines(replay.turn)
+    lines.append(Text("The same question now", style="bold"))
+    lines.append(f"  the same: {' '.join(replay.kept) or 'nothing'}")
+    lines += [Text(f"- {id_}", style="red") for id_ in replay.lost]
+    for id_ in replay.gained:
+        lines += [Text(f"+ {id_}", style="green"), _indented(texts.get(id_, ""))]
+    if not replay.lost and not replay.gained:
+        lines.append("  nothing is different")
+    return told, lines
+
+
+def _lines(one: Receipt) -> Lines:
+    kind = " (a step of its turn)" if one.is_step else " (a retry)" if one.is_retry else ""
+    answered = "no answer" if one.http_status is None else f"HTTP {one.http_status}"
+    lines: Lines = [
+        Text.assemble((one.turn_id, "bold"), f"  {time_of(one.at)}  ", (one.topic_id, "cyan"), f"  {one.status}{kind}"),
+        Text(f"{one.api}, mode {one.mode}, model {for_terminal(one.model) or '-'}, {answered}"),
+        _costs(one),
+        "milliseconds: " + ", ".join(f"{name} {value:.1f}" for name, value in one.timings_ms.items()),
+    ]
+    if one.error:
+        lines.append(Text(f"error: {for_terminal(one.error)}", style="red"))
+    if one.question is not None:
+        lines += [Text("Asked", style="bold"), _indented(one.question)]
+    if one.candidates:
+        lines.append(_candidates(one))
+    if one.block is not None:
+        lines += [Text("The block, as the model saw it", style="bold"), _indented(one.block)]
+    return lines
+
+
+def _costs(one: Receipt) -> str:
+    told = (
+        f"memory took {one.memory_tokens:,} tokens ({one.block_tokens:,} of them new) of about {one.forwarded_tokens:,}"
+    )
+    if one.prompt_tokens is None:
+        return told
+    read = "" if one.cached_tokens is None else f", of which it knew {one.cached_tokens:,}"
+    return f"{told}; the model counts {one.prompt_tokens:,}{read}"
+
+
+def _candidates(one: Receipt) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Candidates", title_justify="left")
+    for name in ("id", "score", "cosine", "meaning", "words", "neighbours", "times", "tokens", "verdict"):
+        table.add_column(name, justify="left" if name in ("id", "verdict") else "right", no_wrap=True)
+    for chunk in one.candidates:
+        parts = (chunk.score, chunk.cosine, chunk.cosine_share, chunk.lexical, chunk.neighbours)
+        cells = [f"{value:.3f}" for value in parts]
+        table.add_row(chunk.id, *cells, f"{chunk.multiplier:g}", str(chunk.tokens), chunk.verdict)
+    return table
+
+
+def _indented(text: str) -> RenderableType:
+    return Padding(Text(for_terminal(text)), (0, 0, 1, INDENT), expand=False)
+
+
+def _path(turn_id: str) -> str:
+    if not turn_id.isalnum():
+        raise BadQuestion(f"{turn_id[:60]!r} is no turn's id; `memd turn` lists them")
+    return turn_id

@@ -1,0 +1,1 @@
+"""The embedding model: from text to unit vectors."""

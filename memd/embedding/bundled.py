@@ -1,0 +1,59 @@
+"""The bundled embedding model as fastembed runs it.
+
+Rule: importing this takes a second, for fastembed; only `memd.embedding.fastembed` imports it, when a model is loaded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastembed.common.model_description import DenseModelDescription, ModelSource, PoolingType
+from fastembed.text.custom_text_embedding import CustomTextEmbedding, PostprocessingConfig
+
+from memd.assets import model_dir
+
+if TYPE_CHECKING:
+    from onnxruntime import SessionOptions
+
+_NAME = "memd/all-MiniLM-L6-v2-int8"
+_DIMENSION = 384
+_LEFT_OUT = "SkipLayerNormFusion"
+"""Of ONNX Runtime's rewritings of the graph. The operator that it puts in for an addition and a normalisation takes
+five times as long as these two, a fifth of the whole model (bench/NOTES.md, 2026-11-22), and rounds otherwise: without
+it the vectors are nearer to those of the graph as it stands in the file."""
+
+
+class BundledModel(CustomTextEmbedding):
+    """The model in `memd/assets`: mean of its last layer, of length one; it touches no other file and no network."""
+
+    # Of its own: fastembed's registry of custom models is one list for the whole process.
+    SUPPORTED_MODELS = [  # noqa: RUF012  # its base declares it without ClassVar
+        DenseModelDescription(
+            model=_NAME,
+            sources=ModelSource(hf=_NAME),  # required, never asked: the path below is what is loaded
+            model_file="model.onnx",
+            description="",
+            license="apache-2.0",
+            size_in_GB=0.02,
+            dim=_DIMENSION,
+        )
+    ]
+    POSTPROCESSING_MAPPING = {  # noqa: RUF012  # the same
+        _NAME: PostprocessingConfig(pooling=PoolingType.MEAN, normalization=True)
+    }
+
+    def __init__(self, threads: int) -> None:
+        folder = str(model_dir())
+        super().__init__(
+            _NAME,
+            cache_dir=folder,  # nothing is cached; the default would create a folder among the temporary files
+            threads=threads,
+            providers=["CPUExecutionProvider"],  # a GPU would give other vectors than the stored ones
+            specific_model_path=folder,
+        )
+
+    @classmethod
+    def add_extra_session_options(cls, session_options: SessionOptions, extra_options: dict[str, Any]) -> None:
+        """See fastembed's `OnnxModel`: called before the session is made."""
+        super().add_extra_session_options(session_options, extra_options)
+        session_options.add_session_config_entry("optimization.disable_specified_optimizers", _LEFT_OUT)

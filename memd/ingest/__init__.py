@@ -1,0 +1,1 @@
+"""From what was said to entries of the log: cutting, redaction, embedding, storing, importing."""

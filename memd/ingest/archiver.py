@@ -1,0 +1,223 @@
+"""Moves turns from the hot buffer into the log: the only code that appends.
+
+Rule: messages count as stored only after their chunks are durable, and leave the prompt only after that. A failed
+append changes nothing but the time of the next attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from memd.conversation import compaction
+from memd.conversation.conversation import Conversation
+from memd.conversation.tokens import TokenCounter
+from memd.embedding.encoder import Encoder
+from memd.entries import Draft, Entry
+from memd.errors import MemdError
+from memd.ingest.indexer import Indexer
+from memd.ingest.pipeline import Drafter, unstored_runs
+from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.topics import Topic, Topics
+from memd.settings.model import Config
+from memd.telemetry.events import Events
+from memd.telemetry.metrics import Metrics
+from memd.telemetry.tasks import Tasks
+from memd.wording import tallied
+
+log = logging.getLogger("memd")
+
+BACKOFF_SECONDS_MAX = 300.0
+TEND_SECONDS = 0.5
+"""How often idle conversations, the journal and the indexes are looked after."""
+UNLOAD_SECONDS = 5.0
+"""How often it is looked at which topics may be let go."""
+
+
+class Archiver:
+    """Compaction, storing without compaction, corrections."""
+
+    def __init__(
+        self,
+        config: Config,
+        encoder: Encoder,
+        counter: TokenCounter,
+        tasks: Tasks,
+        indexer: Indexer,
+        redactor: Redactor,
+        metrics: Metrics,
+        events: Events,
+    ) -> None:
+        self._config = config
+        self._redactor = redactor
+        self._encoder = encoder
+        self._drafter = Drafter(config, counter, encoder.for_ingestion, budget_seconds=config.chunking.budget_ms / 1000)
+        self._tasks = tasks
+        self._indexer = indexer
+        self._metrics = metrics
+        self._events = events
+        self._compacting: set[str] = set()
+        self._failures: dict[str, int] = {}
+        self._retry_at: dict[str, float] = {}
+
+    # -- what requests ask for ----------------------------------------------------------------------------------
+
+    async def compact(self, topic: Topic, conversation: Conversation, excess_tokens: int = 0) -> bool:
+        """Store the oldest part of a conversation and take it out of its prompt; False if nothing could be taken.
+
+        Args:
+            excess_tokens: raw tokens that must go at least, where the turn boundaries allow it; 0 if no request waits.
+        """
+        started = time.perf_counter()
+        compacted = await self._compacted(topic, conversation, excess_tokens)
+        if compacted:
+            self._metrics.compactions.add(time.perf_counter() - started, "hard" if excess_tokens else "soft")
+        return compacted
+
+    async def store(self, topic: Topic, conversation: Conversation, upto: int) -> bool:
+        """Make everything before `upto` durable in the log; False if that failed (it will be tried again later)."""
+        async with topic.storing:
+            if upto <= conversation.stored:
+                return True
+            if time.monotonic() < self._retry_at.get(topic.id, 0.0):
+                return False
+            try:
+                await self._append(topic, conversation, upto)
+            except MemdError as error:
+                self._back_off(topic, error)
+                return False
+            self._failures.pop(topic.id, None)
+            topic.buffer.mark(conversation, stored=upto)
+        await topic.save()
+        self._indexer.look_after(topic)
+        return True
+
+    async def hand_over(self, topic: Topic, opened: Conversation) -> None:
+        """As a conversation opens, store what the topic's others have finished; waits `handover_ms` at most."""
+        finished = [
+            (other, end)
+            for other in topic.buffer.conversations()
+            if other is not opened and not other.abandoned
+            for end in [compaction.finished_end(other)]
+            if end > other.stored
+        ]
+        if finished:
+            work = self._tasks.spawn(self._store_all(topic, finished), "hand-over")
+            await asyncio.wait({work}, timeout=self._config.buffer.handover_ms / 1000)
+
+    async def append_corrections(self, topic: Topic, drafts: Sequence[Draft]) -> list[Entry]:
+        """Append the entries of one request's corrections, durably and as one group; they are returned.
+
+        Raises:
+            StoreError: nothing was written.
+        """
+        entries = await topic.write(lambda: topic.log.append(drafts))
+        self._events.tell(
+            "corrected", {"topic_id": topic.id, "canonical_ids": tuple(entry.canonical_id for entry in entries)}
+        )
+        self._indexer.look_after(topic)
+        return entries
+
+    def compact_later(self, topic: Topic, conversation: Conversation) -> None:
+        """Run a compaction in the background unless one of this conversation is waiting or running already."""
+        if conversation.id not in self._compacting:
+            self._compacting.add(conversation.id)
+            topic.hold()
+            self._tasks.spawn(self._compact_in_background(topic, conversation), "compaction")
+
+    # -- what time asks for -------------------------------------------------------------------------------------
+
+    async def tend(self, topics: Topics) -> None:
+        """Store idle conversations, close surplus ones, force journals to disk, let idle topics go.
+
+        Runs until cancelled.
+        """
+        synced_at = unloaded_at = time.monotonic()
+        while True:
+            await asyncio.sleep(TEND_SECONDS)
+            sync_due = time.monotonic() - synced_at >= self._config.buffer.journal_fsync_seconds
+            for topic in topics.opened():
+                with topic.held():
+                    await self._tend_topic(topic)
+                    if sync_due:
+                        await topic.save(sync=True)
+            if sync_due:
+                synced_at = time.monotonic()
+            if time.monotonic() - unloaded_at >= min(UNLOAD_SECONDS, self._config.store.topic_idle_seconds):
+                await topics.let_idle_go()
+                unloaded_at = time.monotonic()
+
+    # -- private ------------------------------------------------------------------------------------------------
+
+    async def _compacted(self, topic: Topic, conversation: Conversation, excess_tokens: int) -> bool:
+        fraction = self._config.compaction.fraction
+        cut = compaction.choose_cut(conversation, fraction=fraction, excess_tokens=excess_tokens)
+        if cut is not None and not await self.store(topic, conversation, cut):
+            stored = (place for place in compaction.cut_positions(conversation) if place <= conversation.stored)
+            cut = max(stored, default=None)
+        if cut is None:
+            return False
+        if cut > conversation.left_out:
+            topic.buffer.mark(conversation, left_out=cut)
+            await topic.rewrite_journal()
+        return True
+
+    async def _compact_in_background(self, topic: Topic, conversation: Conversation) -> None:
+        try:
+            await self.compact(topic, conversation)
+        finally:
+            self._compacting.discard(conversation.id)
+            topic.release()
+
+    async def _store_all(self, topic: Topic, finished: Sequence[tuple[Conversation, int]]) -> None:
+        for conversation, end in finished:
+            await self.store(topic, conversation, end)
+
+    async def _append(self, topic: Topic, conversation: Conversation, upto: int) -> None:
+        messages = [(item.digest, item.message) for item in conversation.messages[conversation.stored : upto]]
+        tokens, started = conversation.tokens_between(conversation.stored, upto), time.perf_counter()
+
+        def drafted() -> tuple[list[Draft], Counter[str]]:
+            runs = unstored_runs(topic.log, messages, self._redactor)
+            drafts = self._drafter.drafts(topic.log, runs)
+            return drafts, self._redactor.marks([source.text for run in runs for source in run])
+
+        loop = asyncio.get_running_loop()
+        drafts, redacted = await loop.run_in_executor(self._encoder.ingestion, drafted)
+        if drafts:
+            await topic.write(lambda: topic.log.append(drafts))
+            self._events.tell("stored", {"topic_id": topic.id, "chunks": len(drafts)})
+        if drafts and redacted:
+            self._redactor.tell(redacted)
+            log.info(
+                "stored, redacted", extra={"topic": topic.id, "chunks": len(drafts), "redacted": tallied(redacted)}
+            )
+        self._metrics.ingestions.add(time.perf_counter() - started)
+        self._metrics.ingested_tokens.add(count=tokens)
+        self._metrics.ingested_chunks.add(count=len(drafts))
+
+    def _back_off(self, topic: Topic, error: MemdError) -> None:
+        failures = self._failures[topic.id] = self._failures.get(topic.id, 0) + 1
+        pause = min(BACKOFF_SECONDS_MAX, self._config.compaction.retry_seconds * 2 ** (failures - 1))
+        self._retry_at[topic.id] = time.monotonic() + pause
+        self._metrics.errors.add("store")
+        fields = {"topic": topic.id, "retry_seconds": pause, "error": error}
+        log.warning("storing failed and is tried again, nothing is lost", extra=fields)
+
+    async def _tend_topic(self, topic: Topic) -> None:
+        conversations = topic.buffer.conversations()
+        surplus = len(conversations) - self._config.conversation.max_open
+        idle_before = time.time() - self._config.buffer.idle_seconds
+        for index, conversation in enumerate(conversations):
+            closing = index < surplus
+            due = closing or conversation.used_at < idle_before
+            if due and not conversation.abandoned and conversation.stored < len(conversation):
+                await self.store(topic, conversation, len(conversation))
+            if closing and (conversation.abandoned or conversation.stored == len(conversation)):
+                topic.buffer.close(conversation)
+        if surplus > 0:
+            await topic.rewrite_journal()
+        self._indexer.look_after(topic)

@@ -1,0 +1,312 @@
+"""`memd import`: lines of `memd export` and conversations become entries of the log.
+
+Rule: a line is imported whole or not at all, lines in their order, and what is in the log already is left out; so an
+import that was interrupted is resumed by doing it again. Vectors are made anew. A chunk that an export speaks of keeps
+its uuid, its history and its place in time (`origin_id`); only its canonical ids are new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Raw
+
+from memd.assets import ranks_bytes
+from memd.conversation.tokens import TokenCounter, cl100k_base
+from memd.entries import (
+    DEFAULT_TOPIC_ID,
+    PUBLIC_ID_DIGITS_MIN,
+    UTILITY_RATIO,
+    Draft,
+    Entry,
+    Status,
+    Vector,
+    checked_topic_id,
+    clamp_utility_steps,
+    utility_multiplier,
+)
+from memd.errors import BadImport, BadRequestBody, BadTopicId
+from memd.ingest.offline import Advanced, append_and_seal, ignore_progress, opened
+from memd.ingest.pipeline import Drafter, unstored_runs
+from memd.ingest.redaction.redactor import Redactor
+from memd.messages import Message, chain_all, leading_count
+from memd.settings.model import Config
+from memd.store.store import Store
+from memd.wire.chat.message import parse_message
+
+GROUP_ENTRIES = 256
+"""Entries of an export that are appended with one fsync: about three seconds of embedding."""
+STRETCH_MESSAGES = 64
+"""Messages of a conversation after which the next user message begins a new append."""
+_VECTORS_KEPT = 4096  # the corrections of a chunk repeat its text, and a piece is often a chunk
+_ID_MAX = 1 << 53
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+Hex = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+Identity = Annotated[int, Meta(gt=0, le=_ID_MAX)]
+
+
+class Counts(msgspec.Struct):
+    """What an import did."""
+
+    lines: int = 0
+    entries: int = 0
+    """Of exports: appended."""
+    entries_known: int = 0
+    conversations: int = 0
+    chunks: int = 0
+    """Of conversations: appended."""
+    messages_known: int = 0
+    """Of conversations: messages whose text is in the log already, and those that are not remembered at all."""
+    redacted: Counter[str] = msgspec.field(default_factory=Counter)
+    """By the name of the pattern: secrets that were replaced in what was appended."""
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of `memd export`; `live` and what a later version adds is not needed."""
+
+    id: str
+    uuid: Hex
+    topic_id: str
+    canonical_id: Identity
+    origin_id: Identity
+    status: Literal["Active", "Deprecated"]
+    utility_multiplier: Annotated[float, Meta(gt=0)]
+    created_at: datetime
+    content: str
+    roles: tuple[str, ...]
+    kind: str
+    source: str | None
+    supersedes: tuple[Hex, ...]
+    action: str | None
+    reason: str | None
+
+
+class _Members(msgspec.Struct, frozen=True):
+    """What tells the kinds of lines apart."""
+
+    uuid: Raw = Raw()
+    messages: Raw = Raw()
+
+
+_line_decoder = msgspec.json.Decoder(_Line)
+_members_decoder = msgspec.json.Decoder(_Members)
+_list_decoder = msgspec.json.Decoder(list[Raw])
+
+
+def import_file(config: Config, path: Path, *, topic_id: str | None, advanced: Advanced = ignore_progress) -> Counts:
+    """Import a file into the log of `config.data_dir`; see `Importer`.
+
+    Raises:
+        StoreLocked: a daemon is running on it.
+        MemdError: see `Importer.run`.
+    """
+    counter = TokenCounter(cl100k_base(ranks_bytes()))
+    with opened(config) as (store, embedder):
+        importer = Importer(store, config, counter, embedder.embed, topic_id=topic_id)
+        importer.run(path, advanced)
+        return importer.counts
+
+
+class Importer:
+    """One import into an open store. `counts` may be read at any time."""
+
+    def __init__(
+        self,
+        store: Store,
+        config: Config,
+        counter: TokenCounter,
+        embed: Callable[[str], Vector],
+        *,
+        topic_id: str | None = None,
+    ) -> None:
+        """`topic_id`: where everything goes; None: entries to the topics they came from, conversations to `default`.
+
+        Raises:
+            BadTopicId: not a topic name.
+        """
+        self.counts = Counts()
+        self._store = store
+        self._embed = lru_cache(_VECTORS_KEPT)(embed)
+        # Nobody waits for an import: all boundaries are found, none is cut by the clock.
+        self._drafter = Drafter(config, counter, self._embed, budget_seconds=math.inf)
+        self._redactor = Redactor.of(config.ingest)
+        self._topic_id = checked_topic_id(topic_id) if topic_id is not None else None
+        self._pending: list[Draft] = []
+        self._pending_topic_id = ""
+        self._histories: dict[tuple[str, bytes], list[bytes] | None] = {}
+        """By topic and chunk: the states that the log had and the file has not come to yet; None once the file has gone
+        beyond them."""
+
+    def run(self, path: Path, advanced: Advanced = ignore_progress) -> None:
+        """Import a file; `advanced` is told the bytes done and to do.
+
+        Raises:
+            BadImport: a line cannot be imported; those before it are, those behind it are not.
+            MemdError: as before, because of the model or the disk.
+        """
+        try:
+            with path.open("rb") as file:
+                size, done = path.stat().st_size, 0
+                for number, line in enumerate(file, 1):
+                    self._line(line, f"{path}, line {number}")
+                    done += len(line)
+                    advanced(done, size)
+        except OSError as error:
+            raise BadImport(f"{path}: cannot be read ({error.strerror or error}); name another file") from error
+        finally:
+            self._flush()
+
+    def _line(self, line: bytes, name: str) -> None:
+        if not line.strip():
+            return
+        try:
+            parsed = _parsed(line)
+        except (ValueError, RecursionError, BadRequestBody, BadTopicId) as error:
+            raise BadImport(
+                f"{name}: is neither an entry of `memd export` nor a conversation (an array of messages, or an object "
+                f"with `messages`): {error}; what stands before it is imported: correct it and import the file again"
+            ) from error
+        if isinstance(parsed, list):
+            self._conversation(parsed)
+        else:
+            self._entry(*parsed)
+        self.counts.lines += 1
+
+    # -- entries of an export -----------------------------------------------------------------------------------
+
+    def _entry(self, topic_id: str, draft: Draft) -> None:
+        topic_id = self._topic_id or topic_id
+        told, draft = draft, self._redactor.draft(draft)  # here too: it is known by what the log has of it
+        if self._is_known(topic_id, draft):
+            self.counts.entries_known += 1
+            return
+        self.counts.redacted += self._redactor.replaced(told, draft)
+        if draft.status is Status.ACTIVE:
+            vector = self._embed(draft.content).astype("<f4").tobytes()
+            draft = msgspec.structs.replace(draft, vector=vector)
+        # Entries of different topics keep the order that they have in the file.
+        if topic_id != self._pending_topic_id or len(self._pending) >= GROUP_ENTRIES:
+            self._flush()
+            self._pending_topic_id = topic_id
+        self._pending.append(draft)
+        assert draft.origin_id is not None, "an export tells it"
+        self._store.saw_canonical_id(draft.origin_id)
+
+    def _is_known(self, topic_id: str, draft: Draft) -> bool:
+        """Whether the log has this state of the chunk, and no line before it that the log has not.
+
+        A chunk may be in one state several times (praised, blamed, praised): states are compared in order.
+        """
+        key = topic_id, draft.uuid
+        if key not in self._histories:
+            snapshot = self._store.topic(topic_id).snapshot()
+            self._histories[key] = [_state(entry) for entry in snapshot.history(draft.uuid)]
+        ahead = self._histories[key]
+        state = _state(draft)
+        if ahead is None or state not in ahead:
+            self._histories[key] = None
+            return False
+        self._histories[key] = ahead[ahead.index(state) + 1 :]
+        return True
+
+    def _flush(self) -> None:
+        pending, self._pending = self._pending, []
+        if pending:
+            append_and_seal(self._store.topic(self._pending_topic_id), pending)
+            self.counts.entries += len(pending)
+
+    # -- conversations ------------------------------------------------------------------------------------------
+
+    def _conversation(self, messages: Sequence[Message]) -> None:
+        self._flush()
+        said = messages[leading_count(messages) :]
+        digests = chain_all(message.content_digest for message in said)
+        topic = self._store.topic(self._topic_id or DEFAULT_TOPIC_ID)
+        for stretch in _stretches(list(zip(digests, said, strict=True))):
+            runs = unstored_runs(topic, stretch, self._redactor)
+            self.counts.messages_known += len(stretch) - sum(map(len, runs))
+            drafts = self._drafter.drafts(topic, runs)
+            append_and_seal(topic, drafts)
+            self.counts.chunks += len(drafts)
+            self.counts.redacted += self._redactor.marks([source.text for run in runs for source in run])
+        self.counts.conversations += 1
+
+
+def _parsed(line: bytes) -> list[Message] | tuple[str, Draft]:
+    """A conversation, or an entry, without its vector, with its topic.
+
+    Raises:
+        ValueError, RecursionError, BadRequestBody, BadTopicId: it is neither.
+    """
+    if line.lstrip().startswith(b"{"):
+        members = _members_decoder.decode(line)
+        if bytes(members.uuid):
+            told = _line_decoder.decode(line)
+            return checked_topic_id(told.topic_id), _as_draft(told)
+        line = bytes(members.messages)
+        if not line:
+            raise BadRequestBody("it has neither `uuid` nor `messages`")
+    messages = [parse_message(raw) for raw in _list_decoder.decode(line)]
+    if not all(message.role for message in messages):
+        raise BadRequestBody("a message has no role")
+    return messages
+
+
+def _stretches(messages: Sequence[tuple[bytes, Message]]) -> list[list[tuple[bytes, Message]]]:
+    """What is appended at a time: a chunk never crosses two stretches, so they begin where a turn does."""
+    stretches: list[list[tuple[bytes, Message]]] = []
+    for digest, message in messages:
+        if not stretches or (message.role == "user" and len(stretches[-1]) >= STRETCH_MESSAGES):
+            stretches.append([])
+        stretches[-1].append((digest, message))
+    return stretches
+
+
+def _as_draft(line: _Line) -> Draft:
+    """The entry without its vector.
+
+    Raises:
+        ValueError: the line contradicts itself.
+    """
+    steps = clamp_utility_steps(round(math.log(line.utility_multiplier, UTILITY_RATIO)))
+    if not math.isclose(utility_multiplier(steps), line.utility_multiplier, rel_tol=1e-6):
+        raise ValueError(
+            f"utility_multiplier {line.utility_multiplier} is no power of {UTILITY_RATIO}, or out of range"
+        )
+    if not (line.uuid.startswith(line.id) and len(line.id) >= PUBLIC_ID_DIGITS_MIN):
+        raise ValueError(f"id {line.id!r} is not the beginning of uuid {line.uuid}")
+    if line.origin_id > line.canonical_id or line.created_at.tzinfo is None:
+        raise ValueError("origin_id is above canonical_id, or created_at without its time zone")
+    return Draft(
+        uuid=bytes.fromhex(line.uuid),
+        content=line.content if line.status == "Active" else "",
+        vector=b"",
+        status=Status[line.status.upper()],
+        utility_steps=steps,
+        created_at=(line.created_at - _EPOCH) // timedelta(microseconds=1),
+        roles=line.roles,
+        kind=line.kind,
+        source=line.source,
+        supersedes=tuple(map(bytes.fromhex, line.supersedes)),
+        action=line.action,
+        reason=line.reason,
+        public_id=line.id,
+        origin_id=line.origin_id,
+    )
+
+
+def _state(entry: Entry | Draft) -> bytes:
+    """What an export tells of an entry, its names aside, in 16 bytes."""
+    content = entry.content if entry.status is Status.ACTIVE else ""
+    told = (content, entry.status, entry.utility_steps, entry.created_at, entry.origin_id, entry.roles, entry.kind)
+    why = (entry.source, entry.supersedes, entry.action, entry.reason)
+    return hashlib.blake2b(msgspec.msgpack.encode((told, why)), digest_size=16).digest()

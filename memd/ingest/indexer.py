@@ -1,0 +1,119 @@
+"""Builds the indexes of full segments, merges them, and keeps the lexical one up: work that nobody waits for.
+
+Rule: at low priority, in threads of its own, standing back while a request is being answered. Whatever fails is tried
+again later, and meanwhile everything is found all the same, only slower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from memd.embedding.priority import RightOfWay
+from memd.errors import StoreError
+from memd.ingest.topics import Topic
+from memd.settings.model import Retrieval
+from memd.telemetry.metrics import Metrics
+from memd.telemetry.tasks import Tasks
+
+log = logging.getLogger("memd")
+
+RETRY_SECONDS = 300.0
+NICENESS = 10
+
+
+class Indexer:
+    """Seals one segment, merges one group of indexes and takes in the words of one topic at a time."""
+
+    def __init__(self, tasks: Tasks, right_of_way: RightOfWay, settings: Retrieval, metrics: Metrics) -> None:
+        self._tasks = tasks
+        self._right_of_way = right_of_way
+        self._recall_budget_ms = settings.recall_budget_ms
+        self._has_words = settings.lexical_weight > 0
+        self._sealer = _background_thread("memd-seal")
+        self._worder = _background_thread("memd-words")
+        self._merger = _background_thread("memd-merge")
+        self._under_way: set[str] = set()
+        self._closing = False
+        self._metrics = metrics
+
+    @property
+    def under_way(self) -> int:
+        """How many works have begun, wait for their thread or for their next attempt."""
+        return len(self._under_way)
+
+    def look_after(self, topic: Topic) -> None:
+        """Begin whatever the topic's indexes need, unless it is under way."""
+        for segment_id in topic.log.unsealed():
+            name = f"seal {topic.id}/{segment_id}"
+            self._begin(name, topic, lambda number=segment_id: self._seal(topic, number))  # type: ignore[misc]  # mypy cannot infer the default's type
+        if topic.log.due_merge(self._recall_budget_ms) is not None:
+            self._begin(f"merge {topic.id}", topic, lambda: self._merge(topic))
+        if self._has_words and topic.log.has_unindexed_words:
+            self._begin(f"words {topic.id}", topic, lambda: self._index_words(topic))
+
+    def close(self) -> None:
+        """End the threads: a segment at hand is finished, a merge or words at hand begin anew after the next start."""
+        self._closing = True
+        self._worder.shutdown(wait=True, cancel_futures=True)
+        self._merger.shutdown(wait=True, cancel_futures=True)
+        self._sealer.shutdown(wait=True, cancel_futures=True)
+
+    def _begin(self, name: str, topic: Topic, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if name not in self._under_way:
+            self._under_way.add(name)
+            topic.hold()
+            self._tasks.spawn(self._done(name, topic, work()), name)
+
+    async def _done(self, name: str, topic: Topic, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except StoreError as error:
+            self._metrics.errors.add("index")
+            fields = {"work": name, "retry_seconds": RETRY_SECONDS, "error": error}
+            log.error("work on an index failed and is tried again, nothing is lost", extra=fields)
+            await asyncio.sleep(RETRY_SECONDS)
+        except _ClosingError:
+            pass
+        finally:
+            self._under_way.discard(name)
+            topic.release()
+
+    async def _seal(self, topic: Topic, segment_id: int) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._sealer, topic.log.seal, segment_id)
+        self.look_after(topic)
+
+    async def _merge(self, topic: Topic) -> None:
+        while segment_ids := topic.log.due_merge(self._recall_budget_ms):
+            log.info("merging indexes", extra={"topic": topic.id, "segments": len(segment_ids)})
+            await asyncio.get_running_loop().run_in_executor(
+                self._merger, topic.log.merge, segment_ids, self._stand_back
+            )
+
+    async def _index_words(self, topic: Topic) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._worder, topic.log.index_words, self._stand_back)
+
+    def _stand_back(self) -> None:
+        if self._closing:
+            raise _ClosingError
+        self._right_of_way.give()
+
+
+class _ClosingError(Exception):
+    """The daemon ends: a merge, which may take minutes, is given up."""
+
+
+def _background_thread(name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=name, initializer=_be_nice)
+
+
+def _be_nice() -> None:
+    # On Linux a thread has a priority of its own; elsewhere this is not possible, and only the standing back remains.
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -1,0 +1,58 @@
+"""The log for a command that appends to it while no daemon runs.
+
+Rule: the lock is held from the first look at the log to the last write, so a running daemon and such a command exclude
+each other. What is appended is durable at once; full segments get their index before the command goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from memd.embedding.fastembed import Embedder, load_embedder
+from memd.entries import Draft
+from memd.ingest.redaction.checked import checked_by
+from memd.ingest.redaction.redactor import Redactor
+from memd.settings.model import Config
+from memd.store.store import Store, TopicLog
+
+Advanced = Callable[[int, int], None]
+"""Told again and again how much is done and how much there is to do altogether."""
+
+
+def ignore_progress(done: int, total: int) -> None:
+    """The `Advanced` for when nobody looks."""
+
+
+@contextmanager
+def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
+    """The store of `config.data_dir` and the model that its settings name.
+
+    Raises:
+        StoreLocked: a daemon is running on it.
+        MemdError: the model cannot be loaded, or the directory not be used.
+    """
+    embedder = load_embedder(config.embedding.model, config.embedding.threads)
+    redactor = Redactor.of(config.ingest)
+    store = Store.open(
+        config.data_dir,
+        dimension=embedder.dimension,
+        fingerprint=embedder.fingerprint,
+        segment_entries_max=config.segment.max_entries,
+        checked=checked_by(redactor, embedder.embed),
+    )
+    try:
+        yield store, embedder
+    finally:
+        store.close()
+
+
+def append_and_seal(topic: TopicLog, drafts: Sequence[Draft]) -> None:
+    """Append one group, then build the index of the segments that it has filled.
+
+    Raises:
+        StoreError: the group was not stored, or an index not be written; the next start of memd builds that again.
+    """
+    topic.append(drafts)
+    for segment_id in topic.unsealed():
+        topic.seal(segment_id)

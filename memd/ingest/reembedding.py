@@ -1,0 +1,61 @@
+"""`memd reembed`: after a change of the embedding model, what the former one wrote is found again.
+
+Rule: nothing in the log is changed; of every live chunk whose present entry another model embedded, a copy with a new
+vector is appended. A chunk that has its copy is not looked at again, so an interrupted run is resumed by another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from memd.entries import Draft, Vector
+from memd.errors import StoreError
+from memd.ingest.offline import Advanced, append_and_seal, ignore_progress, opened
+from memd.settings.model import Config
+from memd.store.store import Store
+
+GROUP_CHUNKS = 256
+"""Appended with one fsync: about three seconds of embedding."""
+
+
+def reembed(config: Config, advanced: Advanced = ignore_progress) -> tuple[int, list[StoreError]]:
+    """Embed again what needs it in all topics of `config.data_dir`; see `reembed_topics`.
+
+    Raises:
+        StoreLocked: a daemon is running on it.
+        MemdError: see `reembed_topics`.
+    """
+    with opened(config) as (store, embedder):
+        return reembed_topics(store, embedder.embed, advanced)
+
+
+def reembed_topics(
+    store: Store, embed: Callable[[str], Vector], advanced: Advanced = ignore_progress
+) -> tuple[int, list[StoreError]]:
+    """How many chunks were embedded again, and what could not be read.
+
+    Raises:
+        EmbeddingError, StoreError: the model failed or a write did; what was appended before stays.
+    """
+    topics = [store.topic(topic_id) for topic_id in store.topic_ids() if store.has_other_model(topic_id)]
+    total = sum(len(rows) for topic in topics for _, rows in topic.unsearched())
+    done = 0
+    problems: list[StoreError] = []
+    for topic in topics:
+        for view, rows in topic.unsearched():
+            for start in range(0, len(rows), GROUP_CHUNKS):
+                drafts: list[Draft] = []
+                for row in rows[start : start + GROUP_CHUNKS].tolist():
+                    try:
+                        entry = view.segment.read(view.rows[row])
+                    except StoreError as error:
+                        problems.append(error)
+                        continue
+                    vector = embed(entry.content).astype("<f4").tobytes()
+                    drafts.append(msgspec.structs.replace(entry.as_draft(), vector=vector))
+                    advanced(done + len(drafts), total)
+                append_and_seal(topic, drafts)
+                done += len(drafts)
+    return done, problems

@@ -1,0 +1,266 @@
+"""The topics in use: each one's log, hot buffer and journal, opened once and kept together.
+
+Rule: the buffer is touched on the event loop only; the log and the journal are written in the one writer thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+import msgspec
+
+from memd.conversation.events import Event, decode_event, encode_event
+from memd.conversation.hot_buffer import HotBuffer
+from memd.entries import checked_topic_id
+from memd.errors import StoreError
+from memd.ingest.redaction.redactor import Redactor
+from memd.settings.model import Config
+from memd.store.log.journal import Journal, peek
+from memd.store.store import Store, TopicLog
+
+log = logging.getLogger("memd")
+Result = TypeVar("Result")
+
+
+class Topic:
+    """One topic while the daemon runs. `trouble` is the last write error, None once a write has succeeded again."""
+
+    def __init__(
+        self,
+        log_: TopicLog,
+        buffer: HotBuffer,
+        journal: Journal,
+        writer: ThreadPoolExecutor,
+        redactor: Redactor,
+        *,
+        journal_behind: bool = False,
+    ) -> None:
+        """`journal_behind`: the file has to be written anew, as the buffer is."""
+        self.id = log_.topic_id
+        self.log = log_
+        self.buffer = buffer
+        self.trouble: StoreError | None = None
+        self.storing = asyncio.Lock()
+        """Held while messages are stored: branches share messages, and each must see what the other has stored."""
+        self._journal = journal
+        self._redactor = redactor
+        self._journal_behind = (
+            journal_behind  # events were lost to a failed write: only a rewrite brings the file up to date
+        )
+        self._journal_unsynced = False
+        self._writer = writer
+        self._holders = 0
+        self._used_at = time.monotonic()
+
+    def hold(self) -> None:
+        """Keep the topic open until `release`."""
+        self._holders += 1
+
+    def release(self) -> None:
+        """End one `hold`."""
+        self._holders -= 1
+        self._used_at = time.monotonic()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the topic open while the block runs, without counting as a use of it."""
+        self._holders += 1
+        try:
+            yield
+        finally:
+            self._holders -= 1
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long nobody has used it; 0 while somebody does."""
+        return 0.0 if self._holders else time.monotonic() - self._used_at
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether nothing would be lost without the topic in memory."""
+        return not self._journal_behind and not self._journal_unsynced and not self.buffer.has_unstored
+
+    async def write(self, work: Callable[[], Result]) -> Result:
+        """Run `work` in the writer thread; remembers whether the disk takes writes.
+
+        Raises:
+            StoreError: whatever `work` raised.
+        """
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(self._writer, work)
+        except StoreError as error:
+            if self.trouble is None:
+                log.error("writing failed", extra={"topic": self.id, "error": error})
+            self.trouble = error
+            raise
+        if self.trouble is not None:
+            log.info("writing works again", extra={"topic": self.id})
+        self.trouble = None
+        return result
+
+    async def save(self, *, sync: bool = False) -> None:
+        """Journal what changed in the buffer. A failure is remembered and made good by the next save that succeeds."""
+        events = self.buffer.take_unsaved()
+        if not events and not (self._journal_behind or (sync and self._journal_unsynced)):
+            return
+        if self._journal_behind:
+            await self.rewrite_journal()
+            return
+        self._journal_unsynced = not sync
+
+        def append() -> None:
+            if events:
+                self._journal.append(self._payloads(events))
+            if sync:
+                self._journal.sync()
+
+        try:
+            await self.write(append)
+        except StoreError:
+            self._journal_behind = True
+
+    async def rewrite_journal(self) -> None:
+        """Replace `hot.log` by the shortest journal of the present buffer, durably."""
+        self.buffer.take_unsaved()  # contained in what is written now
+        events = self.buffer.as_events()
+        self._journal_unsynced = False
+        try:
+            await self.write(lambda: self._journal.rewrite(self._payloads(events)))
+            self._journal_behind = False
+        except StoreError:
+            self._journal_behind = True
+
+    def close(self) -> None:
+        """Close the journal's file, in the writer thread."""
+        self._journal.close()
+
+    def _payloads(self, events: Sequence[Event]) -> list[bytes]:
+        """What the journal keeps of these events, in the writer thread; they are values that nobody changes."""
+        return [encode_event(self._redactor.event(event)) for event in events]
+
+
+class Topics:
+    """Opens topics on first use."""
+
+    def __init__(self, store: Store, config: Config, writer: ThreadPoolExecutor, redactor: Redactor) -> None:
+        self._store = store
+        self._redactor = redactor
+        self._config = config
+        self._writer = writer
+        self._open: dict[str, Topic] = {}
+        self._opening: dict[str, asyncio.Future[Topic]] = {}
+
+    async def wake(self) -> Topic | None:
+        """Open topics with something to do or to say: unstored turns, no index yet, another model's chunks, a journal
+        that is to be redacted.
+
+        Returns the topic that was used last, opened too: it will most likely be the next one to be asked for.
+        """
+        loop = asyncio.get_running_loop()
+        used_last: tuple[float, str] | None = None
+        for topic_id in self._store.topic_ids():
+            try:
+                used_at, has_work = await loop.run_in_executor(None, self._glanced_at, topic_id)
+                if used_at is not None:
+                    used_last = max(used_last or (used_at, topic_id), (used_at, topic_id))
+                if has_work:
+                    await self.get(topic_id)
+            except StoreError as error:
+                log.error("a topic cannot be opened", extra={"topic": topic_id, "error": error})
+        return None if used_last is None else await self.get(used_last[1])
+
+    async def let_idle_go(self) -> None:
+        """Let go the topics that have been idle for long, and sooner where all together take too much memory."""
+        settings = self._config.store
+        memory_bytes = sum(topic.log.stats().memory_bytes for topic in self._open.values())
+        for topic in sorted(self._open.values(), key=lambda topic: -topic.idle_seconds):
+            over = memory_bytes > settings.memory_bytes_max
+            if topic.idle_seconds > 0 and (over or topic.idle_seconds >= settings.topic_idle_seconds):
+                memory_bytes -= topic.log.stats().memory_bytes if await self._let_go(topic) else 0
+
+    def opened(self) -> list[Topic]:
+        """The topics that are open now."""
+        return list(self._open.values())
+
+    async def get(self, topic_id: str) -> Topic:
+        """The topic, opened or created. Concurrent callers share one opening.
+
+        Raises:
+            BadTopicId: not a topic name.
+            StoreError: its files cannot be read or created.
+        """
+        topic = self._open.get(topic_id)
+        if topic is not None:
+            return topic
+        checked_topic_id(topic_id)
+        opening = self._opening.get(topic_id)
+        if opening is None:
+            loop = asyncio.get_running_loop()
+            opening = loop.run_in_executor(self._writer, self._read, topic_id)
+            self._opening[topic_id] = opening
+            opening.add_done_callback(lambda _: self._opening.pop(topic_id, None))
+        topic = await asyncio.shield(opening)
+        return self._open.setdefault(topic_id, topic)
+
+    async def existing(self, topic_id: str) -> Topic | None:
+        """The topic if it is open or on disk; nothing is created."""
+        if topic_id not in self._open:
+            loop = asyncio.get_running_loop()
+            if topic_id not in await loop.run_in_executor(None, self._store.topic_ids):
+                return None
+        return await self.get(topic_id)
+
+    async def _let_go(self, topic: Topic) -> bool:
+        """Close a topic unless something of it would be lost, or somebody came meanwhile."""
+        used_at = topic.idle_seconds
+        await topic.save(sync=True)
+        if not topic.is_on_disk or topic.idle_seconds < used_at:
+            return False
+        del self._open[topic.id]
+
+        def close() -> None:
+            topic.close()
+            self._store.let_go(topic.id)
+
+        # In the thread in which topics are read, so that the next `get` comes after it.
+        await asyncio.get_running_loop().run_in_executor(self._writer, close)
+        log.info("a topic is let go from memory", extra={"topic": topic.id})
+        return True
+
+    def _read(self, topic_id: str) -> Topic:
+        log_ = self._store.topic(topic_id)
+        journal, payloads = Journal.open(log_.hot_path, self._store.files)
+        buffer, is_as_kept = self._buffer_of(topic_id, payloads)
+        for finding in (*log_.findings, *journal.findings):
+            log.warning("found in the log", extra={"topic": topic_id, "finding": finding})
+        return Topic(log_, buffer, journal, self._writer, self._redactor, journal_behind=not is_as_kept)
+
+    def _glanced_at(self, topic_id: str) -> tuple[float | None, bool]:
+        """When the topic's last conversation was used, to judge by its journal, and whether there is work left."""
+        payloads = peek(self._store.journal_of(topic_id), self._store.files)
+        buffer, is_as_kept = self._buffer_of(topic_id, payloads)
+        used_at = max((conversation.used_at for conversation in buffer.conversations()), default=None)
+        has_stored_work = self._store.has_unsealed(topic_id) or self._store.has_other_model(topic_id)
+        return used_at, has_stored_work or buffer.has_unstored or not is_as_kept
+
+    def _buffer_of(self, topic_id: str, payloads: Sequence[bytes]) -> tuple[HotBuffer, bool]:
+        """The buffer that the journal tells of, and whether the journal is as it may be kept (it is not where it was
+        written before redaction was on)."""
+        buffer = HotBuffer(lambda: uuid.uuid4().hex[:12], self._config.corrections.window_turns)
+        events = []
+        for payload in payloads:
+            try:
+                events.append(decode_event(payload))
+            except msgspec.DecodeError as error:
+                fields = {"topic": topic_id, "error": error}
+                log.warning("a record of hot.log is of another version and was left out", extra=fields)
+        kept = [self._redactor.event(event) for event in events]
+        buffer.replay(kept)
+        return buffer, kept == events

@@ -1,0 +1,79 @@
+"""Clients' connections: how many there may be, how slow they may be, and what unreadable requests are answered.
+
+Rule: a client's bad bytes cost it its own connection and one line in the log, never more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from http import HTTPStatus
+
+from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
+
+from memd.proxy.relay import error_response
+from memd.settings.model import Limits
+from memd.telemetry.logging import Content
+
+log = logging.getLogger("memd")
+
+HEADERS_MAX = 1000
+"""Header lines of one request; a browser sends about twenty."""
+BACKLOG = 128
+"""Connections that wait to be taken."""
+
+
+class Connection(web.RequestHandler):
+    """One client's connection."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer what could not be read, or what a handler failed on, in the shape of an API's error."""
+        if not isinstance(exc, BadHttpMessage):
+            super().handle_error(request, status, exc, message)  # says it in the log, with the traceback
+            answer = error_response(500, "memd: something went wrong in memd itself; its log says what", "server_error")
+        else:
+            problem = " ".join(str(exc.message).split())[:200]
+            fields = {"remote": request.remote, "kind": type(exc).__name__, "problem": Content(problem)}
+            log.info("a request cannot be read", extra=fields)
+            too_large = isinstance(exc, LineTooLong) or "Too many headers" in problem
+            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE if too_large else HTTPStatus.BAD_REQUEST
+            answer = error_response(status, f"memd: the request cannot be read: {problem}", "invalid_request_error")
+        answer.force_close()
+        return answer
+
+
+class _Refused(asyncio.Protocol):
+    """A connection that is one too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+async def served(server: web.Server, listener: socket.socket, limits: Limits) -> asyncio.Server:
+    """Take connections on `listener` and hand their requests to `server`, until the result is closed."""
+    loop = asyncio.get_running_loop()
+
+    def connection() -> asyncio.Protocol:
+        if len(server.connections) >= limits.connections_max:
+            fields = {"connections_max": limits.connections_max}
+            log.warning("a connection is refused, there are limits.connections_max", extra=fields)
+            return _Refused()
+        return Connection(
+            server,
+            loop=loop,
+            auto_decompress=False,
+            keepalive_timeout=limits.idle_seconds,  # counts from the start, so it bounds a slow head as well
+            max_line_size=limits.header_bytes_max,
+            max_field_size=limits.header_bytes_max,
+            max_headers=HEADERS_MAX,
+        )
+
+    return await loop.create_server(connection, sock=listener, backlog=BACKLOG)

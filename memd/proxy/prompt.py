@@ -1,0 +1,143 @@
+"""What the model is shown of one request: the visible messages, the blocks between them, and what they cost.
+
+Rule: only looks and composes; nothing here changes a conversation. A position counts in the conversation, an index in
+the request; `offset` and the leading system messages are the difference between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from memd.conversation.conversation import Block, BlockChunk, Buffered, Conversation
+from memd.conversation.hot_buffer import Arrival
+from memd.messages import ROOT_DIGEST, Message
+from memd.recall.block import Placement
+from memd.wire.request import Api, Insertion, ModelRequest
+
+
+class Prompt:
+    """One request's place in its conversation. Marks and blocks are looked up anew each time: they move on."""
+
+    def __init__(self, api: Api, request: ModelRequest, arrival: Arrival, lead: int, standing_tokens: int) -> None:
+        self._api = api
+        self._request = request
+        self._arrival = arrival
+        self._lead = lead
+        self.standing_tokens = standing_tokens
+        """Raw tokens of the leading system messages and the tool definitions."""
+        users = [position for position in self._visible() if self._message(position).role == "user"]
+        self.turn_position = max(users, default=None)
+        """Where the open turn begins; None if no user message is visible."""
+        self._user_positions = {self.conversation.messages[position].digest: position for position in users}
+
+    @property
+    def conversation(self) -> Conversation:
+        """What the request belongs to."""
+        return self._arrival.conversation
+
+    @property
+    def turn_digest(self) -> bytes | None:
+        """The digest of the user message that opened the turn."""
+        return None if self.turn_position is None else self.conversation.messages[self.turn_position].digest
+
+    def user_texts(self) -> Iterator[str]:
+        """What the user said, the open turn first, as far back as it is in the prompt."""
+        for position in reversed(list(self._visible())):
+            message = self._message(position)
+            if message.role == "user":
+                yield message.text
+
+    @property
+    def last_digest(self) -> bytes:
+        """The digest of the request's last message: it stands for the whole list."""
+        return self.conversation.messages[self._arrival.end - 1].digest if self._arrival.end else ROOT_DIGEST
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the turn goes on (a tool loop): its block was computed when it began."""
+        begun = self.turn_position is not None and self.turn_position < self._arrival.end - 1
+        return begun and self.turn_digest in self.conversation.blocks
+
+    @property
+    def has_attachments(self) -> bool:
+        """Whether there are images: what they cost differs from model to model."""
+        return any(message.attachments for message in self._request.messages)
+
+    def visible_digests(self) -> set[bytes]:
+        """The messages that are in the prompt."""
+        return {item.digest for item in self._visible_items()}
+
+    def blocks(self) -> list[tuple[int, Block]]:
+        """The blocks in the prompt, with the positions that they stand before."""
+        found = []
+        for digest, block in self.conversation.blocks.items():
+            position = self._user_positions.get(digest)
+            if block.chunks and position is not None and self._is_visible(position):
+                found.append((position, block))
+        return sorted(found, key=lambda placed: placed[0])
+
+    def chunks(self) -> list[BlockChunk]:
+        """What those blocks show."""
+        return [chunk for _, block in self.blocks() for chunk in block.chunks]
+
+    def block_tokens(self) -> int:
+        """Raw tokens of those blocks."""
+        return sum(block.tokens for _, block in self.blocks())
+
+    def tokens(self) -> int:
+        """Raw tokens of everything."""
+        visible = sum([item.tokens for item in self._visible_items()])
+        return self.standing_tokens + visible + self.block_tokens()
+
+    def body(self, placement: Placement | None) -> bytes:
+        """The body to forward; without a placement it has no memory in it."""
+        insertions = []
+        if placement is not None:
+            insertions = [Insertion(self._index(position), block.text) for position, block in self.blocks()]
+        first = self._lead + self._arrival.head
+        gone = range(first, max(first, self.conversation.left_out - self._arrival.offset + self._lead))
+        return self._api.encode(self._request, leave_out=gone, insertions=insertions, placement=placement or "merged")
+
+    def _visible(self) -> Iterator[int]:
+        """The positions of the request's messages that are in the prompt: a head that the client keeps, and what has
+        not been left out."""
+        yield from range(self._arrival.head)
+        yield from range(self._first_behind_head(), self._arrival.end)
+
+    def _visible_items(self) -> list[Buffered]:
+        messages = self.conversation.messages
+        return messages[: self._arrival.head] + messages[self._first_behind_head() : self._arrival.end]
+
+    def _is_visible(self, position: int) -> bool:
+        return position < self._arrival.head or position >= self._first_behind_head()
+
+    def _first_behind_head(self) -> int:
+        return max(self.conversation.left_out, self._arrival.offset + self._arrival.head)
+
+    def _message(self, position: int) -> Message:
+        return self._request.messages[self._index(position)]
+
+    def _index(self, position: int) -> int:
+        return self._lead + (position if position < self._arrival.head else position - self._arrival.offset)
+
+
+def with_live_turns(api: Api, request: ModelRequest, arrival: Arrival, lead: int) -> tuple[ModelRequest, Arrival]:
+    """A request of a client that sends only what is new, with the turns that are still in the prompt put before it."""
+    live = arrival.conversation.messages[arrival.conversation.left_out : arrival.offset]
+    messages = [item.message for item in live if item.message is not None]
+    assert len(messages) == len(live), "what is not left out has its text"
+    raw = [api.encode_message(message) for message in messages]
+    before = [None, *messages][: len(messages)]
+    continues = [api.continues(message, previous) for message, previous in zip(messages, before, strict=True)]
+    digests = [item.content_digest for item in live]
+    completed = msgspec.structs.replace(
+        request,
+        original=None,
+        raw_messages=[*request.raw_messages[:lead], *raw, *request.raw_messages[lead:]],
+        messages=[*request.messages[:lead], *messages, *request.messages[lead:]],
+        continues=[*request.continues[:lead], *continues, *request.continues[lead:]],
+        digests=[*request.digests[:lead], *digests, *request.digests[lead:]],
+    )
+    return completed, msgspec.structs.replace(arrival, offset=arrival.offset - len(live))

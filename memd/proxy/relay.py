@@ -1,0 +1,254 @@
+"""Bytes between client and upstream: requests passed on as they came, answers streamed back, replies captured aside.
+
+Rule: what memd does not have to change passes unchanged. A client that leaves ends the upstream request at once (the
+handler is cancelled); an upstream that dies in mid-answer ends the client's stream abnormally, never with a clean end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Iterator
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
+
+from memd.admin.access import headers_with_token
+from memd.errors import UpstreamError
+from memd.proxy.upstream.client import HOP_BY_HOP, NOT_FORWARDED, Upstream
+from memd.settings.model import Config
+from memd.telemetry.logging import Content
+from memd.telemetry.request_log import Turn, turn_of
+from memd.wire.capture import Capture, Reply
+from memd.wire.chat.api import CHAT
+from memd.wire.request import Api
+from memd.wire.sideband import MemoryOut, splice_memory_out_json
+from memd.wire.sse import MemoryOutSplicer
+
+log = logging.getLogger("memd")
+
+NO_REPLY = Reply(message=None)
+OWN_REQUEST_HEADERS = ("x-memory-mode", "x-memory-session", "x-memory-history", "x-memory-token")
+READ_WHOLE_BYTES_MAX = 4 << 20
+"""A body that passes through is forwarded at once up to here. In parts most take longer, 2 MB from one client one and
+a half times (bench/NOTES.md, 2026-11-22), and none can be sent again where the upstream has closed a pooled
+connection."""
+_ADDED_HEADERS = ("Content-Type", "Date", "Server")
+"""What aiohttp adds to an answer that lacks it."""
+
+
+def forwarded_headers(request: web.BaseRequest, config: Config) -> CIMultiDict[str]:
+    """The client's headers without the hop-by-hop ones (those that `Connection` names included) and memd's own."""
+    named = {name.strip().lower() for value in request.headers.getall("Connection", []) for name in value.split(",")}
+    dropped = NOT_FORWARDED.union(named, OWN_REQUEST_HEADERS, headers_with_token(request, config.auth.token))
+    spelled: dict[str, str] = {}  # the client library drops all but the last of two that differ in case
+    headers: CIMultiDict[str] = CIMultiDict()
+    for name, value in _named(request.raw_headers):
+        if name.lower() not in dropped:
+            headers.add(spelled.setdefault(name.lower(), name), value)
+    return headers
+
+
+async def pass_through(
+    request: web.Request,
+    headers: CIMultiDict[str],
+    upstream: Upstream,
+    target: str,
+    *,
+    idle_seconds: float,
+    extra: list[tuple[str, str]] | None = None,
+) -> web.StreamResponse:
+    """Forward any request as it is, and answer with what comes back; a large body is streamed."""
+    body: AsyncIterator[bytes] | bytes | None = None
+    if request.can_read_body:
+        size = request.content_length
+        if size is not None and size <= READ_WHOLE_BYTES_MAX:
+            body = b"".join([part async for part in parts_in(request, idle_seconds)])
+        else:
+            body = parts_in(request, idle_seconds)
+        if size is not None:
+            headers["Content-Length"] = str(size)
+    answer = await upstream.send(request.method, target, headers, body)
+    async with answer:
+        return await relay(request, answer, extra or [])
+
+
+async def relay(
+    request: web.Request, answer: aiohttp.ClientResponse, extra: list[tuple[str, str]]
+) -> web.StreamResponse:
+    """Stream an answer back without looking at it."""
+    response = prepared(answer, extra, body_changes=False)
+    await response.prepare(request)
+    try:
+        async for part in parts_of(answer, turn_of(request)):
+            await response.write(part)
+    except BrokenAnswer as error:
+        break_off(request, error)
+        return response
+    await response.write_eof()
+    return response
+
+
+async def parts_in(request: web.BaseRequest, idle_seconds: float) -> AsyncIterator[bytes]:
+    """A request's body as it comes; a client that sends nothing for that long loses its connection."""
+    while True:
+        try:
+            async with asyncio.timeout(idle_seconds):
+                part = await request.content.readany()
+        except TimeoutError:
+            fields = {"method": request.method, "path": Content(request.path), "seconds": idle_seconds}
+            log.warning("a client sends no more of a body", extra=fields)
+            if request.transport is not None:
+                request.transport.abort()
+            raise
+        if not part:
+            return
+        yield part
+
+
+class BrokenAnswer(UpstreamError):
+    """The upstream died in the middle of an answer."""
+
+
+async def parts_of(answer: aiohttp.ClientResponse, turn: Turn) -> AsyncIterator[bytes]:
+    """An answer's body as it comes.
+
+    Raises:
+        BrokenAnswer: it ended before its end.
+    """
+    while True:
+        try:
+            part = await answer.content.readany()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise BrokenAnswer(type(error).__name__) from error  # its text quotes what could not be read
+        turn.answering()
+        if not part:
+            return
+        yield part
+
+
+class ModelRelay:
+    """Streams a model's answer back, adds `memory_out`, and captures the reply; `reply` may be asked at any time."""
+
+    def __init__(self, api: Api, request: web.Request, answer: aiohttp.ClientResponse, bytes_max: int) -> None:
+        self._api = api
+        self._request = request
+        self._answer = answer
+        self._bytes_max = bytes_max
+        self._capture: Capture | None = None
+        self._whole: Reply | None = None
+        self._broken = False
+
+    @property
+    def reply(self) -> Reply:
+        """The reply as far as it came; marked interrupted unless the upstream finished it."""
+        if self._capture is not None:
+            return self._capture.reply(interrupted=self._broken or not self._capture.finished)
+        return self._whole or NO_REPLY
+
+    async def run(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
+        """Pass the answer on to its end, the client's leaving (cancellation) or the upstream's."""
+        if self._answer.headers.get("Content-Encoding", "identity") != "identity":
+            return await relay(self._request, self._answer, extra)  # asked for plain text, got something unreadable
+        if "text/event-stream" in self._answer.headers.get("Content-Type", ""):
+            return await self._run_stream(out, extra)
+        return await self._run_json(out, extra)
+
+    async def _run_stream(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
+        capture = self._capture = self._api.new_capture(self._bytes_max)
+        splicer = MemoryOutSplicer(out, self._api.carries_memory_out) if out is not None else None
+        response = prepared(self._answer, extra, body_changes=out is not None)
+        await response.prepare(self._request)
+        try:
+            async for part in parts_of(self._answer, turn_of(self._request)):
+                capture.feed(part)
+                passed = part if splicer is None else splicer.feed(part)
+                if passed:
+                    await response.write(passed)
+        except BrokenAnswer as error:
+            self._broken = True
+            await _write_held(response, splicer)
+            break_off(self._request, error)
+            return response
+        await _write_held(response, splicer)
+        await response.write_eof()
+        return response
+
+    async def _run_json(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
+        try:
+            body = b"".join([part async for part in parts_of(self._answer, turn_of(self._request))])
+        except BrokenAnswer as error:
+            response = prepared(self._answer, extra, body_changes=True)
+            await response.prepare(self._request)
+            break_off(self._request, error)
+            return response
+        if self._answer.status == 200:
+            self._whole = self._api.reply_of(body)
+            body = body if out is None else splice_memory_out_json(body, out)
+        response = prepared(self._answer, extra, body_changes=True)
+        response.content_length = len(body)
+        await response.prepare(self._request)
+        await response.write(body)
+        await response.write_eof()
+        return response
+
+
+def prepared(answer: aiohttp.ClientResponse, extra: list[tuple[str, str]], *, body_changes: bool) -> web.StreamResponse:
+    """A response with the upstream's status and headers, ready to be sent."""
+    dropped = HOP_BY_HOP | ({"content-length"} if body_changes else frozenset())
+    named = ((name, value) for name, value in _named(answer.raw_headers) if name.lower() not in dropped)
+    headers = CIMultiDict(named)
+    headers.extend(extra)
+    return Relayed(status=answer.status, reason=answer.reason, headers=headers)
+
+
+class Relayed(web.StreamResponse):
+    """An answer of the upstream's: it has no headers that neither the upstream nor memd gave it."""
+
+    def __init__(self, *, status: int, reason: str | None, headers: CIMultiDict[str]) -> None:
+        super().__init__(status=status, reason=reason, headers=headers)
+        self._absent = [name for name in _ADDED_HEADERS if name not in headers]
+
+    def take_back_additions(self) -> None:
+        """Remove what aiohttp has added; to be called when it has."""
+        for name in self._absent:
+            self.headers.popall(name, None)
+
+
+def _named(raw_headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[str, str]]:
+    """Headers with their names spelled as on the wire."""
+    return ((name.decode("latin-1"), value.decode(errors="surrogateescape")) for name, value in raw_headers)
+
+
+async def _write_held(response: web.StreamResponse, splicer: MemoryOutSplicer | None) -> None:
+    if splicer is not None and (held := splicer.flush()):
+        await response.write(held)
+
+
+def break_off(request: web.BaseRequest, error: BrokenAnswer) -> None:
+    """End the client's connection so that it cannot take what came for the whole answer."""
+    turn = turn_of(request)
+    turn.outcome = "broken_answer"
+    log.warning("the upstream broke off in mid-answer", extra={"turn": turn.id or None, "error": error})
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def error_response(status: int, message: str, kind: str, api: Api = CHAT) -> web.Response:
+    """An error of memd's own in the shape that clients of `api` understand."""
+    return web.Response(status=status, body=api.error_body(status, message, kind), content_type="application/json")
+
+
+async def read_body(request: web.Request, bytes_max: int, idle_seconds: float) -> bytes | None:
+    """The whole request body; None if it is larger than `bytes_max`."""
+    if request.content_length is not None and request.content_length > bytes_max:
+        return None
+    parts: list[bytes] = []
+    size = 0
+    async for part in parts_in(request, idle_seconds):
+        size += len(part)
+        if size > bytes_max:
+            return None
+        parts.append(part)
+    return b"".join(parts)

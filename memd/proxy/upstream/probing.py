@@ -1,0 +1,140 @@
+"""What the model server behind memd can do for it, asked as the daemon asks: for `memd check`.
+
+Rule: nothing is generated and nothing is changed, on either side; each question waits `ASK_SECONDS` at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any, Literal
+
+import aiohttp
+import msgspec
+from multidict import CIMultiDict
+
+from memd.proxy.upstream.client import ASK_SECONDS, REFUSALS, Upstream
+from memd.recall import block
+from memd.recall.block import Placement
+from memd.settings.model import Config
+from memd.telemetry.metrics import Metrics
+from memd.telemetry.tasks import Tasks
+from memd.wire.chat.api import CHAT
+from memd.wire.request import Insertion
+
+REFUSED = frozenset({401, 403})
+LOADING = 503
+_MARKER = "memd looks for these words"
+_CONVERSATION: tuple[dict[str, str], ...] = (
+    {"role": "user", "content": "Good morning."},
+    {"role": "assistant", "content": "Good morning!"},
+    {"role": "user", "content": "And what is new?"},
+)
+
+
+Shown = Literal["shown", "dropped", "refused", "unknown"]
+"""What the chat template does with a block that is placed so; unknown: the server cannot be asked."""
+
+
+class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server told."""
+
+    url: str
+    problem: str = ""
+    """Why it is not reachable; empty if it is."""
+    is_memd: bool = False
+    """It is no model server but memd, this one or another."""
+    is_loading: bool = False
+    wants_key: bool = False
+    model: str = ""
+    """Empty: not told."""
+    window: int | None = None
+    """Tokens; None: not told."""
+    counts_exactly: bool = False
+    """Whether it counts the tokens of a prompt."""
+    placement: Placement = "merged"
+    block: Shown = "unknown"
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    status: int = 0
+    value: Any = None
+    problem: str = ""
+
+
+def probed(config: Config) -> UpstreamProbe:
+    """Ask the model server of `config`."""
+    return asyncio.run(_probed(config))
+
+
+async def _probed(config: Config) -> UpstreamProbe:
+    tasks = Tasks(Metrics())
+    upstream = Upstream(config, tasks)
+    try:
+        health = await _asked(upstream, "GET", "/health")
+        if health.problem:
+            return UpstreamProbe(url=upstream.url, problem=health.problem)
+        own = await _asked(upstream, "GET", "/memd/health")
+        if isinstance(own.value, dict) and "data_dir" in own.value:
+            return UpstreamProbe(url=upstream.url, is_memd=True)
+        facts = await upstream.refresh(wait=True)
+        models = await _asked(upstream, "GET", "/v1/models")
+        body = msgspec.json.encode({"model": facts.model, "messages": _CONVERSATION})
+        count = await upstream.count_tokens(CHAT.count_path, body, CIMultiDict())
+        return UpstreamProbe(
+            url=upstream.url,
+            is_loading=health.status == LOADING,
+            wants_key=models.status in REFUSED,
+            model=facts.model or _first_name(models.value),
+            window=facts.window,
+            counts_exactly=count is not None,
+            placement=upstream.placement,
+            block=await _rendered(upstream, config.injection.header, body),
+        )
+    finally:
+        await upstream.close()
+        await tasks.finish(timeout_seconds=ASK_SECONDS)
+
+
+async def _rendered(upstream: Upstream, header: str, body: bytes) -> Shown:
+    """Have the server render a conversation with a block in it, as it would for a model."""
+    opening, closing = block.frame(header).split("\n")
+    shown = "\n".join((opening, block.chunk_line("0000", _MARKER), closing))
+    insertions = [Insertion(len(_CONVERSATION) - 1, shown)]
+    prompt = CHAT.encode(CHAT.parse(body), insertions=insertions, placement=upstream.placement)
+    answer = await _asked(upstream, "POST", "/apply-template", prompt)
+    if answer.status == 200 and isinstance(answer.value, dict):
+        return "shown" if _MARKER in str(answer.value.get("prompt", "")) else "dropped"
+    return "refused" if answer.status in REFUSALS else "unknown"
+
+
+async def _asked(upstream: Upstream, method: str, path: str, body: bytes | None = None) -> _Answer:
+    headers = CIMultiDict({} if body is None else {"Content-Type": "application/json"})
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            answer = await upstream.send(method, path, headers, body)
+            async with answer:
+                data = await answer.read()
+    except TimeoutError:
+        return _Answer(problem=f"nothing came within {ASK_SECONDS:g} s")
+    except aiohttp.ClientError as error:
+        return _Answer(problem=_reason(error))
+    try:
+        return _Answer(answer.status, msgspec.json.decode(data))
+    except msgspec.DecodeError:
+        return _Answer(answer.status)
+
+
+def _reason(error: aiohttp.ClientError) -> str:
+    """Why there is no connection, in the system's words where it has some."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno or 0
+        return os.strerror(number) if number > 0 else str(error.os_error.strerror or error)
+    return str(error) or type(error).__name__
+
+
+def _first_name(models: Any) -> str:
+    """The first model of OpenAI's list."""
+    listed = models.get("data") if isinstance(models, dict) else None
+    first = listed[0] if isinstance(listed, list) and listed else None
+    return str(first.get("id", "")) if isinstance(first, dict) else ""

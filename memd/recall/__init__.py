@@ -1,0 +1,1 @@
+"""From a question to the chunks that are shown, and corrections of them."""

@@ -1,0 +1,127 @@
+"""One topic's part of a recall: its candidates by meaning and by words, with all evidence for each.
+
+Rule: every candidate gets the same evidence whichever side found it: its true cosine and its lexical score. The
+neighbours of the strongest are candidates too, and each of such a pair speaks for the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memd.errors import StoreError
+from memd.recall.fusion import Evidence, fuse
+from memd.settings.model import Retrieval
+from memd.store.lexical.bm25 import LexicalHit, Question
+from memd.store.snapshot import Place
+from memd.store.store import Hit, Snapshot
+
+log = logging.getLogger("memd")
+
+LEXICAL_ROUNDS = 64
+"""How many times `retrieval.top_k` chunks are looked at for their words, where what is found is in the prompt already:
+common words are in nearly every chunk, and no score ends that list."""
+NEIGHBOURED_SHARE = 3 / 8
+"""Of `k`: so many of the strongest chunks bring in their neighbours. Of more of them it costs time and finds nothing
+more (bench/NOTES.md, 2026-11-22)."""
+_NO_WORDS = LexicalHit(0, 0.0, 0.0, False)
+
+
+class TopicSearch:
+    """A question to one topic as it was when it was asked."""
+
+    def __init__(self, snapshot: Snapshot, queries: NDArray[np.float32], words: Question | None) -> None:
+        """`words`: the same question to the lexical index; None: by meaning only."""
+        self.snapshot = snapshot
+        self.is_exhausted = False
+        """Whether a larger `k` finds nothing more."""
+        self._queries = queries
+        self._words = words
+
+    def evidence(self, k: int, settings: Retrieval, *, first: int) -> tuple[list[Hit], list[Evidence]]:
+        """The best `k` by meaning, the best `k` by words, and their neighbours where those count.
+
+        `first`: the position of this topic's first chunk among the evidence of all topics.
+        """
+        dense = self.snapshot.search(self._queries, k)
+        hits = {(hit.segment, hit.row): hit for hit in dense}
+        lexical = self._best_by_words(k)
+        is_enough = len(lexical) < k or k >= LEXICAL_ROUNDS * settings.top_k
+        self.is_exhausted = (len(dense) < k or dense[-1].score < settings.min_score) and is_enough
+        hits |= self.snapshot.hits_at(self._queries, [place for place in lexical if place not in hits])
+        words = {one.canonical_id: one for one in lexical.values()}
+        beside: dict[Place, tuple[Place, ...]] = {}
+        if settings.neighbour_weight:
+            beside = self._beside(self._strongest(hits, words, settings, math.ceil(NEIGHBOURED_SHARE * k)))
+            new = self.snapshot.hits_at(self._queries, [place for place in beside if place not in hits])
+            hits |= new
+        return list(hits.values()), _evidence(hits, self._words_of(hits.values(), words), beside, first)
+
+    def _strongest(
+        self, hits: dict[Place, Hit], words: Mapping[int, LexicalHit], settings: Retrieval, count: int
+    ) -> list[Place]:
+        parts = fuse(_evidence(hits, words, {}, 0), lexical_weight=settings.lexical_weight, neighbour_weight=0.0)
+        score = {place: part.score for place, part in zip(hits, parts, strict=True)}
+        return sorted(score, key=lambda place: -score[place])[:count]
+
+    def _beside(self, places: Sequence[Place]) -> dict[Place, tuple[Place, ...]]:
+        """The neighbours of these, and these as the neighbours of those."""
+        beside: dict[Place, dict[Place, None]] = {}
+        for place, pair in zip(places, self.snapshot.neighbours(places), strict=True):
+            for other in pair:
+                if other is not None:
+                    beside.setdefault(place, {})[other] = None
+                    beside.setdefault(other, {})[place] = None
+        return {place: tuple(others) for place, others in beside.items()}
+
+    def _best_by_words(self, k: int) -> dict[Place, LexicalHit]:
+        if self._words is None:
+            return {}
+        places: dict[int, Place] = {}
+
+        def is_live(canonical_id: int) -> bool:
+            place = self.snapshot.live_place(canonical_id)
+            if place is not None:
+                places[canonical_id] = place
+            return place is not None
+
+        try:
+            return {places[one.canonical_id]: one for one in self._words.best(k, is_live)}
+        except StoreError as error:
+            log.error("searched without its words", extra={"topic": self.snapshot.topic_id, "error": error})
+            self._words = None
+            return {}
+
+    def _words_of(self, hits: Iterable[Hit], known: Mapping[int, LexicalHit]) -> dict[int, LexicalHit]:
+        """What is `known`, and the same of these hits."""
+        if self._words is None:
+            return {}
+        rest = [hit.canonical_id for hit in hits if hit.canonical_id not in known]
+        return {**known, **self._words.about(rest)}
+
+
+def _evidence(
+    hits: Mapping[Place, Hit],
+    words: Mapping[int, LexicalHit],
+    beside: Mapping[Place, tuple[Place, ...]],
+    first: int,
+) -> list[Evidence]:
+    position = {place: first + number for number, place in enumerate(hits)}
+    evidence = []
+    for place, hit in hits.items():
+        one = words.get(hit.canonical_id, _NO_WORDS)
+        evidence.append(
+            Evidence(
+                cosine=hit.cosine,
+                multiplier=hit.multiplier,
+                lexical=one.score,
+                coverage=one.coverage,
+                is_exact=one.is_exact,
+                neighbours=tuple(position[other] for other in beside.get(place, ()) if other in position),
+            )
+        )
+    return evidence

@@ -1,0 +1,252 @@
+"""Settings from where users put them to a `Config`: files, variables, flags, and what may not stand together.
+
+Rule: a wrong setting is never guessed at. Whatever is not exactly a known key with an allowed value raises a
+`ConfigError` that names the place (file and line, variable, command line), the key and what to write instead. After
+`load_config` a `Config` needs no further checks.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import string
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+from urllib.parse import urlsplit
+
+import msgspec
+
+from memd.errors import ConfigError
+from memd.settings.file import Setting, parse_value, read_settings
+from memd.settings.hosts import is_this_machine
+from memd.settings.model import Config, RedactionName, Text
+
+DEFAULT_PATH = Path("config.yaml")
+ENVIRONMENT_PREFIX = "MEMD_"
+CONFIG_VARIABLE = "MEMD_CONFIG"
+
+
+def known_keys() -> dict[str, Any]:
+    """Every setting's dotted key with its type, in the order of `config.yaml`."""
+    keys: dict[str, Any] = {}
+    for field in msgspec.structs.fields(Config):
+        if field.name in _GROUPS:
+            keys |= {f"{field.name}.{inner.name}": inner.type for inner in msgspec.structs.fields(field.type)}
+        else:
+            keys[field.name] = Text  # data_dir: a path, which msgspec does not know
+    return keys
+
+
+def variable_of(key: str) -> str:
+    """The environment variable of a setting: `listen.port` is `MEMD_LISTEN_PORT`."""
+    return ENVIRONMENT_PREFIX + key.replace(".", "_").upper()
+
+
+def load_config(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, object]) -> Config:
+    """The settings that hold: defaults, over them the file, the environment, then the command line.
+
+    Args:
+        path: The config file; None takes the one that MEMD_CONFIG names, else `./config.yaml` if there is one.
+        env: The environment; only names that begin with `MEMD_` are looked at.
+        overrides: Values from the command line by dotted key.
+
+    Raises:
+        ConfigError: a file that cannot be read, or a setting that is unknown or not allowed.
+    """
+    path = _settings_file(path, env)
+    data_dir = (path.parent if path else Path()) / Config().data_dir
+    values: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    for setting in _given(path, env, overrides):
+        if setting.key in _GROUPS and setting.value in (None, {}):
+            continue  # a group whose lines are all commented out
+        values[setting.key] = _checked(setting)
+        places[setting.key] = setting.place
+        if setting.key == "data_dir":
+            data_dir = setting.folder / _expanded(setting)
+    config = _built(values | {"data_dir": data_dir.absolute()})
+    for key, problem in _contradictions(config):
+        place = next(places[name] for name in (key, *_PARTNERS.get(key, ())) if name in places)
+        raise ConfigError(f"{place}: {key} {problem}")
+    return config
+
+
+def places_of_settings(
+    path: Path | None, env: Mapping[str, str], overrides: Mapping[str, object]
+) -> tuple[Path | None, dict[str, str]]:
+    """The settings file that `load_config` reads for the same arguments, and where each setting that holds was given.
+
+    Raises:
+        ConfigError: see `load_config`, which checks more.
+    """
+    path = _settings_file(path, env)
+    return path, {setting.key: setting.place for setting in _given(path, env, overrides) if setting.key in _KEYS}
+
+
+_GROUPS = frozenset(field.name for field in msgspec.structs.fields(Config) if field.name != "data_dir")
+_KEYS = known_keys()
+_PARTNERS = {
+    "buffer.soft_tokens": ("buffer.hard_tokens",),
+    "chunking.min_tokens": ("chunking.max_tokens",),
+    "chunking.window_tokens": ("chunking.max_tokens",),
+    "chunking.overlap_tokens": ("chunking.window_tokens",),
+}
+"""Settings that must fit another one: whichever was given is the place to name."""
+
+
+def _settings_file(path: Path | None, env: Mapping[str, str]) -> Path | None:
+    """The one that was named, else the one of the environment, else the one in the working directory."""
+    if path is None and env.get(CONFIG_VARIABLE):
+        return Path(env[CONFIG_VARIABLE])
+    if path is None and DEFAULT_PATH.exists():
+        return DEFAULT_PATH
+    return path
+
+
+def _given(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, object]) -> Iterator[Setting]:
+    """What was given, weakest first."""
+    if path is not None:
+        yield from read_settings(path)
+    key_of = {variable_of(key): key for key in _KEYS}
+    for name in sorted(env):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name == CONFIG_VARIABLE:
+            continue
+        if name not in key_of:
+            near = difflib.get_close_matches(name, [*key_of, CONFIG_VARIABLE], n=1)
+            remedy = f"did you mean {near[0]}?" if near else "docs/settings.md lists them all"
+            raise ConfigError(f"{name}: there is no such setting; {remedy} (or unset the variable)")
+        key = key_of[name]
+        is_text = isinstance(msgspec.inspect.type_info(_KEYS[key]), msgspec.inspect.StrType)
+        yield Setting(key, env[name] if is_text else parse_value(env[name], name), name)
+    for key, value in overrides.items():
+        yield Setting(key, value, "the command line")
+
+
+def _checked(setting: Setting) -> Any:
+    """The value in the type of its setting."""
+    if setting.key not in _KEYS:
+        raise ConfigError(f"{setting.place}: {_unknown(setting.key)}")
+    expected = _KEYS[setting.key]
+    try:
+        return msgspec.convert(setting.value, expected)
+    except (msgspec.ValidationError, RecursionError):  # RecursionError: a YAML list that contains itself
+        shown = "empty" if setting.value in (None, "") else f"{setting.value!r:.60}"
+        allowed = _allowed(msgspec.inspect.type_info(expected))
+        raise ConfigError(f"{setting.place}: {setting.key} is {shown}; give {allowed}") from None
+
+
+def _unknown(key: str) -> str:
+    """Why a key is not accepted, and what to write instead."""
+    if key in _GROUPS:
+        inner = ", ".join(known.removeprefix(f"{key}.") for known in _KEYS if known.startswith(f"{key}."))
+        return f"{key} is a group of settings; write them indented below it: {inner}"
+    group, _, name = key.rpartition(".")
+    siblings = {known.rpartition(".")[2]: known for known in _KEYS if known.startswith(f"{group}.")}
+    near = [known for known in _KEYS if known.rpartition(".")[2] == name]
+    if siblings:
+        near = near or [siblings[close] for close in difflib.get_close_matches(name, siblings, n=1)]
+    else:
+        near = near or difflib.get_close_matches(key, _KEYS if group else [*_KEYS, *_GROUPS], n=1)
+    if near:
+        return f"there is no setting {key}; did you mean {near[0]}?"
+    return f"there is no setting {key}; there are {', '.join(siblings.values() or ['data_dir', *sorted(_GROUPS)])}"
+
+
+def _allowed(kind: msgspec.inspect.Type) -> str:
+    """What a value of this type may be, in words."""
+    match kind:
+        case msgspec.inspect.UnionType():
+            return " or ".join(_allowed(member) for member in reversed(kind.types))
+        case msgspec.inspect.LiteralType():
+            return " or ".join(str(value) for value in kind.values)
+        case msgspec.inspect.IntType():
+            return f"a whole number from {kind.ge} to {kind.le}"
+        case msgspec.inspect.FloatType():
+            return f"a number from {kind.ge} to {kind.le}"
+        case msgspec.inspect.VarTupleType():
+            return f"a list, each of its items {_allowed(kind.item_type)}"
+        case msgspec.inspect.BoolType():
+            return "true or false"
+        case msgspec.inspect.DictType():
+            return "one `name: value` per line: a name has letters, digits, _ and -, a value is " + _allowed(
+                kind.value_type
+            )
+        case _:
+            return "one line of text (in quotes if YAML would take it for something else)"
+
+
+def _expanded(setting: Setting) -> Path:
+    """A path with its leading `~` replaced."""
+    try:
+        return Path(setting.value).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{setting.place}: {setting.key}: '~' has no home folder here; give a full path") from None
+
+
+def _built(values: Mapping[str, Any]) -> Config:
+    """The `Config` of checked values; what is absent keeps its default."""
+    groups: dict[str, Any] = {"data_dir": values["data_dir"]}
+    for field in msgspec.structs.fields(Config):
+        if field.name in _GROUPS:
+            prefix = f"{field.name}."
+            inner = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+            groups[field.name] = field.type(**inner)
+    config = Config(**groups)
+    url = config.upstream.url.rstrip("/").removesuffix("/v1").rstrip("/")
+    return msgspec.structs.replace(config, upstream=msgspec.structs.replace(config.upstream, url=url))
+
+
+def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
+    """What a single setting's type cannot say: the key, and what is wrong with it."""
+    problem = _url_problem(config.upstream.url)
+    if problem:
+        yield "upstream.url", f"is {config.upstream.url!r}: {problem}; give http://HOST:PORT"
+    if not config.auth.token and not is_this_machine(config.listen.host):
+        yield "listen.host", f"is {config.listen.host!r}, which others can reach: set auth.token, or use 127.0.0.1"
+    soft, hard = config.buffer.soft_tokens, config.buffer.hard_tokens
+    if isinstance(soft, int) and isinstance(hard, int) and soft > hard:
+        yield "buffer.soft_tokens", f"is {soft}, above buffer.hard_tokens {hard}; lower it"
+    chunking = config.chunking
+    if chunking.min_tokens >= chunking.max_tokens:
+        yield "chunking.min_tokens", f"is {chunking.min_tokens}; it must be below max_tokens {chunking.max_tokens}"
+    if chunking.window_tokens > chunking.max_tokens:
+        yield "chunking.window_tokens", f"is {chunking.window_tokens}, above max_tokens {chunking.max_tokens}; lower it"
+    if chunking.overlap_tokens * 2 > chunking.window_tokens:
+        yield "chunking.overlap_tokens", f"is {chunking.overlap_tokens}, more than half of window_tokens; lower it"
+    if "[" in config.injection.header or "]" in config.injection.header:
+        yield "injection.header", "has a square bracket, which would be mistaken for memd's own marks; remove it"
+    for pattern in config.ingest.ignore:
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            yield "ingest.ignore", f"has {pattern[:60]!r}, which is no regular expression ({error}); correct it"
+    for name, pattern in config.ingest.redact_patterns.items():
+        problem = _redaction_problem(name, pattern)
+        if problem:
+            yield "ingest.redact_patterns", f"has {name}: {pattern[:60]!r}, {problem}"
+
+
+def _redaction_problem(name: str, pattern: str) -> str | None:
+    if name in get_args(RedactionName):
+        return "but that is the name of a built-in pattern; give it another name"
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"which is no regular expression ({error}); correct it"
+    if any(found.start() == found.end() for probe in ("", string.printable) for found in compiled.finditer(probe)):
+        return "which matches the empty string, so there is nothing to replace; say what has to be there (+ for *)"
+    return None
+
+
+def _url_problem(url: str) -> str | None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        return str(error)
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        return "not the address of an HTTP server"
+    if parts.query or parts.fragment or " " in url:
+        return "more than an address"
+    return None

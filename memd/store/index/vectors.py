@@ -1,0 +1,183 @@
+"""Vector search: the exact scan of a matrix, and the HNSW index of sealed segments.
+
+Rule: an index is searched only when it is finished, and its file is never changed after it was built; what must not be
+found any more is marked in the loaded index alone. Vectors are unit vectors, so the inner product is the cosine.
+Cosines are rounded to COSINE_DECIMALS, because a scan and an index compute the same product in different order: equal
+vectors must tie wherever they lie.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import hnswlib
+import numpy as np
+from numpy.typing import NDArray
+
+from memd.entries import UTILITY_STEPS_MAX, UTILITY_STEPS_MIN, utility_multiplier
+from memd.errors import CorruptFile
+from memd.store.files import Files
+
+HNSW_M = 16
+HNSW_EF_CONSTRUCTION = 200
+HNSW_EF = 64
+"""Measured on 20 segments of 5,000 × 384, k = 32: recall 0.9995 in 5.3 ms, against 1.000 in 11 ms at 200; every segment
+returns k of its own, so the best k of all are found with far less effort than one large index needs."""
+HNSW_OVERHEAD_BYTES = 100
+"""What an index in memory takes per vector beyond its file: locks, label table, pointers."""
+HNSW_SEED = 100  # fixed, so that the same log gives the same index
+COSINE_DECIMALS = 6
+
+Floats = NDArray[np.float32]
+Rows = NDArray[np.intp]
+Bits = NDArray[np.bool_]
+
+_MULTIPLIERS = np.array([utility_multiplier(steps) for steps in range(UTILITY_STEPS_MIN, UTILITY_STEPS_MAX + 1)])
+
+
+def multipliers(steps: NDArray[np.int8]) -> NDArray[np.float64]:
+    """The utility multiplier of each step count."""
+    return _MULTIPLIERS[steps.astype(np.intp) - UTILITY_STEPS_MIN]
+
+
+def cosines(matrix: Floats, queries: Floats) -> NDArray[np.float64]:
+    """For each row of `matrix` (n, dimension) its best cosine over `queries` (q, dimension); shape (n,)."""
+    products = matrix @ queries[0] if len(queries) == 1 else (matrix @ queries.T).max(axis=1)
+    return _rounded(products)
+
+
+def scores_of(cosine: NDArray[np.float64], multiplier: NDArray[np.float64]) -> NDArray[np.float64]:
+    """max(0, cosine) x multiplier: what chunks are ranked by."""
+    return np.asarray(np.maximum(cosine, 0.0) * multiplier, dtype=np.float64)
+
+
+def best_rows(scores: NDArray[np.float64], k: int) -> Rows:
+    """The positions of the `k` highest scores, in no particular order; of equal scores the earlier positions."""
+    if len(scores) <= k:
+        return np.arange(len(scores))
+    least = np.partition(scores, len(scores) - k)[len(scores) - k]
+    above = np.flatnonzero(scores > least)
+    return np.concatenate([above, np.flatnonzero(scores == least)[: k - len(above)]])
+
+
+class VectorIndex:
+    """A finished HNSW index in memory. Its labels are numbers below `size`, not necessarily all of them.
+
+    `search` may run in any thread; `mark` in one thread at a time.
+    """
+
+    def __init__(self, index: hnswlib.Index, size: int, labels: Rows) -> None:
+        self._index = index
+        self._index.set_num_threads(1)
+        self._index.set_ef(HNSW_EF)
+        self._ef = HNSW_EF
+        self._lock = threading.Lock()
+        self._marked: Bits = np.ones(size, dtype=np.bool_)  # marked, or never in the index; replaced, never changed
+        self._marked[labels] = False
+
+    @classmethod
+    def build(cls, matrix: Floats, labels: Rows) -> VectorIndex:
+        """Index the rows `labels` of `matrix` (rows, dimension). Slow; releases the GIL."""
+        batches = [(labels, matrix[labels])]
+        return cls.build_from(batches, dimension=matrix.shape[1], count=len(labels), size=len(matrix))
+
+    @classmethod
+    def build_from(
+        cls, batches: Iterable[tuple[Rows, Floats]], *, dimension: int, count: int, size: int
+    ) -> VectorIndex:
+        """Index at most `count` vectors that come as (labels, vectors (n, dimension)). Slow; releases the GIL."""
+        index = hnswlib.Index(space="ip", dim=dimension)
+        index.init_index(max(1, count), M=HNSW_M, ef_construction=HNSW_EF_CONSTRUCTION, random_seed=HNSW_SEED)
+        indexed = [np.empty(0, dtype=np.intp)]
+        for labels, vectors in batches:
+            if len(labels):
+                index.add_items(vectors, labels, num_threads=1)
+                indexed.append(labels)
+        return cls(index, size, np.concatenate(indexed))
+
+    @classmethod
+    def load(cls, files: Files, path: Path, *, dimension: int, size: int, labels: Rows) -> VectorIndex:
+        """Load an index whose file's checksum was verified just before: the native loader trusts what it reads.
+
+        Raises:
+            CorruptFile: it is not an index over exactly `labels`.
+        """
+        index = hnswlib.Index(space="ip", dim=dimension)
+        try:
+            files.load_native(path, lambda name: index.load_index(name, max_elements=max(1, len(labels))))
+        except RuntimeError as error:
+            raise CorruptFile(f"{path}: the index cannot be loaded ({error}); it is built anew from the log") from error
+        if not np.array_equal(np.sort(np.array(index.get_ids_list(), dtype=np.intp)), labels):
+            raise CorruptFile(f"{path}: the index belongs to other entries; it is built anew from the log")
+        return cls(index, size, labels)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the index takes, about."""
+        return int(self._index.index_file_size()) + HNSW_OVERHEAD_BYTES * int(self._index.get_max_elements())
+
+    def save(self, files: Files, path: Path) -> int:
+        """Write the index to `path` durably and return its size in bytes, which the caller compares with the file's."""
+        save: Callable[[str], None] = self._index.save_index
+        files.save_native(path, save)
+        return int(self._index.index_file_size())
+
+    def mark(self, rows: Rows) -> None:
+        """Keep `rows` out of all searches from now on."""
+        marked = self._marked.copy()
+        fresh = np.unique(rows[~marked[rows]])  # one append may override a chunk twice
+        marked[fresh] = True
+        self._marked = marked
+        for row in fresh.tolist():
+            self._index.mark_deleted(row)
+
+    def search(self, queries: Floats, k: int) -> tuple[Rows, NDArray[np.float64]]:
+        """The best unmarked rows by cosine, at most k per query, each once, and their best cosines."""
+        available = len(self._marked) - int(np.count_nonzero(self._marked))
+        k = min(k, available)
+        if k == 0:
+            return np.empty(0, dtype=np.intp), np.empty(0)
+        self._raise_ef(k)
+        try:
+            labels, distances = self._index.knn_query(queries, k=k, num_threads=1)
+        except RuntimeError:  # fewer than k were reached: marked rows cut the graph, or one was marked just now
+            return self._scan(queries)
+        if len(queries) == 1:
+            return labels[0].astype(np.intp), _rounded(1.0 - distances[0])
+        rows, places = np.unique(labels.ravel().astype(np.intp), return_inverse=True)
+        best = np.full(len(rows), -1.0)
+        np.maximum.at(best, places, _rounded(1.0 - distances.ravel()))
+        return rows, best
+
+    def vectors(self, rows: Rows) -> tuple[Rows, Floats]:
+        """The rows of these that are indexed and not marked, and their vectors, shape (rows, dimension)."""
+        try:
+            found = self._index.get_items(rows, return_type="numpy") if len(rows) else []
+        except RuntimeError:  # one of them is not; hnswlib does not say which
+            known = [row for row in rows.tolist() if self._has(row)]
+            rows = np.array(known, dtype=np.intp)
+            found = self._index.get_items(rows, return_type="numpy") if known else []
+        return rows, np.asarray(found, dtype=np.float32).reshape(len(rows), self._index.dim)
+
+    def _has(self, row: int) -> bool:
+        try:
+            self._index.get_items([row], return_type="numpy")
+        except RuntimeError:
+            return False
+        return True
+
+    def _scan(self, queries: Floats) -> tuple[Rows, NDArray[np.float64]]:
+        rows, vectors = self.vectors(np.flatnonzero(~self._marked))
+        return rows, cosines(vectors, queries) if len(rows) else np.empty(0)
+
+    def _raise_ef(self, k: int) -> None:
+        if k > self._ef:
+            with self._lock:
+                self._ef = max(self._ef, k)
+                self._index.set_ef(self._ef)
+
+
+def _rounded(products: Floats) -> NDArray[np.float64]:
+    return np.asarray(np.round(products.astype(np.float64), COSINE_DECIMALS), dtype=np.float64)

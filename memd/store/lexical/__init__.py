@@ -1,0 +1,1 @@
+"""The lexical index: analyzer, postings, BM25."""

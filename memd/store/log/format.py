@@ -1,0 +1,257 @@
+"""The codec of the log's files: bytes ⇄ header, records, entries.
+
+Rule: pure; never opens a file, and any bytes whatever give a value or a declared outcome. All numbers are
+little-endian.
+
+Header, at the start of every file (80 bytes):
+
+    0        8         12         16       20          24               56         64         76      80
+    | magic  | version | dimension | flags | segment   | fingerprint    | topic    | reserved | CRC32 |
+    | 8 bytes| u32     | u32       | u32   | u32       | 32 bytes       | 8 bytes  | zeros    | u32   |
+
+    magic        "memd.log", "memd.hot" (the journal), "memd.idx" (.meta)
+    flags        reserved for compression and encryption; 0
+    segment      the number the file has or will get under segments/; 0 for the journal
+    fingerprint  of the embedding model, ASCII, zero-padded
+    topic        BLAKE2b-64 of the topic id, so that a file in the wrong place is noticed
+    CRC32        of the 76 bytes before it
+
+Record, repeated to the end of the file:
+
+    0         4         8
+    | length  | CRC32   | payload (length bytes)
+    | u32     | u32     |
+
+    CRC32        of length and payload; a length of zero is never valid, so zeros are not a record
+
+The payload of a log record is a MessagePack map with the names of `memd.entries.Entry`; of a journal record, whatever
+the buffer put there; of a `.meta` file (one record), see segment.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+
+import msgspec
+import numpy as np
+
+from memd.entries import PUBLIC_ID_DIGITS_MIN, UTILITY_STEPS_MAX, UTILITY_STEPS_MIN, Entry, Status
+from memd.errors import CorruptFile, ForeignFile, StoreError
+
+FORMAT_VERSION = 1
+MAGIC_LOG = b"memd.log"
+MAGIC_JOURNAL = b"memd.hot"
+MAGIC_META = b"memd.idx"
+
+HEADER_BYTES = 80
+FRAME_BYTES = 8
+PAYLOAD_BYTES_MAX = 128 << 20
+"""Above any request body (100 MiB), so only damage claims more."""
+FINGERPRINT_BYTES = 32
+
+_HEADER = struct.Struct("<8sIIII32s8s12x")
+_CRC = struct.Struct("<I")
+_FRAME = struct.Struct("<II")
+_FIELDS = tuple(name for name in Entry.__struct_fields__ if name != "unknown")
+_encoder = msgspec.msgpack.Encoder()
+_entry_decoder = msgspec.msgpack.Decoder(Entry)
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file says about itself."""
+
+    magic: bytes
+    version: int = FORMAT_VERSION
+    dimension: int
+    flags: int = 0
+    segment_id: int
+    fingerprint: str
+    topic: bytes
+    """See `topic_tag`."""
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Where one whole record lies in a file."""
+
+    offset: int
+    length: int
+    """Of the payload; the record is FRAME_BYTES longer."""
+
+    @property
+    def end(self) -> int:
+        """The offset behind the record."""
+        return self.offset + FRAME_BYTES + self.length
+
+
+class Scan(msgspec.Struct, frozen=True):
+    """The records of a file, and the byte ranges between and behind them that are none."""
+
+    spans: list[Span]
+    gaps: list[tuple[int, int]]
+    """(start, end) of unreadable bytes that a readable record follows."""
+    end: int
+    """The offset behind the last readable record; bytes from here on are an unreadable tail."""
+
+
+def topic_tag(topic_id: str) -> bytes:
+    """The 8 bytes that stand for a topic in a header."""
+    return hashlib.blake2b(topic_id.encode(), digest_size=8).digest()
+
+
+def encode_header(header: Header) -> bytes:
+    """The 80 bytes of a header."""
+    fingerprint = header.fingerprint.encode("ascii")
+    assert len(fingerprint) <= FINGERPRINT_BYTES, "a fingerprint is at most 32 ASCII characters"
+    data = _HEADER.pack(
+        header.magic,
+        header.version,
+        header.dimension,
+        header.flags,
+        header.segment_id,
+        fingerprint,
+        header.topic,
+    )
+    return data + _CRC.pack(zlib.crc32(data))
+
+
+def decode_header(data: bytes, *, magic: bytes, name: str) -> Header:
+    """The header of a file that should open with `magic`; `name` is what errors call the file.
+
+    Raises:
+        CorruptFile: the bytes do not match their checksum; whether it ever was a file of memd cannot be said.
+        ForeignFile: an intact header of another kind of file, of a newer format or with flags not known here.
+    """
+    if len(data) < HEADER_BYTES:
+        raise CorruptFile(f"{name}: shorter than a header ({len(data)} of {HEADER_BYTES} bytes)")
+    fields, (crc,) = data[: _HEADER.size], _CRC.unpack_from(data, _HEADER.size)
+    if zlib.crc32(fields) != crc:
+        raise CorruptFile(f"{name}: the header (bytes 0 to {HEADER_BYTES}) does not match its checksum")
+    found, version, dimension, flags, segment_id, fingerprint, topic = _HEADER.unpack(fields)
+    if found != magic:
+        raise ForeignFile(f"{name}: is a file of kind {found!r} where {magic!r} belongs; move it away")
+    if version > FORMAT_VERSION or flags:
+        raise ForeignFile(
+            f"{name}: is of format {version} (flags {flags}), this memd reads up to {FORMAT_VERSION}; use a newer memd"
+        )
+    return Header(
+        magic=found,
+        version=version,
+        dimension=dimension,
+        flags=flags,
+        segment_id=segment_id,
+        fingerprint=fingerprint.rstrip(b"\0").decode("ascii", errors="replace"),
+        topic=topic,
+    )
+
+
+def encode_record(payload: bytes) -> bytes:
+    """One framed record.
+
+    Raises:
+        StoreError: the payload is empty or larger than PAYLOAD_BYTES_MAX.
+    """
+    if not 0 < len(payload) <= PAYLOAD_BYTES_MAX:
+        raise StoreError(
+            f"a record of {len(payload)} bytes cannot be stored: the limit is {PAYLOAD_BYTES_MAX}; shorten the content"
+        )
+    return _FRAME.pack(len(payload), _checksum(payload)) + payload
+
+
+def payload_at(data: bytes, offset: int) -> bytes | None:
+    """The payload of the record at `offset`; None if there is no whole, undamaged record."""
+    if offset < 0 or offset + FRAME_BYTES > len(data):
+        return None
+    length, crc = _FRAME.unpack_from(data, offset)
+    start = offset + FRAME_BYTES
+    if not 0 < length <= min(PAYLOAD_BYTES_MAX, len(data) - start):
+        return None
+    payload = data[start : start + length]
+    return payload if _checksum(payload) == crc else None
+
+
+def scan(data: bytes, start: int = HEADER_BYTES) -> Scan:
+    """Find all records from `start` on. Behind unreadable bytes it goes on at the next readable record."""
+    spans: list[Span] = []
+    gaps: list[tuple[int, int]] = []
+    at = end = start
+    while at < len(data):
+        payload = payload_at(data, at)
+        if payload is None:
+            following = _next_record(data, at + 1)
+            if following is None:
+                break
+            gaps.append((at, following))
+            at = following
+            continue
+        spans.append(Span(at, len(payload)))
+        at = end = at + FRAME_BYTES + len(payload)
+    return Scan(spans, gaps, end)
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """The payload of a log record."""
+    known = msgspec.structs.asdict(entry)
+    unknown = known.pop("unknown")
+    return _encoder.encode(known | {name: value for name, value in unknown.items() if name not in known})
+
+
+def decode_entry(payload: bytes, *, dimension: int | None) -> Entry:
+    """The entry of a log record whose checksum matched, if what must hold of every entry holds of it.
+
+    `dimension` None: the vector may be of any length.
+
+    Raises:
+        CorruptFile: the payload is not an entry, or an impossible one.
+    """
+    try:
+        entry = _entry_decoder.decode(payload)
+        fields = msgspec.msgpack.decode(payload) if _count(payload) != len(_FIELDS) else {}
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise CorruptFile(f"the record is not an entry: {error}") from error
+    wanted_bytes = 0 if entry.status is Status.DEPRECATED else dimension and 4 * dimension
+    possible = (
+        len(entry.uuid) == 16
+        and (len(entry.vector) == wanted_bytes or wanted_bytes is None)
+        and PUBLIC_ID_DIGITS_MIN <= len(entry.public_id) <= 32
+        and entry.uuid.hex().startswith(entry.public_id)
+        and 0 < entry.origin_id <= entry.canonical_id < 1 << 63
+        and UTILITY_STEPS_MIN <= entry.utility_steps <= UTILITY_STEPS_MAX
+        and entry.group_left >= 0
+    )
+    if not possible:
+        raise CorruptFile(f"the record of entry {entry.canonical_id} contradicts itself")
+    unknown = {name: value for name, value in fields.items() if name not in _FIELDS}
+    return msgspec.structs.replace(entry, unknown=unknown) if unknown else entry
+
+
+def _checksum(payload: bytes) -> int:
+    return zlib.crc32(payload, zlib.crc32(_CRC.pack(len(payload))))
+
+
+def _count(payload: bytes) -> int:
+    """How many fields the payload's map has, without decoding them; -1 where it is not short enough to tell."""
+    if payload[0] & 0xF0 == 0x80:
+        return payload[0] & 0x0F
+    return int.from_bytes(payload[1:3], "big") if payload[0] == 0xDE else -1
+
+
+def _next_record(data: bytes, start: int) -> int | None:
+    """The offset of the first readable record at or behind `start`.
+
+    Every offset whose length field could be one is tried; text and float32 vectors hardly ever look like that.
+    """
+    count = len(data) - start - FRAME_BYTES
+    if count <= 0:
+        return None
+    # The four bytes from each offset as one number, without a copy of the file per byte: four interleaved views.
+    lengths = np.empty(count, dtype="<u4")
+    for lane in range(min(4, count)):
+        size = (count - lane + 3) // 4
+        lengths[lane::4] = np.frombuffer(data, dtype="<u4", count=size, offset=start + lane)
+    room = np.arange(count, 0, -1, dtype=np.int64)  # payload bytes that fit behind the frame at each offset
+    for position in np.flatnonzero((lengths > 0) & (lengths <= room) & (lengths <= PAYLOAD_BYTES_MAX)):
+        if payload_at(data, start + int(position)) is not None:
+            return start + int(position)
+    return None

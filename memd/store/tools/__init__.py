@@ -1,0 +1,1 @@
+"""Whole-directory operations: backup, verify, export, disk usage."""

@@ -1,0 +1,102 @@
+"""What lies in a data directory, in figures: topics, entries, bytes.
+
+Rule: opens nothing for writing, needs no lock and works beside a running daemon. Sealed segments are counted from
+their `.meta`; only the rest of the log is read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from memd.errors import StoreError
+from memd.store.files import DiskFiles, Files
+from memd.store.index.sealing import read_meta
+from memd.store.index.superseded import Bits, Records, superseded
+from memd.store.layout import TopicLayout, segments_before, topic_ids_in
+from memd.store.log.format import Header
+from memd.store.log.recovery import read_log_file
+from memd.store.log.segment import ROW
+from memd.store.tools.export import active_bytes, rows_of
+
+
+class TopicSurvey(msgspec.Struct, frozen=True, kw_only=True):
+    """One topic on disk."""
+
+    topic_id: str
+    chunks: int
+    """Live ones."""
+    entries: int
+    segments: int
+    """Full ones."""
+    log_bytes: int
+    """The log and the journal: what a backup needs."""
+    derived_bytes: int
+    """Indexes and columns: what could be built anew."""
+    chunks_by_model: dict[str, int]
+    """Live ones by the fingerprint of the embedding model; one whose file has lost its header is not among them."""
+
+
+def survey(data_dir: Path, files: Files | None = None) -> list[TopicSurvey]:
+    """All topics, sorted by name.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    files = files or DiskFiles()
+    return [_topic(files, TopicLayout(data_dir, topic_id)) for topic_id in topic_ids_in(files, data_dir)]
+
+
+def _topic(files: Files, layout: TopicLayout) -> TopicSurvey:
+    data = active_bytes(files, layout)
+    active = read_log_file(data, name=str(layout.active), dimension=None) if data is not None else None
+    number = active.header.segment_id if active is not None and active.header is not None else None
+    numbers = segments_before(files, layout, data, number)
+    parts = [_segment_part(files, layout, segment_id) for segment_id in numbers]
+    if active is not None:
+        parts.append((active.header, rows_of(active, active.whole_count)))
+    records: Records = np.concatenate([np.empty(0, dtype=ROW), *(rows for _, rows in parts)])
+    live = ~superseded(records)
+    log_bytes = derived_bytes = 0
+    for directory in (layout.directory, layout.segments):
+        for name in files.names(directory):
+            size = files.size(directory / name) or 0
+            if name.endswith((".hnsw", ".meta")):
+                derived_bytes += size
+            elif not files.is_directory(directory / name):
+                log_bytes += size
+    return TopicSurvey(
+        topic_id=layout.topic_id,
+        chunks=int(np.count_nonzero(live)),
+        entries=len(records),
+        segments=len(numbers),
+        log_bytes=log_bytes,
+        derived_bytes=derived_bytes,
+        chunks_by_model=_by_model(parts, live),
+    )
+
+
+def _by_model(parts: Sequence[tuple[Header | None, Records]], live: Bits) -> dict[str, int]:
+    """How many of each file's rows are live, by what its header says; `live` runs over all of them."""
+    counts: Counter[str] = Counter()
+    start = 0
+    for header, rows in parts:
+        count = int(np.count_nonzero(live[start : start + len(rows)]))
+        start += len(rows)
+        if header is not None and count:
+            counts[header.fingerprint] += count
+    return dict(counts)
+
+
+def _segment_part(files: Files, layout: TopicLayout, segment_id: int) -> tuple[Header | None, Records]:
+    try:
+        header, meta = read_meta(files, layout, segment_id)
+        return header, np.frombuffer(meta.rows, dtype=ROW)
+    except StoreError:
+        path = layout.bin(segment_id)
+        log_file = read_log_file(files.read(path), name=str(path), dimension=None)
+        return log_file.header, rows_of(log_file, len(log_file.entries))

@@ -1,0 +1,129 @@
+"""The whole log as plain values, for people and other programs.
+
+Rule: opens nothing for writing, needs no lock and works beside a running daemon: it gives what was acknowledged when it
+began. First only the places of all entries are gathered, then they are read one by one in order, so that memory does
+not grow with the contents.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memd.entries import Entry, Status
+from memd.errors import StoreError
+from memd.store.files import DiskFiles, Files
+from memd.store.index.superseded import Bits, Records, superseded
+from memd.store.layout import TopicLayout, segments_before, topic_ids_in
+from memd.store.log.recovery import LogFile, read_log_file
+from memd.store.log.segment import ROW, read_entry, rows_from
+
+
+def export(
+    data_dir: Path, *, topic_id: str | None, live_only: bool, files: Files | None = None
+) -> Iterator[dict[str, Any]]:
+    """Every readable entry, of one topic or of all, by canonical_id; `live_only` leaves out what does not count any
+    more.
+
+    A dict has: id, uuid (hex), topic_id, canonical_id, origin_id, status ("Active" or "Deprecated"), live,
+    utility_multiplier, created_at (ISO 8601, UTC), content, roles, kind, source, supersedes (hex), action, reason.
+
+    Raises:
+        BadTopicId: not a topic name.
+        StoreError: there is no such topic, or a file cannot be read.
+    """
+    files = files or DiskFiles()
+    if topic_id is not None and topic_id not in topic_ids_in(files, data_dir):
+        TopicLayout(data_dir, topic_id)  # raises BadTopicId where it is no name at all
+        raise StoreError(f"{data_dir}: there is no topic {topic_id}; topics are {topic_ids_in(files, data_dir)}")
+    topic_ids = [topic_id] if topic_id is not None else topic_ids_in(files, data_dir)
+    topics = [_Places(files, TopicLayout(data_dir, name)) for name in topic_ids]
+    ids = np.concatenate([topic.rows["canonical_id"] for topic in topics] or [np.empty(0, dtype=np.uint64)])
+    owners = np.repeat(np.arange(len(topics)), [len(topic.rows) for topic in topics])
+    starts = np.cumsum([0, *(len(topic.rows) for topic in topics)])
+    for position in np.argsort(ids, kind="stable").tolist():
+        topic = topics[int(owners[position])]
+        row = position - int(starts[int(owners[position])])
+        live = not bool(topic.gone[row])
+        if live or not live_only:
+            yield _as_dict(topic.read(row), topic.topic_id, live=live)
+
+
+class _Places:
+    """Where the entries of one topic lie, and which of them count."""
+
+    def __init__(self, files: Files, layout: TopicLayout) -> None:
+        self.topic_id = layout.topic_id
+        self._files = files
+        self._paths: list[list[Path]] = []
+        self._ends: list[int] = []
+        rows = [np.empty(0, dtype=ROW)]
+        for paths, found in _log_files(files, layout):
+            self._paths.append(paths)
+            rows.append(found)
+            self._ends.append(sum(map(len, rows)))
+        self.rows: Records = np.concatenate(rows)
+        self.gone: Bits = superseded(self.rows)
+
+    def read(self, row: int) -> Entry:
+        """The entry of one row, from disk."""
+        return read_entry(self._files, self._paths[bisect_right(self._ends, row)], self.rows[row], dimension=None)
+
+
+def _log_files(files: Files, layout: TopicLayout) -> Iterator[tuple[list[Path], Records]]:
+    """The files of a topic, each with the other names it may get, and their columns; oldest first."""
+    data = active_bytes(files, layout)
+    active = read_log_file(data, name=str(layout.active), dimension=None) if data is not None else None
+    number = active.header.segment_id if active is not None and active.header is not None else None
+    for path in map(layout.bin, segments_before(files, layout, data, number)):
+        log_file = read_log_file(files.read(path), name=str(path), dimension=None)
+        yield [path], rows_of(log_file, len(log_file.entries))
+    if active is not None:
+        paths = [layout.active] if number is None else [layout.active, layout.bin(number)]
+        yield paths, rows_of(active, active.whole_count)
+
+
+def active_bytes(files: Files, layout: TopicLayout) -> bytes | None:
+    """The `active.bin` of a topic; None if there is none right now.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    try:
+        return files.read(layout.active)
+    except StoreError:
+        if files.size(layout.active) is None:  # full, and renamed just now; or nothing was ever appended
+            return None
+        raise
+
+
+def rows_of(log_file: LogFile, count: int) -> Records:
+    """The columns of the first `count` entries of a log file."""
+    return rows_from(log_file.entries[:count], log_file.spans[:count])
+
+
+def _as_dict(entry: Entry, topic_id: str, *, live: bool) -> dict[str, Any]:
+    created_at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=entry.created_at)
+    return {
+        "id": entry.public_id,
+        "uuid": entry.uuid.hex(),
+        "topic_id": topic_id,
+        "canonical_id": entry.canonical_id,
+        "origin_id": entry.origin_id,
+        "status": entry.status.name.title(),
+        "live": live,
+        "utility_multiplier": entry.multiplier,
+        "created_at": created_at.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+        "content": entry.content if entry.status is Status.ACTIVE else "",
+        "roles": list(entry.roles),
+        "kind": entry.kind,
+        "source": entry.source,
+        "supersedes": [uuid.hex() for uuid in entry.supersedes],
+        "action": entry.action,
+        "reason": entry.reason,
+    }

@@ -1,0 +1,1 @@
+"""Metrics, the request log, logging, live events and background tasks."""

@@ -1,0 +1,153 @@
+"""How a message of the log becomes a line: for people, or as JSON.
+
+Rule: what people said to a model, or it to them, is in a line only where `log.content` is true. A message's text is
+written in the source and says what happened; what varies is in its fields (`extra`), where anything that may hold words
+of a conversation stands as `Content`. Texts that others wrote (libraries' errors and log messages) are left out for the
+same reason: they quote what they could not read. One message is one line, whatever is in it; where an unexpected error
+came from follows below it, or in JSON within it.
+
+    log.warning("storing failed", extra={"topic": topic.id, "error": error})
+
+    2026-03-01 09:30:00,123 WARNING storing failed topic=default error="hot.log: the disk is full; free …"
+    {"time":"2026-03-01T08:30:00.123Z","level":"warning","event":"storing failed","topic":"default","error":"…"}
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from memd.errors import MemdError
+from memd.settings.model import Log
+
+OWN = "memd"
+LINE_END = "\n"
+LEFT_OUT = "(left out, see log.content)"
+_OF_EVERY_RECORD = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
+_BARE = re.compile(r"[\w.:/@+-]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+class Content:
+    """A text that may hold words of a conversation."""
+
+    def __init__(self, text: object) -> None:
+        self.text = str(text)
+
+    def __str__(self) -> str:
+        return LEFT_OUT
+
+    __repr__ = __str__
+
+
+def _as_it_is(text: str) -> str:
+    return text
+
+
+def begin(settings: Log, redact: Callable[[str], str] = _as_it_is) -> None:
+    """Send the log of this process to stderr; every text in it goes through `redact` first."""
+    handler = logging.StreamHandler(sys.stderr)
+    shape = JsonLines if settings.format == "json" else ConsoleLines
+    handler.setFormatter(shape(content=settings.content, redact=redact))
+    logging.basicConfig(level=settings.level.upper(), handlers=[handler])
+    logging.getLogger("aiohttp").setLevel(logging.WARNING)
+
+
+class _Lines(logging.Formatter):
+    """What both shapes have in common."""
+
+    def __init__(self, *, content: bool, redact: Callable[[str], str] = _as_it_is) -> None:
+        super().__init__()
+        self._content = content
+        self._redact = redact
+
+    def _event(self, record: logging.LogRecord) -> str:
+        """What happened; of what libraries say, the first line: in the others asyncio shows values."""
+        args = record.args
+        if self._content and isinstance(args, tuple):
+            args = tuple(arg.text if isinstance(arg, Content) else arg for arg in args)
+        text = str(record.msg) % args if args else str(record.msg)
+        if record.name != OWN:
+            text = f"{record.name}: {text if self._content else text.partition(LINE_END)[0]}"
+        return self._redact(text)
+
+    def _fields(self, record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
+        """The fields, in the order in which they were given; none that is None."""
+        for name, value in vars(record).items():
+            if name in _OF_EVERY_RECORD or value is None:
+                continue
+            if isinstance(value, Content) and not self._content:
+                continue
+            if isinstance(value, float):
+                yield name, round(value, 3)
+            elif isinstance(value, int):
+                yield name, value
+            else:
+                text = self._error(value) if isinstance(value, BaseException) else _text_of(value)
+                yield name, self._redact(text)
+
+    def _error(self, error: BaseException) -> str:
+        """An error's text if it is memd's or the system's; of others only what kind they are."""
+        if isinstance(error, MemdError):
+            return str(error)
+        quotes_nothing = self._content or isinstance(error, OSError)
+        return f"{type(error).__qualname__}: {error if quotes_nothing else LEFT_OUT}"
+
+    def _trace(self, record: logging.LogRecord) -> str | None:
+        """Where an error came from and what it came of, oldest first, as Python prints it."""
+        error = record.exc_info[1] if record.exc_info else None
+        parts: list[str] = []
+        seen: set[int] = set()
+        while error is not None and id(error) not in seen:
+            seen.add(id(error))
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            parts.insert(0, f"Traceback (most recent call last):\n{frames}{self._error(error)}")
+            error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        return self._redact("\n\n".join(parts)) or None
+
+
+class ConsoleLines(_Lines):
+    """For people: the local time, the level, what happened, `name=value`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        fields = "".join(f" {name}={_shown(value)}" for name, value in self._fields(record))
+        trace = self._trace(record)
+        line = f"{self.formatTime(record)} {record.levelname} {_in_one_line(self._event(record))}{fields}"
+        return line if trace is None else f"{line}\n{trace}"
+
+
+class JsonLines(_Lines):
+    """For programs: one JSON object a line, the time in UTC, the fields beside `time`, `level` and `event`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, in ASCII."""
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        told = {"time": moment.replace("+00:00", "Z"), "level": record.levelname.lower(), "event": self._event(record)}
+        fields = dict(self._fields(record))
+        trace = self._trace(record)
+        more = {} if trace is None else {"traceback": trace}
+        return json.dumps({**told, **fields, **more}, separators=(",", ":"))
+
+
+def _text_of(value: object) -> str:
+    return value.text if isinstance(value, Content) else str(value)
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    if _BARE.fullmatch(text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{_in_one_line(escaped)}"'
+
+
+def _in_one_line(text: str) -> str:
+    """Text that neither ends its line nor tells a terminal what to do."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

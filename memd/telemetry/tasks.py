@@ -1,0 +1,49 @@
+"""Background tasks, in one place.
+
+Rule: nobody else calls `create_task`: a task that only the event loop knows can be garbage-collected in mid-flight, and
+its exception is never seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from memd.telemetry.metrics import Metrics
+
+log = logging.getLogger("memd")
+
+
+class Tasks:
+    """A set of tasks that are kept alive, report what kills them, and end together."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Run `work` in the background; a failure is logged under `name`."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def finish(self, timeout_seconds: float) -> None:
+        """Wait for what is running, then cancel what is left."""
+        if self._running:
+            await asyncio.wait(set(self._running), timeout=timeout_seconds)
+        for task in list(self._running):
+            task.cancel()
+        if self._running:
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a background task failed", extra={"task": task.get_name()}, exc_info=error)
+            self._metrics.errors.add("background")

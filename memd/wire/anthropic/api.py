@@ -1,0 +1,138 @@
+"""Anthropic's `POST /v1/messages`: its body read for memd, and written again with the least possible change.
+
+Rule: a user message with tool results is several messages to memd (see `anthropic_message.py`) and one element again
+when it is written. Memory is always merged into the user message: the API has no other role in mid-conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
+
+import msgspec
+from msgspec import Raw
+
+from memd.errors import BadRequestBody
+from memd.messages import Message
+from memd.wire.anthropic.capture import AnthropicCapture, reply_of
+from memd.wire.anthropic.message import encode_message, joined, parse_message, pieces_of
+from memd.wire.capture import Capture, Reply
+from memd.wire.chat.message import UNREADABLE, with_text_in_front
+from memd.wire.request import (
+    Insertion,
+    MessageCache,
+    ModelRequest,
+    Placement,
+    encode_body,
+    objects_in,
+    request_from,
+    texts_by_position,
+    top_level,
+)
+
+_ERROR_TYPES = {413: "request_too_large", 502: "api_error"}
+
+
+class _Typed(msgspec.Struct):
+    type: str = ""
+
+
+_typed_decoder = msgspec.json.Decoder(_Typed)
+
+
+class Anthropic:
+    """Anthropic's messages; see `request.Api`."""
+
+    name = "messages"
+    path = "/messages"
+    count_path = "/v1/messages/count_tokens"
+
+    def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
+        """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode.
+
+        A request that goes on with a thread, whose earlier messages the upstream keeps, is none.
+        """
+        members = top_level(body)
+        if _goes_on(members.get("thread")):
+            raise BadRequestBody("the request goes on with a thread that the upstream keeps")
+        raw_messages: list[Raw] = []
+        continues: list[bool] = []
+        for element in objects_in(members, "messages"):
+            pieces = pieces_of(element)
+            raw_messages += pieces
+            continues += [number > 0 for number in range(len(pieces))]
+        return request_from(
+            body,
+            members,
+            list_name="messages",
+            raw_messages=raw_messages,
+            continues=continues,
+            parse=parse_message,
+            cache=cache,
+            bounds=("max_tokens",),
+            standing=("system", "tools"),
+        )
+
+    def encode(
+        self,
+        request: ModelRequest,
+        *,
+        leave_out: Collection[int] = (),
+        insertions: Sequence[Insertion] = (),
+        placement: Placement = "separate",
+    ) -> bytes:
+        """See `Api.encode`. Whatever the placement, in front of the message's own content, behind tool results."""
+        if request.original is not None and not leave_out and not insertions:
+            return request.original
+        left_out = frozenset(leave_out)
+        texts = {at: "\n\n".join(blocks) for at, blocks in texts_by_position(request, insertions).items()}
+        elements: list[Raw] = []
+        for element in _elements(request.continues):
+            shown = [position for position in element if position not in left_out]
+            raw = [request.raw_messages[position] for position in shown]
+            if len(element) > 1 and shown:
+                elements.append(joined(raw, [texts.get(position, "") for position in shown]))
+            elif shown:
+                elements.append(with_text_in_front(raw[0], texts[shown[0]]) if shown[0] in texts else raw[0])
+        return encode_body(request, "messages", elements)
+
+    def encode_message(self, message: Message) -> Raw:
+        """See `Api.encode_message`."""
+        return encode_message(message)
+
+    def continues(self, message: Message, previous: Message | None) -> bool:
+        """The results of parallel calls stand in one user message."""
+        return message.role == "tool" and previous is not None and previous.role == "tool"
+
+    def new_capture(self, bytes_max: int) -> Capture:
+        """See `Api.new_capture`."""
+        return AnthropicCapture(bytes_max)
+
+    def reply_of(self, body: bytes) -> Reply:
+        """See `Api.reply_of`."""
+        return reply_of(body)
+
+    def carries_memory_out(self, data: bytes) -> bool:
+        """The first event does, `message_start`."""
+        return _typed_decoder.decode(data).type == "message_start"
+
+    def error_body(self, status: int, message: str, kind: str) -> bytes:
+        """Anthropic's shape."""
+        error = {"type": _ERROR_TYPES.get(status, kind), "message": message}
+        return msgspec.json.encode({"type": "error", "error": error})
+
+
+def _goes_on(thread: Raw | None) -> bool:
+    try:
+        return thread is not None and _typed_decoder.decode(thread).type == "continue"
+    except UNREADABLE:
+        return False
+
+
+def _elements(continues: Sequence[bool]) -> Iterator[range]:
+    """The positions of the messages in each element of the list."""
+    begins = [position for position, same in enumerate(continues) if not same]
+    return (range(begin, end) for begin, end in pairwise([*begins, len(continues)]))
+
+
+ANTHROPIC = Anthropic()

@@ -1,0 +1,198 @@
+"""Messages of Anthropic's API: what they mean to memd, the pieces that one is made of, and its bytes again.
+
+Rule: a message means what llama.cpp makes of it, its translation into a chat message, so that a conversation has the
+same digests whichever API it is told through. A piece has the blocks of one `Message`; the pieces of an element that
+are joined again are that element, block by block.
+
+    element  {"role": "user", "content": [tool_result a, tool_result b, text, image]}
+    pieces        tool: [tool_result a]    tool: [tool_result b]    user: [text, image]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from memd.errors import BadRequestBody
+from memd.messages import Message
+from memd.wire.chat import message
+from memd.wire.chat.message import UNREADABLE, with_text_in_front
+
+_PLACES = "memd_places"  # member of a piece: which blocks of its element it has; never forwarded
+_TOOL_RESULT = b'"tool_result"'
+_UNHASHED_TYPES = frozenset({b'"thinking"', b'"redacted_thinking"'})
+
+
+class _Block(msgspec.Struct):
+    """The members of a content block that memd reads; an absent one is empty."""
+
+    type: Raw = Raw()
+    text: Raw = Raw()
+    source: Raw = Raw()
+    id: Raw = Raw()
+    name: Raw = Raw()
+    input: Raw = Raw()
+    tool_use_id: Raw = Raw()
+    content: Raw = Raw()
+
+
+class _Source(msgspec.Struct):
+    type: str
+    media_type: str = "image/jpeg"  # as in llama.cpp
+    data: str = ""
+    url: str = ""
+
+
+_object_decoder = msgspec.json.Decoder(dict[str, Raw])
+_list_decoder = msgspec.json.Decoder(list[Raw])
+_places_decoder = msgspec.json.Decoder(list[int])
+_block_decoder = msgspec.json.Decoder(_Block)
+_source_decoder = msgspec.json.Decoder(_Source)
+
+
+def parse_message(raw: Raw | bytes) -> Message:
+    """The message that one piece stands for, without memory blocks and reasoning.
+
+    Raises:
+        BadRequestBody: not a JSON object, or text in it is not valid Unicode.
+    """
+    try:
+        members = _object_decoder.decode(raw)
+        if not _is_list(members.get("content")):
+            return message.parse_message(raw)
+        translated = _translated(members.get("role"), _list_decoder.decode(members["content"]))
+        return message.parse_message(msgspec.json.encode(translated))
+    except UNREADABLE as error:
+        raise BadRequestBody(f"a message cannot be read: {error}; it must be a JSON object in valid UTF-8") from error
+
+
+def pieces_of(element: Raw) -> list[Raw]:
+    """A user message as its tool results, one by one, and then the rest; any other message as it is.
+
+    Raises:
+        BadRequestBody: it cannot be read.
+    """
+    if _TOOL_RESULT not in bytes(element):
+        return [element]
+    try:
+        members = _object_decoder.decode(element)
+        if bytes(members.get("role", b"")) != b'"user"' or not _is_list(members.get("content")):
+            return [element]
+        blocks = _list_decoder.decode(members["content"])
+        results = [place for place, block in enumerate(blocks) if bytes(_block(block).type) == _TOOL_RESULT]
+    except UNREADABLE as error:
+        raise BadRequestBody(f"a message cannot be read: {error}") from error
+    others = sorted(set(range(len(blocks))).difference(results))
+    runs = [[place] for place in results] + ([others] if others else [])
+    if len(runs) < 2:
+        return [element]
+    return [
+        Raw(msgspec.json.encode({**members, "content": [blocks[place] for place in run], _PLACES: run})) for run in runs
+    ]
+
+
+def joined(pieces: Sequence[Raw], texts: Sequence[str]) -> Raw:
+    """One element out of the pieces of it that are to be shown.
+
+    Args:
+        texts: what is put in front of each piece's blocks; empty for nothing.
+    """
+    placed: list[tuple[int, Raw]] = []
+    element: dict[str, Raw] = {}
+    for piece, text in zip(pieces, texts, strict=True):
+        members = _object_decoder.decode(with_text_in_front(piece, text) if text else piece)
+        blocks = _list_decoder.decode(members["content"])
+        known = members.pop(_PLACES, None)
+        places = list(range(len(placed), len(placed) + len(blocks))) if known is None else _places_decoder.decode(known)
+        places = places[:1] * (len(blocks) - len(places)) + places  # what is put in front stands where the first stood
+        placed += zip(places, blocks, strict=True)
+        element = element or members
+    placed.sort(key=lambda block: block[0])
+    element["content"] = Raw(msgspec.json.encode([block for _, block in placed]))
+    return Raw(msgspec.json.encode(element))
+
+
+def encode_message(message: Message) -> Raw:
+    """`message` as an element of its own; its attachments are gone, their `[image]` in the text stays."""
+    if message.role == "tool":
+        result = {"type": "tool_result", "tool_use_id": message.tool_call_id, "content": message.text}
+        return Raw(msgspec.json.encode({"role": "user", "content": [result]}))
+    content: str | list[dict[str, Any]] = message.text
+    if message.tool_calls:
+        content = [{"type": "text", "text": message.text}] if message.text else []
+        content += [
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
+            for call in message.tool_calls
+        ]
+    return Raw(msgspec.json.encode({"role": message.role, "content": content}))
+
+
+def _is_list(raw: Raw | None) -> bool:
+    return raw is not None and bytes(memoryview(raw)[:1]) == b"["
+
+
+def _block(raw: Raw) -> _Block:
+    """A content block; one that is no object has no members."""
+    return _block_decoder.decode(raw) if bytes(memoryview(raw)[:1]) == b"{" else _Block()
+
+
+def _input(arguments: str) -> Raw:
+    """Arguments as the object that `input` has to be; what is none, as a model may write it, as text in one."""
+    try:
+        _object_decoder.decode(arguments.strip() or "{}")
+    except UNREADABLE:
+        return Raw(msgspec.json.encode({"arguments": arguments}))
+    return Raw((arguments.strip() or "{}").encode())
+
+
+def _translated(role: Raw | None, blocks: list[Raw]) -> dict[str, Any]:
+    """The chat message that a piece stands for."""
+    message: dict[str, Any] = {"role": role if role is not None else "", "content": []}
+    calls: list[Any] = []
+    for raw in blocks:
+        block = _block(raw)
+        kind = bytes(block.type)
+        if kind == _TOOL_RESULT:
+            return {"role": "tool", **_present(tool_call_id=block.tool_use_id, content=_result(block.content))}
+        if kind == b'"tool_use"':
+            function = _present(name=block.name, arguments=block.input)
+            calls.append({**_present(id=block.id), "function": function})
+        elif kind not in _UNHASHED_TYPES:
+            message["content"].append(_part(raw, block))
+    return {**message, "tool_calls": calls}
+
+
+def _result(content: Raw) -> Any:
+    """What a tool answered, as the content of a chat message."""
+    return [_part(raw, _block(raw)) for raw in _list_decoder.decode(content)] if _is_list(content) else content
+
+
+def _part(raw: Raw, block: _Block) -> Any:
+    """A block as a content part. `cache_control`, which clients move from turn to turn, is no part of it."""
+    kind = bytes(block.type)
+    if kind == b'"text"':
+        return {"type": "text", **_present(text=block.text)}
+    if kind == b'"image"' and (url := _image_url(block.source)):
+        return {"type": "image_url", "image_url": {"url": url}}
+    if not kind:
+        return raw
+    members = _object_decoder.decode(raw)
+    members.pop("cache_control", None)
+    return members
+
+
+def _image_url(source: Raw) -> str:
+    """The address of an image as the chat API has it; empty for a source that it does not know."""
+    try:
+        image = _source_decoder.decode(source)
+    except UNREADABLE:
+        return ""
+    return f"data:{image.media_type};base64,{image.data}" if image.type == "base64" else image.url
+
+
+def _present(**members: Any) -> dict[str, Any]:
+    """Those members that are not empty bytes, which would be no JSON."""
+    return {name: value for name, value in members.items() if not isinstance(value, Raw) or bytes(value)}

@@ -1,0 +1,1 @@
+"""OpenAI's chat completions: `POST /v1/chat/completions`."""

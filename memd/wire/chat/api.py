@@ -1,0 +1,109 @@
+"""`POST /v1/chat/completions`: its body read for memd, and written again with the least possible change.
+
+Rule: one message is one element of `messages`, whose bytes stay unless memory is merged into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+from msgspec import Raw
+
+from memd.messages import Message
+from memd.wire.capture import Capture, Reply, StreamCapture, capture_json
+from memd.wire.chat.message import encode_message, parse_message, with_text_in_front
+from memd.wire.request import (
+    Insertion,
+    MessageCache,
+    ModelRequest,
+    Placement,
+    encode_body,
+    objects_in,
+    request_from,
+    texts_by_position,
+    top_level,
+)
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[Raw] = []
+
+
+_chunk_decoder = msgspec.json.Decoder(_Chunk)
+
+
+class Chat:
+    """OpenAI's chat completions; see `request.Api`."""
+
+    name = "chat"
+    path = "/chat/completions"
+    count_path = "/v1/chat/completions/input_tokens"
+
+    def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
+        """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""
+        members = top_level(body)
+        raw_messages = objects_in(members, "messages")
+        return request_from(
+            body,
+            members,
+            list_name="messages",
+            raw_messages=raw_messages,
+            continues=[False] * len(raw_messages),
+            parse=parse_message,
+            cache=cache,
+            bounds=("max_completion_tokens", "max_tokens", "n_predict"),
+            standing=("tools", "functions"),
+        )
+
+    def encode(
+        self,
+        request: ModelRequest,
+        *,
+        leave_out: Collection[int] = (),
+        insertions: Sequence[Insertion] = (),
+        placement: Placement = "separate",
+    ) -> bytes:
+        """See `Api.encode`. 'separate': a developer message of its own. 'merged': in front of the message's content."""
+        if request.original is not None and not leave_out and not insertions:
+            return request.original
+        left_out = frozenset(leave_out)
+        texts = texts_by_position(request, insertions)
+        messages: list[Raw] = []
+        for position, raw in enumerate(request.raw_messages):
+            if position in left_out:
+                continue
+            blocks = texts.get(position, [])
+            if blocks and placement == "merged":
+                messages.append(with_text_in_front(raw, "\n\n".join(blocks)))
+                continue
+            messages += [Raw(msgspec.json.encode({"role": "developer", "content": text})) for text in blocks]
+            messages.append(raw)
+        return encode_body(request, "messages", messages)
+
+    def encode_message(self, message: Message) -> Raw:
+        """See `Api.encode_message`."""
+        return Raw(encode_message(message))
+
+    def continues(self, message: Message, previous: Message | None) -> bool:
+        """Never: each message is an element of its own."""
+        return False
+
+    def new_capture(self, bytes_max: int) -> Capture:
+        """See `Api.new_capture`."""
+        return StreamCapture(bytes_max)
+
+    def reply_of(self, body: bytes) -> Reply:
+        """See `Api.reply_of`."""
+        return capture_json(body)
+
+    def carries_memory_out(self, data: bytes) -> bool:
+        """A chunk that has a choice does: on others clients stumble."""
+        return bool(_chunk_decoder.decode(data).choices)
+
+    def error_body(self, status: int, message: str, kind: str) -> bytes:
+        """OpenAI's shape."""
+        return msgspec.json.encode({"error": {"message": message, "type": kind, "code": status}})
+
+
+CHAT = Chat()

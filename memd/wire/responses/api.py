@@ -1,0 +1,144 @@
+"""`POST /v1/responses`: its body read for memd, and written again with the least possible change.
+
+Rule: consecutive items of the assistant (reasoning, text, calls) are one message, as llama.cpp takes them; its entry in
+`raw_messages` is their JSON texts joined by commas. An `input` that is a string is the only entry, as it stands, and
+stays one until something has to be placed beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+from msgspec import Raw
+
+from memd.errors import BadRequestBody
+from memd.messages import Message
+from memd.wire.capture import Capture, Reply
+from memd.wire.chat.api import CHAT
+from memd.wire.chat.message import with_text_in_front
+from memd.wire.request import (
+    Insertion,
+    MessageCache,
+    ModelRequest,
+    Placement,
+    encode_body,
+    objects_in,
+    request_from,
+    texts_by_position,
+    top_level,
+)
+from memd.wire.responses.capture import CONCLUSIONS, ResponsesCapture, capture_json
+from memd.wire.responses.items import block_item, encode_items, is_of_assistant, item_of_string, parse_items
+
+_HELD_ELSEWHERE = ("previous_response_id", "conversation")
+"""Members that name a conversation which the upstream keeps: then the input does not stand for itself."""
+
+
+class _Event(msgspec.Struct):
+    type: str = ""
+
+
+_event_decoder = msgspec.json.Decoder(_Event)
+
+
+class Responses:
+    """OpenAI's responses; see `request.Api`."""
+
+    name = "responses"
+    path = "/responses"
+    count_path = "/v1/responses/input_tokens"
+
+    def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
+        """See `Api.parse`: a JSON object whose `input` is a string or a list of objects and is all there is."""
+        members = top_level(body)
+        for name in _HELD_ELSEWHERE:
+            if bytes(members.get(name, b"null")) not in (b"null", b'""'):
+                raise BadRequestBody(f"`{name}` names a conversation that the upstream keeps; it is left to it")
+        raw_messages = _raw_messages(members)
+        return request_from(
+            body,
+            members,
+            list_name="input",
+            raw_messages=raw_messages,
+            continues=[False] * len(raw_messages),
+            parse=parse_items,
+            cache=cache,
+            bounds=("max_output_tokens",),
+            standing=("instructions", "tools"),
+        )
+
+    def encode(
+        self,
+        request: ModelRequest,
+        *,
+        leave_out: Collection[int] = (),
+        insertions: Sequence[Insertion] = (),
+        placement: Placement = "separate",
+    ) -> bytes:
+        """See `Api.encode`. 'separate': a developer message of its own. 'merged': in front of a user's content."""
+        if request.original is not None and not leave_out and not insertions:
+            return request.original
+        left_out = frozenset(leave_out)
+        texts = texts_by_position(request, insertions)
+        if len(request.raw_messages) == 1 and not left_out and not texts and _is_string(request.raw_messages[0]):
+            return encode_body(request, "input", request.raw_messages[0])
+        elements: list[Raw] = []
+        for position, raw in enumerate(request.raw_messages):
+            if position in left_out:
+                continue
+            items = item_of_string(raw) if _is_string(raw) else raw
+            blocks = texts.get(position, [])
+            if blocks and placement == "merged" and request.messages[position].role == "user":
+                elements.append(with_text_in_front(items, "\n\n".join(blocks), part_type="input_text"))
+                continue
+            elements += [block_item(text) for text in blocks]
+            elements.append(items)
+        return encode_body(request, "input", elements)
+
+    def encode_message(self, message: Message) -> Raw:
+        """See `Api.encode_message`."""
+        return encode_items(message)
+
+    def continues(self, message: Message, previous: Message | None) -> bool:
+        """Never: no two messages share an item."""
+        return False
+
+    def new_capture(self, bytes_max: int) -> Capture:
+        """See `Api.new_capture`."""
+        return ResponsesCapture(bytes_max)
+
+    def reply_of(self, body: bytes) -> Reply:
+        """See `Api.reply_of`."""
+        return capture_json(body)
+
+    def carries_memory_out(self, data: bytes) -> bool:
+        """The event that ends the stream does: it has the whole response, and clients keep what else it holds."""
+        return _event_decoder.decode(data).type in CONCLUSIONS
+
+    def error_body(self, status: int, message: str, kind: str) -> bytes:
+        """OpenAI's shape."""
+        return CHAT.error_body(status, message, kind)
+
+
+def _raw_messages(members: Mapping[str, Raw]) -> list[Raw]:
+    """The entries that messages are made of: a string, or items, those of one assistant message together."""
+    if _is_string(members.get("input", Raw())):
+        return [members["input"]]
+    groups: list[list[bytes]] = []
+    follows_assistant = False
+    for raw in objects_in(members, "input"):
+        of_assistant = is_of_assistant(raw)
+        if of_assistant and follows_assistant:
+            groups[-1].append(bytes(raw))
+        else:
+            groups.append([bytes(raw)])
+        follows_assistant = of_assistant
+    return [Raw(b",".join(group)) for group in groups]
+
+
+def _is_string(raw: Raw) -> bool:
+    return bytes(memoryview(raw)[:1]) == b'"'
+
+
+RESPONSES = Responses()

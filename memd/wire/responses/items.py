@@ -1,0 +1,181 @@
+"""The items of the responses API as `Message`s, and `Message`s as items.
+
+Rule: an item becomes the chat message that llama.cpp makes of it, which `chat_message.py` reads; so it has the digest
+of the same message told through chat completions. Any JSON object becomes some message; only unreadable bytes raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from memd.errors import BadRequestBody
+from memd.messages import Message, canonical_arguments
+from memd.wire.chat.message import UNREADABLE, lenient_text, parse_message
+
+_ASSISTANT = "assistant"
+_REFERRING = frozenset({"reasoning", "item_reference"})
+"""Items that count for nothing: reasoning is never hashed or stored, a reference says nothing to who has no store."""
+
+
+class _Item(msgspec.Struct):
+    """The members of an item that memd reads; an absent one is empty."""
+
+    type: Raw = Raw()
+    role: Raw = Raw()
+    content: Raw = Raw()
+    name: Raw = Raw()
+    call_id: Raw = Raw()
+    arguments: Raw = Raw()
+    input: Raw = Raw()
+    output: Raw = Raw()
+
+
+class _Image(msgspec.Struct):
+    type: Any = None
+    image_url: Any = None
+    detail: Any = None
+
+
+_item_decoder = msgspec.json.Decoder(_Item)
+_items_decoder = msgspec.json.Decoder(list[Raw])
+_image_decoder = msgspec.json.Decoder(_Image)
+
+
+def is_of_assistant(raw: Raw | bytes) -> bool:
+    """Whether the item `raw` is a part of an assistant message: its text, its calls, its reasoning.
+
+    Raises:
+        BadRequestBody: not a JSON object.
+    """
+    item, kind = _decoded(raw)
+    if kind == "message":
+        return lenient_text(item.role) == _ASSISTANT
+    return not kind.endswith("_output")
+
+
+def parse_items(raw: Raw | bytes) -> Message:
+    """The message that items make up, `raw` being their JSON texts joined by commas, or the string of a user.
+
+    Raises:
+        BadRequestBody: not JSON objects, or text in them is not valid Unicode.
+    """
+    if bytes(memoryview(raw)[:1]) == b'"':
+        return parse_message(_encoded({"role": "user", "content": Raw(raw)}))
+    try:
+        items = _items_decoder.decode(b"[%b]" % bytes(raw))
+    except UNREADABLE as error:
+        raise BadRequestBody(f"an item cannot be read: {error}") from error
+    return merged([parse_item(item) for item in items])
+
+
+def parse_item(raw: Raw | bytes) -> Message:
+    """The message that one item makes up by itself.
+
+    Raises:
+        BadRequestBody: not a JSON object, or text in it is not valid Unicode.
+    """
+    item, kind = _decoded(raw)
+    try:
+        return parse_message(_encoded(_as_chat(item, kind, bytes(raw))))
+    except UNREADABLE as error:
+        raise BadRequestBody(f"an item cannot be read: {error}") from error
+
+
+def merged(messages: list[Message]) -> Message:
+    """One assistant message of the messages that its items make up; a single one as it is."""
+    if len(messages) == 1:
+        return messages[0]
+    return Message(
+        role=_ASSISTANT,
+        text="\n".join(message.text for message in messages if message.text),
+        tool_calls=tuple(call for message in messages for call in message.tool_calls),
+        attachments=tuple(digest for message in messages for digest in message.attachments),
+    )
+
+
+def encode_items(message: Message) -> Raw:
+    """`message` as items, their JSON texts joined by commas; its attachments are gone, their `[image]` stays."""
+    return Raw(b",".join(_encoded(item) for item in _items_of(message)))
+
+
+def block_item(text: str) -> Raw:
+    """A block as a developer message of its own."""
+    return Raw(_encoded({"type": "message", "role": "developer", "content": text}))
+
+
+def item_of_string(raw: Raw) -> Raw:
+    """The item that an `input` that is a string stands for."""
+    return Raw(_encoded({"type": "message", "role": "user", "content": raw}))
+
+
+def _decoded(raw: Raw | bytes) -> tuple[_Item, str]:
+    """An item and its type; messages may leave theirs out."""
+    try:
+        item = _item_decoder.decode(raw)
+        return item, lenient_text(item.type) or "message"
+    except UNREADABLE as error:
+        raise BadRequestBody(f"an item cannot be read: {error}; it must be a JSON object in valid UTF-8") from error
+
+
+def _as_chat(item: _Item, kind: str, encoded: bytes) -> dict[str, Any]:
+    """The item as a chat message."""
+    if kind == "message":
+        return {"role": _or_null(item.role), "content": _content(item.content), "name": _or_null(item.name)}
+    if kind.endswith("_output"):
+        return {"role": "tool", "content": _content(item.output), "tool_call_id": _or_null(item.call_id)}
+    if kind in _REFERRING:
+        return {"role": _ASSISTANT}
+    name = _or_null(item.name)
+    if kind == "function_call":
+        call: dict[str, Any] = {"function": {"name": name, "arguments": _or_null(item.arguments)}}
+    elif kind == "custom_tool_call":
+        call = {"custom": {"name": name, "input": _or_null(item.input)}}
+    else:  # what only a vendor's own server makes and reads; it stands as one part, whatever the order of its members
+        return {"role": _ASSISTANT, "content": [Raw(canonical_arguments(encoded.decode()).encode())]}
+    return {"role": _ASSISTANT, "tool_calls": [{"id": _or_null(item.call_id), **call}]}
+
+
+def _content(raw: Raw) -> Any:
+    """A message's content, its images written as in chat completions."""
+    if bytes(memoryview(raw)[:1]) != b"[":
+        return _or_null(raw)
+    return [_part(part) for part in _items_decoder.decode(raw)]
+
+
+def _part(raw: Raw) -> Any:
+    """A content part; `[image]`s have the digest that they have through chat completions, from most clients."""
+    if bytes(memoryview(raw)[:1]) != b"{":
+        return raw
+    image = _image_decoder.decode(raw)
+    if image.type != "input_image" or not isinstance(image.image_url, str):
+        return raw
+    url: dict[str, Any] = {"url": image.image_url}
+    if image.detail not in (None, "auto"):  # what chat clients leave out and responses clients must write
+        url["detail"] = image.detail
+    return {"type": "image_url", "image_url": url}
+
+
+def _items_of(message: Message) -> Iterable[dict[str, Any]]:
+    if message.role == "tool":
+        yield {"type": "function_call_output", "call_id": message.tool_call_id, "output": message.text}
+        return
+    if message.role != _ASSISTANT:
+        yield {"type": "message", "role": message.role, "content": message.text}
+        return
+    if message.text or not message.tool_calls:
+        part = {"type": "output_text", "text": message.text, "annotations": []}
+        yield {"type": "message", "role": _ASSISTANT, "content": [part]}
+    for call in message.tool_calls:
+        yield {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
+
+
+def _or_null(raw: Raw) -> Raw | None:
+    return raw if bytes(raw) else None
+
+
+def _encoded(value: Any) -> bytes:
+    return msgspec.json.encode(value)
