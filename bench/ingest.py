@@ -51,6 +51,7 @@ from memd.ingest.topics import Topic
 from memd.messages import Message, chain_all
 from memd.proxy.app import running
 from memd.proxy.service import Daemon
+from memd.recall.retrieve import Budget
 from memd.settings.model import Config, Listen, Log, Segment, Upstream
 from memd.store.store import Store
 
@@ -62,6 +63,7 @@ MERGED_SEGMENTS, MERGED_ENTRIES = 8, 2500
 ROUNDS = 5
 """Turns of peace and load."""
 PAUSE_SECONDS = 0.02
+BUDGET = Budget(2000)
 """Between two questions: ingestion stands back for each, and must not come to a halt."""
 SAMPLES_MIN = 100
 WARMING_UP = "warming up"
@@ -199,7 +201,7 @@ class Asker:
         """Ask until told to end."""
         while not ended():
             started = time.perf_counter()
-            await self._daemon.recall.query(next(self._questions), self._topic.log, [], visible_digests=())
+            await self._daemon.retriever.retrieve(next(self._questions), [self._topic.log], BUDGET)
             self._took[state].append(1000 * (time.perf_counter() - started))
             await asyncio.sleep(PAUSE_SECONDS)
 

@@ -41,6 +41,7 @@ from rich.table import Table
 
 from memd.proxy.app import running
 from memd.proxy.service import Daemon
+from memd.recall.retrieve import Budget
 from memd.settings.model import Buffer, Chunking, Config, Injection, Listen, Log, Retrieval, Upstream
 
 WINDOW_TOKENS = 1_000_000
@@ -207,8 +208,9 @@ async def answers(talk: Talk, config: Config) -> Answers:
             block = stand_in.last.partition("[/memory]")[0] if stand_in.last.startswith("[memory]") else ""
             told.blocks.append(block)
             told.tokens.append(daemon.counter.count(block))
-            recalled = await daemon.recall.query(question.text, topic.log, [], visible_digests=())
-            told.ranked.append([candidate.entry.content for candidate in recalled.candidates])
+            budget = Budget(daemon.config.injection.budget_tokens)
+            retrieved = await daemon.retriever.retrieve(question.text, [topic.log], budget)
+            told.ranked.append([one.candidate.entry.content for one in retrieved.candidates])
     return told
 
 

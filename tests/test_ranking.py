@@ -9,7 +9,7 @@ from candidates import candidate, entry
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.recall.ranking import PRESSURE_FROM, Candidate, is_visible, relevant, select
+from memd.recall.ranking import PRESSURE_FROM, Candidate, Ranked, Verdict, is_visible, rank, select
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
@@ -21,7 +21,12 @@ def best(
     top_k: int = 32,
     visible_digests: Collection[bytes] = (),
 ) -> list[Candidate]:
-    return relevant(candidates, min_score=min_score, top_k=top_k, visible_digests=visible_digests)
+    ranked = rank(candidates, min_score=min_score, top_k=top_k, visible_digests=visible_digests)
+    return [one.candidate for one in ranked if one.excluded is None]
+
+
+def worth_showing(candidates: Sequence[Candidate]) -> list[Ranked]:
+    return [Ranked(one) for one in candidates]
 
 
 def contents(candidates: Sequence[Candidate]) -> list[str]:
@@ -30,7 +35,12 @@ def contents(candidates: Sequence[Candidate]) -> list[str]:
 
 def shown(candidates: Sequence[Candidate], budget: int, frame: int = 0) -> list[str]:
     """What `select` shows where a chunk costs as many tokens as its content has characters."""
-    selection = select(candidates, budget_tokens=budget, frame_tokens=frame, cost=lambda one, _: len(one.entry.content))
+    selection = select(
+        worth_showing(candidates),
+        budget_tokens=budget,
+        frame_tokens=frame,
+        cost=lambda one, _: len(one.entry.content),
+    )
     return contents(selection.shown)
 
 
@@ -68,9 +78,14 @@ def test_what_the_prompt_says_itself_takes_no_place_among_the_best() -> None:
 def test_a_chunk_that_a_block_shows_already_keeps_its_place_in_the_budget_and_is_not_shown_twice() -> None:
     found = [candidate("1", 0.9, "x" * 10), candidate("2", 0.8, "y" * 10), candidate("3", 0.7, "z" * 10)]
     selection = select(
-        found, budget_tokens=20, frame_tokens=0, cost=lambda one, _: 10, visible_uuids={found[0].entry.uuid}
+        worth_showing(found),
+        budget_tokens=20,
+        frame_tokens=0,
+        cost=lambda one, _: 10,
+        shown_uuids={found[0].entry.uuid},
     )
     assert contents(selection.shown) == ["y" * 10]
+    assert [one.verdict for one in selection.judged] == [Verdict.EARLIER, Verdict.INJECTED, Verdict.NO_ROOM]
     assert selection.fill_ratio == 1.5
 
 
@@ -83,7 +98,7 @@ def test_what_finds_no_room_may_be_guessed() -> None:
         exact = len(one.entry.content)
         return exact if exact <= left else left + 1
 
-    selection = select(found, budget_tokens=20, frame_tokens=2, cost=cost)
+    selection = select(worth_showing(found), budget_tokens=20, frame_tokens=2, cost=cost)
     assert (contents(selection.shown), asked) == (["x" * 10, "z" * 5], [18, 8, 8])
     assert selection.fill_ratio > 1
 
@@ -92,12 +107,6 @@ def test_a_chunk_is_visible_only_with_all_its_messages() -> None:
     assert is_visible(entry("1", digests=(A, B)), {A, B, C})
     assert not is_visible(entry("1", digests=(A, B)), {A})
     assert not is_visible(entry("1", digests=()), {A}), "a chunk that came from no message never is"
-
-
-def test_a_chunk_that_two_topics_have_is_found_once_as_its_newest_entry_has_it() -> None:
-    original = candidate("aa", 0.9, "original", topic_id="home", at=1)
-    adopted = candidate("aa", 0.4, "adopted", topic_id="other", at=5, origin_id=1)
-    assert contents(best([original, adopted])) == contents(best([adopted, original])) == ["adopted"]
 
 
 def test_chunks_are_read_in_the_order_in_which_they_were_said() -> None:
@@ -122,7 +131,7 @@ def test_the_frame_is_part_of_the_budget() -> None:
 
 @pytest.mark.parametrize("budget", [0, -5])
 def test_without_a_budget_nothing_is_shown_and_nothing_is_signalled(budget: int) -> None:
-    selection = select([candidate("1")], budget_tokens=budget, frame_tokens=0, cost=lambda one, _: 1)
+    selection = select(worth_showing([candidate("1")]), budget_tokens=budget, frame_tokens=0, cost=lambda one, _: 1)
     assert selection.shown == () and selection.fill_ratio == 0.0
 
 
@@ -133,8 +142,10 @@ def test_where_nothing_was_found_the_budget_is_empty() -> None:
 
 def test_the_fill_ratio_counts_what_does_not_fit_as_well() -> None:
     found = [candidate(str(number)) for number in range(3)]
-    assert select(found, budget_tokens=20, frame_tokens=5, cost=lambda one, _: 10).fill_ratio == pytest.approx(1.75)
-    assert select(found, budget_tokens=35, frame_tokens=5, cost=lambda one, _: 10).fill_ratio == 1.0
+    assert select(
+        worth_showing(found), budget_tokens=20, frame_tokens=5, cost=lambda one, _: 10
+    ).fill_ratio == pytest.approx(1.75)
+    assert select(worth_showing(found), budget_tokens=35, frame_tokens=5, cost=lambda one, _: 10).fill_ratio == 1.0
     assert PRESSURE_FROM == 0.8
 
 
@@ -143,7 +154,9 @@ def test_the_budget_is_never_exceeded_and_overflow_means_that_something_is_missi
     costs: list[int], budget: int, frame: int
 ) -> None:
     found = [candidate(f"{number:x}", 1 - number / 100, "x" * cost, at=number) for number, cost in enumerate(costs)]
-    selection = select(found, budget_tokens=budget, frame_tokens=frame, cost=lambda one, _: len(one.entry.content))
+    selection = select(
+        worth_showing(found), budget_tokens=budget, frame_tokens=frame, cost=lambda one, _: len(one.entry.content)
+    )
     used = sum(len(one.entry.content) for one in selection.shown)
     assert not selection.shown or used + frame <= budget
     assert (selection.fill_ratio > 1) == (len(selection.shown) < len(found))

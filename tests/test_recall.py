@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,8 +15,7 @@ from memd.embedding.fastembed import Embedder, load_embedder
 from memd.embedding.priority import RightOfWay
 from memd.entries import Draft, utility_multiplier
 from memd.errors import EmbeddingError
-from memd.recall.ranking import Candidate
-from memd.recall.retrieve import Recall
+from memd.recall.retrieve import Budget, Retrieved, Retriever
 from memd.recall.topic_search import TopicSearch
 from memd.settings.model import Retrieval
 from memd.store.store import Store, TopicLog
@@ -28,6 +26,18 @@ FACTS = ("The spare key hangs behind the blue bicycle.", "The spare key is copie
 @pytest.fixture(scope="module")
 def embedder() -> Embedder:
     return load_embedder("bundled", 1)
+
+
+BUDGET = Budget(2000)
+
+
+def retriever_of(encoder: Encoder, settings: Retrieval) -> Retriever:
+    """A retriever for which a token is a word."""
+    return Retriever(encoder, settings, RightOfWay(), header="Excerpts.", count=lambda text: len(text.split()))
+
+
+def contents(retrieved: Retrieved) -> list[str]:
+    return [one.candidate.entry.content for one in retrieved.candidates]
 
 
 def _draft(embedder: Embedder, number: int, text: str) -> Draft:
@@ -45,14 +55,14 @@ async def test_a_damaged_entry_costs_its_own_chunk_and_no_other(tmp_path: Path, 
     active.write_bytes(active.read_bytes().replace(b"blue bicycle", b"bl\0e bicycle"))
 
     encoder = Encoder(embedder)
-    recall = Recall(encoder, Retrieval(), RightOfWay())
+    retriever = retriever_of(encoder, Retrieval())
     try:
-        found = await recall.query("Where is the spare key?", topic, [], visible_digests=())
+        retrieved = await retriever.retrieve("Where is the spare key?", [topic], BUDGET)
     finally:
-        recall.close()
+        retriever.close()
         encoder.close()
         store.close()
-    assert [candidate.entry.content for candidate in found.candidates] == [FACTS[1]]
+    assert contents(retrieved) == [FACTS[1]]
 
 
 class Broken:
@@ -71,13 +81,13 @@ async def test_a_topic_without_entries_needs_no_embedding_and_any_other_does(
     empty, other = store.topic("empty"), store.topic("other")
     other.append([_draft(embedder, 1, FACTS[0])])
     encoder = Encoder(Broken())  # type: ignore[arg-type]  # the part of it that recall uses
-    recall = Recall(encoder, Retrieval(), RightOfWay())
+    retriever = retriever_of(encoder, Retrieval())
     try:
-        assert (await recall.query("Where is the spare key?", empty, [], visible_digests=())).candidates == []
+        assert (await retriever.retrieve("Where is the spare key?", [empty], BUDGET)).candidates == ()
         with pytest.raises(EmbeddingError):
-            await recall.query("Where is the spare key?", empty, [other], visible_digests=())
+            await retriever.retrieve("Where is the spare key?", [empty, other], BUDGET)
     finally:
-        recall.close()
+        retriever.close()
         encoder.close()
         store.close()
 
@@ -93,20 +103,14 @@ TALK = (
 UTILITY_STEPS = (0, 0, 3, -2, 0, 1)
 
 
-@contextmanager
-def recall_with(**settings: float) -> Iterator[Recall]:
+async def asked(topic: TopicLog, question: str, **settings: float) -> Retrieved:
     encoder = Encoder(load_embedder("bundled", 1))
-    recall = Recall(encoder, Retrieval(**settings), RightOfWay())  # type: ignore[arg-type]  # numbers of both kinds
+    retriever = retriever_of(encoder, Retrieval(**settings))  # type: ignore[arg-type]  # numbers of both kinds
     try:
-        yield recall
+        return await retriever.retrieve(question, [topic], BUDGET)
     finally:
-        recall.close()
+        retriever.close()
         encoder.close()
-
-
-async def asked(topic: TopicLog, question: str, **settings: float) -> list[Candidate]:
-    with recall_with(**settings) as recall:
-        return (await recall.query(question, topic, [], visible_digests=())).candidates
 
 
 @pytest.fixture
@@ -124,10 +128,6 @@ def topic(tmp_path: Path, embedder: Embedder) -> Iterator[TopicLog]:
     store.close()
 
 
-def contents(candidates: Sequence[Candidate]) -> list[str]:
-    return [candidate.entry.content for candidate in candidates]
-
-
 @pytest.mark.parametrize("question", ["Who paints the boat house?", "QX_7741", "When is bread baked?", "zebra"])
 async def test_without_words_and_neighbours_recall_is_the_plain_formula(
     topic: TopicLog, embedder: Embedder, question: str
@@ -140,7 +140,9 @@ async def test_without_words_and_neighbours_recall_is_the_plain_formula(
     expected = sorted((one for one in plain if one[0] >= 0.2), reverse=True)
     found = await asked(topic, question, lexical_weight=0, neighbour_weight=0)
     assert contents(found) == [text for _, text in expected]
-    assert [one.score for one in found] == pytest.approx([score for score, _ in expected], abs=2e-6)
+    assert [one.candidate.score for one in found.candidates] == pytest.approx(
+        [score for score, _ in expected], abs=2e-6
+    )
     assert not (topic.hot_path.parent / "lexical").exists()
 
 
@@ -149,7 +151,9 @@ async def test_a_rare_identifier_wins_over_every_cosine(topic: TopicLog) -> None
     assert contents(await asked(topic, question, lexical_weight=0))[0] != TALK[4]
     plain = {"lexical_weight": 0.5, "neighbour_weight": 0.2}
     found = await asked(topic, question, **plain)
-    relevance = {one.entry.content: one.score / utility_multiplier(one.entry.utility_steps) for one in found}
+    relevance = {
+        one.candidate.entry.content: one.candidate.score / one.candidate.parts.multiplier for one in found.candidates
+    }
     assert max(relevance, key=lambda text: relevance[text]) == TALK[4]
 
 
@@ -173,7 +177,7 @@ def test_only_the_strongest_bring_in_their_neighbours_and_each_speaks_for_the_ot
 
 @pytest.mark.parametrize("question", ["What is the capital of Mongolia?", "How do I sort a list in Haskell?"])
 async def test_a_question_about_nothing_that_is_stored_recalls_nothing(topic: TopicLog, question: str) -> None:
-    assert await asked(topic, question) == []
+    assert contents(await asked(topic, question)) == []
 
 
 async def test_without_its_lexical_index_a_topic_is_searched_by_meaning(topic: TopicLog) -> None:

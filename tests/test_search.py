@@ -27,7 +27,8 @@ def said(text: str) -> dict[str, str]:
 @pytest.fixture
 def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
     """A daemon that was told the facts, each in a conversation of its own, the last one in another topic."""
-    daemon = make_daemon(upstream.url, {"buffer": {"idle_seconds": 0.1}}).start()
+    settings = {"buffer": {"idle_seconds": 0.1}, "upstream": {"url": upstream.url}}  # commands need to know its window
+    daemon = make_daemon(upstream.url, settings).start()
     for number, fact in enumerate(FACTS):
         daemon.chat([said(fact)], memory_in={"topic_id": "other" if number == 3 else "work"})
     wait_until(lambda: len(daemon.export()) == len(FACTS), lambda: f"stored: {daemon.export()}")
@@ -70,7 +71,7 @@ def test_a_score_is_made_of_its_parts_and_every_candidate_has_a_reason(told: Dae
 def test_a_person_reads_why(told: DaemonProcess) -> None:
     plain = told.run("search", QUESTION)
     assert plain.returncode == 0 and "exclusion constraints" in plain.stdout and "hazelnuts" not in plain.stdout
-    assert re.search(r"1 chunk, \d+ of 2,000 tokens, would be injected\.", plain.stdout)
+    assert re.search(r"1 chunk, \d+ of 1,024 tokens, would be injected\.", plain.stdout)
     explained = told.run("search", "--explain", QUESTION).stdout
     assert "hazelnuts" in explained and "below retrieval.min_score" in explained and "meaning 0." in explained
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeVar
 
@@ -17,12 +17,14 @@ from aiohttp import web
 from memd import __version__
 from memd.admin import history
 from memd.admin.receipts import Receipt, summary
+from memd.conversation.compaction import injection_budget
 from memd.conversation.conversation import Conversation
 from memd.entries import checked_topic_id
 from memd.errors import BadQuestion, NotFound
 from memd.ingest.topics import Topic
 from memd.proxy.service import Daemon
-from memd.recall import searching
+from memd.recall.explained import EARLIER, INJECTED, SearchAnswer, search_answer
+from memd.recall.retrieve import Budget, Filters, Searchable
 from memd.store.store import Snapshot
 from memd.store.tools.disk_usage import TopicSurvey, survey
 from memd.store.tools.export import export as export_log
@@ -138,7 +140,7 @@ class Replay(msgspec.Struct, frozen=True):
     """A turn, what its question would bring up now, and the ids of the chunks that make the difference."""
 
     turn: Receipt
-    now: searching.SearchAnswer
+    now: SearchAnswer
     gained: list[str]
     lost: list[str]
     kept: list[str]
@@ -190,15 +192,28 @@ async def topics(daemon: Daemon, request: web.Request, _: str) -> KnownTopics:
     return KnownTopics(told)
 
 
-async def search(daemon: Daemon, request: web.Request, _: str) -> searching.SearchAnswer:
+async def search(daemon: Daemon, request: web.Request, _: str) -> SearchAnswer:
     """What memory would bring up for a question."""
     question = request.query.get("q", "")
     if not question.strip() or len(question) > QUESTION_CHARACTERS_MAX:
         raise BadQuestion(f"q is the question: 1 to {QUESTION_CHARACTERS_MAX:,} characters")
-    as_of = searching.moment(request.query["as_of"]) if "as_of" in request.query else None
+    as_of = history.moment(request.query["as_of"]) if "as_of" in request.query else None
     async with _named_topics(daemon, request) as found:
-        logs = [topic.log for topic in found]
-        return await searching.search(daemon.recall, daemon.counter, daemon.config, question, logs, as_of=as_of)
+        logs: Sequence[Searchable] = [topic.log for topic in found]
+        if as_of is not None:
+            logs = await daemon.retriever.as_of([topic.log for topic in found], as_of)
+        retrieved = await daemon.retriever.retrieve(
+            question, logs, await prompt_budget(daemon), Filters(relevant_only=False)
+        )
+        return search_answer(retrieved, as_of)
+
+
+async def prompt_budget(daemon: Daemon) -> Budget:
+    """The budget that a prompt to the present upstream model would get."""
+    facts, drift = await daemon.upstream.refresh(wait=False), daemon.counter.drift
+    model = facts.model if drift.is_known(facts.model) else drift.latest_model
+    tokens = injection_budget(daemon.config.injection.budget_tokens, facts.window)
+    return Budget(tokens, drift.factor(model))
 
 
 async def log_page(daemon: Daemon, request: web.Request, _: str) -> history.Page:
@@ -288,10 +303,12 @@ async def replay(daemon: Daemon, request: web.Request, named: str) -> Replay:
             if topic is not None:
                 held.enter_context(topic.held())
                 logs.append(topic.log)
-        now = await searching.search(daemon.recall, daemon.counter, daemon.config, receipt.question, logs)
-    kept_then = {searching.INJECTED, searching.EARLIER}
-    then = {one.uuid: one.id for one in receipt.candidates if one.verdict in kept_then}
-    since = {one.uuid: one.id for one in now.chunks if one.verdict == searching.INJECTED}
+        budget = Budget(receipt.budget_tokens, daemon.counter.drift.factor(receipt.model))
+        earlier = {bytes.fromhex(one.uuid) for one in receipt.candidates if one.verdict == EARLIER}
+        filters = Filters(shown_uuids=earlier, relevant_only=False)
+        now = search_answer(await daemon.retriever.retrieve(receipt.question, logs, budget, filters))
+    then = {one.uuid: one.id for one in receipt.candidates if one.verdict in (INJECTED, EARLIER)}
+    since = {one.uuid: one.id for one in now.chunks if one.verdict in (INJECTED, EARLIER)}
     return Replay(
         turn=receipt,
         now=now,
@@ -322,7 +339,7 @@ async def export(daemon: Daemon, request: web.Request, _: str) -> web.StreamResp
     """The log as JSON Lines, as `memd export` writes it."""
     topic_id = request.query.get("topic")
     if topic_id is not None and await daemon.topics.existing(checked_topic_id(topic_id)) is None:
-        raise searching.no_topic(topic_id)
+        raise history.no_topic(topic_id)
     lines = export_log(daemon.config.data_dir, topic_id=topic_id, live_only=request.query.get("live") == "1")
     response = web.StreamResponse(headers={"Content-Type": "application/jsonl", "Cache-Control": "no-store"})
     await response.prepare(request)
@@ -359,7 +376,7 @@ async def _named_topics(daemon: Daemon, request: web.Request) -> AsyncIterator[l
         for topic_id in named or await _in_thread(daemon.store.topic_ids):
             topic = await daemon.topics.existing(topic_id)
             if topic is None:
-                raise searching.no_topic(topic_id)
+                raise history.no_topic(topic_id)
             held.enter_context(topic.held())
             found.append(topic)
         yield found
@@ -373,7 +390,7 @@ async def _snapshots(daemon: Daemon, request: web.Request) -> AsyncIterator[list
 
 def _page(request: web.Request) -> tuple[int | None, int]:
     before = request.query.get("before")
-    return None if before is None else searching.moment(before), _limit(request)
+    return None if before is None else history.moment(before), _limit(request)
 
 
 def _limit(request: web.Request) -> int:

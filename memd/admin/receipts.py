@@ -15,7 +15,7 @@ import msgspec
 from memd.entries import Correction
 from memd.errors import StoreError
 from memd.ingest.redaction.redactor import Redactor
-from memd.recall.searching import INJECTED, ScoredChunk
+from memd.recall.explained import INJECTED, ScoredChunk
 from memd.store.receipts import ReceiptRing
 from memd.telemetry.events import Events
 

@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from memd.cli.running import asked
-from memd.recall.searching import INJECTED, FoundChunk, SearchAnswer
+from memd.recall.explained import INJECTED, FoundChunk, SearchAnswer
 from memd.settings.model import Config
 from memd.wording import counted, for_terminal
 
@@ -25,7 +25,7 @@ def searched(config: Config, question: str, topic_ids: Sequence[str], as_of: str
     """Search; no `topic_ids`: in all topics.
 
     Args:
-        as_of: search what was stored up to then; see `searching.moment`.
+        as_of: search what was stored up to then; see `history.moment`.
 
     Raises:
         MemdError: the question cannot be answered.

@@ -18,7 +18,7 @@ from memd.admin.receipts import Receipt
 from memd.cli.history import INDENT, Lines, time_of
 from memd.cli.running import asked
 from memd.errors import BadQuestion
-from memd.recall.searching import SearchAnswer
+from memd.recall.explained import SearchAnswer
 from memd.settings.model import Config
 from memd.wording import for_terminal
 

@@ -41,6 +41,11 @@ class Thresholds(msgspec.Struct, frozen=True):
     hard: int
 
 
+def injection_budget(injection_tokens: int, window: int | None) -> int:
+    """The tokens that a turn's block may take: those configured, of a known window at most a quarter."""
+    return injection_tokens if window is None else min(injection_tokens, window // INJECTION_SHARE_MAX)
+
+
 def thresholds(
     *,
     window: int | None,
@@ -60,13 +65,13 @@ def thresholds(
         soft, hard: the configured thresholds; of a known window none is higher than what it leaves.
         injection_tokens, sticky_tokens: the configured budgets of a turn's block and of earlier turns' blocks.
     """
+    injection = injection_budget(injection_tokens, window)
     if window is None:
-        injection, sticky = injection_tokens, sticky_tokens
+        sticky = sticky_tokens
         hard_tokens = WINDOW_UNKNOWN_HARD_TOKENS if hard == "auto" else hard
     else:
         asked = max_tokens if max_tokens is not None and max_tokens > 0 else window // REPLY_SHARE
         reply = min(asked, window // REPLY_SHARE_MAX)
-        injection = min(injection_tokens, window // INJECTION_SHARE_MAX)
         sticky = min(sticky_tokens, window // INJECTION_SHARE_MAX)
         room = max(0, window - reply - injection - standing_tokens)
         hard_tokens = room if hard == "auto" else min(hard, room)

@@ -139,6 +139,11 @@ class Drift:
         """Whether anything was learned of `model` yet."""
         return model in self._factors
 
+    @property
+    def latest_model(self) -> str:
+        """The model that was last learned about; empty as long as nothing is known of any."""
+        return next(reversed(self._factors), "")
+
     def drifted(self, model: str, raw_tokens: int) -> int:
         """`raw_tokens` in tokens of `model`, rounded up."""
         return math.ceil(raw_tokens * self.factor(model))

@@ -37,8 +37,12 @@ class Encoder:
         return self._embedder.fingerprint
 
     def query_vectors(self, text: str) -> NDArray[np.float32]:
-        """The vectors of a query's pieces, shape `(pieces, dimension)`, in the caller's thread."""
-        return self._embedder.embed_pieces(text)
+        """The vectors of a query's pieces, shape `(pieces, dimension)`, in the caller's thread.
+
+        Ingestion stands back meanwhile.
+        """
+        with self._right_of_way.taken():
+            return self._embedder.embed_pieces(text)
 
     async def query(self, text: str) -> NDArray[np.float32]:
         """The vectors of a query's pieces, shape `(pieces, dimension)`."""

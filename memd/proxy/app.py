@@ -201,7 +201,7 @@ async def _wake(daemon: Daemon) -> None:
     with contextlib.suppress(StoreError):  # has been said; whoever asks for the topic hears it again
         used_last = await daemon.topics.wake()
         if used_last is not None:
-            await daemon.recall.load(used_last.log)
+            await daemon.retriever.load(used_last.log)
 
 
 def serve(config: Config, model: Path | None = None) -> int:

@@ -31,7 +31,8 @@ from memd.proxy.prompt import Prompt, with_live_turns
 from memd.proxy.service import Daemon
 from memd.recall import block, ranking
 from memd.recall.correcting import apply_corrections
-from memd.recall.searching import scored_candidates
+from memd.recall.explained import scored_chunks
+from memd.recall.retrieve import Budget, Filters
 from memd.telemetry.logging import Content
 from memd.telemetry.request_log import Turn
 from memd.wire.capture import Reply
@@ -373,19 +374,31 @@ class Exchange:
         if not question.strip():
             return NO_BLOCK
         self.receipt.question, self.receipt.budget_tokens = question, self._limits.injection
-        recalled = await self._daemon.recall.query(
+        drift, seconds = self._counter.drift.factor(self._request.model), self._config.retrieval.timeout_ms / 1000
+        earlier = self._prompt.chunks()
+        retrieved = await self._daemon.retriever.retrieve(
             question,
-            self.topic.log,
-            [topic.log for topic in self._related],
-            visible_digests=self._prompt.visible_digests(),
+            [self.topic.log, *(topic.log for topic in self._related)],
+            Budget(self._limits.injection, drift, seconds),
+            Filters(visible_digests=self._prompt.visible_digests(), shown_uuids={chunk.uuid for chunk in earlier}),
         )
-        started = time.perf_counter()
-        self._candidates = len(recalled.candidates)
-        block = self._fill(recalled.candidates)
-        self._spans_ms.update(embed=recalled.embed_ms, search=recalled.search_ms)
-        self._spans_ms["inject"] = (time.perf_counter() - started) * 1000
-        log.debug("recalled", extra={**self._fields(), "question": Content(question), "block": Content(block.text)})
-        return block
+        self._candidates = len(retrieved.candidates)
+        self._spans_ms.update(embed=retrieved.embed_ms, search=retrieved.search_ms, inject=retrieved.fill_ms)
+        self.receipt.candidates = scored_chunks(retrieved)
+        fill_ratio = round(retrieved.fill_ratio, 3)
+        if retrieved.fill_ratio > 1:
+            self.signals.append(Signal(type="context_overflow", fill_ratio=fill_ratio))
+        elif retrieved.fill_ratio >= ranking.PRESSURE_FROM:
+            self.signals.append(Signal(type="context_pressure", fill_ratio=fill_ratio))
+        shown = block.render(
+            retrieved.shown,
+            own_topic_id=self.topic.id,
+            header=self._config.injection.header,
+            taken={chunk.shown_id for chunk in earlier},
+            tokens=retrieved.raw_tokens,
+        )
+        log.debug("recalled", extra={**self._fields(), "question": Content(question), "block": Content(shown.text)})
+        return shown
 
     def _question(self) -> str:
         """What the user asks; a short follow-up ("yes, do that") says little without what was said before it."""
@@ -395,40 +408,6 @@ class Exchange:
             if self._counter.count(" ".join(texts)) >= FOLLOW_UP_TOKENS:
                 break
         return "\n".join(texts)
-
-    def _fill(self, candidates: list[ranking.Candidate]) -> Block:
-        visible = {chunk.uuid for chunk in self._prompt.chunks()}
-        frame_tokens = self._counter.count(block.frame(self._config.injection.header))
-        raw: dict[bytes, int] = {}
-
-        def cost(candidate: ranking.Candidate, left: int) -> int:
-            line = block.chunk_line(candidate.entry.public_id, candidate.entry.content) + "\n"
-            if self._drifted(block.tokens_at_least(line)) <= left:
-                tokens = self._counter.count_again(line)
-            else:  # counting takes 0.1 ms, and half of the candidates find no room
-                tokens = block.tokens_about(line)
-            raw[candidate.entry.uuid] = tokens
-            return self._drifted(tokens)
-
-        selection = ranking.select(
-            candidates,
-            budget_tokens=self._limits.injection,
-            frame_tokens=self._drifted(frame_tokens),
-            cost=cost,
-            visible_uuids=visible,
-        )
-        costs = {uuid: self._drifted(tokens) for uuid, tokens in raw.items()}
-        self.receipt.candidates = scored_candidates(candidates, costs, selection, visible)
-        if selection.fill_ratio > 1:
-            self.signals.append(Signal(type="context_overflow", fill_ratio=round(selection.fill_ratio, 3)))
-        elif selection.fill_ratio >= ranking.PRESSURE_FROM:
-            self.signals.append(Signal(type="context_pressure", fill_ratio=round(selection.fill_ratio, 3)))
-        if not selection.shown:
-            return NO_BLOCK
-        taken = {chunk.shown_id for chunk in self._prompt.chunks()}
-        header = self._config.injection.header
-        tokens = frame_tokens + sum(raw[one.entry.uuid] for one in selection.shown)
-        return block.render(selection.shown, own_topic_id=self.topic.id, header=header, taken=taken, tokens=tokens)
 
     def _fields(self, error: MemdError | None = None) -> dict[str, object]:
         """What a line of the log says of the request."""

@@ -21,7 +21,7 @@ from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topics import Topics
 from memd.proxy.idempotency import Outcomes
 from memd.proxy.upstream.client import Upstream
-from memd.recall.retrieve import Recall
+from memd.recall.retrieve import Retriever
 from memd.settings.model import Config
 from memd.store.receipts import ReceiptRing
 from memd.store.store import Store
@@ -60,7 +60,9 @@ class Daemon:
         self.events = Events()
         self.outcomes = Outcomes(tasks)
         self.archiver = Archiver(config, encoder, counter, tasks, self.indexer, redactor, metrics, self.events)
-        self.recall = Recall(encoder, config.retrieval, right_of_way)
+        self.retriever = Retriever(
+            encoder, config.retrieval, right_of_way, header=config.injection.header, count=counter.count_again
+        )
         redaction = hashlib.blake2b(msgspec.json.encode(config.ingest)).hexdigest() if redactor else ""
         ring = ReceiptRing(store.files, config.data_dir, config.receipts.bytes_max, redaction)
         self.receipts = Receipts(ring if config.receipts.enabled else None, self.writer, redactor, self.events)
@@ -79,7 +81,7 @@ class Daemon:
         for topic in self.topics.opened():
             await topic.rewrite_journal()
             self.writer.submit(topic.close)
-        self.recall.close()
+        self.retriever.close()
         self.indexer.close()
         self.encoder.close()
         self.writer.shutdown(wait=True)

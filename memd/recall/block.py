@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Literal
 
-from memd.conversation.conversation import Block, BlockChunk, Conversation
+from memd.conversation.conversation import NO_BLOCK, Block, BlockChunk, Conversation
 from memd.entries import Entry
 from memd.messages import BLOCK_CLOSING, BLOCK_OPENING, CHUNK_MARKER
 from memd.recall.ranking import Candidate
@@ -71,7 +71,7 @@ def frame(header: str) -> str:
 
 
 def render(shown: Sequence[Candidate], *, own_topic_id: str, header: str, taken: Collection[str], tokens: int) -> Block:
-    """The block that shows the selected chunks.
+    """The block that shows the selected chunks; `NO_BLOCK` where there are none.
 
     Args:
         shown: in the order of reading.
@@ -80,6 +80,8 @@ def render(shown: Sequence[Candidate], *, own_topic_id: str, header: str, taken:
         taken: ids that other blocks of the same prompt show.
         tokens: what the block costs, counted by the caller.
     """
+    if not shown:
+        return NO_BLOCK
     ids: dict[bytes, str] = {}
     used = set(taken)
     for candidate in sorted(shown, key=lambda candidate: candidate.topic_id != own_topic_id):

@@ -1,7 +1,7 @@
 """Which of the chunks that a search found are shown: the best by score, as far as the budget reaches.
 
 Rule: a decision from values alone. Nothing is cut to fit; a chunk that does not fit is skipped and the next one tried.
-What a score is made of stands in fusion.py.
+How a score is computed is in fusion.py.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from memd.entries import Entry, Vector
 from memd.recall.fusion import Parts
 
 NEAR_IDENTICAL_COSINE = 0.99
-"""Two chunks at least this similar say the same: the better one is shown."""
+"""Two chunks of one stream that are at least this similar say the same: only the better one is shown."""
 PRESSURE_FROM = 0.8
 """The fill ratio from which `context_pressure` is signalled; above 1.0 it is `context_overflow`."""
 
+Stream = tuple[str, str | None]
+
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A chunk that a search found."""
+    """A chunk that a search found, with its score."""
 
     entry: Entry
     topic_id: str
@@ -36,137 +38,148 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Verdict(enum.StrEnum):
-    """What becomes of a candidate, in words that a user reads."""
+    """Whether a candidate is shown and, if not, why: the words that a user reads."""
 
-    RELEVANT = "relevant"
+    INJECTED = "injected"
+    EARLIER = "in the block of an earlier turn"
+    NO_ROOM = "no room in the budget"
     WEAK = "below retrieval.min_score"
     VISIBLE = "in the prompt already"
     REPEATS = "nearly repeats a better one"
     BEYOND = "beyond retrieval.top_k"
 
 
+class Ranked(msgspec.Struct, frozen=True):
+    """A candidate before the budget is filled."""
+
+    candidate: Candidate
+    excluded: Verdict | None = None
+    """Why it is not worth showing; None: it is shown if there is room."""
+
+
 class Judged(msgspec.Struct, frozen=True):
-    """A candidate and what becomes of it."""
+    """A candidate with the final verdict on it."""
 
     candidate: Candidate
     verdict: Verdict
+    tokens: int
+    """The tokens of its line in a block, in the model's tokens; estimated where the verdict is NO_ROOM."""
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """What to show, in the order in which the model reads it, and how full the budget would be with everything."""
+    """The chunks to show, and how full the budget would be with all that are worth showing."""
 
+    judged: tuple[Judged, ...]
+    """All candidates, best first."""
     shown: tuple[Candidate, ...]
-    """By `origin_id`: chronological."""
+    """In the order in which the model reads them: by `origin_id`, which is chronological."""
     fill_ratio: float
-    """Tokens of a block with all candidates over the budget: above 1 exactly if something is not shown."""
+    """Tokens of a block with all candidates worth showing over the budget: above 1 exactly if one is not shown."""
 
 
-def relevant(
-    candidates: Sequence[Candidate],
-    *,
-    min_score: float,
-    top_k: int,
-    visible_digests: Collection[bytes],
-) -> list[Candidate]:
-    """The candidates worth showing, best first. See `judged`."""
-    found = judged(candidates, min_score=min_score, top_k=top_k, visible_digests=visible_digests)
-    return [one.candidate for one in found if one.verdict is Verdict.RELEVANT]
+def stream_of(entry: Entry) -> Stream:
+    """Return the stream of text that a chunk was cut from; chunks of different streams are never compared.
 
-
-def judged(
-    candidates: Sequence[Candidate],
-    *,
-    min_score: float,
-    top_k: int,
-    visible_digests: Collection[bytes],
-) -> list[Judged]:
-    """Whether each candidate is worth showing and, if not, why; best first, ties to the older entry.
-
-    Not worth showing is what is weaker than `min_score`, what comes from messages that are all in this prompt
-    themselves, what nearly repeats a better one, and all beyond the best `top_k`. Of a chunk that several topics have
-    (a correction adopted it) the newest entry counts and the others are left out altogether.
+    Only chunks of one stream can be neighbours, or repeat each other: a document that quotes a chat is another witness
+    to the same fact, and a page imported between two turns was not said between them. A stream is a kind and a source
+    (`None` for turns), so all conversations of a topic are one stream. The log cannot separate them: it records which
+    entries were appended together (`group_left`), but a conversation is stored in many appends, and the turns at the
+    seam of two appends are neighbours. An entry that names its conversation would extend this key.
     """
-    newest: dict[bytes, Candidate] = {}
-    for candidate in candidates:
-        known = newest.setdefault(candidate.entry.uuid, candidate)
-        if candidate.entry.canonical_id > known.entry.canonical_id:
-            newest[candidate.entry.uuid] = candidate
-    ordered = sorted(newest.values(), key=lambda candidate: (-candidate.score, candidate.entry.canonical_id))
-    kept = _Kept()
-    found = []
-    for candidate in ordered:
-        verdict = Verdict.RELEVANT
-        if not candidate.parts.strength >= min_score:  # not "<": a score that is no number is weak
-            verdict = Verdict.WEAK
+    return entry.kind, entry.source
+
+
+def rank(
+    candidates: Sequence[Candidate],
+    *,
+    min_score: float,
+    top_k: int,
+    visible_digests: Collection[bytes],
+) -> list[Ranked]:
+    """Order the candidates best first, ties to the older entry, and exclude those that are not worth showing.
+
+    Excluded are chunks weaker than `min_score`, chunks whose messages are all in this prompt, near repetitions of a
+    better chunk, and all beyond the best `top_k`.
+    """
+    kept = _KeptVectors()
+    ranked = []
+    for candidate in sorted(candidates, key=lambda candidate: (-candidate.score, candidate.entry.canonical_id)):
+        excluded = None
+        if not candidate.parts.strength >= min_score:  # not "<": a NaN is weak
+            excluded = Verdict.WEAK
         elif is_visible(candidate.entry, visible_digests):
-            verdict = Verdict.VISIBLE
-        elif len(kept) >= top_k:
-            verdict = Verdict.BEYOND
-        elif not kept.add(candidate.entry.embedding):
-            verdict = Verdict.REPEATS
-        found.append(Judged(candidate, verdict))
-    return found
+            excluded = Verdict.VISIBLE
+        elif kept.count >= top_k:
+            excluded = Verdict.BEYOND
+        elif not kept.add(candidate.entry):
+            excluded = Verdict.REPEATS
+        ranked.append(Ranked(candidate, excluded))
+    return ranked
 
 
-class _Kept:
-    """The vectors of what is kept; one of another model than the first one's is like none."""
+class _KeptVectors:
+    """The vectors of the chunks worth showing so far, by stream and dimension."""
 
     def __init__(self) -> None:
-        self._vectors: NDArray[np.float32] | None = None
-        self._count = 0
+        self.count = 0
+        self._groups: dict[tuple[Stream, int], tuple[NDArray[np.float32], int]] = {}
 
-    def __len__(self) -> int:
-        return self._count
-
-    def add(self, vector: Vector) -> bool:
-        """Whether it is kept: not if it nearly repeats one that is."""
-        if self._vectors is None:
-            self._vectors = np.zeros((32, len(vector)), np.float32)
-        if self._count == len(self._vectors):
-            self._vectors = np.concatenate([self._vectors, np.zeros_like(self._vectors)])
-        if len(vector) == self._vectors.shape[1]:
-            if np.any(self._vectors[: self._count] @ vector >= NEAR_IDENTICAL_COSINE):
-                return False
-            self._vectors[self._count] = vector
-        self._count += 1
+    def add(self, entry: Entry) -> bool:
+        """Add a chunk's vector and return True, unless it nearly equals one of its stream."""
+        vector: Vector = entry.embedding
+        key = stream_of(entry), len(vector)  # a vector of another model is comparable to none of this one
+        vectors, count = self._groups.get(key) or (np.zeros((32, len(vector)), np.float32), 0)
+        if np.any(vectors[:count] @ vector >= NEAR_IDENTICAL_COSINE):
+            return False
+        if count == len(vectors):
+            vectors = np.concatenate([vectors, np.zeros_like(vectors)])
+        vectors[count] = vector
+        self._groups[key] = vectors, count + 1
+        self.count += 1
         return True
 
 
 def is_visible(entry: Entry, visible_digests: Collection[bytes]) -> bool:
-    """Whether every message that a chunk came from is in the prompt; a chunk that came from none never is."""
+    """Return whether every message that a chunk came from is in the prompt; False for one that came from none."""
     return bool(entry.digests) and all(digest in visible_digests for digest in entry.digests)
 
 
 def select(
-    candidates: Sequence[Candidate],
+    ranked: Sequence[Ranked],
     *,
     budget_tokens: int,
     frame_tokens: int,
     cost: Callable[[Candidate, int], int],
-    visible_uuids: Collection[bytes] = (),
+    shown_uuids: Collection[bytes] = (),
 ) -> Selection:
     """Fill the budget with the best candidates.
 
-    A chunk that an earlier turn's block still shows takes its place in the budget but is not shown twice: what the
-    question needs is then in the prompt, and worse chunks must not be added in its stead.
+    A chunk that an earlier turn's block still shows takes its place in the budget but is not shown twice: the answer
+    to the question is then in the prompt, and worse chunks must not be added in its stead.
 
     Args:
-        candidates: best first, as `relevant` gives them.
-        budget_tokens: what the whole block may take.
-        frame_tokens: the block's own first and last line.
-        cost: tokens of one chunk as it will be shown, its marker included, given how many are left; of one that takes
-            more than those it may be a guess, as long as the guess does.
-        visible_uuids: chunks that blocks in this prompt show already.
+        ranked: best first, as `rank` gives them.
+        budget_tokens: the most that the whole block may take.
+        frame_tokens: the tokens of the block's own first and last line.
+        cost: returns the tokens of a chunk's line, given how many are left; it may estimate a line that takes more
+            than those, as long as the estimate is also above them.
+        shown_uuids: chunks that other blocks of this prompt show.
     """
     left = budget_tokens - frame_tokens
-    wanted = frame_tokens if candidates else 0
-    shown = []
-    for candidate in candidates:
+    wanted = frame_tokens if any(one.excluded is None for one in ranked) else 0
+    judged, shown = [], []
+    for one in ranked:
+        candidate, verdict = one.candidate, one.excluded
         tokens = cost(candidate, left)
-        wanted += tokens
-        if tokens <= left:
-            left -= tokens
-            if candidate.entry.uuid not in visible_uuids:
-                shown.append(candidate)
+        if verdict is None:
+            wanted += tokens
+            fits = tokens <= left
+            left -= tokens if fits else 0
+            verdict = Verdict.INJECTED if fits else Verdict.NO_ROOM
+            if candidate.entry.uuid in shown_uuids:
+                verdict = Verdict.EARLIER
+        if verdict is Verdict.INJECTED:
+            shown.append(candidate)
+        judged.append(Judged(candidate, verdict, tokens))
     shown.sort(key=lambda candidate: (candidate.entry.origin_id, candidate.entry.uuid))
-    return Selection(tuple(shown), wanted / budget_tokens if budget_tokens > 0 else 0.0)
+    return Selection(tuple(judged), tuple(shown), wanted / budget_tokens if budget_tokens > 0 else 0.0)

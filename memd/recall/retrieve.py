@@ -1,125 +1,174 @@
-"""Finds what the log has to say to a question: by meaning and by words, in the topic and its related ones.
+"""The one way from a question to the chunks that are shown: the prompt, `memd search` and replay all call it.
 
-Rule: reading changes nothing. Whatever goes wrong here costs the request its memory, never its answer; the caller turns
-the error into a status.
+Rule: reading changes nothing, and who asks makes no difference: the same question, topics, budget and filters give the
+same chunks with the same verdicts. Every error of recall is raised; a caller that can do without memory catches it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from memd.embedding.encoder import Encoder
 from memd.embedding.priority import RightOfWay
 from memd.errors import StoreError
+from memd.recall import block
 from memd.recall.fusion import Evidence, Parts, fuse
-from memd.recall.ranking import Candidate, Judged, is_visible, judged, relevant
+from memd.recall.ranking import Candidate, Judged, Ranked, Selection, is_visible, rank, select
 from memd.recall.topic_search import TopicSearch
 from memd.settings.model import Retrieval
+from memd.store.as_of import PastTopic
 from memd.store.lexical.bm25 import Question
 from memd.store.store import Hit, Snapshot, TopicLog
 
 log = logging.getLogger("memd")
 
 EXPLAINED_TOP_KS = 2
-"""An explained search looks at so many times `retrieval.top_k` chunks."""
+"""Where excluded candidates are wanted too, at least so many times `retrieval.top_k` candidates are returned."""
 
 
 class Searchable(Protocol):
-    """What recall asks of a topic's log."""
+    """A topic that can be searched: a live log, or a topic as of an earlier time."""
 
     @property
     def topic_id(self) -> str:
         """The topic."""
 
     def snapshot(self) -> Snapshot:
-        """What is in it."""
+        """Its present content."""
 
     def ask(self, text: str) -> Question:
-        """A question to its words; raises StoreError where they cannot be searched."""
+        """The question to its lexical index; raises StoreError where that cannot be searched."""
 
 
-class Recalled(msgspec.Struct, frozen=True):
-    """The chunks worth showing, best first, and how long it took to find them."""
+class Budget(msgspec.Struct, frozen=True):
+    """The limits of a retrieval."""
 
-    candidates: list[Candidate]
-    embed_ms: float
-    search_ms: float
+    tokens: int
+    """The most that the whole block may take, in the model's tokens."""
+    drift: float = 1.0
+    """The model's tokens for one raw (cl100k_base) token."""
+    seconds: float | None = None
+    """The longest that the caller waits; None: as long as it takes."""
+
+    def drifted(self, raw_tokens: int) -> int:
+        """`raw_tokens` in the model's tokens, rounded up."""
+        return math.ceil(raw_tokens * self.drift)
 
 
-class Recall:
-    """Answers queries from snapshots, in threads."""
+class Filters(msgspec.Struct, frozen=True, kw_only=True):
+    """The candidates that a caller does not want."""
 
-    def __init__(self, encoder: Encoder, settings: Retrieval, right_of_way: RightOfWay) -> None:
+    visible_digests: Collection[bytes] = ()
+    """Digests of the messages in the prompt: a chunk that came from these alone is not shown."""
+    shown_uuids: Collection[bytes] = ()
+    """Chunks that blocks in the prompt show already: they take their place in the budget and are not shown again."""
+    relevant_only: bool = True
+    """Leave out of the result what is not worth showing (weak, visible, repeated, beyond `retrieval.top_k`): it is not
+    even read from disk."""
+
+
+class Retrieved(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a question, with the reasons for it."""
+
+    question: str
+    topic_ids: tuple[str, ...]
+    """The request's own topic first."""
+    budget: Budget
+    candidates: tuple[Judged, ...] = ()
+    """Best first."""
+    shown: tuple[Candidate, ...] = ()
+    """The chunks of the block, in reading order."""
+    raw_tokens: int = 0
+    """Of the whole block, in cl100k_base tokens; 0 where nothing is shown."""
+    fill_ratio: float = 0.0
+    """See `ranking.Selection`."""
+    embed_ms: float = 0.0
+    search_ms: float = 0.0
+    fill_ms: float = 0.0
+    """Of filling the budget: counting tokens."""
+    note: str | None = None
+    """What could not be searched; None: everything was."""
+
+
+class Retriever:
+    """Answers questions from snapshots, in threads of its own."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        settings: Retrieval,
+        right_of_way: RightOfWay,
+        *,
+        header: str,
+        count: Callable[[str], int],
+    ) -> None:
+        """
+        Args:
+            right_of_way: taken while a question is answered.
+            header: `injection.header`, whose tokens are part of the block's.
+            count: the raw tokens of a text; called from several threads.
+        """
         self._encoder = encoder
         self._settings = settings
         self._right_of_way = right_of_way
+        self._count = count
+        self._frame = block.frame(header)
         self._searches = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-search")
         self._loads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-load")
         self._loading: dict[TopicLog, asyncio.Future[None]] = {}
 
-    async def query(
-        self,
-        text: str,
-        own: TopicLog,
-        related: Sequence[TopicLog],
-        *,
-        visible_digests: Collection[bytes],
-    ) -> Recalled:
-        """The best chunks for a question.
+    async def retrieve(
+        self, question: str, topics: Sequence[Searchable], budget: Budget, filters: Filters | None = None
+    ) -> Retrieved:
+        """Find the chunks that answer a question and fill the budget with the best of them.
 
         Args:
-            text: the question, usually the last user message.
-            own: the request's topic; it has the last word on every chunk that it knows.
-            related: topics that are searched too.
-            visible_digests: the messages that are in the prompt themselves.
+            question: the text to search for, usually the last user message.
+            topics: the request's own topic, which overrides the others on every chunk that it knows, and the related
+                ones; where there are none, or all are empty, nothing is embedded.
 
         Raises:
             EmbeddingError, StoreError: recall is not possible now.
-            TimeoutError: it took longer than `retrieval.timeout_ms`.
+            TimeoutError: it took longer than `budget.seconds`.
         """
-        if not any(len(view.rows) for log_ in (own, *related) for view in log_.snapshot().views.values()):
-            return Recalled([], 0.0, 0.0)  # nothing to find: a new topic need not wait for an embedding
+        if not any(len(view.rows) for topic in topics for view in topic.snapshot().views.values()):
+            return Retrieved(question=question, topic_ids=tuple(topic.topic_id for topic in topics), budget=budget)
         with self._right_of_way.taken():
-            async with asyncio.timeout(self._settings.timeout_ms / 1000):
-                for load in [self.load(log_) for log_ in (own, *related)]:
+            async with asyncio.timeout(budget.seconds):
+                for load in [self.load(topic) for topic in topics if isinstance(topic, TopicLog)]:
                     await asyncio.shield(load)  # goes on for the next request if this one cannot wait for it
                 return await asyncio.get_running_loop().run_in_executor(
-                    self._searches, self._answered, text, (own, *related), visible_digests
+                    self._searches, self._retrieved, question, topics, budget, filters or Filters()
                 )
 
-    async def explain(self, text: str, own: Searchable, related: Sequence[Searchable]) -> list[Judged]:
-        """The best candidates of a search in an empty conversation, also those that would not be shown, and why.
+    async def as_of(self, topics: Sequence[TopicLog], canonical_id: int) -> list[Searchable]:
+        """The topics as they were right after the entry with this id; slow, as their words are indexed anew."""
+        has_words = self._settings.lexical_weight > 0
 
-        Raises:
-            EmbeddingError, StoreError: recall is not possible now.
-        """
-        for log_ in (own, *related):
-            if isinstance(log_, TopicLog):
-                await asyncio.shield(self.load(log_))
-        queries = await self._encoder.query(text)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._searches, self._explained, text, queries, (own, *related)
-        )
+        def past() -> list[Searchable]:
+            return [PastTopic(topic, canonical_id, words=has_words) for topic in topics]
 
-    def load(self, log_: TopicLog) -> asyncio.Future[None]:
-        """Begin to bring the topic's indexes into memory, unless that is done or under way."""
+        return await asyncio.get_running_loop().run_in_executor(None, past)
+
+    def load(self, topic: TopicLog) -> asyncio.Future[None]:
+        """Begin to load the topic's indexes into memory, unless that is done or under way."""
         loop = asyncio.get_running_loop()
-        loading = self._loading.get(log_)
-        if loading is None and log_.is_loaded:
+        loading = self._loading.get(topic)
+        if loading is None and topic.is_loaded:
             loading = loop.create_future()
             loading.set_result(None)
         elif loading is None:
-            loading = self._loading[log_] = loop.run_in_executor(self._loads, _load, log_)
-            loading.add_done_callback(lambda done: self._loaded(log_, done))
+            loading = self._loading[topic] = loop.run_in_executor(self._loads, _load, topic)
+            loading.add_done_callback(lambda done: self._loaded(topic, done))
         return loading
 
     def close(self) -> None:
@@ -127,80 +176,73 @@ class Recall:
         self._searches.shutdown(wait=True, cancel_futures=True)
         self._loads.shutdown(wait=True, cancel_futures=True)
 
-    def _loaded(self, log_: TopicLog, done: asyncio.Future[None]) -> None:
-        del self._loading[log_]
+    def _loaded(self, topic: TopicLog, done: asyncio.Future[None]) -> None:
+        del self._loading[topic]
         if not done.cancelled() and (error := done.exception()) is not None:
-            log.error("indexes cannot be loaded", extra={"topic": log_.topic_id, "error": error})
+            log.error("indexes cannot be loaded", extra={"topic": topic.topic_id, "error": error})
 
-    def _answered(self, text: str, logs: Sequence[TopicLog], visible_digests: Collection[bytes]) -> Recalled:
-        """Embedding and search in one thread: each turn of a thread costs the request a wait."""
-        started = time.perf_counter()
-        queries = self._encoder.query_vectors(text)
-        embedded = time.perf_counter()
-        candidates = self._search(text, queries, logs, visible_digests)
-        searched = time.perf_counter()
-        return Recalled(candidates, (embedded - started) * 1000, (searched - embedded) * 1000)
+    # -- in a search thread: all of it in one, as each change of threads costs the request a wait --------------------
 
-    def _search(
-        self,
-        text: str,
-        queries: NDArray[np.float32],
-        logs: Sequence[TopicLog],
-        visible_digests: Collection[bytes],
-    ) -> list[Candidate]:
-        """The best of all topics; the first of `logs` is the request's own."""
-        searches = [self._begun(log_, text, queries) for log_ in logs]
-        k = self._settings.top_k
+    def _retrieved(self, question: str, topics: Sequence[Searchable], budget: Budget, filters: Filters) -> Retrieved:
+        times = [time.perf_counter()]
+        queries = self._encoder.query_vectors(question)
+        times.append(time.perf_counter())
+        searches = [TopicSearch(topic.snapshot(), queries, self._words(topic, question)) for topic in topics]
+        ranked = self._ranked(searches, filters)
+        times.append(time.perf_counter())
+        filled = self._filled(ranked, budget, filters)
+        times.append(time.perf_counter())
+        embed_ms, search_ms, fill_ms = ((end - start) * 1000 for start, end in itertools.pairwise(times))
+        wordless = [one.snapshot.topic_id for one in searches if self._settings.lexical_weight and not one.has_words]
+        return Retrieved(
+            question=question,
+            topic_ids=tuple(topic.topic_id for topic in topics),
+            budget=budget,
+            candidates=filled.selection.judged,
+            shown=filled.selection.shown,
+            raw_tokens=filled.raw_tokens,
+            fill_ratio=filled.selection.fill_ratio,
+            embed_ms=embed_ms,
+            search_ms=search_ms,
+            fill_ms=fill_ms,
+            note=f"by meaning alone: {', '.join(wordless)}" if wordless else None,
+        )
+
+    def _words(self, topic: Searchable, question: str) -> Question | None:
+        if not self._settings.lexical_weight:
+            return None
+        try:
+            return topic.ask(question)
+        except StoreError as error:
+            log.error("searched without its words", extra={"topic": topic.topic_id, "error": error})
+            return None
+
+    def _ranked(self, searches: Sequence[TopicSearch], filters: Filters) -> list[Ranked]:
+        """The candidates of all topics, best first; the first of `searches` is the request's own topic."""
+        settings, own = self._settings, searches[0].snapshot
+        k = settings.top_k
         while True:
-            ranked = [one for one in self._ranked(searches, k) if one.parts.strength >= self._settings.min_score]
-            found, seen = self._read(ranked, searches[0].snapshot, visible_digests, k)
-            best = relevant(
-                found,
-                min_score=self._settings.min_score,
-                top_k=self._settings.top_k,
-                visible_digests=visible_digests,
-            )
-            # What was passed over took places among the best k: look further, unless there is nothing further.
-            is_complete = len(best) == seen or all(search.is_exhausted for search in searches)
-            if len(best) >= self._settings.top_k or is_complete:
-                return best
+            hits = self._hits(searches, k)
+            strong = [one for one in hits if one.parts.strength >= settings.min_score]
+            candidates, seen = _read(strong, own, filters.visible_digests, k)
+            ranked = self._rank(candidates, filters)
+            relevant = [one for one in ranked if one.excluded is None]
+            # Excluded ones took places among the best k: look further, unless there is nothing further.
+            is_exhausted = seen == len(strong) and all(search.is_exhausted for search in searches)
+            if len(relevant) >= settings.top_k or len(relevant) == seen or is_exhausted:
+                break
             k *= 4
+        if filters.relevant_only:
+            return relevant
+        ranked = self._rank(_read(hits, own, (), len(hits))[0], filters)
+        listed = EXPLAINED_TOP_KS * settings.top_k
+        return [one for place, one in enumerate(ranked) if place < listed or one.excluded is None]
 
-    def _explained(self, text: str, queries: NDArray[np.float32], logs: Sequence[Searchable]) -> list[Judged]:
-        searches = [self._begun(log_, text, queries) for log_ in logs]
-        k = EXPLAINED_TOP_KS * self._settings.top_k
-        found, _ = self._read(self._ranked(searches, k), searches[0].snapshot, (), k)
-        return judged(found, min_score=self._settings.min_score, top_k=self._settings.top_k, visible_digests=())
+    def _hits(self, searches: Sequence[TopicSearch], k: int) -> list[_ScoredHit]:
+        """The hits of all topics with their scores, best first, each chunk once.
 
-    def _read(
-        self,
-        ranked: Sequence[_Found],
-        own: Snapshot,
-        visible_digests: Collection[bytes],
-        k: int,
-    ) -> tuple[list[Candidate], int]:
-        """The first `k` that may be shown, and how many were looked at for that."""
-        found: list[Candidate] = []
-        for seen, one in enumerate(ranked):
-            if len(found) == k:
-                return found, seen
-            if one.snapshot is own or not own.knows(one.hit.uuid):
-                candidate = one.read()
-                if candidate is not None and not is_visible(candidate.entry, visible_digests):
-                    found.append(candidate)
-        return found, len(ranked)
-
-    def _begun(self, log_: Searchable, text: str, queries: NDArray[np.float32]) -> TopicSearch:
-        words = None
-        if self._settings.lexical_weight:
-            try:
-                words = log_.ask(text)
-            except StoreError as error:
-                log.error("searched without its words", extra={"topic": log_.topic_id, "error": error})
-        return TopicSearch(log_.snapshot(), queries, words)
-
-    def _ranked(self, searches: Sequence[TopicSearch], k: int) -> list[_Found]:
-        """What any topic may have to say, best first."""
+        Of a chunk that several topics have (a correction adopted it) the own topic's entry counts, else the newest.
+        """
         hits: list[tuple[Hit, Snapshot]] = []
         evidence: list[Evidence] = []
         for search in searches:
@@ -212,11 +254,46 @@ class Recall:
             lexical_weight=self._settings.lexical_weight,
             neighbour_weight=self._settings.neighbour_weight,
         )
-        ranked = [_Found(hit, snapshot, part) for (hit, snapshot), part in zip(hits, parts, strict=True)]
-        return sorted(ranked, key=lambda one: (-one.parts.score, one.hit.canonical_id))
+        scored = [_ScoredHit(hit, snapshot, part) for (hit, snapshot), part in zip(hits, parts, strict=True)]
+        if len(searches) > 1:
+            own = searches[0].snapshot
+            scored.sort(key=lambda one: (one.snapshot is own, one.hit.canonical_id))
+            scored = list({one.hit.uuid: one for one in scored}.values())
+        return sorted(scored, key=lambda one: (-one.parts.score, one.hit.canonical_id))
+
+    def _rank(self, candidates: Sequence[Candidate], filters: Filters) -> list[Ranked]:
+        return rank(
+            candidates,
+            min_score=self._settings.min_score,
+            top_k=self._settings.top_k,
+            visible_digests=filters.visible_digests,
+        )
+
+    def _filled(self, ranked: Sequence[Ranked], budget: Budget, filters: Filters) -> _Filled:
+        raw: dict[bytes, int] = {}
+
+        def cost(candidate: Candidate, left: int) -> int:
+            line = block.chunk_line(candidate.entry.public_id, candidate.entry.content) + "\n"
+            if not filters.relevant_only or budget.drifted(block.tokens_at_least(line)) <= left:
+                tokens = self._count(line)
+            else:  # counting takes 0.1 ms, and half of the candidates find no room
+                tokens = block.tokens_about(line)
+            raw[candidate.entry.uuid] = tokens
+            return budget.drifted(tokens)
+
+        frame_tokens = self._count(self._frame) if ranked else 0
+        selection = select(
+            ranked,
+            budget_tokens=budget.tokens,
+            frame_tokens=budget.drifted(frame_tokens),
+            cost=cost,
+            shown_uuids=filters.shown_uuids,
+        )
+        raw_tokens = sum(raw[one.entry.uuid] for one in selection.shown)
+        return _Filled(selection, raw_tokens + frame_tokens if selection.shown else 0)
 
 
-class _Found(NamedTuple):
+class _ScoredHit(NamedTuple):
     """A chunk of one topic whose content is not read yet."""
 
     hit: Hit
@@ -224,7 +301,7 @@ class _Found(NamedTuple):
     parts: Parts
 
     def read(self) -> Candidate | None:
-        """The chunk; None if its entry is damaged, which costs this chunk and not the others."""
+        """The chunk; None if its entry is damaged, which costs this chunk and no other."""
         try:
             return Candidate(self.snapshot.entry(self.hit), self.snapshot.topic_id, self.parts)
         except StoreError as error:
@@ -233,8 +310,28 @@ class _Found(NamedTuple):
             return None
 
 
-def _load(log_: TopicLog) -> None:
-    known = len(log_.findings)
-    log_.load()
-    for finding in log_.findings[known:]:
-        log.warning("found in the log", extra={"topic": log_.topic_id, "finding": finding})
+class _Filled(NamedTuple):
+    selection: Selection
+    raw_tokens: int
+
+
+def _read(
+    hits: Sequence[_ScoredHit], own: Snapshot, visible_digests: Collection[bytes], count: int
+) -> tuple[list[Candidate], int]:
+    """Read the first `count` chunks that are not visible; returns them and how many hits were looked at for that."""
+    candidates: list[Candidate] = []
+    for seen, one in enumerate(hits):
+        if len(candidates) == count:
+            return candidates, seen
+        if one.snapshot is own or not own.knows(one.hit.uuid):
+            candidate = one.read()
+            if candidate is not None and not is_visible(candidate.entry, visible_digests):
+                candidates.append(candidate)
+    return candidates, len(hits)
+
+
+def _load(topic: TopicLog) -> None:
+    known = len(topic.findings)
+    topic.load()
+    for finding in topic.findings[known:]:
+        log.warning("found in the log", extra={"topic": topic.topic_id, "finding": finding})

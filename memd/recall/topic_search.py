@@ -42,6 +42,11 @@ class TopicSearch:
         self._queries = queries
         self._words = words
 
+    @property
+    def has_words(self) -> bool:
+        """Whether it is searched by words too; False as well once that has failed."""
+        return self._words is not None
+
     def evidence(self, k: int, settings: Retrieval, *, first: int) -> tuple[list[Hit], list[Evidence]]:
         """The best `k` by meaning, the best `k` by words, and their neighbours where those count.
 

@@ -1,0 +1,110 @@
+"""A retrieval as plain values: the candidates in a turn's receipt, and the answer of `memd search`.
+
+Rule: a value for JSON only; every field is taken from `Retrieved`, and nothing is decided here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from memd.recall.ranking import Judged, Verdict
+from memd.recall.retrieve import Retrieved
+
+INJECTED = str(Verdict.INJECTED)
+EARLIER = str(Verdict.EARLIER)
+
+
+class ScoredChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One candidate. `score` is (`cosine_share` + `lexical` + `neighbours`) × `multiplier`."""
+
+    id: str
+    uuid: str
+    topic_id: str
+    canonical_id: int
+    score: float
+    strength: float
+    """What `retrieval.min_score` is held against."""
+    cosine: float
+    cosine_share: float
+    lexical: float
+    neighbours: float
+    multiplier: float
+    tokens: int
+    """What it takes in a prompt."""
+    verdict: str
+    """`injected`, or why not."""
+
+
+class FoundChunk(ScoredChunk, frozen=True, kw_only=True):
+    """One candidate with its text."""
+
+    created_at: int
+    """Microseconds since the epoch."""
+    roles: tuple[str, ...]
+    content: str
+
+
+class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """All candidates, best first."""
+
+    question: str
+    topics: tuple[str, ...]
+    as_of: int | None = None
+    """The last canonical_id (microseconds since the epoch) that counted; None: the present."""
+    note: str | None = None
+    """What was not searched, if anything."""
+    budget_tokens: int
+    tokens: int
+    """Of the block that would be injected."""
+    chunks: tuple[FoundChunk, ...]
+
+
+def scored_chunks(retrieved: Retrieved) -> tuple[ScoredChunk, ...]:
+    """The candidates without their text."""
+    return tuple(ScoredChunk(**_fields(one)) for one in retrieved.candidates)
+
+
+def search_answer(retrieved: Retrieved, as_of: int | None = None) -> SearchAnswer:
+    """The whole answer.
+
+    Args:
+        as_of: the canonical_id as of which the topics were searched; None: the present.
+    """
+    return SearchAnswer(
+        question=retrieved.question,
+        topics=retrieved.topic_ids,
+        as_of=as_of,
+        note=retrieved.note,
+        budget_tokens=retrieved.budget.tokens,
+        tokens=retrieved.budget.drifted(retrieved.raw_tokens),
+        chunks=tuple(
+            FoundChunk(
+                **_fields(one),
+                created_at=one.candidate.entry.created_at,
+                roles=one.candidate.entry.roles,
+                content=one.candidate.entry.content,
+            )
+            for one in retrieved.candidates
+        ),
+    )
+
+
+def _fields(judged: Judged) -> dict[str, Any]:
+    entry, parts = judged.candidate.entry, judged.candidate.parts
+    return {
+        "id": entry.public_id,
+        "uuid": entry.uuid.hex(),
+        "topic_id": judged.candidate.topic_id,
+        "canonical_id": entry.canonical_id,
+        "score": round(parts.score, 6),
+        "strength": round(parts.strength, 6),
+        "cosine": round(parts.similarity, 6),
+        "cosine_share": round(parts.cosine, 6),
+        "lexical": round(parts.lexical, 6),
+        "neighbours": round(parts.neighbours, 6),
+        "multiplier": parts.multiplier,
+        "tokens": judged.tokens,
+        "verdict": str(judged.verdict),
+    }
