@@ -63,9 +63,9 @@ MERGED_SEGMENTS, MERGED_ENTRIES = 8, 2500
 ROUNDS = 5
 """Turns of peace and load."""
 PAUSE_SECONDS = 0.02
-BUDGET = Budget(2000)
 """Between two questions: ingestion stands back for each, and must not come to a halt."""
 SAMPLES_MIN = 100
+BUDGET = Budget(2000)
 WARMING_UP = "warming up"
 NOWHERE = "http://127.0.0.1:9"
 """The upstream is not asked for anything here."""

@@ -60,6 +60,27 @@ class Message(msgspec.Struct, frozen=True):
         return hashlib.blake2b(_encoder.encode(form), digest_size=DIGEST_BYTES).digest()
 
 
+class BlockChunk(msgspec.Struct, frozen=True):
+    """A chunk as a memory block shows it."""
+
+    shown_id: str
+    uuid: bytes
+    topic_id: str
+    origin_id: int
+
+
+class Block(msgspec.Struct, frozen=True):
+    """The memory block in front of one user message, computed once a turn. Without chunks nothing stands there."""
+
+    text: str
+    tokens: int
+    """Raw, counted with the bundled tokenizer."""
+    chunks: tuple[BlockChunk, ...] = ()
+
+
+NO_BLOCK = Block(text="", tokens=0)
+
+
 def chain(previous: bytes, content_digest: bytes) -> bytes:
     """The digest of a message at its place: BLAKE2b over its predecessor's digest and its own normalised form."""
     return hashlib.blake2b(previous + content_digest, digest_size=DIGEST_BYTES).digest()

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from histories import new_buffer, receive, talk
 
-from memd.conversation.conversation import Block, BlockChunk
 from memd.conversation.events import decode_event, encode_event
 from memd.entries import Draft, Entry, Status
+from memd.messages import Block, BlockChunk
 from memd.store.files import DiskFiles
 from memd.store.log.format import FORMAT_VERSION
 from memd.store.log.journal import Journal, peek

@@ -9,10 +9,10 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from memd.conversation.conversation import Block, BlockChunk, Conversation
+from memd.conversation.conversation import Conversation
 from memd.conversation.events import Event, decode_event, encode_event
 from memd.conversation.hot_buffer import Arrival, HotBuffer
-from memd.messages import Message, ToolCall, chain_all
+from memd.messages import Block, BlockChunk, Message, ToolCall, chain_all
 
 WINDOW_TURNS = 4
 

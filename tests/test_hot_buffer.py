@@ -25,10 +25,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from memd.conversation import compaction
-from memd.conversation.conversation import BlockChunk, Conversation, TurnKey
+from memd.conversation.conversation import Conversation, TurnKey
 from memd.conversation.events import Appended, Closed, Event, Forked, Marked, Opened, decode_event
 from memd.conversation.hot_buffer import ARRIVALS_KEPT, Arrival, HotBuffer
-from memd.messages import chain_all
+from memd.messages import BlockChunk, chain_all
 
 LONG = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")
 

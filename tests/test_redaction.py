@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.conversation.conversation import Block, Buffered
+from memd.conversation.conversation import Buffered
 from memd.conversation.events import Appended, Event, Forked, Opened, Placed
 from memd.entries import Draft, Vector
 from memd.ingest.redaction.checked import checked_by
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
 from memd.ingest.redaction.shapes import BUILT_IN
-from memd.messages import Message, ToolCall
+from memd.messages import Block, Message, ToolCall
 from memd.settings.model import Ingest, RedactionName
 from memd.telemetry.logging import ConsoleLines
 

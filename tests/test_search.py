@@ -36,7 +36,9 @@ def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
 
 
 def found(daemon: DaemonProcess, *arguments: str) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(daemon.run("search", "--json", *arguments).stdout)
+    answer: dict[str, Any] = json.loads(
+        daemon.run("search", "--json", "--config", str(daemon.config), *arguments).stdout
+    )
     return answer
 
 

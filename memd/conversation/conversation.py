@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from memd.messages import ROOT_DIGEST, Message, chain_all
+from memd.messages import ROOT_DIGEST, Block, Message, chain_all
 
 SHARED_MIN = 2
 """Messages that a request must share with a conversation before it is taken for an edit of it or for its trimmed
@@ -37,26 +37,6 @@ class Buffered(msgspec.Struct, frozen=True):
     """Counted with the bundled tokenizer, before the model's drift."""
     message: Message | None
     """None once the message is in the log and out of the prompt: then only its identity matters."""
-
-
-class BlockChunk(msgspec.Struct, frozen=True):
-    """A chunk as a memory block shows it."""
-
-    shown_id: str
-    uuid: bytes
-    topic_id: str
-    origin_id: int
-
-
-class Block(msgspec.Struct, frozen=True):
-    """What memory put in front of one user message; computed once a turn. Without chunks it stands for "nothing"."""
-
-    text: str
-    tokens: int
-    chunks: tuple[BlockChunk, ...] = ()
-
-
-NO_BLOCK = Block(text="", tokens=0)
 
 
 class TurnKey(msgspec.Struct, frozen=True):

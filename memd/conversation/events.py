@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from memd.conversation.conversation import Block, BlockChunk, Buffered, TurnKey
+from memd.conversation.conversation import Buffered, TurnKey
+from memd.messages import Block, BlockChunk
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):

@@ -13,8 +13,6 @@ import msgspec
 
 from memd.conversation.conversation import (
     SHARED_MIN,
-    Block,
-    BlockChunk,
     Buffered,
     Conversation,
     Match,
@@ -34,7 +32,7 @@ from memd.conversation.events import (
     Placed,
     Removed,
 )
-from memd.messages import Message, chain_all
+from memd.messages import Block, BlockChunk, Message, chain_all
 
 ARRIVALS_KEPT = 16
 """Recent requests remembered per conversation: more than a client retries at once."""

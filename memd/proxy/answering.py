@@ -22,11 +22,10 @@ from memd.proxy.exchange import Exchange, Mode, new_turn_id
 from memd.proxy.relay import NO_REPLY, ModelRelay, error_response, forwarded_headers, pass_through, read_body, relay
 from memd.proxy.service import Daemon
 from memd.proxy.upstream.client import REFUSALS
-from memd.recall.block import Placement
 from memd.settings.model import Limits
 from memd.telemetry.request_log import Turn, turn_of
 from memd.wire.capture import Reply
-from memd.wire.request import Api, ModelRequest
+from memd.wire.request import Api, ModelRequest, Placement
 from memd.wire.sideband import MemoryIn, memory_headers
 
 log = logging.getLogger("memd")

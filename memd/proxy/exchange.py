@@ -22,11 +22,11 @@ from multidict import CIMultiDict
 
 from memd.admin.receipts import Receipt
 from memd.conversation import compaction
-from memd.conversation.conversation import NO_BLOCK, Block, BlockChunk, TurnKey
+from memd.conversation.conversation import TurnKey
 from memd.conversation.hot_buffer import Arrival
 from memd.errors import DiskFull, EmbeddingError, MemdError
 from memd.ingest.topics import Topic
-from memd.messages import leading_count
+from memd.messages import NO_BLOCK, Block, BlockChunk, leading_count
 from memd.proxy.prompt import Prompt, with_live_turns
 from memd.proxy.service import Daemon
 from memd.recall import block, ranking
@@ -36,7 +36,7 @@ from memd.recall.retrieve import Budget, Filters
 from memd.telemetry.logging import Content
 from memd.telemetry.request_log import Turn
 from memd.wire.capture import Reply
-from memd.wire.request import Api, ModelRequest
+from memd.wire.request import Api, ModelRequest, Placement
 from memd.wire.sideband import InjectedChunk, MemoryOut, Signal, memory_headers
 
 log = logging.getLogger("memd")
@@ -183,7 +183,9 @@ class Exchange:
                 self._give_way()
                 break
         budget, current = int(limits.sticky / drift.factor(model)), self._prompt.turn_digest
-        self._remove_blocks(block.sticky_overflow(self._prompt.conversation, budget_tokens=budget, current=current))
+        self._remove_blocks(
+            compaction.sticky_overflow(self._prompt.conversation, budget_tokens=budget, current=current)
+        )
 
     async def recall(self) -> None:
         """Compute this turn's block, once: steps and retries of the turn show the same one again."""
@@ -217,7 +219,7 @@ class Exchange:
             self.topic.buffer.injected(chunks)
         self._forwarded_tokens = self._prompt.tokens()
 
-    def body(self, placement: block.Placement | None) -> bytes:
+    def body(self, placement: Placement | None) -> bytes:
         """The body to forward; `placement` None leaves all memory out."""
         self.receipt.placement = placement
         return self._prompt.body(placement)

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from memd.conversation.conversation import Block, BlockChunk, Buffered, Conversation
+from memd.conversation.conversation import Buffered, Conversation
 from memd.conversation.hot_buffer import Arrival
-from memd.messages import ROOT_DIGEST, Message
-from memd.recall.block import Placement
-from memd.wire.request import Api, Insertion, ModelRequest
+from memd.messages import ROOT_DIGEST, Block, BlockChunk, Message
+from memd.wire.request import Api, Insertion, ModelRequest, Placement
 
 
 class Prompt:

@@ -11,15 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from typing import Literal
 
-from memd.conversation.conversation import NO_BLOCK, Block, BlockChunk, Conversation
 from memd.entries import Entry
-from memd.messages import BLOCK_CLOSING, BLOCK_OPENING, CHUNK_MARKER
+from memd.messages import BLOCK_CLOSING, BLOCK_OPENING, CHUNK_MARKER, NO_BLOCK, Block, BlockChunk
 from memd.recall.ranking import Candidate
-
-Placement = Literal["separate", "merged"]
-"""How a block reaches the model: as a developer message of its own, or in front of the user message's text."""
 
 # Strings that chat templates and tokenizers of common models treat as control tokens, and memd's own markers.
 # llama.cpp parses such text inside messages as control tokens. Collected from the strings in its server.
@@ -95,20 +90,3 @@ def render(shown: Sequence[Candidate], *, own_topic_id: str, header: str, taken:
         for candidate in shown
     )
     return Block("\n".join(lines), tokens, chunks)
-
-
-def sticky_overflow(conversation: Conversation, *, budget_tokens: int, current: bytes | None) -> list[bytes]:
-    """The digests of the earlier turns' blocks, if together they exceed the budget: then all of them leave at once.
-
-    Taking only the oldest would make the model read everything behind it anew, and again on every later turn; so the
-    prompt changes rarely, and what is still needed is recalled again. (Measured by bench/kv.py, 30 turns of a full
-    budget: 2.9 times what is new when the oldest left, see bench/NOTES.md.)
-    """
-    kept = [
-        (buffered.digest, conversation.blocks[buffered.digest].tokens)
-        for buffered in conversation.messages[conversation.left_out :]
-        if buffered.digest in conversation.blocks and buffered.digest != current
-    ]
-    if sum(tokens for _, tokens in kept) <= budget_tokens:
-        return []
-    return [digest for digest, _ in kept]

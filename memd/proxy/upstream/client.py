@@ -20,9 +20,9 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from memd.proxy.upstream.template_probe import Messages, shows_in_place
-from memd.recall.block import Placement
 from memd.settings.model import Config
 from memd.telemetry.tasks import Tasks
+from memd.wire.request import Placement
 
 log = logging.getLogger("memd")
 

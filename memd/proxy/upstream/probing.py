@@ -15,12 +15,11 @@ from multidict import CIMultiDict
 
 from memd.proxy.upstream.client import ASK_SECONDS, REFUSALS, Upstream
 from memd.recall import block
-from memd.recall.block import Placement
 from memd.settings.model import Config
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
 from memd.wire.chat.api import CHAT
-from memd.wire.request import Insertion
+from memd.wire.request import Insertion, Placement
 
 REFUSED = frozenset({401, 403})
 LOADING = 503
