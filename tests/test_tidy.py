@@ -43,6 +43,15 @@ MAY_IMPORT = {
     "__main__": {"cli"},
 }
 """For each folder or module right below `memd`: what it may import besides itself and `memd` (the version)."""
+STILL_IMPORTS: dict[str, set[str]] = {
+    "admin.history": {"proxy"},
+    "admin.reads": {"proxy"},
+    "admin.routes": {"proxy"},
+    "admin.writes": {"proxy"},
+    "recall.correcting": {"ingest", "proxy"},
+    "telemetry.metrics": {"proxy"},
+}
+"""Modules not yet in order, with what they may not import. A line goes with the import; none may be added."""
 
 PURE = {
     *("entries", "messages", "errors", "wording", "wire", "conversation", "ingest.redaction", "ingest.chunking"),
@@ -141,7 +150,8 @@ def test_imports_point_one_way() -> None:
         units = {name.partition(".")[0] for name in imported_modules(module)} - {"", module.unit}
         assert module.unit or not units, "the package itself imports nothing of its own"
         assert not module.unit or module.unit in MAY_IMPORT, f"say in MAY_IMPORT what memd.{module.unit} may import"
-        assert not module.unit or units <= MAY_IMPORT[module.unit], module.name
+        assert not module.unit or units - MAY_IMPORT[module.unit] == STILL_IMPORTS.get(module.name, set()), module.name
+    assert STILL_IMPORTS.keys() <= NAMES
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -225,7 +235,7 @@ def texts() -> Iterator[Path]:
     """The text files that people read, without what tools wrote."""
     for folder in ("memd", "tests", "docs", "bench", "clients", "packaging", ".ci"):
         yield from (ROOT / folder).rglob("*")
-    yield from ROOT.glob("*.*")
+    yield from (path for path in ROOT.glob("*.*") if path.name != ".git")  # a worktree's is a file with its place
     yield ROOT / "Makefile"
 
 
