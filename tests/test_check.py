@@ -22,7 +22,6 @@ from daemon_process import DaemonProcess, clean_environment, wait_until
 from full_disk import FullDisk
 from llama_server import running_llama
 from recording_upstream import Request, Response, recording_upstream
-from tiny_model import write_scripted_model
 
 from memd.assets import ranks_bytes
 from memd.cli.check import data, installation
@@ -127,6 +126,7 @@ def test_beside_a_running_daemon_its_address_and_process_are_named(make_daemon: 
     assert f"pid {daemon.pid}," in said["lock"] and "which answers" in said["lock"]
 
 
+@pytest.mark.process
 def test_a_person_gets_a_line_per_check_and_the_remedies_below(place: Place) -> None:
     place.config.write_text(f"upstream:\n  url: {NOWHERE}\nlisten:\n  port: 0\n")
     command = [sys.executable, "-m", "memd", "check", "--config", str(place.config)]
@@ -192,6 +192,7 @@ def test_a_directory_that_cannot_be_written_is_named(folder: str, tmp_path: Path
     assert set(failures) == {"data directory"} and named in failures["data directory"]
 
 
+@pytest.mark.process
 def test_who_holds_the_lock_without_answering_is_named(place: Place) -> None:
     place.data_dir.mkdir()
     program = (
@@ -314,8 +315,11 @@ def test_a_server_that_wants_a_key_is_said_to_want_one(tmp_path: Path) -> None:
     assert "wants a key" in found["model"][0]["said"] and found["live"][0]["mark"] == "warning"
 
 
+@pytest.mark.llama
 @pytest.mark.parametrize("template", [DROPS_DEVELOPERS, ALTERNATING])
 def test_a_template_that_takes_no_developer_message_is_found_out(template: str, tmp_path: Path) -> None:
+    from tiny_model import write_scripted_model  # here: `make quick` does not install what it imports
+
     model = tmp_path / "tiny.gguf"
     write_scripted_model(model, marker=MEMORY_MARKER, reply=REPLY, reply_seen=REPLY_WITH_MEMORY, template=template)
     with running_llama(model, context=WINDOW, log=tmp_path / "llama.log") as url:

@@ -143,6 +143,7 @@ def test_the_data_directory_is_the_one_of_the_settings(log_dir: Path, tmp_path: 
     assert len(memd("export", "--config", config).stdout.splitlines()) == ENTRIES + 1
 
 
+@pytest.mark.process
 def test_the_command_line_starts_without_the_heavy_libraries() -> None:
     heavy = {"aiohttp", "fastembed", "hnswlib", "numpy", "onnxruntime", "tiktoken", "rich", "asyncio"}
     script = "import sys, memd.cli.main; print(*sys.modules)"
@@ -225,6 +226,7 @@ def test_export_on_a_full_disk_is_one_line(log_dir: Path) -> None:
     assert "No space left" in one_line(result)
 
 
+@pytest.mark.process
 def test_a_reader_that_has_seen_enough_ends_an_export_quietly(log_dir: Path) -> None:
     command = [sys.executable, "-m", "memd", "export", "--data-dir", str(log_dir)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -13,6 +13,7 @@ from memd.demo.conversation import CHANGED, QUESTION_IN_NEW_CHAT, QUESTIONS, loa
 from memd.demo.fake_model import UNKNOWN, StandIn
 
 
+@pytest.mark.process
 def test_the_demo_plays_to_its_end_and_shows_every_answer() -> None:
     command = [sys.executable, "-m", "memd", "demo", "--fast"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=clean_environment())

@@ -154,6 +154,7 @@ def test_a_model_that_cannot_be_fetched_says_what_to_do(monkeypatch: pytest.Monk
         load_embedder("BAAI/bge-small-en-v1.5", threads=1)
 
 
+@pytest.mark.process
 def test_importing_the_module_does_not_load_the_model_library() -> None:
     loaded = "any(name in sys.modules for name in ('fastembed', 'onnxruntime'))"
     code = f"import sys, memd.embedding.fastembed; sys.exit({loaded})"

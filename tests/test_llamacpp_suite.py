@@ -12,10 +12,11 @@ SELECTED = "health or models or props or slots or responses or stream_vs or comp
 PASSED_DIRECTLY_MIN = 12
 
 
+@pytest.mark.llama
 def test_what_passes_against_llama_server_passes_through_memd() -> None:
     tests = llamacpp_sources.server_tests()
     if tests is None or llamacpp_sources.server_sources() is None:
-        pytest.skip("llama.cpp's sources were not fetched: python tests/llamacpp_sources.py")
+        pytest.skip("llama.cpp's sources were not fetched: python tests/support/llamacpp_sources.py")
     try:
         server = llamacpp_binary.build()
     except llamacpp_binary.CannotBuild as why:

@@ -303,6 +303,7 @@ def expressions() -> list[str]:
     return [target["expr"] for panel in panels for target in panel.get("targets", [])]
 
 
+@pytest.mark.process
 def test_every_metric_of_the_dashboard_exists_and_every_metric_of_memd_is_on_it(families: dict[str, str]) -> None:
     used = {name for expression in expressions() for name in re.findall(r"\b(?:memd|process)_[a-z_]+", expression)}
     assert used <= series_names(families)
@@ -333,6 +334,7 @@ def test_the_dashboard_asks_the_data_source_and_the_instances_that_its_reader_ch
         assert len(re.findall(r"\{", expression)) == expression.count('{instance=~"$instance"'), expression
 
 
+@pytest.mark.process
 def test_every_metric_is_on_the_page_about_running_memd_with_its_kind(families: dict[str, str]) -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
     assert dict(rows) == {name: kind for name, kind in families.items() if name.startswith("memd_")}

@@ -81,6 +81,7 @@ def test_the_systemd_unit_may_write_where_its_data_directory_is_and_is_shut_othe
 # launchd
 
 
+@pytest.mark.process
 def test_the_launchd_agent_starts_a_command_that_exists(tmp_path: Path) -> None:
     home = tmp_path / "a home"
     program = home / ".local" / "bin" / "memd"
@@ -145,6 +146,7 @@ def test_the_container_is_built_from_all_that_an_installation_needs() -> None:
 # Completion
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("typed", "completed"), [("memd ver", "verify"), ("memd check --li", "--live")])
 def test_bash_completes_commands_and_flags(typed: str, completed: str, tmp_path: Path) -> None:
     program = tmp_path / "memd"

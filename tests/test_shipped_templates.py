@@ -25,9 +25,12 @@ from memd.wire.chat.api import CHAT
 from memd.wire.request import Insertion
 
 SHIPPED = chat_templates()
-pytestmark = pytest.mark.skipif(
-    not SHIPPED, reason="llama.cpp's sources are not there: make test fetches them, or python tests/llamacpp_sources.py"
-)
+pytestmark = [
+    pytest.mark.llama,
+    pytest.mark.skipif(
+        not SHIPPED, reason="llama.cpp's sources are not there: python tests/support/llamacpp_sources.py fetches them"
+    ),
+]
 every_template = pytest.mark.parametrize("name", SHIPPED, scope="module")  # all tests of one, then of the next
 
 WINDOW = 32_768

@@ -11,6 +11,8 @@ from daemon_process import ask
 from llama_server import running_llama
 from tiny_model import write_scripted_model
 
+pytestmark = pytest.mark.llama
+
 SLIDING_WINDOW = 512
 TEMPLATE_TOKENS = 16
 """At most so many of the template's tokens are read again at the end of a prompt."""

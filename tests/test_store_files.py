@@ -111,12 +111,13 @@ for number in range(100_000):
 """
 
 
+@pytest.mark.process
 def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
     for round_number in range(3):
         folder = tmp_path / str(round_number)
         command = [sys.executable, "-c", INGEST, str(folder)]
         tests = Path(__file__).parent
-        paths = os.pathsep.join([str(tests), str(tests.parent)])
+        paths = os.pathsep.join([str(tests / "support"), str(tests.parent)])
         environment = {**os.environ, "PYTHONPATH": paths}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
             assert process.stdout is not None

@@ -269,6 +269,7 @@ def test_readers_search_while_the_writer_appends_and_seals(tmp_path: Path) -> No
 # The directory
 
 
+@pytest.mark.process
 def test_a_second_daemon_is_refused_and_told_who_holds_the_directory(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from memd.store.store import Store\n"

@@ -16,6 +16,8 @@ from tiny_model import CHATML_TEMPLATE, write_scripted_model
 
 from memd.messages import without_memory_blocks
 
+pytestmark = pytest.mark.llama
+
 SEEN, NOT_SEEN = "".join(REPLY_WITH_MEMORY), "".join(REPLY)
 
 REFUSE = "{{- raise_exception('no such message') -}}"

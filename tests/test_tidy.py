@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -253,6 +254,11 @@ def test_nothing_is_tied_to_the_machine_it_was_written_on() -> None:
     for path, data in written():
         found = machine.search(data)
         assert not found, f"{path} names {found and found.group().decode()}"
+
+
+def test_a_test_that_starts_a_process_without_saying_so_fails() -> None:
+    with pytest.raises(AssertionError, match=r"mark it with pytest\.mark\.process"):
+        subprocess.run(["true"], check=True)
 
 
 def test_no_merge_was_left_half_done() -> None:

@@ -3,7 +3,7 @@
 Rule: no other module of the store opens, names or removes a file by itself. Everything here either happens or raises
 one of the declared errors, which names the file and the remedy. A file or name is durable only after `sync` of the
 file and `sync_directory` of its directory; `replace` does all of it in the right order. The counterpart for tests,
-with power cuts and full disks, is tests/crash_files.py.
+with power cuts and full disks, is tests/support/crash_files.py.
 """
 
 from __future__ import annotations

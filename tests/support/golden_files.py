@@ -3,7 +3,7 @@
 A new version of the format gets a new folder; the old ones stay, because every later memd must read them. To write the
 folder of the present version, once:
 
-    python tests/golden_files.py
+    python tests/support/golden_files.py
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from memd.store.log.journal import Journal, peek
 from memd.store.store import Store
 from memd.store.tools.export import export
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parent.parent / "golden"
 TOPIC = "bike-workshop"
 DIMENSION = 8
 FINGERPRINT = "golden-model-0123456789abcdef"

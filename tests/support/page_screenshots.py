@@ -1,5 +1,7 @@
-"""Takes the screenshots of docs/page.md: `python tests/page_screenshots.py docs/images`; with `--all` every view in
-both themes at both widths, to be looked at after a change of the page.
+"""Takes the screenshots of docs/page.md; with `--all` every view in both themes at both widths, to be looked at after a
+change of the page:
+
+    python tests/support/page_screenshots.py docs/images
 
 Rule: what they show is played through the real daemon in front of a real llama.cpp, as in the tests; nothing is drawn.
 The conversation is ours.

@@ -4,7 +4,7 @@ Rule: the tests are llama.cpp's, unchanged, and memd is as anybody starts it, wi
 llama-server, and against llama-server behind memd. What passes the first time and not the second is a fault of memd,
 unless `PURPOSE` says why it is what memd is for.
 
-    python tests/llamacpp_suite.py [unit/test_basic.py ...] [-k EXPRESSION] [--json FILE]
+    python tests/support/llamacpp_suite.py [unit/test_basic.py ...] [-k EXPRESSION] [--json FILE]
         [--server PROGRAM] [--source FOLDER] [--real-models]
 
 Without a llama-server the one from `llamacpp_binary` is used, without a checkout of llama.cpp the tests come from

