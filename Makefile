@@ -1,12 +1,15 @@
-# Everything runs in .venv, which is made on demand; nothing else on the machine is touched.
-# A target installs only when pyproject.toml is newer than the last installation.
+# Everything runs in .venv, which is made on demand. Outside this folder only `make test` may install something, a
+# browser, and says so before. A target installs only when pyproject.toml or constraints.txt is newer than the last
+# installation; constraints.txt has the exact versions.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: demo test llama-tests fuzz lint clean help
+.PHONY: demo quick test llama-tests fuzz lint constraints clean help
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
+INSTALL = $(PIP) install -c constraints.txt -e
+PYTEST := $(PY) -m pytest -n auto --dist worksteal
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -14,8 +17,12 @@ help: ## Show this list
 demo: .venv/installed ## Install memd into .venv and play a long conversation through it (no model needed)
 	@$(PY) -m memd demo $(DEMO_FLAGS)
 
-test: lint .venv/browser .venv/llama.cpp/fetched ## Lint, types and all tests
-	$(PY) -m pytest -n auto --dist loadfile $(PYTEST_FLAGS)
+quick: .venv/installed-quick ## Lint and the tests that start no process, in a minute: run it after every change
+	$(RUFF)
+	$(PYTEST) -m "not process and not llama and not browser and not node" $(PYTEST_FLAGS)
+
+test: lint .venv/browser .venv/llama.cpp/fetched ## Lint, types and all tests (BROWSER=no: install no browser for them)
+	$(PYTEST) --hypothesis-profile=whole --durations=15 $(PYTEST_FLAGS)
 
 llama-tests: .venv/llama.cpp/fetched ## llama.cpp's own server tests: what passes directly must pass through memd (a quarter of an hour)
 	@$(PY) tests/support/llamacpp_suite.py $(LLAMA_TESTS_FLAGS)
@@ -23,9 +30,15 @@ llama-tests: .venv/llama.cpp/fetched ## llama.cpp's own server tests: what passe
 fuzz: .venv/installed-test ## Many more random inputs to what reads untrusted bytes, other ones each time (some minutes)
 	$(PY) -m pytest --hypothesis-profile=fuzz $(PYTEST_FLAGS) tests/test_wire_*.py
 
-lint: .venv/installed-test ## Lint and types only
-	$(PY) -m ruff check .
+lint: .venv/installed-test ## Lint, layout and types only
+	$(RUFF)
 	$(PY) -m mypy
+
+RUFF = $(PY) -m ruff check . && $(PY) -m ruff format --check --quiet memd tests bench
+
+constraints: | .venv/bin/python ## Renew constraints.txt: the newest versions that pyproject.toml allows
+	$(PIP) install --upgrade --upgrade-strategy eager -e '.[test]' || $(INSTALL_FAILED)
+	{ grep '^#' constraints.txt; $(PIP) freeze --exclude-editable; } > .venv/constraints && mv .venv/constraints constraints.txt
 
 clean: ## Remove .venv and what the tools left behind; your memory/ stays
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/clients/node_modules \
@@ -41,11 +54,15 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 
 BROWSERS := chromium chromium-browser google-chrome-stable google-chrome
 
-# The tests of the page drive a real Chromium. Where there is none and it can be installed, it is; elsewhere they say so.
+# The tests of the page drive a real Chromium. Where there is none, root on Debian and Ubuntu gets one, unless BROWSER=no.
 .venv/browser: | .venv/bin/python
 	@if ! command -v $(BROWSERS) >/dev/null; then \
-		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-			echo "Installing Chromium for the tests of the page (half a minute, once) ..."; \
+		if [ "$(BROWSER)" = no ]; then \
+			echo "There is no Chromium and BROWSER=no: the tests of the page will be skipped."; \
+		elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "The tests of the page need Chromium, and this machine has none. Now installing Debian's package"; \
+			echo "chromium with all that it needs (apt-get, for the whole machine, some hundred megabytes, once)."; \
+			echo "To run the other tests only: make test BROWSER=no"; \
 			(apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium) \
 				>/dev/null 2>&1 || echo "Chromium could not be installed: the tests of the page will be skipped." >&2; \
 		else \
@@ -63,12 +80,17 @@ BROWSERS := chromium chromium-browser google-chrome-stable google-chrome
 
 INSTALL_FAILED = { echo "The installation failed. hnswlib is compiled on this machine: it needs a C++ compiler and Python's headers (Debian and Ubuntu: apt install g++ python3-dev)." >&2; exit 1; }
 
-.venv/installed: pyproject.toml | .venv/bin/python
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "Installing memd into .venv (a minute or two, once) ..."
-	@$(PIP) install -e . || $(INSTALL_FAILED)
+	@$(INSTALL) . || $(INSTALL_FAILED)
 	@touch $@
 
-.venv/installed-test: pyproject.toml | .venv/bin/python
-	@echo "Installing memd and what its tests need into .venv (a few minutes, once) ..."
-	@$(PIP) install -e '.[llama,test]' || $(INSTALL_FAILED)
+.venv/installed-quick: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "Installing memd and what its quick tests need into .venv (a minute or two, once) ..."
+	@$(INSTALL) '.[quick]' || $(INSTALL_FAILED)
 	@touch .venv/installed $@
+
+.venv/installed-test: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "Installing memd and what its tests need into .venv (a few minutes, once) ..."
+	@$(INSTALL) '.[test]' || $(INSTALL_FAILED)
+	@touch .venv/installed .venv/installed-quick $@

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from typescript_package import TypeScriptPackage
 
 # No deadline: a slow machine is not a bug. Derandomised: the same examples everywhere, so a failure can be repeated.
-hypothesis.settings.register_profile("memd", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=20)
+hypothesis.settings.register_profile("whole", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("fuzz", deadline=None, derandomize=False, max_examples=2_000, print_blob=True)
-hypothesis.settings.load_profile("memd")  # `make fuzz` loads the other
+hypothesis.settings.load_profile("quick")  # `make test` and `make fuzz` load theirs
 
 MARKER_OF_FIXTURE = {
     "make_daemon": "process",

@@ -145,7 +145,7 @@ messages = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(messages)
 def test_the_chunks_of_a_message_put_together_are_its_text(sources: list[Source]) -> None:
     result = chunked(sources)
@@ -157,7 +157,7 @@ def test_the_chunks_of_a_message_put_together_are_its_text(sources: list[Source]
     assert chunked(sources) == result
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(
     st.lists(st.sampled_from(BUILDING_BLOCKS) | st.text(max_size=300), max_size=8).map("".join),
     st.sampled_from([0, 20, 100, 10_000]),
@@ -168,7 +168,7 @@ def test_pieces_joined_are_the_text_and_fit_the_limit(text: str, whole_tokens: i
     assert all(0 < COUNTER.count(piece) <= CHUNKING.max_tokens for piece in pieces)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=settings().max_examples * 3 // 5)
 @given(
     messages, st.integers(0, 5), st.sampled_from([CHUNKING, Chunking(min_tokens=1, max_tokens=20, overlap_tokens=1000)])
 )

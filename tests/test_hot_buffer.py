@@ -644,4 +644,4 @@ class ClientsAndRestarts(RuleBasedStateMachine):
 
 
 TestClientsAndRestarts = ClientsAndRestarts.TestCase
-TestClientsAndRestarts.settings = settings(max_examples=150, stateful_step_count=60)
+TestClientsAndRestarts.settings = settings(max_examples=settings().max_examples * 3 // 2, stateful_step_count=60)

@@ -174,6 +174,8 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 StoreMachine.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=settings().max_examples * 2 // 5,
+    stateful_step_count=25,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 TestStoreAgainstAPlainDict = StoreMachine.TestCase
