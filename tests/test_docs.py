@@ -104,3 +104,29 @@ def test_every_link_within_the_documentation_leads_somewhere(page: Path) -> None
         assert target.is_relative_to(ROOT), f"{link} in {page.name} leaves the repository"
         if anchor and target.suffix == ".md":
             assert anchor in anchors(target), f"{link} in {page.name}"
+
+
+def drawn_tree() -> list[Path]:
+    """The folders and modules of the tree in docs/architecture.md, relative to the repository."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    [tree] = re.findall(r"^```\n(memd/\n.*?)^```", text, re.MULTILINE | re.DOTALL)
+    folders: list[str] = []
+    drawn = []
+    for line in tree.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        names = re.match(r"(?:[\w.]+(?:/|\.py)(?: +|$))+", line.lstrip())
+        assert names, f"no folder or module is named in {line!r}"
+        for name in names[0].split():
+            folders[depth:] = [name]
+            drawn.append(Path(*folders))
+    return drawn
+
+
+def test_the_drawn_tree_is_that_of_the_source() -> None:
+    """A folder's line covers its modules, which may be drawn as well; those right below memd/ have to be."""
+    drawn = drawn_tree()
+    assert not [str(path) for path in drawn if not (ROOT / path).exists()], "drawn, but not there"
+    modules = [path.relative_to(ROOT) for path in (ROOT / "memd").rglob("*.py")]
+    below_memd = {path for path in modules if len(path.parts) == 2 and path.name != "__init__.py"}
+    wanted = {path.parent for path in modules} | below_memd
+    assert not sorted(str(path) for path in wanted - set(drawn)), "there, but not drawn"
