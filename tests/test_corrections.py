@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memd.entries import UTILITY_STEPS_MAX, UTILITY_STEPS_MIN, Action, Correction, Draft, Entry, Status
-from memd.recall.corrections import Outcome, plan
+from memd.recall.corrections import Plan, plan
 
 NOW_US = 1_700_000_000_000_000
 FIRST, SECOND, THIRD = (entry(name, f"user: {name}", at=at) for at, name in enumerate(("aaaa", "bbbb", "cccc"), 1))
@@ -29,7 +29,7 @@ class Topic:
         self.canonical_ids = itertools.count(100)
         self.uuids = (number.to_bytes(16, "big") for number in itertools.count(1))
 
-    def plan(self, *corrections: Correction) -> Outcome:
+    def plan(self, *corrections: Correction) -> Plan:
         return plan(
             corrections,
             find=self.find,
@@ -38,7 +38,7 @@ class Topic:
             now_us=NOW_US,
         )
 
-    def correct(self, *corrections: Correction) -> Outcome:
+    def correct(self, *corrections: Correction) -> Plan:
         """Plan and append, as one request does."""
         outcome = self.plan(*corrections)
         for draft in outcome.drafts:
@@ -152,7 +152,7 @@ def test_the_new_text_is_kept_verbatim() -> None:
 
 
 def test_an_update_of_which_no_id_can_be_corrected_adds_nothing() -> None:
-    assert Topic(FIRST).plan(said("Update", "dddd", content="new")) == Outcome((), ("dddd",))
+    assert Topic(FIRST).plan(said("Update", "dddd", content="new")) == Plan((), ("dddd",))
 
 
 def test_a_chunk_named_twice_is_superseded_once() -> None:
@@ -173,7 +173,7 @@ def test_dead_and_unknown_ids_fail_while_the_others_of_the_correction_apply() ->
 
 def test_an_id_that_fails_in_two_corrections_is_told_twice_and_within_one_once() -> None:
     outcome = Topic().plan(said("Helpful", "eeee", "eeee"), said("Unhelpful", "eeee"))
-    assert outcome == Outcome((), ("eeee", "eeee"))
+    assert outcome == Plan((), ("eeee", "eeee"))
 
 
 @pytest.mark.parametrize("then", ["Helpful", "Unhelpful", "Update"])
@@ -186,7 +186,7 @@ def test_what_an_earlier_correction_of_the_request_deprecated_is_dead_for_the_la
 def test_what_an_earlier_request_deprecated_is_dead() -> None:
     topic = Topic(FIRST)
     topic.correct(said("Update", "aaaa"))
-    assert topic.correct(said("Helpful", "aaaa")) == Outcome((), ("aaaa",))
+    assert topic.correct(said("Helpful", "aaaa")) == Plan((), ("aaaa",))
 
 
 def test_praise_before_an_update_of_the_same_request_still_counts_in_the_audit() -> None:
@@ -197,7 +197,7 @@ def test_praise_before_an_update_of_the_same_request_still_counts_in_the_audit()
 
 
 def test_no_corrections_do_nothing() -> None:
-    assert Topic(FIRST).plan() == Topic(FIRST).plan(said("Helpful")) == Outcome((), ())
+    assert Topic(FIRST).plan() == Topic(FIRST).plan(said("Helpful")) == Plan((), ())
 
 
 # -- chunks of related topics -----------------------------------------------------------------------------------------

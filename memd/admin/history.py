@@ -1,26 +1,20 @@
-"""What became of each chunk, and its correction by people: the log as events, corrections by name, undo.
+"""The log as people read it: entries as events, the present state of chunks, the story of one chunk.
 
-Rule: what is shown is read from the log each time; what is changed is an appended entry, as with a client's
-corrections. People may correct any chunk that counts, not only those that were shown of late.
+Rule: everything is read from snapshots; nothing is changed and nothing is kept.
 """
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import re
-import time
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
 
-from memd.entries import Correction, Draft, Entry, Status, clamp_utility_steps
+from memd.entries import Entry, Status
 from memd.errors import BadQuestion, NotFound, StoreError
-from memd.ingest.topics import Topic
-from memd.proxy.service import Daemon
-from memd.recall import corrections
+from memd.recall.corrections import is_first, replacement_of
 from memd.store.index.superseded import uuid_bytes
 from memd.store.snapshot import Place
 from memd.store.store import Snapshot
@@ -157,7 +151,7 @@ def story(snapshot: Snapshot, chunk_uuid: bytes) -> ChunkStory:
         after=None if after is None else _event(snapshot, after),
         replaces=tuple(dict.fromkeys(uuid_ for version in versions for uuid_ in version.supersedes)),
         replaced_by=tuple(
-            one.hex() for place in places if (one := _replacement_of(snapshot, place, chunk_uuid)) is not None
+            one.hex() for place in places if (one := replacement_of(snapshot, place, chunk_uuid)) is not None
         ),
     )
 
@@ -187,107 +181,12 @@ def named(snapshots: Iterable[Snapshot], chunk_id: str) -> tuple[Snapshot, bytes
     return snapshot, only
 
 
-async def correct(daemon: Daemon, topic: Topic, asked: Sequence[Correction]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Apply a person's corrections to a topic; the canonical_ids appended, and the ids that could not be corrected.
-
-    Raises:
-        EmbeddingError, StoreError: nothing was applied.
-    """
-    snapshot = topic.log.snapshot()
-
-    def find(chunk_id: str) -> Entry | None:
-        try:
-            _, chunk_uuid = named([snapshot], chunk_id)
-        except (NotFound, BadQuestion):
-            return None
-        entry = snapshot.find(chunk_uuid)
-        if entry is not None and snapshot.fingerprint_of(chunk_uuid) != daemon.encoder.fingerprint:
-            return msgspec.structs.replace(entry, vector=embedded(daemon, entry.content))
-        return entry
-
-    def plan() -> corrections.Outcome:
-        return corrections.plan(
-            asked,
-            find=find,
-            embed=lambda text: embedded(daemon, text),
-            new_uuid=lambda: uuid.uuid4().bytes,
-            now_us=time.time_ns() // 1000,
-        )
-
-    outcome = await asyncio.get_running_loop().run_in_executor(None, plan)
-    return await _appended(daemon, topic, outcome.drafts), outcome.failed
-
-
-async def undo(daemon: Daemon, topic: Topic, canonical_id: int, reason: str) -> tuple[int, ...]:
-    """Append the state before an entry; before an Update, of everything that it changed.
-
-    Raises:
-        NotFound: the topic has no such entry.
-        BadQuestion: a later entry has changed the chunk again.
-        EmbeddingError, StoreError: nothing was appended.
-    """
-    drafts = await asyncio.get_running_loop().run_in_executor(
-        None, _undone, daemon, topic.log.snapshot(), canonical_id, reason
-    )
-    return await _appended(daemon, topic, drafts)
-
-
-def embedded(daemon: Daemon, text: str) -> bytes:
-    """The vector of a text, as entries have it."""
-    return daemon.encoder.for_ingestion(text).astype("<f4").tobytes()
-
-
-async def _appended(daemon: Daemon, topic: Topic, drafts: Sequence[Draft]) -> tuple[int, ...]:
-    if not drafts:
-        return ()
-    return tuple(entry.canonical_id for entry in await daemon.archiver.append_corrections(topic, drafts))
-
-
-def _undone(daemon: Daemon, snapshot: Snapshot, canonical_id: int, reason: str) -> list[Draft]:
-    place = snapshot.place(canonical_id)
-    if place is None:
-        raise NotFound(f"topic {snapshot.topic_id} has no entry {canonical_id}; `memd log` lists them")
-    entry = snapshot.read(place)
-    newest = snapshot.history(entry.uuid)[-1].canonical_id
-    if newest != canonical_id:
-        raise BadQuestion(f"entry {newest} has changed the chunk since; undo that one first")
-    made = entry.uuid if entry.supersedes and _is_first(entry) else _replacement_of(snapshot, place, entry.uuid)
-    if made is None:
-        return [_state_before(daemon, snapshot, entry.uuid, reason)]
-    replacement = snapshot.history(made)
-    drafts = [] if replacement[-1].status is not Status.ACTIVE else [_taken_out(replacement[-1], reason)]
-    for one in replacement[0].supersedes:
-        history = snapshot.history(one)
-        if history and history[-1].status is not Status.ACTIVE:  # else somebody has brought it back already
-            drafts.append(_state_before(daemon, snapshot, one, reason))
-    return drafts
-
-
-def _state_before(daemon: Daemon, snapshot: Snapshot, chunk_uuid: bytes, reason: str) -> Draft:
-    """The state of a chunk before its newest entry."""
-    history = snapshot.history(chunk_uuid)
-    if len(history) == 1 and _is_first(history[0]):
-        return _taken_out(history[0], reason)
-    if len(history) == 1:  # adopted from another topic by a correction
-        return _as_found_elsewhere(history[0], reason)
-    before = history[-2]
-    draft = corrections.undone(history[-1], before, reason=reason)
-    at = snapshot.place(before.canonical_id)
-    own_model = at is not None and snapshot.views[at[0]].segment.header.fingerprint == daemon.encoder.fingerprint
-    if draft.status is Status.ACTIVE and not own_model:
-        draft = msgspec.structs.replace(draft, vector=embedded(daemon, draft.content))
-    return draft
-
-
-def _as_found_elsewhere(adopted: Entry, reason: str) -> Draft:
-    if adopted.action not in corrections.STEPS:
-        raise BadQuestion("this chunk is another topic's and was taken out here; tell memd again what it said")
-    steps = clamp_utility_steps(adopted.utility_steps - corrections.STEPS[adopted.action])
-    return msgspec.structs.replace(adopted.as_draft(), utility_steps=steps, action=corrections.UNDO, reason=reason)
-
-
-def _taken_out(entry: Entry, reason: str) -> Draft:
-    return corrections.undone(entry, None, reason=reason)
+def find(snapshot: Snapshot, chunk_id: str) -> tuple[Snapshot, bytes] | None:
+    """The chunk of the topic that an id means, for a correction; None where it means none or several."""
+    try:
+        return named([snapshot], chunk_id)
+    except (NotFound, BadQuestion):
+        return None
 
 
 def _event(snapshot: Snapshot, place: Place) -> Event:
@@ -334,27 +233,10 @@ def _damaged(snapshot: Snapshot, place: Place, problem: str) -> Event:
     )
 
 
-def _is_first(entry: Entry) -> bool:
-    return entry.origin_id == entry.canonical_id
-
-
 def _kind(entry: Entry) -> str:
-    if _is_first(entry):
+    if is_first(entry):
         return "replacement" if entry.supersedes else "told" if entry.action is None else entry.action
     return entry.action or "re-embedded"
-
-
-def _replacement_of(snapshot: Snapshot, place: Place, chunk_uuid: bytes) -> bytes | None:
-    """The chunk that took this one's place by the Update that made the entry at `place`: it is in the same append."""
-    entry = snapshot.read(place)
-    if entry.action != "Update" or entry.status is Status.ACTIVE:
-        return None
-    segment_id, row = place
-    for later in range(row + 1, min(row + 1 + entry.group_left, len(snapshot.views[segment_id].rows))):
-        other = snapshot.read((segment_id, later))
-        if chunk_uuid in other.supersedes:
-            return other.uuid
-    return None
 
 
 def _ids(snapshot: Snapshot, before: int | None) -> Iterator[tuple[int, Snapshot, Place]]:

@@ -7,6 +7,7 @@ for another one.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from memd.errors import BadQuestion, NotFound
 from memd.ingest.topics import Topic
 from memd.proxy.relay import read_body
 from memd.proxy.service import Daemon
+from memd.recall import corrections
 from memd.store.tools.backup import Report
 from memd.store.tools.backup import backup as back_up
 
@@ -70,8 +72,13 @@ async def correct(daemon: Daemon, request: web.Request, _: str) -> Corrected:
     correction = Correction(tuple(asked.chunk_ids), asked.action, asked.reason, asked.content)
     topic = await _topic(daemon, asked.topic_id)
     with topic.held():
-        applied, failed = await history.correct(daemon, topic, [correction])
-    return Corrected(applied, failed)
+        applied = await corrections.correct(
+            [correction],
+            find=partial(history.find, topic.log.snapshot()),
+            encoder=daemon.encoder,
+            append=partial(daemon.archiver.append_corrections, topic),
+        )
+    return _corrected(applied)
 
 
 async def undo(daemon: Daemon, request: web.Request, _: str) -> Corrected:
@@ -79,8 +86,14 @@ async def undo(daemon: Daemon, request: web.Request, _: str) -> Corrected:
     asked = await _decoded(request, daemon, AskedUndo)
     topic = await _topic(daemon, asked.topic_id)
     with topic.held():
-        applied = await history.undo(daemon, topic, asked.canonical_id, asked.reason)
-    return Corrected(applied)
+        applied = await corrections.undo(
+            topic.log.snapshot(),
+            asked.canonical_id,
+            asked.reason,
+            encoder=daemon.encoder,
+            append=partial(daemon.archiver.append_corrections, topic),
+        )
+    return _corrected(applied)
 
 
 async def backup(daemon: Daemon, request: web.Request, _: str) -> Report:
@@ -89,6 +102,10 @@ async def backup(daemon: Daemon, request: web.Request, _: str) -> Report:
     if not folder.is_absolute():
         raise BadQuestion(f"{folder}: give an absolute path; this daemon's working directory is not yours")
     return await asyncio.get_running_loop().run_in_executor(None, back_up, daemon.config.data_dir, folder)
+
+
+def _corrected(applied: corrections.Applied) -> Corrected:
+    return Corrected(tuple(entry.canonical_id for entry in applied.entries), applied.failed)
 
 
 async def _decoded(request: web.Request, daemon: Daemon, kind: type[Asked]) -> Asked:

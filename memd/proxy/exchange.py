@@ -14,7 +14,8 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -24,15 +25,16 @@ from memd.admin.receipts import Receipt
 from memd.conversation import compaction
 from memd.conversation.conversation import TurnKey
 from memd.conversation.hot_buffer import Arrival
+from memd.entries import Correction
 from memd.errors import DiskFull, EmbeddingError, MemdError
 from memd.ingest.topics import Topic
 from memd.messages import NO_BLOCK, Block, BlockChunk, leading_count
 from memd.proxy.prompt import Prompt, with_live_turns
 from memd.proxy.service import Daemon
-from memd.recall import block, ranking
-from memd.recall.correcting import apply_corrections
+from memd.recall import block, corrections, ranking
 from memd.recall.explained import scored_chunks
 from memd.recall.retrieve import Budget, Filters
+from memd.store.store import Snapshot
 from memd.telemetry.logging import Content
 from memd.telemetry.request_log import Turn
 from memd.wire.capture import Reply
@@ -153,7 +155,7 @@ class Exchange:
         failed: tuple[str, ...] = ()
         try:
             asked = memory_in.corrections
-            failed = await outcomes.of(request, lambda: apply_corrections(self._daemon, self.topic, asked))
+            failed = await outcomes.of(request, lambda: self._corrected(asked))
         except MemdError as error:
             log.error("corrections were not applied", extra=self._fields(error))
             self._degrade(error)
@@ -182,10 +184,9 @@ class Exchange:
             if not await self._take_oldest(used - limits.hard):
                 self._give_way()
                 break
-        budget, current = int(limits.sticky / drift.factor(model)), self._prompt.turn_digest
-        self._remove_blocks(
-            compaction.sticky_overflow(self._prompt.conversation, budget_tokens=budget, current=current)
-        )
+        budget, prompt = int(limits.sticky / drift.factor(model)), self._prompt
+        overflow = compaction.sticky_overflow(prompt.conversation, budget_tokens=budget, current=prompt.turn_digest)
+        self._remove_blocks(overflow)
 
     async def recall(self) -> None:
         """Compute this turn's block, once: steps and retries of the turn show the same one again."""
@@ -320,6 +321,23 @@ class Exchange:
         if fresh <= COUNTED_AT_ONCE_CHARACTERS:
             return counted()
         return await asyncio.get_running_loop().run_in_executor(None, counted)
+
+    async def _corrected(self, asked: Sequence[Correction]) -> tuple[str, ...]:
+        """Apply the corrections; returns the ids for which it could not be done."""
+
+        async def snapshot_of(topic_id: str) -> Snapshot | None:
+            topic = await self._daemon.topics.existing(topic_id)
+            return None if topic is None else topic.log.snapshot()
+
+        applied = await corrections.correct_shown(
+            asked,
+            own=self.topic.log.snapshot(),
+            resolve=self.topic.buffer.resolve,
+            snapshot_of=snapshot_of,
+            encoder=self._daemon.encoder,
+            append=partial(self._daemon.archiver.append_corrections, self.topic),
+        )
+        return applied.failed
 
     def _memory_in_digest(self) -> bytes:
         memory_in = self._request.memory_in

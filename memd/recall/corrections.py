@@ -1,26 +1,131 @@
-"""What a caller's corrections do to the log: which entries are appended, and which ids could not be corrected.
+"""Corrections of chunks: which entries they append, and appending them. One place for clients, people and undo.
 
-Rule: memd never judges; it does what it is told to the chunks that it showed recently, and says where it could not.
-Corrections are applied in order, each seeing the effect of those before it.
+Rule: memd never judges; it does what it is told to the chunks that may be corrected, and names the ids for which it
+could not. Corrections are applied in order, each seeing the effect of those before it, and appended as one group: a
+failure leaves the log as it was. The caller decides which chunks may be corrected and how entries are appended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
-from memd.entries import Correction, Draft, Entry, Status, clamp_utility_steps
+from memd.entries import Correction, Draft, Entry, Status, Vector, clamp_utility_steps
+from memd.errors import BadQuestion, NotFound
+from memd.messages import BlockChunk
+from memd.store.snapshot import Place
+from memd.store.store import Snapshot
 
 STEPS = {"Helpful": 1, "Unhelpful": -1}
-"""What the actions that do not replace a chunk do to its utility."""
+"""The change of a chunk's utility by the actions that do not replace it."""
+UNDO = "Undo"
+"""The action of an entry that gives a chunk an earlier state back."""
+
+Find = Callable[[str], tuple[Snapshot, bytes] | None]
+"""The chunk that an id names, as the topic that has its present state and its uuid; None: it may not be corrected."""
+Append = Callable[[Sequence[Draft]], Awaitable[Sequence[Entry]]]
+"""Appends the drafts as one group, durably; raises StoreError where nothing was written."""
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Embeds(Protocol):
+    """The part of `embedding.encoder.Encoder` that corrections need."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The identity of the present embedding model."""
+
+    def for_ingestion(self, text: str) -> Vector:
+        """The vector of a text; slow, so never called on the event loop."""
+
+
+class Plan(msgspec.Struct, frozen=True):
     """The entries to append as one group, and the ids for which `correction_failed` is signalled."""
 
     drafts: tuple[Draft, ...]
     failed: tuple[str, ...]
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """The entries that were appended, and the ids that could not be corrected."""
+
+    entries: tuple[Entry, ...]
+    failed: tuple[str, ...] = ()
+
+
+async def correct(asked: Sequence[Correction], *, find: Find, encoder: Embeds, append: Append) -> Applied:
+    """Apply corrections: plan them in a thread, then append what they ask for.
+
+    Args:
+        find: called in the thread.
+
+    Raises:
+        EmbeddingError, StoreError: nothing was applied.
+    """
+
+    def present(chunk_id: str) -> Entry | None:
+        found = find(chunk_id)
+        return None if found is None else _present(*found, encoder)
+
+    def planned() -> Plan:
+        return plan(
+            asked,
+            find=present,
+            embed=lambda text: _embedded(encoder, text),
+            new_uuid=lambda: uuid.uuid4().bytes,
+            now_us=time.time_ns() // 1000,
+        )
+
+    outcome = await asyncio.get_running_loop().run_in_executor(None, planned)
+    return Applied(await _appended(outcome.drafts, append), outcome.failed)
+
+
+async def correct_shown(
+    asked: Sequence[Correction],
+    *,
+    own: Snapshot,
+    resolve: Callable[[str], BlockChunk | None],
+    snapshot_of: Callable[[str], Awaitable[Snapshot | None]],
+    encoder: Embeds,
+    append: Append,
+) -> Applied:
+    """Apply a client's corrections: only of chunks that it was shown recently; see `correct`.
+
+    Args:
+        own: the request's topic; its state of a chunk counts, and only where it has none that of the chunk's source.
+        resolve: the recently shown chunk with this id, if any; called on the event loop.
+        snapshot_of: a topic, if it still exists.
+    """
+    ids = dict.fromkeys(chunk_id for correction in asked for chunk_id in correction.chunk_ids)
+    shown = {chunk_id: chunk for chunk_id in ids if (chunk := resolve(chunk_id)) is not None}
+    snapshots: dict[str, Snapshot | None] = {own.topic_id: own}
+    for topic_id in {chunk.topic_id for chunk in shown.values()} - {own.topic_id}:
+        snapshots[topic_id] = await snapshot_of(topic_id)
+
+    def find(chunk_id: str) -> tuple[Snapshot, bytes] | None:
+        chunk = shown.get(chunk_id)
+        if chunk is None:
+            return None
+        known = (one for one in (own, snapshots[chunk.topic_id]) if one is not None and one.knows(chunk.uuid))
+        return next(((one, chunk.uuid) for one in known), None)
+
+    return await correct(asked, find=find, encoder=encoder, append=append)
+
+
+async def undo(snapshot: Snapshot, canonical_id: int, reason: str, *, encoder: Embeds, append: Append) -> Applied:
+    """Append the state before an entry of the topic; before an Update, that of every chunk that it changed.
+
+    Raises:
+        NotFound: the topic has no such entry.
+        BadQuestion: a later entry has changed the chunk again.
+        EmbeddingError, StoreError: nothing was appended.
+    """
+    drafts = await asyncio.get_running_loop().run_in_executor(None, plan_undo, snapshot, canonical_id, reason, encoder)
+    return Applied(await _appended(drafts, append))
 
 
 def plan(
@@ -30,8 +135,8 @@ def plan(
     embed: Callable[[str], bytes],
     new_uuid: Callable[[], bytes],
     now_us: int,
-) -> Outcome:
-    """Turn corrections into entries.
+) -> Plan:
+    """Turn corrections into entries; a decision from values alone.
 
     Args:
         find: the present entry of a chunk by the id that was shown or its full uuid, live in this topic or, for a
@@ -58,24 +163,60 @@ def plan(
         content = correction.content or ""
         if correction.action == "Update" and content.strip() and named:
             drafts.append(_replacement(correction, content, list(named.values()), embed, new_uuid(), now_us))
-    return Outcome(tuple(drafts), tuple(failed))
+    return Plan(tuple(drafts), tuple(failed))
 
 
-UNDO = "Undo"
-"""The action of an entry that gives a chunk an earlier state back."""
+def plan_undo(snapshot: Snapshot, canonical_id: int, reason: str, encoder: Embeds) -> list[Draft]:
+    """The entries that give chunks their state before an entry back; see `undo` for the errors. Reads the disk."""
+    place = snapshot.place(canonical_id)
+    if place is None:
+        raise NotFound(f"topic {snapshot.topic_id} has no entry {canonical_id}; `memd log` lists them")
+    entry = snapshot.read(place)
+    newest = snapshot.history(entry.uuid)[-1].canonical_id
+    if newest != canonical_id:
+        raise BadQuestion(f"entry {newest} has changed the chunk since; undo that one first")
+    made = entry.uuid if entry.supersedes and is_first(entry) else replacement_of(snapshot, place, entry.uuid)
+    if made is None:
+        return [_state_before(snapshot, entry.uuid, reason, encoder)]
+    replacement = snapshot.history(made)
+    drafts = [] if replacement[-1].status is not Status.ACTIVE else [_taken_out(replacement[-1], reason)]
+    for one in replacement[0].supersedes:
+        history = snapshot.history(one)
+        if history and history[-1].status is not Status.ACTIVE:  # else somebody has brought it back already
+            drafts.append(_state_before(snapshot, one, reason, encoder))
+    return drafts
 
 
-def undone(entry: Entry, before: Entry | None, *, reason: str) -> Draft:
-    """The entry that gives a chunk an earlier state back.
+def is_first(entry: Entry) -> bool:
+    """Return whether the entry created its chunk in this topic."""
+    return entry.origin_id == entry.canonical_id
 
-    Args:
-        entry: the chunk's present entry.
-        before: the state to go back to; None: there was none, the chunk is taken out.
+
+def replacement_of(snapshot: Snapshot, place: Place, chunk_uuid: bytes) -> bytes | None:
+    """The chunk that took this one's place by the Update that made the entry at `place`: it is in the same append.
+
+    Raises:
+        StoreError: an entry cannot be read.
     """
-    why = {"action": UNDO, "reason": reason}
-    if before is None or before.status is not Status.ACTIVE:
-        return msgspec.structs.replace(entry.as_draft(), status=Status.DEPRECATED, vector=b"", content="", **why)
-    return msgspec.structs.replace(before.as_draft(), **why)
+    entry = snapshot.read(place)
+    if entry.action != "Update" or entry.status is Status.ACTIVE:
+        return None
+    segment_id, row = place
+    for later in range(row + 1, min(row + 1 + entry.group_left, len(snapshot.views[segment_id].rows))):
+        other = snapshot.read((segment_id, later))
+        if chunk_uuid in other.supersedes:
+            return other.uuid
+    return None
+
+
+def _present(snapshot: Snapshot, chunk_uuid: bytes, encoder: Embeds) -> Entry | None:
+    """The chunk's present entry, with a vector of the present model: the entry appended for it must be searchable."""
+    entry = snapshot.find(chunk_uuid)
+    if entry is None or entry.status is not Status.ACTIVE:
+        return entry
+    if snapshot.fingerprint_of(chunk_uuid) != encoder.fingerprint:
+        return msgspec.structs.replace(entry, vector=_embedded(encoder, entry.content))
+    return entry
 
 
 def _corrected(state: Draft, correction: Correction) -> Draft:
@@ -95,7 +236,7 @@ def _replacement(
     now_us: int,
 ) -> Draft:
     # No digests: the text came from no message, so no message in a prompt makes it redundant.
-    return Draft(
+    draft = Draft(
         uuid=uuid,
         content=content,
         vector=embed(content),
@@ -105,3 +246,47 @@ def _replacement(
         action=correction.action,
         reason=correction.reason,
     )
+    kinds, sources = {state.kind for state in replaced}, {state.source for state in replaced}
+    if len(kinds) == 1:
+        draft = msgspec.structs.replace(draft, kind=kinds.pop())
+    if len(sources) == 1:
+        draft = msgspec.structs.replace(draft, source=sources.pop())
+    return draft
+
+
+def _state_before(snapshot: Snapshot, chunk_uuid: bytes, reason: str, encoder: Embeds) -> Draft:
+    """The entry that gives a chunk its state before its newest entry back."""
+    history = snapshot.history(chunk_uuid)
+    newest = history[-1]
+    if len(history) == 1:
+        return _taken_out(newest, reason) if is_first(newest) else _as_found_elsewhere(newest, reason)
+    before = history[-2]
+    if before.status is not Status.ACTIVE:
+        return _taken_out(newest, reason)
+    place = snapshot.place(before.canonical_id)
+    draft = msgspec.structs.replace(before.as_draft(), action=UNDO, reason=reason)
+    if place is None or snapshot.views[place[0]].segment.header.fingerprint != encoder.fingerprint:
+        draft = msgspec.structs.replace(draft, vector=_embedded(encoder, draft.content))
+    return draft
+
+
+def _taken_out(newest: Entry, reason: str) -> Draft:
+    return msgspec.structs.replace(
+        newest.as_draft(), status=Status.DEPRECATED, vector=b"", content="", action=UNDO, reason=reason
+    )
+
+
+def _as_found_elsewhere(adopted: Entry, reason: str) -> Draft:
+    """Take back the one correction by which the topic adopted a chunk of another topic."""
+    if adopted.action not in STEPS:
+        raise BadQuestion("this chunk is another topic's and was taken out here; tell memd again what it said")
+    steps = clamp_utility_steps(adopted.utility_steps - STEPS[adopted.action])
+    return msgspec.structs.replace(adopted.as_draft(), utility_steps=steps, action=UNDO, reason=reason)
+
+
+def _embedded(encoder: Embeds, text: str) -> bytes:
+    return encoder.for_ingestion(text).astype("<f4").tobytes()
+
+
+async def _appended(drafts: Sequence[Draft], append: Append) -> tuple[Entry, ...]:
+    return tuple(await append(drafts)) if drafts else ()
