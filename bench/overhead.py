@@ -79,7 +79,7 @@ def fill(folder: Path, chunks: int, kept: Path | None) -> None:
         for start in range(0, chunks, 5000):
             log.append(drafts(mixed(base, min(5000, chunks - start), chosen), chosen))
             settle(log)
-    log.index_words()
+    log.index_terms()
     store.close()
 
 

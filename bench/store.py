@@ -43,7 +43,7 @@ from vectors import embedded, mixed
 
 from memd.embedding.fastembed import load_embedder
 from memd.entries import Draft
-from memd.store.index.vectors import Floats
+from memd.store.log.columns import Floats
 from memd.store.store import Store, TopicLog
 
 BASE_SENTENCES = 4000

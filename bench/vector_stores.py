@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import hnswlib
 import numpy as np
 
-from memd.store.index.vectors import HNSW_EF_CONSTRUCTION, HNSW_M, Floats
+from memd.store.index.vectors import HNSW_EF_CONSTRUCTION, HNSW_M
+from memd.store.log.columns import Floats
 
 BATCH = 5000
 

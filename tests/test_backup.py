@@ -15,7 +15,7 @@ from drafts import DATA_DIR, adjusted, draft, live_contents, open_store, seal_al
 
 from memd.cli.main import main
 from memd.errors import StoreError, StoreLocked
-from memd.store.files import DiskFiles, Files
+from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.log.journal import Journal
 from memd.store.store import TopicLog
 from memd.store.tools.backup import MARKER_NAME, backup
@@ -25,6 +25,9 @@ from memd.store.tools.verify import verify
 BACKUP = Path("/backup")
 
 
+DISK = DiskFiles()
+
+
 class Unlinkable(DiskFiles):
     """The backup lies on another file system."""
 
@@ -32,15 +35,15 @@ class Unlinkable(DiskFiles):
         return False
 
 
-def contents(folder: Path, files: Files | None = None) -> list[str]:
-    return [entry["content"] for entry in export(folder, topic_id=None, live_only=False, files=files)]
+def contents(folder: Path, files: LocalDisk = DISK) -> list[str]:
+    return [entry["content"] for entry in export(folder, files, topic_id=None, live_only=False)]
 
 
 def chunks(first: int, end: int) -> list[str]:
     return [f"user: chunk {number}" for number in range(first, end)]
 
 
-def filled(folder: Path, count: int, files: Files | None = None) -> TopicLog:
+def filled(folder: Path, count: int, files: LocalDisk | None = None) -> TopicLog:
     """A topic with `count` chunks, five a segment, all full ones sealed."""
     topic = open_store(files, folder, segment_entries_max=5).topic("talk")
     for number in range(count):
@@ -63,22 +66,22 @@ def test_a_backup_is_a_data_directory_that_can_be_verified_and_served(source: Pa
     topic = filled(source, 13)
     (last,) = topic.append([draft("praised")])
     topic.append([adjusted(last, 2)])
-    journal, _ = Journal.open(topic.hot_path, DiskFiles())
+    journal, _ = Journal.open(topic.hot_path, DISK)
     journal.append([b"one", b"two"])
-    report = backup(source, target)
+    report = backup(source, target, DISK)
     assert report.findings == [] and report.topics == 1
-    assert verify(target).ok
+    assert verify(target, DISK).ok
     assert contents(target) == contents(source)
     restored = open_store(None, target, segment_entries_max=5).topic("talk")
     assert live_contents(restored) == live_contents(topic)
-    assert Journal.open(restored.hot_path, DiskFiles())[1] == [b"one", b"two"]
+    assert Journal.open(restored.hot_path, DISK)[1] == [b"one", b"two"]
 
 
 def test_full_segments_are_second_names_of_the_same_files_and_what_is_appended_to_is_not(
     source: Path, target: Path
 ) -> None:
     filled(source, 13)
-    report = backup(source, target)
+    report = backup(source, target, DISK)
     assert (report.linked, report.copied) == (6, 1)
     for path in (source / "talk" / "segments").iterdir():
         assert path.samefile(target / "talk" / "segments" / path.name)
@@ -88,25 +91,25 @@ def test_full_segments_are_second_names_of_the_same_files_and_what_is_appended_t
 def test_serving_a_backup_changes_nothing_in_what_it_was_made_from(source: Path, target: Path) -> None:
     filled(source, 13)
     before = contents(source)
-    backup(source, target)
+    backup(source, target, DISK)
     restored = open_store(None, target, segment_entries_max=5).topic("talk")
     for number in range(100, 110):
         restored.append([draft(number)])
         seal_all(restored)
     assert contents(source) == before
-    assert verify(source).ok and verify(target).ok
+    assert verify(source, DISK).ok and verify(target, DISK).ok
 
 
 def test_files_are_copied_where_they_cannot_be_linked(source: Path, target: Path) -> None:
     filled(source, 13)
     report = backup(source, target, Unlinkable())
     assert (report.linked, report.copied) == (0, 7)
-    assert verify(target).ok
+    assert verify(target, DISK).ok
     assert contents(target) == contents(source)
 
 
-@pytest.mark.parametrize("files", [DiskFiles(), Unlinkable()], ids=["linked", "copied"])
-def test_the_next_backup_takes_only_what_is_new(source: Path, target: Path, files: Files) -> None:
+@pytest.mark.parametrize("files", [DISK, Unlinkable()], ids=["linked", "copied"])
+def test_the_next_backup_takes_only_what_is_new(source: Path, target: Path, files: LocalDisk) -> None:
     topic = filled(source, 13)
     backup(source, target, files)
     again = backup(source, target, files)
@@ -116,7 +119,7 @@ def test_the_next_backup_takes_only_what_is_new(source: Path, target: Path, file
         seal_all(topic)
     third = backup(source, target, files)
     assert third.kept >= 6 and third.linked + third.copied <= 10
-    assert verify(target).ok
+    assert verify(target, DISK).ok
     assert contents(target) == chunks(0, 27)
     assert not (target / "talk" / "segments" / "seg_0003.bin").samefile(target / "talk" / "active.bin")
 
@@ -125,12 +128,12 @@ def test_an_index_that_was_built_since_is_added(source: Path, target: Path) -> N
     topic = open_store(None, source, segment_entries_max=5).topic("talk")
     for number in range(7):
         topic.append([draft(number)])
-    backup(source, target)
+    backup(source, target, DISK)
     assert not (target / "talk" / "segments" / "seg_0001.meta").exists()
     seal_all(topic)
-    report = backup(source, target)
+    report = backup(source, target, DISK)
     assert (report.linked, report.kept) == (2, 1)
-    assert verify(target).ok
+    assert verify(target, DISK).ok
 
 
 def test_an_unfinished_append_is_left_out(tmp_path: Path) -> None:
@@ -219,14 +222,14 @@ def test_every_backup_beside_a_busy_writer_is_whole_and_has_all_that_was_acknowl
         for folder in (target, source.parent / f"fresh {rounds % 5}"):
             if folder != target:
                 shutil.rmtree(folder, ignore_errors=True)
-            report = backup(source, folder)
+            report = backup(source, folder, DISK)
             assert report.findings == []
-            assert verify(folder).ok, verify(folder).lines
+            assert verify(folder, DISK).ok, verify(folder, DISK).lines
             found = contents(folder)
             assert found == chunks(0, len(found)) and len(found) >= before
         rounds += 1
     writer.join()
-    backup(source, target)
+    backup(source, target, DISK)
     assert contents(target) == chunks(0, 600)
 
 
@@ -266,8 +269,8 @@ def test_a_folder_that_is_no_backup_is_refused(source: Path, target: Path) -> No
     filled(source, 3)
     target.mkdir()
     (target / "photo.jpg").touch()
-    with pytest.raises(StoreError, match="is not empty and no earlier backup"):
-        backup(source, target)
+    with pytest.raises(StoreError, match="is not empty and not an earlier backup"):
+        backup(source, target, DISK)
     assert [path.name for path in target.iterdir()] == ["photo.jpg"]
 
 
@@ -275,32 +278,32 @@ def test_a_folder_in_or_around_the_data_directory_is_refused(source: Path) -> No
     filled(source, 3)
     for folder in (source, source / "backup", source.parent):
         with pytest.raises(StoreError, match="choose a folder outside"):
-            backup(source, folder)
+            backup(source, folder, DISK)
 
 
 def test_a_backup_that_was_served_since_is_not_overwritten(source: Path, target: Path) -> None:
     filled(source, 3)
-    backup(source, target)
+    backup(source, target, DISK)
     open_store(None, target).close()
-    with pytest.raises(StoreError, match="has been served from this backup since"):
-        backup(source, target)
+    with pytest.raises(StoreError, match="has been served from this backup, so it has entries of its own"):
+        backup(source, target, DISK)
 
 
 def test_two_backups_at_once_into_one_folder_are_refused(source: Path, target: Path) -> None:
     filled(source, 3)
-    backup(source, target)
-    lock = DiskFiles().lock(target / MARKER_NAME)
+    backup(source, target, DISK)
+    lock = DISK.lock(target / MARKER_NAME)
     with pytest.raises(StoreLocked):
-        backup(source, target)
+        backup(source, target, DISK)
     lock.release()
-    backup(source, target)
+    backup(source, target, DISK)
 
 
 def test_the_backup_of_another_directory_is_not_overwritten(source: Path, target: Path, tmp_path: Path) -> None:
     filled(source, 13)
-    backup(source, target)
+    backup(source, target, DISK)
     filled(tmp_path / "other", 3)
-    report = backup(tmp_path / "other", target)
+    report = backup(tmp_path / "other", target, DISK)
     assert "which" in str(report.findings[0]) and len(report.findings) == 1
     assert contents(target) == chunks(0, 13)
 
@@ -339,8 +342,8 @@ def test_torn_tails_that_were_set_aside_are_taken_along(source: Path, target: Pa
     with (source / "talk" / "active.bin").open("ab") as file:
         file.write(b"half a rec")
     open_store(None, source).topic("talk")
-    backup(source, target)
-    backup(source, target)
+    backup(source, target, DISK)
+    backup(source, target, DISK)
     assert (target / "talk" / "active.bin.torn").read_bytes() == b"half a rec"
     assert not (target / "talk" / "active.bin.torn.2").exists()
 

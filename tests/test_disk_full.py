@@ -14,6 +14,7 @@ from full_disk import FullDisk
 from memd.proxy.app import running
 from memd.proxy.service import Daemon
 from memd.settings.model import Buffer, Compaction, Config, Listen, Log, Upstream
+from memd.store.disk import DiskFiles
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
@@ -84,9 +85,9 @@ async def test_on_a_full_disk_requests_flow_and_say_so_and_afterwards_nothing_is
     assert recovered[-1] != "degraded:disk-full"
 
     data_dir = tmp_path / "memory"
-    stored = "\n".join(entry["content"] for entry in export(data_dir, topic_id="default", live_only=True))
+    stored = "\n".join(entry["content"] for entry in export(data_dir, DiskFiles(), topic_id="default", live_only=True))
     assert [fact for fact in _facts(18) if fact not in stored] == []
-    report = verify(data_dir)
+    report = verify(data_dir, DiskFiles())
     assert report.ok, report.lines
 
 

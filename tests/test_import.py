@@ -26,6 +26,7 @@ from memd.ingest.importing import Counts, Importer
 from memd.ingest.pipeline import unstored_runs
 from memd.messages import chain_all
 from memd.settings.model import Config
+from memd.store.disk import DiskFiles
 from memd.store.store import Store
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
@@ -94,7 +95,7 @@ def opened(folder: Path, embedder: Embedder, segment_entries_max: int = 20) -> S
 
 
 def exported(folder: Path, *, live_only: bool = False) -> list[dict[str, Any]]:
-    return list(export(folder, topic_id=None, live_only=live_only))
+    return list(export(folder, DiskFiles(), topic_id=None, live_only=live_only))
 
 
 def without_new(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -153,7 +154,7 @@ def test_an_export_comes_back_with_everything_but_new_canonical_ids_in_the_same_
     before, after = exported(grown), exported(tmp_path / "new")
     assert counts.entries == counts.lines == len(before)
     assert without_new(after) == without_new(before)
-    assert verify(tmp_path / "new").ok
+    assert verify(tmp_path / "new", DiskFiles()).ok
 
 
 def test_what_was_imported_is_found_by_meaning(run: Run, tmp_path: Path, embedder: Embedder, export_file: Path) -> None:
@@ -251,7 +252,7 @@ def test_an_export_from_a_machine_whose_clock_is_ahead_keeps_its_order(
     after = exported(tmp_path / "new")
     assert [entry["origin_id"] for entry in after] == [line["origin_id"] for line in lines]
     assert all(entry["canonical_id"] >= entry["origin_id"] for entry in after)
-    assert verify(tmp_path / "new").ok
+    assert verify(tmp_path / "new", DiskFiles()).ok
 
 
 # Conversations
@@ -369,7 +370,7 @@ def test_an_interrupted_import_of_a_long_conversation_goes_on_where_it_was(
     run(tmp_path / "whole", file)
     contents = [[entry["content"] for entry in exported(tmp_path / name)] for name in ("new", "whole")]
     assert contents[0] == contents[1]
-    assert verify(tmp_path / "new").ok
+    assert verify(tmp_path / "new", DiskFiles()).ok
 
 
 # What is wrong

@@ -161,7 +161,7 @@ def test_only_the_strongest_bring_in_their_neighbours_and_each_speaks_for_the_ot
     topic: TopicLog, embedder: Embedder
 ) -> None:
     question = "Who paints the boat house?"
-    search = TopicSearch(topic.snapshot(), embedder.embed_pieces(question), topic.ask(question))
+    search = TopicSearch(topic.snapshot(), embedder.embed_pieces(question), topic.lexical_query(question))
     hits, evidence = search.evidence(
         2, Retrieval(), first=10
     )  # both sides find the boat house, twice; one of two counts

@@ -311,6 +311,6 @@ def words_in_the_index(daemon: DaemonProcess, *words: str) -> bool:
     store = Store.open(daemon.data_dir, dimension=384, fingerprint="another", segment_entries_max=20)
     try:
         topic = store.topic("default")
-        return any(topic.ask(word).best(3) for word in words)
+        return any(topic.lexical_query(word).best(3) for word in words)
     finally:
         store.close()

@@ -22,6 +22,7 @@ from memd.embedding.fastembed import Embedder, load_embedder
 from memd.entries import Draft, Vector
 from memd.ingest import reembedding
 from memd.ingest.reembedding import reembed_topics
+from memd.store.disk import DiskFiles
 from memd.store.store import Store, TopicLog
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
@@ -126,13 +127,13 @@ def found(topic: TopicLog, embedder: Embedder) -> list[str]:
 
 def live(folder: Path) -> list[dict[str, Any]]:
     """The live entries without what a new entry has to itself."""
-    entries = export(folder, topic_id=None, live_only=True)
+    entries = export(folder, DiskFiles(), topic_id=None, live_only=True)
     told = [{name: value for name, value in entry.items() if name != "canonical_id"} for entry in entries]
     return sorted(told, key=lambda entry: (entry["topic_id"], entry["origin_id"]))
 
 
 def test_what_another_model_wrote_is_found_again_and_is_otherwise_the_same(folder: Path, bundled: Embedder) -> None:
-    before, count_before = live(folder), len(list(export(folder, topic_id=None, live_only=False)))
+    before, count_before = live(folder), len(list(export(folder, DiskFiles(), topic_id=None, live_only=False)))
     store = opened(folder, bundled)
     assert found(store.topic("talk"), bundled) == []
     assert reembed_topics(store, bundled.embed) == (33, [])
@@ -140,8 +141,8 @@ def test_what_another_model_wrote_is_found_again_and_is_otherwise_the_same(folde
     assert found(store.topic("other"), bundled) == [text_of(7)]
     store.close()
     assert live(folder) == before
-    assert len(list(export(folder, topic_id=None, live_only=False))) == count_before + 33
-    assert verify(folder).ok
+    assert len(list(export(folder, DiskFiles(), topic_id=None, live_only=False))) == count_before + 33
+    assert verify(folder, DiskFiles()).ok
     store = opened(folder, bundled)
     assert found(store.topic("talk"), bundled) == LIVE
     assert [finding for finding in store.findings if finding.kind == "foreign"] == []

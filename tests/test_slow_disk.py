@@ -14,7 +14,8 @@ import pytest
 from memd.proxy.app import running
 from memd.proxy.service import Daemon
 from memd.settings.model import Buffer, Config, Listen, Log, Upstream
-from memd.store.files import Appender, DiskFiles
+from memd.store.disk import DiskFiles
+from memd.store.files import Appender
 from memd.store.layout import RECEIPTS_NAME
 
 SYNC_SECONDS = 0.2

@@ -12,10 +12,10 @@ from crash_files import CrashFiles
 from drafts import DATA_DIR, adjusted, deprecated, digest_of, draft, live_contents, open_store, seal_all, unit_vector
 
 from memd.errors import CorruptFile, ForeignFile
-from memd.store.log.format import HEADER_BYTES, MAGIC_LOG, decode_header, encode_header, scan
+from memd.store.log.format import HEADER_BYTES, MAGIC_LOG, decode_header, encode_header, scan_records
 from memd.store.store import TopicLog
 from memd.store.tools.export import export
-from memd.store.tools.verify import Report, verify
+from memd.store.tools.verify import VerifyReport, verify
 
 TOPIC = DATA_DIR / "talk"
 ACTIVE = TOPIC / "active.bin"
@@ -38,7 +38,7 @@ def disk() -> CrashFiles:
 
 
 def record_at(files: CrashFiles, path: Path, number: int) -> int:
-    return scan(files.read(path)).spans[number].offset
+    return scan_records(files.read(path)).spans[number].offset
 
 
 def flip(path: Path, record: int, offset: int) -> Callable[[CrashFiles], None]:
@@ -138,14 +138,14 @@ def test_a_damaged_log_serves_the_rest_and_says_what_is_lost(name: str) -> None:
         topic.append([draft(f"later {attempt}")])
         served = [*served, f"user: chunk later {attempt}"]
         store.close()
-    exported = [entry["content"] for entry in export(DATA_DIR, topic_id=None, live_only=False, files=files)]
+    exported = [entry["content"] for entry in export(DATA_DIR, files, topic_id=None, live_only=False)]
     assert sorted(exported) == sorted(served)
     if "torn" not in kinds:
         kept = set(files.contents().values())
         assert all(any(found.startswith(data) for found in kept) for data in logs.values()), "the log was cut"
 
 
-def kinds_of(report: Report, files: CrashFiles) -> set[str]:
+def kinds_of(report: VerifyReport, files: CrashFiles) -> set[str]:
     """The kinds of all findings, the harmless ones too."""
     kinds = {finding.kind for finding in report.damaged}
     return kinds | ({"torn"} if any("an interrupted write;" in line for line in report.lines) else set())
@@ -228,7 +228,7 @@ def test_half_an_append_is_dropped_whole() -> None:
     store.topic("talk").append([draft("one"), draft("two")])
     store.topic("talk").append([draft("three"), draft("four"), draft("five")])
     store.close()
-    spans = scan(files.read(ACTIVE)).spans
+    spans = scan_records(files.read(ACTIVE)).spans
     files.put(ACTIVE, files.read(ACTIVE)[: spans[-1].offset])  # cut exactly between two records
     assert verify(DATA_DIR, files).ok
     assert live_contents(open_store(files).topic("talk")) == ["user: chunk one", "user: chunk two"]

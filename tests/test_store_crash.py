@@ -48,7 +48,7 @@ def ingest(files: CrashFiles, witness: Witness) -> None:
 
 
 def stored(files: CrashFiles) -> list[str]:
-    return [entry["content"] for entry in export(DATA_DIR, topic_id=None, live_only=False, files=files)]
+    return [entry["content"] for entry in export(DATA_DIR, files, topic_id=None, live_only=False)]
 
 
 def log_of_ingest() -> list[str]:
@@ -85,7 +85,7 @@ def test_after_a_power_cut_at_any_operation_all_that_was_acknowledged_is_there(l
         assert found == wanted or found == wanted + flat(in_doubt), f"cut at {cut}: {files.log[cut]}"
         assert verify(DATA_DIR, again).ok, verify(DATA_DIR, again).lines
         assert [finding.kind for finding in store.findings if finding.kind not in ("torn", "derived")] == []
-        live = [entry["content"] for entry in export(DATA_DIR, topic_id=None, live_only=True, files=again)]
+        live = [entry["content"] for entry in export(DATA_DIR, again, topic_id=None, live_only=True)]
         assert live_contents(topic) == live
         store.close()
 

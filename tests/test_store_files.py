@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from drafts import draft, open_store
 
+import memd.store
 from memd.errors import DiskFull, StoreError, StoreLocked, StoreWriteFailed
-from memd.store.files import DiskFiles, replace
+from memd.store.disk import DiskFiles
+from memd.store.files import replace_file
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
@@ -48,8 +50,8 @@ def test_appending_reading_and_cutting(tmp_path: Path) -> None:
 
 
 def test_replacing_leaves_no_temporary_file(tmp_path: Path) -> None:
-    replace(FILES, tmp_path / "file", b"old")
-    replace(FILES, tmp_path / "file", b"new")
+    replace_file(FILES, tmp_path / "file", b"old")
+    replace_file(FILES, tmp_path / "file", b"new")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"new"}
 
 
@@ -93,9 +95,9 @@ def test_a_file_size_limit_fails_the_append_and_the_log_stays_whole(tmp_path: Pa
         signal.signal(signal.SIGXFSZ, ignored)
     topic.append([draft("second")])
     store.close()
-    contents = [entry["content"] for entry in export(tmp_path, topic_id=None, live_only=False)]
+    contents = [entry["content"] for entry in export(tmp_path, FILES, topic_id=None, live_only=False)]
     assert contents == ["user: chunk first", "user: chunk second"]
-    assert verify(tmp_path).ok
+    assert verify(tmp_path, FILES).ok
 
 
 INGEST = """
@@ -123,15 +125,28 @@ def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path) -> 
             assert process.stdout is not None
             for _ in range(20 + round_number):
                 acknowledged = int(process.stdout.readline())
-            assert verify(folder).ok  # beside the running writer
+            assert verify(folder, FILES, is_served=True).ok  # beside the running writer
             process.kill()
             acknowledged = max([acknowledged, *map(int, process.stdout.read().split())])
         store = open_store(data_dir=folder, segment_entries_max=7)
         store.topic("talk")
         store.close()
-        report = verify(folder)
+        report = verify(folder, FILES)
         assert report.ok, report.lines
-        contents = [entry["content"] for entry in export(folder, topic_id=None, live_only=False)]
+        contents = [entry["content"] for entry in export(folder, FILES, topic_id=None, live_only=False)]
         wanted = [f"user: chunk {number}.{i}" for number in range(acknowledged + 1) for i in range(3)]
         assert contents[: len(wanted)] == wanted
         assert len(contents) in (len(wanted), len(wanted) + 3)
+
+
+def test_only_modules_that_need_a_local_disk_know_of_one() -> None:
+    store = Path(memd.store.__file__).parent
+    on_disk = {
+        ".".join(path.relative_to(store).with_suffix("").parts)
+        for path in store.rglob("*.py")
+        if "memd.store.disk" in path.read_text()
+    }
+    assert on_disk == {
+        *("store", "topic", "transitions", "tools.backup", "lexical.stamp"),
+        *("index.vectors", "index.sealed_index", "index.sealing", "index.merging"),
+    }, "the log, the journal, recovery, export and verify work on any `Files`"

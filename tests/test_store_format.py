@@ -24,7 +24,7 @@ from memd.store.log.format import (
     encode_header,
     encode_record,
     payload_at,
-    scan,
+    scan_records,
     topic_tag,
 )
 from memd.store.log.recovery import read_log_file
@@ -129,7 +129,7 @@ def test_the_bytes_are_those_of_the_documented_format() -> None:
 @given(payload_lists, st.binary(max_size=50))
 def test_a_scan_finds_every_record_before_garbage(payloads: list[bytes], garbage: bytes) -> None:
     whole = b"".join(map(encode_record, payloads))
-    found = scan(whole + garbage, 0)
+    found = scan_records(whole + garbage, 0)
     assert [payload_at(whole + garbage, span.offset) for span in found.spans][: len(payloads)] == payloads
     assert not found.gaps or found.gaps[0][0] >= len(whole)
 
@@ -139,7 +139,7 @@ def test_one_flipped_bit_loses_one_record(payloads: list[bytes], data: st.DataOb
     image = bytearray(b"".join(map(encode_record, payloads)))
     position = data.draw(st.integers(0, len(image) - 1))
     image[position] ^= 1 << data.draw(st.integers(0, 7))
-    found = scan(bytes(image), 0)
+    found = scan_records(bytes(image), 0)
     survivors = [payload_at(bytes(image), span.offset) for span in found.spans]
     ends = [sum(map(len, map(encode_record, payloads[: i + 1]))) for i in range(len(payloads))]
     hit = next(i for i, end in enumerate(ends) if position < end)
@@ -147,7 +147,7 @@ def test_one_flipped_bit_loses_one_record(payloads: list[bytes], data: st.DataOb
 
 
 def test_zeros_are_not_records() -> None:
-    assert scan(bytes(1000), 0).spans == []
+    assert scan_records(bytes(1000), 0).spans == []
     assert payload_at(bytes(FRAME_BYTES), 0) is None
 
 

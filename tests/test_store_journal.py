@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memd.errors import DiskFull, ForeignFile, StoreWriteFailed
-from memd.store.files import DiskFiles
-from memd.store.log.format import MAGIC_LOG, Header, encode_header, scan
+from memd.store.disk import DiskFiles
+from memd.store.log.format import MAGIC_LOG, Header, encode_header, scan_records
 from memd.store.log.journal import Journal
 
 HOT = Path("/talk/hot.log")
@@ -65,7 +65,7 @@ def test_damage_in_the_middle_keeps_a_copy_and_the_readable_rest(in_header: bool
     files = disk()
     journal, _ = Journal.open(HOT, files)
     journal.append([b"one", b"two", b"three"])
-    files.flip(HOT, 3 if in_header else scan(files.read(HOT)).spans[1].offset + 8)
+    files.flip(HOT, 3 if in_header else scan_records(files.read(HOT)).spans[1].offset + 8)
     image = files.read(HOT)
     journal, payloads = Journal.open(HOT, files)
     assert payloads == ([b"one", b"two", b"three"] if in_header else [b"one", b"three"])
@@ -95,7 +95,7 @@ def test_a_rewrite_that_fails_leaves_the_old_journal_usable() -> None:
         files.fail_at = {files.operations + step}
         with pytest.raises(StoreWriteFailed):
             journal.rewrite([b"two"])
-        renamed = scan(files.read(HOT)).spans[0].length == 3 and files.read(HOT).endswith(b"two")
+        renamed = scan_records(files.read(HOT)).spans[0].length == 3 and files.read(HOT).endswith(b"two")
         journal.rewrite([b"three"])
         journal.append([b"four"])
         assert Journal.open(HOT, files)[1] == [b"three", b"four"]

@@ -8,8 +8,8 @@ from crash_files import CrashFiles
 from drafts import DATA_DIR, adjusted, draft, live_contents, open_store, seal_all, unit_vector
 
 from memd.errors import StoreError
-from memd.store.files import Files
-from memd.store.log.format import HEADER_BYTES, scan
+from memd.store.disk import LocalDisk
+from memd.store.log.format import HEADER_BYTES, scan_records
 from memd.store.store import Store
 
 TOPIC = DATA_DIR / "talk"
@@ -29,7 +29,7 @@ def filled(segments: int, rest: int, *, size: int = 10) -> CrashFiles:
     return files
 
 
-def reopened(files: Files, *, earliest: int = 1) -> Store:
+def reopened(files: LocalDisk, *, earliest: int = 1) -> Store:
     """With a clock that stands still long before anything was written."""
     return Store.open(
         DATA_DIR, dimension=8, fingerprint="f" * 32, segment_entries_max=10, files=files, now_us=lambda: earliest
@@ -72,7 +72,7 @@ def test_where_the_end_is_damaged_the_whole_log_is_read_for_the_highest_id(damag
     files = filled(0, 9)
     entries = filled_entries(files, 120)
     data = files.read(ACTIVE)
-    last = scan(data).spans[-1].offset
+    last = scan_records(data).spans[-1].offset
     if damage == "torn":
         files.put(ACTIVE, data[:-7])
     elif damage == "flipped":
@@ -97,8 +97,8 @@ def test_a_topic_that_was_let_go_comes_back_and_its_snapshots_stay_good() -> Non
     store = open_store(files, segment_entries_max=10)
     topic = store.topic("talk")
     before, contents = topic.snapshot(), live_contents(topic)
-    store.let_go("talk")
-    store.let_go("talk")
+    store.close_topic("talk")
+    store.close_topic("talk")
     with pytest.raises(StoreError, match="closed"):
         topic.append([draft("late")])
     again = store.topic("talk")

@@ -12,6 +12,7 @@ from crash_files import CrashFiles
 from drafts import adjusted, deprecated, draft, open_store, seal_all, unit_vector
 
 from memd.entries import Draft
+from memd.store.disk import DiskFiles
 from memd.store.lexical.bm25 import LexicalHit
 from memd.store.lexical.index import FRESH_ENTRIES_MAX
 from memd.store.store import Store, TopicLog
@@ -43,8 +44,8 @@ def filled(directory: Path, texts: dict[str, str] | None = None) -> Store:
 def found(topic: TopicLog, text: str, k: int = 10) -> list[str]:
     """What the words of `text` find, best first: the same before and after the index has taken in what is new."""
     hits = best(topic, text, k)
-    topic.index_words()
-    assert not topic.has_unindexed_words
+    topic.index_terms()
+    assert not topic.has_unindexed_terms
     indexed = best(topic, text, k)
     assert [hit.canonical_id for hit in hits] == [hit.canonical_id for hit in indexed]
     return contents(topic, indexed)
@@ -52,7 +53,7 @@ def found(topic: TopicLog, text: str, k: int = 10) -> list[str]:
 
 def best(topic: TopicLog, text: str, k: int = 10) -> list[LexicalHit]:
     snapshot = topic.snapshot()
-    return topic.ask(text).best(k, lambda one: snapshot.live_place(one) is not None)
+    return topic.lexical_query(text).best(k, lambda one: snapshot.live_place(one) is not None)
 
 
 def contents(topic: TopicLog, hits: list[LexicalHit]) -> list[str]:
@@ -87,9 +88,9 @@ def test_an_identifier_is_found_whole_and_by_its_parts(tmp_path: Path, query: st
 
 def test_only_a_rare_identifier_as_a_whole_is_exact(tmp_path: Path) -> None:
     topic = filled(tmp_path).topic("talk")
-    assert [hit.is_exact for hit in topic.ask("ERR_7421").best(1)] == [True]
-    assert [hit.is_exact for hit in topic.ask("err 7421").best(1)] == [False]
-    assert [hit.is_exact for hit in topic.ask("bicycle").best(1)] == [False]
+    assert [hit.is_exact for hit in topic.lexical_query("ERR_7421").best(1)] == [True]
+    assert [hit.is_exact for hit in topic.lexical_query("err 7421").best(1)] == [False]
+    assert [hit.is_exact for hit in topic.lexical_query("bicycle").best(1)] == [False]
 
 
 def test_english_words_are_found_in_every_form(tmp_path: Path) -> None:
@@ -124,17 +125,17 @@ def test_a_question_without_a_word_that_says_anything_finds_nothing(tmp_path: Pa
 
 def test_coverage_is_the_share_of_what_is_asked_for(tmp_path: Path) -> None:
     topic = filled(tmp_path).topic("talk")
-    whole, part = topic.ask("flat bicycle").best(1)[0], topic.ask("flat quantum zebra").best(1)[0]
+    whole, part = topic.lexical_query("flat bicycle").best(1)[0], topic.lexical_query("flat quantum zebra").best(1)[0]
     assert whole.coverage == pytest.approx(1.0)
     assert 0 < part.coverage < 0.4
 
 
 def test_scores_for_given_chunks_are_those_of_the_search(tmp_path: Path) -> None:
     topic = filled(tmp_path).topic("talk")
-    question = topic.ask("red session.py on the river")
+    question = topic.lexical_query("red session.py on the river")
     best = question.best(10)
     assert len(best) == 3
-    assert question.about([hit.canonical_id for hit in best] + [1, 2]) == {hit.canonical_id: hit for hit in best}
+    assert question.hits_of([hit.canonical_id for hit in best] + [1, 2]) == {hit.canonical_id: hit for hit in best}
 
 
 def test_what_was_superseded_is_not_found(tmp_path: Path) -> None:
@@ -151,7 +152,7 @@ def test_what_was_superseded_is_not_found(tmp_path: Path) -> None:
 
 def test_an_index_that_was_not_told_yet_does_not_bring_back_what_is_gone(tmp_path: Path) -> None:
     topic = filled(tmp_path).topic("talk")
-    question = topic.ask("ERR_7421")
+    question = topic.lexical_query("ERR_7421")
     entry = topic.snapshot().find(draft("error").uuid)
     assert entry is not None
     topic.append([deprecated(entry)])
@@ -163,37 +164,37 @@ def test_an_append_is_found_by_the_next_question(tmp_path: Path) -> None:
     topic = filled(tmp_path).topic("talk")
     assert found(topic, "giraffe") == []
     topic.append([said("new", "A giraffe came by."), said("other", "An okapi came by.")])
-    assert topic.has_unindexed_words
+    assert topic.has_unindexed_terms
     fresh = best(topic, "giraffe came")
     assert contents(topic, fresh) == ["A giraffe came by.", "An okapi came by."]
-    assert topic.has_unindexed_words, "it has not waited for the index"
-    topic.index_words()
+    assert topic.has_unindexed_terms, "it has not waited for the index"
+    topic.index_terms()
     assert best(topic, "giraffe came") == fresh, "to the last digit of the scores"
 
 
 def test_an_append_is_found_while_the_index_is_being_written(tmp_path: Path) -> None:
     topic = filled(tmp_path).topic("talk")
-    topic.index_words()
+    topic.index_terms()
     topic.append([said("new", "A giraffe came by.")])
     asked: list[list[str]] = []
     for n in range(60):
         topic.append([said(f"more {n}", f"Locker {n} is green.")])
-    topic.index_words(stand_back=lambda: asked.append(contents(topic, best(topic, "giraffe locker green", 100))))
+    topic.index_terms(give_way=lambda: asked.append(contents(topic, best(topic, "giraffe locker green", 100))))
     assert [len(texts) for texts in asked] == [61]
 
 
 def test_of_very_many_new_chunks_the_words_are_found_once_the_index_has_them(tmp_path: Path) -> None:
     topic = filled(tmp_path).topic("talk")
-    topic.index_words()
+    topic.index_terms()
     topic.append([said(f"more {n}", f"Locker {n} is green.") for n in range(FRESH_ENTRIES_MAX + 1)])
     assert contents(topic, best(topic, "locker bicycle")) == ["The red bicycle has a flat tyre."]
-    topic.index_words()
+    topic.index_terms()
     assert len(best(topic, "locker bicycle", 1000)) == FRESH_ENTRIES_MAX + 2
 
 
 def test_it_stays_through_a_restart_and_is_topped_up_from_the_log(tmp_path: Path) -> None:
     store = filled(tmp_path)
-    store.topic("talk").index_words()
+    store.topic("talk").index_terms()
     stamp = tmp_path / "talk" / "lexical" / "stamp.json"
     store.topic("talk").append([said("late", "A giraffe came by.")])  # and then memd is killed
     before = stamp.read_bytes()
@@ -222,7 +223,7 @@ def test_whatever_is_wrong_with_its_files_it_is_built_anew(
     tmp_path: Path, damage: Callable[[Path], None], pattern: str
 ) -> None:
     store = filled(tmp_path)
-    store.topic("talk").index_words()
+    store.topic("talk").index_terms()
     store.close()
     damage(next((tmp_path / "talk" / "lexical").glob(pattern)))
     topic = open_store(None, tmp_path, segment_entries_max=6).topic("talk")
@@ -232,7 +233,7 @@ def test_whatever_is_wrong_with_its_files_it_is_built_anew(
 
 
 def test_an_index_of_another_log_is_not_used(tmp_path: Path) -> None:
-    filled(tmp_path / "one").topic("talk").index_words()
+    filled(tmp_path / "one").topic("talk").index_terms()
     texts = {"other": "Another log altogether."}
     other = filled(tmp_path / "two", texts)
     other.close()
@@ -250,7 +251,7 @@ def test_sealed_segments_are_found_too_with_their_true_cosines(tmp_path: Path) -
     topic = filled(tmp_path).topic("talk")
     seal_all(topic)
     snapshot = topic.snapshot()
-    hit = topic.ask("ERR_7421").best(1)[0]
+    hit = topic.lexical_query("ERR_7421").best(1)[0]
     place = snapshot.live_place(hit.canonical_id)
     assert place is not None
     known = snapshot.hits_at(unit_vector("error")[None], [place])[place]
@@ -260,12 +261,12 @@ def test_sealed_segments_are_found_too_with_their_true_cosines(tmp_path: Path) -
 
 def test_verify_and_backup_leave_it_out(tmp_path: Path) -> None:
     store = filled(tmp_path / "memory")
-    store.topic("talk").index_words()
-    report = backup(tmp_path / "memory", tmp_path / "copy")
+    store.topic("talk").index_terms()
+    report = backup(tmp_path / "memory", tmp_path / "copy", DiskFiles())
     assert report.findings == [] and not (tmp_path / "copy" / "talk" / "lexical").exists()
     store.close()
     truncated(next((tmp_path / "memory" / "talk" / "lexical").glob("*.idx")))
-    assert verify(tmp_path / "memory").ok
+    assert verify(tmp_path / "memory", DiskFiles()).ok
     copy = open_store(None, tmp_path / "copy").topic("talk")
     assert found(copy, "v2.3.1") == [IDENTIFIERS["version"]]
 
@@ -305,6 +306,6 @@ def test_a_large_index_that_is_on_disk_answers_the_first_question_after_a_restar
     texts = {f"t{number}": f"Entry {number} of a long list." for number in range(600)} | IDENTIFIERS
     store = filled(tmp_path, texts)
     assert best(store.topic("talk"), "ERR_7421") == [], "too much to be taken in while somebody waits"
-    store.topic("talk").index_words()
+    store.topic("talk").index_terms()
     store.close()
     assert found(open_store(None, tmp_path).topic("talk"), "ERR_7421") == [IDENTIFIERS["error"]]

@@ -272,7 +272,7 @@ def test_a_merge_stands_back_between_batches() -> None:
     asked = []
     due = topic.due_merge(NO_LIMIT_MS)
     assert due is not None
-    topic.merge(due, stand_back=lambda: asked.append(live_contents(topic)))
+    topic.merge(due, give_way=lambda: asked.append(live_contents(topic)))
     assert len(asked) == 6  # two of the segments have nothing left that could be merged
     assert all(contents == asked[0] for contents in asked)
 
@@ -288,7 +288,7 @@ def test_an_append_and_a_seal_during_a_merge_count_afterwards() -> None:
             done.append(topic.append([deprecated(chosen), draft("new")]))
             seal_all(topic)
 
-    topic.merge(range(1, 9), stand_back=meanwhile)
+    topic.merge(range(1, 9), give_way=meanwhile)
     after = {canonical_id for canonical_id, _ in found(topic.snapshot())}
     assert after == (live - {chosen.canonical_id}) | {done[0][1].canonical_id}
     assert len(topic.snapshot().indexes) == 2

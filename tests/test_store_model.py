@@ -128,7 +128,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.note(topic, fresh)
 
     def exported(self) -> list[dict[str, object]]:
-        return list(export(DATA_DIR, topic_id=None, live_only=False, files=self.files))
+        return list(export(DATA_DIR, self.files, topic_id=None, live_only=False))
 
     @invariant()
     def every_live_chunk_is_found_with_its_score_and_no_other(self) -> None:

@@ -12,8 +12,8 @@ from drafts import adjusted, deprecated, draft, open_store, seal_all, unit_vecto
 from numpy.typing import NDArray
 
 from memd.entries import Draft, Entry
-from memd.store.files import DiskFiles
-from memd.store.index.hnswlib_file import StoredVectors
+from memd.store.disk import DiskFiles
+from memd.store.index.hnswlib_file import HnswlibFile
 from memd.store.index.vectors import VectorIndex, best_rows
 from memd.store.store import TopicLog
 
@@ -133,9 +133,9 @@ def test_an_index_that_falls_into_islands_still_finds_everything() -> None:
     assert cosines[:500].tolist() == [1.0] * 500
 
 
-def saved(path: Path, matrix: NDArray[np.float32], labels: NDArray[np.intp]) -> StoredVectors:
+def saved(path: Path, matrix: NDArray[np.float32], labels: NDArray[np.intp]) -> HnswlibFile:
     VectorIndex.build(matrix, labels).save(DiskFiles(), path)
-    return StoredVectors(DiskFiles(), path, dimension=matrix.shape[1], labels=labels)
+    return HnswlibFile(DiskFiles(), path, dimension=matrix.shape[1], labels=labels)
 
 
 def test_the_vectors_in_an_index_s_file_are_those_that_hnswlib_gives(tmp_path: Path) -> None:
@@ -156,16 +156,16 @@ def test_what_is_not_where_it_should_be_in_an_index_s_file_is_not_taken(tmp_path
     path = tmp_path / "one.hnsw"
     saved(path, matrix, np.arange(300))
     whole = path.read_bytes()
-    shifted = StoredVectors(DiskFiles(), path, dimension=DIMENSION, labels=np.arange(1, 301))
+    shifted = HnswlibFile(DiskFiles(), path, dimension=DIMENSION, labels=np.arange(1, 301))
     assert shifted.read(np.array([5, 6]))[0].tolist() == []  # another vector stands there
     for data in (whole[:50], whole[: len(whole) // 2], bytes(len(whole)), b"\x01" + whole[1:]):
         path.write_bytes(data)
-        found, vectors = StoredVectors(DiskFiles(), path, dimension=DIMENSION, labels=np.arange(300)).read(
+        found, vectors = HnswlibFile(DiskFiles(), path, dimension=DIMENSION, labels=np.arange(300)).read(
             np.array([299, 1])
         )
         assert set(found.tolist()) <= {1} and np.array_equal(vectors, matrix[found])
     path.unlink()
-    stored = StoredVectors(DiskFiles(), path, dimension=DIMENSION, labels=np.arange(300))
+    stored = HnswlibFile(DiskFiles(), path, dimension=DIMENSION, labels=np.arange(300))
     assert stored.read(np.array([1]))[0].tolist() == []
 
 

@@ -40,7 +40,7 @@ def test_verify_changes_nothing() -> None:
     files.put(ACTIVE, files.read(ACTIVE) + b"torn")
     before, operations = files.contents(), files.operations
     verify(DATA_DIR, files)
-    list(export(DATA_DIR, topic_id=None, live_only=False, files=files))
+    list(export(DATA_DIR, files, topic_id=None, live_only=False))
     assert (files.contents(), files.operations) == (before, operations)
 
 
@@ -52,10 +52,10 @@ def test_an_unfinished_append_of_a_running_daemon_is_no_finding_and_not_exported
     whole = files.read(ACTIVE)
     for length in range(len(whole) - 1, len(whole) - 400, -23):
         files.put(ACTIVE, whole[:length])
-        report = verify(DATA_DIR, files)
+        report = verify(DATA_DIR, files, is_served=True)
         assert report.ok
         assert any("are being written" in line for line in report.lines)
-        found = list(export(DATA_DIR, topic_id=None, live_only=False, files=files))
+        found = list(export(DATA_DIR, files, topic_id=None, live_only=False))
         assert [entry["content"] for entry in found] == ["user: chunk one"]
 
 
@@ -79,7 +79,7 @@ def test_a_rotation_while_reading_hides_and_doubles_nothing() -> None:
         topic.append([draft(number)])
     expected = [f"user: chunk {number}" for number in range(8)]
     files.armed = True
-    found = [entry["content"] for entry in export(DATA_DIR, topic_id=None, live_only=False, files=files)]
+    found = [entry["content"] for entry in export(DATA_DIR, files, topic_id=None, live_only=False)]
     assert found == expected
     assert verify(DATA_DIR, files).ok
     for number in range(8, 11):
@@ -96,7 +96,7 @@ def test_export_gives_every_entry_of_all_topics_in_order_with_all_fields() -> No
     store.topic("a").append([adjusted(first, 2)])
     (update,) = store.topic("a").append([msgspec.structs.replace(draft("three"), supersedes=(first.uuid,))])
     store.topic("a").append([deprecated(first)])
-    found = list(export(DATA_DIR, topic_id=None, live_only=False, files=files))
+    found = list(export(DATA_DIR, files, topic_id=None, live_only=False))
     assert [entry["canonical_id"] for entry in found] == sorted(entry["canonical_id"] for entry in found)
     assert [(entry["topic_id"], entry["status"], entry["live"]) for entry in found] == [
         ("a", "Active", False),
@@ -125,21 +125,19 @@ def test_export_gives_every_entry_of_all_topics_in_order_with_all_fields() -> No
     }
     assert found[3]["supersedes"] == [first.uuid.hex()]
     assert found[4]["content"] == ""
-    live = list(export(DATA_DIR, topic_id=None, live_only=True, files=files))
+    live = list(export(DATA_DIR, files, topic_id=None, live_only=True))
     assert [entry["uuid"] for entry in live] == [other.uuid.hex(), update.uuid.hex()]
-    assert [entry["uuid"] for entry in export(DATA_DIR, topic_id="b", live_only=False, files=files)] == [
-        other.uuid.hex()
-    ]
+    assert [entry["uuid"] for entry in export(DATA_DIR, files, topic_id="b", live_only=False)] == [other.uuid.hex()]
 
 
 def test_export_of_a_topic_that_is_not_there_says_so() -> None:
     files = CrashFiles()
     open_store(files).topic("talk")
     with pytest.raises(StoreError, match="there is no topic walk; topics are"):
-        next(export(DATA_DIR, topic_id="walk", live_only=False, files=files))
+        next(export(DATA_DIR, files, topic_id="walk", live_only=False))
     with pytest.raises(BadTopicId):
-        next(export(DATA_DIR, topic_id="../talk", live_only=False, files=files))
-    assert list(export(DATA_DIR, topic_id="talk", live_only=False, files=files)) == []
+        next(export(DATA_DIR, files, topic_id="../talk", live_only=False))
+    assert list(export(DATA_DIR, files, topic_id="talk", live_only=False)) == []
 
 
 def test_verify_names_damage_in_a_journal() -> None:

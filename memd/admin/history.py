@@ -15,7 +15,7 @@ import msgspec
 from memd.entries import Entry, Status
 from memd.errors import BadQuestion, NotFound, StoreError
 from memd.recall.corrections import is_first, replacement_of
-from memd.store.index.superseded import uuid_bytes
+from memd.store.log.columns import uuid_bytes
 from memd.store.snapshot import Place
 from memd.store.store import Snapshot
 

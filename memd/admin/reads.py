@@ -25,8 +25,9 @@ from memd.ingest.topics import Topic
 from memd.proxy.service import Daemon
 from memd.recall.explained import EARLIER, INJECTED, SearchAnswer, search_answer
 from memd.recall.retrieve import Budget, Filters, Searchable
+from memd.store.disk import DiskFiles
 from memd.store.store import Snapshot
-from memd.store.tools.disk_usage import TopicSurvey, survey
+from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.store.tools.export import export as export_log
 from memd.store.topic import TopicStats
 from memd.telemetry.metrics import exposed
@@ -76,7 +77,7 @@ class Stats(msgspec.Struct, frozen=True):
     topics: dict[str, TopicStats]
 
 
-class KnownTopic(TopicSurvey, frozen=True, kw_only=True):
+class KnownTopic(TopicDiskUsage, frozen=True, kw_only=True):
     """A topic on disk, and what waits in its buffer."""
 
     is_open: bool
@@ -174,7 +175,7 @@ async def stats(daemon: Daemon, request: web.Request, _: str) -> Stats:
 
 async def topics(daemon: Daemon, request: web.Request, _: str) -> KnownTopics:
     """All topics, with what is stored of each and what waits in its buffer."""
-    on_disk = await _in_thread(lambda: survey(daemon.config.data_dir))
+    on_disk = await _in_thread(lambda: disk_usage(daemon.config.data_dir, DiskFiles()))
     is_open = {topic.id: topic for topic in daemon.topics.opened()}
     told = []
     for one in on_disk:
@@ -340,7 +341,9 @@ async def export(daemon: Daemon, request: web.Request, _: str) -> web.StreamResp
     topic_id = request.query.get("topic")
     if topic_id is not None and await daemon.topics.existing(checked_topic_id(topic_id)) is None:
         raise history.no_topic(topic_id)
-    lines = export_log(daemon.config.data_dir, topic_id=topic_id, live_only=request.query.get("live") == "1")
+    lines = export_log(
+        daemon.config.data_dir, DiskFiles(), topic_id=topic_id, live_only=request.query.get("live") == "1"
+    )
     response = web.StreamResponse(headers={"Content-Type": "application/jsonl", "Cache-Control": "no-store"})
     await response.prepare(request)
     while part := await _in_thread(lambda: b"".join(_encoded(lines))):

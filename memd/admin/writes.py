@@ -21,7 +21,8 @@ from memd.ingest.topics import Topic
 from memd.proxy.relay import read_body
 from memd.proxy.service import Daemon
 from memd.recall import corrections
-from memd.store.tools.backup import Report
+from memd.store.disk import DiskFiles
+from memd.store.tools.backup import BackupReport
 from memd.store.tools.backup import backup as back_up
 
 BODY_BYTES_MAX = 4 << 20
@@ -96,12 +97,12 @@ async def undo(daemon: Daemon, request: web.Request, _: str) -> Corrected:
     return _corrected(applied)
 
 
-async def backup(daemon: Daemon, request: web.Request, _: str) -> Report:
+async def backup(daemon: Daemon, request: web.Request, _: str) -> BackupReport:
     """Back up into a folder of this machine."""
     folder = Path((await _decoded(request, daemon, AskedBackup)).folder)
     if not folder.is_absolute():
         raise BadQuestion(f"{folder}: give an absolute path; this daemon's working directory is not yours")
-    return await asyncio.get_running_loop().run_in_executor(None, back_up, daemon.config.data_dir, folder)
+    return await asyncio.get_running_loop().run_in_executor(None, back_up, daemon.config.data_dir, folder, DiskFiles())
 
 
 def _corrected(applied: corrections.Applied) -> Corrected:

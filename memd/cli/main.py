@@ -22,6 +22,7 @@ from memd.cli import memory
 from memd.cli.check.command import COMMANDS as CHECK_COMMANDS
 from memd.cli.flags import FOUND_SOMETHING, WRONG_USAGE, config_of, existing_data_dir, print_lines, settings_flags
 from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError, StoreError
+from memd.store.disk import DiskFiles
 from memd.wording import counted, tallied
 
 
@@ -105,9 +106,11 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
     Works beside a running daemon and changes nothing.
     """
     checked = existing_data_dir(config_path, folder or data_dir)
+    from memd.store.layout import LOCK_NAME
     from memd.store.tools.verify import verify as verify_log
 
-    report = verify_log(checked)
+    files = DiskFiles()
+    report = verify_log(checked, files, is_served=files.is_locked(checked / LOCK_NAME))
     if as_json:
         click.echo(msgspec.json.encode(report, enc_hook=str))  # str: paths
     else:
@@ -133,7 +136,7 @@ def export(config_path: Path | None, data_dir: str | None, topic: str | None, li
     atomic = output != "-" and (not Path(output).exists() or Path(output).is_file())
     try:
         with click.open_file(output, "wb", atomic=atomic) as file:
-            for entry in export_log(folder, topic_id=topic, live_only=live):
+            for entry in export_log(folder, DiskFiles(), topic_id=topic, live_only=live):
                 file.write(msgspec.json.encode(entry) + b"\n")
             file.flush()
     except BrokenPipeError:
@@ -156,7 +159,7 @@ def backup(config_path: Path | None, data_dir: str | None, folder: Path) -> int:
     source = existing_data_dir(config_path, data_dir)
     from memd.store.tools.backup import backup as back_up
 
-    report = back_up(source, folder)
+    report = back_up(source, folder, DiskFiles())
     for finding in report.findings:
         click.echo(finding)
     click.echo(

@@ -14,7 +14,8 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from memd.cli.running import RunningDaemon
-from memd.store.tools.disk_usage import TopicSurvey, survey
+from memd.store.disk import DiskFiles
+from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.wording import tallied
 
 
@@ -22,7 +23,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Everything there is to show."""
 
     data_dir: str
-    topics: list[TopicSurvey]
+    topics: list[TopicDiskUsage]
     daemon_url: str | None
     daemon: dict[str, Any] | None
     """What `/memd/stats` answers; None if no daemon holds this folder."""
@@ -38,7 +39,10 @@ def gathered(data_dir: Path, token: str) -> Figures:
     daemon = RunningDaemon.find(data_dir, token)
     told = None if daemon is None else msgspec.json.decode(daemon.get("/memd/stats"), type=dict[str, Any])
     return Figures(
-        data_dir=str(data_dir), topics=survey(data_dir), daemon_url=None if daemon is None else daemon.url, daemon=told
+        data_dir=str(data_dir),
+        topics=disk_usage(data_dir, DiskFiles()),
+        daemon_url=None if daemon is None else daemon.url,
+        daemon=told,
     )
 
 

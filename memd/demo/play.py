@@ -26,6 +26,7 @@ from memd.demo.fake_model import UNKNOWN, Shown, StandIn
 from memd.demo.screen import Screen
 from memd.proxy.app import running
 from memd.settings.model import Config, Listen, Log, Upstream
+from memd.store.disk import DiskFiles
 from memd.store.tools.export import export
 
 WINDOW_TOKENS = 4096
@@ -221,7 +222,7 @@ class _Stage:
         return answer, shown
 
     def _live_contents(self) -> list[str]:
-        return [entry["content"] for entry in export(self._data_dir, topic_id=TOPIC, live_only=True)]
+        return [entry["content"] for entry in export(self._data_dir, DiskFiles(), topic_id=TOPIC, live_only=True)]
 
 
 def _left_out(chat: Chat, shown: Shown) -> int:

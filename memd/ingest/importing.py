@@ -199,7 +199,7 @@ class Importer:
             self._pending_topic_id = topic_id
         self._pending.append(draft)
         assert draft.origin_id is not None, "an export tells it"
-        self._store.saw_canonical_id(draft.origin_id)
+        self._store.observe_canonical_id(draft.origin_id)
 
     def _is_known(self, topic_id: str, draft: Draft) -> bool:
         """Whether the log has this state of the chunk, and no line before it that the log has not.

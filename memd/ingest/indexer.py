@@ -55,7 +55,7 @@ class Indexer:
             self._begin(name, topic, lambda number=segment_id: self._seal(topic, number))  # type: ignore[misc]  # mypy cannot infer the default's type
         if topic.log.due_merge(self._recall_budget_ms) is not None:
             self._begin(f"merge {topic.id}", topic, lambda: self._merge(topic))
-        if self._has_words and topic.log.has_unindexed_words:
+        if self._has_words and topic.log.has_unindexed_terms:
             self._begin(f"words {topic.id}", topic, lambda: self._index_words(topic))
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class Indexer:
             )
 
     async def _index_words(self, topic: Topic) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._worder, topic.log.index_words, self._stand_back)
+        await asyncio.get_running_loop().run_in_executor(self._worder, topic.log.index_terms, self._stand_back)
 
     def _stand_back(self) -> None:
         if self._closing:

@@ -39,7 +39,7 @@ def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
         dimension=embedder.dimension,
         fingerprint=embedder.fingerprint,
         segment_entries_max=config.segment.max_entries,
-        checked=checked_by(redactor, embedder.embed),
+        draft_filter=checked_by(redactor, embedder.embed),
     )
     try:
         yield store, embedder

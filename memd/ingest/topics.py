@@ -22,7 +22,7 @@ from memd.entries import checked_topic_id
 from memd.errors import StoreError
 from memd.ingest.redaction.redactor import Redactor
 from memd.settings.model import Config
-from memd.store.log.journal import Journal, peek
+from memd.store.log.journal import Journal, read_journal
 from memd.store.store import Store, TopicLog
 
 log = logging.getLogger("memd")
@@ -227,7 +227,7 @@ class Topics:
 
         def close() -> None:
             topic.close()
-            self._store.let_go(topic.id)
+            self._store.close_topic(topic.id)
 
         # In the thread in which topics are read, so that the next `get` comes after it.
         await asyncio.get_running_loop().run_in_executor(self._writer, close)
@@ -244,7 +244,7 @@ class Topics:
 
     def _glanced_at(self, topic_id: str) -> tuple[float | None, bool]:
         """When the topic's last conversation was used, to judge by its journal, and whether there is work left."""
-        payloads = peek(self._store.journal_of(topic_id), self._store.files)
+        payloads = read_journal(self._store.journal_of(topic_id), self._store.files)
         buffer, is_as_kept = self._buffer_of(topic_id, payloads)
         used_at = max((conversation.used_at for conversation in buffer.conversations()), default=None)
         has_stored_work = self._store.has_unsealed(topic_id) or self._store.has_other_model(topic_id)

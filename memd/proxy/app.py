@@ -43,7 +43,8 @@ from memd.proxy.service import Daemon
 from memd.proxy.upstream.client import Upstream
 from memd.proxy.upstream.llama_child import LlamaChild
 from memd.settings.model import Config
-from memd.store.files import Files, replace
+from memd.store.disk import LocalDisk
+from memd.store.files import Files, replace_file
 from memd.store.layout import ADDRESS_NAME
 from memd.store.store import Store
 from memd.telemetry.logging import begin
@@ -127,7 +128,7 @@ def unreachable(daemon: Daemon, error: BaseException, api: Api) -> web.Response:
 
 
 @asynccontextmanager
-async def running(config: Config, model: Path | None = None, files: Files | None = None) -> AsyncIterator[Daemon]:
+async def running(config: Config, model: Path | None = None, files: LocalDisk | None = None) -> AsyncIterator[Daemon]:
     """The whole daemon, listening; it ends when the block is left.
 
     Args:
@@ -192,7 +193,7 @@ async def _listening(daemon: Daemon, listener: socket.socket) -> AsyncIterator[N
 
 def _say_where(files: Files, address: Path, url: str) -> None:
     try:
-        replace(files, address, url.encode())
+        replace_file(files, address, url.encode())
     except StoreError as error:
         log.warning("commands cannot find this daemon by its folder", extra={"error": error})
 
@@ -293,13 +294,13 @@ def bound(config: Config) -> socket.socket:
         ) from None
 
 
-def _opened(config: Config, embedder: Embedder, redactor: Redactor, files: Files | None) -> Store:
+def _opened(config: Config, embedder: Embedder, redactor: Redactor, files: LocalDisk | None) -> Store:
     return Store.open(
         config.data_dir,
         dimension=embedder.dimension,
         fingerprint=embedder.fingerprint,
         segment_entries_max=config.segment.max_entries,
-        checked=checked_by(redactor, embedder.embed),
+        draft_filter=checked_by(redactor, embedder.embed),
         files=files,
     )
 

@@ -74,7 +74,7 @@ class Daemon:
     @property
     def cache_bytes(self) -> int:
         """What is kept of parsed messages and of the words of chunks because it is asked for again; each bounded."""
-        return self.message_cache.bytes_held + self.store.known_words.bytes_held
+        return self.message_cache.bytes_held + self.store.terms_cache.bytes_held
 
     async def close(self) -> None:
         """Journal the buffers and end the threads. The upstream and the store are closed by who made them."""

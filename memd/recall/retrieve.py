@@ -25,8 +25,8 @@ from memd.recall.fusion import Evidence, Parts, fuse
 from memd.recall.ranking import Candidate, Judged, Ranked, Selection, is_visible, rank, select
 from memd.recall.topic_search import TopicSearch
 from memd.settings.model import Retrieval
-from memd.store.as_of import PastTopic
-from memd.store.lexical.bm25 import Question
+from memd.store.as_of import TopicAsOf
+from memd.store.lexical.bm25 import LexicalQuery
 from memd.store.store import Hit, Snapshot, TopicLog
 
 log = logging.getLogger("memd")
@@ -45,7 +45,7 @@ class Searchable(Protocol):
     def snapshot(self) -> Snapshot:
         """Its present content."""
 
-    def ask(self, text: str) -> Question:
+    def lexical_query(self, text: str) -> LexicalQuery:
         """The question to its lexical index; raises StoreError where that cannot be searched."""
 
 
@@ -155,7 +155,7 @@ class Retriever:
         has_words = self._settings.lexical_weight > 0
 
         def past() -> list[Searchable]:
-            return [PastTopic(topic, canonical_id, words=has_words) for topic in topics]
+            return [TopicAsOf(topic, canonical_id, words=has_words) for topic in topics]
 
         return await asyncio.get_running_loop().run_in_executor(None, past)
 
@@ -208,11 +208,11 @@ class Retriever:
             note=f"by meaning alone: {', '.join(wordless)}" if wordless else None,
         )
 
-    def _words(self, topic: Searchable, question: str) -> Question | None:
+    def _words(self, topic: Searchable, question: str) -> LexicalQuery | None:
         if not self._settings.lexical_weight:
             return None
         try:
-            return topic.ask(question)
+            return topic.lexical_query(question)
         except StoreError as error:
             log.error("searched without its words", extra={"topic": topic.topic_id, "error": error})
             return None

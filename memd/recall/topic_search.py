@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from memd.errors import StoreError
 from memd.recall.fusion import Evidence, fuse
 from memd.settings.model import Retrieval
-from memd.store.lexical.bm25 import LexicalHit, Question
+from memd.store.lexical.bm25 import LexicalHit, LexicalQuery
 from memd.store.snapshot import Place
 from memd.store.store import Hit, Snapshot
 
@@ -34,7 +34,7 @@ _NO_WORDS = LexicalHit(0, 0.0, 0.0, False)
 class TopicSearch:
     """A question to one topic as it was when it was asked."""
 
-    def __init__(self, snapshot: Snapshot, queries: NDArray[np.float32], words: Question | None) -> None:
+    def __init__(self, snapshot: Snapshot, queries: NDArray[np.float32], words: LexicalQuery | None) -> None:
         """`words`: the same question to the lexical index; None: by meaning only."""
         self.snapshot = snapshot
         self.is_exhausted = False
@@ -106,7 +106,7 @@ class TopicSearch:
         if self._words is None:
             return {}
         rest = [hit.canonical_id for hit in hits if hit.canonical_id not in known]
-        return {**known, **self._words.about(rest)}
+        return {**known, **self._words.hits_of(rest)}
 
 
 def _evidence(

@@ -1,8 +1,10 @@
-"""The log on disk, its indexes and the search over them.
+"""The log on disk, its indexes and the search over them: the only code that touches the data directory.
 
-Rule: the log is the only truth and only grows; whatever else is on disk is derived from it and can be removed. Nothing
-here knows an event loop. One thread writes, any number read from immutable snapshots. The modules, from the disk up:
-`files` (the only code that touches it), `format` (bytes ⇄ values), `recovery` (a log file after a crash), `vectors`
-(search), `superseded` (which entry of a chunk counts), `segment` (a log file in memory), `snapshot` (a point in time),
-`log` (the store); beside them `journal` (hot.log) and the two that only read, `verify` and `export`.
+Rule: the log is the only truth and only grows; everything else on disk is derived from it and can be rebuilt. Nothing
+here knows an event loop. One thread per topic appends, any number read immutable snapshots.
+
+From the disk up: `files` (what any file store can do) and `disk` (what only a local one can), `layout` (file names),
+`log/`, `index/`, `snapshot` (a topic at one point in time), `transitions` (from one snapshot to the next), `lexical/`,
+`opening` (a topic after a start or a crash), `topic` (one log), `store` (the directory). Beside them: `as_of` (a topic
+in the past), `locks` (their order), `receipts`, `tools/`.
 """

@@ -1,7 +1,7 @@
-"""Where everything lies in the data directory.
+"""The names of all files in the data directory.
 
-Rule: the only place that knows file names. A reader beside a running daemon opens `active.bin` first and lists the
-segments afterwards: then a rotation in between shows the same segment twice, never not at all.
+Rule: no other module builds a file name. A reader beside a running daemon opens `active.bin` first and lists the
+segments afterwards: then it may see a segment twice if the daemon rotates in between, but never misses one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from memd.store.files import TEMPORARY_SUFFIX, Files
 
 LOCK_NAME = "memd.lock"
 ADDRESS_NAME = "memd.url"
-"""Where the daemon that holds the lock listens, for commands; who reads it asks there whether that is still true."""
+"""The URL of the daemon that holds the lock, for commands; after a crash it may be stale, so a reader asks there."""
 RECEIPTS_NAME = "memd.receipts"
 RECEIPTS_OLD_NAME = "memd.receipts.old"
 _OWN_NAMES = {LOCK_NAME, ADDRESS_NAME, ADDRESS_NAME + TEMPORARY_SUFFIX, RECEIPTS_NAME, RECEIPTS_OLD_NAME}
@@ -28,7 +28,7 @@ class TopicLayout:
 
     def __init__(self, data_dir: Path, topic_id: str) -> None:
         if topic_id in _OWN_NAMES:
-            raise BadTopicId(f"topic_id {topic_id!r} is the name of a file of memd; choose another")
+            raise BadTopicId(f"topic_id {topic_id!r} is the name of one of memd's files; choose another")
         self.topic_id = checked_topic_id(topic_id)
         self.data_dir = data_dir
         self.directory = data_dir / topic_id
@@ -36,44 +36,47 @@ class TopicLayout:
         self.active = self.directory / "active.bin"
         self.hot = self.directory / "hot.log"
         self.lexical = self.directory / "lexical"
-        """The lexical index: derived, and a folder of which only lexical.py knows the files."""
+        """The folder of the lexical index; only lexical/ knows the files in it."""
 
     def bin(self, segment_id: int) -> Path:
-        """The log of a full segment."""
+        """Return the log of a full segment."""
         return self.segments / f"seg_{segment_id:04d}.bin"
 
     def meta(self, segment_id: int) -> Path:
-        """Its columns."""
+        """Return the columns of a full segment."""
         return self.bin(segment_id).with_suffix(".meta")
 
     def hnsw(self, segment_id: int) -> Path:
-        """Its vector index."""
+        """Return the vector index of a full segment."""
         return self.bin(segment_id).with_suffix(".hnsw")
 
     def merged_hnsw(self, first: int, last: int) -> Path:
-        """The vector index over the segments from `first` to `last`."""
+        """Return the merged vector index over the segments from `first` to `last`."""
         return self.segments / f"merged_{first:04d}_{last:04d}.hnsw"
 
     def merged_meta(self, first: int, last: int) -> Path:
-        """What vouches for it."""
+        """Return the `.meta` of a merged index."""
         return self.merged_hnsw(first, last).with_suffix(".meta")
 
     def merges(self, files: Files) -> list[tuple[int, int]]:
-        """(first, last) of every merged index of which a file is on disk, sorted."""
+        """Return (first, last) of every merged index that has a file on disk, sorted."""
         found = (_MERGED.fullmatch(name) for name in files.names(self.segments))
         return sorted({(int(match[1]), int(match[2])) for match in found if match is not None})
 
     def segment_ids(self, files: Files) -> list[int]:
-        """The numbers of the full segments on disk, ascending."""
+        """Return the numbers of the full segments on disk, ascending."""
         found = (_SEGMENT.fullmatch(name) for name in files.names(self.segments))
         return sorted(int(match[1]) for match in found if match is not None)
 
 
 def segments_before(files: Files, layout: TopicLayout, active: bytes | None, segment_id: int | None) -> list[int]:
-    """The full segments on disk now that are not in `active`, an `active.bin` read before, which says it is
-    `segment_id`.
+    """Return the full segments on disk that an `active.bin` read before does not contain.
 
-    Beside a running daemon that file may have got its place among the segments since.
+    Beside a running daemon, that file may have been rotated into one of the segments since.
+
+    Args:
+        active: the contents of that `active.bin`; None if there was none.
+        segment_id: the number in its header; None if there is none.
     """
     numbers = layout.segment_ids(files)
     if active and segment_id in numbers and files.read(layout.bin(segment_id)).startswith(active):
@@ -82,13 +85,9 @@ def segments_before(files: Files, layout: TopicLayout, active: bytes | None, seg
 
 
 def topic_ids_in(files: Files, data_dir: Path) -> list[str]:
-    """The topics that have a directory, sorted."""
+    """Return the topics that have a directory, sorted."""
     return [
         name
         for name in files.names(data_dir)
         if TOPIC_ID_PATTERN.fullmatch(name) is not None and files.is_directory(data_dir / name)
     ]
-
-
-ADDRESS_NAME = "memd.url"
-"""Where the daemon that holds the lock listens, for commands; whoever reads it asks there whether that is true."""

@@ -1,7 +1,7 @@
-"""The last receipts, on disk: two files, of which the older one is dropped when the newer one is full.
+"""The latest receipts on disk, in two files: when the newer one is full, it replaces the older one.
 
-Rule: receipts explain what memory did and are no part of it: they are written without fsync, what is damaged is passed
-over, and a write that fails costs the receipt. One JSON object a line, newest last.
+Rule: receipts explain what memory did and are no part of it: they are written without fsync, damaged ones are skipped,
+and a write that fails loses only the receipt. One JSON object per line, newest last.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class ReceiptRing:
     """Any thread may read; one writes."""
 
     def __init__(self, files: Files, data_dir: Path, bytes_max: int, redaction: str = "") -> None:
-        """A ring of what was kept before, but for files that were written under another redaction than this one.
+        """Open the ring; files that were written under other redaction settings are removed.
 
         Args:
             bytes_max: of both files together.
-            redaction: what tells the settings for redaction from others; empty where it is off.
+            redaction: identifies the redaction settings; empty if redaction is off.
 
         Raises:
             StoreError: a file cannot be read or removed.
@@ -39,10 +39,10 @@ class ReceiptRing:
         self._lock = threading.Lock()
 
     def append(self, line: bytes) -> None:
-        """Keep a receipt: one line of JSON, without the line break.
+        """Store a receipt: one line of JSON, without the line break.
 
         Raises:
-            StoreError: it was not written; a later one may be.
+            StoreError: it was not written; later ones may be.
         """
         with self._lock:
             try:
@@ -54,7 +54,7 @@ class ReceiptRing:
             self._size += len(line) + 1
 
     def lines(self) -> list[bytes]:
-        """All receipts, newest first; the last line of a file may have been torn by a crash."""
+        """Return all receipts, newest first; a crash may have torn the last line of a file."""
         with self._lock:
             data = [self._files.read(path) for path in (self._newer, self._older) if self._files.size(path) is not None]
         return [line for part in data for line in reversed(part.splitlines())]
@@ -71,7 +71,7 @@ class ReceiptRing:
                 self._begin()
             else:
                 self._appender, self._size = self._files.append_to(self._newer), size
-                self._appender.write(b"\n")  # a crash may have left half a line; empty ones say nothing
+                self._appender.write(b"\n")  # ends half a line that a crash may have left; readers skip empty lines
                 self._size += 1
         if self._size > len(self._first_line) and self._size + more > self._bytes_max // 2:
             self._close()

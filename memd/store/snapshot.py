@@ -1,8 +1,8 @@
-"""A topic at one point in time: what readers search and look entries up in.
+"""A topic at one point in time, in which readers search and look up entries.
 
-Rule: nothing that is reachable from a snapshot changes what the snapshot answers. A later append, seal or merge makes
-new views and shares what it did not touch. The one thing shared that does change is the marks in an index: what was
-marked after this snapshot was taken is read from disk and scanned.
+Rule: a snapshot never changes its answers. A later append, seal or merge makes new views and shares the ones that it
+did not touch. Only the marks in a shared index change: rows that were marked after this snapshot was taken are read
+from disk and scanned.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from numpy.typing import NDArray
 
 from memd.entries import Entry
 from memd.errors import StoreError
-from memd.store.index.sealed_index import Found, SealedIndex
-from memd.store.index.superseded import Bits, Directory, Records, UInts, uuid_bytes
-from memd.store.index.vectors import Floats, Rows, best_rows, cosines, multipliers, scores_of
-from memd.store.log.segment import Growing, Sealed
+from memd.store.index.sealed_index import Candidates, SealedIndex
+from memd.store.index.uuid_index import UuidIndex
+from memd.store.index.vectors import best_rows, cosines, multipliers, scores_of
+from memd.store.log.columns import Bits, Floats, Records, Rows, UInts, uuid_bytes
+from memd.store.log.segment import GrowingSegment, SealedSegment
 
 _SCANNED_MIN = 1000
-"""Vectors of a scan below which its time says nothing about the rate."""
+"""Scans of fewer vectors do not count for the scan rate."""
 _WEIGHT = 0.1
-"""Of the latest search in the smoothed times."""
+"""Weight of the latest search in the smoothed times."""
 
 
 Place = tuple[int, int]
@@ -49,37 +50,36 @@ class Hit(msgspec.Struct, frozen=True):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class View:
+class SegmentView:
     """One segment at one point in time; the arrays are never written to."""
 
-    segment: Growing | Sealed
+    segment: GrowingSegment | SealedSegment
     rows: Records
-    gone: Bits
+    dead: Bits
     """Superseded or Deprecated, per row."""
     matrix: Floats | None
-    """Of a growing segment, per row; None where there is an index, or where another model's vectors are not
-    comparable."""
+    """Vectors of a growing segment, per row; None if there is an index, or if another model wrote the vectors."""
 
     @property
     def live_count(self) -> int:
-        """How many rows count."""
-        return len(self.gone) - int(np.count_nonzero(self.gone))
+        """The number of rows that count."""
+        return len(self.dead) - int(np.count_nonzero(self.dead))
 
     @functools.cached_property
     def chronology(self) -> tuple[UInts, Rows]:
-        """The live rows in the order in which they were first said: their origin_ids, ascending, and their numbers."""
-        live = np.flatnonzero(~self.gone)
+        """The live rows in the order in which their chunks were first stored: ascending origin_ids, and the rows."""
+        live = np.flatnonzero(~self.dead)
         origins = self.rows["origin_id"][live].astype(np.uint64)
         order = np.argsort(origins, kind="stable")
         return origins[order], live[order]
 
-    def scan(self, queries: Floats, k: int) -> Found:
-        """The best `k` live rows by score."""
+    def scan(self, queries: Floats, k: int) -> Candidates:
+        """Return the best `k` live rows by score."""
         assert self.matrix is not None, "only a growing segment is scanned"
-        live = np.flatnonzero(~self.gone)
+        live = np.flatnonzero(~self.dead)
         cosine, multiplier = cosines(self.matrix, queries)[live], multipliers(self.rows["utility_steps"][live])
         best = best_rows(scores_of(cosine, multiplier), k)
-        return Found(np.full(len(best), self.segment.segment_id), live[best], cosine[best], multiplier[best])
+        return Candidates(np.full(len(best), self.segment.segment_id), live[best], cosine[best], multiplier[best])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -87,19 +87,19 @@ class IndexView:
     """One index at one point in time."""
 
     index: SealedIndex
-    gone: Bits
-    """What did not count then, per label."""
+    dead: Bits
+    """Superseded or Deprecated, per label."""
 
-    def search(self, queries: Floats, k: int) -> list[Found]:
-        """Chunks among which the best `k` live ones by score are."""
+    def search(self, queries: Floats, k: int) -> list[Candidates]:
+        """Return chunks that include the best `k` live ones by score."""
         try:
-            return self.index.search(queries, k, self.gone)
-        except StoreError:  # the topic replaces this index; for who still holds it, the log has everything
-            return self.index.scan(queries, k, self.gone)
+            return self.index.search(queries, k, self.dead)
+        except StoreError:  # the topic replaces a damaged index; readers that still hold it use the log
+            return self.index.scan(queries, k, self.dead)
 
 
-class _Nearest:
-    """For some origin_ids the nearest smaller and larger ones found so far, and where they lie."""
+class _NeighbourSearch:
+    """The nearest smaller and larger origin_ids found so far for some origin_ids, and their places."""
 
     def __init__(self, origins: UInts) -> None:
         self._origins = origins
@@ -108,17 +108,17 @@ class _Nearest:
         self._before: list[Place | None] = [None] * len(origins)
         self._after: list[Place | None] = [None] * len(origins)
 
-    def worth_a_look(self, view: View, looked_at: Rows) -> Rows:
-        """The positions for which the view may have something nearer."""
+    def to_compare(self, view: SegmentView, done: Rows) -> Rows:
+        """Return the positions for which the view may have a nearer chunk."""
         known, _ = view.chronology
         if not len(known):
             return np.empty(0, dtype=np.intp)
         wanted = (known[-1] > self._lower) & (known[0] < self._upper)
-        wanted[looked_at] = False
+        wanted[done] = False
         return np.flatnonzero(wanted)
 
-    def look(self, segment_id: int, view: View, positions: Rows) -> None:
-        """Take in what the view has for these positions."""
+    def update(self, segment_id: int, view: SegmentView, positions: Rows) -> None:
+        """Compare the view's chunks for these positions."""
         known, rows = view.chronology
         origins = self._origins[positions]
         starts, stops = known.searchsorted(origins, "left").tolist(), known.searchsorted(origins, "right").tolist()
@@ -129,21 +129,21 @@ class _Nearest:
                 self._upper[i], self._after[i] = known[stop], (segment_id, int(rows[stop]))
 
     def pairs(self) -> list[tuple[Place | None, Place | None]]:
-        """Before and after, in the order of the origins."""
+        """Return (before, after) in the order of the origin_ids."""
         return list(zip(self._before, self._after, strict=True))
 
 
 class SearchTimes:
-    """How fast the searches of a topic are, smoothed over the latest ones; None before the first."""
+    """Smoothed times of the latest searches of a topic; None before the first."""
 
     def __init__(self) -> None:
         self.fan_out_ms: float | None = None
-        """Of asking all indexes."""
+        """Time to search all indexes."""
         self.scanned_per_second: float | None = None
-        """Vectors compared one by one, in the segments that have no index."""
+        """Vectors scanned per second in the segments that have no index."""
 
     def observe(self, scanned: int, scan_seconds: float, fan_out_seconds: float | None) -> None:
-        """Take in one search. Threads may overwrite each other's: it is a gauge."""
+        """Count one search. A concurrent one may be lost: these are gauges."""
         if scanned >= _SCANNED_MIN:
             self.scanned_per_second = _smoothed(self.scanned_per_second, scanned / scan_seconds)
         if fan_out_seconds is not None:
@@ -156,8 +156,8 @@ class Snapshot:
     def __init__(
         self,
         topic_id: str,
-        views: Mapping[int, View],
-        directory: Directory,
+        views: Mapping[int, SegmentView],
+        uuid_index: UuidIndex,
         indexes: Sequence[IndexView],
         times: SearchTimes,
     ) -> None:
@@ -165,25 +165,25 @@ class Snapshot:
         self.views = views
         """By segment id, oldest first."""
         self.indexes = tuple(indexes)
-        """What finds the chunks of sealed segments, oldest first."""
-        self.directory = directory
-        """Of the sealed segments among them."""
+        """Of the sealed segments, oldest first."""
+        self.uuid_index = uuid_index
+        """Of the sealed segments."""
         self.times = times
         """Shared by all snapshots of the topic."""
-        self._growing = [(view.segment, view) for view in views.values() if isinstance(view.segment, Growing)]
+        self._growing = [(view.segment, view) for view in views.values() if isinstance(view.segment, GrowingSegment)]
         self._live_count: int | None = None
         self._last_ids: list[tuple[int, int]] | None = None
-        self._searched: dict[int, IndexView | View] | None = None
+        self._searched: dict[int, IndexView | SegmentView] | None = None
 
     @property
     def live_count(self) -> int:
-        """How many chunks count now."""
+        """The number of live chunks."""
         if self._live_count is None:
             self._live_count = sum(view.live_count for view in self.views.values())
         return self._live_count
 
     def search(self, queries: Floats, k: int) -> list[Hit]:
-        """The best `k` live chunks by score, best first; of equal scores the older canonical_id first.
+        """Return the best `k` live chunks by score, best first; of equal scores the lower canonical_id first.
 
         `queries` is float32 of shape (q, dimension), unit vectors; a chunk's cosine is the best over them. Exact, but
         for chunks with multiplier 1 in sealed segments, where HNSW finds them (recall@50 above 0.99) and where chunks
@@ -203,12 +203,12 @@ class Snapshot:
         return self._ranked(found, k)
 
     def live_place(self, canonical_id: int) -> Place | None:
-        """Where the entry with this id lies; None if there is none, or it does not count any more."""
+        """Return the place of the entry with this id; None if there is none or it no longer counts."""
         place = self.place(canonical_id)
-        return None if place is None or self.views[place[0]].gone[place[1]] else place
+        return None if place is None or self.views[place[0]].dead[place[1]] else place
 
     def place(self, canonical_id: int) -> Place | None:
-        """Where the entry with this id lies, whether it counts or not; None if there is none."""
+        """Return the place of the entry with this id, whether it counts or not; None if there is none."""
         if self._last_ids is None:
             filled = (view for view in self.views.values() if len(view.rows))
             self._last_ids = [(int(view.rows[-1]["canonical_id"]), view.segment.segment_id) for view in filled]
@@ -221,13 +221,13 @@ class Snapshot:
         return (segment_id, row) if int(column[row]) == canonical_id else None
 
     def latest_places(self, before: int | None = None) -> Iterator[Place]:
-        """Where all entries lie, newest first; those with a smaller canonical_id than `before`."""
+        """Yield the places of all entries with a canonical_id below `before` (None: of all), newest first."""
         for segment_id, view in reversed(list(self.views.items())):
             end = len(view.rows) if before is None else bisect.bisect_left(view.rows["canonical_id"], before)
             yield from ((segment_id, row) for row in reversed(range(end)))
 
     def uuids_with_prefix(self, digits: str) -> list[bytes]:
-        """The chunks whose uuid begins with these hex digits, 1 to 32, in no particular order."""
+        """Return the chunks whose uuid begins with these hex digits, 1 to 32, in no particular order."""
         low, high = int(digits.ljust(32, "0"), 16) >> 64, int(digits.ljust(32, "f"), 16) >> 64
         found = set()
         for view in self.views.values():
@@ -237,7 +237,7 @@ class Snapshot:
         return [uuid for uuid in found if uuid.hex().startswith(digits)]
 
     def read(self, place: Place) -> Entry:
-        """The entry at a place, from disk.
+        """Read the entry at a place from disk.
 
         Raises:
             StoreError: it cannot be read (CorruptFile if its bytes are damaged).
@@ -246,12 +246,12 @@ class Snapshot:
 
     def is_live(self, place: Place) -> bool:
         """Whether the entry at a place counts."""
-        return not self.views[place[0]].gone[place[1]]
+        return not self.views[place[0]].dead[place[1]]
 
     def hits_at(self, queries: Floats, places: Sequence[Place]) -> dict[Place, Hit]:
-        """The entries at these places as a search would find them, with their true cosines.
+        """Return hits for the entries at these places, with their exact cosines.
 
-        Absent: what was embedded with another model, or cannot be read.
+        Entries that were embedded with another model or cannot be read are absent.
         """
         places = list(dict.fromkeys(places))
         if not places:
@@ -266,26 +266,26 @@ class Snapshot:
         }
 
     def neighbours(self, places: Sequence[Place]) -> list[tuple[Place | None, Place | None]]:
-        """For each place the live chunks that were said just before and just after it, by origin_id."""
+        """Return for each place the live chunks stored just before and just after its chunk, by origin_id."""
         origins = np.array([self.views[s].rows[row]["origin_id"] for s, row in places], dtype=np.uint64)
-        nearest = _Nearest(origins)
+        nearest = _NeighbourSearch(origins)
         own: dict[int, list[int]] = {}
         for position, (segment_id, _) in enumerate(places):
             own.setdefault(segment_id, []).append(position)
         for segment_id, positions in own.items():
-            nearest.look(segment_id, self.views[segment_id], np.array(positions))
-        for segment_id, view in self.views.items():  # a correction stands far from where its chunk was first said
-            positions_left = nearest.worth_a_look(view, np.array(own.get(segment_id, []), dtype=np.intp))
+            nearest.update(segment_id, self.views[segment_id], np.array(positions))
+        for segment_id, view in self.views.items():  # a correction lies far from the first entry of its chunk
+            positions_left = nearest.to_compare(view, np.array(own.get(segment_id, []), dtype=np.intp))
             if len(positions_left):
-                nearest.look(segment_id, view, positions_left)
+                nearest.update(segment_id, view, positions_left)
         return nearest.pairs()
 
     def knows(self, uuid: bytes) -> bool:
-        """Whether the topic has any entry of that chunk, live or not."""
+        """Whether the topic has an entry of the chunk, live or not."""
         return next(self.places(uuid), None) is not None
 
     def find(self, uuid: bytes) -> Entry | None:
-        """The present state of the chunk, Deprecated ones too; None if the topic does not know it. Reads the disk.
+        """Read the newest entry of the chunk, also a Deprecated one; None if the topic has none.
 
         Raises:
             StoreError: the entry cannot be read (CorruptFile if its bytes are damaged).
@@ -294,12 +294,12 @@ class Snapshot:
         return None if place is None else self._read(*place)
 
     def fingerprint_of(self, uuid: bytes) -> str | None:
-        """The embedding model that the present entry's vector comes from; None if the topic does not know the chunk."""
+        """Return the fingerprint of the model that embedded the newest entry; None if the topic has none."""
         place = self._newest_place(uuid)
         return None if place is None else self.views[place[0]].segment.header.fingerprint
 
     def history(self, uuid: bytes) -> list[Entry]:
-        """Every entry of the chunk, oldest first. Reads the disk.
+        """Read every entry of the chunk, oldest first.
 
         Raises:
             StoreError: an entry cannot be read.
@@ -307,35 +307,35 @@ class Snapshot:
         return [self._read(*place) for place in sorted(self.places(uuid), key=self._canonical_id)]
 
     def entry(self, hit: Hit) -> Entry:
-        """The entry of a hit of this snapshot, read from disk and checked.
+        """Read and check the entry of a hit of this snapshot.
 
         Raises:
             StoreError: the entry cannot be read (CorruptFile if its bytes are damaged).
         """
         return self._read(hit.segment, hit.row)
 
-    def places(self, uuid: bytes) -> Iterator[tuple[int, int]]:
-        """(segment id, row) of every entry of the chunk."""
-        for segment_id, row in self.directory.places(uuid):  # it covers whole segments; a view of the past may not
+    def places(self, uuid: bytes) -> Iterator[Place]:
+        """Yield the place of every entry of the chunk."""
+        for segment_id, row in self.uuid_index.places(uuid):  # it covers whole segments, a view of the past perhaps not
             if row < len(self.views[segment_id].rows):
                 yield segment_id, row
         for segment, view in self._growing:
             yield from ((segment.segment_id, row) for row in segment.rows_of(uuid) if row < len(view.rows))
 
-    def live_places_of_text(self, key: int) -> Iterator[tuple[int, int]]:
-        """(segment id, row) of the live entries whose content may have this `text_hash`."""
-        for segment_id, row in self.directory.places_of_text(key):
-            if not self.views[segment_id].gone[row]:
+    def live_places_of_text(self, key: int) -> Iterator[Place]:
+        """Yield the places of the live entries whose content has this `text_hash`."""
+        for segment_id, row in self.uuid_index.places_of_text(key):
+            if not self.views[segment_id].dead[row]:
                 yield segment_id, row
         for segment, view in self._growing:
-            rows = (row for row in segment.rows_of_text(key) if row < len(view.rows) and not view.gone[row])
+            rows = (row for row in segment.rows_of_text(key) if row < len(view.rows) and not view.dead[row])
             yield from ((segment.segment_id, row) for row in rows)
 
     def has_digest(self, word: int) -> bool:
-        """Whether an entry came from a message with this `digest_word`; may be ahead of the snapshot by one append."""
-        return self.directory.has_digest(word) or any(segment.has_digest(word) for segment, _ in self._growing)
+        """Whether an entry came from a message with this `digest_word`; may include the append after the snapshot."""
+        return self.uuid_index.has_digest(word) or any(segment.has_digest(word) for segment, _ in self._growing)
 
-    def _ranked(self, found: Sequence[Found], k: int) -> list[Hit]:
+    def _ranked(self, found: Sequence[Candidates], k: int) -> list[Hit]:
         if not found:
             return []
         segment_ids = np.concatenate([part.segment_ids for part in found])
@@ -362,10 +362,10 @@ class Snapshot:
         )
 
     def _cosines_at(self, queries: Floats, places: Rows) -> NDArray[np.float64]:
-        """The best cosine of each place (segment id, row), shape (n, 2); NaN where it is not known."""
+        """The best cosine of each place; `places` has shape (n, 2), the result (n,), NaN where it is not known."""
         segment_ids, rows = places.T
         found = np.full(len(places), np.nan)
-        own: dict[IndexView | View, list[int]] = {}
+        own: dict[IndexView | SegmentView, list[int]] = {}
         for position, segment_id in enumerate(segment_ids.tolist()):
             own.setdefault(self._searched_by(segment_id), []).append(position)
         for searched, positions in own.items():
@@ -375,17 +375,17 @@ class Snapshot:
                 found[positions] = cosines(searched.matrix[rows[positions]], queries)
         return found
 
-    def _searched_by(self, segment_id: int) -> IndexView | View:
-        """What a search finds the chunks of a segment by: an index, or the view of the segment itself."""
+    def _searched_by(self, segment_id: int) -> IndexView | SegmentView:
+        """The index over a segment, or the view of the segment if it has none."""
         if self._searched is None:
             of_index = {number: view for view in self.indexes for number in view.index.segment_ids}
             self._searched = {number: of_index.get(number, view) for number, view in self.views.items()}
         return self._searched[segment_id]
 
-    def _newest_place(self, uuid: bytes) -> tuple[int, int] | None:
+    def _newest_place(self, uuid: bytes) -> Place | None:
         return max(self.places(uuid), key=self._canonical_id, default=None)
 
-    def _canonical_id(self, place: tuple[int, int]) -> int:
+    def _canonical_id(self, place: Place) -> int:
         return int(self.views[place[0]].rows[place[1]]["canonical_id"])
 
     def _read(self, segment_id: int, row: int) -> Entry:
@@ -394,7 +394,7 @@ class Snapshot:
 
 
 def _contenders(score: NDArray[np.float64], k: int) -> Rows:
-    """The positions of the `k` highest scores, and of all that equal the least of them."""
+    """The positions of the `k` highest scores and of all that tie with the lowest of them."""
     if len(score) <= k:
         return np.arange(len(score))
     return np.flatnonzero(score >= np.partition(score, len(score) - k)[len(score) - k])

@@ -1,125 +1,115 @@
-"""From one snapshot of a topic to the next: what an append, a seal or a merge changes, and what it leaves shared.
+"""The transitions from one snapshot of a topic to the next: after opening, an append, a seal, a merge.
 
 Rule: a transition makes new views and never changes old ones, with the two exceptions that snapshots are built for:
-rows behind the ones a snapshot knows are added to a growing segment, and an index is told what has gone.
+a growing segment gains rows after those that older snapshots have, and rows of an index are marked as dead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from memd.entries import Entry, Status
-from memd.store.files import Files
+from memd.store.disk import LocalDisk
+from memd.store.index.meta import IndexFile
 from memd.store.index.sealed_index import SealedIndex
-from memd.store.index.superseded import Bits, Directory, superseded
-from memd.store.index.vectors import Rows
+from memd.store.index.uuid_index import UuidIndex
+from memd.store.log.columns import Bits, superseded
 from memd.store.log.format import Span
-from memd.store.log.segment import Growing, Sealed, Vouched
-from memd.store.snapshot import IndexView, SearchTimes, Snapshot, View
-
-
-class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
-    """An index on disk that is to be searched."""
-
-    path: Path
-    segment_ids: tuple[int, ...]
-    """Ascending."""
-    vouched: Vouched
-    left_out: Rows
-    """Labels of plain chunks that it does not hold, ascending."""
+from memd.store.log.segment import GrowingSegment, SealedSegment
+from memd.store.snapshot import IndexView, SearchTimes, SegmentView, Snapshot
 
 
 def first_snapshot(
-    files: Files, topic_id: str, segments: Mapping[int, Growing | Sealed], index_files: Sequence[IndexFile]
+    files: LocalDisk,
+    topic_id: str,
+    segments: Mapping[int, GrowingSegment | SealedSegment],
+    index_files: Sequence[IndexFile],
 ) -> Snapshot:
-    """The topic as its files say: what is superseded is worked out over all columns at once."""
+    """Return the snapshot of a topic just opened: what is superseded is computed over all columns at once."""
     rows = [segment.rows for segment in segments.values()]
     bits = superseded(np.concatenate(rows)) if rows else np.empty(0, dtype=np.bool_)
-    views: dict[int, View] = {}
+    views: dict[int, SegmentView] = {}
     for segment_id, segment in segments.items():
-        gone, bits = bits[: len(segment.rows)], bits[len(segment.rows) :]
-        views[segment_id] = _view(segment, gone)
+        dead, bits = bits[: len(segment.rows)], bits[len(segment.rows) :]
+        views[segment_id] = _view(segment, dead)
     indexes = []
     for file in index_files:
-        covered = [segment for number in file.segment_ids if isinstance(segment := segments[number], Sealed)]
-        gone = gone_labels(views, file.segment_ids)
-        index = SealedIndex(files, file.path, covered, file.vouched, gone=gone, left_out=file.left_out)
-        indexes.append(IndexView(index, gone))
-    return Snapshot(topic_id, views, directory_of(segments.values()), _in_order(indexes), SearchTimes())
+        covered = [segment for number in file.segment_ids if isinstance(segment := segments[number], SealedSegment)]
+        dead = dead_labels(views, file.segment_ids)
+        indexes.append(IndexView(SealedIndex(files, file, covered, dead=dead), dead))
+    return Snapshot(topic_id, views, uuid_index_of(segments.values()), _in_order(indexes), SearchTimes())
 
 
 def after_append(
-    before: Snapshot, active: Growing, entries: Sequence[Entry], spans: Sequence[Span], fresh: Collection[bytes]
+    before: Snapshot, active: GrowingSegment, entries: Sequence[Entry], spans: Sequence[Span], fresh: Collection[bytes]
 ) -> Snapshot:
-    """With the new entries as rows of `active`, and without the older entries of their chunks.
+    """Return the snapshot with the new entries as rows of `active`; older entries of their chunks are dead.
 
-    `fresh`: uuids that the topic did not know.
+    `fresh` are the uuids that the topic did not have before.
     """
     views = dict(before.views)
-    known = len(views[active.segment_id].gone) if active.segment_id in views else 0
-    gone = np.zeros(known + len(entries), dtype=np.bool_)
+    known = len(views[active.segment_id].dead) if active.segment_id in views else 0
+    dead = np.zeros(known + len(entries), dtype=np.bool_)
     if known:
-        gone[:known] = views[active.segment_id].gone
+        dead[:known] = views[active.segment_id].dead
     overridden: dict[int, list[int]] = {}
     for row, entry in zip(active.extend(entries, spans), entries, strict=True):
-        gone[row] = entry.status is Status.DEPRECATED or row != active.rows_of(entry.uuid)[-1]
+        dead[row] = entry.status is Status.DEPRECATED or row != active.rows_of(entry.uuid)[-1]
         if entry.uuid not in fresh:
-            gone[list(active.rows_of(entry.uuid)[:-1])] = True
+            dead[list(active.rows_of(entry.uuid)[:-1])] = True
             for segment_id, older in before.places(entry.uuid):
                 overridden.setdefault(segment_id, []).append(older)
     overridden.pop(active.segment_id, None)
     for segment_id, rows in overridden.items():
-        bits = views[segment_id].gone.copy()
+        bits = views[segment_id].dead.copy()
         bits[rows] = True
         views[segment_id] = _view(views[segment_id].segment, bits)
         for view in before.indexes:
             if segment_id in view.index.segment_ids:
                 view.index.mark(segment_id, np.array(rows, dtype=np.intp))
-    views[active.segment_id] = _view(active, gone)
-    indexes = [IndexView(view.index, view.index.gone) for view in before.indexes]
-    return Snapshot(before.topic_id, dict(sorted(views.items())), before.directory, indexes, before.times)
+    views[active.segment_id] = _view(active, dead)
+    indexes = [IndexView(view.index, view.index.dead) for view in before.indexes]
+    return Snapshot(before.topic_id, dict(sorted(views.items())), before.uuid_index, indexes, before.times)
 
 
-def after_seal(before: Snapshot, sealed: Sealed, directory: Directory, index: SealedIndex | None) -> Snapshot:
-    """With a sealed segment in place of the growing one, and the directory over all sealed ones."""
-    gone = before.views[sealed.segment_id].gone
-    views = {**before.views, sealed.segment_id: _view(sealed, gone)}
+def after_seal(before: Snapshot, sealed: SealedSegment, uuid_index: UuidIndex, index: SealedIndex | None) -> Snapshot:
+    """Return the snapshot with a sealed segment in place of the growing one; `uuid_index` covers all sealed ones."""
+    dead = before.views[sealed.segment_id].dead
+    views = {**before.views, sealed.segment_id: _view(sealed, dead)}
     indexes = before.indexes
     if index is not None:
-        index.mark(sealed.segment_id, np.flatnonzero(gone))
-        indexes = _in_order([*indexes, IndexView(index, index.gone)])
-    return Snapshot(before.topic_id, views, directory, indexes, before.times)
+        index.mark(sealed.segment_id, np.flatnonzero(dead))
+        indexes = _in_order([*indexes, IndexView(index, index.dead)])
+    return Snapshot(before.topic_id, views, uuid_index, indexes, before.times)
 
 
 def after_merge(before: Snapshot, index: SealedIndex) -> Snapshot:
-    """With one index in place of those over the same segments."""
+    """Return the snapshot with one index in place of those over the same segments."""
     for segment_id in index.segment_ids:
-        index.mark(segment_id, np.flatnonzero(before.views[segment_id].gone))
+        index.mark(segment_id, np.flatnonzero(before.views[segment_id].dead))
     kept = [view for view in before.indexes if not set(view.index.segment_ids) <= set(index.segment_ids)]
-    indexes = _in_order([*kept, IndexView(index, index.gone)])
-    return Snapshot(before.topic_id, before.views, before.directory, indexes, before.times)
+    indexes = _in_order([*kept, IndexView(index, index.dead)])
+    return Snapshot(before.topic_id, before.views, before.uuid_index, indexes, before.times)
 
 
-def gone_labels(views: Mapping[int, View], segment_ids: Sequence[int]) -> Bits:
-    """What does not count in these segments, by the labels of an index over them."""
-    return np.concatenate([views[segment_id].gone for segment_id in segment_ids])
+def dead_labels(views: Mapping[int, SegmentView], segment_ids: Sequence[int]) -> Bits:
+    """Return the dead rows of these segments, by the labels of an index over them."""
+    return np.concatenate([views[segment_id].dead for segment_id in segment_ids])
 
 
-def directory_of(segments: Iterable[Growing | Sealed]) -> Directory:
-    """The directory over the sealed ones among `segments`, which are in order."""
-    sealed = [segment for segment in segments if isinstance(segment, Sealed)]
-    return Directory([(segment.segment_id, segment.rows, segment.digests) for segment in sealed])
+def uuid_index_of(segments: Iterable[GrowingSegment | SealedSegment]) -> UuidIndex:
+    """Return the index over the sealed ones among `segments`, which are in order."""
+    sealed = [segment for segment in segments if isinstance(segment, SealedSegment)]
+    return UuidIndex([(segment.segment_id, segment.rows, segment.digests) for segment in sealed])
 
 
-def _view(segment: Growing | Sealed, gone: Bits) -> View:
-    if isinstance(segment, Growing):
-        matrix = segment.matrix[: len(gone)] if segment.searchable else None
-        return View(segment=segment, rows=segment.rows[: len(gone)], gone=gone, matrix=matrix)
-    return View(segment=segment, rows=segment.rows, gone=gone, matrix=None)
+def _view(segment: GrowingSegment | SealedSegment, dead: Bits) -> SegmentView:
+    if isinstance(segment, GrowingSegment):
+        matrix = segment.matrix[: len(dead)] if segment.searchable else None
+        return SegmentView(segment=segment, rows=segment.rows[: len(dead)], dead=dead, matrix=matrix)
+    return SegmentView(segment=segment, rows=segment.rows, dead=dead, matrix=None)
 
 
 def _in_order(indexes: Sequence[IndexView]) -> tuple[IndexView, ...]:

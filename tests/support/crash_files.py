@@ -1,11 +1,11 @@
-"""A file system in memory that loses what a real one may lose.
+"""A file system in memory that loses what a real one may lose: `Files` and `LocalDisk` for the crash tests.
 
 Rule: stricter than any real disk. It keeps two images: what a running process sees, and what a power cut leaves.
 Contents become durable by `sync`, names by `sync_directory` of their directory, and nothing else does it. A rename is
 one step: after a power cut either both names show it or neither does, and syncing one of the two directories makes it
 durable.
 
-Every call that changes something is counted in `operations`. Counterpart of memd/store/files.py.
+Every call that changes something is counted in `operations`. Counterpart of memd/store/files.py and disk.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Literal
 
 from memd.errors import DiskFull, StoreError, StoreLocked, StoreWriteFailed
-from memd.store.files import Appender, Lock
+from memd.store.disk import Lock
+from memd.store.files import Appender
 
 Loss = Literal["lost", "torn", "zeros", "kept", "reordered"]
 """What a power cut does to contents that were not synced: all gone; half of it on disk; the length on disk but only
@@ -87,7 +88,7 @@ class CrashFiles:
         """A file from elsewhere, durable."""
         self._live[path] = self._durable[path] = Inode(data)
 
-    # What Files asks for; see there.
+    # Files
 
     def size(self, path: Path) -> int | None:
         inode = self._live.get(path)
@@ -136,12 +137,6 @@ class CrashFiles:
         self._live[new] = inode
         self._renames.append((old, new))
 
-    def link(self, old: Path, new: Path) -> bool:
-        return False  # the harder way: a copy, which takes several steps
-
-    def is_same_file(self, one: Path, other: Path) -> bool:
-        return one in self._live and self._live[one] is self._live.get(other)
-
     def remove(self, path: Path) -> None:
         if path in self._live:
             self._step(f"remove {path.name}", path)
@@ -158,6 +153,14 @@ class CrashFiles:
             if name.parent == path:
                 self._make_durable(name)
         self._renames = [pair for pair in self._renames if path not in (pair[0].parent, pair[1].parent)]
+
+    # LocalDisk
+
+    def link(self, old: Path, new: Path) -> bool:
+        return False  # the harder way: a copy, which takes several steps
+
+    def is_same_file(self, one: Path, other: Path) -> bool:
+        return one in self._live and self._live[one] is self._live.get(other)
 
     def save_native(self, path: Path, save: Callable[[str], None]) -> None:
         with tempfile.TemporaryDirectory() as folder:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
+from memd.store.disk import DiskFiles
 from memd.store.tools.export import export
 
 READY_SECONDS_MAX = 60.0
@@ -196,7 +197,7 @@ class DaemonProcess:
 
     def export(self) -> list[dict[str, Any]]:
         """All entries of the log, as `memd export` writes them; read in this process, because tests wait by it."""
-        entries = export(self.data_dir, topic_id=None, live_only=False)
+        entries = export(self.data_dir, DiskFiles(), topic_id=None, live_only=False)
         return [json.loads(msgspec.json.encode(entry)) for entry in entries]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.entries import Draft, Entry, Status
-from memd.store.files import Files
+from memd.store.disk import LocalDisk
 from memd.store.store import Store, TopicLog
 
 DIMENSION = 8
@@ -92,7 +92,7 @@ def counting_clock(start: int = 1_700_000_000_000_000) -> Callable[[], int]:
 
 
 def open_store(
-    files: Files | None = None,
+    files: LocalDisk | None = None,
     data_dir: Path = DATA_DIR,
     *,
     segment_entries_max: int = 1000,

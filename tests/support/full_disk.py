@@ -10,7 +10,8 @@ import os
 from pathlib import Path
 
 from memd.errors import DiskFull
-from memd.store.files import Appender, DiskFiles
+from memd.store.disk import DiskFiles
+from memd.store.files import Appender
 
 
 class FullDisk(DiskFiles):

@@ -21,9 +21,9 @@ from histories import new_buffer, receive, talk
 from memd.conversation.events import decode_event, encode_event
 from memd.entries import Draft, Entry, Status
 from memd.messages import Block, BlockChunk
-from memd.store.files import DiskFiles
+from memd.store.disk import DiskFiles
 from memd.store.log.format import FORMAT_VERSION
-from memd.store.log.journal import Journal, peek
+from memd.store.log.journal import Journal, read_journal
 from memd.store.store import Store
 from memd.store.tools.export import export
 
@@ -112,11 +112,11 @@ def write(data_dir: Path) -> None:
 
 def found(data_dir: Path) -> dict[str, Any]:
     """What a reader makes of a golden folder."""
-    events = [decode_event(payload) for payload in peek(data_dir / TOPIC / "hot.log", DiskFiles())]
+    events = [decode_event(payload) for payload in read_journal(data_dir / TOPIC / "hot.log", DiskFiles())]
     buffer = new_buffer()
     buffer.replay(events)
     return {
-        "export": list(export(data_dir, topic_id=None, live_only=False)),
+        "export": list(export(data_dir, DiskFiles(), topic_id=None, live_only=False)),
         "journal": [type(event).__name__ for event in events],
         "conversations": [
             {

@@ -12,10 +12,10 @@ from memd import __version__
 from memd.cli.check.outcome import Outcome, failed, failed_with, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import StoreError
-from memd.store.files import Files
+from memd.store.disk import LocalDisk
 from memd.store.layout import LOCK_NAME, TopicLayout, topic_ids_in
 from memd.store.log.recovery import Finding
-from memd.store.tools.disk_usage import TopicSurvey
+from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.store.tools.verify import verify
 from memd.wording import counted
 
@@ -35,7 +35,7 @@ _REMEDY_OF = {
 }
 
 
-def directory(data_dir: Path, files: Files) -> Outcome:
+def directory(data_dir: Path, files: LocalDisk) -> Outcome:
     """Whether it is there or can be made, can be written, and has room."""
     try:
         existing = next(folder for folder in (data_dir, *data_dir.parents) if folder.exists())
@@ -59,7 +59,7 @@ def directory(data_dir: Path, files: Files) -> Outcome:
     return ok(DIRECTORY, f"{data_dir}, {room}" + ("" if existing == data_dir else "; memd serve makes it"))
 
 
-def lock(data_dir: Path, daemon: RunningDaemon | None, files: Files) -> Outcome:
+def lock(data_dir: Path, daemon: RunningDaemon | None, files: LocalDisk) -> Outcome:
     """Who has the directory."""
     path = data_dir / LOCK_NAME
     if not files.is_locked(path):
@@ -79,7 +79,7 @@ def lock(data_dir: Path, daemon: RunningDaemon | None, files: Files) -> Outcome:
     return ok(LOCK, f"held by the daemon at {daemon.url} ({holder}), which answers")
 
 
-def log(data_dir: Path, topics: list[TopicSurvey], files: Files) -> Iterator[Outcome]:
+def log(data_dir: Path, topics: list[TopicDiskUsage], files: LocalDisk) -> Iterator[Outcome]:
     """Whether the log is whole; a large one is counted only."""
     stored = sum(topic.log_bytes + topic.derived_bytes for topic in topics)
     chunks = sum(topic.chunks for topic in topics)
@@ -91,7 +91,7 @@ def log(data_dir: Path, topics: list[TopicSurvey], files: Files) -> Iterator[Out
         yield ok(LOG, f"{said}; counted, not read through", "`memd verify` reads every byte of it")
         return
     try:
-        report = verify(data_dir, files)
+        report = verify(data_dir, files, is_served=files.is_locked(data_dir / LOCK_NAME))
     except StoreError as error:
         yield failed_with(LOG, error)
         return
@@ -107,7 +107,7 @@ def _outcome_of(finding: Finding) -> Outcome:
     return _MARK_OF[finding.kind](LOG, str(finding), _REMEDY_OF[finding.kind])
 
 
-def _written_to(data_dir: Path, files: Files) -> Iterator[Path]:
+def _written_to(data_dir: Path, files: LocalDisk) -> Iterator[Path]:
     """What a daemon writes to, as far as it exists: another user's files in one's own folder are easily made."""
     names = [data_dir, data_dir / LOCK_NAME]
     for topic_id in topic_ids_in(files, data_dir):
@@ -116,7 +116,7 @@ def _written_to(data_dir: Path, files: Files) -> Iterator[Path]:
     yield from (path for path in names if path.exists())
 
 
-def _holder(path: Path, files: Files) -> str:
+def _holder(path: Path, files: LocalDisk) -> str:
     try:
         return files.read(path).decode(errors="replace").strip() or "which has not said who it is"
     except StoreError:

@@ -19,7 +19,7 @@ from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.fastembed import BUNDLED, Embedder, load_embedder
 from memd.errors import EmbeddingError
 from memd.settings.model import Config
-from memd.store.tools.disk_usage import TopicSurvey
+from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.wording import counted
 
 INSTALLATION, TOKENIZER, MODEL = "installation", "tokenizer", "embedding model"
@@ -69,7 +69,7 @@ def tokenizer() -> Outcome:
     return ok(TOKENIZER, f"cl100k_base counts {counted(len(KNOWN_COUNTS), 'known text')} right")
 
 
-def embedding_model(config: Config, topics: list[TopicSurvey]) -> Iterator[Outcome]:
+def embedding_model(config: Config, topics: list[TopicDiskUsage]) -> Iterator[Outcome]:
     """Known text has its known vector, and what is stored was embedded with this model."""
     name = config.embedding.model
     try:

@@ -17,8 +17,8 @@ from memd.cli.running import RunningDaemon
 from memd.errors import ConfigError, StoreError
 from memd.settings.loading import load_config, places_of_settings
 from memd.settings.model import Config
-from memd.store.files import DiskFiles, Files
-from memd.store.tools.disk_usage import survey
+from memd.store.disk import DiskFiles, LocalDisk
+from memd.store.tools.disk_usage import disk_usage
 from memd.wording import counted, for_terminal
 
 _COLOUR: dict[Mark, str] = {"ok": "green", "warning": "yellow", "failed": "red"}
@@ -31,7 +31,7 @@ def outcomes(
     given: Mapping[str, object],
     *,
     live: bool,
-    files: Files | None = None,
+    files: LocalDisk | None = None,
 ) -> Iterator[Outcome]:
     """Everything that is checked, in order.
 
@@ -64,13 +64,13 @@ def outcomes(
         yield failed(upstream.LIVE, "not tried", "mend the upstream first")
 
 
-def _stored(config: Config, daemon: RunningDaemon | None, files: Files) -> Iterator[Outcome]:
+def _stored(config: Config, daemon: RunningDaemon | None, files: LocalDisk) -> Iterator[Outcome]:
     """The data directory, and the embedding model, whose vectors are in it."""
     folder = data.directory(config.data_dir, files)
     yield folder
     yield data.lock(config.data_dir, daemon, files)
     try:
-        topics = survey(config.data_dir, files)
+        topics = disk_usage(config.data_dir, files)
     except StoreError as error:
         yield failed_with(data.LOG, error)
         topics = []

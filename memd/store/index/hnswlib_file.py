@@ -1,8 +1,8 @@
-"""The vectors in an index's file, read by place.
+"""An index file of hnswlib, from which single vectors are read.
 
-hnswlib gives the vectors that it holds as lists of Python numbers, 15 µs each; from its file they take 2 µs, and no
-memory. Rule: a vector counts only if its label stands beside it; whatever is not where it should be is left to the
-caller, who has slower ways.
+hnswlib returns its vectors as lists of Python numbers, 15 µs each; reading them from the file takes 2 µs and no memory.
+Rule: a vector counts only if its label stands beside it; a vector that is not at the expected offset is left out, and
+the caller gets it in a slower way.
 
 The file is what `HierarchicalNSW::saveIndex` of hnswlib 0.8 writes (hnswalg.h), little-endian:
 
@@ -22,40 +22,40 @@ import numpy as np
 
 from memd.errors import StoreError
 from memd.store.files import Files
-from memd.store.index.vectors import Floats, Rows
+from memd.store.log.columns import Floats, Rows
 
 _HEAD = struct.Struct("<6QiI3QdQ")
 _LABEL_BYTES = 8
 
 
-class _Layout(NamedTuple):
+class _ElementLayout(NamedTuple):
     elements: int
     element_bytes: int
     vector_at: int
-    """In the file, of the first element."""
+    """Offset of the first element's vector in the file."""
 
 
-class StoredVectors:
-    """The vectors of one file, which never changes. Any thread may read."""
+class HnswlibFile:
+    """One index file, which never changes. Any thread may read."""
 
     def __init__(self, files: Files, path: Path, *, dimension: int, labels: Rows) -> None:
-        """`labels`: of all vectors in the file, ascending, which is the order in which indexes are built."""
+        """`labels`: of all vectors in the file, ascending: the order in which an index is built."""
         self._files = files
         self._path = path
         self._dimension = dimension
         self._labels = labels.astype(np.uint32)
-        self._layout: _Layout | None = None
+        self._layout: _ElementLayout | None = None
 
     def __len__(self) -> int:
         return len(self._labels)
 
     @property
     def memory_bytes(self) -> int:
-        """What it takes in memory."""
+        """Size of the labels, which are all that is held."""
         return self._labels.nbytes
 
     def read(self, labels: Rows) -> tuple[Rows, Floats]:
-        """Those of `labels` that were found, in their order, and their vectors, shape (n, dimension)."""
+        """Return the labels that were found, in the order given, and their vectors, shape (n, dimension)."""
         places = self._labels.searchsorted(labels.astype(np.uint32))
         is_held = places < len(self._labels)
         is_held[is_held] = self._labels[places[is_held]] == labels[is_held]
@@ -76,11 +76,11 @@ class StoredVectors:
         is_right = rows["label"] == labels
         return labels[is_right], np.ascontiguousarray(rows["vector"][is_right], dtype=np.float32)
 
-    def _read_layout(self) -> _Layout:
-        """Of no elements if it is not what this module knows."""
+    def _read_layout(self) -> _ElementLayout:
+        """Read the head of the file; no elements if it is not the format above."""
         head = self._files.read_at(self._path, 0, _HEAD.size)
         if len(head) < _HEAD.size:
-            return _Layout(0, 0, 0)
+            return _ElementLayout(0, 0, 0)
         level_0, _, elements, element_bytes, label_at, vector_at, *_ = _HEAD.unpack(head)
         is_known = level_0 == 0 and label_at == vector_at + 4 * self._dimension == element_bytes - _LABEL_BYTES
-        return _Layout(elements if is_known else 0, element_bytes, _HEAD.size + vector_at)
+        return _ElementLayout(elements if is_known else 0, element_bytes, _HEAD.size + vector_at)

@@ -1,8 +1,8 @@
 """Vector search: the exact scan of a matrix, and the HNSW index of sealed segments.
 
-Rule: an index is searched only when it is finished, and its file is never changed after it was built; what must not be
-found any more is marked in the loaded index alone. Vectors are unit vectors, so the inner product is the cosine.
-Cosines are rounded to COSINE_DECIMALS, because a scan and an index compute the same product in different order: equal
+Rule: an index is searched only when it is complete, and its file never changes after it was built; rows that must no
+longer be found are marked in the loaded index alone. Vectors are unit vectors, so the inner product is the cosine.
+Cosines are rounded to COSINE_DECIMALS: a scan and an index add up the same product in different order, and equal
 vectors must tie wherever they lie.
 """
 
@@ -18,43 +18,40 @@ from numpy.typing import NDArray
 
 from memd.entries import UTILITY_STEPS_MAX, UTILITY_STEPS_MIN, utility_multiplier
 from memd.errors import CorruptFile
-from memd.store.files import Files
+from memd.store.disk import LocalDisk
+from memd.store.log.columns import Bits, Floats, Rows
 
 HNSW_M = 16
 HNSW_EF_CONSTRUCTION = 200
 HNSW_EF = 64
-"""Measured on 20 segments of 5,000 × 384, k = 32: recall 0.9995 in 5.3 ms, against 1.000 in 11 ms at 200; every segment
-returns k of its own, so the best k of all are found with far less effort than one large index needs."""
+"""Measured on 20 segments of 5,000 × 384, k = 32: recall 0.9995 in 5.3 ms, against 1.000 in 11 ms at 200. Every segment
+returns k of its own, so finding the best k of all takes far less effort than one large index needs."""
 HNSW_OVERHEAD_BYTES = 100
-"""What an index in memory takes per vector beyond its file: locks, label table, pointers."""
+"""Memory per vector beyond the size of the file: locks, label table, pointers."""
 HNSW_SEED = 100  # fixed, so that the same log gives the same index
 COSINE_DECIMALS = 6
-
-Floats = NDArray[np.float32]
-Rows = NDArray[np.intp]
-Bits = NDArray[np.bool_]
 
 _MULTIPLIERS = np.array([utility_multiplier(steps) for steps in range(UTILITY_STEPS_MIN, UTILITY_STEPS_MAX + 1)])
 
 
 def multipliers(steps: NDArray[np.int8]) -> NDArray[np.float64]:
-    """The utility multiplier of each step count."""
+    """Return the utility multiplier of each step count."""
     return _MULTIPLIERS[steps.astype(np.intp) - UTILITY_STEPS_MIN]
 
 
 def cosines(matrix: Floats, queries: Floats) -> NDArray[np.float64]:
-    """For each row of `matrix` (n, dimension) its best cosine over `queries` (q, dimension); shape (n,)."""
+    """Return for each row of `matrix` (n, dimension) its best cosine over `queries` (q, dimension); shape (n,)."""
     products = matrix @ queries[0] if len(queries) == 1 else (matrix @ queries.T).max(axis=1)
     return _rounded(products)
 
 
 def scores_of(cosine: NDArray[np.float64], multiplier: NDArray[np.float64]) -> NDArray[np.float64]:
-    """max(0, cosine) x multiplier: what chunks are ranked by."""
+    """Return max(0, cosine) x multiplier, by which chunks are ranked."""
     return np.asarray(np.maximum(cosine, 0.0) * multiplier, dtype=np.float64)
 
 
 def best_rows(scores: NDArray[np.float64], k: int) -> Rows:
-    """The positions of the `k` highest scores, in no particular order; of equal scores the earlier positions."""
+    """Return the positions of the `k` highest scores, in no particular order; of equal scores the earlier ones."""
     if len(scores) <= k:
         return np.arange(len(scores))
     least = np.partition(scores, len(scores) - k)[len(scores) - k]
@@ -63,7 +60,7 @@ def best_rows(scores: NDArray[np.float64], k: int) -> Rows:
 
 
 class VectorIndex:
-    """A finished HNSW index in memory. Its labels are numbers below `size`, not necessarily all of them.
+    """A complete HNSW index in memory. Its labels are numbers below `size`, not necessarily all of them.
 
     `search` may run in any thread; `mark` in one thread at a time.
     """
@@ -74,7 +71,7 @@ class VectorIndex:
         self._index.set_ef(HNSW_EF)
         self._ef = HNSW_EF
         self._lock = threading.Lock()
-        self._marked: Bits = np.ones(size, dtype=np.bool_)  # marked, or never in the index; replaced, never changed
+        self._marked: Bits = np.ones(size, dtype=np.bool_)  # or not in the index; replaced, never changed
         self._marked[labels] = False
 
     @classmethod
@@ -87,7 +84,7 @@ class VectorIndex:
     def build_from(
         cls, batches: Iterable[tuple[Rows, Floats]], *, dimension: int, count: int, size: int
     ) -> VectorIndex:
-        """Index at most `count` vectors that come as (labels, vectors (n, dimension)). Slow; releases the GIL."""
+        """Index at most `count` vectors, given as (labels, vectors (n, dimension)). Slow; releases the GIL."""
         index = hnswlib.Index(space="ip", dim=dimension)
         index.init_index(max(1, count), M=HNSW_M, ef_construction=HNSW_EF_CONSTRUCTION, random_seed=HNSW_SEED)
         indexed = [np.empty(0, dtype=np.intp)]
@@ -98,8 +95,8 @@ class VectorIndex:
         return cls(index, size, np.concatenate(indexed))
 
     @classmethod
-    def load(cls, files: Files, path: Path, *, dimension: int, size: int, labels: Rows) -> VectorIndex:
-        """Load an index whose file's checksum was verified just before: the native loader trusts what it reads.
+    def load(cls, files: LocalDisk, path: Path, *, dimension: int, size: int, labels: Rows) -> VectorIndex:
+        """Load an index whose checksum the caller has just verified: hnswlib trusts the file and can crash on damage.
 
         Raises:
             CorruptFile: it is not an index over exactly `labels`.
@@ -115,11 +112,11 @@ class VectorIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """What the index takes, about."""
+        """Approximate size in memory."""
         return int(self._index.index_file_size()) + HNSW_OVERHEAD_BYTES * int(self._index.get_max_elements())
 
-    def save(self, files: Files, path: Path) -> int:
-        """Write the index to `path` durably and return its size in bytes, which the caller compares with the file's."""
+    def save(self, files: LocalDisk, path: Path) -> int:
+        """Write the index to `path` durably; returns the size in bytes that the file must have."""
         save: Callable[[str], None] = self._index.save_index
         files.save_native(path, save)
         return int(self._index.index_file_size())
@@ -127,14 +124,14 @@ class VectorIndex:
     def mark(self, rows: Rows) -> None:
         """Keep `rows` out of all searches from now on."""
         marked = self._marked.copy()
-        fresh = np.unique(rows[~marked[rows]])  # one append may override a chunk twice
+        fresh = np.unique(rows[~marked[rows]])  # one append may supersede a row twice
         marked[fresh] = True
         self._marked = marked
         for row in fresh.tolist():
             self._index.mark_deleted(row)
 
     def search(self, queries: Floats, k: int) -> tuple[Rows, NDArray[np.float64]]:
-        """The best unmarked rows by cosine, at most k per query, each once, and their best cosines."""
+        """Return the best unmarked rows by cosine, at most k per query, each once, and their best cosines."""
         available = len(self._marked) - int(np.count_nonzero(self._marked))
         k = min(k, available)
         if k == 0:
@@ -142,7 +139,7 @@ class VectorIndex:
         self._raise_ef(k)
         try:
             labels, distances = self._index.knn_query(queries, k=k, num_threads=1)
-        except RuntimeError:  # fewer than k were reached: marked rows cut the graph, or one was marked just now
+        except RuntimeError:  # fewer than k were reached: marked rows cut the graph, or a row was marked just now
             return self._scan(queries)
         if len(queries) == 1:
             return labels[0].astype(np.intp), _rounded(1.0 - distances[0])
@@ -152,10 +149,10 @@ class VectorIndex:
         return rows, best
 
     def vectors(self, rows: Rows) -> tuple[Rows, Floats]:
-        """The rows of these that are indexed and not marked, and their vectors, shape (rows, dimension)."""
+        """Return those of `rows` that are indexed and not marked, and their vectors, shape (n, dimension)."""
         try:
             found = self._index.get_items(rows, return_type="numpy") if len(rows) else []
-        except RuntimeError:  # one of them is not; hnswlib does not say which
+        except RuntimeError:  # one of them is missing; hnswlib does not say which
             known = [row for row in rows.tolist() if self._has(row)]
             rows = np.array(known, dtype=np.intp)
             found = self._index.get_items(rows, return_type="numpy") if known else []

@@ -1,10 +1,10 @@
-"""A text as the terms that the lexical index knows: stems, whole identifiers, their parts, characters without spaces.
+"""The analyzer: a text becomes terms (stems, whole identifiers and their parts, single characters of unspaced scripts).
 
-Rule: pure, and the same for chunks and questions. A change here is a change of the index's format: raise
-`lexical.FORMAT`, so that every index is built anew.
+Rule: pure, and the same for chunks and queries. A change here changes the index's format: raise `stamp.FORMAT`, so that
+every index is rebuilt.
 
 Of `see src/parseHttp.py, ERR_7421` the terms are: see, src/parsehttp.py, src, parsehttp.py, parsehttp, pars, http, py,
-err_7421, err, 7421. A term that could be nothing but a name (a digit, an underscore, a capital inside) is *exact*.
+err_7421, err, 7421. A term that can only be a name (a digit, an underscore, a capital inside) is *exact*.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import tantivy
 
 TERM_CHARACTERS_MAX = 100
-"""A longer run without a space (a URL, base64) is known by its parts alone, and a part by its beginning."""
+"""A longer run without a space (a URL, base64) is indexed by its parts alone, and a long part by its beginning."""
 
 _WORDS = re.compile(r"\S+")
 _OUTER = "\"'`´‘’“”„«»()[]{}<>,;:.!?…*|~=&^%$§¿¡。、，；：！？「」『』（）【】《》"
@@ -45,7 +45,7 @@ _STOPWORDS = frozenset(
         "was we were what when where which while who whom why will with would yeah yes you your ",
     )
 )
-"""English words that say nothing about what a question is about. For other languages only their frequency tells."""
+"""English words that do not tell what a query is about. In other languages only their frequency tells."""
 
 _IRREGULAR_FORMS = """
     become became, begin began begun, bite bit bitten, break broke broken, bring brought, build built,
@@ -61,18 +61,18 @@ _IRREGULAR_FORMS = """
     win won, woman women, write wrote written, index indices, matrix matrices, vertex vertices
 """
 _IRREGULAR = {other: first for first, *others in map(str.split, _IRREGULAR_FORMS.split(",")) for other in others}
-"""English forms that no stemmer knows to be one word. Measured: a point more of what words alone find."""
+"""Irregular English forms, which the stemmer does not join. Measured: one point more recall by words alone."""
 
 _STEMMER = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).filter(tantivy.Filter.stemmer("english")).build()
 
 
-def terms(text: str) -> list[str]:
-    """All terms of a text, in order, with repetition; none holds white space."""
+def analyze(text: str) -> list[str]:
+    """Return all terms of a text, in order, with repetition; none contains white space."""
     return _stemmed([term for word in _words(text) for term in _of_word(word)])
 
 
-def query_terms(text: str) -> dict[str, bool]:
-    """The distinct terms of a question that say what it is about, in order, and whether each is exact."""
+def analyze_query(text: str) -> dict[str, bool]:
+    """Return the distinct terms of a query without stop words, in order, and whether each is exact."""
     found = [(word, term) for word in _words(text) for term in _of_word(word) if term not in _STOPWORDS]
     known: dict[str, bool] = {}
     for (word, term), stem in zip(found, _stemmed([term for _, term in found]), strict=True):
@@ -81,7 +81,7 @@ def query_terms(text: str) -> dict[str, bool]:
 
 
 def is_exact(word: str, term: str) -> bool:
-    """Whether `term`, which came from `word` as it was written, is a name as a whole and not a part or a word."""
+    """Whether `term`, derived from `word` as written, is a whole name rather than a part of one or a plain word."""
     word = word.strip(_OUTER)
     if term == word.lower():
         return bool(_HUMPS.search(word) or _JOINED.search(word)) or _is_code(term)
@@ -99,7 +99,7 @@ def _words(text: str) -> list[str]:
 
 
 def _stemmed(found: list[str]) -> list[str]:
-    """With plain English words replaced by their stems; identifiers stay whole."""
+    """Replace plain English words by their stems; identifiers stay whole."""
     plain = [_IRREGULAR.get(term, term) for term in found if term.isascii() and term.isalpha()]
     stems = iter(_STEMMER.analyze(" ".join(plain)))  # one call for all
     return [next(stems) if term.isascii() and term.isalpha() else term for term in found]
@@ -118,7 +118,7 @@ def _of_word(word: str) -> Iterator[str]:
 
 
 def _of_spaced(word: str) -> Iterator[str]:
-    """The word itself and, if it is an identifier, its pieces (what stands between slashes and the like) and parts."""
+    """The word itself and, if it is an identifier, its pieces (between slashes and the like) and parts."""
     seen = set()
     for whole in (word, *(piece.strip(_OUTER + "-") for piece in _PIECES.findall(word))):
         lower = whole.lower()

@@ -1,8 +1,8 @@
-"""A question to the words of a topic: which chunks have them, and how much that says (BM25).
+"""Lexical queries: which chunks of a topic contain a query's terms, scored by BM25.
 
-Rule: answers as of one moment, from any thread. tantivy keeps the postings and finds candidates; its BM25 has fixed
-textbook parameters, so the candidates' scores are computed here from the terms that are stored with each chunk. Chunks
-that the index has not taken in yet are looked at one by one, so that no question waits for a commit.
+Rule: a query answers as of one moment, from any thread. tantivy keeps the postings and finds candidates; its BM25 has
+fixed textbook parameters, so scores are computed here from the terms that the index stores with each chunk. Chunks
+that are not indexed yet are scored one by one, so that no query waits for a commit.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import msgspec
 import tantivy
 
 from memd.errors import CorruptFile, StoreWriteFailed
-from memd.store.lexical.analyzer import query_terms
+from memd.store.lexical.analyzer import analyze_query
 
 K1 = 0.9
 B = 0.4
-"""BM25; measured better on conversations than the textbook's 1.2 and 0.75."""
+"""Of BM25; measured better on conversations than the textbook's 1.2 and 0.75."""
 EXACT_WEIGHT = 3
-"""As many words a rare identifier counts for; it is found by its parts besides."""
+"""A rare identifier counts as much as this many words; its parts count besides."""
 QUERY_TERMS_MAX = 64
-"""Of a long question (a stack trace, pasted code) the rarest terms count."""
+"""Of a long query (a stack trace, pasted code) only the rarest terms count."""
 SLACK = 2
-"""Candidates that are asked for per result: the order by tantivy's parameters differs from ours, and some are gone."""
-KNOWN_WORDS_BYTES_MAX = 32 * 1024 * 1024
-"""Of words that are kept in memory: about 30,000 chunks."""
+"""Candidates per result: tantivy orders them by other parameters, and some are dead."""
+TERMS_CACHE_BYTES_MAX = 32 * 1024 * 1024
+"""The terms of about 30,000 chunks."""
 _ENTRY_BYTES = 300
-"""Of the key and the places of one chunk (measured with tracemalloc)."""
+"""Of the key and table entry of one chunk (measured with tracemalloc)."""
 
 SCHEMA = (
     tantivy.SchemaBuilder()
@@ -45,101 +45,97 @@ SCHEMA = (
 
 
 class LexicalHit(msgspec.Struct, frozen=True):
-    """What the words of a chunk have to do with those of a question."""
+    """How well a chunk's terms match those of a query."""
 
     canonical_id: int
     score: float
-    """BM25; comparable within one question."""
+    """BM25; comparable within one query."""
     coverage: float
-    """The share of the question's idf mass that the chunk has, 0 to 1: comparable between questions."""
+    """The share of the query's idf mass that the chunk has, 0 to 1: comparable between queries."""
     is_exact: bool
-    """Whether the chunk has a rare identifier of the question as a whole."""
+    """Whether the chunk has a rare identifier of the query as a whole."""
 
 
-class _Term(NamedTuple):
+class _QueryTerm(NamedTuple):
     name: str
     spaced: str
     idf: float
     weight: float
-    """What it counts in a score: no handful of common words outweighs a name."""
+    """In a score: a handful of common words must not outweigh a name."""
     is_exact: bool
 
 
-class Words(NamedTuple):
-    """The words of one chunk, as they are stored: one text, because a question looks for a handful of them and a table
-    of all takes longer to make than to look for those.
-    """
+class ChunkTerms(NamedTuple):
+    """The terms of one chunk as one text: a query looks for a few of them, which is faster than making a table."""
 
     text: str
     """All terms in order, each between two spaces of its own."""
     length: int
-    """How many terms."""
+    """The number of terms."""
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> Words:
-        """The words of a chunk, given its terms."""
+    def of(cls, names: Sequence[str]) -> ChunkTerms:
+        """Return the terms of a chunk, given in order."""
         return cls(f" {'  '.join(names)} ", len(names))
 
     @classmethod
-    def stored(cls, text: str) -> Words:
-        """The words of a chunk that were stored as `text`."""
+    def stored(cls, text: str) -> ChunkTerms:
+        """Return the terms of a chunk as the index stores them."""
         return cls(text, text.count("  ") + 1)
 
     def count(self, spaced: str) -> int:
-        """How often the chunk has a term, given with a space before and after."""
+        """Return the frequency of a term, given with a space before and after."""
         return self.text.count(spaced)
 
 
-class KnownWords:
-    """The words of the chunks that were looked at last, in all indexes of a store: what one question finds, the next
-    one often finds again.
-    """
+class TermsCache:
+    """The terms of the chunks that were read last, for all indexes of a store: queries often find the same chunks."""
 
     def __init__(self) -> None:
         self.bytes_held = 0
-        self._known: dict[tuple[int, int], tuple[Words, int]] = {}
+        self._terms: dict[tuple[int, int], tuple[ChunkTerms, int]] = {}
         self._lock = threading.Lock()
         self._numbers = itertools.count()
 
-    def of_one_index(self) -> KnownOfIndex:
-        """A part that belongs to one index; of an index that is no more, it fades out."""
-        return KnownOfIndex(self, next(self._numbers))
+    def for_index(self) -> IndexTermsCache:
+        """Return the part of the cache for a new index; the entries of an old one age out."""
+        return IndexTermsCache(self, next(self._numbers))
 
-    def get(self, key: tuple[int, int]) -> Words | None:
-        """The words of a chunk, if they are known."""
-        known = self._known.get(key)
-        return None if known is None else known[0]
+    def get(self, key: tuple[int, int]) -> ChunkTerms | None:
+        """Return the terms of a chunk, if they are cached."""
+        cached = self._terms.get(key)
+        return None if cached is None else cached[0]
 
-    def keep(self, key: tuple[int, int], words: Words) -> None:
-        """Know them from now on."""
-        held = _ENTRY_BYTES + sys.getsizeof(words.text)
+    def put(self, key: tuple[int, int], terms: ChunkTerms) -> None:
+        """Cache the terms of a chunk; the oldest entries make room."""
+        size = _ENTRY_BYTES + sys.getsizeof(terms.text)
         with self._lock:
-            if key in self._known:
+            if key in self._terms:
                 return
-            self._known[key] = words, held
-            self.bytes_held += held
-            while self.bytes_held > KNOWN_WORDS_BYTES_MAX:
-                _, dropped = self._known.pop(next(iter(self._known)))
+            self._terms[key] = terms, size
+            self.bytes_held += size
+            while self.bytes_held > TERMS_CACHE_BYTES_MAX:
+                _, dropped = self._terms.pop(next(iter(self._terms)))
                 self.bytes_held -= dropped
 
 
-class KnownOfIndex(NamedTuple):
-    """What is known of one index."""
+class IndexTermsCache(NamedTuple):
+    """The part of the cache that belongs to one index."""
 
-    known: KnownWords
+    cache: TermsCache
     number: int
 
-    def get(self, canonical_id: int) -> Words | None:
-        """The words of a chunk, if they are known."""
-        return self.known.get((self.number, canonical_id))
+    def get(self, canonical_id: int) -> ChunkTerms | None:
+        """Return the terms of a chunk, if they are cached."""
+        return self.cache.get((self.number, canonical_id))
 
-    def keep(self, canonical_id: int, words: Words) -> None:
-        """Know them from now on."""
-        self.known.keep((self.number, canonical_id), words)
+    def put(self, canonical_id: int, terms: ChunkTerms) -> None:
+        """Cache the terms of a chunk."""
+        self.cache.put((self.number, canonical_id), terms)
 
 
-class Question:
-    """A question to the index as it was at one moment; any thread."""
+class LexicalQuery:
+    """A query on the index as it was at one moment. Any thread may use it."""
 
     def __init__(
         self,
@@ -147,39 +143,39 @@ class Question:
         text: str,
         *,
         mean_terms: float,
-        known_words: KnownOfIndex,
-        fresh: Mapping[int, Words],
+        terms_cache: IndexTermsCache,
+        fresh: Mapping[int, ChunkTerms],
     ) -> None:
-        """Use `LexicalIndex.ask`.
+        """Use `LexicalIndex.lexical_query`.
 
         Args:
-            searcher: the index; None: there is nothing in it.
-            mean_terms: of the chunks in the index and of the fresh ones.
-            fresh: canonical_id → words of the chunks that the index has not taken in.
+            searcher: of the index; None if nothing is indexed.
+            mean_terms: mean number of terms of all chunks, indexed and fresh.
+            fresh: canonical_id → terms of the chunks that are not indexed yet.
         """
         self._searcher = searcher
         self._mean_terms = mean_terms
-        self._known_words = known_words
+        self._terms_cache = terms_cache
         self._fresh = fresh
-        weighed = [self._weighed(name, is_exact) for name, is_exact in query_terms(text).items()]
+        weighed = [self._weigh(name, is_exact) for name, is_exact in analyze_query(text).items()]
         weighed.sort(key=lambda term: -term.weight)
-        self._terms = sorted(weighed[:QUERY_TERMS_MAX])  # sorted: sums do not depend on the question's order
+        self._terms = sorted(weighed[:QUERY_TERMS_MAX])  # sorted: sums do not depend on the order of the query
         self._mass = sum(term.idf for term in self._terms)
 
-    def best(self, k: int, counts: Callable[[int], bool] = lambda canonical_id: True) -> list[LexicalHit]:
-        """The best `k` by score, ties by canonical_id, of those that `counts` says yes to.
+    def best(self, k: int, is_wanted: Callable[[int], bool] = lambda canonical_id: True) -> list[LexicalHit]:
+        """Return the best `k` chunks that `is_wanted`, by score; ties by canonical_id.
 
         Raises:
             CorruptFile: the index cannot be read.
         """
         if not self._terms or k < 1:
             return []
-        hits = {hit.canonical_id: hit for hit in self._best_indexed(k, counts)}
-        hits |= {hit.canonical_id: hit for hit in self._fresh_hits(self._fresh) if counts(hit.canonical_id)}
+        hits = {hit.canonical_id: hit for hit in self._best_indexed(k, is_wanted)}
+        hits |= {hit.canonical_id: hit for hit in self._fresh_hits(self._fresh) if is_wanted(hit.canonical_id)}
         return sorted(hits.values(), key=lambda hit: (-hit.score, hit.canonical_id))[:k]
 
-    def about(self, canonical_ids: Sequence[int]) -> dict[int, LexicalHit]:
-        """The evidence for these chunks; those without any, or not in the index, are absent.
+    def hits_of(self, canonical_ids: Sequence[int]) -> dict[int, LexicalHit]:
+        """Return hits for these chunks; those without a term of the query, or unknown here, are absent.
 
         Raises:
             CorruptFile: the index cannot be read.
@@ -188,27 +184,27 @@ class Question:
             return {}
         hits, rest = [], []
         for one in canonical_ids:
-            words = self._fresh.get(one) or self._known_words.get(one)  # of one chunk they never change
-            if words is None:
+            terms = self._fresh.get(one) or self._terms_cache.get(one)  # a chunk's terms never change
+            if terms is None:
                 rest.append(one)
-            elif (hit := self._hit(one, words)).score > 0:
+            elif (hit := self._hit(one, terms)).score > 0:
                 hits.append(hit)
         if self._searcher is not None and rest:
             query = tantivy.Query.term_set_query(SCHEMA, "canonical_id", rest)
-            hits += [hit for hit in self._found(self._searcher, query, len(rest)) if hit.score > 0]
+            hits += [hit for hit in self._search(self._searcher, query, len(rest)) if hit.score > 0]
         return {hit.canonical_id: hit for hit in hits}
 
-    def _best_indexed(self, k: int, counts: Callable[[int], bool]) -> list[LexicalHit]:
+    def _best_indexed(self, k: int, is_wanted: Callable[[int], bool]) -> list[LexicalHit]:
         if self._searcher is None:
             return []
-        wanted = [
+        clauses = [
             (tantivy.Occur.Should, tantivy.Query.boost_query(_with_term(term.name), term.weight / term.idf))
             for term in self._terms
         ]
-        query, limit = tantivy.Query.boolean_query(wanted), k * SLACK
+        query, limit = tantivy.Query.boolean_query(clauses), k * SLACK
         while True:
-            found = self._found(self._searcher, query, limit)
-            hits = [hit for hit in found if counts(hit.canonical_id)]
+            found = self._search(self._searcher, query, limit)
+            hits = [hit for hit in found if is_wanted(hit.canonical_id)]
             if len(hits) >= k or len(found) < limit:
                 return hits
             limit *= SLACK
@@ -217,36 +213,36 @@ class Question:
         hits = (self._hit(one, self._fresh[one]) for one in canonical_ids)
         return [hit for hit in hits if hit.score > 0]
 
-    def _weighed(self, name: str, is_exact: bool) -> _Term:
+    def _weigh(self, name: str, is_exact: bool) -> _QueryTerm:
         spaced = f" {name} "
-        count, having = len(self._fresh), sum(words.count(spaced) > 0 for words in self._fresh.values())
+        count, having = len(self._fresh), sum(terms.count(spaced) > 0 for terms in self._fresh.values())
         if self._searcher is not None:
             with native("lexical"):
                 count, having = count + self._searcher.num_docs, having + self._searcher.doc_freq("terms", name)
         rare = max(1, min(count // 2, max(3, count // 100)))
         idf = math.log1p((max(count, having) - having + 0.5) / (having + 0.5))
         counts_as_exact = is_exact and having <= rare
-        return _Term(name, spaced, idf, idf * (EXACT_WEIGHT if counts_as_exact else 1), counts_as_exact)
+        return _QueryTerm(name, spaced, idf, idf * (EXACT_WEIGHT if counts_as_exact else 1), counts_as_exact)
 
-    def _found(self, searcher: tantivy.Searcher, query: tantivy.Query, limit: int) -> list[LexicalHit]:
+    def _search(self, searcher: tantivy.Searcher, query: tantivy.Query, limit: int) -> list[LexicalHit]:
         with native("lexical"):
             addresses = [address for _, address in searcher.search(query, limit=limit, count=False).hits]
             ids = map(int, searcher.fast_field_values("canonical_id", addresses))  # type: ignore[arg-type]  # u64
-            return [self._hit(one, self._words(searcher, one, at)) for one, at in zip(ids, addresses, strict=True)]
+            return [self._hit(one, self._terms_of(searcher, one, at)) for one, at in zip(ids, addresses, strict=True)]
 
-    def _words(self, searcher: tantivy.Searcher, canonical_id: int, address: tantivy.DocAddress) -> Words:
-        words = self._known_words.get(canonical_id)
-        if words is None:
-            words = Words.stored(searcher.doc(address)["terms"][0])
-            self._known_words.keep(canonical_id, words)
-        return words
+    def _terms_of(self, searcher: tantivy.Searcher, canonical_id: int, address: tantivy.DocAddress) -> ChunkTerms:
+        terms = self._terms_cache.get(canonical_id)
+        if terms is None:
+            terms = ChunkTerms.stored(searcher.doc(address)["terms"][0])
+            self._terms_cache.put(canonical_id, terms)
+        return terms
 
-    def _hit(self, canonical_id: int, words: Words) -> LexicalHit:
-        slowdown = K1 * (1 - B + B * words.length / self._mean_terms)
+    def _hit(self, canonical_id: int, terms: ChunkTerms) -> LexicalHit:
+        slowdown = K1 * (1 - B + B * terms.length / self._mean_terms)
         score = covered = 0.0
         has_exact = False
         for _, spaced, idf, weight, is_exact in self._terms:
-            frequency = words.count(spaced)
+            frequency = terms.count(spaced)
             if frequency:
                 score += weight * frequency * (K1 + 1) / (frequency + slowdown)
                 covered += idf
@@ -256,14 +252,14 @@ class Question:
 
 @contextmanager
 def native(name: str, *, writing: bool = False) -> Iterator[None]:
-    """What tantivy raises, as one of ours; its PanicException is no Exception and cannot be imported."""
+    """Raise tantivy's errors as ours; its PanicException is no Exception and cannot be imported."""
     try:
         yield
     except BaseException as error:
         if not isinstance(error, ValueError | OSError | RuntimeError) and type(error).__name__ != "PanicException":
             raise
         kind = StoreWriteFailed if writing else CorruptFile
-        raise kind(f"{name}: the lexical index cannot be used ({error}); it is built anew from the log") from error
+        raise kind(f"{name}: the lexical index cannot be used ({error}); it is rebuilt from the log") from error
 
 
 def _with_term(name: str) -> tantivy.Query:

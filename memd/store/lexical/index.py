@@ -1,8 +1,7 @@
-"""The lexical index of one topic, on disk: the words of its chunks, kept up with the log.
+"""The lexical index of one topic: the terms of its chunks, kept up to date with the log.
 
-Rule: derived from the log and never the truth. It may lag behind: what it has not taken in yet a question looks at
-itself (`words.py`). Whatever is wrong with its files costs them, not the user: they are removed and built anew. Files
-that no stamp vouches for are not opened, because the native library trusts what it maps.
+Rule: derived from the log and never the truth. The index may lag behind: a query reads the terms of the entries after
+it itself (bm25.py). If its files are damaged or belong to another log, they are removed and rebuilt.
 """
 
 from __future__ import annotations
@@ -10,75 +9,56 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 
-import msgspec
 import tantivy
 
 from memd.entries import Entry, Status
 from memd.errors import CorruptFile, StoreError
-from memd.store.files import Files, replace
-from memd.store.index.sealed_index import checksum_of
-from memd.store.lexical.analyzer import terms
-from memd.store.lexical.bm25 import SCHEMA, KnownWords, Question, Words, native
-from memd.store.log.segment import Vouched
-from memd.store.snapshot import Snapshot, View
+from memd.store.lexical.analyzer import analyze
+from memd.store.lexical.bm25 import SCHEMA, ChunkTerms, LexicalQuery, TermsCache, native
+from memd.store.lexical.stamp import FORMAT, Stamp, StampedFolder
+from memd.store.snapshot import SegmentView, Snapshot
 
-FORMAT = 4
-"""Raise it when the terms of a text or the fields change: indexes of another format are built anew."""
 BATCH_ENTRIES = 5_000
-"""Between two commits: what a rebuild that is interrupted loses."""
-STAND_BACK_ENTRIES = 50
+"""Entries between two commits: an interrupted rebuild loses at most that many."""
+GIVE_WAY_ENTRIES = 50
 WRITER_BYTES = 32_000_000
 FRESH_ENTRIES_MAX = 500
-"""Entries that a question looks at itself, about 0.1 ms each the first time. If there are more, their words
-are found once the index has taken them in."""
-_STAMP = "stamp.json"
-
-
-class _Stamp(msgspec.Struct, frozen=True, kw_only=True):
-    format: int = FORMAT
-    upto: int = 0
-    """The canonical_id of the last entry that was taken in."""
-    entries: int = 0
-    """How many of the log that were, of whatever status."""
-    texts: int = 0
-    terms: int = 0
-    """Over all texts ever added: their mean length."""
-    files: dict[str, Vouched] = {}
+"""Unindexed entries that a query reads itself, about 0.1 ms each the first time. If there are more, none of them is
+found by words until the index has caught up."""
 
 
 class LexicalIndex:
-    """The index of one topic. Any thread may ask and update; who updates waits for who does so already."""
+    """The index of one topic. Any thread may query and update; one update runs at a time, others wait for it."""
 
-    def __init__(self, files: Files, directory: Path | None, known_words: KnownWords) -> None:
-        """`directory`: where its files lie; None: it is only kept in memory."""
-        self._files = files
-        self._directory = directory
+    def __init__(self, folder: StampedFolder | None, terms_cache: TermsCache) -> None:
+        """`folder` holds the index's files; None: the index is kept in memory."""
+        self._folder = folder
         self._lock = threading.Lock()
         self._index: tantivy.Index | None = None
         self._searcher: tantivy.Searcher | None = None
-        self._stamp = _Stamp()
-        self._known_words = known_words.of_one_index()
+        self._stamp = Stamp()
+        self._terms_cache = terms_cache.for_index()
         self._closed = False
 
     def behind(self, snapshot: Snapshot) -> int:
-        """How many entries of the snapshot it has not taken in; all of them before it was opened."""
+        """Return how many entries of the snapshot are not indexed; all of them before the index is opened."""
         return sum(len(rows) for _, rows in _later(snapshot, self._stamp.upto if self._searcher else 0))
 
-    def ask(self, text: str, snapshot: Snapshot) -> Question:
-        """The question to the index as it is now, and to the snapshot's entries that it has not taken in, unless those
-        are more than `FRESH_ENTRIES_MAX`.
+    def lexical_query(self, text: str, snapshot: Snapshot) -> LexicalQuery:
+        """Prepare a query on the index as it is now and on the snapshot's unindexed entries.
+
+        If these are more than `FRESH_ENTRIES_MAX`, they are left out.
         """
-        stamp = self._stamp  # before the searcher: `_add` changes it after, so that nothing is in neither
+        stamp = self._stamp  # read before the searcher, which `_add` sets first: no entry can be in neither
         searcher = self._searcher
         fresh = self._fresh(snapshot, stamp.upto)
-        length = stamp.terms + sum(words.length for words in fresh.values())
+        length = stamp.terms + sum(terms.length for terms in fresh.values())
         mean_terms = max(1.0, length / max(1, stamp.texts + len(fresh)))
-        return Question(searcher, text, mean_terms=mean_terms, known_words=self._known_words, fresh=fresh)
+        return LexicalQuery(searcher, text, mean_terms=mean_terms, terms_cache=self._terms_cache, fresh=fresh)
 
     def open(self, snapshot: Snapshot, *, wait_seconds: float = -1) -> None:
-        """Begin with what is on disk, unless that is done; see `update`. Reads all files once.
+        """Open the index on disk unless it is open, or begin an empty one; see `update`. Reads all its files once.
 
         Raises:
             StoreError: it cannot be written.
@@ -90,12 +70,13 @@ class LexicalIndex:
             finally:
                 self._lock.release()
 
-    def update(self, snapshot: Snapshot, stand_back: Callable[[], None] = lambda: None) -> None:
-        """Take in what the snapshot has and the index not, building it anew where it is absent, damaged or of another
-        log. Slow if that is much; `stand_back` is called again and again.
+    def update(self, snapshot: Snapshot, give_way: Callable[[], None] = lambda: None) -> None:
+        """Index the entries of the snapshot that are missing; slow if they are many.
+
+        An index that is absent, damaged or of another log is rebuilt. `give_way` is called between small batches.
 
         Raises:
-            StoreError: it cannot be written; it is built anew by a later call.
+            StoreError: the index cannot be written; a later call rebuilds it.
         """
         with self._lock:
             if self._closed:
@@ -105,75 +86,82 @@ class LexicalIndex:
                     self._open(snapshot)
                 entries = _entries(snapshot, self._stamp.upto)
                 while batch := list(islice(entries, BATCH_ENTRIES)):
-                    self._add(snapshot, batch, stand_back)
+                    self._add(snapshot, batch, give_way)
             except StoreError:
-                self._forget()
+                self._reset()
                 raise
 
     def close(self) -> None:
-        """Let the files go; questions asked before stay good."""
+        """Release the files; earlier queries stay valid."""
         with self._lock:
             self._closed = True
-            self._forget()
+            self._reset()
 
-    def _fresh(self, snapshot: Snapshot, upto: int) -> dict[int, Words]:
-        """Canonical_id → words of the entries after `upto` that count; of none if there are too many."""
-        found: dict[int, Words] = {}
+    def _fresh(self, snapshot: Snapshot, upto: int) -> dict[int, ChunkTerms]:
+        """Canonical_id → terms of the live entries after `upto`; empty if there are too many."""
+        fresh: dict[int, ChunkTerms] = {}
         parts = list(_later(snapshot, upto))
         if sum(len(rows) for _, rows in parts) > FRESH_ENTRIES_MAX:
-            return found
+            return fresh
         for segment_id, rows in parts:
             view = snapshot.views[segment_id]
             for row in rows:
-                if view.gone[row] or int(view.rows[row]["status"]) != Status.ACTIVE:
+                if view.dead[row]:
                     continue
                 canonical_id = int(view.rows[row]["canonical_id"])
-                words = self._known_words.get(canonical_id) or self._read(view, row)
-                if words is not None:
-                    found[canonical_id] = words
-        return found
+                terms = self._terms_cache.get(canonical_id) or self._read(view, row)
+                if terms is not None:
+                    fresh[canonical_id] = terms
+        return fresh
 
-    def _read(self, view: View, row: int) -> Words | None:
+    def _read(self, view: SegmentView, row: int) -> ChunkTerms | None:
         try:
-            words = Words.of(terms(view.segment.read(view.rows[row]).content))
+            terms = ChunkTerms.of(analyze(view.segment.read(view.rows[row]).content))
         except StoreError:
-            return None  # `memd verify` says so
-        self._known_words.keep(int(view.rows[row]["canonical_id"]), words)
-        return words
+            return None  # `memd verify` reports it
+        self._terms_cache.put(int(view.rows[row]["canonical_id"]), terms)
+        return terms
 
-    def _forget(self) -> None:
-        self._known_words = self._known_words.known.of_one_index()
+    def _reset(self) -> None:
+        self._terms_cache = self._terms_cache.cache.for_index()
         self._index = self._searcher = None
-        self._stamp = _Stamp()
+        self._stamp = Stamp()
 
     def _open(self, snapshot: Snapshot) -> None:
-        name = None if self._directory is None else self._files.native_directory(self._directory)
-        stamp = self._vouched(snapshot) if name is not None else None
+        path = None if self._folder is None else self._folder.native_path()
         try:
-            if name is not None and stamp is not None:
-                with native(name):
-                    self._use(tantivy.Index.open(name), stamp)
+            if path is not None and (stamp := self._valid_stamp(snapshot)) is not None:
+                with native(path):
+                    self._use(tantivy.Index.open(path), stamp)
                 return
         except CorruptFile:
-            self._forget()
-        self._remove()
-        with native(name or "lexical", writing=True):
-            self._use(tantivy.Index(SCHEMA, name, reuse=False), _Stamp())
+            self._reset()
+        if self._folder is not None:
+            self._folder.clear()
+        with native(path or "lexical", writing=True):
+            self._use(tantivy.Index(SCHEMA, path, reuse=False), Stamp())
 
-    def _use(self, index: tantivy.Index, stamp: _Stamp) -> None:
+    def _use(self, index: tantivy.Index, stamp: Stamp) -> None:
         index.register_tokenizer("terms", _SPLIT)
         self._index, self._searcher, self._stamp = index, index.searcher(), stamp
 
-    def _add(
-        self, snapshot: Snapshot, batch: Sequence[tuple[int, Entry | None]], stand_back: Callable[[], None]
-    ) -> None:
+    def _valid_stamp(self, snapshot: Snapshot) -> Stamp | None:
+        """The stamp on disk, if it is of this log and vouches for the files."""
+        assert self._folder is not None, "the index is on disk"
+        stamp = self._folder.read()
+        newest = max((int(view.rows["canonical_id"].max(initial=0)) for view in snapshot.views.values()), default=0)
+        if stamp is None or stamp.format != FORMAT or stamp.upto > newest:
+            return None
+        return stamp if stamp.entries == _count(snapshot, stamp.upto) and self._folder.matches(stamp) else None
+
+    def _add(self, snapshot: Snapshot, batch: Sequence[tuple[int, Entry | None]], give_way: Callable[[], None]) -> None:
         assert self._index is not None, "open"
         texts, length = self._stamp.texts, self._stamp.terms
-        with native(str(self._directory), writing=True):
+        with native("lexical" if self._folder is None else str(self._folder.path), writing=True):
             writer = self._index.writer(WRITER_BYTES, 1)
             for number, (_, entry) in enumerate(batch):
-                if number % STAND_BACK_ENTRIES == STAND_BACK_ENTRIES - 1:
-                    stand_back()
+                if number % GIVE_WAY_ENTRIES == GIVE_WAY_ENTRIES - 1:
+                    give_way()
                 if entry is not None:
                     added = _add_to(writer, entry)
                     texts, length = texts + (added > 0), length + added
@@ -181,92 +169,54 @@ class LexicalIndex:
             writer.wait_merging_threads()
             self._index.reload()
         upto = batch[-1][0]
-        stamp = _Stamp(upto=upto, entries=_count(snapshot, upto), texts=texts, terms=length, files=self._on_disk())
-        if stamp.files and self._directory is not None:
-            replace(self._files, self._directory / _STAMP, msgspec.json.encode(stamp))
+        stamp = Stamp(upto=upto, entries=_count(snapshot, upto), texts=texts, terms=length)
+        if self._folder is not None:
+            stamp = self._folder.write(stamp, self._stamp.files)
         self._searcher = self._index.searcher()
         self._stamp = stamp
-
-    def _vouched(self, snapshot: Snapshot) -> _Stamp | None:
-        """The stamp on disk, if the index's files are those it was written for and cover this very log."""
-        assert self._directory is not None, "it has files"
-        try:
-            stamp = msgspec.json.decode(self._files.read(self._directory / _STAMP), type=_Stamp)
-        except (StoreError, msgspec.MsgspecError, UnicodeDecodeError):
-            return None
-        newest = max((int(view.rows["canonical_id"].max(initial=0)) for view in snapshot.views.values()), default=0)
-        if stamp.format != FORMAT or stamp.upto > newest or stamp.entries != _count(snapshot, stamp.upto):
-            return None
-        try:
-            found = self._on_disk(known={})
-        except StoreError:
-            return None
-        # Files that the stamp does not know are no part of the index: an update was interrupted.
-        return stamp if stamp.files and {name: found.get(name) for name in stamp.files} == stamp.files else None
-
-    def _on_disk(self, known: dict[str, Vouched] | None = None) -> dict[str, Vouched]:
-        """The index's files as they are; those in `known`, by default the stamp's, are not read again."""
-        known = self._stamp.files if known is None else known
-        found: dict[str, Vouched] = {}
-        if self._directory is None:
-            return found
-        for name in sorted(self._files.names(self._directory)):
-            path = self._directory / name
-            size = self._files.size(path)
-            if name.endswith((".lock", ".tmp")) or name == _STAMP or size is None:
-                continue
-            is_kept = name in known and not name.endswith(".json") and known[name].bytes == size  # others never change
-            found[name] = known[name] if is_kept else Vouched(size, checksum_of(self._files, path, size))
-        return found
-
-    def _remove(self) -> None:
-        if self._directory is None:
-            return
-        for name in sorted(self._files.names(self._directory), key=lambda name: name != _STAMP):  # the stamp first
-            self._files.remove(self._directory / name)
 
 
 _SPLIT = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).build()
 
 
 def _add_to(writer: tantivy.IndexWriter, entry: Entry) -> int:
-    """Take in one entry in place of the one that it supersedes, if any; how many terms it has."""
+    """Index an entry in place of the one that it supersedes, if any; returns how many terms it has."""
     if entry.status is not Status.ACTIVE or entry.origin_id != entry.canonical_id:
         writer.delete_documents_by_term("uuid", entry.uuid.hex())
     if entry.status is not Status.ACTIVE:
         return 0
-    names = terms(entry.content)
-    writer.add_document(_document(entry, names))
-    return len(names)
+    terms = analyze(entry.content)
+    writer.add_document(_document(entry, terms))
+    return len(terms)
 
 
-def _document(entry: Entry, names: Sequence[str]) -> tantivy.Document:
+def _document(entry: Entry, terms: Sequence[str]) -> tantivy.Document:
     document = tantivy.Document()
     document.add_unsigned("canonical_id", entry.canonical_id)
     document.add_text("uuid", entry.uuid.hex())
-    document.add_text("terms", Words.of(names).text)
+    document.add_text("terms", ChunkTerms.of(terms).text)
     return document
 
 
 def _later(snapshot: Snapshot, upto: int) -> Iterator[tuple[int, range]]:
-    """(segment id, rows) of the entries after `upto`; ids ascend within a file and from file to file."""
+    """(segment id, rows) of the entries after `upto`: ids ascend within a file and from file to file."""
     for segment_id, view in snapshot.views.items():
         if len(view.rows) and int(view.rows[-1]["canonical_id"]) > upto:
             yield segment_id, range(int(view.rows["canonical_id"].searchsorted(upto, "right")), len(view.rows))
 
 
 def _entries(snapshot: Snapshot, upto: int) -> Iterator[tuple[int, Entry | None]]:
-    """(canonical_id, entry) after `upto`; None for one that a later one of them supersedes, or that cannot be read."""
+    """(canonical_id, entry) after `upto`; None in place of an entry that is dead or cannot be read."""
     for segment_id, rows in _later(snapshot, upto):
         view = snapshot.views[segment_id]
         for row in rows:
             record = view.rows[row]
             entry = None
-            if not view.gone[row] or int(record["status"]) != Status.ACTIVE:
+            if not view.dead[row] or int(record["status"]) != Status.ACTIVE:
                 try:
                     entry = view.segment.read(record)
                 except StoreError:
-                    pass  # `memd verify` says so; its words are lost with it
+                    pass  # `memd verify` reports it
             yield int(record["canonical_id"]), entry
 
 

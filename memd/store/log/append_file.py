@@ -1,7 +1,7 @@
-"""The end of a file that is appended to: all of a write, or none of it.
+"""A file that is appended to: all of a write, or none of it.
 
-Rule: after a write or sync that failed, the file is cut back to where it ended before, and the cut is synced; what a
-failed fsync left in the page cache is thereby dropped, not trusted. Until that has worked nothing else is appended.
+Rule: after a write or sync that failed, the file is cut back to its previous end and the cut is synced, so that data
+left in the page cache by a failed fsync is dropped, not trusted. Nothing else is appended until that has succeeded.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from memd.errors import StoreWriteFailed
 from memd.store.files import Appender, Files
 
 
-class Tail:
-    """An append-only file that is known to be whole up to `end`. For one thread."""
+class AppendFile:
+    """An append-only file that is known to be intact up to `end`. For one thread."""
 
     def __init__(self, files: Files, path: Path, end: int) -> None:
         self._files = files
@@ -22,10 +22,10 @@ class Tail:
         self.end = end
 
     def append(self, data: bytes, *, sync: bool) -> None:
-        """Write `data` behind the end; with `sync`, durably.
+        """Append `data`; with `sync`, durably.
 
         Raises:
-            StoreWriteFailed: and the file is, or will be before the next append, what it was.
+            StoreWriteFailed: nothing was appended; the file is cut back now or before the next append.
         """
         appender = self._ready()
         try:
@@ -73,5 +73,5 @@ class Tail:
             appender.truncate(self.end)
             appender.sync()
         except StoreWriteFailed:
-            # The error that is being reported already is the one to show. The next append cuts before it writes.
+            # The first error is the one to report. The next append cuts the file before it writes.
             self.close()

@@ -1,7 +1,6 @@
 """The codec of the log's files: bytes ⇄ header, records, entries.
 
-Rule: pure; never opens a file, and any bytes whatever give a value or a declared outcome. All numbers are
-little-endian.
+Rule: pure; never opens a file, and any bytes whatever give a value or a declared error. All numbers are little-endian.
 
 Header, at the start of every file (80 bytes):
 
@@ -25,7 +24,7 @@ Record, repeated to the end of the file:
     CRC32        of length and payload; a length of zero is never valid, so zeros are not a record
 
 The payload of a log record is a MessagePack map with the names of `memd.entries.Entry`; of a journal record, whatever
-the buffer put there; of a `.meta` file (one record), see segment.py.
+the buffer put there; of a `.meta` file (one record), see index/meta.py.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ _entry_decoder = msgspec.msgpack.Decoder(Entry)
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file says about itself."""
+    """The header of a file."""
 
     magic: bytes
     version: int = FORMAT_VERSION
@@ -72,8 +71,19 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """See `topic_tag`."""
 
 
+class ModelId(msgspec.Struct, frozen=True):
+    """The embedding model whose vectors are written and searched now."""
+
+    dimension: int
+    fingerprint: str
+
+    def wrote(self, header: Header) -> bool:
+        """Whether the vectors of a file are comparable with this model's."""
+        return header.dimension == self.dimension and header.fingerprint == self.fingerprint
+
+
 class Span(msgspec.Struct, frozen=True):
-    """Where one whole record lies in a file."""
+    """The place of one intact record in a file."""
 
     offset: int
     length: int
@@ -81,27 +91,27 @@ class Span(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> int:
-        """The offset behind the record."""
+        """The offset just after the record."""
         return self.offset + FRAME_BYTES + self.length
 
 
 class Scan(msgspec.Struct, frozen=True):
-    """The records of a file, and the byte ranges between and behind them that are none."""
+    """The records of a file and the unreadable byte ranges between and after them."""
 
     spans: list[Span]
     gaps: list[tuple[int, int]]
-    """(start, end) of unreadable bytes that a readable record follows."""
+    """(start, end) of unreadable bytes before a readable record."""
     end: int
-    """The offset behind the last readable record; bytes from here on are an unreadable tail."""
+    """The offset just after the last readable record; bytes from here on are an unreadable tail."""
 
 
 def topic_tag(topic_id: str) -> bytes:
-    """The 8 bytes that stand for a topic in a header."""
+    """Return the 8 bytes that identify a topic in a header."""
     return hashlib.blake2b(topic_id.encode(), digest_size=8).digest()
 
 
 def encode_header(header: Header) -> bytes:
-    """The 80 bytes of a header."""
+    """Encode a header in its 80 bytes."""
     fingerprint = header.fingerprint.encode("ascii")
     assert len(fingerprint) <= FINGERPRINT_BYTES, "a fingerprint is at most 32 ASCII characters"
     data = _HEADER.pack(
@@ -117,11 +127,11 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(data: bytes, *, magic: bytes, name: str) -> Header:
-    """The header of a file that should open with `magic`; `name` is what errors call the file.
+    """Decode the header of a file that should begin with `magic`; errors call the file `name`.
 
     Raises:
-        CorruptFile: the bytes do not match their checksum; whether it ever was a file of memd cannot be said.
-        ForeignFile: an intact header of another kind of file, of a newer format or with flags not known here.
+        CorruptFile: the bytes do not match their checksum; the file may never have been memd's.
+        ForeignFile: an intact header of another kind of file, of a newer format or with unknown flags.
     """
     if len(data) < HEADER_BYTES:
         raise CorruptFile(f"{name}: shorter than a header ({len(data)} of {HEADER_BYTES} bytes)")
@@ -147,7 +157,7 @@ def decode_header(data: bytes, *, magic: bytes, name: str) -> Header:
 
 
 def encode_record(payload: bytes) -> bytes:
-    """One framed record.
+    """Frame a payload as one record.
 
     Raises:
         StoreError: the payload is empty or larger than PAYLOAD_BYTES_MAX.
@@ -160,7 +170,7 @@ def encode_record(payload: bytes) -> bytes:
 
 
 def payload_at(data: bytes, offset: int) -> bytes | None:
-    """The payload of the record at `offset`; None if there is no whole, undamaged record."""
+    """Return the payload of the record at `offset`; None if there is no intact record."""
     if offset < 0 or offset + FRAME_BYTES > len(data):
         return None
     length, crc = _FRAME.unpack_from(data, offset)
@@ -171,8 +181,8 @@ def payload_at(data: bytes, offset: int) -> bytes | None:
     return payload if _checksum(payload) == crc else None
 
 
-def scan(data: bytes, start: int = HEADER_BYTES) -> Scan:
-    """Find all records from `start` on. Behind unreadable bytes it goes on at the next readable record."""
+def scan_records(data: bytes, start: int = HEADER_BYTES) -> Scan:
+    """Find all records from `start` on. After unreadable bytes the scan continues at the next readable record."""
     spans: list[Span] = []
     gaps: list[tuple[int, int]] = []
     at = end = start
@@ -191,16 +201,16 @@ def scan(data: bytes, start: int = HEADER_BYTES) -> Scan:
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """The payload of a log record."""
+    """Encode an entry as the payload of a log record."""
     known = msgspec.structs.asdict(entry)
     unknown = known.pop("unknown")
     return _encoder.encode(known | {name: value for name, value in unknown.items() if name not in known})
 
 
 def decode_entry(payload: bytes, *, dimension: int | None) -> Entry:
-    """The entry of a log record whose checksum matched, if what must hold of every entry holds of it.
+    """Decode and check the entry of a log record whose checksum matched.
 
-    `dimension` None: the vector may be of any length.
+    With `dimension` None the vector may have any length.
 
     Raises:
         CorruptFile: the payload is not an entry, or an impossible one.
@@ -231,26 +241,26 @@ def _checksum(payload: bytes) -> int:
 
 
 def _count(payload: bytes) -> int:
-    """How many fields the payload's map has, without decoding them; -1 where it is not short enough to tell."""
+    """The number of fields in the payload's map, from its first bytes; -1 for a map of 65,536 or more."""
     if payload[0] & 0xF0 == 0x80:
         return payload[0] & 0x0F
     return int.from_bytes(payload[1:3], "big") if payload[0] == 0xDE else -1
 
 
 def _next_record(data: bytes, start: int) -> int | None:
-    """The offset of the first readable record at or behind `start`.
+    """The offset of the first readable record at or after `start`.
 
-    Every offset whose length field could be one is tried; text and float32 vectors hardly ever look like that.
+    Every offset with a possible length field is tried; text and float32 vectors hardly ever look like one.
     """
     count = len(data) - start - FRAME_BYTES
     if count <= 0:
         return None
-    # The four bytes from each offset as one number, without a copy of the file per byte: four interleaved views.
+    # The four bytes at each offset as one number: four interleaved views instead of a copy of the file per byte.
     lengths = np.empty(count, dtype="<u4")
     for lane in range(min(4, count)):
         size = (count - lane + 3) // 4
         lengths[lane::4] = np.frombuffer(data, dtype="<u4", count=size, offset=start + lane)
-    room = np.arange(count, 0, -1, dtype=np.int64)  # payload bytes that fit behind the frame at each offset
+    room = np.arange(count, 0, -1, dtype=np.int64)  # payload bytes that fit after the frame at each offset
     for position in np.flatnonzero((lengths > 0) & (lengths <= room) & (lengths <= PAYLOAD_BYTES_MAX)):
         if payload_at(data, start + int(position)) is not None:
             return start + int(position)

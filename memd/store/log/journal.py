@@ -1,7 +1,7 @@
-"""hot.log, the journal of a topic's buffer: opaque payloads in the framing of the log.
+"""hot.log, the journal of a topic's hot buffer: opaque payloads in the framing of the log.
 
-Rule: the journal is a convenience of the buffer, not the log: what was appended and not synced may be gone after a
-power cut, and a part that cannot be read is set aside and the rest is used. For one thread.
+Rule: the journal serves the buffer and is not the log: records that were not synced may be lost in a power cut, and
+where a part cannot be read, the file is copied and the readable rest is used. For one thread.
 
     | header (magic "memd.hot") | record | record | ...
 """
@@ -12,20 +12,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from memd.errors import CorruptFile
-from memd.store.files import TEMPORARY_SUFFIX, Files, replace
-from memd.store.log.append_file import Tail
+from memd.store.files import TEMPORARY_SUFFIX, Files, replace_file
+from memd.store.log.append_file import AppendFile
 from memd.store.log.format import (
     HEADER_BYTES,
     MAGIC_JOURNAL,
     Header,
+    Scan,
     decode_header,
     encode_header,
     encode_record,
     payload_at,
-    scan,
+    scan_records,
     topic_tag,
 )
-from memd.store.log.recovery import Finding, keep_aside, set_tail_aside
+from memd.store.log.recovery import Finding, cut_torn_tail, save_torn_copy
 
 
 class Journal:
@@ -33,22 +34,21 @@ class Journal:
 
     def __init__(self, path: Path, files: Files, end: int, findings: list[Finding]) -> None:
         self.findings = findings
-        """What was noticed while opening."""
+        """Noticed while opening."""
         self._path = path
         self._files = files
         self._header = _header(path)
-        self._tail = Tail(files, path, end)
+        self._file = AppendFile(files, path, end)
 
     @classmethod
     def open(cls, path: Path, files: Files) -> tuple[Journal, list[bytes]]:
-        """The journal at `path`, created if there is none, and the payloads of all its whole records in order.
+        """Open the journal at `path`, created if there is none; returns it and the payloads of its intact records.
 
-        A torn tail is moved into a `.torn` file; where readable records follow the damage, the whole file is copied
-        there.
+        A torn tail is moved into a `.torn` file. If readable records follow the damage, the whole file is copied there.
 
         Raises:
             ForeignFile: it is of a newer format, or another kind of file.
-            StoreError: it cannot be read, created or put in order.
+            StoreError: it cannot be read, created or repaired.
         """
         files.remove(path.with_name(path.name + TEMPORARY_SUFFIX))
         if files.size(path) is None:
@@ -56,22 +56,21 @@ class Journal:
             journal.rewrite([])
             return journal, []
         data = files.read(path)
-        found = scan(data)
-        payloads = [payload for span in found.spans if (payload := payload_at(data, span.offset)) is not None]
+        scanned = scan_records(data)
+        payloads = _payloads(data, scanned)
         try:
             decode_header(data, magic=MAGIC_JOURNAL, name=str(path))
+            is_damaged = bool(scanned.gaps)
         except CorruptFile:
-            header_whole = False
-        else:
-            header_whole = True
-        if not header_whole or found.gaps:
-            kept = keep_aside(files, path, data)
+            is_damaged = True
+        if is_damaged:
+            kept = save_torn_copy(files, path, data)
             message = f"is damaged; it was copied to {kept.name} and its {len(payloads)} readable records are used"
             journal = cls(path, files, HEADER_BYTES, [Finding("damaged", str(path), message)])
             journal.rewrite(payloads)
             return journal, payloads
-        torn = [set_tail_aside(files, path, data, found.end)] if found.end < len(data) else []
-        return cls(path, files, found.end, torn), payloads
+        torn = [cut_torn_tail(files, path, data, scanned.end)] if scanned.end < len(data) else []
+        return cls(path, files, scanned.end, torn), payloads
 
     def append(self, payloads: Sequence[bytes]) -> None:
         """Add records without making them durable.
@@ -79,15 +78,15 @@ class Journal:
         Raises:
             StoreWriteFailed: none of them was added (DiskFull if the disk is full).
         """
-        self._tail.append(b"".join(map(encode_record, payloads)), sync=False)
+        self._file.append(b"".join(map(encode_record, payloads)), sync=False)
 
     def sync(self) -> None:
         """Make everything appended durable.
 
         Raises:
-            StoreWriteFailed: how much of it is durable is not known; `rewrite` makes it good.
+            StoreWriteFailed: how much is durable is not known; `rewrite` repairs it.
         """
-        self._tail.sync()
+        self._file.sync()
 
     def rewrite(self, payloads: Sequence[bytes]) -> None:
         """Replace the contents, durably: after a crash the journal is the old or the new one.
@@ -96,17 +95,17 @@ class Journal:
             StoreWriteFailed: the old journal is still in place.
         """
         data = encode_header(self._header) + b"".join(map(encode_record, payloads))
-        self._tail.close()
-        replace(self._files, self._path, data)
-        self._tail = Tail(self._files, self._path, len(data))
+        self._file.close()
+        replace_file(self._files, self._path, data)
+        self._file = AppendFile(self._files, self._path, len(data))
 
     def close(self) -> None:
         """Close the file."""
-        self._tail.close()
+        self._file.close()
 
 
-def peek(path: Path, files: Files) -> list[bytes]:
-    """The payloads of all whole records, without putting anything in order; none if there is no journal.
+def read_journal(path: Path, files: Files) -> list[bytes]:
+    """Read the payloads of all intact records without repairing anything; none if there is no journal.
 
     Raises:
         StoreError: it cannot be read.
@@ -114,7 +113,11 @@ def peek(path: Path, files: Files) -> list[bytes]:
     if files.size(path) is None:
         return []
     data = files.read(path)
-    return [payload for span in scan(data).spans if (payload := payload_at(data, span.offset)) is not None]
+    return _payloads(data, scan_records(data))
+
+
+def _payloads(data: bytes, scanned: Scan) -> list[bytes]:
+    return [payload for span in scanned.spans if (payload := payload_at(data, span.offset)) is not None]
 
 
 def _header(path: Path) -> Header:

@@ -1,8 +1,8 @@
-"""A log file as it is found on disk: which entries it holds whole, and what is to be done about the rest.
+"""A log file as found on disk: its intact entries, and how damage is handled.
 
-Rule: only a tail is ever cut off a log file, only of the file that is written to, and only after its bytes are safe
-in a `.torn` file. A tail is what no readable record follows. Anything else that cannot be read is corruption: it is
-reported and stays where it is, and the readable rest is served.
+Rule: only a tail is ever cut off, only off the file that is appended to, and only after its bytes are safe in a `.torn`
+file. A tail is what no readable record follows. Any other unreadable bytes are corruption: they are reported and stay
+where they are, and the readable rest is served.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from memd.entries import Entry
 from memd.errors import CorruptFile
-from memd.store.files import TEMPORARY_SUFFIX, Files, replace
+from memd.store.files import TEMPORARY_SUFFIX, Files, replace_file
 from memd.store.log.format import (
     HEADER_BYTES,
     MAGIC_LOG,
@@ -23,19 +23,19 @@ from memd.store.log.format import (
     decode_entry,
     decode_header,
     payload_at,
-    scan,
+    scan_records,
     topic_tag,
 )
 
 TORN_SUFFIX = ".torn"
 
 Kind = Literal["torn", "damaged", "derived", "foreign", "notice"]
-"""torn: an interrupted write was set aside. damaged: part of the log cannot be read. derived: an index is rebuilt
-from the log. foreign: another model's, topic's or version's file. notice: nothing is wrong."""
+"""torn: an interrupted write was moved to a `.torn` file. damaged: part of the log cannot be read. derived: an index is
+rebuilt from the log. foreign: a file of another model, topic or version. notice: nothing is wrong."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something that a person should know about a file."""
+    """A fact about a file that its owner should know."""
 
     kind: Kind
     path: str
@@ -50,37 +50,37 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     header: Header | None
-    """None if the header is damaged; the records behind it may still be readable."""
+    """None if the header is damaged; the records after it may still be readable."""
     entries: list[Entry]
     spans: list[Span]
     """Parallel to `entries`."""
     gaps: list[tuple[int, int]]
-    """(start, end) of bytes that cannot be read although a readable record follows."""
+    """(start, end) of unreadable bytes before a readable record."""
     broken_groups: list[int]
-    """Offsets of records behind which, without a gap, the rest of their append is missing."""
+    """Offsets of records after which the rest of their append is missing, without a gap."""
     whole_count: int
-    """How many entries lie before an append that is not whole at the end of the file."""
+    """Entries before an incomplete append at the end of the file."""
     whole_end: int
-    """The offset behind them."""
+    """The offset just after them."""
     size: int
 
     @property
     def has_tail(self) -> bool:
-        """Whether bytes lie behind the last whole append."""
+        """Whether bytes follow the last complete append."""
         return self.whole_end < self.size
 
 
 def read_log_file(data: bytes, *, name: str, dimension: int | None) -> LogFile:
-    """Decode a log file. `dimension` is what vectors are checked against where the header is damaged, if known.
+    """Decode a log file. If its header is damaged, vectors are checked against `dimension`, if that is known.
 
     Raises:
-        ForeignFile: an intact header that says this is not for this version of memd to read.
+        ForeignFile: an intact header says that this version of memd cannot read the file.
     """
     try:
         header: Header | None = decode_header(data, magic=MAGIC_LOG, name=name)
     except CorruptFile:
         header = None
-    found = scan(data)
+    found = scan_records(data)
     entries, spans, gaps = [], [], list(found.gaps)
     for span in found.spans:
         payload = payload_at(data, span.offset)
@@ -91,9 +91,8 @@ def read_log_file(data: bytes, *, name: str, dimension: int | None) -> LogFile:
         except CorruptFile:
             gaps.append((span.offset, span.end))
     whole_count = _whole_count(entries, spans)
-    # Without a readable header the file is left alone entirely: what follows is corruption, never a tail.
     whole_end = spans[whole_count - 1].end if whole_count else HEADER_BYTES
-    # A record that passes its checksum but is no entry was written so, not torn: it and what precedes it stay.
+    # A record that passes its checksum but is no entry was written like that, not torn: it stays, and all before it.
     bad_end = max((end for _, end in gaps), default=0)
     if bad_end > whole_end:
         whole_count, whole_end = len(entries), max(bad_end, spans[-1].end if spans else 0)
@@ -110,9 +109,8 @@ def read_log_file(data: bytes, *, name: str, dimension: int | None) -> LogFile:
     )
 
 
-def damage(log_file: LogFile, *, topic_id: str, is_last: bool) -> list[Finding]:
-    """What in this file is lost or in the wrong place. The tail of the last file is not: an interrupted write left
-    it."""
+def find_damage(log_file: LogFile, *, topic_id: str, is_last: bool) -> list[Finding]:
+    """Report what is lost or in the wrong place. The tail of the last file is neither: an interrupted write left it."""
     name, header = log_file.name, log_file.header
     findings = []
     if header is None:
@@ -131,16 +129,16 @@ def damage(log_file: LogFile, *, topic_id: str, is_last: bool) -> list[Finding]:
     ]
 
 
-def set_tail_aside(files: Files, path: Path, data: bytes, whole_end: int) -> Finding:
-    """Move the bytes from `whole_end` on into a new `.torn` file beside `path`, then cut them off `path`, durably.
+def cut_torn_tail(files: Files, path: Path, data: bytes, whole_end: int) -> Finding:
+    """Copy the bytes from `whole_end` on to a new `.torn` file beside `path`, then cut them off `path`, durably.
 
-    A crash in between leaves the tail in both places, and the next call does not copy it again.
+    A crash in between leaves the tail in both places; the next call does not copy it again.
 
     Raises:
         StoreWriteFailed: `path` is unchanged, or changed exactly as intended.
     """
     tail = data[whole_end:]
-    torn = keep_aside(files, path, tail)
+    torn = save_torn_copy(files, path, tail)
     appender = files.append_to(path)
     try:
         appender.truncate(whole_end)
@@ -155,15 +153,15 @@ def set_tail_aside(files: Files, path: Path, data: bytes, whole_end: int) -> Fin
     )
 
 
-def keep_aside(files: Files, path: Path, data: bytes) -> Path:
-    """Store `data` in the first free `.torn` name beside `path`, unless an earlier one holds exactly that."""
+def save_torn_copy(files: Files, path: Path, data: bytes) -> Path:
+    """Save `data` under the first free `.torn` name beside `path`, unless an earlier one holds exactly that."""
     number = 1
     while True:
         suffix = TORN_SUFFIX if number == 1 else f"{TORN_SUFFIX}.{number}"
         torn = path.with_name(path.name + suffix)
         size = files.size(torn)
         if size is None:
-            replace(files, torn, data)
+            replace_file(files, torn, data)
             return torn
         if size == len(data) and files.read(torn) == data:
             return torn
@@ -171,14 +169,14 @@ def keep_aside(files: Files, path: Path, data: bytes) -> Path:
 
 
 def remove_temporaries(files: Files, directory: Path) -> None:
-    """Remove what a crash left half-written; nothing refers to it."""
+    """Remove the temporary files that a crash left; nothing refers to them."""
     for name in files.names(directory):
         if name.endswith(TEMPORARY_SUFFIX):
             files.remove(directory / name)
 
 
 def _whole_count(entries: list[Entry], spans: list[Span]) -> int:
-    """How many entries remain without the append that the file ends in the middle of."""
+    """The number of entries before the incomplete append at the end of the file, if there is one."""
     count = len(entries)
     if not count or entries[-1].group_left == 0:
         return count
@@ -202,11 +200,11 @@ def _broken_groups(entries: list[Entry], spans: list[Span], whole_count: int) ->
     ]
 
 
-def in_whole_appends(log_file: LogFile) -> list[bool]:
-    """For each entry whether everything of its append can be read.
+def in_complete_appends(log_file: LogFile) -> list[bool]:
+    """Return for each entry whether its whole append can be read.
 
-    Where something of an append is lost, its messages must not count as stored: a part of their text is gone, and the
-    client that still has it will send it again. An append right behind a gap may have begun inside the gap.
+    If part of an append is lost, its messages must not count as stored: the client that still has the text will send
+    it again. An append that directly follows a gap may have begun inside the gap.
     """
     gap_ends = {end for _, end in log_file.gaps}
     whole: list[bool] = []
@@ -214,7 +212,7 @@ def in_whole_appends(log_file: LogFile) -> list[bool]:
     for position, (entry, span) in enumerate(zip(log_file.entries, log_file.spans, strict=True)):
         follows = position > start and log_file.entries[position - 1].group_left == entry.group_left + 1
         if span.offset in gap_ends or (position > start and not follows):
-            whole += [False] * (position - start)  # what was open is not continued here
+            whole += [False] * (position - start)  # the append before was not completed
             start, complete = position, span.offset not in gap_ends
         if entry.group_left == 0:
             whole += [complete] * (position + 1 - start)
@@ -223,7 +221,7 @@ def in_whole_appends(log_file: LogFile) -> list[bool]:
 
 
 def _neighbours(log_file: LogFile, offset: int) -> str:
-    """Between which entries something is lost: all that can be said about what it was."""
+    """Between which entries the loss is: all that is known about it."""
     before = [entry for entry, span in zip(log_file.entries, log_file.spans, strict=True) if span.end <= offset]
     after = [entry for entry, span in zip(log_file.entries, log_file.spans, strict=True) if span.offset > offset]
     first = f"entry {before[-1].canonical_id}" if before else "the start of the file"

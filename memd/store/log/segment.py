@@ -1,87 +1,47 @@
 """A log file in memory: the growing kind, scanned exactly, and the sealed kind, searched by an index.
 
-Rule: a segment only ever gains rows, and only the growing kind; a row's columns and vector never change. Whether a
-row still counts is not known here but in the views of a snapshot. Row numbers follow the order of the file.
+Rule: only a growing segment gains rows, and a row's columns and vector never change. Whether a row still counts is not
+known here but in the views of a snapshot. Row numbers follow the order of the file.
 """
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from memd.entries import Entry, Status
 from memd.errors import CorruptFile, StoreError
-from memd.store.files import Files
-from memd.store.index.superseded import Records, UInts
-from memd.store.index.vectors import Floats, Rows
-from memd.store.log.format import FRAME_BYTES, Header, Span, decode_entry, payload_at
-
-ROW = np.dtype(
-    [
-        ("uuid_high", "<u8"),
-        ("uuid_low", "<u8"),
-        ("canonical_id", "<u8"),
-        ("origin_id", "<u8"),
-        ("offset", "<u8"),  # of the record in the .bin
-        ("text_hash", "<u8"),  # BLAKE2b-64 of the content
-        ("length", "<u4"),  # of the payload
-        ("status", "u1"),
-        ("utility_steps", "i1"),
-        ("public_digits", "u1"),  # the public id is that long a prefix of the uuid's hex digits
-        ("reserved", "V1"),
-    ]
+from memd.store.files import FileChecksum, Files, replace_file
+from memd.store.layout import TopicLayout
+from memd.store.log.columns import ROW, Floats, Records, Rows, UInts, digest_word, rows_from
+from memd.store.log.format import (
+    FRAME_BYTES,
+    HEADER_BYTES,
+    MAGIC_LOG,
+    Header,
+    ModelId,
+    Span,
+    decode_entry,
+    decode_header,
+    encode_header,
+    payload_at,
+    topic_tag,
 )
-"""One entry's columns, 56 bytes: what is kept of it in memory and in `.meta`."""
 
-_UUID_HALVES = struct.Struct(">QQ")  # see `superseded.uuid_words`
 _CAPACITY_MIN = 64
 _TABLE_BYTES = 500
 """Of an entry in the three tables of a growing segment, about."""
 
 
-def text_hash(content: str) -> int:
-    """What finds entries of the same content; equal hashes are confirmed by reading."""
-    return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest(), "little")
-
-
-def digest_word(digest: bytes) -> int:
-    """The part of a message digest that is kept in memory."""
-    return int.from_bytes(digest[:8], "little")
-
-
-def rows_from(entries: Sequence[Entry], spans: Sequence[Span]) -> Records:
-    """The columns of entries that lie at `spans`."""
-    return np.array(list(map(_row, entries, spans)), dtype=ROW)
-
-
-def _row(entry: Entry, span: Span) -> tuple[int | bytes, ...]:
-    return (
-        *_UUID_HALVES.unpack(entry.uuid),
-        entry.canonical_id,
-        entry.origin_id,
-        span.offset,
-        text_hash(entry.content),
-        span.length,
-        int(entry.status),
-        entry.utility_steps,
-        len(entry.public_id),
-        b"",
-    )
-
-
 def read_entry(files: Files, paths: Sequence[Path], record: np.void, *, dimension: int | None) -> Entry:
-    """The entry of one `ROW`, read from the first of `paths` that has it, and checked.
+    """Read and check the entry of one `ROW` from the first of `paths` that has it.
 
-    A file is renamed when its segment is full, perhaps right now: that is why there are several.
+    There are several because a file is renamed when its segment is full, perhaps at this moment.
 
     Raises:
-        CorruptFile: the bytes are not that entry any more.
+        CorruptFile: the bytes are no longer that entry.
         StoreError: the file cannot be read.
     """
     offset, length = int(record["offset"]), int(record["length"])
@@ -101,15 +61,8 @@ def read_entry(files: Files, paths: Sequence[Path], record: np.void, *, dimensio
     raise problem
 
 
-class Vouched(msgspec.Struct, frozen=True):
-    """What a file must be before a native loader may see it."""
-
-    bytes: int
-    crc: int
-
-
-class Segment:
-    """What both kinds have in common: a file, its header and the columns of its entries."""
+class LogSegment:
+    """The part that both kinds share: a file and its header."""
 
     def __init__(self, files: Files, paths: Sequence[Path], header: Header) -> None:
         self._files = files
@@ -118,14 +71,14 @@ class Segment:
         self.segment_id = header.segment_id
 
     def read(self, record: np.void) -> Entry:
-        """The entry of one `ROW`; see `read_entry`."""
+        """Read the entry of one `ROW`; see `read_entry`."""
         return read_entry(self._files, self._paths, record, dimension=self.header.dimension)
 
 
-class Growing(Segment):
+class GrowingSegment(LogSegment):
     """The segment that is appended to, or a full one whose index is not built yet.
 
-    One thread adds; others may look rows up that they know to be there: rows below a count that was published.
+    One thread adds rows. Other threads read rows below a count that a snapshot has published.
     """
 
     def __init__(self, files: Files, paths: Sequence[Path], header: Header, *, searchable: bool) -> None:
@@ -159,35 +112,35 @@ class Growing(Segment):
 
     @property
     def memory_bytes(self) -> int:
-        """What the segment takes, about: columns, vectors and the tables over them."""
+        """Approximate size of the columns, the vectors and the tables over them."""
         return self._rows.nbytes + self._matrix.nbytes + _TABLE_BYTES * self.count
 
     @property
     def rows(self) -> Records:
-        """The columns so far; rows of it never change."""
+        """The columns so far; a row never changes."""
         return self._rows[: self.count]
 
     @property
     def matrix(self) -> Floats:
-        """The vectors so far, zeros for Deprecated entries, shape (count, dimension)."""
+        """The vectors so far, shape (count, dimension); zeros for Deprecated entries."""
         return self._matrix[: self.count]
 
     @property
     def digests(self) -> UInts:
-        """The first words of all message digests."""
+        """The first word of every message digest, each once."""
         return np.fromiter(self._digests, dtype=np.uint64, count=len(self._digests))
 
     @property
     def uuids(self) -> list[bytes]:
-        """Every uuid once."""
+        """Every uuid, each once."""
         return list(self._by_uuid)
 
     def rows_of(self, uuid: bytes) -> tuple[int, ...]:
-        """The rows of a chunk's entries, oldest first."""
+        """Return the rows of a chunk's entries, oldest first."""
         return self._by_uuid.get(uuid, ())
 
     def rows_of_text(self, key: int) -> tuple[int, ...]:
-        """The rows whose content may have this `text_hash`."""
+        """Return the rows whose content has this `text_hash`."""
         return self._by_text.get(key, ())
 
     def has_digest(self, word: int) -> bool:
@@ -195,31 +148,39 @@ class Growing(Segment):
         return word in self._digests
 
     def rotated_to(self, path: Path) -> None:
-        """The file was renamed; readers that were about to open the old name find it under the new one."""
+        """Note that the file was renamed; readers that still try the old name fall back to the new one."""
         self._paths = (path, *self._paths)
 
 
-class Sealed(Segment):
+class SealedSegment(LogSegment):
     """A full segment that has an index: columns in memory, contents and vectors on disk."""
 
     def __init__(
-        self, files: Files, path: Path, header: Header, rows: Records, digests: UInts, *, bin_crc: int, vouched: Vouched
+        self,
+        files: Files,
+        path: Path,
+        header: Header,
+        rows: Records,
+        digests: UInts,
+        *,
+        bin_crc: int,
+        checksum: FileChecksum,
     ) -> None:
         super().__init__(files, [path], header)
         self.rows = rows
         self.digests = digests
         self.bin_crc = bin_crc
-        """Of the whole file when it was sealed."""
-        self.vouched = vouched
-        """What its own index file has to be."""
+        """CRC32 of the whole file when it was sealed."""
+        self.checksum = checksum
+        """Of its own index file."""
 
     @property
     def memory_bytes(self) -> int:
-        """What the columns take."""
+        """Size of the columns."""
         return self.rows.nbytes + self.digests.nbytes
 
     def vectors(self, rows: Rows) -> tuple[Rows, Floats, list[StoreError]]:
-        """The readable ones of `rows`, their vectors from disk (n, dimension), and what went wrong with the others."""
+        """Read vectors: the rows that are readable, their vectors (n, dimension), and the errors of the others."""
         found, vectors, problems = [], [], []
         for row in rows.tolist():
             try:
@@ -227,5 +188,40 @@ class Sealed(Segment):
                 found.append(row)
             except StoreError as error:
                 problems.append(error)
-        matrix: NDArray[np.float32] = np.array(vectors, dtype=np.float32).reshape(len(found), self.header.dimension)
+        matrix: Floats = np.array(vectors, dtype=np.float32).reshape(len(found), self.header.dimension)
         return np.array(found, dtype=np.intp), matrix, problems
+
+
+def read_header(files: Files, path: Path) -> Header | None:
+    """Read the header of a log file; None if there is no such file or the header cannot be read."""
+    try:
+        return decode_header(files.read_at(path, 0, HEADER_BYTES), magic=MAGIC_LOG, name=str(path))
+    except StoreError:
+        return None
+
+
+def new_header(layout: TopicLayout, model: ModelId, segment_id: int) -> Header:
+    """Return the header of a log file of this topic that `model` writes."""
+    return Header(
+        magic=MAGIC_LOG,
+        dimension=model.dimension,
+        segment_id=segment_id,
+        fingerprint=model.fingerprint,
+        topic=topic_tag(layout.topic_id),
+    )
+
+
+def create_active(files: Files, layout: TopicLayout, model: ModelId, segment_id: int) -> GrowingSegment:
+    """Create a new, empty, durable `active.bin`."""
+    header = new_header(layout, model, segment_id)
+    replace_file(files, layout.active, encode_header(header))
+    files.sync_directory(layout.data_dir)  # the topic's own directory may be new
+    return GrowingSegment(files, [layout.active, layout.bin(segment_id)], header, searchable=True)
+
+
+def rotate(files: Files, layout: TopicLayout, segment_id: int) -> None:
+    """Move a full `active.bin` to its place among the segments, durably."""
+    files.make_directory(layout.segments)
+    files.rename(layout.active, layout.bin(segment_id))
+    files.sync_directory(layout.segments)
+    files.sync_directory(layout.directory)

@@ -1,13 +1,13 @@
 """A consistent copy of a data directory, taken while a daemon serves from it.
 
 Rule: the source is only read and needs no lock. A file of the backup is complete when it has its name, and names appear
-in the order in which the daemon gave them: whatever interrupts a backup, what is there is the log as it was at some
-moment, and the next backup goes on from it. Nothing of the log that a backup has is ever taken out of it again.
+in the order in which the daemon gave them: an interrupted backup is the log as it was at some moment, and the next
+backup continues from it. No part of the log is ever removed from a backup.
 
-The journal is read before the log, so that what it counts as stored is in the log that is read afterwards; the active
-file before the segments are listed (see layout.py). A full segment's files are never written again, only replaced by
-rename, so a second name for the same file is a copy that takes no room; what is appended to is always copied.
-Merged indexes are not taken: they come and go while a daemon serves, and it builds them again.
+The journal is read before the log, so that the log has everything that the journal counts as stored; the active file
+is read before the segments are listed (see layout.py). The files of a full segment are never written again, only
+replaced by rename, so a hard link is a copy that takes no room; files that are appended to are always copied. Merged
+indexes are left out: they come and go while a daemon serves, and it builds them again.
 """
 
 from __future__ import annotations
@@ -17,47 +17,46 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import StoreError, StoreWriteFailed
-from memd.store.files import TEMPORARY_SUFFIX, DiskFiles, Files, replace
-from memd.store.index.sealed_index import checksum_of
+from memd.store.disk import LocalDisk
+from memd.store.files import TEMPORARY_SUFFIX, checksum_of, replace_file
 from memd.store.layout import LOCK_NAME, TopicLayout, segments_before, topic_ids_in
-from memd.store.log.format import scan
-from memd.store.log.recovery import TORN_SUFFIX, Finding, keep_aside, read_log_file, remove_temporaries
-from memd.store.opening import rotate
+from memd.store.log.format import scan_records
+from memd.store.log.recovery import TORN_SUFFIX, Finding, read_log_file, remove_temporaries, save_torn_copy
+from memd.store.log.segment import rotate
 
 MARKER_NAME = ".memd-backup"
-"""An empty file that says that a folder is a backup; no topic can have this name."""
+"""An empty file that marks a folder as a backup; no topic can have this name."""
 
-_PIECE_BYTES = 8 << 20  # of a file that is copied; an index may be larger than memory
+_PIECE_BYTES = 8 << 20  # files are copied in pieces: an index may be larger than memory
 
 
-class Report(msgspec.Struct):
-    """What a backup did; files in numbers."""
+class BackupReport(msgspec.Struct):
+    """The outcome of `backup`: numbers of files."""
 
     topics: int = 0
     linked: int = 0
     copied: int = 0
     kept: int = 0
-    """Files of full segments that were there from an earlier backup."""
+    """Files of full segments that an earlier backup has."""
     bytes_copied: int = 0
     findings: list[Finding] = []
-    """What could not be backed up, or does not agree with what was backed up earlier."""
+    """Files that could not be backed up or contradict an earlier backup."""
 
 
-def backup(data_dir: Path, target: Path, files: Files | None = None) -> Report:
-    """Bring the folder `target` (made if there is none) up to what is acknowledged in `data_dir` now, or later.
+def backup(data_dir: Path, target: Path, files: LocalDisk) -> BackupReport:
+    """Bring the folder `target`, created if necessary, up to date with what `data_dir` has acknowledged.
 
     Raises:
-        StoreError: `target` is neither empty nor an earlier backup, or has been served from since; or it is written to
-            by another backup (StoreLocked) or cannot be written (StoreWriteFailed). What is in it already stays good.
+        StoreError: `target` is neither empty nor an earlier backup, or memd has been served from it; another backup
+            writes to it (StoreLocked), or it cannot be written (StoreWriteFailed). An earlier backup stays valid.
     """
-    files = files or DiskFiles()
     _check_target(files, data_dir, target)
     files.make_directory(target)
     files.sync_directory(target.parent)
     if files.size(target / MARKER_NAME) is None:
-        replace(files, target / MARKER_NAME, b"")
+        replace_file(files, target / MARKER_NAME, b"")
     lock = files.lock(target / MARKER_NAME)
-    copying = _Copying(files)
+    copying = _BackupRun(files)
     try:
         for topic_id in topic_ids_in(files, data_dir):
             copying.topic(TopicLayout(data_dir, topic_id), TopicLayout(target, topic_id))
@@ -66,26 +65,26 @@ def backup(data_dir: Path, target: Path, files: Files | None = None) -> Report:
     return copying.report
 
 
-def _check_target(files: Files, data_dir: Path, target: Path) -> None:
+def _check_target(files: LocalDisk, data_dir: Path, target: Path) -> None:
     one, other = data_dir.resolve(), target.resolve()
     if one.is_relative_to(other) or other.is_relative_to(one):
-        raise StoreError(f"{target}: is or holds the data directory, or lies in it; choose a folder outside")
+        raise StoreError(f"{target}: is, contains or lies in the data directory; choose a folder outside")
     names = files.names(target)
     if names and MARKER_NAME not in names:
-        raise StoreError(f"{target}: is not empty and no earlier backup; choose an empty or a new folder")
+        raise StoreError(f"{target}: is not empty and not an earlier backup; choose an empty or a new folder")
     if LOCK_NAME in names:
         raise StoreError(
-            f"{target}: memd has been served from this backup since, so it has its own future; choose another"
+            f"{target}: memd has been served from this backup, so it has entries of its own; choose another folder"
         )
 
 
-class _Copying:
-    def __init__(self, files: Files) -> None:
+class _BackupRun:
+    def __init__(self, files: LocalDisk) -> None:
         self._files = files
-        self.report = Report()
+        self.report = BackupReport()
 
     def topic(self, source: TopicLayout, target: TopicLayout) -> None:
-        """Bring one topic up to date; what cannot be read of it is a finding and costs nothing else."""
+        """Bring one topic up to date; an unreadable file becomes a finding and does not stop the rest."""
         files = self._files
         for directory in (target.directory, target.segments):
             files.make_directory(directory)
@@ -97,24 +96,24 @@ class _Copying:
         except StoreWriteFailed:
             raise
         except StoreError as error:
-            self._found(source.directory, f"could not be backed up completely: {error}")
+            self._add_finding(source.directory, f"could not be backed up completely: {error}")
 
     def _log_and_journal(self, source: TopicLayout, target: TopicLayout) -> None:
         files = self._files
         journal = self._journal(source.hot)
-        active = self._whole(source.active)
+        active = self._complete_appends(source.active)
         number = self._segment_id(source.active, active)
         if files.is_directory(source.segments):
-            # A rename that a power cut could undo would give a file that we link back to the daemon to append to.
+            # If a power cut undid the rename, the daemon would append to the file that is linked here.
             files.sync_directory(source.segments)
         numbers = segments_before(files, source, active, number)
-        before = self._segment_id(target.active, self._whole(target.active))
+        before = self._segment_id(target.active, self._complete_appends(target.active))
         ahead = {*target.segment_ids(files), *([before] if before is not None else [])} - {*numbers, number}
         if ahead:
-            self._found(
+            self._add_finding(
                 target.directory,
-                f"has segment {max(ahead)}, which {source.directory} has not: the source lost it, or this is a backup "
-                "of something else; nothing was changed here, choose another folder or restore the source",
+                f"has segment {max(ahead)}, which {source.directory} does not have: the source lost it, or this is a "
+                "backup of something else; nothing was changed here, choose another folder or restore the source",
             )
             return
         if before in numbers:
@@ -124,34 +123,34 @@ class _Copying:
         if active is not None:
             self._replace_active(target, active)
         if journal is not None and (files.size(target.hot) is None or files.read(target.hot) != journal):
-            replace(files, target.hot, journal)
-            self._copied(len(journal))
+            replace_file(files, target.hot, journal)
+            self._count_copy(len(journal))
         self._torn_tails(source, target)
 
     def _journal(self, path: Path) -> bytes | None:
-        """The journal up to its last whole record."""
+        """The journal up to its last intact record."""
         if self._files.size(path) is None:
             return None
         data = self._files.read(path)
-        return data[: scan(data).end]
+        return data[: scan_records(data).end]
 
-    def _whole(self, path: Path) -> bytes | None:
-        """An `active.bin` up to its last whole append; None if there is none (any more)."""
+    def _complete_appends(self, path: Path) -> bytes | None:
+        """An `active.bin` up to its last complete append; None if there is none."""
         try:
             data = self._files.read(path)
         except StoreError:
             if self._files.size(path) is None:
                 return None
-            data = self._files.read(path)  # the daemon gave a full one its place and has begun the next just now
+            data = self._files.read(path)  # the daemon has just rotated it and begun the next
         return data[: read_log_file(data, name=str(path), dimension=None).whole_end]
 
     def _segment_id(self, path: Path, data: bytes | None) -> int | None:
-        """What an `active.bin` says it is; None where there is none, or its header is damaged."""
+        """The number in the header of an `active.bin`; None if there is no file or the header is damaged."""
         header = read_log_file(data, name=str(path), dimension=None).header if data is not None else None
         return header.segment_id if header is not None else None
 
     def _rotate(self, source: TopicLayout, target: TopicLayout, segment_id: int) -> None:
-        """What the daemon did to this file since the last backup: fill it up, then give it its place."""
+        """Repeat what the daemon has done to this file since the last backup: fill it, then rotate it."""
         files = self._files
         if files.size(target.bin(segment_id)) is None:
             self._keep_if_diverged(target, files.read(source.bin(segment_id)))
@@ -166,22 +165,22 @@ class _Copying:
         meta = source.meta(segment_id), target.meta(segment_id)
         pairs = [log, index, meta]
         has_index = self._files.size(meta[0]) is not None
-        # A `.meta` is written last and holds the checksums of the others: where it is the same, they are.
+        # A `.meta` is written last and holds the checksums of the others: if it is the same, so are they.
         sizes_agree = all(self._files.size(one) == self._files.size(other) for one, other in pairs)
         if has_index and sizes_agree and self._is_same(*meta):
             self.report.kept += len(pairs)
         elif self._files.size(log[1]) is None or self._is_same(*log):
             for one, other in pairs if has_index else [log]:
-                self._take(one, other)
+                self._link_or_copy(one, other)
         else:
-            self._found(
+            self._add_finding(
                 log[1],
                 f"differs from {log[0]}, although neither is ever written again: one is damaged, or this is a backup "
-                "of something else; it was left as it is, `memd verify` on both folders tells more",
+                "of something else; it was left as it is, run `memd verify` on both folders",
             )
 
-    def _take(self, source: Path, target: Path) -> None:
-        """Link or copy a file that is never written again, unless it is there."""
+    def _link_or_copy(self, source: Path, target: Path) -> None:
+        """Link or copy a file that is never written again, unless the backup has it."""
         files = self._files
         if self._is_same(source, target):
             self.report.kept += 1
@@ -207,31 +206,31 @@ class _Copying:
             appender.close()
         files.rename(temporary, target)
         files.sync_directory(target.parent)
-        self._copied(offset)
+        self._count_copy(offset)
 
     def _replace_active(self, target: TopicLayout, active: bytes) -> None:
         if self._files.size(target.active) is not None and self._files.read(target.active) == active:
             return
         self._keep_if_diverged(target, active)
-        replace(self._files, target.active, active)
-        self._copied(len(active))
+        replace_file(self._files, target.active, active)
+        self._count_copy(len(active))
 
     def _keep_if_diverged(self, target: TopicLayout, grown: bytes) -> None:
-        """Set the earlier `active.bin` aside if the present one did not grow out of it.
+        """Save a copy of the earlier `active.bin` if the present one does not begin with it.
 
-        An append that was read before its fsync may have failed afterwards, or been lost in a power cut.
+        An append that was read before its fsync may have failed afterwards or been lost in a power cut.
         """
         if self._files.size(target.active) is not None:
             earlier = self._files.read(target.active)
             if not grown.startswith(earlier):
-                keep_aside(self._files, target.active, earlier)
+                save_torn_copy(self._files, target.active, earlier)
 
     def _torn_tails(self, source: TopicLayout, target: TopicLayout) -> None:
         for directory, copy in ((source.directory, target.directory), (source.segments, target.segments)):
             for name in self._files.names(directory):
                 stem, suffix, _ = name.partition(TORN_SUFFIX)
                 if suffix and not name.endswith(TEMPORARY_SUFFIX):
-                    keep_aside(self._files, copy / stem, self._files.read(directory / name))
+                    save_torn_copy(self._files, copy / stem, self._files.read(directory / name))
 
     def _is_same(self, one: Path, other: Path) -> bool:
         files = self._files
@@ -242,9 +241,9 @@ class _Copying:
             return False
         return checksum_of(files, one, size) == checksum_of(files, other, size)
 
-    def _copied(self, size: int) -> None:
+    def _count_copy(self, size: int) -> None:
         self.report.copied += 1
         self.report.bytes_copied += size
 
-    def _found(self, path: Path, message: str) -> None:
+    def _add_finding(self, path: Path, message: str) -> None:
         self.report.findings.append(Finding("damaged", str(path), message))

@@ -1,6 +1,6 @@
-"""What lies in a data directory, in figures: topics, entries, bytes.
+"""Disk usage of a data directory: topics, entries, bytes.
 
-Rule: opens nothing for writing, needs no lock and works beside a running daemon. Sealed segments are counted from
+Rule: writes nothing, needs no lock and works beside a running daemon. Sealed segments are counted from
 their `.meta`; only the rest of the log is read.
 """
 
@@ -14,17 +14,16 @@ import msgspec
 import numpy as np
 
 from memd.errors import StoreError
-from memd.store.files import DiskFiles, Files
-from memd.store.index.sealing import read_meta
-from memd.store.index.superseded import Bits, Records, superseded
+from memd.store.files import Files
+from memd.store.index.meta import read_segment_meta
 from memd.store.layout import TopicLayout, segments_before, topic_ids_in
+from memd.store.log.columns import ROW, Bits, Records, superseded
 from memd.store.log.format import Header
 from memd.store.log.recovery import read_log_file
-from memd.store.log.segment import ROW
 from memd.store.tools.export import active_bytes, rows_of
 
 
-class TopicSurvey(msgspec.Struct, frozen=True, kw_only=True):
+class TopicDiskUsage(msgspec.Struct, frozen=True, kw_only=True):
     """One topic on disk."""
 
     topic_id: str
@@ -34,24 +33,23 @@ class TopicSurvey(msgspec.Struct, frozen=True, kw_only=True):
     segments: int
     """Full ones."""
     log_bytes: int
-    """The log and the journal: what a backup needs."""
+    """The log and the journal: all that a backup needs."""
     derived_bytes: int
-    """Indexes and columns: what could be built anew."""
+    """Indexes and columns: they can be rebuilt."""
     chunks_by_model: dict[str, int]
-    """Live ones by the fingerprint of the embedding model; one whose file has lost its header is not among them."""
+    """Live ones by the fingerprint of the embedding model, without those of files whose header is damaged."""
 
 
-def survey(data_dir: Path, files: Files | None = None) -> list[TopicSurvey]:
-    """All topics, sorted by name.
+def disk_usage(data_dir: Path, files: Files) -> list[TopicDiskUsage]:
+    """Return the usage of all topics, sorted by name.
 
     Raises:
         StoreError: a file cannot be read.
     """
-    files = files or DiskFiles()
     return [_topic(files, TopicLayout(data_dir, topic_id)) for topic_id in topic_ids_in(files, data_dir)]
 
 
-def _topic(files: Files, layout: TopicLayout) -> TopicSurvey:
+def _topic(files: Files, layout: TopicLayout) -> TopicDiskUsage:
     data = active_bytes(files, layout)
     active = read_log_file(data, name=str(layout.active), dimension=None) if data is not None else None
     number = active.header.segment_id if active is not None and active.header is not None else None
@@ -69,7 +67,7 @@ def _topic(files: Files, layout: TopicLayout) -> TopicSurvey:
                 derived_bytes += size
             elif not files.is_directory(directory / name):
                 log_bytes += size
-    return TopicSurvey(
+    return TopicDiskUsage(
         topic_id=layout.topic_id,
         chunks=int(np.count_nonzero(live)),
         entries=len(records),
@@ -81,7 +79,7 @@ def _topic(files: Files, layout: TopicLayout) -> TopicSurvey:
 
 
 def _by_model(parts: Sequence[tuple[Header | None, Records]], live: Bits) -> dict[str, int]:
-    """How many of each file's rows are live, by what its header says; `live` runs over all of them."""
+    """Live rows by the fingerprint in the header of their file; `live` has a bit for the rows of all files."""
     counts: Counter[str] = Counter()
     start = 0
     for header, rows in parts:
@@ -94,7 +92,7 @@ def _by_model(parts: Sequence[tuple[Header | None, Records]], live: Bits) -> dic
 
 def _segment_part(files: Files, layout: TopicLayout, segment_id: int) -> tuple[Header | None, Records]:
     try:
-        header, meta = read_meta(files, layout, segment_id)
+        header, meta = read_segment_meta(files, layout, segment_id)
         return header, np.frombuffer(meta.rows, dtype=ROW)
     except StoreError:
         path = layout.bin(segment_id)

@@ -1,8 +1,8 @@
 """The whole log as plain values, for people and other programs.
 
-Rule: opens nothing for writing, needs no lock and works beside a running daemon: it gives what was acknowledged when it
-began. First only the places of all entries are gathered, then they are read one by one in order, so that memory does
-not grow with the contents.
+Rule: writes nothing, needs no lock and works beside a running daemon: it exports what was acknowledged when it began.
+The places of all entries are gathered first, then the entries are read one by one in order, so that memory does not
+grow with the contents.
 """
 
 from __future__ import annotations
@@ -17,45 +17,41 @@ import numpy as np
 
 from memd.entries import Entry, Status
 from memd.errors import StoreError
-from memd.store.files import DiskFiles, Files
-from memd.store.index.superseded import Bits, Records, superseded
+from memd.store.files import Files
 from memd.store.layout import TopicLayout, segments_before, topic_ids_in
+from memd.store.log.columns import ROW, Bits, Records, rows_from, superseded
 from memd.store.log.recovery import LogFile, read_log_file
-from memd.store.log.segment import ROW, read_entry, rows_from
+from memd.store.log.segment import read_entry
 
 
-def export(
-    data_dir: Path, *, topic_id: str | None, live_only: bool, files: Files | None = None
-) -> Iterator[dict[str, Any]]:
-    """Every readable entry, of one topic or of all, by canonical_id; `live_only` leaves out what does not count any
-    more.
+def export(data_dir: Path, files: Files, *, topic_id: str | None, live_only: bool) -> Iterator[dict[str, Any]]:
+    """Yield every readable entry of one topic or of all, by canonical_id; `live_only` leaves out dead entries.
 
-    A dict has: id, uuid (hex), topic_id, canonical_id, origin_id, status ("Active" or "Deprecated"), live,
+    Each dict has: id, uuid (hex), topic_id, canonical_id, origin_id, status ("Active" or "Deprecated"), live,
     utility_multiplier, created_at (ISO 8601, UTC), content, roles, kind, source, supersedes (hex), action, reason.
 
     Raises:
         BadTopicId: not a topic name.
         StoreError: there is no such topic, or a file cannot be read.
     """
-    files = files or DiskFiles()
     if topic_id is not None and topic_id not in topic_ids_in(files, data_dir):
-        TopicLayout(data_dir, topic_id)  # raises BadTopicId where it is no name at all
+        TopicLayout(data_dir, topic_id)  # raises BadTopicId if it is not a topic name
         raise StoreError(f"{data_dir}: there is no topic {topic_id}; topics are {topic_ids_in(files, data_dir)}")
     topic_ids = [topic_id] if topic_id is not None else topic_ids_in(files, data_dir)
-    topics = [_Places(files, TopicLayout(data_dir, name)) for name in topic_ids]
+    topics = [_TopicEntries(files, TopicLayout(data_dir, name)) for name in topic_ids]
     ids = np.concatenate([topic.rows["canonical_id"] for topic in topics] or [np.empty(0, dtype=np.uint64)])
     owners = np.repeat(np.arange(len(topics)), [len(topic.rows) for topic in topics])
     starts = np.cumsum([0, *(len(topic.rows) for topic in topics)])
     for position in np.argsort(ids, kind="stable").tolist():
         topic = topics[int(owners[position])]
         row = position - int(starts[int(owners[position])])
-        live = not bool(topic.gone[row])
+        live = not bool(topic.dead[row])
         if live or not live_only:
             yield _as_dict(topic.read(row), topic.topic_id, live=live)
 
 
-class _Places:
-    """Where the entries of one topic lie, and which of them count."""
+class _TopicEntries:
+    """The places of one topic's entries, and which of them count."""
 
     def __init__(self, files: Files, layout: TopicLayout) -> None:
         self.topic_id = layout.topic_id
@@ -68,15 +64,15 @@ class _Places:
             rows.append(found)
             self._ends.append(sum(map(len, rows)))
         self.rows: Records = np.concatenate(rows)
-        self.gone: Bits = superseded(self.rows)
+        self.dead: Bits = superseded(self.rows)
 
     def read(self, row: int) -> Entry:
-        """The entry of one row, from disk."""
+        """Read the entry of one row from disk."""
         return read_entry(self._files, self._paths[bisect_right(self._ends, row)], self.rows[row], dimension=None)
 
 
 def _log_files(files: Files, layout: TopicLayout) -> Iterator[tuple[list[Path], Records]]:
-    """The files of a topic, each with the other names it may get, and their columns; oldest first."""
+    """The log files of a topic, each with the other name it may get, and their columns; oldest first."""
     data = active_bytes(files, layout)
     active = read_log_file(data, name=str(layout.active), dimension=None) if data is not None else None
     number = active.header.segment_id if active is not None and active.header is not None else None
@@ -89,7 +85,7 @@ def _log_files(files: Files, layout: TopicLayout) -> Iterator[tuple[list[Path], 
 
 
 def active_bytes(files: Files, layout: TopicLayout) -> bytes | None:
-    """The `active.bin` of a topic; None if there is none right now.
+    """Read the `active.bin` of a topic; None if there is none at the moment.
 
     Raises:
         StoreError: it cannot be read.
@@ -97,13 +93,13 @@ def active_bytes(files: Files, layout: TopicLayout) -> bytes | None:
     try:
         return files.read(layout.active)
     except StoreError:
-        if files.size(layout.active) is None:  # full, and renamed just now; or nothing was ever appended
+        if files.size(layout.active) is None:  # just rotated, or nothing was ever appended
             return None
         raise
 
 
 def rows_of(log_file: LogFile, count: int) -> Records:
-    """The columns of the first `count` entries of a log file."""
+    """Return the columns of the first `count` entries of a log file."""
     return rows_from(log_file.entries[:count], log_file.spans[:count])
 
 

@@ -1,8 +1,8 @@
-"""Reads every byte of a data directory and says what it checked and what is wrong.
+"""Verification: reads every byte of a data directory and reports what was checked and what is wrong.
 
-Rule: opens nothing for writing, needs no lock and works beside a running daemon. While a daemon holds the directory, an
-unfinished append at the end of the newest file is being written, not damage. Findings about derived files say that
-they are rebuilt; set-aside `.torn` files are mentioned and are no failure.
+Rule: writes nothing, needs no lock and works beside a running daemon. While a daemon serves, an incomplete append at
+the end of the newest file is being written and is not damage. Findings about derived files say that they are rebuilt;
+`.torn` files are mentioned and are no failure.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import CorruptFile, ForeignFile, StoreError
-from memd.store.files import DiskFiles, Files
-from memd.store.index.merging import read_merged
-from memd.store.index.sealed_index import check_file
-from memd.store.index.sealing import check_index, read_meta
-from memd.store.layout import LOCK_NAME, TopicLayout, segments_before, topic_ids_in
-from memd.store.log.format import MAGIC_JOURNAL, decode_header, scan
-from memd.store.log.recovery import TORN_SUFFIX, Finding, LogFile, damage, read_log_file
-from memd.store.log.segment import rows_from
+from memd.store.files import Files, check_file
+from memd.store.index.meta import read_merged_meta, read_segment_meta
+from memd.store.layout import TopicLayout, segments_before, topic_ids_in
+from memd.store.log.columns import rows_from
+from memd.store.log.format import MAGIC_JOURNAL, decode_header, scan_records
+from memd.store.log.recovery import TORN_SUFFIX, Finding, LogFile, find_damage, read_log_file
 from memd.wording import counted
 
 
-class Counts(msgspec.Struct):
-    """What was read."""
+class VerifyCounts(msgspec.Struct):
+    """Numbers of what was read."""
 
     topics: int = 0
     files: int = 0
@@ -34,26 +32,28 @@ class Counts(msgspec.Struct):
     bytes: int = 0
 
 
-class Report(msgspec.Struct):
+class VerifyReport(msgspec.Struct):
     """The outcome of `verify`."""
 
     lines: list[str]
-    """For a person: the findings, then what was checked."""
-    counts: Counts
+    """For a person: the findings, then a summary."""
+    counts: VerifyCounts
     damaged: list[Finding]
-    """What is lost, in the wrong place or has to be rebuilt."""
+    """Findings of what is lost, in the wrong place or must be rebuilt."""
     ok: bool
     """Whether `damaged` is empty."""
 
 
-def verify(data_dir: Path, files: Files | None = None) -> Report:
+def verify(data_dir: Path, files: Files, *, is_served: bool = False) -> VerifyReport:
     """Check headers, every record's checksum and contents, groups, order of canonical ids, indexes and journals.
 
+    Args:
+        is_served: a daemon holds the directory and may be writing to it.
+
     Raises:
-        StoreError: the directory itself cannot be read; files that cannot be are findings.
+        StoreError: the directory itself cannot be read; unreadable files are findings.
     """
-    files = files or DiskFiles()
-    check = _Check(files, is_live=files.is_locked(data_dir / LOCK_NAME))
+    check = _Verification(files, is_served=is_served)
     for topic_id in topic_ids_in(files, data_dir):
         check.topic(TopicLayout(data_dir, topic_id))
     counts = check.counts
@@ -63,14 +63,14 @@ def verify(data_dir: Path, files: Files | None = None) -> Report:
         f"{counted(counts.records, 'record')}, {counted(counts.bytes, 'byte')}; "
         + (counted(len(wrong), "finding") if wrong else "all whole")
     )
-    return Report(lines=[*map(str, check.findings), summary], counts=counts, damaged=wrong, ok=not wrong)
+    return VerifyReport(lines=[*map(str, check.findings), summary], counts=counts, damaged=wrong, ok=not wrong)
 
 
-class _Check:
-    def __init__(self, files: Files, *, is_live: bool) -> None:
+class _Verification:
+    def __init__(self, files: Files, *, is_served: bool) -> None:
         self._files = files
-        self._is_live = is_live
-        self.counts = Counts()
+        self._is_served = is_served
+        self.counts = VerifyCounts()
         self.findings: list[Finding] = []
 
     def topic(self, layout: TopicLayout) -> None:
@@ -81,7 +81,7 @@ class _Check:
         numbers = segments_before(self._files, layout, active, header.segment_id if header is not None else None)
         following = max([0, *numbers] if header is None else [header.segment_id, *numbers])
         for number in sorted(set(range(1, following)) - set(numbers)):
-            self._found("damaged", layout.bin(number), "is missing; what it held is lost unless a backup has it")
+            self._add_finding("damaged", layout.bin(number), "is missing; what it held is lost unless a backup has it")
         last_id = 0
         for number in numbers:
             last_id = self._segment(layout, number, last_id)
@@ -93,7 +93,9 @@ class _Check:
             for name in self._files.names(directory):
                 if TORN_SUFFIX in name:
                     size = self._files.size(directory / name)
-                    self._found("notice", directory / name, f"holds {size} bytes of an interrupted write, set aside")
+                    self._add_finding(
+                        "notice", directory / name, f"holds {size} bytes of an interrupted write that was moved here"
+                    )
 
     def _segment(self, layout: TopicLayout, number: int, last_id: int) -> int:
         path = layout.bin(number)
@@ -102,11 +104,11 @@ class _Check:
         if data is None or log_file is None:
             return last_id
         if log_file.header is not None and log_file.header.segment_id != number:
-            self._found("damaged", path, f"says that it is segment {log_file.header.segment_id}")
+            self._add_finding("damaged", path, f"its header says that it is segment {log_file.header.segment_id}")
         last_id = self._log_file(layout, path, log_file, last_id, is_last=False)
         if self._files.size(layout.meta(number)) is None:
-            if not self._is_live:
-                self._found("notice", path, "has no index yet; the next start of memd builds it")
+            if not self._is_served:
+                self._add_finding("notice", path, "has no index yet; the next start of memd builds it")
             return last_id
         self._derived(layout, number, data, log_file)
         return last_id
@@ -114,50 +116,54 @@ class _Check:
     def _derived(self, layout: TopicLayout, number: int, data: bytes, log_file: LogFile) -> None:
         path = layout.meta(number)
         try:
-            _, meta = read_meta(self._files, layout, number)
-            self._count(path)
+            _, meta = read_segment_meta(self._files, layout, number)
+            self._count_file(path)
             rows = rows_from(log_file.entries, log_file.spans)
             if meta.bin_crc != zlib.crc32(data) or meta.rows != rows.tobytes():
                 raise CorruptFile(f"{path}: does not agree with {layout.bin(number).name}, which was changed since")
-            check_index(self._files, layout, meta)
-            self._count(layout.hnsw(number))
+            check_file(self._files, layout.hnsw(number), meta.checksum)
+            self._count_file(layout.hnsw(number))
         except ForeignFile as error:
-            self._found("foreign", path, str(error))
+            self._add_finding("foreign", path, str(error))
         except StoreError as error:
-            self._found("derived", path, f"is rebuilt from the log at the next start: {error}")
+            self._add_finding("derived", path, f"is rebuilt from the log at the next start: {error}")
 
     def _merged(self, layout: TopicLayout) -> None:
-        """The merged indexes: each must be the file that its `.meta` vouches for, and about segments that are there."""
+        """Check that each merged index is the file that its `.meta` vouches for and covers segments that exist."""
         metas = {}
         for number in layout.segment_ids(self._files):
             with suppress(StoreError):
-                metas[number] = read_meta(self._files, layout, number)[1]
+                metas[number] = read_segment_meta(self._files, layout, number)[1]
         for first, last in layout.merges(self._files):
             path = layout.merged_hnsw(first, last)
-            meta = read_merged(self._files, layout, first, last)
+            meta = read_merged_meta(self._files, layout, first, last)
             try:
                 if meta is None:
                     raise CorruptFile(f"{layout.merged_meta(first, last)}: is missing or cannot be read")
                 covered = [metas[number].bin_crc for number in meta.segment_ids if number in metas]
                 if (meta.segment_ids[0], meta.segment_ids[-1]) != (first, last) or covered != list(meta.bin_crcs):
-                    raise CorruptFile(f"{path}: is about other segments than those beside it")
-                check_file(self._files, path, meta.vouched)
-                self._count(path)
+                    raise CorruptFile(f"{path}: covers other segments than those beside it")
+                check_file(self._files, path, meta.checksum)
+                self._count_file(path)
             except StoreError as error:
-                if not self._is_live:  # a running daemon may be writing or removing it just now
-                    self._found("derived", path, f"is left out at the next start: {error}")
+                if not self._is_served:  # a running daemon may be writing or removing it
+                    self._add_finding("derived", path, f"is left out at the next start: {error}")
 
     def _log_file(self, layout: TopicLayout, path: Path, log_file: LogFile, last_id: int, *, is_last: bool) -> int:
-        self.findings += damage(log_file, topic_id=layout.topic_id, is_last=is_last)
+        self.findings += find_damage(log_file, topic_id=layout.topic_id, is_last=is_last)
         if is_last and log_file.has_tail:
             tail = f"{log_file.size - log_file.whole_end} bytes at offset {log_file.whole_end}"
-            if self._is_live:
-                self._found("notice", path, f"{tail} are being written")
+            if self._is_served:
+                self._add_finding("notice", path, f"{tail} are being written")
             else:
-                self._found("torn", path, f"{tail} are an interrupted write; the next start of memd sets them aside")
+                self._add_finding(
+                    "torn", path, f"{tail} are an interrupted write; the next start of memd moves them to a .torn file"
+                )
         for entry, span in zip(log_file.entries, log_file.spans, strict=True):
             if entry.canonical_id <= last_id:
-                self._found("damaged", path, f"entry {entry.canonical_id} at offset {span.offset} is out of order")
+                self._add_finding(
+                    "damaged", path, f"entry {entry.canonical_id} at offset {span.offset} is out of order"
+                )
             last_id = max(last_id, entry.canonical_id)
         return last_id
 
@@ -170,21 +176,25 @@ class _Check:
         try:
             decode_header(data, magic=MAGIC_JOURNAL, name=str(path))
         except CorruptFile as error:
-            self._found("damaged", path, str(error))
+            self._add_finding("damaged", path, str(error))
         except ForeignFile as error:
-            self._found("foreign", path, str(error))
-        found = scan(data)
+            self._add_finding("foreign", path, str(error))
+        found = scan_records(data)
         self.counts.records += len(found.spans)
         for start, end in found.gaps:
-            self._found("damaged", path, f"bytes {start} to {end} cannot be read; unstored turns in them are lost")
-        if found.end < len(data) and not self._is_live:
-            self._found("torn", path, f"{len(data) - found.end} bytes at offset {found.end} are an interrupted write")
+            self._add_finding(
+                "damaged", path, f"bytes {start} to {end} cannot be read; unstored turns in them are lost"
+            )
+        if found.end < len(data) and not self._is_served:
+            self._add_finding(
+                "torn", path, f"{len(data) - found.end} bytes at offset {found.end} are an interrupted write"
+            )
 
     def _decoded(self, path: Path, data: bytes) -> LogFile | None:
         try:
             log_file = read_log_file(data, name=str(path), dimension=None)
         except ForeignFile as error:
-            self._found("foreign", path, str(error))
+            self._add_finding("foreign", path, str(error))
             return None
         self.counts.records += len(log_file.entries)
         return log_file
@@ -193,17 +203,17 @@ class _Check:
         try:
             data = self._files.read(path)
         except StoreError as error:
-            # A running daemon may have renamed or replaced it just now; then it is read under its other name.
-            if self._files.size(path) is not None or not self._is_live:
-                self._found("damaged", path, str(error))
+            # A running daemon may have just renamed or replaced it; then it is read under its other name.
+            if self._files.size(path) is not None or not self._is_served:
+                self._add_finding("damaged", path, str(error))
             return None
         self.counts.files += 1
         self.counts.bytes += len(data)
         return data
 
-    def _count(self, path: Path) -> None:
+    def _count_file(self, path: Path) -> None:
         self.counts.files += 1
         self.counts.bytes += self._files.size(path) or 0
 
-    def _found(self, kind: str, path: Path, message: str) -> None:
+    def _add_finding(self, kind: str, path: Path, message: str) -> None:
         self.findings.append(msgspec.convert({"kind": kind, "path": str(path), "message": message}, Finding))

@@ -11,7 +11,7 @@ import pytest
 from drafts import DIMENSION, FINGERPRINT, adjusted, deprecated, draft, unit_vector
 
 from memd.entries import Entry, Status
-from memd.store.as_of import PastTopic, as_of
+from memd.store.as_of import TopicAsOf, snapshot_as_of
 from memd.store.store import Store, TopicLog
 
 QUERIES = np.stack([unit_vector("a question")])
@@ -58,7 +58,7 @@ def told(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Told]:
 
 def test_every_earlier_moment_is_found_as_it_was(told: Told) -> None:
     for canonical_id, state in told.states.items():
-        past = as_of(told.log.snapshot(), canonical_id)
+        past = snapshot_as_of(told.log.snapshot(), canonical_id)
         live = {uuid: entry for uuid, entry in state.items() if entry.status is Status.ACTIVE}
         expected = {
             uuid: max(0.0, float(entry.embedding @ QUERIES[0])) * entry.multiplier for uuid, entry in live.items()
@@ -89,16 +89,16 @@ def _newest(told: Told, uuid: bytes) -> int:
 
 def test_the_words_of_then_are_searched(told: Told) -> None:
     moments = sorted(told.states)
-    past = PastTopic(told.log, moments[10], words=True)
-    assert [hit.canonical_id for hit in past.ask("chunk").best(100)] == sorted(
+    past = TopicAsOf(told.log, moments[10], words=True)
+    assert [hit.canonical_id for hit in past.lexical_query("chunk").best(100)] == sorted(
         entry.canonical_id for entry in told.states[moments[10]].values() if entry.status is Status.ACTIVE
     )
-    assert not PastTopic(told.log, moments[10], words=False).has_words
+    assert not TopicAsOf(told.log, moments[10], words=False).has_lexical
 
 
 def test_a_look_at_the_past_leaves_no_trace(told: Told, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     now = told.log.snapshot().search(QUERIES, 100)
-    PastTopic(told.log, sorted(told.states)[5], words=True).snapshot().search(QUERIES, 5)
+    TopicAsOf(told.log, sorted(told.states)[5], words=True).snapshot().search(QUERIES, 5)
     assert told.log.snapshot().search(QUERIES, 100) == now
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

@@ -1,0 +1,331 @@
+"""The local disk: what only a file system of this machine can do, and the only code of the store that touches one.
+
+Rule: no other module of the store opens, names or removes a file by itself. Every call either happens or raises one of
+the declared errors, which names the file and the remedy. Modules that need a lock, a hard link, the free space or a
+path for a native library take a `LocalDisk`; all others take `Files` and could work on a remote store. The counterpart
+for tests, with power cuts and full disks, is tests/support/crash_files.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from memd.errors import DiskFull, StoreError, StoreLocked, StoreWriteFailed
+from memd.store.files import Appender, Files
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+# Another file system; one without hard links; no more links to this file; a sandbox or kernel that does not allow it.
+_CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
+_F_FULLFSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync alone leaves data in the drive's cache
+
+
+class Lock(Protocol):
+    """A held lock. It ends with the process."""
+
+    def release(self) -> None:
+        """Release the lock."""
+
+
+class LocalDisk(Files, Protocol):
+    """`Files` on a disk of this machine. Reads raise StoreError, writes StoreWriteFailed (DiskFull if it is full)."""
+
+    def link(self, old: Path, new: Path) -> bool:
+        """Give a file a second name, not durably; False where the two places cannot share a file."""
+
+    def is_same_file(self, one: Path, other: Path) -> bool:
+        """Whether both paths are names of the same file; False if either does not exist."""
+
+    def save_native(self, path: Path, save: Callable[[str], None]) -> None:
+        """Let a native library write a file by its path, then make the contents (not the name) durable."""
+
+    def load_native(self, path: Path, load: Callable[[str], None]) -> None:
+        """Let a native library read a file by its path."""
+
+    def native_directory(self, path: Path) -> str | None:
+        """A directory, created if necessary, for a native library that manages its own files; None: use memory."""
+
+    def lock(self, path: Path) -> Lock:
+        """Lock the file `path`, created if necessary; raises StoreLocked, naming the holder, if another process did."""
+
+    def is_locked(self, path: Path) -> bool:
+        """Whether any process holds the lock."""
+
+    def free_bytes(self, directory: Path) -> int:
+        """How many bytes can still be written to the file system of a directory."""
+
+    def try_writing(self, directory: Path, data: bytes) -> None:
+        """Write an unnamed file durably and drop it: raises whatever a write there would raise."""
+
+    def may_write(self, path: Path) -> bool:
+        """Whether permissions let this process write a file, or create files in a directory."""
+
+
+class DiskFiles:
+    """The real file system."""
+
+    def size(self, path: Path) -> int | None:
+        """See Files."""
+        with _reading(path):
+            try:
+                return path.stat().st_size
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def names(self, directory: Path) -> list[str]:
+        """See Files."""
+        with _reading(directory):
+            try:
+                return sorted(entry.name for entry in directory.iterdir())
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def is_directory(self, path: Path) -> bool:
+        """See Files."""
+        return path.is_dir()
+
+    def read(self, path: Path) -> bytes:
+        """See Files."""
+        with _reading(path):
+            return path.read_bytes()
+
+    def read_at(self, path: Path, offset: int, length: int) -> bytes:
+        """See Files."""
+        with _reading(path), _open_descriptor(path, os.O_RDONLY) as descriptor:
+            return _pread_all(descriptor, offset, length)
+
+    def read_pieces(self, path: Path, offsets: Sequence[int], length: int) -> list[bytes]:
+        """See Files."""
+        with _reading(path), _open_descriptor(path, os.O_RDONLY) as descriptor:
+            return [os.pread(descriptor, length, offset) for offset in offsets]
+
+    def create(self, path: Path) -> Appender:
+        """See Files."""
+        return _DiskAppender(path, os.O_CREAT | os.O_TRUNC)
+
+    def append_to(self, path: Path) -> Appender:
+        """See Files."""
+        return _DiskAppender(path, 0)
+
+    def make_directory(self, path: Path) -> None:
+        """See Files."""
+        with _writing(path):
+            path.mkdir(exist_ok=True)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """See Files."""
+        with _writing(new):
+            old.replace(new)
+
+    def link(self, old: Path, new: Path) -> bool:
+        """See LocalDisk."""
+        with _writing(new):
+            try:
+                new.hardlink_to(old)
+            except OSError as error:
+                if error.errno not in _CANNOT_LINK:
+                    raise
+                return False
+            return True
+
+    def is_same_file(self, one: Path, other: Path) -> bool:
+        """See LocalDisk."""
+        with _reading(one):
+            try:
+                return one.samefile(other)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+
+    def remove(self, path: Path) -> None:
+        """See Files."""
+        with _writing(path):
+            path.unlink(missing_ok=True)
+
+    def sync_directory(self, path: Path) -> None:
+        """See Files."""
+        with _writing(path):
+            try:
+                with _open_descriptor(path, os.O_RDONLY) as descriptor:
+                    os.fsync(descriptor)
+            except PermissionError:
+                pass  # a parent of the data directory that memd may enter but not list is not memd's to sync
+
+    def save_native(self, path: Path, save: Callable[[str], None]) -> None:
+        """See LocalDisk."""
+        with _writing(path):
+            try:
+                save(str(path))
+            except RuntimeError as error:  # pybind11 turns C++ exceptions into this
+                raise StoreWriteFailed(f"{path}: the index could not be written ({error}); {_WRITE_REMEDY}") from error
+            with _open_descriptor(path, os.O_RDONLY) as descriptor:
+                _sync(descriptor)
+
+    def load_native(self, path: Path, load: Callable[[str], None]) -> None:
+        """See LocalDisk."""
+        with _reading(path):
+            load(str(path))
+
+    def native_directory(self, path: Path) -> str | None:
+        """See LocalDisk."""
+        self.make_directory(path)
+        return str(path)
+
+    def lock(self, path: Path) -> Lock:
+        """See LocalDisk."""
+        with _writing(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "process unknown"
+            os.close(descriptor)
+            raise StoreLocked(
+                f"{path.parent} is in use by another memd ({holder}); stop that one, or choose another data_dir"
+            ) from None
+        except OSError as error:
+            os.close(descriptor)
+            raise StoreError(
+                f"{path}: cannot be locked ({error.strerror}); put data_dir on a file system that supports flock"
+            ) from error
+        with _writing(path):
+            os.ftruncate(descriptor, 0)
+            started = time.strftime("%Y-%m-%d %H:%M:%S %z")
+            os.pwrite(descriptor, f"pid {os.getpid()}, started {started}\n".encode(), 0)
+        return _DiskLock(descriptor)
+
+    def is_locked(self, path: Path) -> bool:
+        """See LocalDisk."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        else:
+            return False
+        finally:
+            os.close(descriptor)
+
+    def free_bytes(self, directory: Path) -> int:
+        """See LocalDisk."""
+        with _reading(directory):
+            found = os.statvfs(directory)
+            return found.f_bavail * found.f_frsize
+
+    def try_writing(self, directory: Path, data: bytes) -> None:
+        """See LocalDisk."""
+        with _writing(directory), tempfile.TemporaryFile(prefix="memd-", dir=directory) as file:
+            file.write(data)
+            file.flush()
+            _sync(file.fileno())
+
+    def may_write(self, path: Path) -> bool:
+        """See LocalDisk."""
+        return os.access(path, os.W_OK | os.X_OK if path.is_dir() else os.W_OK)
+
+
+class _DiskLock:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def release(self) -> None:
+        """See Lock."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class _DiskAppender:
+    def __init__(self, path: Path, flags: int) -> None:
+        self._path = path
+        with _writing(path):
+            self._descriptor: int | None = os.open(path, flags | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def write(self, data: bytes) -> None:
+        """See Appender."""
+        rest = memoryview(data)
+        with _writing(self._path):
+            while rest:
+                rest = rest[os.write(self._opened, rest) :]
+
+    def sync(self) -> None:
+        """See Appender."""
+        with _writing(self._path):
+            _sync(self._opened)
+
+    def truncate(self, size: int) -> None:
+        """See Appender."""
+        with _writing(self._path):
+            os.ftruncate(self._opened, size)
+
+    def close(self) -> None:
+        """See Appender."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
+
+    @property
+    def _opened(self) -> int:
+        if self._descriptor is None:
+            raise StoreWriteFailed(f"{self._path}: the file was closed before this write; open the store again")
+        return self._descriptor
+
+
+_WRITE_REMEDY = "check that the disk is healthy, mounted writable and that memd may write there"
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise DiskFull(f"{path}: the disk is full; free some space, memd goes on by itself") from error
+        raise StoreWriteFailed(f"{path}: cannot be written ({error.strerror or error}); {_WRITE_REMEDY}") from error
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{path}: cannot be read ({error.strerror or error}); check the disk and the permissions"
+        ) from error
+
+
+@contextmanager
+def _open_descriptor(path: Path, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _pread_all(descriptor: int, offset: int, length: int) -> bytes:
+    parts = []
+    while length:
+        part = os.pread(descriptor, length, offset)
+        if not part:
+            break
+        parts.append(part)
+        offset += len(part)
+        length -= len(part)
+    return b"".join(parts)
+
+
+def _sync(descriptor: int) -> None:
+    if _F_FULLFSYNC is not None:
+        fcntl.fcntl(descriptor, _F_FULLFSYNC)
+    else:
+        os.fsync(descriptor)

@@ -1,0 +1,222 @@
+"""The `.meta` files: each vouches for the derived files beside it and says what an index covers.
+
+Rule: a `.meta` is written last. Without a valid one, the files it belongs to count as absent and are rebuilt from the
+log. Reading one needs no native library.
+
+    .meta:  | header (magic "memd.idx", else that of the .bin) | one record |
+
+The record's payload is a MessagePack map with the fields of `SegmentMeta` (seg_NNNN.meta) or `MergedMeta`
+(merged_NNNN_MMMM.meta, whose header names the first segment covered). `rows` is an array of `columns.ROW` (56 bytes
+per entry, in the order of the file), `digests` one of u64 (the first 8 bytes of every message digest, each once).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from memd.errors import CorruptFile, StoreError
+from memd.store.files import FileChecksum, Files, replace_file
+from memd.store.layout import TopicLayout
+from memd.store.log.columns import ROW, Rows
+from memd.store.log.format import (
+    HEADER_BYTES,
+    MAGIC_LOG,
+    MAGIC_META,
+    Header,
+    decode_header,
+    encode_header,
+    encode_record,
+    payload_at,
+)
+from memd.store.log.segment import SealedSegment
+
+
+class SegmentMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """The `.meta` of one segment; sizes in bytes, times in microseconds since the epoch."""
+
+    segment_id: int
+    chunk_count: int
+    canonical_id_range: tuple[int, int]
+    """Lowest and highest; (0, 0) without entries."""
+    sealed_at: int
+    bin_bytes: int
+    bin_crc: int
+    hnsw_bytes: int
+    hnsw_crc: int
+    gaps: tuple[tuple[int, int], ...]
+    """(start, end) of the unreadable bytes of the .bin."""
+    rows: bytes
+    digests: bytes
+
+    @property
+    def checksum(self) -> FileChecksum:
+        """Of the .hnsw."""
+        return FileChecksum(self.hnsw_bytes, self.hnsw_crc)
+
+
+class MergedMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """The `.meta` of a merged index."""
+
+    segment_ids: tuple[int, ...]
+    """Ascending. Labels number the rows of these segments consecutively."""
+    counts: tuple[int, ...]
+    """Rows of each segment."""
+    bin_crcs: tuple[int, ...]
+    """Of the .bin of each segment when it was sealed."""
+    built_at: int
+    """Microseconds since the epoch."""
+    hnsw_bytes: int
+    hnsw_crc: int
+    left_out: bytes
+    """Ascending u32 labels of plain chunks that the index lacks: they were dead or unreadable when it was built."""
+
+    @property
+    def checksum(self) -> FileChecksum:
+        """Of the .hnsw."""
+        return FileChecksum(self.hnsw_bytes, self.hnsw_crc)
+
+
+class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
+    """An index on disk that can be searched."""
+
+    path: Path
+    segment_ids: tuple[int, ...]
+    """Ascending."""
+    checksum: FileChecksum
+    left_out: Rows
+    """Ascending labels of plain chunks that the index lacks."""
+
+
+AnyMeta = TypeVar("AnyMeta", SegmentMeta, MergedMeta)
+
+_encoder = msgspec.msgpack.Encoder()
+_segment_decoder = msgspec.msgpack.Decoder(SegmentMeta)
+_merged_decoder = msgspec.msgpack.Decoder(MergedMeta)
+
+
+def write_meta(files: Files, path: Path, log_header: Header, meta: SegmentMeta | MergedMeta) -> None:
+    """Write a `.meta` durably. `log_header` is that of the (first) segment's .bin."""
+    header = encode_header(msgspec.structs.replace(log_header, magic=MAGIC_META))
+    replace_file(files, path, header + encode_record(_encoder.encode(meta)))
+
+
+def read_segment_meta(files: Files, layout: TopicLayout, segment_id: int) -> tuple[Header, SegmentMeta]:
+    """Read a segment's `.meta` and the header of its .bin, if the two fit together.
+
+    Raises:
+        CorruptFile: the `.meta` is damaged or does not fit.
+        ForeignFile: it has a newer format.
+        StoreError: it cannot be read.
+    """
+    path = layout.meta(segment_id)
+    header, meta = _read(files, path, _segment_decoder)
+    log = layout.bin(segment_id)
+    log_header = decode_header(files.read_at(log, 0, HEADER_BYTES), magic=MAGIC_LOG, name=str(log))
+    fits = (
+        meta.segment_id == segment_id == header.segment_id
+        and msgspec.structs.replace(header, magic=MAGIC_LOG) == log_header
+        and meta.bin_bytes == files.size(log)
+        and len(meta.rows) == meta.chunk_count * ROW.itemsize
+    )
+    if not fits:
+        raise CorruptFile(f"{path}: describes another file than {log.name}")
+    return log_header, meta
+
+
+def read_merged_meta(files: Files, layout: TopicLayout, first: int, last: int) -> MergedMeta | None:
+    """Read the `.meta` of a merged index; None if it cannot be read."""
+    try:
+        return _read(files, layout.merged_meta(first, last), _merged_decoder)[1]
+    except StoreError:
+        return None
+
+
+def sealed_segment(files: Files, layout: TopicLayout, header: Header, meta: SegmentMeta) -> SealedSegment:
+    """Return the segment that a `.meta` describes, without its index."""
+    rows = np.frombuffer(meta.rows, dtype=ROW)
+    digests = np.frombuffer(meta.digests, dtype=np.uint64)
+    path = layout.bin(meta.segment_id)
+    return SealedSegment(files, path, header, rows, digests, bin_crc=meta.bin_crc, checksum=meta.checksum)
+
+
+def highest_canonical_id(files: Files, layout: TopicLayout, segment_id: int) -> int | None:
+    """Return the highest canonical_id of a sealed segment; None if its `.meta` cannot be read."""
+    try:
+        return read_segment_meta(files, layout, segment_id)[1].canonical_id_range[1]
+    except StoreError:
+        return None
+
+
+def own_index_file(layout: TopicLayout, segment: SealedSegment) -> IndexFile:
+    """Return the index over this segment alone."""
+    return IndexFile(
+        path=layout.hnsw(segment.segment_id),
+        segment_ids=(segment.segment_id,),
+        checksum=segment.checksum,
+        left_out=np.empty(0, dtype=np.intp),
+    )
+
+
+def choose_merged(
+    files: Files, layout: TopicLayout, segments: Mapping[int, SealedSegment]
+) -> tuple[list[IndexFile], list[Path]]:
+    """Choose the merged indexes to search, so that no segment is covered twice.
+
+    Args:
+        segments: those that can be searched, by number.
+
+    Returns:
+        The chosen indexes, and the files of all others, which are useless.
+    """
+    chosen: list[IndexFile] = []
+    useless: list[Path] = []
+    covered: set[int] = set()
+    for first, last in sorted(layout.merges(files), key=lambda pair: pair[0] - pair[1]):  # the widest first
+        meta = read_merged_meta(files, layout, first, last)
+        if meta is None or not _fits(files, layout, (first, last), meta, segments) or covered & set(meta.segment_ids):
+            useless += [layout.merged_meta(first, last), layout.merged_hnsw(first, last)]
+            continue
+        covered |= set(meta.segment_ids)
+        chosen.append(
+            IndexFile(
+                path=layout.merged_hnsw(first, last),
+                segment_ids=meta.segment_ids,
+                checksum=meta.checksum,
+                left_out=np.frombuffer(meta.left_out, dtype="<u4").astype(np.intp),
+            )
+        )
+    return chosen, useless
+
+
+def _read(files: Files, path: Path, decoder: msgspec.msgpack.Decoder[AnyMeta]) -> tuple[Header, AnyMeta]:
+    data = files.read(path)
+    header = decode_header(data, magic=MAGIC_META, name=str(path))
+    payload = payload_at(data, HEADER_BYTES)
+    if payload is None:
+        raise CorruptFile(f"{path}: does not match its checksum")
+    try:
+        return header, decoder.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise CorruptFile(f"{path}: is not what it should be ({error})") from error
+
+
+def _fits(
+    files: Files, layout: TopicLayout, name: tuple[int, int], meta: MergedMeta, segments: Mapping[int, SealedSegment]
+) -> bool:
+    """Whether a merged index covers exactly these segments. The checksum of its .hnsw is verified on loading."""
+    ids = meta.segment_ids
+    if len(ids) < 2 or (ids[0], ids[-1]) != name or any(number not in segments for number in ids):
+        return False
+    covered = [segments[number] for number in ids]
+    left_out = np.frombuffer(meta.left_out, dtype="<u4")
+    return (
+        meta.counts == tuple(len(segment.rows) for segment in covered)
+        and meta.bin_crcs == tuple(segment.bin_crc for segment in covered)
+        and (not len(left_out) or int(left_out.max()) < sum(meta.counts))
+        and files.size(layout.merged_hnsw(*name)) == meta.hnsw_bytes
+    )

@@ -1,0 +1,92 @@
+"""The folder of a lexical index on disk, and the stamp that vouches for its files.
+
+Rule: the stamp is written last. Files that it does not vouch for are never opened, because tantivy trusts the files
+that it maps into memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from memd.errors import StoreError
+from memd.store.disk import LocalDisk
+from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, checksum_of, replace_file
+
+FORMAT = 4
+"""Raise it when the terms of a text or the fields change: indexes of another format are rebuilt."""
+_NAME = "stamp.json"
+
+
+class Stamp(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a lexical index."""
+
+    format: int = FORMAT
+    upto: int = 0
+    """The canonical_id of the last entry that was indexed."""
+    entries: int = 0
+    """Entries of the log up to there, of whatever status."""
+    texts: int = 0
+    """All texts ever added."""
+    terms: int = 0
+    """Their terms; with `texts` this gives the mean length for BM25."""
+    files: Mapping[str, FileChecksum] = {}
+    """tantivy's files by name."""
+
+
+class StampedFolder:
+    """The folder of one index. For one thread."""
+
+    def __init__(self, files: LocalDisk, path: Path) -> None:
+        self.path = path
+        self._files = files
+
+    def native_path(self) -> str | None:
+        """Return the folder, created if necessary, for tantivy; None if the index has to be kept in memory."""
+        return self._files.native_directory(self.path)
+
+    def read(self) -> Stamp | None:
+        """Read the stamp; None if there is no readable one."""
+        try:
+            return msgspec.json.decode(self._files.read(self.path / _NAME), type=Stamp)
+        except (StoreError, msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+
+    def matches(self, stamp: Stamp) -> bool:
+        """Whether the files are those that the stamp vouches for. Reads them all."""
+        try:
+            checksums = self._checksums({})
+        except StoreError:
+            return False
+        # Files that the stamp does not list are no part of the index: an update was interrupted.
+        return bool(stamp.files) and {name: checksums.get(name) for name in stamp.files} == stamp.files
+
+    def write(self, stamp: Stamp, known: Mapping[str, FileChecksum]) -> Stamp:
+        """Write the stamp, durably, with the checksums of the files as they are now; returns it with these.
+
+        Files in `known`, the stamp before, are not read again: tantivy's files never change, but for the .json ones.
+
+        Raises:
+            StoreError: a file cannot be read or written.
+        """
+        stamp = msgspec.structs.replace(stamp, files=self._checksums(known))
+        if stamp.files:
+            replace_file(self._files, self.path / _NAME, msgspec.json.encode(stamp))
+        return stamp
+
+    def clear(self) -> None:
+        """Remove all files, the stamp first."""
+        for name in sorted(self._files.names(self.path), key=lambda name: name != _NAME):
+            self._files.remove(self.path / name)
+
+    def _checksums(self, known: Mapping[str, FileChecksum]) -> dict[str, FileChecksum]:
+        checksums: dict[str, FileChecksum] = {}
+        for name in self._files.names(self.path):
+            size = self._files.size(self.path / name)
+            if name.endswith((".lock", TEMPORARY_SUFFIX)) or name == _NAME or size is None:
+                continue
+            is_known = name in known and not name.endswith(".json") and known[name].bytes == size
+            checksums[name] = known[name] if is_known else checksum_of(self._files, self.path / name, size)
+        return checksums
