@@ -284,7 +284,16 @@ REFUSED: tuple[tuple[str, Any, int], ...] = (
     ("log?limit=0", None, 400),
     ("log?limit=99999999999999999999", None, 400),
     ("log?before=soon", None, 400),
+    ("log?before=9999-12-31", None, 400),
     ("log?topic=nowhere", None, 400),
+    ("log?topics=work", None, 400),
+    ("log?limit=1&limit=2", None, 400),
+    ("chunks?all=perhaps", None, 400),
+    ("search", None, 400),
+    ("search?q=%20", None, 400),
+    ("turns?topic=work&topic=work", None, 400),
+    ("health?verbose=1", None, 400),
+    ("undo?topic_id=work", {"topic_id": "work", "canonical_id": 12}, 400),
     ("corrections", None, 405),
     ("corrections", {}, 400),
     ("corrections", {"topic_id": "work", "chunk_ids": [], "action": "Helpful"}, 400),
@@ -306,6 +315,13 @@ def test_what_is_asked_wrongly_is_refused_and_changes_nothing(told: DaemonProces
         assert answer.status == status, (path, body, answer.body)
         assert answer.json["error"]["message"].startswith("memd: ")
     assert told.export() == before
+
+
+def test_another_method_than_a_route_s_is_refused_with_those_it_takes(told: DaemonProcess) -> None:
+    refused = ask(f"{told.base_url}/memd/log", method="DELETE")
+    assert refused.status == 405 and refused.headers["Allow"] == "GET, HEAD"
+    assert ask(f"{told.base_url}/memd/log", method="HEAD").status == 200
+    assert ask(f"{told.base_url}/memd/undo").headers["Allow"] == "POST"
 
 
 def test_a_page_from_elsewhere_cannot_correct_anything(told: DaemonProcess, admin: Admin) -> None:

@@ -6,9 +6,7 @@ Rule: everything is read from snapshots; nothing is changed and nothing is kept.
 from __future__ import annotations
 
 import heapq
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timedelta
 
 import msgspec
 
@@ -72,31 +70,6 @@ class ChunkStory(msgspec.Struct, frozen=True, kw_only=True):
     replaced_by: tuple[str, ...]
     turns: tuple[str, ...] = ()
     """The latest turns that put it into the prompt."""
-
-
-def moment(text: str) -> int:
-    """The canonical_id that a time stands for: ids are given by the clock, in microseconds since the epoch.
-
-    Args:
-        text: a canonical_id, or an ISO 8601 date (its end) or time, of this machine's time zone if it names none.
-
-    Raises:
-        BadQuestion: it is neither.
-    """
-    if re.fullmatch(r"[0-9]{1,19}", text):
-        return int(text)
-    try:
-        then = datetime.fromisoformat(text)
-    except ValueError:
-        raise BadQuestion(f"{text[:60]!r} is no canonical_id and no time; write it like 2026-11-20T14:30") from None
-    if re.fullmatch(r"[0-9-]+", text):
-        then += timedelta(days=1)
-    return int(then.timestamp() * 1e6)
-
-
-def no_topic(topic_id: str) -> BadQuestion:
-    """The error of a question to a topic that does not exist."""
-    return BadQuestion(f"there is no topic {topic_id!r}; `memd stats` lists them")
 
 
 def log_page(snapshots: Sequence[Snapshot], *, before: int | None, limit: int) -> Page:

@@ -1,90 +1,111 @@
-"""memd's own routes under /memd/: what it knows, what it did, and its correction by people.
+"""memd's own routes under /memd/: which there are, and how a request becomes a call of a handler.
 
-Rule: who may ask is decided in `access.py`. A handler returns what is to be sent as JSON, or raises what is wrong with
-the question; only POST changes anything, and only with a JSON body, which no page from elsewhere can send unasked.
+Rule: who may ask is decided in `access.py`. Only POST changes anything, and only with a JSON body, which no page from
+elsewhere can send unasked. Queries and bodies are decoded before a handler runs; unknown members are refused.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from memd.admin import page
-from memd.admin import reads as looks
-from memd.admin import writes as changes
 from memd.admin.access import is_own
-from memd.admin.openapi import document
+from memd.admin.http import error_response, read_body
+from memd.admin.queries import NoQuery, decode_query
+from memd.admin.reads import LogRoutes, SearchRoutes
+from memd.admin.routing import Route, get, routes_of
+from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
+from memd.admin.turns import TurnRoutes
+from memd.admin.writes import BackupRoutes, CorrectionRoutes
 from memd.errors import BadQuestion, BadTopicId, MemdError, NotFound
-from memd.proxy.relay import error_response
-from memd.proxy.service import Daemon
+from memd.settings.model import Config
 
-Handler = Callable[[Daemon, web.Request, str], Awaitable[Any]]
-"""The last argument is what the path's group matched."""
-
-
-async def _openapi(daemon: Daemon, request: web.Request, _: str) -> Any:
-    """This description."""
-    return document(ROUTES)
+BODY_BYTES_MAX = 4 << 20
+Handler = Callable[..., Awaitable[Any]]
 
 
-ROUTES: tuple[tuple[str, str, Handler], ...] = (
-    ("GET", r"/memd/health", looks.health),
-    ("GET", r"/memd/stats", looks.stats),
-    ("GET", r"/memd/topics", looks.topics),
-    ("GET", r"/memd/search", looks.search),
-    ("GET", r"/memd/log", looks.log_page),
-    ("GET", r"/memd/chunks", looks.chunks),
-    ("GET", r"/memd/chunks/([^/]+)", looks.chunk),
-    ("GET", r"/memd/buffer", looks.buffer),
-    ("GET", r"/memd/turns", looks.turns),
-    ("GET", r"/memd/turns/([^/]+)", looks.turn),
-    ("GET", r"/memd/turns/([^/]+)/replay", looks.replay),
-    ("GET", r"/memd/events", looks.events),
-    ("GET", r"/memd/export", looks.export),
-    ("GET", r"/memd/openapi\.json", _openapi),
-    ("GET", r"/memd/metrics", looks.metrics),
-    ("POST", r"/memd/corrections", changes.correct),
-    ("POST", r"/memd/undo", changes.undo),
-    ("POST", r"/memd/backup", changes.backup),
+class DescriptionRoutes:
+    """What the routes are, for programs."""
+
+    @get("/memd/openapi.json")
+    async def openapi(self) -> dict[str, Any]:
+        """This description."""
+        from memd.admin.openapi import document  # only for who asks
+
+        return document(ROUTES)
+
+
+GROUPS: tuple[type, ...] = (
+    *(StatusRoutes, TopicRoutes, SearchRoutes, LogRoutes, TurnRoutes, LiveRoutes),
+    *(CorrectionRoutes, BackupRoutes, DescriptionRoutes),
 )
+ROUTES = tuple(route for group in GROUPS for route in routes_of(group))
 
 
-async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
-    """Answer one of memd's own paths."""
-    if not daemon.config.auth.token and not is_own(request, daemon.config.listen.host):
-        return error_response(403, "memd: this path is only for programs on this machine", "forbidden")
-    if page.is_page(request):
-        return page.page(request)
-    matched = [
-        (method, handler, found)
-        for method, pattern, handler in ROUTES
-        if (found := re.fullmatch(pattern, request.path)) is not None
-    ]
-    if not matched:
-        return error_response(404, f"memd: there is no {request.path}", "not_found")
-    [(method, handler, found)] = matched
-    if request.method != method and (method, request.method) != ("GET", "HEAD"):
-        response = error_response(405, f"memd: {request.path} takes {method}", "method_not_allowed")
-        response.headers["Allow"] = method
-        return response
-    if method == "POST" and request.content_type != "application/json":
-        return error_response(415, "memd: send a JSON body, with Content-Type: application/json", "unsupported_media")
-    return await _answered(daemon, request, handler, found[1] if found.re.groups else "")
+class OwnRoutes:
+    """Answers requests to memd's own paths."""
 
+    def __init__(self, config: Config, groups: Iterable[object]) -> None:
+        """`groups` has an object of each class of `GROUPS`; `DescriptionRoutes` is added here."""
+        self._config = config
+        # Not the application's: that one matches decoded paths, and everything else must pass byte for byte.
+        self._router = web.UrlDispatcher()
+        self._handlers: dict[web.AbstractRoute, tuple[Route, Handler]] = {}
+        for group in (*groups, DescriptionRoutes()):
+            for route in routes_of(type(group)):
+                handler = getattr(group, route.name)
+                for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
+                    self._handlers[self._router.add_route(method, route.path, handler)] = (route, handler)
 
-async def _answered(daemon: Daemon, request: web.Request, handler: Handler, named: str) -> web.StreamResponse:
-    try:
-        told = await handler(daemon, request, named)
-    except NotFound as error:
-        return error_response(404, f"memd: {error}", "not_found")
-    except (BadQuestion, BadTopicId) as error:
-        return error_response(400, f"memd: {error}", "invalid_request_error")
-    except MemdError as error:
-        return error_response(503, f"memd: {error}", "unavailable")
-    if isinstance(told, web.StreamResponse):
-        return told
-    return web.json_response(body=msgspec.json.encode(told), headers={"Cache-Control": "no-store"})
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request whose path begins with `/memd/`, or one for the page."""
+        if not self._config.auth.token and not is_own(request, self._config.listen.host):
+            return error_response(403, "memd: this path is only for programs on this machine", "forbidden")
+        if page.is_page(request):
+            return page.page(request)
+        matched = await self._router.resolve(request)
+        if isinstance(matched.http_exception, web.HTTPMethodNotAllowed):
+            allowed = ", ".join(sorted(matched.http_exception.allowed_methods))
+            response = error_response(405, f"memd: {request.path} takes {allowed}", "method_not_allowed")
+            response.headers["Allow"] = allowed
+            return response
+        if matched.http_exception is not None:
+            return error_response(404, f"memd: there is no {request.path}", "not_found")
+        if request.method == "POST" and request.content_type != "application/json":
+            message = "memd: send a JSON body, with Content-Type: application/json"
+            return error_response(415, message, "unsupported_media")
+        try:
+            answer = await self._called(request, matched)
+        except NotFound as error:
+            return error_response(404, f"memd: {error}", "not_found")
+        except (BadQuestion, BadTopicId) as error:
+            return error_response(400, f"memd: {error}", "invalid_request_error")
+        except MemdError as error:
+            return error_response(503, f"memd: {error}", "unavailable")
+        if isinstance(answer, web.StreamResponse):
+            return answer
+        return web.json_response(body=msgspec.json.encode(answer), headers={"Cache-Control": "no-store"})
+
+    async def _called(self, request: web.Request, matched: web.UrlMappingMatchInfo) -> Any:
+        """Call the handler of a matched route with what its signature asks for."""
+        route, handler = self._handlers[matched.route]
+        query = decode_query(request.query, route.query)
+        arguments: dict[str, Any] = {"query": query} if route.query is not NoQuery else {}
+        if route.takes_request:
+            arguments["request"] = request
+        if route.body is not None:
+            arguments["body"] = await self._decoded_body(request, route.body)
+        return await handler(*matched.values(), **arguments)
+
+    async def _decoded_body(self, request: web.Request, kind: type) -> Any:
+        body = await read_body(request, BODY_BYTES_MAX, self._config.limits.idle_seconds)
+        if body is None:
+            raise BadQuestion(f"the body is larger than {BODY_BYTES_MAX:,} bytes")
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise BadQuestion(f"the body is not what this route takes: {error}") from None

@@ -1,4 +1,4 @@
-"""The routes under /memd/ that change something.
+"""The routes that change something: corrections, undo, backup.
 
 Rule: a body is decoded strictly, with unknown members refused: a correction with a misspelt member must not be taken
 for another one.
@@ -9,28 +9,24 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
-from aiohttp import web
 
 from memd.admin import history
-from memd.entries import Action, Correction, checked_topic_id
-from memd.errors import BadQuestion, NotFound
-from memd.ingest.topics import Topic
-from memd.proxy.relay import read_body
-from memd.proxy.service import Daemon
+from memd.admin.routing import post
+from memd.admin.topics import NamedTopics
+from memd.embedding.encoder import Encoder
+from memd.entries import Action, Correction
+from memd.errors import BadQuestion
+from memd.ingest.archiver import Archiver
 from memd.recall import corrections
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.tools.backup import BackupReport
 from memd.store.tools.backup import backup as back_up
 
-BODY_BYTES_MAX = 4 << 20
-Asked = TypeVar("Asked")
 
-
-class AskedCorrection(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /memd/corrections`."""
+class CorrectionBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /memd/corrections`."""
 
     topic_id: str
     chunk_ids: list[str]
@@ -41,16 +37,16 @@ class AskedCorrection(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     reason: str = ""
 
 
-class AskedUndo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /memd/undo`."""
+class UndoBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /memd/undo`."""
 
     canonical_id: int
     topic_id: str
     reason: str = ""
 
 
-class AskedBackup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /memd/backup`."""
+class BackupBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /memd/backup`."""
 
     folder: str
     """An absolute path: new, empty or an earlier backup."""
@@ -63,64 +59,60 @@ class Corrected(msgspec.Struct, frozen=True):
     failed: tuple[str, ...] = ()
 
 
-async def correct(daemon: Daemon, request: web.Request, _: str) -> Corrected:
-    """Apply one correction."""
-    asked = await _decoded(request, daemon, AskedCorrection)
-    if not asked.chunk_ids:
-        raise BadQuestion("chunk_ids names no chunk")
-    if asked.content is not None and asked.action != "Update":
-        raise BadQuestion("content belongs to Update: Helpful and Unhelpful leave a chunk as it is")
-    correction = Correction(tuple(asked.chunk_ids), asked.action, asked.reason, asked.content)
-    topic = await _topic(daemon, asked.topic_id)
-    with topic.held():
-        applied = await corrections.correct(
-            [correction],
-            find=partial(history.find, topic.log.snapshot()),
-            encoder=daemon.encoder,
-            append=partial(daemon.archiver.append_corrections, topic),
-        )
-    return _corrected(applied)
+class CorrectionRoutes:
+    """Corrections by people, and their undo."""
+
+    def __init__(self, topics: NamedTopics, encoder: Encoder, archiver: Archiver) -> None:
+        self._topics = topics
+        self._encoder = encoder
+        self._archiver = archiver
+
+    @post("/memd/corrections")
+    async def correct(self, body: CorrectionBody) -> Corrected:
+        """Apply one correction."""
+        if not body.chunk_ids:
+            raise BadQuestion("chunk_ids names no chunk")
+        if body.content is not None and body.action != "Update":
+            raise BadQuestion("content belongs to Update: Helpful and Unhelpful leave a chunk as it is")
+        correction = Correction(tuple(body.chunk_ids), body.action, body.reason, body.content)
+        async with self._topics.held_one(body.topic_id) as topic:
+            applied = await corrections.correct(
+                [correction],
+                find=partial(history.find, topic.log.snapshot()),
+                encoder=self._encoder,
+                append=partial(self._archiver.append_corrections, topic),
+            )
+        return _corrected(applied)
+
+    @post("/memd/undo")
+    async def undo(self, body: UndoBody) -> Corrected:
+        """Append the state before an entry."""
+        async with self._topics.held_one(body.topic_id) as topic:
+            applied = await corrections.undo(
+                topic.log.snapshot(),
+                body.canonical_id,
+                body.reason,
+                encoder=self._encoder,
+                append=partial(self._archiver.append_corrections, topic),
+            )
+        return _corrected(applied)
 
 
-async def undo(daemon: Daemon, request: web.Request, _: str) -> Corrected:
-    """Append the state before an entry."""
-    asked = await _decoded(request, daemon, AskedUndo)
-    topic = await _topic(daemon, asked.topic_id)
-    with topic.held():
-        applied = await corrections.undo(
-            topic.log.snapshot(),
-            asked.canonical_id,
-            asked.reason,
-            encoder=daemon.encoder,
-            append=partial(daemon.archiver.append_corrections, topic),
-        )
-    return _corrected(applied)
+class BackupRoutes:
+    """Backups beside the running daemon."""
 
+    def __init__(self, data_dir: Path, files: LocalDisk) -> None:
+        self._data_dir = data_dir
+        self._files = files
 
-async def backup(daemon: Daemon, request: web.Request, _: str) -> BackupReport:
-    """Back up into a folder of this machine."""
-    folder = Path((await _decoded(request, daemon, AskedBackup)).folder)
-    if not folder.is_absolute():
-        raise BadQuestion(f"{folder}: give an absolute path; this daemon's working directory is not yours")
-    return await asyncio.get_running_loop().run_in_executor(None, back_up, daemon.config.data_dir, folder, DiskFiles())
+    @post("/memd/backup")
+    async def backup(self, body: BackupBody) -> BackupReport:
+        """Back up into a folder of this machine."""
+        folder = Path(body.folder)
+        if not folder.is_absolute():
+            raise BadQuestion(f"{folder}: give an absolute path; this daemon's working directory is not yours")
+        return await asyncio.get_running_loop().run_in_executor(None, back_up, self._data_dir, folder, self._files)
 
 
 def _corrected(applied: corrections.Applied) -> Corrected:
     return Corrected(tuple(entry.canonical_id for entry in applied.entries), applied.failed)
-
-
-async def _decoded(request: web.Request, daemon: Daemon, kind: type[Asked]) -> Asked:
-    body = await read_body(request, BODY_BYTES_MAX, daemon.config.limits.idle_seconds)
-    if body is None:
-        raise BadQuestion(f"the body is larger than {BODY_BYTES_MAX:,} bytes")
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadQuestion(f"the body is not what this route takes: {error}") from None
-
-
-async def _topic(daemon: Daemon, topic_id: str) -> Topic:
-    topic = await daemon.topics.existing(checked_topic_id(topic_id))
-    if topic is None:
-        raise NotFound(f"there is no topic {topic_id!r}; `memd stats` lists them")
-    return topic

@@ -25,7 +25,7 @@ def searched(config: Config, question: str, topic_ids: Sequence[str], as_of: str
     """Search; no `topic_ids`: in all topics.
 
     Args:
-        as_of: search what was stored up to then; see `history.moment`.
+        as_of: search what was stored up to then; see `admin.queries.moment`.
 
     Raises:
         MemdError: the question cannot be answered.

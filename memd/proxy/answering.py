@@ -15,11 +15,12 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from memd.admin.access import is_from_foreign_page
+from memd.admin.http import error_response, read_body
 from memd.admin.receipts import Receipt
 from memd.entries import DEFAULT_TOPIC_ID
 from memd.errors import BadRequestBody, MemdError
 from memd.proxy.exchange import Exchange, Mode, new_turn_id
-from memd.proxy.relay import NO_REPLY, ModelRelay, error_response, forwarded_headers, pass_through, read_body, relay
+from memd.proxy.relay import NO_REPLY, ModelRelay, forwarded_headers, pass_through, relay
 from memd.proxy.service import Daemon
 from memd.proxy.upstream.client import REFUSALS
 from memd.settings.model import Limits

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -25,9 +26,17 @@ import uvloop
 from aiohttp import web
 
 from memd import __version__
-from memd.admin import page, routes
+from memd.admin import page
 from memd.admin.access import TOKEN_HEADER, shows_token
+from memd.admin.http import error_response
+from memd.admin.reads import LogRoutes, SearchRoutes
+from memd.admin.routes import OwnRoutes
+from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
+from memd.admin.topics import NamedTopics
+from memd.admin.turns import TurnRoutes
+from memd.admin.writes import BackupRoutes, CorrectionRoutes
 from memd.assets import ranks_bytes
+from memd.conversation.compaction import injection_budget
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.encoder import Encoder
 from memd.embedding.fastembed import Embedder, load_embedder
@@ -38,17 +47,18 @@ from memd.ingest.redaction.redactor import Redactor
 from memd.proxy import malloc
 from memd.proxy.answering import answer, passed
 from memd.proxy.connections import served
-from memd.proxy.relay import Relayed, error_response
+from memd.proxy.relay import Relayed
 from memd.proxy.service import Daemon
 from memd.proxy.upstream.client import Upstream
 from memd.proxy.upstream.llama_child import LlamaChild
+from memd.recall.retrieve import Budget
 from memd.settings.model import Config
 from memd.store.disk import LocalDisk
 from memd.store.files import Files, replace_file
 from memd.store.layout import ADDRESS_NAME
 from memd.store.store import Store
 from memd.telemetry.logging import begin
-from memd.telemetry.metrics import Metrics
+from memd.telemetry.metrics import Metrics, exposed
 from memd.telemetry.request_log import CLIENT_GONE, Turn, observed
 from memd.telemetry.tasks import Tasks
 from memd.wire.anthropic.api import ANTHROPIC
@@ -67,7 +77,7 @@ APIS: tuple[Api, ...] = (CHAT, RESPONSES, ANTHROPIC)
 # -- routes -------------------------------------------------------------------------------------------------------
 
 
-async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
+async def route(daemon: Daemon, own: OwnRoutes, request: web.Request) -> web.StreamResponse:
     """Every request: memd's own paths, those in which memory has a part, and the rest, which passes through."""
     target = request.raw_path if request.raw_path.startswith("/") else str(request.rel_url)
     is_page = page.is_page(request)  # there is no data in it, and a browser that opens an address can show no token
@@ -75,7 +85,7 @@ async def route(daemon: Daemon, request: web.Request) -> web.StreamResponse:
         message = f"memd: show its auth.token, as `Authorization: Bearer TOKEN` or in the header {TOKEN_HEADER}"
         return error_response(401, message, "authentication_error", api_of("POST", target.partition("?")[0]) or CHAT)
     if is_page or target.startswith(OWN_PREFIX):
-        return await routes.route(daemon, request)
+        return await own.answer(request)
     path_topic = None
     if found := _PATH_TOPIC.fullmatch(target):
         path_topic, rest, query = unquote(found[1]), found[2] or "/", found[3] or ""
@@ -305,11 +315,38 @@ def _opened(config: Config, embedder: Embedder, redactor: Redactor, files: Local
     )
 
 
+def _own_routes(daemon: Daemon) -> OwnRoutes:
+    config, topics, files = daemon.config, daemon.topics, daemon.store.files
+    named = NamedTopics(topics, daemon.store.topic_ids)
+
+    async def budget() -> Budget:
+        """What a prompt to the present upstream model would get."""
+        facts, drift = await daemon.upstream.refresh(wait=False), daemon.counter.drift
+        model = facts.model if drift.is_known(facts.model) else drift.latest_model
+        return Budget(injection_budget(config.injection.budget_tokens, facts.window), drift.factor(model))
+
+    return OwnRoutes(
+        config,
+        (
+            StatusRoutes(config, topics, daemon.upstream, daemon.redactor, lambda: daemon.cache_bytes),
+            TopicRoutes(config.data_dir, topics, files),
+            SearchRoutes(named, daemon.retriever, budget),
+            LogRoutes(named, daemon.receipts, config.data_dir, files),
+            TurnRoutes(daemon.receipts, named, daemon.retriever, daemon.counter),
+            LiveRoutes(daemon.events, partial(exposed, daemon)),
+            CorrectionRoutes(named, daemon.encoder, daemon.archiver),
+            BackupRoutes(config.data_dir, files),
+        ),
+    )
+
+
 def _runner(daemon: Daemon) -> web.AppRunner:
+    own = _own_routes(daemon)
+
     async def handle(request: web.Request) -> web.StreamResponse:
         code = "5xx"
         try:
-            response = await route(daemon, request)
+            response = await route(daemon, own, request)
             code = f"{response.status // 100}xx"
             return response
         finally:

@@ -13,7 +13,7 @@ from http import HTTPStatus
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
-from memd.proxy.relay import error_response
+from memd.admin.http import error_response
 from memd.settings.model import Limits
 from memd.telemetry.logging import Content
 

@@ -6,7 +6,6 @@ handler is cancelled); an upstream that dies in mid-answer ends the client's str
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Iterator
 
@@ -15,13 +14,12 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from memd.admin.access import headers_with_token
+from memd.admin.http import body_parts
 from memd.errors import UpstreamError
 from memd.proxy.upstream.client import HOP_BY_HOP, NOT_FORWARDED, Upstream
 from memd.settings.model import Config
-from memd.telemetry.logging import Content
 from memd.telemetry.request_log import Turn, turn_of
 from memd.wire.capture import Capture, Reply
-from memd.wire.chat.api import CHAT
 from memd.wire.request import Api
 from memd.wire.sideband import MemoryOut, splice_memory_out_json
 from memd.wire.sse import MemoryOutSplicer
@@ -64,9 +62,9 @@ async def pass_through(
     if request.can_read_body:
         size = request.content_length
         if size is not None and size <= READ_WHOLE_BYTES_MAX:
-            body = b"".join([part async for part in parts_in(request, idle_seconds)])
+            body = b"".join([part async for part in body_parts(request, idle_seconds)])
         else:
-            body = parts_in(request, idle_seconds)
+            body = body_parts(request, idle_seconds)
         if size is not None:
             headers["Content-Length"] = str(size)
     answer = await upstream.send(request.method, target, headers, body)
@@ -88,23 +86,6 @@ async def relay(
         return response
     await response.write_eof()
     return response
-
-
-async def parts_in(request: web.BaseRequest, idle_seconds: float) -> AsyncIterator[bytes]:
-    """A request's body as it comes; a client that sends nothing for that long loses its connection."""
-    while True:
-        try:
-            async with asyncio.timeout(idle_seconds):
-                part = await request.content.readany()
-        except TimeoutError:
-            fields = {"method": request.method, "path": Content(request.path), "seconds": idle_seconds}
-            log.warning("a client sends no more of a body", extra=fields)
-            if request.transport is not None:
-                request.transport.abort()
-            raise
-        if not part:
-            return
-        yield part
 
 
 class BrokenAnswer(UpstreamError):
@@ -233,22 +214,3 @@ def break_off(request: web.BaseRequest, error: BrokenAnswer) -> None:
     log.warning("the upstream broke off in mid-answer", extra={"turn": turn.id or None, "error": error})
     if request.transport is not None:
         request.transport.abort()
-
-
-def error_response(status: int, message: str, kind: str, api: Api = CHAT) -> web.Response:
-    """An error of memd's own in the shape that clients of `api` understand."""
-    return web.Response(status=status, body=api.error_body(status, message, kind), content_type="application/json")
-
-
-async def read_body(request: web.Request, bytes_max: int, idle_seconds: float) -> bytes | None:
-    """The whole request body; None if it is larger than `bytes_max`."""
-    if request.content_length is not None and request.content_length > bytes_max:
-        return None
-    parts: list[bytes] = []
-    size = 0
-    async for part in parts_in(request, idle_seconds):
-        size += len(part)
-        if size > bytes_max:
-            return None
-        parts.append(part)
-    return b"".join(parts)

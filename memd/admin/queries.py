@@ -1,0 +1,144 @@
+"""The query parameters of memd's own routes: one struct per route, decoded strictly.
+
+Rule: a parameter that a route does not know, one that is given twice, and one of the wrong type or out of bounds are
+each refused by name. A misspelt filter must not silently select everything. `openapi.py` describes these structs.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+from multidict import MultiMapping
+
+from memd.errors import BadQuestion
+
+PAGE_MAX = 500
+PAGE = 50
+Query = TypeVar("Query", bound=msgspec.Struct)
+_AT = re.compile(r"(?s)(.*) - at `\$\.(\w+).*`")
+
+
+class Moment(int):
+    """A canonical_id, given as such or as a time: ids are microseconds since the epoch."""
+
+
+Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX, description="How many.")]
+Before = Annotated[
+    Moment | None, Meta(description="Only what was before this time (2026-11-20T14:30) or canonical_id.")
+]
+
+
+class NoQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Routes without parameters."""
+
+
+class TopicsQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Routes that read from several topics."""
+
+    topic: Annotated[tuple[str, ...], Meta(description="Only this topic; may be given again. Default: all.")] = ()
+
+
+class SearchQuery(TopicsQuery, frozen=True, kw_only=True):
+    """`GET /memd/search`."""
+
+    q: Annotated[str, Meta(min_length=1, max_length=100_000, pattern=r"\S", description="The question.")]
+    as_of: Annotated[
+        Moment | None, Meta(description="Search what was stored up to this time (2026-11-20T14:30) or canonical_id.")
+    ] = None
+
+
+class LogQuery(TopicsQuery, frozen=True, kw_only=True):
+    """`GET /memd/log`."""
+
+    before: Before = None
+    limit: Limit = PAGE
+
+
+class ChunksQuery(LogQuery, frozen=True, kw_only=True):
+    """`GET /memd/chunks`."""
+
+    contains: Annotated[str, Meta(description="Only chunks whose text has this, in any case.")] = ""
+    all: Annotated[bool, Meta(description="Also those that were taken out.")] = False
+
+
+class BufferQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /memd/buffer`."""
+
+    topic: Annotated[str, Meta(description="The topic.")]
+
+
+class TurnsQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /memd/turns`."""
+
+    topic: Annotated[str | None, Meta(description="Only this topic.")] = None
+    before: Annotated[str | None, Meta(description="Only turns older than the one with this id.")] = None
+    limit: Limit = PAGE
+
+
+class ExportQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /memd/export`."""
+
+    topic: Annotated[str | None, Meta(description="Only this topic.")] = None
+    live: Annotated[bool, Meta(description="Only chunks as they are now.")] = False
+
+
+def decode_query(given: MultiMapping[str], kind: type[Query]) -> Query:
+    """Return the parameters of a request as the struct of its route.
+
+    Raises:
+        BadQuestion: a parameter is unknown, repeated, missing, of the wrong type or out of bounds.
+    """
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    values: dict[str, Any] = {}
+    for name in dict.fromkeys(given):
+        if name not in fields:
+            known = f"it has {', '.join(fields)}" if fields else "it has none at all"
+            raise BadQuestion(f"this route has no parameter {name[:60]!r}; {known}")
+        several = given.getall(name)
+        if _takes_several(fields[name].type):
+            values[name] = several
+        elif len(several) > 1:
+            raise BadQuestion(f"the parameter {name} is given {len(several)} times; give it once")
+        else:
+            values[name] = several[0]
+    missing = [name for name, field in fields.items() if field.required and name not in values]
+    if missing:
+        raise BadQuestion(f"the parameter {missing[0]} is missing")
+    try:
+        return msgspec.convert(values, kind, strict=False, dec_hook=_decode_moment)
+    except msgspec.ValidationError as error:
+        raise BadQuestion(_AT.sub(r"the parameter \2: \1", str(error))) from None
+
+
+def moment(text: str) -> Moment:
+    """Return the canonical_id that a time stands for.
+
+    Args:
+        text: a canonical_id, or an ISO 8601 date (its end is meant) or time, in this machine's time zone if it names
+            none.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if re.fullmatch(r"[0-9]{1,19}", text):
+        return Moment(text)
+    try:
+        then = datetime.fromisoformat(text) + timedelta(days=1 if re.fullmatch(r"[0-9-]+", text) else 0)
+        return Moment(then.timestamp() * 1e6)
+    except (ValueError, OverflowError):  # OverflowError: the end of the year 9999
+        raise ValueError(f"{text[:60]!r} is no canonical_id and no time; write it like 2026-11-20T14:30") from None
+
+
+def _decode_moment(kind: type, text: Any) -> Moment:
+    assert kind is Moment, f"{kind} is no type of a parameter"
+    return moment(text)
+
+
+def _takes_several(kind: Any) -> bool:
+    """Whether a parameter of this type may be given more than once."""
+    info = msgspec.inspect.type_info(kind)
+    return isinstance(info.type if isinstance(info, msgspec.inspect.Metadata) else info, msgspec.inspect.VarTupleType)

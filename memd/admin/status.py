@@ -1,0 +1,263 @@
+"""The routes about the daemon itself: its health, what is in memory, its topics, its figures, events as they happen.
+
+Rule: nothing here changes what is stored or what a model sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+from aiohttp import web
+
+from memd import __version__
+from memd.admin.queries import BufferQuery
+from memd.admin.routing import get
+from memd.conversation.conversation import Conversation
+from memd.entries import checked_topic_id
+from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.topics import Topics
+from memd.settings.model import Config
+from memd.store.disk import LocalDisk
+from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
+from memd.store.topic import TopicStats
+from memd.telemetry.events import Events
+
+PING_SECONDS = 15.0
+LATEST_MESSAGES = 20
+PREVIEW_CHARACTERS = 400
+
+
+class ServerFacts(Protocol):
+    """What is known of the model server."""
+
+    @property
+    def reachable(self) -> bool:
+        """Whether it answered when it was last asked."""
+
+    @property
+    def window(self) -> int | None:
+        """Tokens of its context; None if it does not say."""
+
+
+class ModelServer(Protocol):
+    """The model server."""
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+
+    @property
+    def facts(self) -> ServerFacts:
+        """What is known of it now."""
+
+
+class UpstreamHealth(msgspec.Struct, frozen=True):
+    """The model server as last seen."""
+
+    url: str
+    reachable: bool
+    window: int | None
+    """Tokens of its context; None: it does not say."""
+
+
+class Health(msgspec.Struct, frozen=True):
+    """Whether the daemon runs, on which folder, and whether the model server answers."""
+
+    status: Literal["ok"]
+    version: str
+    data_dir: str
+    topics: int
+    """That are open."""
+    upstream: UpstreamHealth
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """What is in memory, and by name what redaction has replaced since the start (None: it is off)."""
+
+    data_dir: str
+    memory_bytes: int
+    memory_bytes_max: int
+    cache_bytes: int
+    """Of parsed messages and of the words of chunks, kept because they are asked for again; each bounded."""
+    tasks: int
+    """That are running or waiting: connections, requests, work in the background."""
+    redacted: dict[str, int] | None
+    topics: dict[str, TopicStats]
+
+
+class KnownTopic(TopicDiskUsage, frozen=True, kw_only=True):
+    """A topic on disk, and what waits in its buffer."""
+
+    is_open: bool
+    conversations: int
+    buffered_tokens: int
+
+
+class KnownTopics(msgspec.Struct, frozen=True):
+    """All topics."""
+
+    topics: list[KnownTopic]
+
+
+class BufferedMessage(msgspec.Struct, frozen=True):
+    """One message of a live conversation."""
+
+    role: str | None
+    text: str
+    """Its beginning."""
+    tokens: int
+    stored: bool
+    left_out: bool
+    """It is not in the prompt any more."""
+
+
+class BufferedConversation(msgspec.Struct, frozen=True):
+    """One live conversation."""
+
+    conversation: str
+    messages: int
+    tokens: int
+    """Of what is in the prompt."""
+    left_out: int
+    stored: int
+    last_at: int
+    """Microseconds since the epoch."""
+    latest: list[BufferedMessage]
+
+
+class BufferedConversations(msgspec.Struct, frozen=True):
+    """The live conversations of a topic, the latest first."""
+
+    conversations: list[BufferedConversation]
+
+
+class StatusRoutes:
+    """Health and memory of the daemon."""
+
+    def __init__(
+        self, config: Config, topics: Topics, upstream: ModelServer, redactor: Redactor, cache_bytes: Callable[[], int]
+    ) -> None:
+        """`cache_bytes` tells the size of what is kept because it is asked for again."""
+        self._config = config
+        self._topics = topics
+        self._upstream = upstream
+        self._redactor = redactor
+        self._cache_bytes = cache_bytes
+
+    @get("/memd/health")
+    async def health(self) -> Health:
+        """Whether the daemon runs, on which folder, and whether the model server answers."""
+        facts = self._upstream.facts
+        upstream = UpstreamHealth(self._upstream.url, facts.reachable, facts.window)
+        return Health("ok", __version__, str(self._config.data_dir.resolve()), len(self._topics.opened()), upstream)
+
+    @get("/memd/stats")
+    async def stats(self) -> Stats:
+        """What is in memory."""
+        topics = {topic.id: topic.log.stats() for topic in self._topics.opened()}
+        return Stats(
+            data_dir=str(self._config.data_dir.resolve()),
+            memory_bytes=sum(one.memory_bytes for one in topics.values()),
+            memory_bytes_max=self._config.store.memory_bytes_max,
+            cache_bytes=self._cache_bytes(),
+            tasks=len(asyncio.all_tasks()),
+            redacted=dict(self._redactor.told) if self._redactor else None,
+            topics=topics,
+        )
+
+
+class TopicRoutes:
+    """Topics and their live conversations."""
+
+    def __init__(self, data_dir: Path, topics: Topics, files: LocalDisk) -> None:
+        self._data_dir = data_dir
+        self._files = files
+        self._topics = topics
+
+    @get("/memd/topics")
+    async def topics(self) -> KnownTopics:
+        """All topics, with what is stored of each and what waits in its buffer."""
+        on_disk = await asyncio.get_running_loop().run_in_executor(None, disk_usage, self._data_dir, self._files)
+        is_open = {topic.id: topic for topic in self._topics.opened()}
+        known = []
+        for one in on_disk:
+            topic = is_open.get(one.topic_id)
+            conversations = [] if topic is None else topic.buffer.conversations()
+            tokens = sum(talk.tokens_between(talk.left_out, len(talk)) for talk in conversations)
+            known.append(
+                KnownTopic(
+                    **{name: getattr(one, name) for name in one.__struct_fields__},
+                    is_open=topic is not None,
+                    conversations=len(conversations),
+                    buffered_tokens=tokens,
+                )
+            )
+        return KnownTopics(known)
+
+    @get("/memd/buffer")
+    async def buffer(self, query: BufferQuery) -> BufferedConversations:
+        """The live conversations of a topic: which messages are in the prompt, which are stored, which are both."""
+        topic_id = checked_topic_id(query.topic)
+        topic = next((one for one in self._topics.opened() if one.id == topic_id), None)
+        talks = [] if topic is None else [_conversation(talk) for talk in topic.buffer.conversations()]
+        return BufferedConversations(sorted(talks, key=lambda talk: -talk.last_at))
+
+
+class LiveRoutes:
+    """What programs watch: figures and events."""
+
+    def __init__(self, events: Events, exposition: Callable[[str], Awaitable[tuple[bytes, str]]]) -> None:
+        """`exposition` makes the figures in the format that an `Accept` header asks for, with their content type."""
+        self._events = events
+        self._exposition = exposition
+
+    @get("/memd/events")
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """Turns, what is stored and what is corrected as it happens, as server-sent events, until the client leaves."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        await response.prepare(request)
+        with self._events.listening() as queue, contextlib.suppress(ConnectionError):
+            await response.write(b": memd\n\n")
+            while not self._events.have_ended():
+                try:
+                    name, value = await asyncio.wait_for(queue.get(), PING_SECONDS)
+                    if self._events.have_ended():
+                        break
+                    await response.write(f"event: {name}\ndata: {msgspec.json.encode(value).decode()}\n\n".encode())
+                except TimeoutError:
+                    await response.write(b": ping\n\n")
+        return response
+
+    @get("/memd/metrics")
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        """Figures for Prometheus; docs/operations.md lists them."""
+        body, content_type = await self._exposition(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+def _conversation(talk: Conversation) -> BufferedConversation:
+    start = max(0, len(talk) - LATEST_MESSAGES)
+    latest = [
+        BufferedMessage(
+            role=None if item.message is None else item.message.role,
+            text="" if item.message is None else item.message.text[:PREVIEW_CHARACTERS],
+            tokens=item.tokens,
+            stored=position < talk.stored,
+            left_out=position < talk.left_out,
+        )
+        for position, item in enumerate(talk.messages[start:], start)
+    ]
+    return BufferedConversation(
+        conversation=talk.id,
+        messages=len(talk),
+        tokens=talk.tokens_between(talk.left_out, len(talk)),
+        left_out=talk.left_out,
+        stored=talk.stored,
+        last_at=int(talk.used_at * 1e6),
+        latest=latest,
+    )

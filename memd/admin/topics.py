@@ -1,0 +1,77 @@
+"""Topics by name, for routes: kept open while they are read or corrected.
+
+Rule: nothing is created here; a name that no topic has is the caller's mistake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from memd.entries import checked_topic_id
+from memd.errors import BadQuestion, NotFound
+from memd.ingest.topics import Topic, Topics
+
+
+class NamedTopics:
+    """Finds topics by their names."""
+
+    def __init__(self, topics: Topics, topic_ids: Callable[[], list[str]]) -> None:
+        """`topic_ids` lists all topics on disk; it is called in a thread."""
+        self._topics = topics
+        self._topic_ids = topic_ids
+
+    @asynccontextmanager
+    async def held(self, names: Sequence[str]) -> AsyncIterator[list[Topic]]:
+        """The topics of these names, or all if none is given; open as long as the block runs.
+
+        Raises:
+            BadTopicId, BadQuestion: there is no such topic.
+            StoreError: a topic cannot be read.
+        """
+        named = [checked_topic_id(name) for name in names]
+        async with contextlib.AsyncExitStack() as held:
+            found = []
+            for name in named or await asyncio.get_running_loop().run_in_executor(None, self._topic_ids):
+                topic = await self._topics.existing(name)
+                if topic is None:
+                    raise BadQuestion(_no_topic(name))
+                held.enter_context(topic.held())
+                found.append(topic)
+            yield found
+
+    @asynccontextmanager
+    async def held_if_there(self, names: Sequence[str]) -> AsyncIterator[list[Topic]]:
+        """Those of these topics that still exist; open as long as the block runs.
+
+        Raises:
+            StoreError: a topic cannot be read.
+        """
+        async with contextlib.AsyncExitStack() as held:
+            found = []
+            for name in names:
+                topic = await self._topics.existing(name)
+                if topic is not None:
+                    held.enter_context(topic.held())
+                    found.append(topic)
+            yield found
+
+    @asynccontextmanager
+    async def held_one(self, name: str) -> AsyncIterator[Topic]:
+        """The topic of this name; open as long as the block runs.
+
+        Raises:
+            BadTopicId, NotFound: there is no such topic.
+            StoreError: it cannot be read.
+        """
+        topic = await self._topics.existing(checked_topic_id(name))
+        if topic is None:
+            raise NotFound(_no_topic(name))
+        with topic.held():
+            yield topic
+
+
+def _no_topic(name: str) -> str:
+    return f"there is no topic {name!r}; `memd stats` lists them"

@@ -1,0 +1,81 @@
+"""The routes about turns: what memory did in each, and what it would do now.
+
+Rule: turns are known from their receipts; an old one, or any without `receipts.enabled`, is not known.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from memd.admin.queries import TurnsQuery
+from memd.admin.receipts import Receipt, Receipts, summary
+from memd.admin.routing import get
+from memd.admin.topics import NamedTopics
+from memd.conversation.tokens import TokenCounter
+from memd.errors import BadQuestion, NotFound
+from memd.recall.explained import EARLIER, INJECTED, SearchAnswer, search_answer
+from memd.recall.retrieve import Budget, Filters, Retriever
+
+
+class Turns(msgspec.Struct, frozen=True):
+    """The latest turns, newest first: receipts without their blocks, and with the number of their candidates."""
+
+    turns: list[dict[str, Any]]
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """A turn, what its question would bring up now, and the ids of the chunks that make the difference."""
+
+    turn: Receipt
+    now: SearchAnswer
+    gained: list[str]
+    lost: list[str]
+    kept: list[str]
+
+
+class TurnRoutes:
+    """Receipts, and questions asked again."""
+
+    def __init__(self, receipts: Receipts, topics: NamedTopics, retriever: Retriever, counter: TokenCounter) -> None:
+        self._receipts = receipts
+        self._topics = topics
+        self._retriever = retriever
+        self._counter = counter
+
+    @get("/memd/turns")
+    async def turns(self, query: TurnsQuery) -> Turns:
+        """The latest turns, without their blocks."""
+        found = await self._receipts.latest(query.limit, topic_id=query.topic, before=query.before, uuid=None)
+        return Turns([summary(receipt) for receipt in found])
+
+    @get("/memd/turns/{id}")
+    async def turn(self, turn_id: str) -> Receipt:
+        """One turn's receipt."""
+        receipt = await self._receipts.find(turn_id) if turn_id.isalnum() else None
+        if receipt is None:
+            raise NotFound(f"there is no receipt of turn {turn_id[:60]!r}: it is too old, or receipts.enabled is false")
+        return receipt
+
+    @get("/memd/turns/{id}/replay")
+    async def replay(self, turn_id: str) -> Replay:
+        """What the same question would bring up now, beside what it did."""
+        receipt = await self.turn(turn_id)
+        if receipt.question is None:
+            raise BadQuestion("memory was not asked in this turn: it showed the block of an earlier one, or none")
+        async with self._topics.held_if_there((receipt.topic_id, *receipt.related)) as found:
+            logs = [topic.log for topic in found]
+            budget = Budget(receipt.budget_tokens, self._counter.drift.factor(receipt.model))
+            earlier = {bytes.fromhex(one.uuid) for one in receipt.candidates if one.verdict == EARLIER}
+            filters = Filters(shown_uuids=earlier, relevant_only=False)
+            now = search_answer(await self._retriever.retrieve(receipt.question, logs, budget, filters))
+        then = {one.uuid: one.id for one in receipt.candidates if one.verdict in (INJECTED, EARLIER)}
+        since = {one.uuid: one.id for one in now.chunks if one.verdict in (INJECTED, EARLIER)}
+        return Replay(
+            turn=receipt,
+            now=now,
+            gained=[id_ for uuid, id_ in since.items() if uuid not in then],
+            lost=[id_ for uuid, id_ in then.items() if uuid not in since],
+            kept=[id_ for uuid, id_ in then.items() if uuid in since],
+        )
