@@ -1,7 +1,7 @@
-"""What memd remembers: the entry of the log, its identity, its status and its utility.
+"""The entries of the log: their fields, their identity, their status and their utility.
 
 Rule: pure values; nothing here reads a clock, a random source or a file by itself. A *chunk* is a piece of remembered
-conversation with one uuid; an *entry* is one record of the log about a chunk. A chunk has one entry when it is created
+text with one uuid; an *entry* is one record of the log about a chunk. A chunk has one entry when it is created
 and one more for every correction; the entry with the highest `canonical_id` is the chunk's present state.
 """
 
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, Meta, UnsetType
 from numpy.typing import NDArray
 
 from memd.errors import BadTopicId
@@ -30,6 +31,14 @@ UTILITY_RATIO = 1.5
 UTILITY_STEPS_MIN = -4  # 1.5 ** -4 = 0.198: below the default min_score even for a perfect match, so invisible
 UTILITY_STEPS_MAX = 10  # 1.5 ** 10 = 57.7
 
+REDACTED_AS = "redacted_as"
+"""The key of a type's `Meta.extra` that says how redaction treats its text: "name" (a pseudonym in place of a secret,
+equal ones stay equal), "role" (the same, the usual roles aside), "identifier" (left as it is); without it, as text."""
+Name = Annotated[str, Meta(extra={REDACTED_AS: "name"})]
+Identifier = Annotated[str, Meta(extra={REDACTED_AS: "identifier"})]
+
+_WRITTEN_ROLES = re.compile("^(?:user|assistant|tool|function): ", re.MULTILINE)
+
 
 class Status(enum.IntEnum):
     """The state that an entry gives its chunk; stored as the integer."""
@@ -38,60 +47,99 @@ class Status(enum.IntEnum):
     DEPRECATED = 1
 
 
-class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry that is not in the log yet: the store gives it its `canonical_id` and, for a new chunk, a public id."""
+class Speaker(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One stretch of a content: from `offset` up to the next speaker's, or to the end, `role` speaks."""
+
+    offset: int
+    """In characters (Unicode code points)."""
+    role: Annotated[str, Meta(extra={REDACTED_AS: "role"})]
+    continues: bool = False
+    """The stretch goes on with a message that an earlier chunk begins, so that no role is written in front of it."""
+
+
+class ChunkState(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that a draft and an entry share: this is their one definition.
+
+    The log, `memd export`, `memd import` and redaction take their fields from here. A field that is added later has the
+    type `… | UnsetType` and the default `UNSET`: it is written where it is set, and records and lines from before it
+    read on. Text in a field is redacted unless its type says otherwise; see `REDACTED_AS`.
+    """
 
     uuid: bytes
     """16 random bytes; the same for every entry of one chunk."""
-    content: str
     vector: bytes
     """Little-endian float32, 4 × dimension bytes; empty for a Deprecated entry."""
-    status: Status = Status.ACTIVE
-    utility_steps: int = 0
+    content: str
+    """The bare text, empty for a Deprecated entry. In entries without `speakers` each message in it is opened by its
+    role (`user: …`)."""
+    status: Status
+    utility_steps: int
     created_at: int
     """Microseconds since the epoch at which the *chunk* was first written; copied by corrections."""
-    roles: tuple[str, ...] = ()
+    roles: tuple[Annotated[str, Meta(extra={REDACTED_AS: "role"})], ...] = ()
+    """The distinct roles that speak in `content`, in the order of their first words."""
     digests: tuple[bytes, ...] = ()
     """The 16-byte digests of the messages whose text is (partly) in `content`, in order."""
-    kind: str = "turn"
+    kind: Name = "turn"
     source: str | None = None
     supersedes: tuple[bytes, ...] = ()
     """The uuids that the Update which created this chunk replaced."""
-    action: str | None = None
+    action: Name | None = None
     reason: str | None = None
-    public_id: str | None = None
-    """None for a new chunk; for another entry of a known chunk the id that it already has."""
-    origin_id: int | None = None
-    """None for a new chunk (its own canonical_id); else the canonical_id of the chunk's first entry."""
+    speakers: tuple[Speaker, ...] | UnsetType = UNSET
+    """Who speaks where, by ascending offset; empty for a text of no message (a correction's, a note)."""
     unknown: dict[str, Any] = {}
     """Fields that a newer version wrote and this one does not know: carried along unchanged."""
 
+    @property
+    def shown(self) -> str:
+        """The content as people and models read it: every message opened by its role."""
+        if self.speakers is UNSET:
+            return self.content
+        return text_with_roles(self.content, self.speakers)
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One record of the log. See `Draft` for the fields that both share."""
+    @property
+    def spoken(self) -> str:
+        """The content without roles: the text that is embedded."""
+        return without_written_roles(self.content) if self.speakers is UNSET else self.content
 
-    uuid: bytes
-    public_id: str
+
+class Draft(ChunkState, frozen=True, kw_only=True):
+    """An entry that is not in the log yet: the store gives it its `canonical_id` and, for a new chunk, a public id."""
+
+    status: Status = Status.ACTIVE
+    utility_steps: int = 0
+    public_id: Identifier | None = None
+    """None for a new chunk; for another entry of a known chunk the id that it already has."""
+    origin_id: int | None = None
+    """None for a new chunk (its own canonical_id); else the canonical_id of the chunk's first entry."""
+
+    def as_entry(self, *, public_id: str, canonical_id: int, group_left: int) -> Entry:
+        """The record that is written for this draft."""
+        fields = {name: getattr(self, name) for name in ChunkState.__struct_fields__}
+        if self.status is Status.DEPRECATED:
+            fields["speakers"] = UNSET  # there is no text in which somebody could speak
+        return Entry(
+            **fields,
+            public_id=public_id,
+            canonical_id=canonical_id,
+            origin_id=canonical_id if self.origin_id is None else self.origin_id,
+            group_left=group_left,
+        )
+
+
+class Entry(ChunkState, frozen=True, kw_only=True):
+    """One record of the log."""
+
+    public_id: Identifier
     canonical_id: int
-    vector: bytes
-    content: str
-    status: Status
     origin_id: int
-    utility_steps: int
-    created_at: int
-    roles: tuple[str, ...] = ()
-    digests: tuple[bytes, ...] = ()
-    kind: str = "turn"
-    source: str | None = None
-    supersedes: tuple[bytes, ...] = ()
-    action: str | None = None
-    reason: str | None = None
+    """The canonical_id of the chunk's first entry."""
     group_left: int = 0
     """How many records of the same append follow this one: recovery drops a group that is not whole."""
-    unknown: dict[str, Any] = {}
 
     def as_draft(self) -> Draft:
-        """The same once more: the next entry of its chunk, to be changed."""
+        """The next entry of the same chunk, unchanged so far."""
         return Draft(**{name: getattr(self, name) for name in Draft.__struct_fields__})
 
     @property
@@ -105,11 +153,36 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return utility_multiplier(self.utility_steps)
 
 
+def opening(role: str) -> str:
+    """What is written in front of a message's text where it is shown."""
+    return f"{role}: "
+
+
+def text_with_roles(content: str, speakers: Sequence[Speaker]) -> str:
+    """`content` with the role in front of every message that begins in it."""
+    parts = []
+    done = 0
+    for speaker in speakers:
+        if not speaker.continues:
+            parts += [content[done : speaker.offset], opening(speaker.role)]
+            done = speaker.offset
+    return "".join([*parts, content[done:]])
+
+
+def without_written_roles(content: str) -> str:
+    """The text of an entry from before `speakers`, guessed: a line that begins like a role loses its beginning.
+
+    This also takes the first word of a line such as `user: alice` in a YAML file, which is why roles are data now. Only
+    entries that have no `speakers` may be read by it.
+    """
+    return _WRITTEN_ROLES.sub("", content) or content
+
+
 Action = Literal["Update", "Helpful", "Unhelpful"]
 
 
 class Correction(msgspec.Struct, frozen=True):
-    """What a caller says about chunks that it was shown."""
+    """A caller's judgement of chunks that it was shown."""
 
     chunk_ids: tuple[str, ...]
     action: Action

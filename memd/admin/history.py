@@ -167,10 +167,10 @@ def _event(snapshot: Snapshot, place: Place) -> Event:
         entry = snapshot.read(place)
     except StoreError as error:
         return _damaged(snapshot, place, str(error))
-    content = entry.content
+    content = entry.shown
     if entry.status is not Status.ACTIVE:
         earlier = [one for one in snapshot.history(entry.uuid) if one.canonical_id < entry.canonical_id]
-        content = next((one.content for one in reversed(earlier) if one.content), "")
+        content = next((one.shown for one in reversed(earlier) if one.content), "")
     return Event(
         canonical_id=entry.canonical_id,
         at=entry.canonical_id,

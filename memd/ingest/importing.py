@@ -191,7 +191,7 @@ class Importer:
             return
         self.counts.redacted += self._redactor.replaced(told, draft)
         if draft.status is Status.ACTIVE:
-            vector = self._embed(draft.content).astype("<f4").tobytes()
+            vector = self._embed(draft.spoken).astype("<f4").tobytes()
             draft = msgspec.structs.replace(draft, vector=vector)
         # Entries of different topics keep the order that they have in the file.
         if topic_id != self._pending_topic_id or len(self._pending) >= GROUP_ENTRIES:

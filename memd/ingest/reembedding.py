@@ -53,7 +53,7 @@ def reembed_topics(
                     except StoreError as error:
                         problems.append(error)
                         continue
-                    vector = embed(entry.content).astype("<f4").tobytes()
+                    vector = embed(entry.spoken).astype("<f4").tobytes()
                     drafts.append(msgspec.structs.replace(entry.as_draft(), vector=vector))
                     advanced(done + len(drafts), total)
                 append_and_seal(topic, drafts)

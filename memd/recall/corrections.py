@@ -215,7 +215,7 @@ def _present(snapshot: Snapshot, chunk_uuid: bytes, encoder: Embeds) -> Entry | 
     if entry is None or entry.status is not Status.ACTIVE:
         return entry
     if snapshot.fingerprint_of(chunk_uuid) != encoder.fingerprint:
-        return msgspec.structs.replace(entry, vector=_embedded(encoder, entry.content))
+        return msgspec.structs.replace(entry, vector=_embedded(encoder, entry.spoken))
     return entry
 
 
@@ -239,6 +239,7 @@ def _replacement(
     draft = Draft(
         uuid=uuid,
         content=content,
+        speakers=(),
         vector=embed(content),
         created_at=now_us,
         roles=tuple(dict.fromkeys(role for state in replaced for role in state.roles)),
@@ -266,7 +267,7 @@ def _state_before(snapshot: Snapshot, chunk_uuid: bytes, reason: str, encoder: E
     place = snapshot.place(before.canonical_id)
     draft = msgspec.structs.replace(before.as_draft(), action=UNDO, reason=reason)
     if place is None or snapshot.views[place[0]].segment.header.fingerprint != encoder.fingerprint:
-        draft = msgspec.structs.replace(draft, vector=_embedded(encoder, draft.content))
+        draft = msgspec.structs.replace(draft, vector=_embedded(encoder, draft.spoken))
     return draft
 
 

@@ -361,27 +361,7 @@ class TopicLog:
         """The entry of a draft."""
         expected_bytes = 4 * self._shared.model.dimension if draft.status is Status.ACTIVE else 0
         assert len(draft.uuid) == 16 and len(draft.vector) == expected_bytes, "a uuid and a vector of their sizes"
-        canonical_id = self._shared.clock.next()
-        return Entry(
-            uuid=draft.uuid,
-            public_id=public_id,
-            canonical_id=canonical_id,
-            vector=draft.vector,
-            content=draft.content,
-            status=draft.status,
-            origin_id=canonical_id if draft.origin_id is None else draft.origin_id,
-            utility_steps=draft.utility_steps,
-            created_at=draft.created_at,
-            roles=draft.roles,
-            digests=draft.digests,
-            kind=draft.kind,
-            source=draft.source,
-            supersedes=draft.supersedes,
-            action=draft.action,
-            reason=draft.reason,
-            group_left=group_left,
-            unknown=draft.unknown,
-        )
+        return draft.as_entry(public_id=public_id, canonical_id=self._shared.clock.next(), group_left=group_left)
 
     def _public_id_of(self, uuid: bytes) -> str:
         """The public id of a chunk that the topic has."""

@@ -35,6 +35,7 @@ import zlib
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from memd.entries import PUBLIC_ID_DIGITS_MIN, UTILITY_STEPS_MAX, UTILITY_STEPS_MIN, Entry, Status
 from memd.errors import CorruptFile, ForeignFile, StoreError
@@ -53,7 +54,10 @@ FINGERPRINT_BYTES = 32
 _HEADER = struct.Struct("<8sIIII32s8s12x")
 _CRC = struct.Struct("<I")
 _FRAME = struct.Struct("<II")
-_FIELDS = tuple(name for name in Entry.__struct_fields__ if name != "unknown")
+_FIRST = ("uuid", "public_id", "canonical_id", "vector", "content", "status", "origin_id")
+"""The order in which version 1 writes the first fields of an entry; the others follow as they are defined."""
+_FIELDS = tuple(name for name in dict.fromkeys([*_FIRST, *Entry.__struct_fields__]) if name != "unknown")
+_OPTIONAL = tuple(field.name for field in msgspec.structs.fields(Entry) if field.default is UNSET)
 _encoder = msgspec.msgpack.Encoder()
 _entry_decoder = msgspec.msgpack.Decoder(Entry)
 
@@ -202,9 +206,8 @@ def scan_records(data: bytes, start: int = HEADER_BYTES) -> Scan:
 
 def encode_entry(entry: Entry) -> bytes:
     """Encode an entry as the payload of a log record."""
-    known = msgspec.structs.asdict(entry)
-    unknown = known.pop("unknown")
-    return _encoder.encode(known | {name: value for name, value in unknown.items() if name not in known})
+    known = {name: value for name in _FIELDS if (value := getattr(entry, name)) is not UNSET}
+    return _encoder.encode(known | {name: value for name, value in entry.unknown.items() if name not in _FIELDS})
 
 
 def decode_entry(payload: bytes, *, dimension: int | None) -> Entry:
@@ -217,7 +220,7 @@ def decode_entry(payload: bytes, *, dimension: int | None) -> Entry:
     """
     try:
         entry = _entry_decoder.decode(payload)
-        fields = msgspec.msgpack.decode(payload) if _count(payload) != len(_FIELDS) else {}
+        fields = msgspec.msgpack.decode(payload) if _count(payload) != _written_count(entry) else {}
     except (msgspec.MsgspecError, RecursionError) as error:
         raise CorruptFile(f"the record is not an entry: {error}") from error
     wanted_bytes = 0 if entry.status is Status.DEPRECATED else dimension and 4 * dimension
@@ -245,6 +248,11 @@ def _count(payload: bytes) -> int:
     if payload[0] & 0xF0 == 0x80:
         return payload[0] & 0x0F
     return int.from_bytes(payload[1:3], "big") if payload[0] == 0xDE else -1
+
+
+def _written_count(entry: Entry) -> int:
+    """How many fields the payload of an entry without unknown ones has."""
+    return len(_FIELDS) - sum(getattr(entry, name) is UNSET for name in _OPTIONAL)
 
 
 def _next_record(data: bytes, start: int) -> int | None:
