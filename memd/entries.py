@@ -8,6 +8,7 @@ and one more for every correction; the entry with the highest `canonical_id` is 
 from __future__ import annotations
 
 import enum
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
@@ -92,6 +93,12 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True):
     """Fields that a newer version wrote and this one does not know: carried along unchanged."""
 
     @property
+    def speakers_fit(self) -> bool:
+        """Whether the offsets of `speakers` ascend within `content`."""
+        offsets = [] if self.speakers is UNSET else [speaker.offset for speaker in self.speakers]
+        return all(0 <= at < then for at, then in itertools.pairwise([*offsets, len(self.content) + 1]))
+
+    @property
     def shown(self) -> str:
         """The content as people and models read it: every message opened by its role."""
         if self.speakers is UNSET:
@@ -153,7 +160,7 @@ class Entry(ChunkState, frozen=True, kw_only=True):
         return utility_multiplier(self.utility_steps)
 
 
-def opening(role: str) -> str:
+def role_opening(role: str) -> str:
     """What is written in front of a message's text where it is shown."""
     return f"{role}: "
 
@@ -164,7 +171,7 @@ def text_with_roles(content: str, speakers: Sequence[Speaker]) -> str:
     done = 0
     for speaker in speakers:
         if not speaker.continues:
-            parts += [content[done : speaker.offset], opening(speaker.role)]
+            parts += [content[done : speaker.offset], role_opening(speaker.role)]
             done = speaker.offset
     return "".join([*parts, content[done:]])
 

@@ -100,12 +100,12 @@ def leading_count(messages: Sequence[Message]) -> int:
 
 
 def stored_text(message: Message) -> str:
-    """The message as it is written into a chunk: opened by its role, tool calls spelled out, text verbatim."""
+    """The message as a chunk has it: its text verbatim, tool calls spelled out."""
     parts = [message.text] if message.text else []
     parts += [f"[call {call.name} {call.arguments}]" for call in message.tool_calls]
     if message.interrupted:
         parts.append("[interrupted]")
-    return f"{message.role}: " + "\n".join(parts)
+    return "\n".join(parts)
 
 
 def without_memory_blocks(text: str) -> str:

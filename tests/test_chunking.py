@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.fastembed import load_embedder
-from memd.entries import Vector
-from memd.ingest.chunking import Chunk, Source, Split, split
+from memd.entries import Speaker, Vector, text_with_roles
+from memd.ingest.chunking import Chunk, Split, Utterance, split
 from memd.ingest.pieces import candidate_pieces
 from memd.settings.model import Chunking
 
@@ -55,8 +55,8 @@ BUILDING_BLOCKS = [
 ]
 
 
-def source(role: str, text: str) -> Source:
-    return Source(f"{role}: {text}", role, hashlib.blake2b(f"{role}{text!r}".encode(), digest_size=16).digest())
+def source(role: str, text: str) -> Utterance:
+    return Utterance(text, role, hashlib.blake2b(f"{role}{text!r}".encode(), digest_size=16).digest())
 
 
 def hashed(text: str) -> Vector:
@@ -71,7 +71,7 @@ def never() -> bool:
 
 
 def chunked(
-    sources: Sequence[Source],
+    sources: Sequence[Utterance],
     embed: Callable[[str], Vector] = hashed,
     expired: Callable[[], bool] = never,
     chunking: Chunking = CHUNKING,
@@ -90,30 +90,26 @@ def real_embed() -> Callable[[str], Vector]:
     return load_embedder("bundled", threads=2).embed
 
 
-def taken_apart(chunks: Sequence[Chunk], sources: Sequence[Source]) -> list[str]:
-    """The text that the chunks have of each message; fails if a chunk holds anything else."""
-    found = [""] * len(sources)
-    message = 0
+def shown(chunk: Chunk) -> str:
+    return text_with_roles(chunk.content, chunk.speakers)
+
+
+def taken_apart(chunks: Sequence[Chunk], sources: Sequence[Utterance]) -> list[str]:
+    """The text that the chunks have of each message, by their speakers; fails if a chunk holds anything else."""
+    found: list[str] = []
     for chunk in chunks:
-        rest = chunk.content
-        digests = []
-        while True:
-            if found[message] == sources[message].text:
-                message += 1
-            digests.append(sources[message].digest)
-            wanted = sources[message].text.removeprefix(found[message])
-            if len(rest) <= len(wanted):
-                assert wanted.startswith(rest)
-                found[message] += rest
-                break
-            assert rest.startswith(wanted + "\n")
-            found[message] += wanted
-            rest = rest.removeprefix(wanted + "\n")
-        assert chunk.digests == tuple(digests)
+        ends = [*(speaker.offset - 1 for speaker in chunk.speakers[1:]), len(chunk.content)]
+        assert all(chunk.content[end] == "\n" for end in ends[:-1])
+        for speaker, end, digest in zip(chunk.speakers, ends, chunk.digests, strict=True):
+            if not speaker.continues:
+                found.append("")
+            found[-1] += chunk.content[speaker.offset : end]
+            said = sources[len(found) - 1]
+            assert (speaker.role, digest) == (said.role, said.digest)
     return found
 
 
-def assert_covered(chunks: Sequence[Chunk], sources: Sequence[Source]) -> None:
+def assert_covered(chunks: Sequence[Chunk], sources: Sequence[Utterance]) -> None:
     """The chunks are verbatim, in order, and leave no gap but the newlines where messages meet."""
     whole = "\n".join(source.text for source in sources)
     joints = {len("\n".join(source.text for source in sources[:end])) for end in range(1, len(sources))}
@@ -127,11 +123,11 @@ def assert_covered(chunks: Sequence[Chunk], sources: Sequence[Source]) -> None:
 
 
 def assert_bounds(chunks: Sequence[Chunk], chunking: Chunking = CHUNKING) -> None:
-    tokens = [COUNTER.count(chunk.content) for chunk in chunks]
+    tokens = [COUNTER.count(shown(chunk)) for chunk in chunks]
     assert max(tokens, default=0) <= chunking.max_tokens
     for number in range(1, len(chunks)):
         if tokens[number] < chunking.min_tokens:  # then it does not fit to the one before it
-            joined = chunks[number - 1].content + "\n" + chunks[number].content
+            joined = shown(chunks[number - 1]) + "\n" + shown(chunks[number])
             assert COUNTER.count(joined) >= chunking.max_tokens
 
 
@@ -147,13 +143,11 @@ messages = st.lists(
 
 @settings(max_examples=settings().max_examples * 3 // 2)
 @given(messages)
-def test_the_chunks_of_a_message_put_together_are_its_text(sources: list[Source]) -> None:
+def test_the_chunks_of_a_message_put_together_are_its_text(sources: list[Utterance]) -> None:
     result = chunked(sources)
     assert not result.used_fallback
     assert taken_apart(result.chunks, sources) == [source.text for source in sources]
     assert_bounds(result.chunks)
-    by_digest = {source.digest: source.role for source in sources}
-    assert all(chunk.roles == tuple(by_digest[digest] for digest in chunk.digests) for chunk in result.chunks)
     assert chunked(sources) == result
 
 
@@ -173,7 +167,7 @@ def test_pieces_joined_are_the_text_and_fit_the_limit(text: str, whole_tokens: i
     messages, st.integers(0, 5), st.sampled_from([CHUNKING, Chunking(min_tokens=1, max_tokens=20, overlap_tokens=1000)])
 )
 def test_when_time_runs_out_everything_is_still_in_a_chunk(
-    sources: list[Source], calls: int, chunking: Chunking
+    sources: list[Utterance], calls: int, chunking: Chunking
 ) -> None:
     left = [calls]
 
@@ -191,7 +185,7 @@ def test_a_short_rest_within_the_overlap_is_one_window() -> None:
     sources = [source("user", "One. Two.")]
     result = chunked(sources, expired=lambda: True, chunking=chunking)
     assert result.used_fallback
-    assert [chunk.content for chunk in result.chunks] == ["user: One. Two."]
+    assert [shown(chunk) for chunk in result.chunks] == ["user: One. Two."]
 
 
 def test_fixed_windows_have_150_to_200_tokens_and_share_up_to_20() -> None:
@@ -199,7 +193,7 @@ def test_fixed_windows_have_150_to_200_tokens_and_share_up_to_20() -> None:
     result = chunked(sources, expired=lambda: True)
     assert result.used_fallback
     contents = [chunk.content for chunk in result.chunks]
-    assert all(150 <= COUNTER.count(content) <= 200 for content in contents[:-1])
+    assert all(150 <= COUNTER.count(shown(chunk)) <= 200 for chunk in result.chunks[:-1])
     rebuilt = contents[0]
     for content in contents[1:]:
         shared = next(size for size in range(len(content), 0, -1) if rebuilt.endswith(content[:size]))
@@ -229,7 +223,7 @@ def test_a_code_block_is_not_cut_where_it_fits() -> None:
 
 def test_a_code_block_directly_behind_the_role_is_seen() -> None:
     code = "```\n\n" + "x = 1. Y = 2.\n\n" * 3 + "```\n"
-    assert pieces_of(f"user: {code}Done.", opening="user: ") == [f"user: {code}", "Done."]
+    assert pieces_of(f"{code}Done.", opening="user: ") == [code, "Done."]
 
 
 def test_a_code_block_that_does_not_fit_is_cut_at_lines() -> None:
@@ -258,14 +252,15 @@ def test_a_chunk_does_not_end_within_a_short_message() -> None:
     sentences = "The gateway listens on port 8765. The password is rotated on Mondays. Backups leave at two. "
     sources = [source("user" if number % 2 else "assistant", sentences * 2) for number in range(6)]
     for chunk in chunked(sources).chunks:
-        assert chunk.content.startswith(("user: ", "assistant: ")) and chunk.content.endswith("at two. ")
+        assert shown(chunk).startswith(("user: ", "assistant: ")) and chunk.content.endswith("at two. ")
 
 
 def test_tiny_turns_share_a_chunk_and_open_with_their_roles() -> None:
     sources = [source("user", "Which port?"), source("assistant", "8765."), source("user", "Thanks!")]
     (chunk,) = chunked(sources).chunks
-    assert chunk.content == "user: Which port?\nassistant: 8765.\nuser: Thanks!"
-    assert chunk.roles == ("user", "assistant", "user")
+    assert chunk.content == "Which port?\n8765.\nThanks!"
+    assert shown(chunk) == "user: Which port?\nassistant: 8765.\nuser: Thanks!"
+    assert chunk.speakers == (Speaker(0, "user"), Speaker(12, "assistant"), Speaker(18, "user"))
     assert chunk.digests == tuple(source.digest for source in sources)
 
 
@@ -284,7 +279,9 @@ def test_a_boundary_is_set_where_the_subject_changes() -> None:
     garden = "Tomatoes want sun and water. Water the tomatoes in the sun. Tomatoes like much sun and much water. "
     loose = Chunking(similarity=0.35, min_tokens=15)
     chunks = chunked([source("user", database + garden)], embed=real_embed(), chunking=loose).chunks
-    assert [chunk.content for chunk in chunks] == ["user: " + database, garden]
+    assert [chunk.content for chunk in chunks] == [database, garden]
+    assert [shown(chunk) for chunk in chunks] == ["user: " + database, garden]
+    assert [chunk.speakers for chunk in chunks] == [(Speaker(0, "user"),), (Speaker(0, "user", continues=True),)]
 
 
 def test_no_text_is_too_long_or_too_odd() -> None:

@@ -43,11 +43,10 @@ def test_related_texts_are_nearer_than_unrelated_ones(embedder: Embedder) -> Non
     assert far < 0.2
 
 
-def test_the_roles_that_open_the_messages_of_a_chunk_have_no_part_in_its_vector(embedder: Embedder) -> None:
-    chunk = "user: Which database?\nassistant: PostgreSQL.\ntool: {}\nan assistant: is no opening"
-    bare = "Which database?\nPostgreSQL.\n{}\nan assistant: is no opening"
-    assert embedder.embed(chunk).tobytes() == embedder.embed(bare).tobytes()
-    assert embedder.embed(chunk).tobytes() != embedder.embed_pieces(chunk)[0].tobytes(), "a question is read as it is"
+def test_a_line_that_looks_like_a_role_is_embedded_whole(embedder: Embedder) -> None:
+    text = "access.yaml:\nuser: alice"
+    assert embedder.embed(text).tobytes() == embedder.embed_pieces(text)[0].tobytes()
+    assert embedder.embed(text).tobytes() != embedder.embed("access.yaml:\nalice").tobytes()
     assert np.isfinite(embedder.embed("user: ")).all()
 
 

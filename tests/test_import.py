@@ -22,7 +22,7 @@ from memd.embedding.fastembed import Embedder, load_embedder
 from memd.entries import Draft, Vector
 from memd.errors import BadImport
 from memd.ingest import importing, offline
-from memd.ingest.importing import Counts, Importer
+from memd.ingest.importing import ImportCounts, Importer
 from memd.ingest.pipeline import unstored_runs
 from memd.messages import chain_all
 from memd.settings.model import Config
@@ -64,7 +64,7 @@ def counter() -> TokenCounter:
     return TokenCounter(cl100k_base(ranks_bytes()))
 
 
-Run = Callable[..., Counts]
+Run = Callable[..., ImportCounts]
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def run(embedder: Embedder, counter: TokenCounter) -> Run:
 
     def run(
         folder: Path, file: Path, *, topic_id: str | None = None, embed: Callable[[str], Vector] | None = None
-    ) -> Counts:
+    ) -> ImportCounts:
         store = opened(folder, embedder)
         importer = Importer(store, Config(), counter, embed or embedder.embed, topic_id=topic_id)
         try:

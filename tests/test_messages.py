@@ -160,14 +160,14 @@ def test_only_the_leading_run_of_instructions_counts_as_leading() -> None:
     assert leading_count([]) == 0
 
 
-def test_a_stored_message_is_opened_by_its_role_and_kept_verbatim() -> None:
-    assert stored_text(Message("user", "  Use\n\nPostgreSQL. ")) == "user:   Use\n\nPostgreSQL. "
+def test_a_stored_message_is_kept_verbatim_without_its_role() -> None:
+    assert stored_text(Message("user", "  Use\n\nPostgreSQL. ")) == "  Use\n\nPostgreSQL. "
 
 
 def test_a_stored_message_spells_out_its_calls_and_its_interruption() -> None:
     message = Message("assistant", "Looking.", tool_calls=(ToolCall("c", "search", '{"q":1}'),), interrupted=True)
-    assert stored_text(message) == 'assistant: Looking.\n[call search {"q":1}]\n[interrupted]'
-    assert stored_text(called("{}")) == "assistant: [call search {}]"
+    assert stored_text(message) == 'Looking.\n[call search {"q":1}]\n[interrupted]'
+    assert stored_text(called("{}")) == "[call search {}]"
 
 
 def test_a_block_in_front_of_text_leaves_the_text() -> None:

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from memd.conversation.conversation import Buffered
 from memd.conversation.events import Appended, Event, Forked, Opened, Placed
-from memd.entries import Draft, Vector
-from memd.ingest.redaction.checked import checked_by
-from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
+from memd.entries import Draft, Speaker, Vector
+from memd.errors import StoreError
+from memd.ingest.redaction.redactor import NO_REDACTION, Redactor, last_look, redacted_drafts
 from memd.ingest.redaction.shapes import BUILT_IN
 from memd.messages import Block, Message, ToolCall
 from memd.settings.model import Ingest, RedactionName
@@ -402,15 +402,53 @@ def test_the_vector_of_an_entry_is_that_of_what_is_left_of_it() -> None:
         return np.full(2, 0.5, np.float32)
 
     redactor = Redactor.of(Ingest(redact=True))
-    checked = checked_by(redactor, embed)
     draft = Draft(uuid=bytes(16), content=f"it is {SECRET}", vector=bytes(8), created_at=1)
-    kept = checked(draft)
+    (kept,) = redacted_drafts([draft], redactor, embed)
     assert (kept.content, kept.vector) == ("it is [redacted:api_key]", np.full(2, 0.5, "<f4").tobytes())
     assert embedded == ["it is [redacted:api_key]"]
-    assert checked(kept) is kept
-    assert redactor.told == {"api_key": 1}, "what was replaced before does not count again"
+    assert redacted_drafts([kept], redactor, embed) == [kept] and len(embedded) == 1
+    assert redactor.counts == {"api_key": 1}, "what was replaced before does not count again"
     gone = msgspec.structs.replace(draft, content="", vector=b"", reason=SECRET)
-    assert checked(gone).vector == b""
+    assert redacted_drafts([gone], redactor, embed)[0].vector == b""
+
+
+def test_the_store_refuses_an_active_draft_that_was_not_redacted_and_redacts_what_has_no_vector() -> None:
+    checked = last_look(REDACTOR)
+    draft = Draft(uuid=bytes(16), content="it is [redacted:api_key]", vector=bytes(8), created_at=1, reason=SECRET)
+    assert checked(draft) == msgspec.structs.replace(draft, reason="[redacted:api_key]")
+    with pytest.raises(StoreError, match="should have been redacted before"):
+        checked(msgspec.structs.replace(draft, content=f"it is {SECRET}"))
+    gone = msgspec.structs.replace(draft, content="", vector=b"", reason=SECRET)
+    assert checked(gone).reason == "[redacted:api_key]"
+
+
+def test_who_speaks_where_is_still_true_of_what_is_left_of_a_text() -> None:
+    first, second, third = f"it is {SECRET}!", "Noted.", f"{SECRET} and {SECRET}"
+    content = f"{first}\n{second}\n{third}"
+    starts = 0, len(first) + 1, len(first) + len(second) + 2
+    speakers = tuple(map(Speaker, starts, ("user", "assistant", SECRET)))
+    draft = Draft(uuid=bytes(16), content=content, vector=b"", created_at=1, speakers=speakers)
+    kept = REDACTOR.draft(draft)
+    name = REDACTOR.identifier(SECRET)
+    mark = "[redacted:api_key]"
+    assert kept.shown == f"user: it is {mark}!\nassistant: Noted.\n{name}: {mark} and {mark}"
+    assert kept.speakers_fit and REDACTOR.draft(kept) is kept
+
+
+def test_a_message_that_lies_within_a_secret_speaks_no_more() -> None:
+    redactor = Redactor.of(Ingest(redact=True, redact_patterns={"span": "b[^e]*d"}))
+    speakers = (Speaker(0, "user"), Speaker(3, "tool"), Speaker(5, "user"))
+    draft = Draft(uuid=bytes(16), content="ab\nc\nd e", vector=b"", created_at=1, speakers=speakers)
+    kept = redactor.draft(draft)
+    assert kept.shown == "user: a[redacted:span]user:  e"
+    assert kept.speakers_fit
+
+
+@given(st.text("ab[]:redact own", max_size=40), st.sampled_from(["a.", r"\[r", "d:own", "(?<=a)b", "a*b|b+a"]))
+def test_what_is_redacted_once_stays_as_it_is_whatever_the_pattern(text: str, pattern: str) -> None:
+    redactor = Redactor.of(Ingest(redact=True, redact_patterns={"own": pattern}))
+    kept = redactor.text(text)
+    assert redactor.text(kept) == kept
 
 
 def test_a_line_of_the_log_loses_its_secrets_its_traceback_too() -> None:

@@ -272,7 +272,7 @@ def test_another_models_vectors_are_kept_but_not_compared() -> None:
     query = draft("new", dimension=16)
     hits = topic.snapshot().search(np.frombuffer(query.vector, dtype=np.float32)[None], 100)
     assert [topic.snapshot().entry(hit).content for hit in hits] == ["user: chunk new"]
-    assert topic.has_live_text("user: chunk 3") and topic.has_live_text("user: chunk 11")
+    assert topic.has_live_copy(draft(3)) and topic.has_live_copy(draft(11))
     seal_all(topic)
     store.close()
     assert verify(DATA_DIR, files).ok
@@ -289,7 +289,7 @@ def test_damage_that_happens_while_serving_is_noticed_by_the_read() -> None:
     damaged = sorted(hits)[3]
     with pytest.raises(CorruptFile, match=r"seg_0001\.bin: entry \d+ at offset"):
         snapshot.entry(hits[damaged])
-    assert not topic.has_live_text(ALL[3])
+    assert not topic.has_live_copy(draft(3))
 
 
 @pytest.mark.parametrize("damaged", [0, 1, 2])

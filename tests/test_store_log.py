@@ -113,10 +113,10 @@ def test_what_is_stored_is_known_by_digest_and_by_text_while_it_is_live() -> Non
     for log in (topic, open_store_again(files).topic("talk")):
         assert all(log.has_digest(digest_of(name)) for name in ("0.0", "0.4", "1.1"))
         assert not log.has_digest(digest_of("never"))
-        assert log.has_live_text("user: chunk 0.0") and log.has_live_text("user: chunk 1.1")
-        assert not log.has_live_text("user: chunk")
+        assert log.has_live_copy(draft("0.0")) and log.has_live_copy(draft("1.1"))
+        assert not log.has_live_copy(draft("never"))
     topic.append([deprecated(entries[0])])
-    assert not topic.has_live_text("user: chunk 0.0")
+    assert not topic.has_live_copy(draft("0.0"))
     assert topic.has_digest(digest_of("0.0"))
 
 

@@ -153,7 +153,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert snapshot.knows(uuid)
                 assert snapshot.find(uuid) == entry
                 assert all(log.has_digest(digest) for digest in entry.digests)
-                assert log.has_live_text(entry.content) == (entry.status is Status.ACTIVE)
+                assert log.has_live_copy(entry.as_draft()) == (entry.status is Status.ACTIVE)
 
     @invariant()
     def public_ids_name_one_chunk_per_topic(self) -> None:

@@ -166,7 +166,7 @@ class StatusRoutes:
             memory_bytes_max=self._config.store.memory_bytes_max,
             cache_bytes=self._cache_bytes(),
             tasks=len(asyncio.all_tasks()),
-            redacted=dict(self._redactor.told) if self._redactor else None,
+            redacted=dict(self._redactor.counts) if self._redactor else None,
             topics=topics,
         )
 

@@ -35,7 +35,6 @@ two cores, and in a very long message the request is at one end of it, not in th
 _CHARACTERS_MAX = 32_768  # read before the cut into pieces: tokenising 1 MB takes 1.2 s; 16 pieces of prose have 17,000
 
 _FINGERPRINT_DIGITS = 32
-_ROLES = re.compile("^(?:user|assistant|tool|function): ", re.MULTILINE)
 _LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -63,7 +62,7 @@ class Embedder(Protocol):
     def embed(self, text: str) -> Vector:
         """The unit vector of a chunk of any length: the normalised mean of its pieces' vectors.
 
-        The roles that open its messages are left out: every chunk has them, so they only make chunks more alike.
+        For the text of an entry use `spoken`: every chunk has roles, so they would only make chunks more alike.
         """
 
 
@@ -110,7 +109,7 @@ class FastembedEmbedder:
         Raises:
             EmbeddingError: the model failed on this text.
         """
-        vectors = self.embed_pieces(_ROLES.sub("", text) or text)
+        vectors = self.embed_pieces(text)
         return vectors[0] if len(vectors) == 1 else _unit(vectors.mean(axis=0))
 
     def _vector(self, piece: str) -> Vector:

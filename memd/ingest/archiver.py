@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
 
 from memd.conversation import compaction
@@ -20,7 +19,7 @@ from memd.entries import Draft, Entry
 from memd.errors import MemdError
 from memd.ingest.indexer import Indexer
 from memd.ingest.pipeline import Drafter, unstored_runs
-from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.redaction.redactor import Redactor, redacted_drafts
 from memd.ingest.topics import Topic, Topics
 from memd.settings.model import Config
 from memd.telemetry.events import Events
@@ -54,7 +53,13 @@ class Archiver:
         self._config = config
         self._redactor = redactor
         self._encoder = encoder
-        self._drafter = Drafter(config, counter, encoder.for_ingestion, budget_seconds=config.chunking.budget_ms / 1000)
+        self._drafter = Drafter(
+            config,
+            counter,
+            encoder.for_ingestion,
+            budget_seconds=config.chunking.budget_ms / 1000,
+            redactor=redactor,
+        )
         self._tasks = tasks
         self._indexer = indexer
         self._metrics = metrics
@@ -112,9 +117,14 @@ class Archiver:
         """Append the entries of one request's corrections, durably and as one group; they are returned.
 
         Raises:
-            StoreError: nothing was written.
+            EmbeddingError, StoreError: nothing was written.
         """
-        entries = await topic.write(lambda: topic.log.append(drafts))
+
+        def redact() -> list[Draft]:
+            return redacted_drafts(drafts, self._redactor, self._encoder.for_ingestion)
+
+        redacted = await asyncio.get_running_loop().run_in_executor(None, redact) if self._redactor else drafts
+        entries = await topic.write(lambda: topic.log.append(redacted))
         self._events.tell(
             "corrected", {"topic_id": topic.id, "canonical_ids": tuple(entry.canonical_id for entry in entries)}
         )
@@ -180,18 +190,16 @@ class Archiver:
         messages = [(item.digest, item.message) for item in conversation.messages[conversation.stored : upto]]
         tokens, started = conversation.tokens_between(conversation.stored, upto), time.perf_counter()
 
-        def drafted() -> tuple[list[Draft], Counter[str]]:
-            runs = unstored_runs(topic.log, messages, self._redactor)
-            drafts = self._drafter.drafts(topic.log, runs)
-            return drafts, self._redactor.marks([source.text for run in runs for source in run])
+        def cut_and_embed() -> list[Draft]:
+            return self._drafter.drafts(topic.log, unstored_runs(topic.log, messages, self._redactor))
 
         loop = asyncio.get_running_loop()
-        drafts, redacted = await loop.run_in_executor(self._encoder.ingestion, drafted)
+        drafts = await loop.run_in_executor(self._encoder.ingestion, cut_and_embed)
         if drafts:
             await topic.write(lambda: topic.log.append(drafts))
             self._events.tell("stored", {"topic_id": topic.id, "chunks": len(drafts)})
-        if drafts and redacted:
-            self._redactor.tell(redacted)
+        if redacted := self._redactor.marks([draft.content for draft in drafts]):
+            self._redactor.count(redacted)
             log.info(
                 "stored, redacted", extra={"topic": topic.id, "chunks": len(drafts), "redacted": tallied(redacted)}
             )

@@ -1,4 +1,4 @@
-"""`memd import`: lines of `memd export` and conversations become entries of the log.
+"""`memd import`: entries of the log out of lines of `memd export` and out of conversations.
 
 Rule: a line is imported whole or not at all, lines in their order, and what is in the log already is left out; so an
 import that was interrupted is resumed by doing it again. Vectors are made anew. A chunk that an export speaks of keeps
@@ -7,32 +7,18 @@ its uuid, its history and its place in time (`origin_id`); only its canonical id
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import Raw
 
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
-from memd.entries import (
-    DEFAULT_TOPIC_ID,
-    PUBLIC_ID_DIGITS_MIN,
-    UTILITY_RATIO,
-    Draft,
-    Entry,
-    Status,
-    Vector,
-    checked_topic_id,
-    clamp_utility_steps,
-    utility_multiplier,
-)
+from memd.entries import DEFAULT_TOPIC_ID, Draft, Status, Vector, checked_topic_id
 from memd.errors import BadImport, BadRequestBody, BadTopicId
 from memd.ingest.offline import Advanced, append_and_seal, ignore_progress, opened
 from memd.ingest.pipeline import Drafter, unstored_runs
@@ -40,6 +26,7 @@ from memd.ingest.redaction.redactor import Redactor
 from memd.messages import Message, chain_all, leading_count
 from memd.settings.model import Config
 from memd.store.store import Store
+from memd.store.tools.export_line import decode_line, state_of
 from memd.wire.chat.message import parse_message
 
 GROUP_ENTRIES = 256
@@ -47,15 +34,10 @@ GROUP_ENTRIES = 256
 STRETCH_MESSAGES = 64
 """Messages of a conversation after which the next user message begins a new append."""
 _VECTORS_KEPT = 4096  # the corrections of a chunk repeat its text, and a piece is often a chunk
-_ID_MAX = 1 << 53
-_EPOCH = datetime.fromtimestamp(0, UTC)
-
-Hex = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
-Identity = Annotated[int, Meta(gt=0, le=_ID_MAX)]
 
 
-class Counts(msgspec.Struct):
-    """What an import did."""
+class ImportCounts(msgspec.Struct):
+    """Figures of one import."""
 
     lines: int = 0
     entries: int = 0
@@ -70,39 +52,20 @@ class Counts(msgspec.Struct):
     """By the name of the pattern: secrets that were replaced in what was appended."""
 
 
-class _Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of `memd export`; `live` and what a later version adds is not needed."""
-
-    id: str
-    uuid: Hex
-    topic_id: str
-    canonical_id: Identity
-    origin_id: Identity
-    status: Literal["Active", "Deprecated"]
-    utility_multiplier: Annotated[float, Meta(gt=0)]
-    created_at: datetime
-    content: str
-    roles: tuple[str, ...]
-    kind: str
-    source: str | None
-    supersedes: tuple[Hex, ...]
-    action: str | None
-    reason: str | None
-
-
-class _Members(msgspec.Struct, frozen=True):
-    """What tells the kinds of lines apart."""
+class _LineKind(msgspec.Struct, frozen=True):
+    """The members that tell the kinds of lines apart."""
 
     uuid: Raw = Raw()
     messages: Raw = Raw()
 
 
-_line_decoder = msgspec.json.Decoder(_Line)
-_members_decoder = msgspec.json.Decoder(_Members)
+_kind_decoder = msgspec.json.Decoder(_LineKind)
 _list_decoder = msgspec.json.Decoder(list[Raw])
 
 
-def import_file(config: Config, path: Path, *, topic_id: str | None, advanced: Advanced = ignore_progress) -> Counts:
+def import_file(
+    config: Config, path: Path, *, topic_id: str | None, advanced: Advanced = ignore_progress
+) -> ImportCounts:
     """Import a file into the log of `config.data_dir`; see `Importer`.
 
     Raises:
@@ -133,12 +96,12 @@ class Importer:
         Raises:
             BadTopicId: not a topic name.
         """
-        self.counts = Counts()
+        self.counts = ImportCounts()
         self._store = store
         self._embed = lru_cache(_VECTORS_KEPT)(embed)
-        # Nobody waits for an import: all boundaries are found, none is cut by the clock.
-        self._drafter = Drafter(config, counter, self._embed, budget_seconds=math.inf)
         self._redactor = Redactor.of(config.ingest)
+        # Nobody waits for an import: all boundaries are found, none is cut by the clock.
+        self._drafter = Drafter(config, counter, self._embed, budget_seconds=math.inf, redactor=self._redactor)
         self._topic_id = checked_topic_id(topic_id) if topic_id is not None else None
         self._pending: list[Draft] = []
         self._pending_topic_id = ""
@@ -147,7 +110,7 @@ class Importer:
         beyond them."""
 
     def run(self, path: Path, advanced: Advanced = ignore_progress) -> None:
-        """Import a file; `advanced` is told the bytes done and to do.
+        """Import a file; `advanced` is called with the bytes done and to do.
 
         Raises:
             BadImport: a line cannot be imported; those before it are, those behind it are not.
@@ -185,11 +148,11 @@ class Importer:
 
     def _entry(self, topic_id: str, draft: Draft) -> None:
         topic_id = self._topic_id or topic_id
-        told, draft = draft, self._redactor.draft(draft)  # here too: it is known by what the log has of it
+        read, draft = draft, self._redactor.draft(draft)  # before it is looked up: the log has it redacted
         if self._is_known(topic_id, draft):
             self.counts.entries_known += 1
             return
-        self.counts.redacted += self._redactor.replaced(told, draft)
+        self.counts.redacted += self._redactor.replaced(read, draft)
         if draft.status is Status.ACTIVE:
             vector = self._embed(draft.spoken).astype("<f4").tobytes()
             draft = msgspec.structs.replace(draft, vector=vector)
@@ -198,7 +161,7 @@ class Importer:
             self._flush()
             self._pending_topic_id = topic_id
         self._pending.append(draft)
-        assert draft.origin_id is not None, "an export tells it"
+        assert draft.origin_id is not None, "every line has it"
         self._store.observe_canonical_id(draft.origin_id)
 
     def _is_known(self, topic_id: str, draft: Draft) -> bool:
@@ -209,9 +172,9 @@ class Importer:
         key = topic_id, draft.uuid
         if key not in self._histories:
             snapshot = self._store.topic(topic_id).snapshot()
-            self._histories[key] = [_state(entry) for entry in snapshot.history(draft.uuid)]
+            self._histories[key] = [state_of(entry) for entry in snapshot.history(draft.uuid)]
         ahead = self._histories[key]
-        state = _state(draft)
+        state = state_of(draft)
         if ahead is None or state not in ahead:
             self._histories[key] = None
             return False
@@ -237,7 +200,7 @@ class Importer:
             drafts = self._drafter.drafts(topic, runs)
             append_and_seal(topic, drafts)
             self.counts.chunks += len(drafts)
-            self.counts.redacted += self._redactor.marks([source.text for run in runs for source in run])
+            self.counts.redacted += self._redactor.marks([draft.content for draft in drafts])
         self.counts.conversations += 1
 
 
@@ -248,10 +211,9 @@ def _parsed(line: bytes) -> list[Message] | tuple[str, Draft]:
         ValueError, RecursionError, BadRequestBody, BadTopicId: it is neither.
     """
     if line.lstrip().startswith(b"{"):
-        members = _members_decoder.decode(line)
+        members = _kind_decoder.decode(line)
         if bytes(members.uuid):
-            told = _line_decoder.decode(line)
-            return checked_topic_id(told.topic_id), _as_draft(told)
+            return decode_line(line)
         line = bytes(members.messages)
         if not line:
             raise BadRequestBody("it has neither `uuid` nor `messages`")
@@ -269,44 +231,3 @@ def _stretches(messages: Sequence[tuple[bytes, Message]]) -> list[list[tuple[byt
             stretches.append([])
         stretches[-1].append((digest, message))
     return stretches
-
-
-def _as_draft(line: _Line) -> Draft:
-    """The entry without its vector.
-
-    Raises:
-        ValueError: the line contradicts itself.
-    """
-    steps = clamp_utility_steps(round(math.log(line.utility_multiplier, UTILITY_RATIO)))
-    if not math.isclose(utility_multiplier(steps), line.utility_multiplier, rel_tol=1e-6):
-        raise ValueError(
-            f"utility_multiplier {line.utility_multiplier} is no power of {UTILITY_RATIO}, or out of range"
-        )
-    if not (line.uuid.startswith(line.id) and len(line.id) >= PUBLIC_ID_DIGITS_MIN):
-        raise ValueError(f"id {line.id!r} is not the beginning of uuid {line.uuid}")
-    if line.origin_id > line.canonical_id or line.created_at.tzinfo is None:
-        raise ValueError("origin_id is above canonical_id, or created_at without its time zone")
-    return Draft(
-        uuid=bytes.fromhex(line.uuid),
-        content=line.content if line.status == "Active" else "",
-        vector=b"",
-        status=Status[line.status.upper()],
-        utility_steps=steps,
-        created_at=(line.created_at - _EPOCH) // timedelta(microseconds=1),
-        roles=line.roles,
-        kind=line.kind,
-        source=line.source,
-        supersedes=tuple(map(bytes.fromhex, line.supersedes)),
-        action=line.action,
-        reason=line.reason,
-        public_id=line.id,
-        origin_id=line.origin_id,
-    )
-
-
-def _state(entry: Entry | Draft) -> bytes:
-    """What an export tells of an entry, its names aside, in 16 bytes."""
-    content = entry.content if entry.status is Status.ACTIVE else ""
-    told = (content, entry.status, entry.utility_steps, entry.created_at, entry.origin_id, entry.roles, entry.kind)
-    why = (entry.source, entry.supersedes, entry.action, entry.reason)
-    return hashlib.blake2b(msgspec.msgpack.encode((told, why)), digest_size=16).digest()

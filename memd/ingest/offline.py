@@ -11,8 +11,7 @@ from contextlib import contextmanager
 
 from memd.embedding.fastembed import Embedder, load_embedder
 from memd.entries import Draft
-from memd.ingest.redaction.checked import checked_by
-from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.settings.model import Config
 from memd.store.store import Store, TopicLog
 
@@ -39,7 +38,7 @@ def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
         dimension=embedder.dimension,
         fingerprint=embedder.fingerprint,
         segment_entries_max=config.segment.max_entries,
-        draft_filter=checked_by(redactor, embedder.embed),
+        draft_filter=last_look(redactor),
     )
     try:
         yield store, embedder

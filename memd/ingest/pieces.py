@@ -26,24 +26,26 @@ _STRUCTURED = re.compile(r"[ \t]+\S|(?:[-*+•]|\d{1,3}[.)])\s|\|")
 
 
 def candidate_pieces(text: str, *, opening: str, whole_tokens: int, max_tokens: int, count: Count) -> list[str]:
-    """`text` in pieces of at most `max_tokens` tokens; `"".join(pieces) == text`.
+    """Cut `text` into pieces of at most `max_tokens` tokens; `"".join(pieces) == text`.
 
     A blank line belongs to the piece before it. A piece that is too long is cut at lines, then sentences, then words,
     then characters, each part as long as fits.
 
     Args:
-        opening: what `text` begins with that is not the author's (`user: `): a code fence may follow it at once.
+        opening: what is written in front of `text` where it is shown (`user: `); it counts with the first piece.
         whole_tokens: a text, or a paragraph of it, that has no more is not cut further.
     """
-    if _is_short(text, min(whole_tokens, max_tokens), count):
+    if text and _is_short(opening + text, min(whole_tokens, max_tokens), count):
         return [text]
     pieces: list[str] = []
-    for block, whole in _blocks(text, opening):
-        if _is_short(block, min(whole_tokens, max_tokens), count):
+    for block, whole in _blocks(text):
+        if _is_short(opening + block, min(whole_tokens, max_tokens), count):
             pieces.append(block)
-        else:
-            for piece in [block] if whole else _sentences(block):
-                pieces += fitted(piece, max_tokens, count)
+            opening = ""
+            continue
+        for piece in [block] if whole else _sentences(block):
+            pieces += fitted(piece, max(1, max_tokens - count(opening)), count)
+            opening = ""
     return pieces
 
 
@@ -71,17 +73,16 @@ def _sentences(text: str) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def _blocks(text: str, opening: str) -> Iterator[tuple[str, bool]]:
+def _blocks(text: str) -> Iterator[tuple[str, bool]]:
     """Paragraphs and fenced code with the blank lines behind them, and whether each is one thing rather than prose."""
     block: list[str] = []
     fence, whole, ended = "", False, False  # ended: a blank line or a closing fence, only blank lines may follow
     for number, line in enumerate(_lines(text)):
-        bare = line.removeprefix(opening) if number == 0 else line
-        opened = _FENCE.match(bare)
+        opened = _FENCE.match(line)
         if fence:
-            ended = _closes(bare, fence)
+            ended = _closes(line, fence)
             fence = "" if ended else fence
-        elif not bare.strip():
+        elif not line.strip():
             ended = ended or number > 0
         else:
             if block and (ended or opened):
@@ -89,7 +90,7 @@ def _blocks(text: str, opening: str) -> Iterator[tuple[str, bool]]:
                 block, whole = [], False
             ended = False
             fence = opened.group(1) if opened else ""
-            whole = whole or bool(opened or _STRUCTURED.match(bare))
+            whole = whole or bool(opened or _STRUCTURED.match(line))
         block.append(line)
     if block:
         yield "".join(block), whole

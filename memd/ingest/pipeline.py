@@ -1,7 +1,7 @@
-"""From messages to entries that can be appended: what a compaction and `memd import` have in common.
+"""From messages to drafts that can be appended: the part that a compaction and `memd import` have in common.
 
 Rule: synchronous, and appends nothing. What a topic has already is left out here: messages by their digests, chunks by
-their exact text, and of chunks that say the same within one batch all but the first.
+their exact text, and of chunks that say the same within one batch all but the first. Drafts come out redacted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from memd.conversation import compaction
 from memd.conversation.tokens import TokenCounter
 from memd.entries import Draft, Vector
-from memd.ingest.chunking import Chunk, Source, split
+from memd.ingest.chunking import Chunk, Utterance, split
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
 from memd.messages import Message, stored_text
 from memd.settings.model import Config
@@ -36,48 +36,58 @@ class Drafter:
         embed: Callable[[str], Vector],
         *,
         budget_seconds: float,
+        redactor: Redactor = NO_REDACTION,
     ) -> None:
-        """`budget_seconds`: the time for finding boundaries in one batch; what it does not reach is cut in fixed
-        windows."""
-        self._config = config
+        """`budget_seconds`: the time for finding boundaries in one batch; the rest is cut in fixed windows."""
+        self._chunking = config.chunking
+        self._dedupe_cosine = config.dedupe.cosine
         self._counter = counter
         self._embed = embed
         self._budget_seconds = budget_seconds
+        self._redactor = redactor
 
-    def drafts(self, topic: TopicLog, runs: Sequence[Sequence[Source]]) -> list[Draft]:
-        """Chunk and embed one batch; a chunk never crosses two runs.
+    def drafts(
+        self,
+        topic: TopicLog,
+        runs: Sequence[Sequence[Utterance]],
+        *,
+        kind: str = "turn",
+        source: str | None = None,
+    ) -> list[Draft]:
+        """Cut, redact and embed one batch; a chunk never crosses two runs.
+
+        Chunks of another kind or source are no duplicates, in the batch or in the topic, whatever they say.
 
         Raises:
             EmbeddingError: the model failed on a text.
         """
-        chunks = [chunk for chunk in self._chunks(topic, runs) if not topic.has_live_text(chunk.content)]
-        if not chunks:
-            return []
-        vectors = np.stack([self._embed(chunk.content) for chunk in chunks])
-        firsts = compaction.distinct(vectors, self._config.dedupe.cosine)
         now_us = time.time_ns() // 1000
+        made = [
+            self._redactor.draft(_draft(chunk, kind=kind, source=source, created_at=now_us))
+            for chunk in self._chunks(topic, runs)
+        ]
+        new = [draft for draft in made if not topic.has_live_copy(draft)]
+        if not new:
+            return []
+        vectors = np.stack([self._embed(draft.spoken) for draft in new])
+        firsts = compaction.distinct(vectors, self._dedupe_cosine)
+        digests: dict[int, dict[bytes, None]] = {first: {} for first in firsts}
+        for draft, first in zip(new, firsts, strict=True):
+            # A chunk that repeats an earlier one is not stored, but its messages are known by the one that is.
+            digests[first] |= dict.fromkeys(draft.digests)
         drafts = [
-            Draft(
-                uuid=uuid.uuid4().bytes,
-                content=chunk.content,
-                vector=vectors[index].astype("<f4").tobytes(),
-                created_at=now_us,
-                roles=tuple(dict.fromkeys(chunk.roles)),
-                # A chunk that repeats an earlier one is not stored, but its messages are known by the one that is.
-                digests=tuple(dict.fromkeys(d for i, c in enumerate(chunks) if firsts[i] == index for d in c.digests)),
-            )
-            for index, chunk in enumerate(chunks)
-            if firsts[index] == index
+            msgspec.structs.replace(new[first], vector=vectors[first].astype("<f4").tobytes(), digests=tuple(known))
+            for first, known in digests.items()
         ]
         return _knowing_all(drafts, runs)
 
-    def _chunks(self, topic: TopicLog, runs: Sequence[Sequence[Source]]) -> list[Chunk]:
+    def _chunks(self, topic: TopicLog, runs: Sequence[Sequence[Utterance]]) -> list[Chunk]:
         started = time.monotonic()
         chunks: list[Chunk] = []
         for run in runs:
             result = split(
                 run,
-                settings=self._config.chunking,
+                settings=self._chunking,
                 count=self._counter.count,
                 embed=self._embed,
                 expired=lambda: time.monotonic() - started > self._budget_seconds,
@@ -89,29 +99,44 @@ class Drafter:
         return chunks
 
 
-def _knowing_all(drafts: list[Draft], runs: Sequence[Sequence[Source]]) -> list[Draft]:
-    """The drafts, the last one with the digests of the messages that were left out because their text is in the log.
+def _draft(chunk: Chunk, *, kind: str, source: str | None, created_at: int) -> Draft:
+    """The draft of a new chunk, without its vector."""
+    return Draft(
+        uuid=uuid.uuid4().bytes,
+        content=chunk.content,
+        vector=b"",
+        created_at=created_at,
+        roles=tuple(dict.fromkeys(speaker.role for speaker in chunk.speakers)),
+        digests=chunk.digests,
+        kind=kind,
+        source=source,
+        speakers=chunk.speakers,
+    )
+
+
+def _knowing_all(drafts: list[Draft], runs: Sequence[Sequence[Utterance]]) -> list[Draft]:
+    """Add the digests of messages that were left out, because their text is in the log, to the last draft.
 
     Otherwise those alone would be cut into other chunks the next time, and be stored.
     """
     known = {digest for draft in drafts for digest in draft.digests}
-    left_out = [source.digest for run in runs for source in run if source.digest not in known]
+    left_out = [message.digest for run in runs for message in run if message.digest not in known]
     return [*drafts[:-1], msgspec.structs.replace(drafts[-1], digests=(*drafts[-1].digests, *left_out))]
 
 
 def unstored_runs(
     topic: TopicLog, messages: Sequence[tuple[bytes, Message | None]], redactor: Redactor = NO_REDACTION
-) -> list[list[Source]]:
+) -> list[list[Utterance]]:
     """The messages that are to be remembered and are not yet, redacted, in runs of neighbours.
 
     Args:
         messages: consecutive messages of one conversation, each with its chained digest; None stands for one that is in
             the log and out of the prompt.
     """
-    sources = {
-        position: Source(stored_text(kept), kept.role, digest)
+    utterances = {
+        position: Utterance(stored_text(kept), kept.role, digest)
         for position, (digest, message) in enumerate(messages)
         if message is not None and compaction.is_stored_kind(message) and not topic.has_digest(digest)
         for kept in [redactor.message(message)]
     }
-    return [[sources[position] for position in run] for run in compaction.contiguous(list(sources))]
+    return [[utterances[position] for position in run] for run in compaction.contiguous(list(utterances))]

@@ -6,15 +6,17 @@ vector is appended. A chunk that has its copy is not looked at again, so an inte
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
 from memd.entries import Draft, Vector
 from memd.errors import StoreError
 from memd.ingest.offline import Advanced, append_and_seal, ignore_progress, opened
+from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
 from memd.settings.model import Config
-from memd.store.store import Store
+from memd.store.snapshot import View
+from memd.store.store import Store, TopicLog
 
 GROUP_CHUNKS = 256
 """Appended with one fsync: about three seconds of embedding."""
@@ -28,34 +30,43 @@ def reembed(config: Config, advanced: Advanced = ignore_progress) -> tuple[int, 
         MemdError: see `reembed_topics`.
     """
     with opened(config) as (store, embedder):
-        return reembed_topics(store, embedder.embed, advanced)
+        return reembed_topics(store, embedder.embed, advanced, Redactor.of(config.ingest))
 
 
 def reembed_topics(
-    store: Store, embed: Callable[[str], Vector], advanced: Advanced = ignore_progress
+    store: Store,
+    embed: Callable[[str], Vector],
+    advanced: Advanced = ignore_progress,
+    redactor: Redactor = NO_REDACTION,
 ) -> tuple[int, list[StoreError]]:
-    """How many chunks were embedded again, and what could not be read.
+    """Embed again what needs it; return how many chunks did, and what could not be read.
 
     Raises:
         EmbeddingError, StoreError: the model failed or a write did; what was appended before stays.
     """
     topics = [store.topic(topic_id) for topic_id in store.topic_ids() if store.has_other_model(topic_id)]
-    total = sum(len(rows) for topic in topics for _, rows in topic.unsearched())
+    groups = [group for topic in topics for group in _groups(topic)]
+    total = sum(len(rows) for _, _, rows in groups)
     done = 0
     problems: list[StoreError] = []
-    for topic in topics:
-        for view, rows in topic.unsearched():
-            for start in range(0, len(rows), GROUP_CHUNKS):
-                drafts: list[Draft] = []
-                for row in rows[start : start + GROUP_CHUNKS].tolist():
-                    try:
-                        entry = view.segment.read(view.rows[row])
-                    except StoreError as error:
-                        problems.append(error)
-                        continue
-                    vector = embed(entry.spoken).astype("<f4").tobytes()
-                    drafts.append(msgspec.structs.replace(entry.as_draft(), vector=vector))
-                    advanced(done + len(drafts), total)
-                append_and_seal(topic, drafts)
-                done += len(drafts)
+    for topic, view, rows in groups:
+        drafts: list[Draft] = []
+        for row in rows:
+            try:
+                draft = redactor.draft(view.segment.read(view.rows[row]).as_draft())
+            except StoreError as error:
+                problems.append(error)
+                continue
+            vector = embed(draft.spoken).astype("<f4").tobytes()
+            drafts.append(msgspec.structs.replace(draft, vector=vector))
+            advanced(done + len(drafts), total)
+        append_and_seal(topic, drafts)
+        done += len(drafts)
     return done, problems
+
+
+def _groups(topic: TopicLog) -> Iterator[tuple[TopicLog, View, list[int]]]:
+    """The rows to embed again, in groups that are appended together."""
+    for view, rows in topic.unsearched():
+        for start in range(0, len(rows), GROUP_CHUNKS):
+            yield topic, view, rows[start : start + GROUP_CHUNKS].tolist()

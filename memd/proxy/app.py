@@ -42,8 +42,7 @@ from memd.embedding.encoder import Encoder
 from memd.embedding.fastembed import Embedder, load_embedder
 from memd.entries import TOPIC_ID_PATTERN, TOPIC_ID_RULE
 from memd.errors import MemdError, StoreError
-from memd.ingest.redaction.checked import checked_by
-from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.proxy import malloc
 from memd.proxy.answering import answer, passed
 from memd.proxy.connections import served
@@ -310,7 +309,7 @@ def _opened(config: Config, embedder: Embedder, redactor: Redactor, files: Local
         dimension=embedder.dimension,
         fingerprint=embedder.fingerprint,
         segment_entries_max=config.segment.max_entries,
-        draft_filter=checked_by(redactor, embedder.embed),
+        draft_filter=last_look(redactor),
         files=files,
     )
 

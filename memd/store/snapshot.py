@@ -331,6 +331,18 @@ class Snapshot:
             rows = (row for row in segment.rows_of_text(key) if row < len(view.rows) and not view.dead[row])
             yield from ((segment.segment_id, row) for row in rows)
 
+    def live_entries_from(self, source: str) -> Iterator[Entry]:
+        """Yield the live entries of the chunks that came from `source`, oldest first.
+
+        Reads every live entry, as no column has the source.
+
+        Raises:
+            StoreError: an entry cannot be read.
+        """
+        for segment_id, view in self.views.items():
+            entries = (self._read(segment_id, row) for row in np.flatnonzero(~view.dead).tolist())
+            yield from (entry for entry in entries if entry.source == source)
+
     def has_digest(self, word: int) -> bool:
         """Whether an entry came from a message with this `digest_word`; may include the append after the snapshot."""
         return self.uuid_index.has_digest(word) or any(segment.has_digest(word) for segment, _ in self._growing)

@@ -189,16 +189,21 @@ class TopicLog:
         """Whether the message with this digest is stored, wholly or in part."""
         return self._snapshot.has_digest(digest_word(digest))
 
-    def has_live_text(self, text: str) -> bool:
-        """Whether a live chunk has exactly this content. An entry that cannot be read does not count."""
+    def has_live_copy(self, draft: Draft) -> bool:
+        """Whether a live chunk of the draft's kind and source has exactly its text, said by the same roles.
+
+        An entry that cannot be read does not count.
+        """
         snapshot = self._snapshot
-        for segment_id, row in snapshot.live_places_of_text(text_hash(text)):
-            view = snapshot.views[segment_id]
-            try:
-                if view.segment.read(view.rows[row]).content == text:
+        wanted = (draft.kind, draft.source, draft.shown)
+        for text in dict.fromkeys((draft.content, draft.shown)):  # entries without `speakers` have the shown text
+            for place in snapshot.live_places_of_text(text_hash(text)):
+                try:
+                    entry = snapshot.read(place)
+                except StoreError:
+                    continue
+                if (entry.kind, entry.source, entry.shown) == wanted:
                     return True
-            except StoreError:
-                continue
         return False
 
     def unsearched(self) -> list[tuple[SegmentView, Rows]]:

@@ -1,8 +1,10 @@
-"""Redaction: what of a text may be kept, with `[redacted:NAME]` in place of every secret that a pattern finds.
+"""Redaction: replaces every secret that a pattern finds in a text by `[redacted:NAME]`.
 
-Rule: pure values in, pure values out; whoever writes to the disk (the journal, the log) asks a `Redactor` first. Text
-without secrets comes back unchanged, the very same object. What identifies a message (its digests) is never changed, so
-a history that is sent again is recognised.
+Rule: pure. Nothing reaches the journal but through `Redactor.event`, and nothing the log but through `Redactor.draft`:
+who makes drafts redacts them before they are embedded, and the store looks once more at every append (`last_look`).
+Whoever cuts text redacts it before, as a secret may lie across a cut, and after, as a pattern may fit only a part. Text
+without secrets comes back unchanged, the very same object. What identifies a message (its digests) never changes, so a
+history that is sent again is recognised.
 """
 
 from __future__ import annotations
@@ -12,20 +14,38 @@ import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, get_args
 
 import msgspec
+from msgspec import UNSET
 
 from memd.conversation.events import Appended, Event, Opened, Placed
-from memd.entries import Draft
-from memd.ingest.redaction.shapes import BUILT_IN, Find, matches
+from memd.entries import REDACTED_AS, Draft, Speaker, Vector
+from memd.errors import StoreError
+from memd.ingest.redaction.shapes import BUILT_IN, Find, Span, matches
 from memd.messages import LEADING_ROLES, Message, ToolCall
 from memd.settings.model import Ingest
 
 MARK_OPENING = "[redacted:"
 PSEUDONYM_OPENING = "redacted-"
 _PSEUDONYM = re.compile(PSEUDONYM_OPENING + r"[0-9a-f]{16}")
-_ROLES = LEADING_ROLES | {"user", "assistant", "tool", "function"}
+_USUAL_ROLES = LEADING_ROLES | {"user", "assistant", "tool", "function"}
+_PASSES_MAX = 4
+"""A text in which a pattern of the user's still finds something after so many passes is replaced as a whole."""
+
+
+def _treatment(type_: Any) -> str | None:
+    """The `REDACTED_AS` of a type or of a part of it."""
+    marks = (one.extra[REDACTED_AS] for one in getattr(type_, "__metadata__", ()) if one.extra)
+    return next(marks, None) or next(filter(None, map(_treatment, get_args(type_))), None)
+
+
+_TREATMENTS = {
+    field.name: _treatment(field.type) or "text"
+    for field in msgspec.structs.fields(Draft)
+    if field.name not in ("content", "speakers")  # they are redacted together
+}
 
 
 class Redactor:
@@ -35,12 +55,12 @@ class Redactor:
         self.names = tuple(patterns)
         self._patterns = patterns
         self._mark = re.compile(r"\[redacted:(" + "|".join(map(re.escape, patterns)) + r")\]")
-        self._told: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     @classmethod
     def of(cls, settings: Ingest) -> Redactor:
-        """What the settings ask for; own patterns come after the built-in ones."""
+        """The redactor that the settings ask for; the user's own patterns come after the built-in ones."""
         if not settings.redact:
             return cls({})
         own = {name: matches(re.compile(pattern)) for name, pattern in settings.redact_patterns.items()}
@@ -50,21 +70,8 @@ class Redactor:
         return bool(self._patterns)
 
     def text(self, text: str) -> str:
-        """`text` with its secrets replaced. Done twice, the built-in patterns change nothing more."""
-        for name, find in self._patterns.items():
-            marks = [mark.span() for mark in self._mark.finditer(text)] if MARK_OPENING in text else []
-            parts: list[str] = []
-            done = 0
-            for start, end in find(text):
-                while marks and marks[0][1] <= start:
-                    marks.pop(0)
-                if marks and marks[0][0] <= start and end <= marks[0][1]:
-                    continue  # a pattern that fits our own mark
-                parts += [text[done:start], f"{MARK_OPENING}{name}]"]
-                done = end
-            if parts:
-                text = "".join([*parts, text[done:]])
-        return text
+        """`text` with its secrets replaced. Done twice, it changes nothing more."""
+        return self._replaced(text, ())[0]
 
     def arguments(self, arguments: str) -> str:
         """A tool call's arguments; JSON stays JSON, as chat templates read it."""
@@ -118,15 +125,23 @@ class Redactor:
         """An entry as it may be stored, but with the vector of the content that it had."""
         if not self._patterns:
             return draft
-        kept = msgspec.structs.replace(
-            draft,
-            content=self.text(draft.content),
-            roles=tuple(map(self._role, draft.roles)),
-            kind=self.identifier(draft.kind),
-            source=None if draft.source is None else self.text(draft.source),
-            action=None if draft.action is None else self.identifier(draft.action),
-            reason=None if draft.reason is None else self.text(draft.reason),
-        )
+        speakers = () if draft.speakers is UNSET else draft.speakers
+        content, offsets = self._replaced(draft.content, [speaker.offset for speaker in speakers])
+        moved = {  # of messages that begin within one secret the last one remains: its text follows
+            offset: Speaker(offset, self._role(speaker.role), speaker.continues)
+            for offset, speaker in zip(offsets, speakers, strict=True)
+            if offset < len(content) or content == draft.content
+        }
+        treat: dict[str, Callable[[str], str]] = {
+            "text": self.text,
+            "name": self.identifier,
+            "role": self._role,
+            "identifier": str,
+        }
+        fields = {name: _mapped(getattr(draft, name), treat[how]) for name, how in _TREATMENTS.items()}
+        if draft.speakers is not UNSET:
+            fields["speakers"] = tuple(moved.values())
+        kept = msgspec.structs.replace(draft, content=content, **fields)
         return draft if kept == draft else kept
 
     def marks(self, texts: Sequence[str]) -> Counter[str]:
@@ -136,29 +151,112 @@ class Redactor:
         return Counter(found[1] for text in texts if MARK_OPENING in text for found in self._mark.finditer(text))
 
     def replaced(self, draft: Draft, kept: Draft) -> Counter[str]:
-        """What `draft` replaced on the way to `kept`."""
+        """How many secrets of each name were replaced on the way from `draft` to `kept`."""
         return self.marks(_texts(kept)) - self.marks(_texts(draft))
 
-    def tell(self, replaced: Mapping[str, int]) -> None:
-        """Count what was stored redacted."""
+    def count(self, replaced: Mapping[str, int]) -> None:
+        """Add to `counts` what was stored redacted."""
         with self._lock:
-            self._told.update(replaced)
+            self._counts.update(replaced)
 
     @property
-    def told(self) -> dict[str, int]:
-        """What was counted, by name."""
+    def counts(self) -> dict[str, int]:
+        """How many secrets were replaced in what was stored, by name."""
         with self._lock:
-            return {name: self._told[name] for name in self.names if self._told[name]}
+            return {name: self._counts[name] for name in self.names if self._counts[name]}
 
     def _role(self, role: str) -> str:
-        return role if role in _ROLES else self.identifier(role)
+        return role if role in _USUAL_ROLES else self.identifier(role)
+
+    def _replaced(self, text: str, offsets: Sequence[int]) -> tuple[str, Sequence[int]]:
+        """`text` with its secrets replaced, and where in it the characters at `offsets` are then."""
+        for _ in range(_PASSES_MAX):
+            before = text
+            for name, find in self._patterns.items():
+                spans = self._secrets(text, find)
+                if spans:
+                    mark = f"{MARK_OPENING}{name}]"
+                    starts, ends = [0, *(end for _, end in spans)], [*(start for start, _ in spans), len(text)]
+                    text = mark.join(text[start:end] for start, end in zip(starts, ends, strict=True))
+                    offsets = [_moved(offset, spans, len(mark)) for offset in offsets]
+            if text == before:
+                return text, offsets
+        return mark, [0 for _ in offsets]
+
+    def _secrets(self, text: str, find: Find) -> list[Span]:
+        """The spans that a pattern finds, without those within a mark that stands there already."""
+        marks = [mark.span() for mark in self._mark.finditer(text)] if MARK_OPENING in text else []
+        spans = []
+        for start, end in find(text):
+            while marks and marks[0][1] <= start:
+                marks.pop(0)
+            if not (marks and marks[0][0] <= start and end <= marks[0][1]):
+                spans.append((start, end))
+        return spans
 
 
 NO_REDACTION = Redactor({})
 
 
+def redacted_drafts(drafts: Iterable[Draft], redactor: Redactor, embed: Callable[[str], Vector]) -> list[Draft]:
+    """The drafts as they may be appended: redacted and counted, with the vectors of what is left of their contents.
+
+    A correction copies a chunk that may have been stored before redaction was on.
+    """
+    redacted = []
+    for draft in drafts:
+        kept = redactor.draft(draft)
+        redactor.count(redactor.replaced(draft, kept))
+        if draft.vector and kept.content != draft.content:
+            kept = msgspec.structs.replace(kept, vector=embed(kept.spoken).astype("<f4").tobytes())
+        redacted.append(kept)
+    return redacted
+
+
+def last_look(redactor: Redactor) -> Callable[[Draft], Draft]:
+    """The filter through which the store lets every draft go: it redacts, and never embeds.
+
+    Text without a vector (a correction's reason) is redacted here at the latest. The content of an active draft has its
+    vector already, so it must come redacted: the filter raises StoreError where it does not, and nothing is stored.
+    """
+
+    def filtered(draft: Draft) -> Draft:
+        kept = redactor.draft(draft)
+        if draft.vector and kept.content != draft.content:
+            raise StoreError(
+                f"a draft of chunk {draft.uuid.hex()} has text in it that ingest.redact replaces, and was not stored: "
+                "please report this, it should have been redacted before"
+            )
+        return kept
+
+    return filtered
+
+
 def _texts(draft: Draft) -> list[str]:
-    return [draft.content, draft.reason or "", draft.source or ""]
+    values = [draft.content, *(getattr(draft, name) for name, how in _TREATMENTS.items() if how == "text")]
+    return [value for value in values if isinstance(value, str)]
+
+
+def _mapped(value: Any, treat: Callable[[str], str]) -> Any:
+    """`value` with every text in it treated."""
+    if isinstance(value, str):
+        return treat(value)
+    if isinstance(value, tuple | list):
+        return type(value)(_mapped(one, treat) for one in value)
+    if isinstance(value, dict):
+        return {name: _mapped(one, treat) for name, one in value.items()}
+    return value
+
+
+def _moved(offset: int, spans: Sequence[Span], mark_length: int) -> int:
+    """Where the character at `offset` is once marks stand for the spans: behind the mark if it was within a span."""
+    shift = 0
+    for start, end in spans:
+        if offset <= start:
+            break
+        shift += mark_length - (end - start)
+        offset = max(offset, end)
+    return offset + shift
 
 
 def _is_json(text: str) -> bool:

@@ -9,26 +9,25 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from memd.entries import Entry, Status
+from memd.entries import Entry
 from memd.errors import StoreError
 from memd.store.files import Files
 from memd.store.layout import TopicLayout, segments_before, topic_ids_in
 from memd.store.log.columns import ROW, Bits, Records, rows_from, superseded
 from memd.store.log.recovery import LogFile, read_log_file
 from memd.store.log.segment import read_entry
+from memd.store.tools.export_line import as_line
 
 
 def export(data_dir: Path, files: Files, *, topic_id: str | None, live_only: bool) -> Iterator[dict[str, Any]]:
     """Yield every readable entry of one topic or of all, by canonical_id; `live_only` leaves out dead entries.
 
-    Each dict has: id, uuid (hex), topic_id, canonical_id, origin_id, status ("Active" or "Deprecated"), live,
-    utility_multiplier, created_at (ISO 8601, UTC), content, roles, kind, source, supersedes (hex), action, reason.
+    The members of a dict are those of `export_line.as_line`.
 
     Raises:
         BadTopicId: not a topic name.
@@ -47,7 +46,7 @@ def export(data_dir: Path, files: Files, *, topic_id: str | None, live_only: boo
         row = position - int(starts[int(owners[position])])
         live = not bool(topic.dead[row])
         if live or not live_only:
-            yield _as_dict(topic.read(row), topic.topic_id, live=live)
+            yield as_line(topic.read(row), topic.topic_id, live=live)
 
 
 class _TopicEntries:
@@ -101,25 +100,3 @@ def active_bytes(files: Files, layout: TopicLayout) -> bytes | None:
 def rows_of(log_file: LogFile, count: int) -> Records:
     """Return the columns of the first `count` entries of a log file."""
     return rows_from(log_file.entries[:count], log_file.spans[:count])
-
-
-def _as_dict(entry: Entry, topic_id: str, *, live: bool) -> dict[str, Any]:
-    created_at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=entry.created_at)
-    return {
-        "id": entry.public_id,
-        "uuid": entry.uuid.hex(),
-        "topic_id": topic_id,
-        "canonical_id": entry.canonical_id,
-        "origin_id": entry.origin_id,
-        "status": entry.status.name.title(),
-        "live": live,
-        "utility_multiplier": entry.multiplier,
-        "created_at": created_at.isoformat(timespec="microseconds").replace("+00:00", "Z"),
-        "content": entry.content if entry.status is Status.ACTIVE else "",
-        "roles": list(entry.roles),
-        "kind": entry.kind,
-        "source": entry.source,
-        "supersedes": [uuid.hex() for uuid in entry.supersedes],
-        "action": entry.action,
-        "reason": entry.reason,
-    }
