@@ -145,7 +145,7 @@ def test_a_tool_loop_of_three_steps_is_one_conversation(
         messages.append({"role": "user", "content": [result(call["id"], text)]})
     assert reply_of(send(daemon.base_url, messages, stream=stream, tools=TOOLS)) == "".join(REPLY_AFTER_CALLS)
     assert send(daemon.base_url, [said("Something else.")]).status == 200  # another conversation: the first is stored
-    stored = "\n".join(entry["content"] for entry in daemon.export())
+    stored = "\n".join(daemon.said())
     assert stored.count("user: Read the logs.") == 1
     assert stored.count('[call read {"path"') == 2
     assert [stored.count(f"tool: row {number} is fine") for number in ("one", "two")] == [1, 1]

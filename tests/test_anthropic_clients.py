@@ -109,7 +109,7 @@ def test_the_client_s_own_tool_loop_works(make_daemon: MakeDaemon, calling_llama
 def assert_stored_once(daemon: DaemonProcess) -> None:
     """Every message of the tool loop, once another conversation has opened: each reply was recognised in its echo."""
     assert daemon.chat([{"role": "user", "content": "Something else."}]).status == 200
-    stored = "\n".join(entry["content"] for entry in daemon.export())
+    stored = "\n".join(daemon.said())
     assert stored.count("user: Read the logs.") == 1
     assert stored.count("[call read ") == 2
     assert [stored.count(f"tool: row {number} is fine") for number in ("one", "two")] == [1, 1]

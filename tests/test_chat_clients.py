@@ -38,7 +38,7 @@ def stored_once(daemon: DaemonProcess, *texts: str) -> None:
     """Every one of these texts is in the log, and each exactly once."""
 
     def counts() -> list[int]:
-        contents = "\n".join(entry["content"] for entry in daemon.export())
+        contents = "\n".join(daemon.said())
         return [contents.count(text) for text in texts]
 
     wait_until(lambda: min(counts()) > 0, lambda: f"stored so often: {counts()}")

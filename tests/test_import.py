@@ -29,6 +29,7 @@ from memd.settings.model import Config
 from memd.store.disk import DiskFiles
 from memd.store.store import Store
 from memd.store.tools.export import export
+from memd.store.tools.export_line import shown_text
 from memd.store.tools.verify import verify
 from memd.wire.chat.message import parse_message
 
@@ -294,7 +295,7 @@ def test_a_conversation_is_chunked_and_found(run: Run, tmp_path: Path, embedder:
     assert counts.conversations == 2
     entries = exported(tmp_path / "new")
     assert counts.chunks == len(entries)
-    text = "\n".join(entry["content"] for entry in entries)
+    text = "\n".join(shown_text(entry) for entry in entries)
     assert text == (
         "user: The release word for the lighthouse lamp is cinnamon-42, on the brass plate.\n"
         "assistant: I have noted it.\nuser: And how many steps does the tower have?\n"
@@ -337,7 +338,7 @@ def test_importing_a_conversation_again_or_one_that_goes_on_adds_only_what_is_ne
     assert exported(tmp_path / "new") == once
     longer = [*CONVERSATION, {"role": "user", "content": "Who painted the tower?"}]
     assert run(tmp_path / "new", written(tmp_path / "longer.jsonl", [longer])).chunks == 1
-    assert exported(tmp_path / "new")[len(once) :][0]["content"] == "user: Who painted the tower?"
+    assert shown_text(exported(tmp_path / "new")[len(once)]) == "user: Who painted the tower?"
 
 
 def test_conversations_that_overlap_add_nothing_when_they_are_imported_again(run: Run, tmp_path: Path) -> None:
@@ -400,7 +401,7 @@ def test_a_line_that_is_neither_ends_the_import_and_is_named(run: Run, tmp_path:
     file.write_bytes(f"{json.dumps(GOOD)}\n\n{bad}\n{after}\n".encode("latin-1"))
     with pytest.raises(BadImport, match=r"mixed\.jsonl, line 3: is neither an entry of `memd export` nor a conv"):
         run(tmp_path / "new", file)
-    assert [entry["content"] for entry in exported(tmp_path / "new")] == ["user: A good line about sailing boats."]
+    assert [shown_text(entry) for entry in exported(tmp_path / "new")] == ["user: A good line about sailing boats."]
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_a_client_that_drops_the_middle_of_its_history_has_it_stored_once_and_it
     memd.chat([said("Something else altogether.")])  # stores the conversation before
 
     def stored() -> list[int]:
-        text = "\n".join(entry["content"] for entry in memd.export())
+        text = "\n".join(memd.said())
         return [text.count("user: Move all"), *(text.count(f"user: Light {number} is moved.") for number in range(25))]
 
     wait_until(lambda: min(stored()) > 0, lambda: f"stored so often: {stored()}")

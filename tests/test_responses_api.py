@@ -75,7 +75,7 @@ def test_a_fact_told_through_chat_completions_is_recalled_in_a_response(daemon: 
 def test_a_fact_told_in_a_response_is_recalled_through_chat_completions(daemon: DaemonProcess) -> None:
     assert reply_of(respond(daemon, FACT)) == FORGETFUL
     assert daemon.chat([said(QUESTION)]).reply == REMEMBERING
-    [stored] = [entry["content"] for entry in daemon.export() if "cinnamon-42" in entry["content"]]
+    [stored] = [text for text in daemon.said() if "cinnamon-42" in text]
     assert stored == f"user: {FACT}\nassistant: {FORGETFUL}"
 
 
@@ -140,7 +140,7 @@ def test_a_tool_loop_of_three_steps_keeps_its_block_and_is_one_turn(
     assert shown == [injected] * 3
     assert len(injected) == 1
     respond(daemon, "Good morning.", tools=TOOLS)  # opens another conversation: the loop is stored
-    told = "\n".join(entry["content"] for entry in daemon.export())
+    told = "\n".join(daemon.said())
     assert told.count(f"[call read {TOOL_ARGUMENTS}]") == 3
     assert told.count("tool: There is line 2") == 1
 
@@ -237,10 +237,10 @@ def test_what_was_said_before_the_client_left_is_kept(make_daemon: MakeDaemon, u
 
     def is_kept() -> bool:
         respond(daemon, f"Good morning number {next(numbers)}.")  # opens another conversation: the first is stored
-        return any(entry["content"].endswith("assistant: No\n[interrupted]") for entry in daemon.export())
+        return any(text.endswith("assistant: No\n[interrupted]") for text in daemon.said())
 
     try:
-        wait_until(is_kept, lambda: repr([entry["content"] for entry in daemon.export()]))
+        wait_until(is_kept, lambda: repr(daemon.said()))
     finally:
         gate.set()
 

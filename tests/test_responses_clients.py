@@ -70,7 +70,7 @@ def check_tool_loop(typescript: TypeScriptClient, daemon: DaemonProcess, script:
     assert [len(one["memory_out"]) for one in steps] == [1] * 4
     assert len({json.dumps(one["memory_out"]) for one in steps}) == 1
     typescript.run(script, url, asked(script, "Good morning.", how))  # opens another conversation: this one is stored
-    contents = [entry["content"] for entry in daemon.export()]
+    contents = daemon.said()
     assert len(contents) == len(set(contents))
     assert sum(content.startswith(f"user: {QUESTION}") for content in contents) == 1
     return steps
@@ -180,7 +180,7 @@ def test_the_python_client_s_tool_loop_keeps_its_memory(conforming: DaemonProces
     if how != "helper":  # which makes an event of its own out of the last one, without what it does not know
         assert len(shown) == 4 and len({json.dumps(out) for out in shown}) == 1
         assert shown[0]["injected_chunks"] != []
-    contents = [entry["content"] for entry in conforming.export()]
+    contents = conforming.said()
     assert len(contents) == len(set(contents))
     assert sum(content.startswith(f"user: {QUESTION}") for content in contents) == 1
 

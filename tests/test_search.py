@@ -11,6 +11,8 @@ from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream
 
+from memd.store.tools.export_line import shown_text
+
 FACTS = (
     "For the booking service we chose PostgreSQL because exclusion constraints rule out double bookings of a room.",
     "The build fails with ERR_7421 when the artefact cache has run out of inodes; clear the folder objects.",
@@ -118,7 +120,7 @@ def test_the_past_is_searched_as_it_was(told: DaemonProcess) -> None:
         now = [chunk["content"] for chunk in found(told, *ask_now)["chunks"]]
         then = found(told, *ask_then)
         assert not any("PostgreSQL because" in content for content in now)
-        assert [chunk["content"] for chunk in then["chunks"]] == [entry["content"]], "the only one at that time"
+        assert [chunk["content"] for chunk in then["chunks"]] == [shown_text(entry)], "the only one at that time"
         assert then["chunks"][0]["lexical"] > 0, "its words are searched too"
         assert then["as_of"] == entry["canonical_id"]
         end()

@@ -145,7 +145,7 @@ def test_what_was_said_before_the_client_left_is_remembered_as_interrupted(
     # Another chat opens, so the one before is stored.
     asked(connect, memd, raw, lambda peer: peer.send(answer(b"{}")), chat("Something else.")).read_head()
     wanted = "assistant: The lighthouse keeper is \n[interrupted]"
-    wait_until(lambda: any(wanted in entry["content"] for entry in memd.export()), lambda: repr(memd.export()))
+    wait_until(lambda: any(wanted in text for text in memd.said()), lambda: repr(memd.said()))
 
 
 @pytest.mark.parametrize("path", [CHAT, b"/completion"])

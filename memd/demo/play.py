@@ -28,6 +28,7 @@ from memd.proxy.app import running
 from memd.settings.model import Config, Listen, Log, Upstream
 from memd.store.disk import DiskFiles
 from memd.store.tools.export import export
+from memd.store.tools.export_line import shown_text
 
 WINDOW_TOKENS = 4096
 TOPIC = "spokebook"
@@ -222,7 +223,7 @@ class _Stage:
         return answer, shown
 
     def _live_contents(self) -> list[str]:
-        return [entry["content"] for entry in export(self._data_dir, DiskFiles(), topic_id=TOPIC, live_only=True)]
+        return [shown_text(line) for line in export(self._data_dir, DiskFiles(), topic_id=TOPIC, live_only=True)]
 
 
 def _left_out(chat: Chat, shown: Shown) -> int:

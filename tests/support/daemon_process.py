@@ -26,6 +26,7 @@ import yaml
 
 from memd.store.disk import DiskFiles
 from memd.store.tools.export import export
+from memd.store.tools.export_line import shown_text
 
 READY_SECONDS_MAX = 60.0
 END_SECONDS_MAX = 30.0
@@ -199,6 +200,10 @@ class DaemonProcess:
         """All entries of the log, as `memd export` writes them; read in this process, because tests wait by it."""
         entries = export(self.data_dir, DiskFiles(), topic_id=None, live_only=False)
         return [json.loads(msgspec.json.encode(entry)) for entry in entries]
+
+    def said(self) -> list[str]:
+        """The text of every entry of the log, each message opened by its role."""
+        return [shown_text(line) for line in self.export()]
 
 
 class Stream:

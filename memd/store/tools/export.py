@@ -94,7 +94,7 @@ def active_bytes(files: Files, layout: TopicLayout) -> bytes | None:
     except StoreError:
         if files.size(layout.active) is None:  # just rotated, or nothing was ever appended
             return None
-        raise
+        return files.read(layout.active)  # created between the two looks, or damaged
 
 
 def rows_of(log_file: LogFile, count: int) -> Records:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -21,9 +21,11 @@ from memd.entries import (
     ChunkState,
     Draft,
     Entry,
+    Speaker,
     Status,
     checked_topic_id,
     clamp_utility_steps,
+    text_with_roles,
     utility_multiplier,
 )
 
@@ -116,6 +118,12 @@ def as_line(entry: Entry, topic_id: str, *, live: bool) -> dict[str, Any]:
             plain = msgspec.to_builtins(form.encode(value))
             members[form.name] = list(plain) if isinstance(plain, tuple) else plain
     return {name: members[name] for name in _ORDER if name in members}
+
+
+def shown_text(line: Mapping[str, Any]) -> str:
+    """The content of a line as people read it: every message opened by its role."""
+    speakers = msgspec.convert(line.get("speakers", ()), tuple[Speaker, ...])
+    return text_with_roles(line["content"], speakers)
 
 
 def decode_line(line: bytes) -> tuple[str, Draft]:
