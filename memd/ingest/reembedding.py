@@ -15,7 +15,7 @@ from memd.errors import StoreError
 from memd.ingest.offline import Advanced, append_and_seal, ignore_progress, opened
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
 from memd.settings.model import Config
-from memd.store.snapshot import View
+from memd.store.snapshot import SegmentView
 from memd.store.store import Store, TopicLog
 
 GROUP_CHUNKS = 256
@@ -65,7 +65,7 @@ def reembed_topics(
     return done, problems
 
 
-def _groups(topic: TopicLog) -> Iterator[tuple[TopicLog, View, list[int]]]:
+def _groups(topic: TopicLog) -> Iterator[tuple[TopicLog, SegmentView, list[int]]]:
     """The rows to embed again, in groups that are appended together."""
     for view, rows in topic.unsearched():
         for start in range(0, len(rows), GROUP_CHUNKS):
