@@ -135,6 +135,7 @@ def test_an_update_deprecates_what_it_names_and_appends_one_new_chunk() -> None:
         vector=b"vector of It is MySQL.",
         created_at=NOW_US,
         roles=("user", "assistant", "tool"),
+        speakers=(),
         supersedes=(first.uuid, second.uuid),
         action="Update",
         reason="because",
