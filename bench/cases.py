@@ -31,7 +31,7 @@ from quality import StandIn, Talk, config_of, serving, tell
 from rich.console import Console
 from rich.table import Table
 
-from memd.proxy.service import Daemon
+from memd.proxy.parts import Daemon
 
 DATA = Path(__file__).parent / "data" / "cases.json"
 TOPIC = "cases"

@@ -50,7 +50,7 @@ from memd.ingest.pipeline import Drafter, unstored_runs
 from memd.ingest.topics import Topic
 from memd.messages import Message, chain_all
 from memd.proxy.app import running
-from memd.proxy.service import Daemon
+from memd.proxy.parts import Daemon
 from memd.recall.retrieve import Budget
 from memd.settings.model import Config, Listen, Log, Segment, Upstream
 from memd.store.store import Store

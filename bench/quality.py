@@ -40,7 +40,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memd.proxy.app import running
-from memd.proxy.service import Daemon
+from memd.proxy.parts import Daemon
 from memd.recall.retrieve import Budget
 from memd.settings.model import Buffer, Chunking, Config, Injection, Listen, Log, Retrieval, Upstream
 

@@ -11,16 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memd.conversation.compaction import (
-    Thresholds,
     choose_cut,
     contiguous,
     cut_positions,
     distinct,
     finished_end,
     is_stored_kind,
-    thresholds,
 )
 from memd.conversation.conversation import Conversation
+from memd.conversation.window import Thresholds, thresholds
 from memd.messages import Message, ToolCall
 
 THREE_TURNS = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from histories import block, conversation_of, digest_at, said, texts
 
-from memd.conversation.conversation import Conversation, Match, match
+from memd.conversation.conversation import Conversation
+from memd.conversation.matching import Match, match
 from memd.messages import ROOT_DIGEST
 
 LONG = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")

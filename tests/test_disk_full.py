@@ -12,7 +12,7 @@ import pytest
 from full_disk import FullDisk
 
 from memd.proxy.app import running
-from memd.proxy.service import Daemon
+from memd.proxy.parts import Daemon
 from memd.settings.model import Buffer, Compaction, Config, Listen, Log, Upstream
 from memd.store.disk import DiskFiles
 from memd.store.tools.export import export

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from memd.embedding.fastembed import Embedder, load_embedder
 from memd.entries import Status, Vector
 from memd.proxy import app
-from memd.proxy.service import Daemon
+from memd.proxy.parts import Daemon
 from memd.settings.model import Buffer, Config, Listen, Log, Upstream
 
 FACT = "The spare key hangs behind the barometer."

@@ -17,7 +17,7 @@ from raw_wire import RawUpstream
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, streamed
 
 from memd.proxy.app import running
-from memd.proxy.service import Daemon
+from memd.proxy.parts import Daemon
 from memd.settings.model import Config, Listen, Upstream
 
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from memd.proxy.app import running
-from memd.proxy.service import Daemon
+from memd.proxy.parts import Daemon
 from memd.settings.model import Buffer, Config, Listen, Log, Upstream
 from memd.store.disk import DiskFiles
 from memd.store.files import Appender

@@ -1,4 +1,4 @@
-"""The live conversations of one topic: which one a request belongs to, what in it is new, stored, and left out.
+"""A live conversation: its messages, what of them is stored, and what is left out of the prompt.
 
 Rule: the client's array is the truth for the live part; a conversation only ever grows. An edit or a regenerated reply
 does not change it but *forks* it, so positions and marks stay valid for whatever is under way in the background.
@@ -14,18 +14,11 @@ from its beginning:
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from memd.messages import ROOT_DIGEST, Block, Message, chain_all
-
-SHARED_MIN = 2
-"""Messages that a request must share with a conversation before it is taken for an edit of it or for its trimmed
-history. One alone proves nothing: many conversations begin with the same words."""
-LAST_EXCHANGE = 2
-"""Messages at the end of a conversation that a trimmed history may lack or replace: a question and its answer."""
+from memd.messages import ROOT_DIGEST, Block, Message
 
 
 class Buffered(msgspec.Struct, frozen=True):
@@ -123,93 +116,3 @@ class Conversation:
         branch.arrivals = dict(self.arrivals)  # a retry is one wherever it ends up
         branch.used_at = self.used_at
         return branch
-
-
-class Match(msgspec.Struct, frozen=True):
-    """Where a request's messages belong: its message `i` is the conversation's message `offset + i`.
-
-    But for the first `head` ones, which are the conversation's first: a client that trims its history may keep them.
-    """
-
-    conversation: Conversation | None
-    """None: nothing like it is known."""
-    offset: int = 0
-    known: int = 0
-    """How many of the request's messages the conversation already has, the head included."""
-    head: int = 0
-
-    @property
-    def reaches_end(self) -> bool:
-        """Whether what is known goes as far as the conversation does."""
-        return self.conversation is not None and self.offset + self.known == len(self.conversation)
-
-
-def match(
-    conversations: Iterable[Conversation], content_digests: Sequence[bytes], session: str | None, *, thin: bool = False
-) -> Match:
-    """Find the conversation that a request goes on with.
-
-    Args:
-        conversations: the topic's open conversations, most recently used first.
-        content_digests: the request's messages after the leading system messages, each by itself (not chained).
-        session: what the client calls the conversation, if it says so; then only that one is looked at, and a request
-            that shares nothing with it is appended to it.
-        thin: the client sends only what is new: whatever it says is appended, however it begins.
-    """
-    candidates = [c for c in conversations if session is None or c.session == session]
-    if thin:
-        return _newest_only(candidates[0], content_digests) if candidates else Match(None)
-    digests = chain_all(content_digests)
-    prefixes = [Match(c, 0, c.common_length(digests)) for c in candidates]
-    # Of several branches that share as much, the one that ends there is simply continued.
-    best = max(prefixes, key=lambda one: (one.known, one.reaches_end), default=Match(None))
-    if best.known and (best.known == len(digests) or best.reaches_end):
-        return best
-    pinned = [run for one in prefixes if (run := _rejoin_behind_head(one, content_digests)) is not None]
-    runs = [run for c in candidates if (run := _rejoin(c, content_digests)) is not None]
-    best = max([best, *pinned, *runs], key=lambda one: one.known)  # of equals the first: an edit is the simplest
-    if best.known:
-        return best
-    if session is not None and candidates:
-        return _newest_only(candidates[0], content_digests)
-    return Match(None)
-
-
-def _rejoin_behind_head(prefix: Match, content_digests: Sequence[bytes]) -> Match | None:
-    """Match a client that keeps the beginning and the end of its history and drops what is between them.
-
-    The end may begin with the very words that would have come next, so the kept beginning may be a little shorter than
-    what both share.
-    """
-    found: Match | None = None
-    for head in range(prefix.known, max(0, prefix.known - LAST_EXCHANGE - 1), -1):
-        assert prefix.conversation is not None, "something is known"
-        run = _rejoin(prefix.conversation, content_digests[head:], after=head)
-        if run is not None and (found is None or head + run.known > found.known):
-            found = Match(prefix.conversation, run.offset - head, head + run.known, head)
-    return found
-
-
-def _rejoin(conversation: Conversation, content_digests: Sequence[bytes], *, after: int = -1) -> Match | None:
-    """Match a client that trims its own history: the longest run of the conversation, from somewhere in it to its end.
-
-    Its last exchange may be missing or different (an edit, a reply that the client never got), but two messages in a
-    row must agree. It begins behind the position `after`.
-    """
-    known = [buffered.content_digest for buffered in conversation.messages]
-    theirs = list(content_digests)
-    for offset in range(after + 1, len(known) - SHARED_MIN + 1):
-        agreed = max(SHARED_MIN, len(known) - LAST_EXCHANGE - offset)
-        if known[offset : offset + agreed] == theirs[:agreed]:
-            tail = zip(known[offset + agreed :], theirs[agreed:], strict=False)
-            more = itertools.takewhile(lambda pair: pair[0] == pair[1], tail)
-            return Match(conversation, offset, agreed + sum(1 for _ in more))
-    return None
-
-
-def _newest_only(conversation: Conversation, content_digests: Sequence[bytes]) -> Match:
-    """Match a client that sends only what is new: behind the end, unless that is what it sent last (a retry)."""
-    offset = max(0, len(conversation) - len(content_digests))
-    if [buffered.content_digest for buffered in conversation.messages[offset:]] == list(content_digests):
-        return Match(conversation, offset, len(content_digests))
-    return Match(conversation, len(conversation), 0)

@@ -11,14 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from memd.conversation.conversation import (
-    SHARED_MIN,
-    Buffered,
-    Conversation,
-    Match,
-    TurnKey,
-    match,
-)
+from memd.conversation.conversation import Buffered, Conversation, TurnKey
 from memd.conversation.events import (
     Abandoned,
     Appended,
@@ -32,6 +25,7 @@ from memd.conversation.events import (
     Placed,
     Removed,
 )
+from memd.conversation.matching import SHARED_MIN, Match, match
 from memd.messages import Block, BlockChunk, Message, chain_all
 
 ARRIVALS_KEPT = 16

@@ -69,6 +69,15 @@ class Topic:
         self._used_at = time.monotonic()
 
     @contextmanager
+    def used(self) -> Iterator[None]:
+        """Keep the topic open while the block runs."""
+        self.hold()
+        try:
+            yield
+        finally:
+            self.release()
+
+    @contextmanager
     def held(self) -> Iterator[None]:
         """Keep the topic open while the block runs, without counting as a use of it."""
         self._holders += 1
@@ -184,6 +193,12 @@ class Topics:
             over = memory_bytes > settings.memory_bytes_max
             if topic.idle_seconds > 0 and (over or topic.idle_seconds >= settings.topic_idle_seconds):
                 memory_bytes -= topic.log.stats().memory_bytes if await self._let_go(topic) else 0
+
+    async def close(self) -> None:
+        """Journal all buffers and close the topics' files."""
+        for topic in self.opened():
+            await topic.rewrite_journal()
+            self._writer.submit(topic.close)
 
     def opened(self) -> list[Topic]:
         """The topics that are open now."""

@@ -9,131 +9,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import signal
 import socket
 import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from pathlib import Path
-from urllib.parse import unquote
 
-import aiohttp
 import msgspec
 import uvloop
 from aiohttp import web
 
 from memd import __version__
-from memd.admin import page
-from memd.admin.access import TOKEN_HEADER, shows_token
-from memd.admin.http import error_response
-from memd.admin.reads import LogRoutes, SearchRoutes
-from memd.admin.routes import OwnRoutes
-from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
-from memd.admin.topics import NamedTopics
-from memd.admin.turns import TurnRoutes
-from memd.admin.writes import BackupRoutes, CorrectionRoutes
 from memd.assets import ranks_bytes
-from memd.conversation.compaction import injection_budget
 from memd.conversation.tokens import TokenCounter, cl100k_base
-from memd.embedding.encoder import Encoder
 from memd.embedding.fastembed import Embedder, load_embedder
-from memd.entries import TOPIC_ID_PATTERN, TOPIC_ID_RULE
 from memd.errors import MemdError, StoreError
 from memd.ingest.redaction.redactor import Redactor, last_look
+from memd.ingest.topics import Topics
 from memd.proxy import malloc
-from memd.proxy.answering import answer, passed
 from memd.proxy.connections import served
+from memd.proxy.parts import Daemon, make_parts, router_of
 from memd.proxy.relay import Relayed
-from memd.proxy.service import Daemon
-from memd.proxy.upstream.client import Upstream
+from memd.proxy.routing import Router
 from memd.proxy.upstream.llama_child import LlamaChild
-from memd.recall.retrieve import Budget
+from memd.recall.retrieve import Retriever
 from memd.settings.model import Config
 from memd.store.disk import LocalDisk
 from memd.store.files import Files, replace_file
 from memd.store.layout import ADDRESS_NAME
 from memd.store.store import Store
 from memd.telemetry.logging import begin
-from memd.telemetry.metrics import Metrics, exposed
-from memd.telemetry.request_log import CLIENT_GONE, Turn, observed
-from memd.telemetry.tasks import Tasks
-from memd.wire.anthropic.api import ANTHROPIC
-from memd.wire.chat.api import CHAT
-from memd.wire.request import Api
-from memd.wire.responses.api import RESPONSES
+from memd.telemetry.metrics import Metrics
 
 log = logging.getLogger("memd")
-
-_PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
-OWN_PREFIX = "/memd/"
-APIS: tuple[Api, ...] = (CHAT, RESPONSES, ANTHROPIC)
-"""In which memory has a part. No path of one ends like another's."""
-
-
-# -- routes -------------------------------------------------------------------------------------------------------
-
-
-async def route(daemon: Daemon, own: OwnRoutes, request: web.Request) -> web.StreamResponse:
-    """Every request: memd's own paths, those in which memory has a part, and the rest, which passes through."""
-    target = request.raw_path if request.raw_path.startswith("/") else str(request.rel_url)
-    is_page = page.is_page(request)  # there is no data in it, and a browser that opens an address can show no token
-    if not is_page and not shows_token(request, daemon.config.auth.token):
-        message = f"memd: show its auth.token, as `Authorization: Bearer TOKEN` or in the header {TOKEN_HEADER}"
-        return error_response(401, message, "authentication_error", api_of("POST", target.partition("?")[0]) or CHAT)
-    if is_page or target.startswith(OWN_PREFIX):
-        return await own.answer(request)
-    path_topic = None
-    if found := _PATH_TOPIC.fullmatch(target):
-        path_topic, rest, query = unquote(found[1]), found[2] or "/", found[3] or ""
-        if TOPIC_ID_PATTERN.fullmatch(path_topic) is None:
-            return error_response(
-                400,
-                f"memd: {path_topic[:140]!r} is not a topic name: {TOPIC_ID_RULE}",
-                "invalid_request_error",
-                api_of(request.method, rest) or CHAT,
-            )
-        target = rest + query
-    api = api_of(request.method, target.partition("?")[0])
-    with observed(daemon.metrics, request, "" if api is None else api.name) as turn:
-        response = await _forwarded(daemon, api, request, target, path_topic, turn)
-        turn.http_status = response.status
-        return response
-
-
-async def _forwarded(
-    daemon: Daemon, api: Api | None, request: web.Request, target: str, path_topic: str | None, turn: Turn
-) -> web.StreamResponse:
-    try:
-        if api is not None:
-            return await answer(daemon, api, request, target, path_topic)
-        return await passed(daemon, request, target)
-    except (aiohttp.ClientError, TimeoutError) as error:
-        if request.transport is None or request.transport.is_closing():
-            turn.outcome = "interrupted"
-            return web.Response(status=CLIENT_GONE)  # nobody reads it
-        turn.outcome = "unreachable"
-        log.warning("the upstream did not answer", extra={"url": daemon.upstream.url, "error": error})
-        return unreachable(daemon, error, api or CHAT)
-
-
-def api_of(method: str, path: str) -> Api | None:
-    """The API that a request came through, if it is one in which memory has a part."""
-    return next((api for api in APIS if method == "POST" and path.endswith(api.path)), None)
-
-
-def unreachable(daemon: Daemon, error: BaseException, api: Api) -> web.Response:
-    """502: which address, and what to do."""
-    message = (
-        f"memd: the model server at {daemon.upstream.url} did not answer ({type(error).__name__}: {error}). Start it "
-        "there (for llama.cpp: llama-server -m MODEL.gguf --port 8080), or set upstream.url to where it runs."
-    )
-    return error_response(502, message, "upstream_unreachable", api)
-
-
-# -- life ---------------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -161,30 +71,25 @@ async def running(config: Config, model: Path | None = None, files: LocalDisk | 
         redactor = Redactor.of(config.ingest)
         store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, files))
         stack.callback(store.close)
-        metrics = Metrics()
-        tasks = Tasks(metrics)
-        upstream = Upstream(config, tasks)
-        stack.push_async_callback(upstream.close)
-        daemon = Daemon(config, store, Encoder(embedder), counter, upstream, tasks, redactor, metrics)
-        stack.push_async_callback(daemon.close)
-        await upstream.refresh(wait=True)
-        async with _listening(daemon, listener):
+        daemon = await make_parts(stack, config, store, embedder, counter, redactor, _url(config, listener))
+        daemon.metrics.watch(daemon)
+        await daemon.upstream.refresh(wait=True)
+        async with _listening(daemon, router_of(daemon), listener):
             yield daemon
 
 
 @asynccontextmanager
-async def _listening(daemon: Daemon, listener: socket.socket) -> AsyncIterator[None]:
+async def _listening(daemon: Daemon, router: Router, listener: socket.socket) -> AsyncIterator[None]:
     """The daemon at work: it tends its topics and answers; in the end, replies in flight have their time of grace."""
     config, tasks, loop = daemon.config, daemon.tasks, asyncio.get_running_loop()
     tending = [
-        tasks.spawn(_wake(daemon), "wake"),
+        tasks.spawn(_wake(daemon.topics, daemon.retriever), "wake"),
         tasks.spawn(daemon.archiver.tend(daemon.topics), "tend"),
     ]
-    runner = _runner(daemon)
+    runner = _runner(router, daemon.metrics, config.shutdown.grace_seconds)
     await runner.setup()
     assert runner.server is not None, "it was set up"
     server = await served(runner.server, listener, config.limits)
-    daemon.base_url = f"http://{_shown_host(config.listen.host)}:{listener.getsockname()[1]}"
     files, address = daemon.store.files, config.data_dir / ADDRESS_NAME
     try:
         await loop.run_in_executor(None, _say_where, files, address, daemon.base_url)
@@ -207,11 +112,11 @@ def _say_where(files: Files, address: Path, url: str) -> None:
         log.warning("commands cannot find this daemon by its folder", extra={"error": error})
 
 
-async def _wake(daemon: Daemon) -> None:
+async def _wake(topics: Topics, retriever: Retriever) -> None:
     with contextlib.suppress(StoreError):  # has been said; whoever asks for the topic hears it again
-        used_last = await daemon.topics.wake()
+        used_last = await topics.wake()
         if used_last is not None:
-            await daemon.retriever.load(used_last.log)
+            await retriever.load(used_last.log)
 
 
 def serve(config: Config, model: Path | None = None) -> int:
@@ -314,42 +219,15 @@ def _opened(config: Config, embedder: Embedder, redactor: Redactor, files: Local
     )
 
 
-def _own_routes(daemon: Daemon) -> OwnRoutes:
-    config, topics, files = daemon.config, daemon.topics, daemon.store.files
-    named = NamedTopics(topics, daemon.store.topic_ids)
-
-    async def budget() -> Budget:
-        """What a prompt to the present upstream model would get."""
-        facts, drift = await daemon.upstream.refresh(wait=False), daemon.counter.drift
-        model = facts.model if drift.is_known(facts.model) else drift.latest_model
-        return Budget(injection_budget(config.injection.budget_tokens, facts.window), drift.factor(model))
-
-    return OwnRoutes(
-        config,
-        (
-            StatusRoutes(config, topics, daemon.upstream, daemon.redactor, lambda: daemon.cache_bytes),
-            TopicRoutes(config.data_dir, topics, files),
-            SearchRoutes(named, daemon.retriever, budget),
-            LogRoutes(named, daemon.receipts, config.data_dir, files),
-            TurnRoutes(daemon.receipts, named, daemon.retriever, daemon.counter),
-            LiveRoutes(daemon.events, partial(exposed, daemon)),
-            CorrectionRoutes(named, daemon.encoder, daemon.archiver),
-            BackupRoutes(config.data_dir, files),
-        ),
-    )
-
-
-def _runner(daemon: Daemon) -> web.AppRunner:
-    own = _own_routes(daemon)
-
+def _runner(router: Router, metrics: Metrics, grace_seconds: float) -> web.AppRunner:
     async def handle(request: web.Request) -> web.StreamResponse:
         code = "5xx"
         try:
-            response = await route(daemon, own, request)
+            response = await router.route(request)
             code = f"{response.status // 100}xx"
             return response
         finally:
-            daemon.metrics.responses.add(code)
+            metrics.responses.add(code)
 
     async def prepare(_: web.Request, response: web.StreamResponse) -> None:
         if isinstance(response, Relayed):
@@ -358,12 +236,11 @@ def _runner(daemon: Daemon) -> web.AppRunner:
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", handle)
     application.on_response_prepare.append(prepare)
-    return web.AppRunner(
-        application,
-        handle_signals=False,
-        handler_cancellation=True,
-        shutdown_timeout=daemon.config.shutdown.grace_seconds,
-    )
+    return web.AppRunner(application, handle_signals=False, handler_cancellation=True, shutdown_timeout=grace_seconds)
+
+
+def _url(config: Config, listener: socket.socket) -> str:
+    return f"http://{_shown_host(config.listen.host)}:{listener.getsockname()[1]}"
 
 
 def _shown_host(host: str) -> str:

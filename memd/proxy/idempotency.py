@@ -1,7 +1,7 @@
-"""What became of the corrections of the latest requests, for clients that send a request again.
+"""Idempotency of corrections: a client that sends a request again gets the first outcome, and nothing is applied twice.
 
-Rule: the corrections of one request are applied once, to their end, whoever leaves meanwhile; the same request again
-has the same outcome. Of requests from before a restart nothing is known here.
+Rule: the corrections of one request are applied once and to their end, even when the client leaves in between. Keys are
+kept in memory, for the latest requests: nothing is known of requests from before a restart.
 """
 
 from __future__ import annotations
@@ -13,48 +13,48 @@ from collections.abc import Callable, Coroutine, Hashable
 from memd.errors import MemdError
 from memd.telemetry.tasks import Tasks
 
-REQUESTS_MAX = 1024
+KEYS_MAX = 1024
 
-Failed = tuple[str, ...]
+FailedIds = tuple[str, ...]
 """The ids that could not be corrected."""
 
 
-class Outcomes:
-    """By request; of the event loop's thread only."""
+class IdempotencyKeys:
+    """Outcomes by idempotency key. Use it on the event loop only."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
-        self._of: OrderedDict[Hashable, asyncio.Task[Failed | MemdError] | None] = OrderedDict()
+        self._outcomes: OrderedDict[Hashable, asyncio.Task[FailedIds | MemdError] | None] = OrderedDict()
 
-    def expect(self, request: Hashable) -> None:
-        """A request with corrections has arrived for the first time: nothing of it is applied yet."""
-        self._of[request] = None
-        self._of.move_to_end(request)
-        if len(self._of) > REQUESTS_MAX:
-            self._of.popitem(last=False)
+    def register(self, key: Hashable) -> None:
+        """Note a request that arrived for the first time. Its corrections are not applied yet."""
+        self._outcomes[key] = None
+        self._outcomes.move_to_end(key)
+        if len(self._outcomes) > KEYS_MAX:
+            self._outcomes.popitem(last=False)
 
-    def expects(self, request: Hashable) -> bool:
-        """Whether the request is one of the latest."""
-        return request in self._of
+    def knows(self, key: Hashable) -> bool:
+        """Whether the key is one of the latest `KEYS_MAX`."""
+        return key in self._outcomes
 
-    async def of(self, request: Hashable, apply: Callable[[], Coroutine[None, None, Failed]]) -> Failed:
-        """What `apply` gave when it was first called for the request, or gives now.
+    async def run_once(self, key: Hashable, apply: Callable[[], Coroutine[None, None, FailedIds]]) -> FailedIds:
+        """Return the outcome of `apply`, which is called at the first request with this key only.
 
         Raises:
-            MemdError: nothing was applied; the same request again tries anew.
+            MemdError: nothing was applied; the next request with this key tries again.
         """
-        task = self._of.get(request)
+        task = self._outcomes.get(key)
         if task is None:
-            task = self._of[request] = self._tasks.spawn(_told(apply()), "correct")
+            task = self._outcomes[key] = self._tasks.spawn(_error_as_value(apply()), "correct")
         outcome = await asyncio.shield(task)
         if isinstance(outcome, MemdError):
-            self.expect(request)
+            self.register(key)
             raise outcome
         return outcome
 
 
-async def _told(applied: Coroutine[None, None, Failed]) -> Failed | MemdError:
+async def _error_as_value(applying: Coroutine[None, None, FailedIds]) -> FailedIds | MemdError:
     try:
-        return await applied
+        return await applying
     except MemdError as error:
-        return error  # who waits for it tells of it
+        return error  # raised again in `run_once`, by whoever waits for it

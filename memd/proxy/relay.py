@@ -17,7 +17,6 @@ from memd.admin.access import headers_with_token
 from memd.admin.http import body_parts
 from memd.errors import UpstreamError
 from memd.proxy.upstream.client import HOP_BY_HOP, NOT_FORWARDED, Upstream
-from memd.settings.model import Config
 from memd.telemetry.request_log import Turn, turn_of
 from memd.wire.capture import Capture, Reply
 from memd.wire.request import Api
@@ -36,10 +35,10 @@ _ADDED_HEADERS = ("Content-Type", "Date", "Server")
 """What aiohttp adds to an answer that lacks it."""
 
 
-def forwarded_headers(request: web.BaseRequest, config: Config) -> CIMultiDict[str]:
-    """The client's headers without the hop-by-hop ones (those that `Connection` names included) and memd's own."""
+def forwarded_headers(request: web.BaseRequest, token: str) -> CIMultiDict[str]:
+    """The client's headers, without hop-by-hop ones (also those that `Connection` names), memd's own and its token."""
     named = {name.strip().lower() for value in request.headers.getall("Connection", []) for name in value.split(",")}
-    dropped = NOT_FORWARDED.union(named, OWN_REQUEST_HEADERS, headers_with_token(request, config.auth.token))
+    dropped = NOT_FORWARDED.union(named, OWN_REQUEST_HEADERS, headers_with_token(request, token))
     spelled: dict[str, str] = {}  # the client library drops all but the last of two that differ in case
     headers: CIMultiDict[str] = CIMultiDict()
     for name, value in _named(request.raw_headers):

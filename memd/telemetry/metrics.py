@@ -25,7 +25,7 @@ from memd import __version__
 from memd.entries import Correction
 
 if TYPE_CHECKING:
-    from memd.proxy.service import Daemon
+    from memd.proxy.parts import Daemon
 
 APIS = ("chat", "responses", "messages")
 MODES = ("full", "readonly", "off")

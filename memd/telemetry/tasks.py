@@ -26,6 +26,11 @@ class Tasks:
     def __len__(self) -> int:
         return len(self._running)
 
+    @property
+    def names(self) -> set[str]:
+        """The names of the running tasks."""
+        return {task.get_name() for task in self._running}
+
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Run `work` in the background; a failure is logged under `name`."""
         task = asyncio.get_running_loop().create_task(work, name=name)

@@ -12,7 +12,7 @@ import msgspec
 from memd.cli.check.live import ASKED, EXPECTED, Answer, glanced, rehearsed
 from memd.cli.check.outcome import Outcome, failed, ok, warning
 from memd.cli.running import RunningDaemon
-from memd.conversation.compaction import WINDOW_UNKNOWN_HARD_TOKENS
+from memd.conversation.window import WINDOW_UNKNOWN_HARD_TOKENS
 from memd.errors import MemdError
 from memd.proxy.upstream.probing import UpstreamProbe, probed
 from memd.settings.model import Config

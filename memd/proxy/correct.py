@@ -1,0 +1,86 @@
+"""The corrections of a request: applied before it is forwarded, once, and durably.
+
+Rule: an error costs the corrections, never the request; it is told in the status, and each id in a signal.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+
+from memd.embedding.encoder import Encoder
+from memd.entries import Correction
+from memd.errors import DiskFull, EmbeddingError, MemdError
+from memd.ingest.archiver import Archiver
+from memd.ingest.topics import Topic, Topics
+from memd.proxy.idempotency import FailedIds, IdempotencyKeys
+from memd.proxy.receive import Received
+from memd.recall import corrections
+from memd.store.store import Snapshot
+from memd.telemetry.metrics import Metrics
+
+log = logging.getLogger("memd")
+
+
+class CorrectionResult(msgspec.Struct, frozen=True):
+    """The outcome of a request's corrections."""
+
+    failed_ids: FailedIds = ()
+    trouble: str | None = None
+    """The status to tell, where they could not be applied."""
+
+
+class Corrector:
+    """Applies the corrections of requests."""
+
+    def __init__(
+        self, idempotency: IdempotencyKeys, topics: Topics, encoder: Encoder, archiver: Archiver, metrics: Metrics
+    ) -> None:
+        self._idempotency = idempotency
+        self._topics = topics
+        self._encoder = encoder
+        self._archiver = archiver
+        self._metrics = metrics
+
+    async def correct(self, received: Received) -> CorrectionResult:
+        """Apply the corrections, unless the same request did before."""
+        memory_in, topic = received.request.memory_in, received.topic
+        if memory_in is None or not memory_in.corrections or not self._idempotency.knows(received.key):
+            return CorrectionResult()  # a key that is not known came before memd was restarted, or with `readonly`
+        asked = tuple(memory_in.corrections)
+        applied_now = () if received.is_retry else asked
+        try:
+            failed = await self._idempotency.run_once(received.key, lambda: self._apply(topic, asked))
+            corrected = CorrectionResult(failed)
+        except MemdError as error:
+            log.error("corrections were not applied", extra=received.log_fields(error))
+            corrected = CorrectionResult(
+                tuple(one for correction in asked for one in correction.chunk_ids), degraded(error)
+            )
+        self._metrics.corrected(applied_now, len(corrected.failed_ids))
+        return corrected
+
+    async def _apply(self, topic: Topic, asked: Sequence[Correction]) -> FailedIds:
+        applied = await corrections.correct_shown(
+            asked,
+            own=topic.log.snapshot(),
+            resolve=topic.buffer.resolve,
+            snapshot_of=self._snapshot_of,
+            encoder=self._encoder,
+            append=partial(self._archiver.append_corrections, topic),
+        )
+        return applied.failed
+
+    async def _snapshot_of(self, topic_id: str) -> Snapshot | None:
+        topic = await self._topics.existing(topic_id)
+        return None if topic is None else topic.log.snapshot()
+
+
+def degraded(error: MemdError) -> str:
+    """The status of a request that goes on although memory failed."""
+    if isinstance(error, DiskFull):
+        return "degraded:disk-full"
+    return "degraded:embedding" if isinstance(error, EmbeddingError) else "degraded:store"

@@ -1,0 +1,177 @@
+"""Memory of a turn: its block is recalled once, and then it is settled what the prompt shows and the response says.
+
+Rule: memory fails open. An error of recall becomes the request's status, and the request goes on without a block.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import msgspec
+
+from memd.conversation.tokens import TokenCounter
+from memd.errors import MemdError
+from memd.messages import NO_BLOCK, Block, BlockChunk
+from memd.proxy.correct import CorrectionResult, degraded
+from memd.proxy.receive import Received
+from memd.proxy.room import PromptRoom, remove_blocks
+from memd.recall import block, ranking
+from memd.recall.explained import ScoredChunk, scored_chunks
+from memd.recall.retrieve import Budget, Filters, Retriever
+from memd.settings.model import Config
+from memd.telemetry.logging import Content
+from memd.wire.sideband import InjectedChunk, MemoryOut, Signal, memory_headers
+
+log = logging.getLogger("memd")
+
+FOLLOW_UP_TOKENS = 12
+"""A question below this is looked for together with the user's messages before it, until they have as many ..."""
+FOLLOW_UP_TURNS = 3
+"""... or are as many as this."""
+
+
+class Recalled(msgspec.Struct, frozen=True, kw_only=True):
+    """The recall of a turn; the defaults stand for a request that needs none."""
+
+    question: str | None = None
+    budget_tokens: int = 0
+    candidates: tuple[ScoredChunk, ...] = ()
+    candidate_count: int | None = None
+    fill_ratio: float = 0.0
+    spans_ms: dict[str, float] = {}
+    trouble: str | None = None
+    """The status to tell, where recall failed."""
+
+
+class SettledPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt is settled: what of memory it shows, and what the response says about that."""
+
+    status: str
+    chunks: tuple[BlockChunk, ...]
+    """All that blocks put into this prompt, kept ones and new ones."""
+    signals: tuple[Signal, ...]
+    block_tokens: int
+    """Raw tokens of the blocks."""
+    prompt_tokens: int
+    """Raw tokens of the whole prompt."""
+
+    def headers(self, received: Received, recalled: Recalled) -> list[tuple[str, str]]:
+        """Memory's response headers."""
+        return memory_headers(
+            status=self.status,
+            mode=received.asked.mode,
+            injected_ids=[chunk.shown_id for chunk in self.chunks],
+            turn_id=received.asked.turn_id,
+            timings_ms=recalled.spans_ms,
+        )
+
+    def memory_out(self, received: Received) -> MemoryOut | None:
+        """What goes into the response's body: nothing unless the request carried a MemoryIn."""
+        if received.request.memory_in is None:
+            return None
+        chunks = (InjectedChunk(id=c.shown_id, topic_id=c.topic_id, canonical_id=c.origin_id) for c in self.chunks)
+        return MemoryOut(injected_chunks=tuple(chunks), signals=self.signals)
+
+
+class Memory:
+    """Recalls a turn's block and settles the prompt."""
+
+    def __init__(self, config: Config, retriever: Retriever, counter: TokenCounter) -> None:
+        self._config = config
+        self._retriever = retriever
+        self._counter = counter
+
+    async def recall(self, received: Received, room: PromptRoom) -> Recalled:
+        """Compute this turn's block, once: steps and retries of the turn show the same one again."""
+        prompt, turn = received.prompt, received.prompt.turn_digest
+        if turn is None or not received.is_new_turn or not room.fits or room.thresholds.injection <= 0:
+            return Recalled()
+        if turn in prompt.conversation.blocks:  # recalled afresh: its former block shows nothing any more
+            remove_blocks(received, [turn])
+        question, budget_tokens = self._question(received), room.thresholds.injection
+        try:
+            recalled, placed = await self._retrieved(received, question, budget_tokens)
+        except TimeoutError:
+            return Recalled(question=question, budget_tokens=budget_tokens, trouble="degraded:timeout")
+        except MemdError as error:
+            log.error("recall failed, the request goes on without memory", extra=received.log_fields(error))
+            return Recalled(question=question, budget_tokens=budget_tokens, trouble=degraded(error))
+        if received.is_traced:
+            received.topic.buffer.place(prompt.conversation, turn, placed)
+        else:
+            prompt.conversation.blocks[turn] = placed
+        return recalled
+
+    def settle(self, received: Received, corrected: CorrectionResult, recalled: Recalled) -> SettledPrompt:
+        """Settle what the prompt shows; from here on it does not change any more."""
+        topic, prompt = received.topic, received.prompt
+        chunks = tuple(prompt.chunks())
+        status = recalled.trouble or corrected.trouble or ("injected" if chunks else "none")
+        if topic.trouble is not None and received.is_traced:
+            status = degraded(topic.trouble)
+        if received.is_new_turn and chunks and received.is_traced:
+            topic.buffer.injected(chunks)
+        failed = (Signal(type="correction_failed", chunk_id=chunk_id) for chunk_id in corrected.failed_ids)
+        return SettledPrompt(
+            status=status,
+            chunks=chunks,
+            signals=(*failed, *_pressure(recalled.fill_ratio)),
+            block_tokens=prompt.block_tokens(),
+            prompt_tokens=prompt.tokens(),
+        )
+
+    def _question(self, received: Received) -> str:
+        """What the user asks; a short follow-up ("yes, do that") says little without what was said before it."""
+        texts: list[str] = []
+        for text in itertools.islice(received.prompt.user_texts(), FOLLOW_UP_TURNS):
+            texts.insert(0, text)
+            if self._counter.count(" ".join(texts)) >= FOLLOW_UP_TOKENS:
+                break
+        return "\n".join(texts)
+
+    async def _retrieved(self, received: Received, question: str, budget_tokens: int) -> tuple[Recalled, Block]:
+        """Retrieve for the question; the block shows what fits the budget, in the model's tokens."""
+        if not question.strip():
+            return Recalled(), NO_BLOCK
+        drift, seconds = self._counter.drift.factor(received.request.model), self._config.retrieval.timeout_ms / 1000
+        earlier = received.prompt.chunks()
+        retrieved = await self._retriever.retrieve(
+            question,
+            [topic.log for topic in (received.topic, *received.related)],
+            Budget(budget_tokens, drift, seconds),
+            Filters(visible_digests=received.prompt.visible_digests(), shown_uuids={chunk.uuid for chunk in earlier}),
+        )
+        placed = block.render(
+            retrieved.shown,
+            own_topic_id=received.topic.id,
+            header=self._config.injection.header,
+            taken={chunk.shown_id for chunk in earlier},
+            tokens=retrieved.raw_tokens,
+        )
+        fields = {**received.log_fields(), "question": Content(question), "block": Content(placed.text)}
+        log.debug("recalled", extra=fields)
+        recalled = Recalled(
+            question=question,
+            budget_tokens=budget_tokens,
+            candidates=scored_chunks(retrieved),
+            candidate_count=len(retrieved.candidates),
+            fill_ratio=retrieved.fill_ratio,
+            spans_ms={"embed": retrieved.embed_ms, "search": retrieved.search_ms, "inject": retrieved.fill_ms},
+        )
+        return recalled, placed
+
+
+def forget(received: Received, shown: SettledPrompt) -> SettledPrompt:
+    """Take all blocks out for good, because the upstream accepted the prompt only without them."""
+    remove_blocks(received, list(received.prompt.conversation.blocks))
+    tokens = received.prompt.tokens()
+    return msgspec.structs.replace(shown, chunks=(), block_tokens=0, prompt_tokens=tokens, status="degraded:template")
+
+
+def _pressure(fill_ratio: float) -> tuple[Signal, ...]:
+    if fill_ratio > 1:
+        return (Signal(type="context_overflow", fill_ratio=round(fill_ratio, 3)),)
+    if fill_ratio >= ranking.PRESSURE_FROM:
+        return (Signal(type="context_pressure", fill_ratio=round(fill_ratio, 3)),)
+    return ()

@@ -1,0 +1,176 @@
+"""The parts of a running daemon, and how they are put together.
+
+Rule: this is the composition root: each part gets those that it needs, in its constructor. Nothing takes a `Daemon`
+whole but what shows a running one to somebody: its start-up lines, its gauges, the demo, tests and benches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from functools import partial
+
+import msgspec
+
+from memd.admin.reads import LogRoutes, SearchRoutes
+from memd.admin.receipts import Receipts
+from memd.admin.routes import OwnRoutes
+from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
+from memd.admin.topics import NamedTopics
+from memd.admin.turns import TurnRoutes
+from memd.admin.writes import BackupRoutes, CorrectionRoutes
+from memd.conversation.tokens import TokenCounter
+from memd.conversation.window import injection_budget
+from memd.embedding.encoder import Encoder
+from memd.embedding.fastembed import Embedder
+from memd.embedding.priority import RightOfWay
+from memd.ingest.archiver import Archiver
+from memd.ingest.indexer import Indexer
+from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.topics import Topics
+from memd.proxy.correct import Corrector
+from memd.proxy.idempotency import IdempotencyKeys
+from memd.proxy.memory import Memory
+from memd.proxy.reading import RequestReader
+from memd.proxy.receive import Receiver
+from memd.proxy.remember import Rememberer
+from memd.proxy.room import RoomMaker
+from memd.proxy.routing import Router
+from memd.proxy.turn import Forwarder, TurnRunner
+from memd.proxy.upstream.client import Upstream
+from memd.recall.retrieve import Budget, Retriever
+from memd.settings.model import Config
+from memd.store.receipts import ReceiptRing
+from memd.store.store import Store
+from memd.telemetry.events import Events
+from memd.telemetry.metrics import Metrics, exposed
+from memd.telemetry.tasks import Tasks
+
+
+class Daemon(msgspec.Struct, frozen=True, kw_only=True):
+    """A daemon that listens at `base_url`."""
+
+    base_url: str
+    config: Config
+    store: Store
+    topics: Topics
+    redactor: Redactor
+    encoder: Encoder
+    counter: TokenCounter
+    retriever: Retriever
+    upstream: Upstream
+    archiver: Archiver
+    indexer: Indexer
+    receipts: Receipts
+    reader: RequestReader
+    events: Events
+    metrics: Metrics
+    tasks: Tasks
+    writer: ThreadPoolExecutor
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of parsed messages and of the words of chunks that are kept because they are asked for again."""
+        return self.reader.cache_bytes + self.store.terms_cache.bytes_held
+
+
+async def make_parts(
+    stack: AsyncExitStack,
+    config: Config,
+    store: Store,
+    embedder: Embedder,
+    counter: TokenCounter,
+    redactor: Redactor,
+    base_url: str,
+) -> Daemon:
+    """Make the parts, each with those that it needs; `stack` closes them in reverse."""
+    metrics, events, priority = Metrics(), Events(), RightOfWay()
+    tasks = Tasks(metrics)
+    upstream = Upstream(config, tasks)
+    stack.push_async_callback(upstream.close)
+    writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-write")
+    receipts = Receipts(_receipt_ring(config, store, redactor), writer, redactor, events)
+    stack.callback(receipts.close)
+    stack.callback(writer.shutdown, wait=True)
+    encoder = Encoder(embedder)
+    stack.callback(encoder.close)
+    indexer = Indexer(tasks, priority, config.retrieval, metrics)
+    stack.callback(indexer.close)
+    header, count = config.injection.header, counter.count_again
+    retriever = Retriever(encoder, config.retrieval, priority, header=header, count=count)
+    stack.callback(retriever.close)
+    topics = Topics(store, config, writer, redactor)
+    stack.push_async_callback(topics.close)
+    return Daemon(
+        base_url=base_url,
+        config=config,
+        store=store,
+        topics=topics,
+        redactor=redactor,
+        encoder=encoder,
+        counter=counter,
+        retriever=retriever,
+        upstream=upstream,
+        archiver=Archiver(config, encoder, counter, tasks, indexer, redactor, metrics, events),
+        indexer=indexer,
+        receipts=receipts,
+        reader=RequestReader(config, redactor),
+        events=events,
+        metrics=metrics,
+        tasks=tasks,
+        writer=writer,
+    )
+
+
+def router_of(daemon: Daemon) -> Router:
+    """Give each step of a turn the parts that it needs, and each request its way."""
+    config, counter, archiver, metrics = daemon.config, daemon.counter, daemon.archiver, daemon.metrics
+    idempotency = IdempotencyKeys(daemon.tasks)
+    forwarder = Forwarder(daemon.upstream, config.limits.capture_bytes_max)
+    turns = TurnRunner(
+        daemon.topics,
+        Receiver(daemon.topics, counter, idempotency, archiver, config.injection.freeze_seconds),
+        Corrector(idempotency, daemon.topics, daemon.encoder, archiver, metrics),
+        RoomMaker(config, daemon.upstream, counter, archiver),
+        Memory(config, daemon.retriever, counter),
+        forwarder,
+        Rememberer(config, counter, archiver, daemon.receipts, daemon.tasks),
+        metrics,
+        daemon.tasks,
+    )
+    own_routes = _own_routes(daemon)
+    return Router(config, daemon.upstream, daemon.topics, daemon.reader, turns, forwarder, own_routes, metrics)
+
+
+def _own_routes(daemon: Daemon) -> OwnRoutes:
+    config, topics, files = daemon.config, daemon.topics, daemon.store.files
+    named = NamedTopics(topics, daemon.store.topic_ids)
+
+    async def budget() -> Budget:
+        """What a prompt to the present upstream model would get."""
+        facts, drift = await daemon.upstream.refresh(wait=False), daemon.counter.drift
+        model = facts.model if drift.is_known(facts.model) else drift.latest_model
+        return Budget(injection_budget(config.injection.budget_tokens, facts.window), drift.factor(model))
+
+    return OwnRoutes(
+        config,
+        (
+            StatusRoutes(config, topics, daemon.upstream, daemon.redactor, lambda: daemon.cache_bytes),
+            TopicRoutes(config.data_dir, topics, files),
+            SearchRoutes(named, daemon.retriever, budget),
+            LogRoutes(named, daemon.receipts, config.data_dir, files),
+            TurnRoutes(daemon.receipts, named, daemon.retriever, daemon.counter),
+            LiveRoutes(daemon.events, partial(exposed, daemon)),
+            CorrectionRoutes(named, daemon.encoder, daemon.archiver),
+            BackupRoutes(config.data_dir, files),
+        ),
+    )
+
+
+def _receipt_ring(config: Config, store: Store, redactor: Redactor) -> ReceiptRing | None:
+    """Where receipts are kept; None where they are off."""
+    if not config.receipts.enabled:
+        return None
+    redaction = hashlib.blake2b(msgspec.json.encode(config.ingest)).hexdigest() if redactor else ""
+    return ReceiptRing(store.files, config.data_dir, config.receipts.bytes_max, redaction)

@@ -1,0 +1,171 @@
+"""From an HTTP request to `Asked`: what the client wants of memory and of the model.
+
+Rule: a request is refused only for what no upstream could answer; whatever else is odd about it is the upstream's to
+judge, and passes untouched.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from typing import Literal
+
+import msgspec
+from aiohttp import web
+from multidict import CIMultiDict
+
+from memd.admin.access import is_from_foreign_page
+from memd.entries import DEFAULT_TOPIC_ID
+from memd.errors import BadRequestBody
+from memd.ingest.redaction.redactor import Redactor
+from memd.proxy.relay import forwarded_headers
+from memd.settings.model import Config, Limits
+from memd.wire.request import Api, MessageCache, ModelRequest
+from memd.wire.sideband import MemoryIn
+
+log = logging.getLogger("memd")
+
+Mode = Literal["full", "readonly", "off"]
+
+MODE_HEADER = "X-Memory-Mode"
+SESSION_HEADER = "X-Memory-Session"
+HISTORY_HEADER = "X-Memory-History"
+SESSION_CHARACTERS_MAX = 256
+THIN_SESSION = "history: daemon"
+"""The session of a thin client (one that sends only what is new) that names none: one conversation per topic."""
+CREDENTIALS = ("Authorization", "X-Api-Key")
+
+
+class Plain(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to a model that memory has no part in."""
+
+    turn_id: str
+    """For `X-Memory-Turn`."""
+    target: str
+    """Path and query to forward to."""
+    headers: CIMultiDict[str]
+    """To forward."""
+    body: bytes
+    """To forward: the client's bytes, without the sideband if there was one."""
+    mode: Mode
+    status: str
+    """For `X-Memory-Status`."""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to a model, before it is known which conversation it belongs to."""
+
+    turn_id: str
+    api: Api
+    target: str
+    headers: CIMultiDict[str]
+    request: ModelRequest
+    mode: Mode
+    topic_id: str
+    session: str | None
+    """The client's name of the conversation."""
+    is_thin: bool
+    """The client sends only what is new and leaves its history to memd."""
+
+    @property
+    def credentials(self) -> CIMultiDict[str]:
+        """The client's credentials, for questions of memd's own to the upstream."""
+        return CIMultiDict((name, self.headers[name]) for name in CREDENTIALS if name in self.headers)
+
+    def without_memory(self, status: str) -> Plain:
+        """The same request, to be forwarded without memory."""
+        body = self.api.encode(self.request)
+        return Plain(
+            turn_id=self.turn_id,
+            target=self.target,
+            headers=self.headers,
+            body=body,
+            mode=self.mode,
+            status=status,
+        )
+
+
+class RequestReader:
+    """Reads requests; keeps parsed messages, because clients send their history again and again."""
+
+    def __init__(self, config: Config, redactor: Redactor) -> None:
+        self._config = config
+        self._redactor = redactor
+        self._cache = MessageCache()
+        self._ignored = [re.compile(pattern) for pattern in config.ingest.ignore]
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory held by the parsed messages."""
+        return self._cache.bytes_held
+
+    def mode(self, request: web.Request) -> Mode:
+        """The memory mode that a request asks for; `off` for a web page from elsewhere, where no token protects."""
+        if not self._config.auth.token and is_from_foreign_page(request):
+            log.warning("a web page gets no memory", extra={"origin": request.headers["Origin"][:200]})
+            return "off"
+        named = request.headers.get(MODE_HEADER, "full").strip().lower()
+        if named == "readonly":
+            return "readonly"
+        return "off" if named == "off" else "full"
+
+    def read(
+        self, client: web.Request, body: bytes, api: Api, target: str, path_topic: str | None, mode: Mode
+    ) -> Asked | Plain:
+        """Understand a request that came through `api`.
+
+        Args:
+            target: path and query to forward to.
+            path_topic: the topic that the path names, if any.
+        """
+        headers = forwarded_headers(client, self._config.auth.token)
+        try:
+            request = api.parse(body, self._cache)
+        except BadRequestBody as error:
+            log.debug("a body that is no request of its API is passed on", extra={"error": error})
+            turn_id = new_turn_id()
+            return Plain(turn_id=turn_id, target=target, headers=headers, body=body, mode=mode, status="none")
+        memory_in, history = request.memory_in, client.headers.get(HISTORY_HEADER, self._config.conversation.history)
+        is_thin = history.strip().lower() == "daemon"
+        session = self._redactor.identifier(client.headers.get(SESSION_HEADER, "")[:SESSION_CHARACTERS_MAX])
+        asked = Asked(
+            turn_id=new_turn_id(),
+            api=api,
+            target=target,
+            headers=headers,
+            request=request,
+            mode=mode,
+            topic_id=(memory_in.topic_id if memory_in is not None else None) or path_topic or DEFAULT_TOPIC_ID,
+            session=session or (THIN_SESSION if is_thin else None),
+            is_thin=is_thin,
+        )
+        refusal = self._refusal(request)
+        return asked if refusal is None else asked.without_memory(refusal)
+
+    def _refusal(self, request: ModelRequest) -> str | None:
+        """The status of a request that memory has no part in, None if it has."""
+        problem = request.memory_in_error or _exceeded_limit(request.memory_in, self._config.limits)
+        if problem is not None:
+            log.warning("a request goes on without memory", extra={"problem": problem})
+            return "bad-memory-in"
+        last = next((message.text for message in reversed(request.messages) if message.role == "user"), "")
+        return "none" if any(pattern.search(last) for pattern in self._ignored) else None
+
+
+def new_turn_id() -> str:
+    """An id for one request, for `X-Memory-Turn`."""
+    return uuid.uuid4().hex[:16]
+
+
+def _exceeded_limit(memory_in: MemoryIn | None, limits: Limits) -> str | None:
+    """The limit that a MemoryIn exceeds, in words."""
+    if memory_in is None:
+        return None
+    named = sum(max(1, len(correction.chunk_ids)) for correction in memory_in.corrections)
+    if named > limits.corrections_max:
+        return f"memory_in corrects {named} chunks, more than limits.corrections_max"
+    related = len(memory_in.related_topic_ids)
+    if related > limits.related_topics_max:
+        return f"memory_in has {related} related topics, more than limits.related_topics_max"
+    return None

@@ -1,0 +1,151 @@
+"""The first step of a turn: which conversation a request belongs to, what in it is new, whether it came before.
+
+Rule: `readonly` leaves no trace: the conversation that such a request gets is a detached copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Hashable
+
+import msgspec
+
+from memd.conversation.conversation import TurnKey
+from memd.conversation.hot_buffer import Arrival
+from memd.conversation.tokens import TokenCounter
+from memd.ingest.archiver import Archiver
+from memd.ingest.topics import Topic, Topics
+from memd.messages import leading_count
+from memd.proxy.idempotency import IdempotencyKeys
+from memd.proxy.prompt import Prompt, with_live_turns
+from memd.proxy.reading import Asked
+from memd.wire.request import ModelRequest
+
+COUNTED_AT_ONCE_CHARACTERS = 20_000
+"""Text that is counted on the event loop: about a millisecond, hardly more than a switch of threads costs."""
+
+
+class Received(msgspec.Struct, frozen=True, kw_only=True):
+    """A request in its conversation."""
+
+    asked: Asked
+    topic: Topic
+    related: tuple[Topic, ...]
+    at: int
+    """When it arrived, in microseconds since the epoch."""
+    arrival: Arrival
+    """Where the reply goes."""
+    prompt: Prompt
+    key: Hashable
+    """The idempotency key; None in `readonly`, where nothing is applied."""
+    is_retry: bool
+    """The same request came a moment ago."""
+    is_step: bool
+    """A step of a tool loop: the turn has its block already."""
+
+    @property
+    def request(self) -> ModelRequest:
+        """The request as its API's module read it."""
+        return self.asked.request
+
+    @property
+    def is_new_turn(self) -> bool:
+        """Whether memory is recalled for it."""
+        return not self.is_retry and not self.is_step
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether the request may leave a trace."""
+        return self.asked.mode == "full"
+
+    def log_fields(self, error: Exception | None = None) -> dict[str, object]:
+        """What a log line says of the request."""
+        return {"turn": self.asked.turn_id, "topic": self.topic.id, "error": error}
+
+
+class Receiver:
+    """Places requests in their conversations."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        counter: TokenCounter,
+        idempotency: IdempotencyKeys,
+        archiver: Archiver,
+        freeze_seconds: float,
+    ) -> None:
+        """`freeze_seconds`: how long the same request again counts as a retry."""
+        self._topics = topics
+        self._counter = counter
+        self._idempotency = idempotency
+        self._archiver = archiver
+        self._freeze_seconds = freeze_seconds
+
+    async def receive(self, asked: Asked, topic: Topic) -> Received:
+        """Find or open the conversation, and append what is new in it.
+
+        Raises:
+            MemdError: a topic cannot be opened.
+        """
+        now, request = time.time(), asked.request
+        lead = leading_count(request.messages)
+        counts = await self._count_messages(request)
+        new = request.messages[lead:], request.digests[lead:], counts[lead:]
+        if asked.mode == "full":
+            arrival = topic.buffer.receive(*new, session=asked.session, now=now, thin=asked.is_thin)
+        else:
+            arrival = topic.buffer.glance(*new, session=asked.session, thin=asked.is_thin)
+        shown, place = request, arrival
+        if asked.is_thin:
+            shown, place = with_live_turns(asked.api, request, arrival, lead)
+        standing_tokens = sum(counts[:lead]) + self._counter.count(request.standing_text)
+        prompt = Prompt(asked.api, shown, place, lead, standing_tokens)
+        key, is_retry = None, False
+        if asked.mode == "full":
+            turn_key = TurnKey(prompt.last_digest, _memory_in_digest(request))
+            is_retry = topic.buffer.is_retry(prompt.conversation, turn_key, now, self._freeze_seconds)
+            key = topic.id, prompt.conversation.id, turn_key
+            if not is_retry:
+                self._idempotency.register(key)
+        received = Received(
+            asked=asked,
+            topic=topic,
+            related=await self._related(request, topic),
+            at=int(now * 1e6),
+            arrival=arrival,
+            prompt=prompt,
+            key=key,
+            is_retry=is_retry,
+            is_step=prompt.is_step,
+        )
+        if arrival.opened and asked.mode == "full":
+            await self._archiver.hand_over(topic, prompt.conversation)
+        return received
+
+    async def _related(self, request: ModelRequest, own: Topic) -> tuple[Topic, ...]:
+        """The related topics that exist, each once."""
+        ids = [] if request.memory_in is None else request.memory_in.related_topic_ids
+        found = [await self._topics.existing(topic_id) for topic_id in dict.fromkeys(ids) if topic_id != own.id]
+        return tuple(topic for topic in found if topic is not None)
+
+    async def _count_messages(self, request: ModelRequest) -> list[int]:
+        """Raw tokens of each message; text that was not counted before is counted in a thread if it is long."""
+        messages, digests = request.messages, request.digests
+        known = self._counter.known(messages, digests)
+
+        def count_new() -> list[int]:
+            return [
+                self._counter.message(message, digest) if count is None else count
+                for message, digest, count in zip(messages, digests, known, strict=True)
+            ]
+
+        characters = sum(len(message.text) for message, count in zip(messages, known, strict=True) if count is None)
+        if characters <= COUNTED_AT_ONCE_CHARACTERS:
+            return count_new()
+        return await asyncio.get_running_loop().run_in_executor(None, count_new)
+
+
+def _memory_in_digest(request: ModelRequest) -> bytes:
+    return hashlib.blake2b(msgspec.msgpack.encode(request.memory_in), digest_size=16).digest()

@@ -1,0 +1,149 @@
+"""The end of a turn: its reply goes into the buffer, its receipt is kept, and the buffer is compacted if it is full.
+
+Rule: it runs after the answer, in the background, also when the client left; nobody waits for it, and an error of the
+receipt costs only the receipt.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+import msgspec
+
+from memd.admin.receipts import Receipt, Receipts
+from memd.conversation.tokens import TokenCounter
+from memd.ingest.archiver import Archiver
+from memd.proxy.memory import Recalled, SettledPrompt
+from memd.proxy.receive import Received
+from memd.proxy.room import PromptRoom
+from memd.settings.model import Config
+from memd.telemetry.tasks import Tasks
+from memd.wire.capture import Reply
+from memd.wire.request import Placement
+
+log = logging.getLogger("memd")
+
+MEMORY_STEPS = ("receive", "correct", "room", "recall")
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a request once it was forwarded."""
+
+    shown: SettledPrompt
+    placement: Placement | None
+    """How the blocks stood in the prompt that the upstream took; None: they were left out."""
+    reply: Reply
+    http_status: int | None
+    """None: no answer came."""
+
+
+class Rememberer:
+    """Ends turns."""
+
+    def __init__(
+        self, config: Config, counter: TokenCounter, archiver: Archiver, receipts: Receipts, tasks: Tasks
+    ) -> None:
+        self._is_synced = config.buffer.journal_fsync == "always"
+        self._counter = counter
+        self._archiver = archiver
+        self._receipts = receipts
+        self._tasks = tasks
+
+    def remember_later(
+        self,
+        received: Received,
+        room: PromptRoom,
+        recalled: Recalled,
+        answered: Answered,
+        spans_ms: Mapping[str, float],
+        holding: ExitStack,
+    ) -> None:
+        """Keep the receipt and the reply in the background, then close `holding`. `spans_ms`: time of each step."""
+        work = self._remember(received, room, recalled, answered, spans_ms, holding)
+        self._tasks.spawn(work, "remember")
+
+    async def _remember(
+        self,
+        received: Received,
+        room: PromptRoom,
+        recalled: Recalled,
+        answered: Answered,
+        spans_ms: Mapping[str, float],
+        holding: ExitStack,
+    ) -> None:
+        with holding:
+            try:
+                receipt = self._receipt(received, recalled, answered, spans_ms)  # before the reply changes anything
+            except Exception:  # a bug here must not cost the reply
+                log.exception("a turn has no receipt", extra={"topic": received.topic.id})
+                receipt = None
+            # In a task of its own, begun first: a turn that has nothing to remember would overtake the one before it.
+            kept = None if receipt is None else self._tasks.spawn(self._receipts.keep(receipt), "receipt")
+            await self._remember_reply(received, room, answered)
+            if kept is not None:
+                await kept
+
+    async def _remember_reply(self, received: Received, room: PromptRoom, answered: Answered) -> None:
+        prompt, topic, reply = received.prompt, received.topic, answered.reply
+        drift, model = self._counter.drift, received.request.model
+        if reply.usage is not None and answered.shown.prompt_tokens and not prompt.has_attachments:
+            drift.observe(model, answered.shown.prompt_tokens, reply.usage.prompt_tokens)
+        if not received.is_traced:
+            return
+        conversation = prompt.conversation
+        if reply.message is not None and topic.buffer.is_open(conversation):
+            tokens = self._counter.message(reply.message, reply.message.content_digest)
+            conversation = topic.buffer.reply(received.arrival, reply.message, tokens, time.time())
+        await topic.save(sync=self._is_synced)
+        visible = conversation.tokens_between(conversation.left_out, len(conversation))
+        if drift.drifted(model, visible + prompt.block_tokens()) > room.thresholds.soft:
+            self._archiver.compact_later(topic, conversation)
+
+    def _receipt(
+        self, received: Received, recalled: Recalled, answered: Answered, spans_ms: Mapping[str, float]
+    ) -> Receipt:
+        asked, prompt, shown, reply = received.asked, received.prompt, answered.shown, answered.reply
+        model, memory_in = received.request.model, received.request.memory_in
+        block = None if prompt.turn_digest is None else prompt.conversation.blocks.get(prompt.turn_digest)
+        if block is not None and not (block.text and shown.chunks):
+            block = None
+
+        def drifted(raw_tokens: int) -> int:
+            return self._counter.drift.drifted(model, raw_tokens)
+
+        timings_ms = {**spans_ms, "memory": sum(spans_ms.get(step, 0.0) for step in MEMORY_STEPS)}
+        return Receipt(
+            turn_id=asked.turn_id,
+            at=received.at,
+            topic_id=received.topic.id,
+            api=asked.api.path,
+            mode=asked.mode,
+            model=model,
+            related=tuple(topic.id for topic in received.related),
+            status=shown.status,
+            http_status=answered.http_status,
+            is_step=received.is_step,
+            is_retry=received.is_retry,
+            asked=next(prompt.user_texts(), ""),
+            question=recalled.question,
+            candidates=recalled.candidates,
+            budget_tokens=recalled.budget_tokens,
+            block=None if block is None else block.text,
+            block_tokens=0 if block is None else drifted(block.tokens),
+            shown=tuple(chunk.shown_id for chunk in shown.chunks),
+            memory_tokens=drifted(shown.block_tokens),
+            forwarded_tokens=drifted(shown.prompt_tokens),
+            placement=answered.placement,
+            left_out=prompt.conversation.left_out,
+            corrections=() if memory_in is None else tuple(memory_in.corrections),
+            signals=tuple(msgspec.to_builtins(signal) for signal in shown.signals),
+            timings_ms={name: round(value, 3) for name, value in timings_ms.items()},
+            prompt_tokens=None if reply.usage is None else reply.usage.prompt_tokens,
+            cached_tokens=None if reply.usage is None else reply.usage.cached_tokens,
+            completion_tokens=None if reply.usage is None else reply.usage.completion_tokens,
+            interrupted=reply.message is not None and reply.message.interrupted,
+            error=reply.error,
+        )

@@ -1,0 +1,150 @@
+"""Every request finds its way: memd's own paths, those in which memory has a part, and the rest, which passes through.
+
+Rule: what memory has no part in is forwarded byte for byte, whatever its method or path.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from urllib.parse import unquote
+
+import aiohttp
+from aiohttp import web
+
+from memd.admin import page
+from memd.admin.access import TOKEN_HEADER, shows_token
+from memd.admin.http import error_response, read_body
+from memd.admin.routes import OwnRoutes
+from memd.entries import TOPIC_ID_PATTERN, TOPIC_ID_RULE
+from memd.ingest.topics import Topics
+from memd.proxy.reading import Mode, Plain, RequestReader, new_turn_id
+from memd.proxy.relay import forwarded_headers, pass_through
+from memd.proxy.turn import Forwarder, TurnRunner
+from memd.proxy.upstream.client import Upstream
+from memd.settings.model import Config
+from memd.telemetry.metrics import Metrics
+from memd.telemetry.request_log import CLIENT_GONE, Turn, observed, turn_of
+from memd.wire.anthropic.api import ANTHROPIC
+from memd.wire.chat.api import CHAT
+from memd.wire.request import Api
+from memd.wire.responses.api import RESPONSES
+from memd.wire.sideband import memory_headers
+
+log = logging.getLogger("memd")
+
+OWN_PREFIX = "/memd/"
+_PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
+APIS: tuple[Api, ...] = (CHAT, RESPONSES, ANTHROPIC)
+"""In which memory has a part. No path of one ends like another's."""
+
+
+class Router:
+    """Where each request goes."""
+
+    def __init__(
+        self,
+        config: Config,
+        upstream: Upstream,
+        topics: Topics,
+        reader: RequestReader,
+        turns: TurnRunner,
+        forwarder: Forwarder,
+        own_routes: OwnRoutes,
+        metrics: Metrics,
+    ) -> None:
+        """`own_routes` answers what is under `/memd/`."""
+        self._config = config
+        self._upstream = upstream
+        self._topics = topics
+        self._reader = reader
+        self._turns = turns
+        self._forwarder = forwarder
+        self._own_routes = own_routes
+        self._metrics = metrics
+
+    async def route(self, request: web.Request) -> web.StreamResponse:
+        """Answer any request."""
+        target = request.raw_path if request.raw_path.startswith("/") else str(request.rel_url)
+        is_page = page.is_page(request)  # it holds no data, and a browser that opens an address can show no token
+        if not is_page and not shows_token(request, self._config.auth.token):
+            message = f"memd: show its auth.token, as `Authorization: Bearer TOKEN` or in the header {TOKEN_HEADER}"
+            return error_response(401, message, "authentication_error", api_of("POST", _path(target)) or CHAT)
+        if is_page or target.startswith(OWN_PREFIX):
+            return await self._own_routes.answer(request)
+        path_topic = None
+        if found := _PATH_TOPIC.fullmatch(target):
+            path_topic, target = unquote(found[1]), (found[2] or "/") + (found[3] or "")
+        api = api_of(request.method, _path(target))
+        if path_topic is not None and TOPIC_ID_PATTERN.fullmatch(path_topic) is None:
+            message = f"memd: {path_topic[:140]!r} is not a topic name: {TOPIC_ID_RULE}"
+            return error_response(400, message, "invalid_request_error", api or CHAT)
+        with observed(self._metrics, request, "" if api is None else api.name) as record:
+            try:
+                response = await self._forwarded(request, api, target, path_topic)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                response = self._unanswered(request, error, api or CHAT, record)
+            record.http_status = response.status
+            return response
+
+    async def _forwarded(
+        self, request: web.Request, api: Api | None, target: str, path_topic: str | None
+    ) -> web.StreamResponse:
+        """Pass the request through, or let memory have its part in it."""
+        if api is None:
+            return await self._pass_through(request, target)
+        mode = self._reader.mode(request)
+        if mode == "off" or request.headers.get("Content-Encoding", "identity") != "identity":
+            return await self._pass_through(request, target, _unread_headers(request, mode))
+        limits = self._config.limits
+        body = await read_body(request, limits.body_bytes_max, limits.idle_seconds)
+        if body is None:
+            size = limits.body_bytes_max
+            message = f"memd: the request body is larger than {size} bytes; raise limits.body_bytes_max if it has to be"
+            return error_response(413, message, "invalid_request_error", api)
+        record = turn_of(request)
+        record.lap("read")
+        asked = self._reader.read(request, body, api, target, path_topic, mode)
+        if isinstance(asked, Plain):
+            return await self._forwarder.without_memory(request, asked)
+        record.topic = asked.topic_id
+        if mode == "readonly" and await self._topics.existing(asked.topic_id) is None:
+            return await self._forwarder.without_memory(request, asked.without_memory("none"))  # no trace
+        return await self._turns.answer(request, asked)
+
+    async def _pass_through(
+        self, request: web.Request, target: str, extra: list[tuple[str, str]] | None = None
+    ) -> web.StreamResponse:
+        headers = forwarded_headers(request, self._config.auth.token)
+        idle_seconds = self._config.limits.idle_seconds
+        return await pass_through(request, headers, self._upstream, target, idle_seconds=idle_seconds, extra=extra)
+
+    def _unanswered(self, request: web.Request, error: Exception, api: Api, record: Turn) -> web.StreamResponse:
+        """502: which address did not answer, and what to do."""
+        if request.transport is None or request.transport.is_closing():
+            record.outcome = "interrupted"
+            return web.Response(status=CLIENT_GONE)  # nobody reads it
+        record.outcome = "unreachable"
+        url = self._upstream.url
+        log.warning("the upstream did not answer", extra={"url": url, "error": error})
+        message = (
+            f"memd: the model server at {url} did not answer ({type(error).__name__}: {error}). Start it "
+            "there (for llama.cpp: llama-server -m MODEL.gguf --port 8080), or set upstream.url to where it runs."
+        )
+        return error_response(502, message, "upstream_unreachable", api)
+
+
+def api_of(method: str, path: str) -> Api | None:
+    """The API that a request came through, if it is one in which memory has a part."""
+    return next((api for api in APIS if method == "POST" and path.endswith(api.path)), None)
+
+
+def _path(target: str) -> str:
+    return target.partition("?")[0]
+
+
+def _unread_headers(request: web.Request, mode: Mode) -> list[tuple[str, str]]:
+    """Memory's headers of an answer to a request whose body is not looked at."""
+    turn_id, status = new_turn_id(), "off" if mode == "off" else "none"
+    turn_of(request).settle(turn_id, mode, status)
+    return memory_headers(status=status, turn_id=turn_id, mode=mode)

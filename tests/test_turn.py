@@ -1,0 +1,198 @@
+"""A turn in process: the whole daemon on this event loop, with an upstream that is told what to answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from recording_upstream import RecordingUpstream, Request, Response, chat_answer, recording_upstream, streamed
+
+from memd.proxy.app import running
+from memd.proxy.memory import Memory
+from memd.proxy.parts import Daemon
+from memd.proxy.remember import Rememberer
+from memd.proxy.room import RoomMaker
+from memd.settings import model as settings
+
+FACT = "The spare key of the workshop hangs behind the blue bicycle."
+QUESTION = "Where does the spare key of the workshop hang?"
+STANDING_TASKS = {"tend", "wake", "ask-upstream"}
+POLL_SECONDS = 0.005
+
+
+class Client:
+    """An OpenAI client of the daemon, and the daemon's insides."""
+
+    def __init__(self, daemon: Daemon, session: aiohttp.ClientSession, upstream: RecordingUpstream) -> None:
+        self.daemon = daemon
+        self.upstream = upstream
+        self._session = session
+
+    def post(self, *texts: str, mode: str = "full", topic: str = "default", **body: Any) -> Any:
+        """A chat of user and assistant texts in turn; to be entered with `async with`."""
+        roles = ("user", "assistant")
+        messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
+        url = f"{self.daemon.base_url}/t/{topic}/v1/chat/completions"
+        return self._session.post(url, json={"messages": messages, **body}, headers={"X-Memory-Mode": mode})
+
+    async def ask(self, *texts: str, **options: Any) -> tuple[int, str, dict[str, Any]]:
+        """Status, `X-Memory-Status` and the answer."""
+        async with self.post(*texts, **options) as answer:
+            return answer.status, answer.headers.get("X-Memory-Status", ""), await answer.json()
+
+    async def settled(self, topic_id: str = "default") -> None:
+        """Nothing of a turn is under way any more, and nobody holds the topic."""
+        await _until(lambda: not self.daemon.tasks.names - STANDING_TASKS)
+        topic = await self.daemon.topics.get(topic_id)
+        assert topic.idle_seconds > 0, "the topic is still held"
+
+    async def receipt(self) -> dict[str, Any]:
+        """The latest turn's."""
+        [latest] = await self.daemon.receipts.latest(1, topic_id=None, before=None, uuid=None)
+        found = await self.daemon.receipts.find(latest.turn_id)
+        assert found is not None
+        return {name: getattr(found, name) for name in found.__struct_fields__}
+
+
+@asynccontextmanager
+async def daemon_in_process(folder: Path, *, window: int = 4096) -> AsyncIterator[Client]:
+    with recording_upstream(window=window) as upstream:
+        config = settings.Config(
+            listen=settings.Listen(port=0), upstream=settings.Upstream(url=upstream.url), data_dir=folder / "memory"
+        )
+        async with running(config) as daemon, aiohttp.ClientSession() as session:
+            yield Client(daemon, session, upstream)
+
+
+async def test_what_one_chat_told_is_injected_into_the_next(tmp_path: Path) -> None:
+    async with daemon_in_process(tmp_path) as client:
+        assert (await client.ask(FACT))[:2] == (200, "none")
+        await client.settled()
+        assert (await client.ask(QUESTION))[:2] == (200, "injected")
+        await client.settled()
+        assert FACT in client.upstream.prompts[-1]
+        receipt = await client.receipt()
+        assert receipt["question"] == QUESTION and FACT in receipt["block"]
+        assert set(receipt["timings_ms"]) >= {"read", "receive", "correct", "room", "recall", "upstream", "memory"}
+
+
+@pytest.mark.parametrize("step", [(RoomMaker, "make_room"), (Memory, "recall"), (Memory, "settle")])
+async def test_a_bug_in_any_step_costs_the_memory_and_not_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: tuple[type, str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    async with daemon_in_process(tmp_path) as client:
+        monkeypatch.setattr(*step, broken)
+        status, memory, answer = await client.ask(FACT)
+        assert (status, memory) == (200, "degraded:store")
+        assert answer["choices"][0]["message"]["content"] == "Noted."
+        await client.settled()
+
+
+async def test_a_bug_in_the_receipt_costs_the_receipt_and_not_the_reply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    async with daemon_in_process(tmp_path) as client:
+        monkeypatch.setattr(Rememberer, "_receipt", broken)
+        await client.ask(FACT)
+        await client.settled()
+        [conversation] = (await client.daemon.topics.get("default")).buffer.conversations()
+        assert [item.message and item.message.text for item in conversation.messages] == [FACT, "Noted."]
+
+
+async def test_a_client_that_leaves_in_mid_answer_leaves_what_came_behind_and_holds_nothing(tmp_path: Path) -> None:
+    async with daemon_in_process(tmp_path) as client:
+        gate = threading.Event()
+        client.upstream.answer = lambda _: streamed("It hangs behind the bicycle", gate)
+        async with client.post(QUESTION, stream=True) as answer:
+            while b"bicycle" not in await answer.content.readline():
+                pass
+            answer.close()
+        await _until(lambda: "remember" in client.daemon.tasks.names or not client.daemon.metrics.in_flight)
+        gate.set()
+        await client.settled()
+        [conversation] = (await client.daemon.topics.get("default")).buffer.conversations()
+        reply = conversation.messages[-1].message
+        assert reply is not None and reply.interrupted and reply.text == "Ithangsbehindthebicycle"
+        assert (await client.receipt())["interrupted"]
+
+
+async def test_a_prompt_refused_for_its_memory_is_sent_again_without_and_says_so(tmp_path: Path) -> None:
+    def refuses_memory(request: Request) -> Response:
+        if b"[memory]" in request.body:
+            return Response((b'{"error": {"message": "the template has no place for this"}}',), status=500)
+        return chat_answer(request)
+
+    async with daemon_in_process(tmp_path) as client:
+        await client.ask(FACT)
+        await client.settled()
+        client.upstream.answer = refuses_memory
+        assert (await client.ask(QUESTION))[:2] == (200, "degraded:template")
+        await client.settled()
+        receipt = await client.receipt()
+        assert receipt["placement"] is None and receipt["shown"] == () and receipt["http_status"] == 200
+        conversations = (await client.daemon.topics.get("default")).buffer.conversations()
+        assert not any(block.chunks for one in conversations for block in one.blocks.values())
+
+
+async def test_without_an_upstream_the_client_is_told_and_what_it_said_stays(tmp_path: Path) -> None:
+    async with daemon_in_process(tmp_path) as client:
+        client.daemon.upstream.url = "http://127.0.0.1:9"
+        status, _, answer = await client.ask(FACT)
+        assert status == 502 and "http://127.0.0.1:9" in answer["error"]["message"]
+        await client.settled()
+        [conversation] = (await client.daemon.topics.get("default")).buffer.conversations()
+        assert [item.message and item.message.text for item in conversation.messages] == [FACT]
+        assert (await client.receipt())["http_status"] is None
+
+
+async def test_readonly_shows_memory_and_leaves_no_trace(tmp_path: Path) -> None:
+    async with daemon_in_process(tmp_path) as client:
+        await client.ask(FACT)
+        await client.settled()
+        topic = await client.daemon.topics.get("default")
+        before = topic.buffer.as_events(), topic.log.stats().entries
+        assert (await client.ask(QUESTION, mode="readonly"))[:2] == (200, "none")  # nothing is stored yet
+        await client.ask("Something else, so that the first chat is stored.")
+        await client.settled()
+        before = topic.buffer.as_events(), topic.log.stats().entries
+        assert (await client.ask(QUESTION, mode="readonly"))[:2] == (200, "injected")
+        await client.settled()
+        assert (topic.buffer.as_events(), topic.log.stats().entries) == before
+        assert (await client.ask(QUESTION, mode="readonly", topic="elsewhere"))[:2] == (200, "none")
+        assert "elsewhere" not in client.daemon.store.topic_ids()
+
+
+async def test_the_corrections_of_a_request_that_is_sent_twice_are_applied_once(tmp_path: Path) -> None:
+    async with daemon_in_process(tmp_path) as client:
+        await client.ask(FACT)
+        await client.settled()
+        _, _, answer = await client.ask(QUESTION, metadata={"memory_in": "{}"})
+        await client.settled()
+        shown = [one["id"] for one in answer["memory_out"]["injected_chunks"]]
+        praise = {"chunk_ids": shown, "action": "Helpful", "reason": "it was"}
+        sideband = {"memory_in": json.dumps({"corrections": [praise]})}
+        topic = await client.daemon.topics.get("default")
+        entries = topic.log.stats().entries
+        for _ in range(2):
+            status, _, answer = await client.ask(QUESTION, "Noted.", "Thanks!", metadata=sideband)
+            assert status == 200 and not [s for s in answer["memory_out"].get("signals", ()) if "failed" in s["type"]]
+            await client.settled()
+        assert topic.log.stats().entries == entries + len(shown)
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - it has no event to wait for
+        await asyncio.sleep(POLL_SECONDS)
