@@ -13,6 +13,7 @@ import msgspec
 from memd.entries import Entry, Status
 from memd.errors import BadQuestion, NotFound, StoreError
 from memd.recall.corrections import is_first, replacement_of
+from memd.recall.ranking import stream_of
 from memd.store.log.columns import uuid_bytes
 from memd.store.snapshot import Place
 from memd.store.store import Snapshot
@@ -120,8 +121,8 @@ def story(snapshot: Snapshot, chunk_uuid: bytes) -> ChunkStory:
         uuid=newest.uuid,
         live=newest.live,
         versions=versions,
-        before=None if before is None else _event(snapshot, before),
-        after=None if after is None else _event(snapshot, after),
+        before=_neighbour(snapshot, places[-1], before),
+        after=_neighbour(snapshot, places[-1], after),
         replaces=tuple(dict.fromkeys(uuid_ for version in versions for uuid_ in version.supersedes)),
         replaced_by=tuple(
             one.hex() for place in places if (one := replacement_of(snapshot, place, chunk_uuid)) is not None
@@ -185,6 +186,17 @@ def _event(snapshot: Snapshot, place: Place) -> Event:
         live=snapshot.is_live(place),
         supersedes=tuple(one.hex() for one in entry.supersedes),
     )
+
+
+def _neighbour(snapshot: Snapshot, place: Place, other: Place | None) -> Event | None:
+    """The entry beside another one in time, unless it belongs to another stream or cannot be read."""
+    if other is None:
+        return None
+    try:
+        is_one_stream = stream_of(snapshot.read(place)) == stream_of(snapshot.read(other))
+    except StoreError:
+        return None
+    return _event(snapshot, other) if is_one_stream else None
 
 
 def _damaged(snapshot: Snapshot, place: Place, problem: str) -> Event:

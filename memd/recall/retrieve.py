@@ -219,7 +219,7 @@ class Retriever:
 
     def _ranked(self, searches: Sequence[TopicSearch], filters: Filters) -> list[Ranked]:
         """The candidates of all topics, best first; the first of `searches` is the request's own topic."""
-        settings, own = self._settings, searches[0].snapshot
+        settings, own = self._settings, searches[0]
         k = settings.top_k
         while True:
             hits = self._hits(searches, k)
@@ -243,21 +243,20 @@ class Retriever:
 
         Of a chunk that several topics have (a correction adopted it) the own topic's entry counts, else the newest.
         """
-        hits: list[tuple[Hit, Snapshot]] = []
+        hits: list[tuple[Hit, TopicSearch]] = []
         evidence: list[Evidence] = []
         for search in searches:
             found, known = search.evidence(k, self._settings, first=len(evidence))
-            hits += [(hit, search.snapshot) for hit in found]
+            hits += [(hit, search) for hit in found]
             evidence += known
         parts = fuse(
             evidence,
             lexical_weight=self._settings.lexical_weight,
             neighbour_weight=self._settings.neighbour_weight,
         )
-        scored = [_ScoredHit(hit, snapshot, part) for (hit, snapshot), part in zip(hits, parts, strict=True)]
+        scored = [_ScoredHit(hit, search, part) for (hit, search), part in zip(hits, parts, strict=True)]
         if len(searches) > 1:
-            own = searches[0].snapshot
-            scored.sort(key=lambda one: (one.snapshot is own, one.hit.canonical_id))
+            scored.sort(key=lambda one: (one.search is searches[0], one.hit.canonical_id))
             scored = list({one.hit.uuid: one for one in scored}.values())
         return sorted(scored, key=lambda one: (-one.parts.score, one.hit.canonical_id))
 
@@ -297,15 +296,16 @@ class _ScoredHit(NamedTuple):
     """A chunk of one topic whose content is not read yet."""
 
     hit: Hit
-    snapshot: Snapshot
+    search: TopicSearch
     parts: Parts
 
     def read(self) -> Candidate | None:
         """The chunk; None if its entry is damaged, which costs this chunk and no other."""
+        topic_id = self.search.snapshot.topic_id
         try:
-            return Candidate(self.snapshot.entry(self.hit), self.snapshot.topic_id, self.parts)
+            return Candidate(self.search.read((self.hit.segment, self.hit.row)), topic_id, self.parts)
         except StoreError as error:
-            fields = {"topic": self.snapshot.topic_id, "error": error}
+            fields = {"topic": topic_id, "error": error}
             log.error("a chunk cannot be recalled; run `memd verify`", extra=fields)
             return None
 
@@ -316,14 +316,14 @@ class _Filled(NamedTuple):
 
 
 def _read(
-    hits: Sequence[_ScoredHit], own: Snapshot, visible_digests: Collection[bytes], count: int
+    hits: Sequence[_ScoredHit], own: TopicSearch, visible_digests: Collection[bytes], count: int
 ) -> tuple[list[Candidate], int]:
     """Read the first `count` chunks that are not visible; returns them and how many hits were looked at for that."""
     candidates: list[Candidate] = []
     for seen, one in enumerate(hits):
         if len(candidates) == count:
             return candidates, seen
-        if one.snapshot is own or not own.knows(one.hit.uuid):
+        if one.search is own or not own.snapshot.knows(one.hit.uuid):
             candidate = one.read()
             if candidate is not None and not is_visible(candidate.entry, visible_digests):
                 candidates.append(candidate)

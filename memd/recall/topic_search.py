@@ -13,8 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from memd.entries import Entry
 from memd.errors import StoreError
 from memd.recall.fusion import Evidence, fuse
+from memd.recall.ranking import stream_of
 from memd.settings.model import Retrieval
 from memd.store.lexical.bm25 import LexicalHit, LexicalQuery
 from memd.store.snapshot import Place
@@ -41,11 +43,22 @@ class TopicSearch:
         """Whether a larger `k` finds nothing more."""
         self._queries = queries
         self._words = words
+        self._entries: dict[Place, Entry] = {}  # read for this question: an entry is needed up to three times
 
     @property
     def has_words(self) -> bool:
         """Whether it is searched by words too; False as well once that has failed."""
         return self._words is not None
+
+    def read(self, place: Place) -> Entry:
+        """The entry at a place, read from disk the first time.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        if place not in self._entries:
+            self._entries[place] = self.snapshot.read(place)
+        return self._entries[place]
 
     def evidence(self, k: int, settings: Retrieval, *, first: int) -> tuple[list[Hit], list[Evidence]]:
         """The best `k` by meaning, the best `k` by words, and their neighbours where those count.
@@ -74,14 +87,20 @@ class TopicSearch:
         return sorted(score, key=lambda place: -score[place])[:count]
 
     def _beside(self, places: Sequence[Place]) -> dict[Place, tuple[Place, ...]]:
-        """The neighbours of these, and these as the neighbours of those."""
+        """The neighbours of these chunks within their streams, and these as the neighbours of those."""
         beside: dict[Place, dict[Place, None]] = {}
         for place, pair in zip(places, self.snapshot.neighbours(places), strict=True):
             for other in pair:
-                if other is not None:
+                if other is not None and self._is_one_stream(place, other):
                     beside.setdefault(place, {})[other] = None
                     beside.setdefault(other, {})[place] = None
         return {place: tuple(others) for place, others in beside.items()}
+
+    def _is_one_stream(self, place: Place, other: Place) -> bool:
+        try:
+            return stream_of(self.read(place)) == stream_of(self.read(other))
+        except StoreError:  # an entry that cannot be read is nobody's neighbour
+            return False
 
     def _best_by_words(self, k: int) -> dict[Place, LexicalHit]:
         if self._words is None:
