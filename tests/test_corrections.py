@@ -161,6 +161,18 @@ def test_a_chunk_named_twice_is_superseded_once() -> None:
     assert len(outcome.drafts) == 2 and outcome.drafts[-1].supersedes == (FIRST.uuid,)
 
 
+def test_an_update_keeps_the_kind_and_the_source_of_what_it_replaces_where_they_agree() -> None:
+    page, other = (entry(name, kind="document", source=f"{name}.md") for name in ("aaaa", "bbbb"))
+    topic = Topic(page, other, THIRD)
+    made = [topic.plan(said("Update", *ids, content="new")).drafts[-1] for ids in (["aaaa"], ["aaaa", "bbbb"])]
+    made.append(topic.plan(said("Update", "aaaa", "cccc", content="new")).drafts[-1])
+    assert [(draft.kind, draft.source) for draft in made] == [
+        ("document", "aaaa.md"),
+        ("document", None),
+        ("turn", None),
+    ]
+
+
 # -- ids that cannot be corrected -------------------------------------------------------------------------------------
 
 

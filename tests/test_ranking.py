@@ -175,3 +175,12 @@ def test_what_nearly_repeats_a_better_chunk_is_not_shown_and_gives_its_place_to_
     again = candidate("2", 0.8, "said again", vector=said.entry.vector)
     other = candidate("3", 0.7, "something else")
     assert contents(best([again, other, said], top_k=2)) == ["said", "something else"]
+
+
+def test_what_repeats_a_chunk_of_another_kind_or_source_is_a_witness_of_its_own() -> None:
+    said = candidate("1", 0.9, "said")
+    vector = said.entry.vector
+    page = candidate("2", 0.8, "page", vector=vector, kind="document", source="a.md")
+    copy = candidate("3", 0.7, "copy", vector=vector, kind="document", source="b.md")
+    again = candidate("4", 0.6, "again", vector=vector, kind="document", source="a.md")
+    assert contents(best([said, page, copy, again])) == ["said", "page", "copy"]

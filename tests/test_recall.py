@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,7 +15,8 @@ from memd.embedding.fastembed import Embedder, load_embedder
 from memd.embedding.priority import RightOfWay
 from memd.entries import Draft, utility_multiplier
 from memd.errors import EmbeddingError
-from memd.recall.retrieve import Budget, Retrieved, Retriever
+from memd.recall.ranking import Verdict
+from memd.recall.retrieve import Budget, Filters, Retrieved, Retriever
 from memd.recall.topic_search import TopicSearch
 from memd.settings.model import Retrieval
 from memd.store.store import Store, TopicLog
@@ -183,3 +184,90 @@ async def test_a_question_about_nothing_that_is_stored_recalls_nothing(topic: To
 async def test_without_its_lexical_index_a_topic_is_searched_by_meaning(topic: TopicLog) -> None:
     (topic.hot_path.parent / "lexical").write_text("a file where the folder belongs")
     assert TALK[2] in contents(await asked(topic, "Who paints the boat house?"))
+
+
+# -- several topics, streams of text, and everything that was looked at -----------------------------------------------
+
+
+async def answered(topics: Sequence[TopicLog], question: str, filters: Filters, budget: Budget = BUDGET) -> Retrieved:
+    encoder = Encoder(load_embedder("bundled", 1))
+    retriever = retriever_of(encoder, Retrieval())
+    try:
+        return await retriever.retrieve(question, topics, budget, filters)
+    finally:
+        retriever.close()
+        encoder.close()
+
+
+def verdicts(retrieved: Retrieved) -> dict[str, Verdict]:
+    return {one.candidate.entry.content: one.verdict for one in retrieved.candidates}
+
+
+async def test_what_is_relevant_is_the_same_whether_the_rest_is_wanted_too_or_not(topic: TopicLog) -> None:
+    question = "Who paints the boat house?"
+    plain = await answered([topic], question, Filters())
+    explained = await answered([topic], question, Filters(relevant_only=False))
+    assert plain.shown == explained.shown and plain.fill_ratio == explained.fill_ratio
+    assert plain.candidates == tuple(one for one in explained.candidates if one.verdict is Verdict.INJECTED)
+    assert len(explained.candidates) > len(plain.candidates) > 0
+    assert Verdict.WEAK in verdicts(explained).values()
+
+
+async def test_a_budget_is_in_the_model_s_tokens(topic: TopicLog) -> None:
+    question = "Who paints the boat house?"
+    whole = await answered([topic], question, Filters())
+    needed = whole.raw_tokens
+    assert (await answered([topic], question, Filters(), Budget(needed, 1.0))).shown == whole.shown
+    drifted = await answered([topic], question, Filters(), Budget(needed, 2.0))
+    assert len(drifted.shown) < len(whole.shown) and drifted.fill_ratio > 1
+    assert drifted.budget.drifted(drifted.raw_tokens) <= needed
+    assert drifted.candidates[0].tokens == 2 * whole.candidates[0].tokens
+
+
+async def test_of_a_chunk_that_two_topics_have_the_own_topic_s_entry_counts(tmp_path: Path, embedder: Embedder) -> None:
+    store = Store.open(
+        tmp_path, dimension=embedder.dimension, fingerprint=embedder.fingerprint, segment_entries_max=100
+    )
+    own, home, other = store.topic("own"), store.topic("home"), store.topic("other")
+    for at, (topic, steps) in enumerate(((home, 0), (own, 1), (other, 2)), 1):
+        draft = msgspec.structs.replace(_draft(embedder, 7, FACTS[0]), utility_steps=steps, origin_id=at)
+        topic.append([draft])
+    question = "Where is the spare key?"
+    [known] = (await answered([own, home, other], question, Filters())).candidates
+    [newest] = (await answered([home, other], question, Filters())).candidates
+    store.close()
+    assert (known.candidate.topic_id, known.candidate.entry.utility_steps) == ("own", 1)
+    assert newest.candidate.topic_id == "home", "the own topic has the last word, also against a newer entry"
+
+
+def _page(embedder: Embedder, number: int, text: str, source: str) -> Draft:
+    return msgspec.structs.replace(_draft(embedder, number, text), kind="document", source=source)
+
+
+async def test_what_was_said_beside_a_document_is_no_neighbour_of_it_and_repeats_nothing_of_it(
+    tmp_path: Path, embedder: Embedder
+) -> None:
+    store = Store.open(
+        tmp_path, dimension=embedder.dimension, fingerprint=embedder.fingerprint, segment_entries_max=100
+    )
+    topic = store.topic("default")
+    topic.append(
+        [
+            _draft(embedder, 0, "Thank you, that is all."),
+            _page(embedder, 1, FACTS[0], "keys.md"),
+            _page(embedder, 2, "Bread is baked on Tuesdays.", "bread.md"),
+            _draft(embedder, 3, FACTS[0]),
+        ]
+    )
+    topic.append([_draft(embedder, 4, "Yes.")])
+    search = TopicSearch(
+        topic.snapshot(), embedder.embed_pieces("Where is the spare key?"), topic.ask("Where is the spare key?")
+    )
+    hits, evidence = search.evidence(3, Retrieval(), first=0)
+    texts = [topic.snapshot().entry(hit).content for hit in hits]
+    pairs = {(texts[at], texts[other]) for at, one in enumerate(evidence) for other in one.neighbours}
+    retrieved = await answered([topic], "Where is the spare key?", Filters())
+    store.close()
+    assert pairs == {(FACTS[0], "Yes."), ("Yes.", FACTS[0])}, "turns are neighbours across appends, nothing else is"
+    kinds = {one.candidate.entry.kind for one in retrieved.candidates if one.candidate.entry.content == FACTS[0]}
+    assert kinds == {"document", "turn"}, "each is a witness of its own"

@@ -1,0 +1,181 @@
+"""Applying corrections to a real log, without a daemon: which chunks can be reached, how it is appended, and undo."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from drafts import DIMENSION, unit_vector
+
+from memd.entries import Correction, Draft, Entry, Status, Vector
+from memd.errors import BadQuestion, EmbeddingError, NotFound, StoreError
+from memd.messages import BlockChunk
+from memd.recall import corrections
+from memd.store.store import Snapshot, Store, TopicLog
+
+MODEL = "the present model"
+
+
+class Encoder:
+    """Embeds every text as a vector of its own, and remembers in which threads."""
+
+    def __init__(self, fingerprint: str = MODEL) -> None:
+        self.fingerprint = fingerprint
+        self.texts: list[str] = []
+        self.threads: set[int] = set()
+        self.broken = False
+
+    def for_ingestion(self, text: str) -> Vector:
+        if self.broken:
+            raise EmbeddingError("it was asked")
+        self.texts.append(text)
+        self.threads.add(threading.get_ident())
+        return unit_vector(text, DIMENSION)
+
+
+class Log:
+    """One topic, what was shown of it recently, and how many groups were appended."""
+
+    def __init__(self, topic: TopicLog, encoder: Encoder) -> None:
+        self.topic = topic
+        self.encoder = encoder
+        self.shown: dict[str, BlockChunk] = {}
+        self.related: dict[str, TopicLog] = {}
+        self.groups: list[int] = []
+        self.is_full = False
+
+    def tell(self, text: str) -> Entry:
+        vector = unit_vector(text, DIMENSION).astype("<f4").tobytes()
+        draft = Draft(uuid=text.encode().ljust(16)[:16], content=text, vector=vector, created_at=1, roles=("user",))
+        [told] = self.topic.append([draft])
+        return told
+
+    def show(self, entry: Entry) -> str:
+        self.shown[entry.public_id] = BlockChunk(entry.public_id, entry.uuid, self.topic.topic_id, entry.origin_id)
+        return entry.public_id
+
+    async def append(self, drafts: Sequence[Draft]) -> Sequence[Entry]:
+        if self.is_full:
+            raise StoreError("no space left")
+        self.groups.append(len(drafts))
+        return self.topic.append(drafts)
+
+    async def correct(self, *asked: Correction) -> corrections.Applied:
+        """As a client does: only what it was shown."""
+
+        async def snapshot_of(topic_id: str) -> Snapshot | None:
+            return self.related[topic_id].snapshot() if topic_id in self.related else None
+
+        return await corrections.correct_shown(
+            asked,
+            own=self.topic.snapshot(),
+            resolve=self.shown.get,
+            snapshot_of=snapshot_of,
+            encoder=self.encoder,
+            append=self.append,
+        )
+
+    async def undo(self, canonical_id: int) -> corrections.Applied:
+        return await corrections.undo(
+            self.topic.snapshot(), canonical_id, "undone", encoder=self.encoder, append=self.append
+        )
+
+    def present(self, entry: Entry) -> Entry:
+        found = self.topic.snapshot().find(entry.uuid)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store.open(tmp_path, dimension=DIMENSION, fingerprint=MODEL, segment_entries_max=100)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def log(store: Store) -> Log:
+    return Log(store.topic("work"), Encoder())
+
+
+async def test_only_what_was_shown_can_be_corrected_and_all_is_one_group(log: Log) -> None:
+    shown, hidden = log.tell("the lamp is green"), log.tell("the door is red")
+    applied = await log.correct(
+        Correction((log.show(shown), hidden.public_id), "Update", "painted", "the lamp is blue"),
+        Correction((hidden.uuid.hex(),), "Helpful", "true"),
+    )
+    assert applied.failed == (hidden.public_id, hidden.uuid.hex())
+    gone, made = applied.entries
+    assert (gone.uuid, gone.status, made.content) == (shown.uuid, Status.DEPRECATED, "the lamp is blue")
+    assert made.supersedes == (shown.uuid,) and log.groups == [2]
+    assert log.present(hidden).utility_steps == 0
+
+
+async def test_the_event_loop_never_embeds(log: Log) -> None:
+    await log.correct(Correction((log.show(log.tell("the lamp is green")),), "Update", "x", "the lamp is blue"))
+    assert log.encoder.texts == ["the lamp is blue"]
+    assert threading.get_ident() not in log.encoder.threads
+
+
+@pytest.mark.parametrize("broken", ["encoder", "disk"])
+async def test_a_failure_leaves_the_log_as_it_was(log: Log, broken: str) -> None:
+    first, second = log.tell("the lamp is green"), log.tell("the door is red")
+    log.encoder.broken, log.is_full = broken == "encoder", broken == "disk"
+    asked = [
+        Correction((log.show(first),), "Helpful", "x"),
+        Correction((log.show(second),), "Update", "x", "the door is blue"),
+    ]
+    with pytest.raises(EmbeddingError if broken == "encoder" else StoreError):
+        await log.correct(*asked)
+    assert log.groups == [] and log.present(first) == first and log.present(second) == second
+
+
+async def test_where_nothing_can_be_corrected_nothing_is_appended(log: Log) -> None:
+    assert await log.correct(Correction(("abcd",), "Helpful", "x")) == corrections.Applied((), ("abcd",))
+    assert log.groups == []
+
+
+async def test_a_chunk_of_a_related_topic_is_adopted_and_its_home_stays_as_it_is(store: Store, log: Log) -> None:
+    home = Log(store.topic("home"), log.encoder)
+    entry = home.tell("the lamp is green")
+    home.show(entry)
+    log.shown = home.shown
+    helpful = Correction((entry.public_id,), "Helpful", "x")
+    assert (await log.correct(helpful)).failed == (entry.public_id,), "its topic is gone"
+    log.related["home"] = home.topic
+    await log.correct(helpful)
+    await log.correct(helpful)
+    adopted = log.present(entry)
+    assert (adopted.utility_steps, adopted.origin_id, home.present(entry)) == (2, entry.origin_id, entry)
+
+
+async def test_what_another_model_embedded_is_embedded_anew_when_it_is_corrected(log: Log) -> None:
+    entry = log.tell("the lamp is green")
+    log.encoder.fingerprint = "a later model"
+    await log.correct(Correction((log.show(entry),), "Helpful", "x"))
+    assert log.encoder.texts == ["the lamp is green"]
+
+
+async def test_undo_gives_back_what_an_update_took_and_takes_out_what_it_added(log: Log) -> None:
+    entry = log.tell("the lamp is green")
+    applied = await log.correct(Correction((log.show(entry),), "Update", "painted", "the lamp is blue"))
+    gone, made = applied.entries
+    undone = await log.undo(gone.canonical_id)
+    assert [one.action for one in undone.entries] == ["Undo", "Undo"]
+    assert log.present(made).status is Status.DEPRECATED
+    back = log.present(entry)
+    assert (back.status, back.content, back.vector) == (Status.ACTIVE, entry.content, entry.vector)
+    with pytest.raises(BadQuestion, match="has changed the chunk since"):
+        await log.undo(gone.canonical_id)
+    with pytest.raises(NotFound, match="has no entry 5"):
+        await log.undo(5)
+
+
+async def test_two_corrections_at_once_are_both_applied(log: Log) -> None:
+    first, second = log.tell("the lamp is green"), log.tell("the door is red")
+    asked = [Correction((log.show(one),), "Helpful", "x") for one in (first, second)]
+    await asyncio.gather(*(log.correct(one) for one in asked))
+    assert [log.present(one).utility_steps for one in (first, second)] == [1, 1]
