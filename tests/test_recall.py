@@ -261,7 +261,9 @@ async def test_what_was_said_beside_a_document_is_no_neighbour_of_it_and_repeats
     )
     topic.append([_draft(embedder, 4, "Yes.")])
     search = TopicSearch(
-        topic.snapshot(), embedder.embed_pieces("Where is the spare key?"), topic.ask("Where is the spare key?")
+        topic.snapshot(),
+        embedder.embed_pieces("Where is the spare key?"),
+        topic.lexical_query("Where is the spare key?"),
     )
     hits, evidence = search.evidence(3, Retrieval(), first=0)
     texts = [topic.snapshot().entry(hit).content for hit in hits]
