@@ -22,7 +22,7 @@ HOT = DATA_DIR / "talk" / "hot.log"
 
 
 class Witness:
-    """What was attempted and what was acknowledged, as lists of groups of contents."""
+    """The appends that were attempted and acknowledged, as lists of groups of contents."""
 
     def __init__(self) -> None:
         self.attempted: list[list[str]] = []
@@ -229,7 +229,7 @@ def test_a_journal_rewrite_leaves_the_old_or_the_new_journal(loss: Loss) -> None
 
 
 def _ingest_despite_errors(files: CrashFiles) -> list[str]:
-    """What `ingest` does, going on after each error; what was acknowledged."""
+    """Like `ingest`, but continues after each error; returns the acknowledged contents."""
     acknowledged: list[str] = []
 
     def attempt(work: Callable[[], object]) -> bool:

@@ -1,4 +1,4 @@
-"""hot.log: what was appended comes back, torn tails are set aside, a rewrite replaces everything."""
+"""hot.log: appended records come back, torn tails are moved to .torn files, a rewrite replaces everything."""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""What a start and a first search read, and what is let go again."""
+"""A start and a first search read only what they need; a closed topic comes back."""
 
 from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -9,6 +12,7 @@ from drafts import DATA_DIR, adjusted, draft, live_contents, open_store, seal_al
 
 from memd.errors import StoreError
 from memd.store.disk import LocalDisk
+from memd.store.index.sealed_index import SealedIndex
 from memd.store.log.format import HEADER_BYTES, scan_records
 from memd.store.store import Store
 
@@ -123,3 +127,25 @@ def test_stats_count_what_is_there() -> None:
     assert loaded.indexes_loaded == 3
     assert loaded.memory_bytes > stats.memory_bytes
     assert loaded.fan_out_ms is not None and loaded.fan_out_ms > 0
+
+
+def test_two_threads_that_find_the_same_index_damaged_drop_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = filled(3, 5)
+    files.flip(DATA_DIR / "talk" / "segments" / "seg_0002.hnsw", 50)
+    topic = open_store(files, segment_entries_max=10).topic("talk")
+    load, both_failed = SealedIndex.load, threading.Barrier(2, timeout=60)
+
+    def load_together(index: SealedIndex) -> list[StoreError]:
+        try:
+            return load(index)
+        except StoreError:
+            both_failed.wait()
+            raise
+
+    monkeypatch.setattr(SealedIndex, "load", load_together)
+    with ThreadPoolExecutor(2) as threads:
+        for loaded in [threads.submit(topic.load) for _ in range(2)]:
+            loaded.result()
+    assert [finding.kind for finding in topic.findings] == ["derived"]
+    assert topic.is_loaded and topic.unsealed() == [2]
+    assert len(live_contents(topic)) == 35

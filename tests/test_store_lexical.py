@@ -42,7 +42,7 @@ def filled(directory: Path, texts: dict[str, str] | None = None) -> Store:
 
 
 def found(topic: TopicLog, text: str, k: int = 10) -> list[str]:
-    """What the words of `text` find, best first: the same before and after the index has taken in what is new."""
+    """The contents found by the words of `text`, best first: the same before and after new entries are indexed."""
     hits = best(topic, text, k)
     topic.index_terms()
     assert not topic.has_unindexed_terms
@@ -150,7 +150,7 @@ def test_what_was_superseded_is_not_found(tmp_path: Path) -> None:
     assert found(topic, "ERR_7421") == []
 
 
-def test_an_index_that_was_not_told_yet_does_not_bring_back_what_is_gone(tmp_path: Path) -> None:
+def test_an_index_that_lags_behind_does_not_bring_back_dead_chunks(tmp_path: Path) -> None:
     topic = filled(tmp_path).topic("talk")
     question = topic.lexical_query("ERR_7421")
     entry = topic.snapshot().find(draft("error").uuid)
@@ -204,7 +204,7 @@ def test_it_stays_through_a_restart_and_is_topped_up_from_the_log(tmp_path: Path
     assert found(again, "giraffe") == ["A giraffe came by."]
     assert found(again, "ERR_7421") == [IDENTIFIERS["error"]]
     assert stamp.read_bytes() != before
-    assert segments <= set((tmp_path / "talk" / "lexical").glob("*.store")), "added to, not built anew"
+    assert segments <= set((tmp_path / "talk" / "lexical").glob("*.store")), "added to, not rebuilt"
 
 
 def truncated(path: Path) -> None:
@@ -305,7 +305,7 @@ def test_neighbours_are_what_was_said_before_and_after_wherever_it_lies(tmp_path
 def test_a_large_index_that_is_on_disk_answers_the_first_question_after_a_restart(tmp_path: Path) -> None:
     texts = {f"t{number}": f"Entry {number} of a long list." for number in range(600)} | IDENTIFIERS
     store = filled(tmp_path, texts)
-    assert best(store.topic("talk"), "ERR_7421") == [], "too much to be taken in while somebody waits"
+    assert best(store.topic("talk"), "ERR_7421") == [], "too many entries for a waiting query to read"
     store.topic("talk").index_terms()
     store.close()
     assert found(open_store(None, tmp_path).topic("talk"), "ERR_7421") == [IDENTIFIERS["error"]]

@@ -113,8 +113,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """Entries after which a segment is sealed and gets its vector index."""
 
 
-class Store(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept in memory of the log."""
+class StoreMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The open topics that are kept in memory."""
 
     topic_idle_seconds: PositiveSeconds = 600.0
     """A topic without a request for this long is let go; its next request reads it from disk."""
@@ -259,7 +259,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     chunking: Chunking = Chunking()
     dedupe: Dedupe = Dedupe()
     segment: Segment = Segment()
-    store: Store = Store()
+    store: StoreMemory = StoreMemory()
     retrieval: Retrieval = Retrieval()
     injection: Injection = Injection()
     corrections: Corrections = Corrections()

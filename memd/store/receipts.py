@@ -46,7 +46,7 @@ class ReceiptRing:
         """
         with self._lock:
             try:
-                appender = self._ready(len(line) + 1)
+                appender = self._appender_for(len(line) + 1)
                 appender.write(line + b"\n")
             except StoreError:
                 self._close()
@@ -64,11 +64,11 @@ class ReceiptRing:
         with self._lock:
             self._close()
 
-    def _ready(self, more: int) -> Appender:
+    def _appender_for(self, more: int) -> Appender:
         if self._appender is None:
             size = self._files.size(self._newer)
             if size is None:
-                self._begin()
+                self._start_file()
             else:
                 self._appender, self._size = self._files.append_to(self._newer), size
                 self._appender.write(b"\n")  # ends half a line that a crash may have left; readers skip empty lines
@@ -76,11 +76,11 @@ class ReceiptRing:
         if self._size > len(self._first_line) and self._size + more > self._bytes_max // 2:
             self._close()
             self._files.rename(self._newer, self._older)
-            self._begin()
+            self._start_file()
         assert self._appender is not None, "it is open by now"
         return self._appender
 
-    def _begin(self) -> None:
+    def _start_file(self) -> None:
         self._appender, self._size = self._files.create(self._newer), len(self._first_line)
         self._appender.write(self._first_line)
 

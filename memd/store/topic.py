@@ -161,7 +161,7 @@ class TopicLog:
         with self._state:
             if self._closed:
                 raise StoreError(f"topic {self.topic_id}: the store is closed; open it again to append")
-            active, file = self._ready()
+            active, file = self._open_active()
             fresh: dict[bytes, str] = {}
             try:
                 public_ids = self._public_ids.assign(drafts, fresh)
@@ -373,7 +373,7 @@ class TopicLog:
         segment_id, row = next(self._snapshot.places(uuid))
         return uuid.hex()[: int(self._snapshot.views[segment_id].rows[row]["public_digits"])]
 
-    def _ready(self) -> tuple[GrowingSegment, AppendFile]:
+    def _open_active(self) -> tuple[GrowingSegment, AppendFile]:
         """The active segment and its file; new ones after a rotation."""
         if self._active is None or self._file is None:
             numbers = [*self._snapshot.views, *self._layout.segment_ids(self._files)]
@@ -398,7 +398,7 @@ class TopicLog:
             files = [view.index.file for view in self._snapshot.indexes if view.index is not index]
             if len(files) == len(self._snapshot.indexes):
                 return  # another thread dropped it, or a merge replaced it
-            self.findings.append(Finding("derived", str(index.path), f"it is built anew: {error}"))
+            self.findings.append(Finding("derived", str(index.path), f"it is rebuilt: {error}"))
             segments = {number: view.segment for number, view in self._snapshot.views.items()}
             if len(index.segment_ids) > 1:
                 remove_merged(self._files, self._layout, index.segment_ids)

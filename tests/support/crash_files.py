@@ -21,9 +21,9 @@ from memd.store.disk import Lock
 from memd.store.files import Appender
 
 Loss = Literal["lost", "torn", "zeros", "kept", "reordered"]
-"""What a power cut does to contents that were not synced: all gone; half of it on disk; the length on disk but only
-zeros in it; all on disk (as after a mere kill); or another of these for every file, with or without the names that were
-not synced, as when a disk writes in an order of its own."""
+"""The effect of a power cut on contents that were not synced: all lost; half of it on disk; the length on disk but only
+zeros in it; all on disk (as after a mere kill); or a different one of these for each file, with or without the names
+that were not synced, as on a disk that reorders writes."""
 LOSSES: tuple[Loss, ...] = ("lost", "torn", "zeros", "kept", "reordered")
 
 
@@ -43,22 +43,22 @@ class CrashFiles:
     def __init__(self) -> None:
         self.operations = 0
         self.log: list[str] = []
-        """What each operation was."""
+        """The operations in words."""
         self.bytes_read: Counter[str] = Counter()
-        """By name of the file."""
+        """Bytes by file name."""
         self.cut_after: int | None = None
-        """The power goes during the operation after that many; it has no effect, but a write may be torn."""
+        """The power fails during the operation after this many: it has no effect, but a write may be torn."""
         self.fail_at: set[int] = set()
         """Operations (counted from 0) that fail once with an I/O error; a write then leaves half of its data."""
         self.bytes_left: int | None = None
-        """How many bytes still fit on the disk."""
+        """Bytes that still fit on the disk."""
         self._live: dict[Path, Inode | None] = {Path("/"): None}  # None: a directory
         self._durable: dict[Path, Inode | None] = {Path("/"): None}
         self._renames: list[tuple[Path, Path]] = []
         self._locks: set[Path] = set()
 
     def after_power_cut(self, loss: Loss) -> CrashFiles:
-        """The disk as it is found when the machine is on again."""
+        """Return the disk as it is after the machine has restarted."""
         again = CrashFiles()
         # With "kept" the names are on disk as well; otherwise only those that were synced.
         names = self._live if loss == "kept" or (loss == "reordered" and self.operations % 2) else self._durable
@@ -75,17 +75,17 @@ class CrashFiles:
         return again
 
     def contents(self) -> dict[str, bytes]:
-        """Every file as a process sees it."""
+        """Return every file as a process sees it."""
         return {str(path): bytes(inode.live) for path, inode in sorted(self._live.items()) if inode is not None}
 
     def flip(self, path: Path, offset: int) -> None:
-        """Damage one bit, on disk."""
+        """Flip one bit on disk."""
         inode = self._file(path)
         inode.live[offset] ^= 0x10
         inode.durable = bytes(inode.live)
 
     def put(self, path: Path, data: bytes) -> None:
-        """A file from elsewhere, durable."""
+        """Create a durable file."""
         self._live[path] = self._durable[path] = Inode(data)
 
     # Files

@@ -110,7 +110,7 @@ def open_store(
 
 
 def live_contents(topic: TopicLog) -> list[str]:
-    """What all live chunks say, oldest entry first."""
+    """The contents of all live chunks, oldest entry first."""
     snapshot = topic.snapshot()
     hits = snapshot.search(unit_vector("any", DIMENSION)[None], 1_000_000)
     return [snapshot.entry(hit).content for hit in sorted(hits, key=lambda hit: hit.canonical_id)]

@@ -1,4 +1,4 @@
-"""What the golden files under tests/golden/ hold, as code: one folder per version of the format, never changed again.
+"""The golden files under tests/golden/ as code: one folder per version of the format, never changed again.
 
 A new version of the format gets a new folder; the old ones stay, because every later memd must read them. To write the
 folder of the present version, once:
@@ -89,7 +89,7 @@ def opened(data_dir: Path) -> Store:
 
 
 def write(data_dir: Path) -> None:
-    """Everything that a log can hold: sealed and merged segments, an active one, corrections, a journal."""
+    """Write everything that a log can contain: sealed and merged segments, an active one, corrections, a journal."""
     store = opened(data_dir)
     topic = store.topic(TOPIC)
     first = topic.append([chunk(n, f"user: part {n} of the brake goes on shelf {n + 3}.") for n in range(3)])
@@ -111,7 +111,7 @@ def write(data_dir: Path) -> None:
 
 
 def found(data_dir: Path) -> dict[str, Any]:
-    """What a reader makes of a golden folder."""
+    """A golden folder as a reader sees it."""
     events = [decode_event(payload) for payload in read_journal(data_dir / TOPIC / "hot.log", DiskFiles())]
     buffer = new_buffer()
     buffer.replay(events)

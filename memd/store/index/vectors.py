@@ -105,9 +105,9 @@ class VectorIndex:
         try:
             files.load_native(path, lambda name: index.load_index(name, max_elements=max(1, len(labels))))
         except RuntimeError as error:
-            raise CorruptFile(f"{path}: the index cannot be loaded ({error}); it is built anew from the log") from error
+            raise CorruptFile(f"{path}: the index cannot be loaded ({error}); it is rebuilt from the log") from error
         if not np.array_equal(np.sort(np.array(index.get_ids_list(), dtype=np.intp)), labels):
-            raise CorruptFile(f"{path}: the index belongs to other entries; it is built anew from the log")
+            raise CorruptFile(f"{path}: the index belongs to other entries; it is rebuilt from the log")
         return cls(index, size, labels)
 
     @property

@@ -27,7 +27,7 @@ class AppendFile:
         Raises:
             StoreWriteFailed: nothing was appended; the file is cut back now or before the next append.
         """
-        appender = self._ready()
+        appender = self._open()
         try:
             appender.write(data)
             if sync:
@@ -48,7 +48,7 @@ class AppendFile:
             self._appender.close()
             self._appender = None
 
-    def _ready(self) -> Appender:
+    def _open(self) -> Appender:
         if self._appender is not None:
             return self._appender
         size = self._files.size(self._path)
