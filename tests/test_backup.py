@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from drafts import DATA_DIR, adjusted, draft, live_contents, open_store, seal_all
+from effort import steps
 
 from memd.cli.main import main
 from memd.errors import StoreError, StoreLocked
@@ -251,7 +252,7 @@ def test_whatever_interrupts_a_backup_it_is_whole_and_the_next_one_goes_on(loss:
     probe = prepared()
     start = probe.operations
     backup(DATA_DIR, BACKUP, probe)
-    for cut in range(start, probe.operations):
+    for cut in steps(start, probe.operations):
         files = prepared()
         files.cut_after = cut
         with pytest.raises(PowerCutError):

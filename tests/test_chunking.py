@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from effort import scaled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -141,7 +142,7 @@ messages = st.lists(
 )
 
 
-@settings(max_examples=settings().max_examples * 3 // 2)
+@settings(max_examples=scaled(150))
 @given(messages)
 def test_the_chunks_of_a_message_put_together_are_its_text(sources: list[Utterance]) -> None:
     result = chunked(sources)
@@ -151,7 +152,7 @@ def test_the_chunks_of_a_message_put_together_are_its_text(sources: list[Utteran
     assert chunked(sources) == result
 
 
-@settings(max_examples=settings().max_examples * 3 // 2)
+@settings(max_examples=scaled(150))
 @given(
     st.lists(st.sampled_from(BUILDING_BLOCKS) | st.text(max_size=300), max_size=8).map("".join),
     st.sampled_from([0, 20, 100, 10_000]),
@@ -162,7 +163,7 @@ def test_pieces_joined_are_the_text_and_fit_the_limit(text: str, whole_tokens: i
     assert all(0 < COUNTER.count(piece) <= CHUNKING.max_tokens for piece in pieces)
 
 
-@settings(max_examples=settings().max_examples * 3 // 5)
+@settings(max_examples=scaled(60))
 @given(
     messages, st.integers(0, 5), st.sampled_from([CHUNKING, Chunking(min_tokens=1, max_tokens=20, overlap_tokens=1000)])
 )
@@ -286,7 +287,7 @@ def test_a_boundary_is_set_where_the_subject_changes() -> None:
 
 def test_no_text_is_too_long_or_too_odd() -> None:
     for unit in ("a", " ", "\n", "a\n", "aB3+", "记忆。", '{"a":1},'):
-        sources = [source("tool", unit * (200_000 // len(unit)))]
+        sources = [source("tool", unit * (scaled(200_000) // len(unit)))]
         chunks = chunked(sources).chunks
         assert taken_apart(chunks, sources) == [sources[0].text]
         assert_bounds(chunks)

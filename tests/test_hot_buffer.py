@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
+from effort import scaled
 from histories import (
     WINDOW_TURNS,
     block,
@@ -644,4 +645,4 @@ class ClientsAndRestarts(RuleBasedStateMachine):
 
 
 TestClientsAndRestarts = ClientsAndRestarts.TestCase
-TestClientsAndRestarts.settings = settings(max_examples=settings().max_examples * 3 // 2, stateful_step_count=60)
+TestClientsAndRestarts.settings = settings(max_examples=scaled(150), stateful_step_count=60)

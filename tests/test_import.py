@@ -354,13 +354,13 @@ def test_conversations_that_overlap_add_nothing_when_they_are_imported_again(run
 def test_an_interrupted_import_of_a_long_conversation_goes_on_where_it_was(
     run: Run, tmp_path: Path, embedder: Embedder
 ) -> None:
-    file = written(tmp_path / "long.jsonl", [long_conversation(100)])
+    file = written(tmp_path / "long.jsonl", [long_conversation(60)])
     calls = 0
 
     def failing(text: str) -> Vector:
         nonlocal calls
         calls += 1
-        if calls > 200:  # of about 300
+        if calls > 120:  # of about 180
             raise StopError
         return embedder.embed(text)
 

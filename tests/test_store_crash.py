@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_store, seal_all
+from effort import steps
 
 from memd.errors import DiskFull, StoreError, StoreWriteFailed
 from memd.store.log.journal import Journal
@@ -72,7 +73,7 @@ INGEST_OPERATIONS = operations_of(lambda files: ingest(files, Witness()))
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_after_a_power_cut_at_any_operation_all_that_was_acknowledged_is_there(loss: Loss) -> None:
-    for cut in range(INGEST_OPERATIONS):
+    for cut in steps(0, INGEST_OPERATIONS):
         files, witness = CrashFiles(), Witness()
         files.cut_after = cut
         with pytest.raises(PowerCutError):
@@ -92,7 +93,7 @@ def test_after_a_power_cut_at_any_operation_all_that_was_acknowledged_is_there(l
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_second_start_after_a_power_cut_changes_nothing(loss: Loss) -> None:
-    for cut in range(INGEST_OPERATIONS):
+    for cut in steps(0, INGEST_OPERATIONS):
         files = CrashFiles()
         files.cut_after = cut
         with pytest.raises(PowerCutError):
@@ -118,7 +119,7 @@ def test_a_power_cut_during_recovery_is_recovered_from(loss: Loss) -> None:
     left = files.after_power_cut(loss)
     probe = left.after_power_cut("lost")
     live_contents(open_store(probe, segment_entries_max=5).topic("talk"))
-    for cut in range(probe.operations):
+    for cut in steps(0, probe.operations):
         broken = left.after_power_cut("lost")
         broken.cut_after = cut
         with pytest.raises(PowerCutError):
@@ -130,7 +131,7 @@ def test_a_power_cut_during_recovery_is_recovered_from(loss: Loss) -> None:
 
 
 def test_an_io_error_at_any_operation_fails_one_append_and_nothing_else() -> None:
-    for number in range(INGEST_OPERATIONS):
+    for number in steps(0, INGEST_OPERATIONS):
         files = CrashFiles()
         files.fail_at = {number}
         acknowledged = _ingest_despite_errors(files)
@@ -143,7 +144,7 @@ def test_an_io_error_at_any_operation_fails_one_append_and_nothing_else() -> Non
 
 
 def test_errors_at_three_operations_in_a_row_lose_nothing_that_was_acknowledged() -> None:
-    for number in range(INGEST_OPERATIONS):
+    for number in steps(0, INGEST_OPERATIONS):
         files = CrashFiles()
         files.fail_at = {number, number + 1, number + 2}
         acknowledged = _ingest_despite_errors(files)
@@ -188,7 +189,7 @@ def test_after_a_failed_append_that_could_not_be_cut_back_the_next_one_cuts_firs
 def test_a_seal_that_fails_leaves_the_segment_searchable_and_is_tried_again() -> None:
     operations = operations_of(lambda files: _seal_one(files, fail=None))
     start = operations_of(_fill_one)
-    for number in range(operations - start):
+    for number in steps(0, operations - start):
         files = CrashFiles()
         _seal_one(files, fail=number)
         assert verify(DATA_DIR, files).ok, files.log[-5:]
@@ -213,7 +214,7 @@ def test_a_journal_rewrite_leaves_the_old_or_the_new_journal(loss: Loss) -> None
 
     states: list[list[bytes]] = [[], [b"one"], [b"one", b"two"], [b"two"], [b"two", b"three"]]
     done: list[list[bytes]] = []
-    for cut in range(operations_of(run)):
+    for cut in steps(0, operations_of(run)):
         files, done = CrashFiles(), [[]]
         files.cut_after = cut
         with pytest.raises(PowerCutError):

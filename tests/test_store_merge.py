@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_store, seal_all, unit_vector
+from effort import steps
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -152,7 +153,7 @@ def test_a_power_cut_anywhere_in_a_merge_loses_nothing(loss: Loss) -> None:
     topic, _ = grown(whole, 17)
     expected, start = found(topic.snapshot()), whole.operations
     merge_all(topic)
-    for cut in range(start, whole.operations):
+    for cut in steps(start, whole.operations):
         files = CrashFiles()
         files.cut_after = cut
         with pytest.raises(PowerCutError):
@@ -176,7 +177,7 @@ def test_a_merge_that_fails_leaves_the_old_indexes_and_is_tried_again() -> None:
     topic, _ = grown(whole, 8)
     expected, start = found(topic.snapshot()), whole.operations
     merge_all(topic)
-    for number in range(start, whole.operations):
+    for number in steps(start, whole.operations):
         files = CrashFiles()
         topic, _ = grown(files, 8)
         files.fail_at = {number}

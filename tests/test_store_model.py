@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from drafts import DATA_DIR, adjusted, deprecated, draft, open_store, seal_all, unit_vector
+from effort import scaled
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -174,7 +175,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 StoreMachine.TestCase.settings = settings(
-    max_examples=settings().max_examples * 2 // 5,
+    max_examples=scaled(40),
     stateful_step_count=25,
     suppress_health_check=[HealthCheck.too_slow],
 )
