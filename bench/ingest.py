@@ -52,7 +52,7 @@ from memd.messages import Message, chain_all
 from memd.proxy.app import running
 from memd.proxy.parts import Daemon
 from memd.recall.retrieve import Budget
-from memd.settings.model import Config, Listen, Log, Segment, Upstream
+from memd.settings.model import Config, ListenSettings, LogSettings, SegmentSettings, UpstreamSettings
 from memd.store.store import Store
 
 SEGMENT_ENTRIES = 500
@@ -305,11 +305,11 @@ def prepare(folder: Path, embedder: Embedder) -> float:
 async def in_daemon(folder: Path, prepared: Path, seconds: float) -> dict[str, Figures]:
     """Start the daemon and measure in it."""
     config = Config(
-        listen=Listen(port=0),
-        upstream=Upstream(url=NOWHERE),
+        listen=ListenSettings(port=0),
+        upstream=UpstreamSettings(url=NOWHERE),
         data_dir=folder,
-        segment=Segment(max_entries=SEGMENT_ENTRIES),
-        log=Log(level="error"),
+        segment=SegmentSettings(max_entries=SEGMENT_ENTRIES),
+        log=LogSettings(level="error"),
     )
     async with running(config) as daemon:
         return await under_load(daemon, prepared, seconds)

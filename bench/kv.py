@@ -32,7 +32,16 @@ from llama_server import running_llama  # noqa: E402  # needs the path above
 from tiny_model import write_scripted_model  # noqa: E402
 
 from memd.proxy.app import running  # noqa: E402
-from memd.settings.model import Buffer, Config, Embedding, Injection, Listen, Log, Retrieval, Upstream  # noqa: E402
+from memd.settings.model import (  # noqa: E402
+    BufferSettings,
+    Config,
+    EmbeddingSettings,
+    InjectionSettings,
+    ListenSettings,
+    LogSettings,
+    RetrievalSettings,
+    UpstreamSettings,
+)
 
 FACTS = 120
 STEPS = 6
@@ -175,14 +184,14 @@ async def tool_loop(session: aiohttp.ClientSession, url: str, upstream: str, mem
 def settings(upstream: str, folder: Path, **injection: Any) -> Config:
     """memd in front of `upstream`."""
     return Config(
-        listen=Listen(port=0),
-        upstream=Upstream(url=upstream),
+        listen=ListenSettings(port=0),
+        upstream=UpstreamSettings(url=upstream),
         data_dir=folder,
-        buffer=Buffer(),
-        embedding=Embedding(),
-        retrieval=Retrieval(min_score=injection.pop("min_score", 0.2)),
-        injection=Injection(**injection),
-        log=Log(level="error"),
+        buffer=BufferSettings(),
+        embedding=EmbeddingSettings(),
+        retrieval=RetrievalSettings(min_score=injection.pop("min_score", 0.2)),
+        injection=InjectionSettings(**injection),
+        log=LogSettings(level="error"),
     )
 
 

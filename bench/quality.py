@@ -42,7 +42,16 @@ from rich.table import Table
 from memd.proxy.app import running
 from memd.proxy.parts import Daemon
 from memd.recall.retrieve import Budget
-from memd.settings.model import Buffer, Chunking, Config, Injection, Listen, Log, Retrieval, Upstream
+from memd.settings.model import (
+    BufferSettings,
+    ChunkingSettings,
+    Config,
+    InjectionSettings,
+    ListenSettings,
+    LogSettings,
+    RetrievalSettings,
+    UpstreamSettings,
+)
 
 WINDOW_TOKENS = 1_000_000
 BUDGETS = (500, 1000, 2000, 4000)
@@ -145,7 +154,7 @@ async def serving(stand_in: StandIn, config: Config) -> AsyncIterator[tuple[Daem
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    upstream = Upstream(url=f"http://127.0.0.1:{runner.addresses[0][1]}")
+    upstream = UpstreamSettings(url=f"http://127.0.0.1:{runner.addresses[0][1]}")
     try:
         async with (
             running(msgspec.structs.replace(config, upstream=upstream)) as daemon,
@@ -237,13 +246,13 @@ def scores(talk: Talk, told: Answers) -> dict[str, list[float]]:
 def config_of(folder: Path, variant: dict[str, float], budget: int, chunk_tokens: int = 50) -> Config:
     """The daemon's settings for one run. More chunks than by default are looked at, for the largest budget."""
     return Config(
-        listen=Listen(port=0),
+        listen=ListenSettings(port=0),
         data_dir=folder,
-        buffer=Buffer(soft_tokens=WINDOW_TOKENS // 4, hard_tokens=WINDOW_TOKENS // 2),
-        chunking=Chunking(min_tokens=chunk_tokens),
-        injection=Injection(budget_tokens=budget),
-        retrieval=Retrieval(**{"top_k": 128, **variant}),  # type: ignore[arg-type]  # numbers, as msgspec has them
-        log=Log(level="error"),
+        buffer=BufferSettings(soft_tokens=WINDOW_TOKENS // 4, hard_tokens=WINDOW_TOKENS // 2),
+        chunking=ChunkingSettings(min_tokens=chunk_tokens),
+        injection=InjectionSettings(budget_tokens=budget),
+        retrieval=RetrievalSettings(**{"top_k": 128, **variant}),  # type: ignore[arg-type]  # numbers, as msgspec has them
+        log=LogSettings(level="error"),
     )
 
 

@@ -25,8 +25,8 @@ from recording_upstream import Request, Response, recording_upstream
 
 from memd.assets import ranks_bytes
 from memd.cli.check import data, installation
-from memd.cli.check.outcome import Outcome, ok
 from memd.cli.check.report import line, outcomes
+from memd.cli.check.result import CheckResult, ok
 from memd.cli.main import main
 from memd.entries import Draft
 from memd.store.store import Store
@@ -360,7 +360,7 @@ def test_live_fails_where_the_settings_let_nothing_be_remembered(place: Place) -
     assert set(failures) == {"live"} and "X-Memory-Status: none" in failures["live"]
 
 
-def told(place: Place, disk: FullDisk | None = None) -> Iterator[Outcome]:
+def told(place: Place, disk: FullDisk | None = None) -> Iterator[CheckResult]:
     """The same within this process, where a fault can be injected."""
     return outcomes(place.config, {}, {}, live=False, files=disk)
 

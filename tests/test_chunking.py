@@ -18,10 +18,10 @@ from memd.embedding.fastembed import load_embedder
 from memd.entries import Speaker, Vector, text_with_roles
 from memd.ingest.chunking import Chunk, Split, Utterance, split
 from memd.ingest.pieces import candidate_pieces
-from memd.settings.model import Chunking
+from memd.settings.model import ChunkingSettings
 
 COUNTER = TokenCounter(cl100k_base(ranks_bytes()))
-CHUNKING = Chunking()
+CHUNKING = ChunkingSettings()
 
 PROSE = "We moved the session store to PostgreSQL last week. Redis kept evicting sessions at night. Nobody noticed! "
 CODE = "```python\ndef port() -> int:\n    # the gateway listens here\n\n    return 8765\n```\n"
@@ -75,7 +75,7 @@ def chunked(
     sources: Sequence[Utterance],
     embed: Callable[[str], Vector] = hashed,
     expired: Callable[[], bool] = never,
-    chunking: Chunking = CHUNKING,
+    chunking: ChunkingSettings = CHUNKING,
 ) -> Split:
     return split(sources, settings=chunking, count=COUNTER.count, embed=embed, expired=expired)
 
@@ -123,7 +123,7 @@ def assert_covered(chunks: Sequence[Chunk], sources: Sequence[Utterance]) -> Non
     assert covered == len(whole)
 
 
-def assert_bounds(chunks: Sequence[Chunk], chunking: Chunking = CHUNKING) -> None:
+def assert_bounds(chunks: Sequence[Chunk], chunking: ChunkingSettings = CHUNKING) -> None:
     tokens = [COUNTER.count(shown(chunk)) for chunk in chunks]
     assert max(tokens, default=0) <= chunking.max_tokens
     for number in range(1, len(chunks)):
@@ -165,10 +165,12 @@ def test_pieces_joined_are_the_text_and_fit_the_limit(text: str, whole_tokens: i
 
 @settings(max_examples=scaled(60))
 @given(
-    messages, st.integers(0, 5), st.sampled_from([CHUNKING, Chunking(min_tokens=1, max_tokens=20, overlap_tokens=1000)])
+    messages,
+    st.integers(0, 5),
+    st.sampled_from([CHUNKING, ChunkingSettings(min_tokens=1, max_tokens=20, overlap_tokens=1000)]),
 )
 def test_when_time_runs_out_everything_is_still_in_a_chunk(
-    sources: list[Utterance], calls: int, chunking: Chunking
+    sources: list[Utterance], calls: int, chunking: ChunkingSettings
 ) -> None:
     left = [calls]
 
@@ -182,7 +184,7 @@ def test_when_time_runs_out_everything_is_still_in_a_chunk(
 
 
 def test_a_short_rest_within_the_overlap_is_one_window() -> None:
-    chunking = Chunking(min_tokens=1, overlap_tokens=1000)
+    chunking = ChunkingSettings(min_tokens=1, overlap_tokens=1000)
     sources = [source("user", "One. Two.")]
     result = chunked(sources, expired=lambda: True, chunking=chunking)
     assert result.used_fallback
@@ -278,7 +280,7 @@ def test_a_boundary_is_set_where_the_subject_changes() -> None:
         "The database is PostgreSQL. The database server is PostgreSQL 16. The PostgreSQL database has a replica. "
     )
     garden = "Tomatoes want sun and water. Water the tomatoes in the sun. Tomatoes like much sun and much water. "
-    loose = Chunking(similarity=0.35, min_tokens=15)
+    loose = ChunkingSettings(similarity=0.35, min_tokens=15)
     chunks = chunked([source("user", database + garden)], embed=real_embed(), chunking=loose).chunks
     assert [chunk.content for chunk in chunks] == [database, garden]
     assert [shown(chunk) for chunk in chunks] == ["user: " + database, garden]

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from memd import __version__
-from memd.cli.main import main
+from memd.cli.main import COMMANDS, main
 from memd.entries import Draft
 from memd.store.store import Store
 
@@ -77,7 +77,14 @@ def test_the_version_is_the_package_version() -> None:
 def test_help_names_every_command() -> None:
     result = memd("--help")
     assert result.exit_code == 0
-    assert all(name in result.stdout for name in main.commands)
+    assert all(name in result.stdout for name in main.list_commands())
+
+
+def test_a_command_s_help_begins_with_the_sentence_in_the_list() -> None:
+    for name, (_, summary) in COMMANDS.items():
+        command = main.get_command(None, name)
+        assert command is not None and command.name == name
+        assert (command.help or "").startswith(f"{summary}\n"), name
 
 
 @pytest.mark.parametrize(
@@ -146,7 +153,7 @@ def test_the_data_directory_is_the_one_of_the_settings(log_dir: Path, tmp_path: 
 @pytest.mark.process
 def test_the_command_line_starts_without_the_heavy_libraries() -> None:
     heavy = {"aiohttp", "fastembed", "hnswlib", "numpy", "onnxruntime", "tiktoken", "rich", "asyncio"}
-    script = "import sys, memd.cli.main; print(*sys.modules)"
+    script = "import sys; from memd.cli.main import main; main(['--help'], standalone_mode=False); print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not heavy & set(run.stdout.split())
 

@@ -13,7 +13,14 @@ from full_disk import FullDisk
 
 from memd.proxy.app import running
 from memd.proxy.parts import Daemon
-from memd.settings.model import Buffer, Compaction, Config, Listen, Log, Upstream
+from memd.settings.model import (
+    BufferSettings,
+    CompactionSettings,
+    Config,
+    ListenSettings,
+    LogSettings,
+    UpstreamSettings,
+)
 from memd.store.disk import DiskFiles
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
@@ -29,12 +36,12 @@ def disk() -> FullDisk:
 @pytest.fixture
 async def daemon(tmp_path: Path, llama: str, disk: FullDisk) -> AsyncIterator[Daemon]:
     config = Config(
-        listen=Listen(port=0),
-        upstream=Upstream(url=llama),
+        listen=ListenSettings(port=0),
+        upstream=UpstreamSettings(url=llama),
         data_dir=tmp_path / "memory",
-        buffer=Buffer(soft_tokens=256, hard_tokens=400),
-        compaction=Compaction(retry_seconds=0.01),
-        log=Log(level="error"),
+        buffer=BufferSettings(soft_tokens=256, hard_tokens=400),
+        compaction=CompactionSettings(retry_seconds=0.01),
+        log=LogSettings(level="error"),
     )
     async with running(config, files=disk) as daemon:
         yield daemon

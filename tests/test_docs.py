@@ -17,7 +17,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "me
 PAGES += sorted([*(ROOT / "clients").glob("*/*.md"), *(ROOT / "packaging").glob("*.md")])
 LISTS = {"ingest.ignore"}  # too long for a table: the page refers to config.yaml
 
-COMMANDS = {name: command for name, command in main.commands.items() if not command.hidden}
+COMMANDS = {name: command for name in main.list_commands() if (command := main.get_command(None, name))}
 
 
 def settings_table() -> dict[str, str]:

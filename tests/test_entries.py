@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from memd.entries import Entry, Speaker, Status, without_written_roles
 from memd.ingest.redaction.redactor import Redactor
-from memd.settings.model import Ingest
+from memd.settings.model import IngestSettings
 from memd.store.log.format import decode_entry, encode_entry
 from memd.store.tools.export_line import as_line, decode_line, state_of
 
@@ -113,6 +113,6 @@ def test_a_field_of_a_later_version_is_carried_along_and_redacted() -> None:
     payload = msgspec.msgpack.encode(msgspec.msgpack.decode(encode_entry(entry())) | {"author": SECRET, "pages": [7]})
     read = decode_entry(payload, dimension=DIMENSION)
     assert read.unknown == {"author": SECRET, "pages": [7]}
-    kept = Redactor.of(Ingest(redact=True)).draft(read.as_draft())
+    kept = Redactor.of(IngestSettings(redact=True)).draft(read.as_draft())
     written = msgspec.msgpack.decode(encode_entry(kept.as_entry(public_id="abcd", canonical_id=7, group_left=0)))
     assert (written["author"], written["pages"]) == ("[redacted:api_key]", [7])

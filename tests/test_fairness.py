@@ -17,7 +17,7 @@ from memd.embedding.fastembed import Embedder, load_embedder
 from memd.entries import Status, Vector
 from memd.proxy import app
 from memd.proxy.parts import Daemon
-from memd.settings.model import Buffer, Config, Listen, Log, Upstream
+from memd.settings.model import BufferSettings, Config, ListenSettings, LogSettings, UpstreamSettings
 
 FACT = "The spare key hangs behind the barometer."
 QUESTION = "Where does the spare key hang?"
@@ -62,11 +62,11 @@ def embedder(bundled: Embedder, monkeypatch: pytest.MonkeyPatch) -> Gated:
 @pytest.fixture
 async def daemon(tmp_path: Path, llama: str, embedder: Gated) -> AsyncIterator[Daemon]:
     config = Config(
-        listen=Listen(port=0),
-        upstream=Upstream(url=llama),
+        listen=ListenSettings(port=0),
+        upstream=UpstreamSettings(url=llama),
         data_dir=tmp_path / "memory",
-        buffer=Buffer(soft_tokens=256, hard_tokens=4000),
-        log=Log(level="error"),
+        buffer=BufferSettings(soft_tokens=256, hard_tokens=4000),
+        log=LogSettings(level="error"),
     )
     async with app.running(config) as daemon:
         yield daemon

@@ -18,7 +18,7 @@ from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
 from memd.proxy.app import running
 from memd.proxy.parts import Daemon
-from memd.settings.model import Config, Listen, Upstream
+from memd.settings.model import Config, ListenSettings, UpstreamSettings
 
 ROOT = Path(__file__).parent.parent
 DASHBOARD = ROOT / "docs" / "grafana" / "memd.json"
@@ -237,7 +237,7 @@ def test_nothing_that_a_client_sends_becomes_a_label(memd: DaemonProcess, upstre
 
 async def both(stack: AsyncExitStack, folder: Path, url: str) -> AsyncIterator[Daemon]:
     for name in ("one", "other"):
-        config = Config(listen=Listen(port=0), upstream=Upstream(url=url), data_dir=folder / name)
+        config = Config(listen=ListenSettings(port=0), upstream=UpstreamSettings(url=url), data_dir=folder / name)
         yield await stack.enter_async_context(running(config))
 
 

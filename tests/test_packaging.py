@@ -28,7 +28,9 @@ VARIABLES = {variable_of(key) for key in known_keys()}
 def assert_is_a_command_of_memd(words: list[str]) -> None:
     """Parse the words as the command line would, without doing anything; an unknown flag raises."""
     assert Path(words[0]).name == "memd"
-    main.commands[words[1]].make_context(words[1], words[2:])
+    command = main.get_command(None, words[1])
+    assert command is not None
+    command.make_context(words[1], words[2:])
 
 
 def unit() -> configparser.ConfigParser:

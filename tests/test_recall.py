@@ -18,7 +18,7 @@ from memd.errors import EmbeddingError
 from memd.recall.ranking import Verdict
 from memd.recall.retrieve import Budget, Filters, Retrieved, Retriever
 from memd.recall.topic_search import TopicSearch
-from memd.settings.model import Retrieval
+from memd.settings.model import RetrievalSettings
 from memd.store.store import Store, TopicLog
 
 FACTS = ("The spare key hangs behind the blue bicycle.", "The spare key is copied at the shop in Mill Lane.")
@@ -32,7 +32,7 @@ def embedder() -> Embedder:
 BUDGET = Budget(2000)
 
 
-def retriever_of(encoder: Encoder, settings: Retrieval) -> Retriever:
+def retriever_of(encoder: Encoder, settings: RetrievalSettings) -> Retriever:
     """A retriever for which a token is a word."""
     return Retriever(encoder, settings, RightOfWay(), header="Excerpts.", count=lambda text: len(text.split()))
 
@@ -56,7 +56,7 @@ async def test_a_damaged_entry_costs_its_own_chunk_and_no_other(tmp_path: Path, 
     active.write_bytes(active.read_bytes().replace(b"blue bicycle", b"bl\0e bicycle"))
 
     encoder = Encoder(embedder)
-    retriever = retriever_of(encoder, Retrieval())
+    retriever = retriever_of(encoder, RetrievalSettings())
     try:
         retrieved = await retriever.retrieve("Where is the spare key?", [topic], BUDGET)
     finally:
@@ -82,7 +82,7 @@ async def test_a_topic_without_entries_needs_no_embedding_and_any_other_does(
     empty, other = store.topic("empty"), store.topic("other")
     other.append([_draft(embedder, 1, FACTS[0])])
     encoder = Encoder(Broken())  # type: ignore[arg-type]  # the part of it that recall uses
-    retriever = retriever_of(encoder, Retrieval())
+    retriever = retriever_of(encoder, RetrievalSettings())
     try:
         assert (await retriever.retrieve("Where is the spare key?", [empty], BUDGET)).candidates == ()
         with pytest.raises(EmbeddingError):
@@ -106,7 +106,7 @@ UTILITY_STEPS = (0, 0, 3, -2, 0, 1)
 
 async def asked(topic: TopicLog, question: str, **settings: float) -> Retrieved:
     encoder = Encoder(load_embedder("bundled", 1))
-    retriever = retriever_of(encoder, Retrieval(**settings))  # type: ignore[arg-type]  # numbers of both kinds
+    retriever = retriever_of(encoder, RetrievalSettings(**settings))  # type: ignore[arg-type]  # numbers of both kinds
     try:
         return await retriever.retrieve(question, [topic], BUDGET)
     finally:
@@ -164,7 +164,7 @@ def test_only_the_strongest_bring_in_their_neighbours_and_each_speaks_for_the_ot
     question = "Who paints the boat house?"
     search = TopicSearch(topic.snapshot(), embedder.embed_pieces(question), topic.lexical_query(question))
     hits, evidence = search.evidence(
-        2, Retrieval(), first=10
+        2, RetrievalSettings(), first=10
     )  # both sides find the boat house, twice; one of two counts
     texts = [topic.snapshot().entry(hit).content for hit in hits]
     assert sorted(texts) == sorted([TALK[2], TALK[0], TALK[1], TALK[3]])
@@ -172,7 +172,7 @@ def test_only_the_strongest_bring_in_their_neighbours_and_each_speaks_for_the_ot
         text: {texts[position - 10] for position in one.neighbours} for text, one in zip(texts, evidence, strict=True)
     }
     assert beside == {TALK[2]: {TALK[1], TALK[3]}, TALK[1]: {TALK[2]}, TALK[3]: {TALK[2]}, TALK[0]: set()}
-    hits, _ = search.evidence(2, Retrieval(neighbour_weight=0), first=0)
+    hits, _ = search.evidence(2, RetrievalSettings(neighbour_weight=0), first=0)
     assert {topic.snapshot().entry(hit).content for hit in hits} == {TALK[2], TALK[0]}
 
 
@@ -191,7 +191,7 @@ async def test_without_its_lexical_index_a_topic_is_searched_by_meaning(topic: T
 
 async def answered(topics: Sequence[TopicLog], question: str, filters: Filters, budget: Budget = BUDGET) -> Retrieved:
     encoder = Encoder(load_embedder("bundled", 1))
-    retriever = retriever_of(encoder, Retrieval())
+    retriever = retriever_of(encoder, RetrievalSettings())
     try:
         return await retriever.retrieve(question, topics, budget, filters)
     finally:
@@ -265,7 +265,7 @@ async def test_what_was_said_beside_a_document_is_no_neighbour_of_it_and_repeats
         embedder.embed_pieces("Where is the spare key?"),
         topic.lexical_query("Where is the spare key?"),
     )
-    hits, evidence = search.evidence(3, Retrieval(), first=0)
+    hits, evidence = search.evidence(3, RetrievalSettings(), first=0)
     texts = [topic.snapshot().entry(hit).content for hit in hits]
     pairs = {(texts[at], texts[other]) for at, one in enumerate(evidence) for other in one.neighbours}
     retrieved = await answered([topic], "Where is the spare key?", Filters())

@@ -24,11 +24,11 @@ from memd.errors import StoreError
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor, last_look, redacted_drafts
 from memd.ingest.redaction.shapes import BUILT_IN
 from memd.messages import Block, Message, ToolCall
-from memd.settings.model import Ingest, RedactionName
+from memd.settings.model import IngestSettings, RedactionName
 from memd.telemetry.logging import ConsoleLines
 
 ROOT = Path(__file__).parent.parent
-REDACTOR = Redactor.of(Ingest(redact=True))
+REDACTOR = Redactor.of(IngestSettings(redact=True))
 MEGABYTE = scaled(1 << 20)  # less of it in the fast loop
 
 BODY = [
@@ -39,7 +39,7 @@ JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_X
 
 
 def own(**patterns: str) -> Redactor:
-    return Redactor.of(Ingest(redact=True, redact_builtin=(), redact_patterns=patterns))
+    return Redactor.of(IngestSettings(redact=True, redact_builtin=(), redact_patterns=patterns))
 
 
 # What is found
@@ -311,14 +311,14 @@ def test_an_own_pattern_that_fits_our_mark_leaves_it_alone() -> None:
 
 
 def test_own_patterns_come_after_the_built_in_ones_that_were_chosen() -> None:
-    settings = Ingest(redact=True, redact_builtin=("api_key",), redact_patterns={"rest": r"AKIA\w+|hunter\d"})
+    settings = IngestSettings(redact=True, redact_builtin=("api_key",), redact_patterns={"rest": r"AKIA\w+|hunter\d"})
     text = "AKIAIOSFODNN7EXAMPLE password = hunter2"
     assert Redactor.of(settings).text(text) == "[redacted:api_key] password = [redacted:rest]"
 
 
 def test_nothing_is_redacted_unless_it_is_asked_for() -> None:
     text = f"password = hunter2 {JWT} {PEM}"
-    redactor = Redactor.of(Ingest(redact_patterns={"everything": ".+"}))
+    redactor = Redactor.of(IngestSettings(redact_patterns={"everything": ".+"}))
     assert redactor.text(text) is text
     assert not redactor and not NO_REDACTION and REDACTOR
 
@@ -402,7 +402,7 @@ def test_the_vector_of_an_entry_is_that_of_what_is_left_of_it() -> None:
         embedded.append(text)
         return np.full(2, 0.5, np.float32)
 
-    redactor = Redactor.of(Ingest(redact=True))
+    redactor = Redactor.of(IngestSettings(redact=True))
     draft = Draft(uuid=bytes(16), content=f"it is {SECRET}", vector=bytes(8), created_at=1)
     (kept,) = redacted_drafts([draft], redactor, embed)
     assert (kept.content, kept.vector) == ("it is [redacted:api_key]", np.full(2, 0.5, "<f4").tobytes())
@@ -437,7 +437,7 @@ def test_who_speaks_where_is_still_true_of_what_is_left_of_a_text() -> None:
 
 
 def test_a_message_that_lies_within_a_secret_speaks_no_more() -> None:
-    redactor = Redactor.of(Ingest(redact=True, redact_patterns={"span": "b[^e]*d"}))
+    redactor = Redactor.of(IngestSettings(redact=True, redact_patterns={"span": "b[^e]*d"}))
     speakers = (Speaker(0, "user"), Speaker(3, "tool"), Speaker(5, "user"))
     draft = Draft(uuid=bytes(16), content="ab\nc\nd e", vector=b"", created_at=1, speakers=speakers)
     kept = redactor.draft(draft)
@@ -447,7 +447,7 @@ def test_a_message_that_lies_within_a_secret_speaks_no_more() -> None:
 
 @given(st.text("ab[]:redact own", max_size=40), st.sampled_from(["a.", r"\[r", "d:own", "(?<=a)b", "a*b|b+a"]))
 def test_what_is_redacted_once_stays_as_it_is_whatever_the_pattern(text: str, pattern: str) -> None:
-    redactor = Redactor.of(Ingest(redact=True, redact_patterns={"own": pattern}))
+    redactor = Redactor.of(IngestSettings(redact=True, redact_patterns={"own": pattern}))
     kept = redactor.text(text)
     assert redactor.text(kept) == kept
 

@@ -13,7 +13,7 @@ import pytest
 
 from memd.proxy.app import running
 from memd.proxy.parts import Daemon
-from memd.settings.model import Buffer, Config, Listen, Log, Upstream
+from memd.settings.model import BufferSettings, Config, ListenSettings, LogSettings, UpstreamSettings
 from memd.store.disk import DiskFiles
 from memd.store.files import Appender
 from memd.store.layout import RECEIPTS_NAME
@@ -44,11 +44,11 @@ class _Slow:
 @pytest.fixture
 async def daemon(tmp_path: Path, llama: str) -> AsyncIterator[Daemon]:
     config = Config(
-        listen=Listen(port=0),
-        upstream=Upstream(url=llama),
+        listen=ListenSettings(port=0),
+        upstream=UpstreamSettings(url=llama),
         data_dir=tmp_path / "memory",
-        buffer=Buffer(journal_fsync="always"),
-        log=Log(level="error"),
+        buffer=BufferSettings(journal_fsync="always"),
+        log=LogSettings(level="error"),
     )
     async with running(config, files=SlowDisk()) as daemon:
         yield daemon

@@ -65,7 +65,9 @@ class Client:
 async def daemon_in_process(folder: Path, *, window: int = 4096) -> AsyncIterator[Client]:
     with recording_upstream(window=window) as upstream:
         config = settings.Config(
-            listen=settings.Listen(port=0), upstream=settings.Upstream(url=upstream.url), data_dir=folder / "memory"
+            listen=settings.ListenSettings(port=0),
+            upstream=settings.UpstreamSettings(url=upstream.url),
+            data_dir=folder / "memory",
         )
         async with running(config) as daemon, aiohttp.ClientSession() as session:
             yield Client(daemon, session, upstream)

@@ -23,7 +23,7 @@ LOOKED_THROUGH_MAX = 20_000
 _ID_DIGITS = frozenset("0123456789abcdef")
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of the log, as a person sees it."""
 
     canonical_id: int
@@ -46,10 +46,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """The uuids that it took the place of."""
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
+class LogPage(msgspec.Struct, frozen=True, kw_only=True):
     """Some events, newest first."""
 
-    events: tuple[Event, ...]
+    events: tuple[LogEvent, ...]
     next: int | None
     """What to pass as `before` for those that follow; None: there are none."""
 
@@ -61,11 +61,11 @@ class ChunkStory(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     uuid: str
     live: bool
-    versions: tuple[Event, ...]
+    versions: tuple[LogEvent, ...]
     """Oldest first."""
-    before: Event | None
+    before: LogEvent | None
     """What was said just before and just after it, and counts."""
-    after: Event | None
+    after: LogEvent | None
     replaces: tuple[str, ...]
     """The uuids that it took the place of, and those that took its place."""
     replaced_by: tuple[str, ...]
@@ -73,16 +73,16 @@ class ChunkStory(msgspec.Struct, frozen=True, kw_only=True):
     """The latest turns that put it into the prompt."""
 
 
-def log_page(snapshots: Sequence[Snapshot], *, before: int | None, limit: int) -> Page:
+def log_page(snapshots: Sequence[Snapshot], *, before: int | None, limit: int) -> LogPage:
     """The latest entries of these topics."""
     merged = heapq.merge(*(_ids(one, before) for one in snapshots), key=lambda found: -found[0])
     events = [_event(snapshot, place) for (_, snapshot, place), _ in zip(merged, range(limit), strict=False)]
-    return Page(events=tuple(events), next=events[-1].canonical_id if len(events) == limit else None)
+    return LogPage(events=tuple(events), next=events[-1].canonical_id if len(events) == limit else None)
 
 
 def chunks_page(
     snapshots: Sequence[Snapshot], *, before: int | None, limit: int, contains: str = "", gone_too: bool = False
-) -> Page:
+) -> LogPage:
     """The present state of chunks, latest first.
 
     Args:
@@ -90,19 +90,19 @@ def chunks_page(
         gone_too: also those that were taken out.
     """
     merged = heapq.merge(*(_ids(one, before) for one in snapshots), key=lambda found: -found[0])
-    events: list[Event] = []
+    events: list[LogEvent] = []
     wanted = contains.casefold()
     read = 0
     for canonical_id, snapshot, place in merged:
         if len(events) == limit or read == LOOKED_THROUGH_MAX:
-            return Page(events=tuple(events), next=canonical_id + 1)
+            return LogPage(events=tuple(events), next=canonical_id + 1)
         if not snapshot.is_live(place) and not (gone_too and _is_taken_out(snapshot, place)):
             continue
         read += 1
         event = _event(snapshot, place)
         if wanted in event.content.casefold():
             events.append(event)
-    return Page(events=tuple(events), next=None)
+    return LogPage(events=tuple(events), next=None)
 
 
 def story(snapshot: Snapshot, chunk_uuid: bytes) -> ChunkStory:
@@ -163,7 +163,7 @@ def find(snapshot: Snapshot, chunk_id: str) -> tuple[Snapshot, bytes] | None:
         return None
 
 
-def _event(snapshot: Snapshot, place: Place) -> Event:
+def _event(snapshot: Snapshot, place: Place) -> LogEvent:
     try:
         entry = snapshot.read(place)
     except StoreError as error:
@@ -172,7 +172,7 @@ def _event(snapshot: Snapshot, place: Place) -> Event:
     if entry.status is not Status.ACTIVE:
         earlier = [one for one in snapshot.history(entry.uuid) if one.canonical_id < entry.canonical_id]
         content = next((one.shown for one in reversed(earlier) if one.content), "")
-    return Event(
+    return LogEvent(
         canonical_id=entry.canonical_id,
         at=entry.canonical_id,
         topic_id=snapshot.topic_id,
@@ -188,7 +188,7 @@ def _event(snapshot: Snapshot, place: Place) -> Event:
     )
 
 
-def _neighbour(snapshot: Snapshot, place: Place, other: Place | None) -> Event | None:
+def _neighbour(snapshot: Snapshot, place: Place, other: Place | None) -> LogEvent | None:
     """The entry beside another one in time, unless it belongs to another stream or cannot be read."""
     if other is None:
         return None
@@ -199,10 +199,10 @@ def _neighbour(snapshot: Snapshot, place: Place, other: Place | None) -> Event |
     return _event(snapshot, other) if is_one_stream else None
 
 
-def _damaged(snapshot: Snapshot, place: Place, problem: str) -> Event:
+def _damaged(snapshot: Snapshot, place: Place, problem: str) -> LogEvent:
     row = snapshot.views[place[0]].rows[place[1]]
     digits = uuid_bytes(row["uuid_high"], row["uuid_low"]).hex()
-    return Event(
+    return LogEvent(
         canonical_id=int(row["canonical_id"]),
         at=int(row["canonical_id"]),
         topic_id=snapshot.topic_id,

@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 class ChunksPage(msgspec.Struct, frozen=True):
     """Present states of chunks, latest first."""
 
-    chunks: tuple[history.Event, ...]
+    chunks: tuple[history.LogEvent, ...]
     next: int | None
     """What to pass as `before` for those that follow; None: there are none."""
 
@@ -68,7 +68,7 @@ class LogRoutes:
         self._files = files
 
     @get("/memd/log")
-    async def log_page(self, query: LogQuery) -> history.Page:
+    async def log_page(self, query: LogQuery) -> history.LogPage:
         """The latest entries of the log."""
         return await self._read(
             query, lambda snapshots: history.log_page(snapshots, before=query.before, limit=query.limit)
@@ -78,7 +78,7 @@ class LogRoutes:
     async def chunks(self, query: ChunksQuery) -> ChunksPage:
         """The present state of chunks."""
 
-        def read(snapshots: list[Snapshot]) -> history.Page:
+        def read(snapshots: list[Snapshot]) -> history.LogPage:
             return history.chunks_page(
                 snapshots, before=query.before, limit=query.limit, contains=query.contains, gone_too=query.all
             )

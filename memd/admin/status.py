@@ -65,7 +65,7 @@ class UpstreamHealth(msgspec.Struct, frozen=True):
     """Tokens of its context; None: it does not say."""
 
 
-class Health(msgspec.Struct, frozen=True):
+class DaemonHealth(msgspec.Struct, frozen=True):
     """Whether the daemon runs, on which folder, and whether the model server answers."""
 
     status: Literal["ok"]
@@ -76,7 +76,7 @@ class Health(msgspec.Struct, frozen=True):
     upstream: UpstreamHealth
 
 
-class Stats(msgspec.Struct, frozen=True):
+class DaemonStats(msgspec.Struct, frozen=True):
     """What is in memory, and by name what redaction has replaced since the start (None: it is off)."""
 
     data_dir: str
@@ -137,7 +137,7 @@ class BufferedConversations(msgspec.Struct, frozen=True):
 
 
 class StatusRoutes:
-    """Health and memory of the daemon."""
+    """DaemonHealth and memory of the daemon."""
 
     def __init__(
         self, config: Config, topics: Topics, upstream: ModelServer, redactor: Redactor, cache_bytes: Callable[[], int]
@@ -150,17 +150,18 @@ class StatusRoutes:
         self._cache_bytes = cache_bytes
 
     @get("/memd/health")
-    async def health(self) -> Health:
+    async def health(self) -> DaemonHealth:
         """Whether the daemon runs, on which folder, and whether the model server answers."""
         facts = self._upstream.facts
         upstream = UpstreamHealth(self._upstream.url, facts.reachable, facts.window)
-        return Health("ok", __version__, str(self._config.data_dir.resolve()), len(self._topics.opened()), upstream)
+        data_dir = str(self._config.data_dir.resolve())
+        return DaemonHealth("ok", __version__, data_dir, len(self._topics.opened()), upstream)
 
     @get("/memd/stats")
-    async def stats(self) -> Stats:
+    async def stats(self) -> DaemonStats:
         """What is in memory."""
         topics = {topic.id: topic.log.stats() for topic in self._topics.opened()}
-        return Stats(
+        return DaemonStats(
             data_dir=str(self._config.data_dir.resolve()),
             memory_bytes=sum(one.memory_bytes for one in topics.values()),
             memory_bytes_max=self._config.store.memory_bytes_max,

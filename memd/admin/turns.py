@@ -19,13 +19,13 @@ from memd.recall.explained import EARLIER, INJECTED, SearchAnswer, search_answer
 from memd.recall.retrieve import Budget, Filters, Retriever
 
 
-class Turns(msgspec.Struct, frozen=True):
+class TurnsPage(msgspec.Struct, frozen=True):
     """The latest turns, newest first: receipts without their blocks, and with the number of their candidates."""
 
     turns: list[dict[str, Any]]
 
 
-class Replay(msgspec.Struct, frozen=True):
+class TurnReplay(msgspec.Struct, frozen=True):
     """A turn, what its question would bring up now, and the ids of the chunks that make the difference."""
 
     turn: Receipt
@@ -45,10 +45,10 @@ class TurnRoutes:
         self._counter = counter
 
     @get("/memd/turns")
-    async def turns(self, query: TurnsQuery) -> Turns:
+    async def turns(self, query: TurnsQuery) -> TurnsPage:
         """The latest turns, without their blocks."""
         found = await self._receipts.latest(query.limit, topic_id=query.topic, before=query.before, uuid=None)
-        return Turns([summary(receipt) for receipt in found])
+        return TurnsPage([summary(receipt) for receipt in found])
 
     @get("/memd/turns/{id}")
     async def turn(self, turn_id: str) -> Receipt:
@@ -59,7 +59,7 @@ class TurnRoutes:
         return receipt
 
     @get("/memd/turns/{id}/replay")
-    async def replay(self, turn_id: str) -> Replay:
+    async def replay(self, turn_id: str) -> TurnReplay:
         """What the same question would bring up now, beside what it did."""
         receipt = await self.turn(turn_id)
         if receipt.question is None:
@@ -72,7 +72,7 @@ class TurnRoutes:
             now = search_answer(await self._retriever.retrieve(receipt.question, logs, budget, filters))
         then = {one.uuid: one.id for one in receipt.candidates if one.verdict in (INJECTED, EARLIER)}
         since = {one.uuid: one.id for one in now.chunks if one.verdict in (INJECTED, EARLIER)}
-        return Replay(
+        return TurnReplay(
             turn=receipt,
             now=now,
             gained=[id_ for uuid, id_ in since.items() if uuid not in then],

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import msgspec
 
 from memd.proxy.app import running
-from memd.settings.model import Config, Listen
+from memd.settings.model import Config, ListenSettings
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def temporary(config: Config) -> Iterator[str]:
         StoreLocked: a daemon is running on the folder.
         MemdError: it cannot be started.
     """
-    config = msgspec.structs.replace(config, listen=Listen(host="127.0.0.1", port=0))
+    config = msgspec.structs.replace(config, listen=ListenSettings(host="127.0.0.1", port=0))
     logging.getLogger("memd").setLevel(logging.ERROR)  # what is degraded here is no news to a command
     state = _State()
     thread = threading.Thread(target=lambda: asyncio.run(_serve(config, state)), name="memd-temporary")

@@ -1,4 +1,4 @@
-"""What the commands have in common: their flags, their settings, how they print.
+"""The flags, settings and output that commands share.
 
 Rule: nothing here does a command's work.
 """
@@ -28,7 +28,7 @@ Command = Callable[..., int]
 
 
 def settings_flags(command: Command) -> Command:
-    """The flags of every command that works on a data directory."""
+    """Add the flags of every command that works on a data directory."""
     config = click.option(
         "--config",
         "config_path",
@@ -42,14 +42,14 @@ def settings_flags(command: Command) -> Command:
 
 
 def print_lines(lines: Sequence[RenderableType]) -> None:
-    """To a terminal in its width, elsewhere without breaking lines."""
+    """Print to a terminal in its width, elsewhere without breaking lines."""
     from rich.console import Console
 
     Console(highlight=False, width=None if sys.stdout.isatty() else NEVER_BREAK).print(*lines, sep="\n")
 
 
 def config_of(path: Path | None, given: dict[str, Any]) -> Config:
-    """The settings, with the flags that were given; None means that one was not.
+    """Return the settings, overridden by the flags that were given (None: a flag was not given).
 
     Raises:
         ConfigError: a setting is wrong.
@@ -57,9 +57,13 @@ def config_of(path: Path | None, given: dict[str, Any]) -> Config:
     return load_config(path, os.environ, {key: value for key, value in given.items() if value is not None})
 
 
-def existing_data_dir(config_path: Path | None, data_dir: str | None) -> Path:
-    """The data directory for a command that only reads."""
-    folder = config_of(config_path, {"data_dir": data_dir}).data_dir
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: there is no such folder; name the data directory with --data-dir")
-    return folder
+def config_of_existing(config_path: Path | None, data_dir: str | None) -> Config:
+    """Return the settings for a command that works on a data directory that is there already.
+
+    Raises:
+        ConfigError: a setting is wrong, or there is no such folder.
+    """
+    config = config_of(config_path, {"data_dir": data_dir})
+    if not config.data_dir.is_dir():
+        raise ConfigError(f"{config.data_dir}: there is no such folder; name the data directory with --data-dir")
+    return config

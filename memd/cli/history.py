@@ -7,34 +7,130 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
+import click
 import msgspec
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from memd.admin.history import ChunkStory, Event, Page
+from memd.admin.history import ChunkStory, LogEvent, LogPage
+from memd.cli.flags import FOUND_SOMETHING, config_of_existing, print_lines, settings_flags
 from memd.cli.running import RunningDaemon, asked
 from memd.errors import BadQuestion
 from memd.settings.model import Config
 from memd.wording import counted, for_terminal
 
 INDENT = 2
+NO_FLAG = "say what: --helpful, --unhelpful, --update TEXT or --deprecate"
 Lines = list[RenderableType]
 
 
-class Done(msgspec.Struct, frozen=True):
+@click.command()
+@settings_flags
+@click.option("--topic", "topics", multiple=True, help="Only this topic; may be given again. Default: all topics.")
+@click.option("--before", metavar="TIME", help="Only what was before a time (2026-11-20T14:30) or canonical_id.")
+@click.option("--limit", type=click.IntRange(1, 500), default=50, help="How many events. Default: 50.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def log(
+    config_path: Path | None,
+    data_dir: str | None,
+    topics: tuple[str, ...],
+    before: str | None,
+    limit: int,
+    as_json: bool,
+) -> int:
+    """Show what happened to the memory, newest first.
+
+    Each entry says what was told or corrected, and why.
+    """
+    config = config_of_existing(config_path, data_dir)
+    told, lines = _log(config, topics, before, limit)
+    click.echo(told) if as_json else print_lines(lines)
+    return 0
+
+
+@click.command()
+@settings_flags
+@click.option("--topic", help="The topic of the chunk, where several have it.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+@click.argument("chunk_id", metavar="ID")
+def show(config_path: Path | None, data_dir: str | None, topic: str | None, as_json: bool, chunk_id: str) -> int:
+    """Show the versions of the chunk ID, and where it was shown.
+
+    With it, what was said just before and after it, and the turns that had it in their prompts.
+    """
+    config = config_of_existing(config_path, data_dir)
+    told, lines = _show(config, chunk_id, topic)
+    click.echo(told) if as_json else print_lines(lines)
+    return 0
+
+
+@click.command()
+@settings_flags
+@click.option("--topic", help="The topic of the chunks. Default: the one that has them.")
+@click.option("--helpful", "action", flag_value="Helpful", help="It counts for more from now on.")
+@click.option("--unhelpful", "action", flag_value="Unhelpful", help="It counts for less from now on.")
+@click.option("--update", "content", metavar="TEXT", help="It is wrong: TEXT takes its place.")
+@click.option("--deprecate", is_flag=True, help="It is wrong: it is not shown any more.")
+@click.option("--reason", default="", help="Why; kept in the log.")
+@click.argument("chunk_ids", metavar="ID...", nargs=-1, required=True)
+def correct(
+    config_path: Path | None,
+    data_dir: str | None,
+    topic: str | None,
+    action: str | None,
+    content: str | None,
+    deprecate: bool,
+    reason: str,
+    chunk_ids: tuple[str, ...],
+) -> int:
+    """Mark the chunks ID... as helpful, unhelpful or wrong.
+
+    A wrong chunk is kept in the log but not shown any more. `memd undo` takes a correction back.
+    """
+    if sum((action is not None, content is not None, deprecate)) != 1:
+        raise BadQuestion(NO_FLAG)
+    if content is not None and not content.strip():
+        raise BadQuestion("--update needs a text; to take a chunk out without one, say --deprecate")
+    config = config_of_existing(config_path, data_dir)
+    done = _correct(config, chunk_ids, topic, action or "Update", content, reason)
+    for canonical_id in done.applied:
+        click.echo(f"appended entry {canonical_id}")
+    for chunk_id in done.failed:
+        click.echo(f"{chunk_id}: not corrected: no such chunk counts in this topic")
+    return FOUND_SOMETHING if done.failed else 0
+
+
+@click.command()
+@settings_flags
+@click.option("--topic", help="The topic of the entry. Default: the one that has it.")
+@click.option("--reason", default="", help="Why; kept in the log.")
+@click.argument("canonical_id", metavar="CANONICAL_ID", type=click.IntRange(min=1))
+def undo(config_path: Path | None, data_dir: str | None, topic: str | None, reason: str, canonical_id: int) -> int:
+    """Append the state before the entry CANONICAL_ID.
+
+    `memd log` shows the numbers of entries. The undo of an Update brings back every chunk that it replaced.
+    """
+    config = config_of_existing(config_path, data_dir)
+    for appended in _undo(config, canonical_id, topic, reason).applied:
+        click.echo(f"appended entry {appended}")
+    return 0
+
+
+class CorrectionAnswer(msgspec.Struct, frozen=True):
     """What a correction or an undo appended, and the ids that it could not be applied to."""
 
     applied: tuple[int, ...]
     failed: tuple[str, ...] = ()
 
 
-def log(config: Config, topics: Sequence[str], before: str | None, limit: int) -> tuple[bytes, Lines]:
+def _log(config: Config, topics: Sequence[str], before: str | None, limit: int) -> tuple[bytes, Lines]:
     """The latest events, as JSON and for a person."""
     with asked(config) as daemon:
         told = daemon.get("/memd/log", topic=list(topics), before=before, limit=limit)
-    page = msgspec.json.decode(told, type=Page)
+    page = msgspec.json.decode(told, type=LogPage)
     lines: Lines = [_event(event) for event in page.events]
     if not lines:
         lines.append("Nothing is stored.")
@@ -43,7 +139,7 @@ def log(config: Config, topics: Sequence[str], before: str | None, limit: int) -
     return told, lines
 
 
-def show(config: Config, chunk_id: str, topic: str | None) -> tuple[bytes, Lines]:
+def _show(config: Config, chunk_id: str, topic: str | None) -> tuple[bytes, Lines]:
     """All about a chunk, as JSON and for a person."""
     with asked(config) as daemon:
         told = daemon.get(f"/memd/chunks/{_path(chunk_id)}", topic=topic)
@@ -62,9 +158,9 @@ def show(config: Config, chunk_id: str, topic: str | None) -> tuple[bytes, Lines
     return told, lines
 
 
-def correct(
+def _correct(
     config: Config, chunk_ids: Sequence[str], topic: str | None, action: str, content: str | None, reason: str
-) -> Done:
+) -> CorrectionAnswer:
     """Apply one correction to chunks of one topic."""
     with asked(config) as daemon:
         if topic is None:
@@ -74,19 +170,19 @@ def correct(
             [topic] = topics
         body = {"topic_id": topic, "chunk_ids": chunk_ids, "action": action, "reason": reason}
         told = daemon.post("/memd/corrections", body if content is None else body | {"content": content})
-    return msgspec.json.decode(told, type=Done)
+    return msgspec.json.decode(told, type=CorrectionAnswer)
 
 
-def undo(config: Config, canonical_id: int, topic: str | None, reason: str) -> Done:
+def _undo(config: Config, canonical_id: int, topic: str | None, reason: str) -> CorrectionAnswer:
     """Take back what an entry did."""
     with asked(config) as daemon:
         if topic is None:
-            page = msgspec.json.decode(daemon.get("/memd/log", before=canonical_id + 1, limit=1), type=Page)
+            page = msgspec.json.decode(daemon.get("/memd/log", before=canonical_id + 1, limit=1), type=LogPage)
             if not page.events or page.events[0].canonical_id != canonical_id:
                 raise BadQuestion(f"there is no entry {canonical_id}; `memd log` lists them")
             topic = page.events[0].topic_id
         told = daemon.post("/memd/undo", {"topic_id": topic, "canonical_id": canonical_id, "reason": reason})
-    return msgspec.json.decode(told, type=Done)
+    return msgspec.json.decode(told, type=CorrectionAnswer)
 
 
 def time_of(microseconds: int) -> str:
@@ -105,7 +201,7 @@ def _path(chunk_id: str) -> str:
     return digits
 
 
-def _event(event: Event) -> RenderableType:
+def _event(event: LogEvent) -> RenderableType:
     head = Text.assemble(
         f"{time_of(event.at)}  ",
         (event.event, "bold green" if event.live else "bold"),

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
+import click
 import msgspec
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from memd.cli.flags import FOUND_SOMETHING, config_of_existing, print_lines, settings_flags
 from memd.cli.running import asked
 from memd.recall.explained import INJECTED, FoundChunk, SearchAnswer
 from memd.settings.model import Config
@@ -21,7 +24,36 @@ from memd.wording import counted, for_terminal
 INDENT = 2
 
 
-def searched(config: Config, question: str, topic_ids: Sequence[str], as_of: str | None) -> SearchAnswer:
+@click.command()
+@settings_flags
+@click.option("--topic", "topics", multiple=True, help="Only this topic; may be given again. Default: all topics.")
+@click.option("--as-of", metavar="TIME", help="Search what was stored up to a time (2026-11-20T14:30) or canonical_id.")
+@click.option("--explain", is_flag=True, help="Also what would not be injected, with the parts of each score and why.")
+@click.option("--json", "as_json", is_flag=True, help="All candidates as one JSON object.")
+@click.argument("question", metavar="QUESTION")
+def search(
+    config_path: Path | None,
+    data_dir: str | None,
+    topics: tuple[str, ...],
+    as_of: str | None,
+    explain: bool,
+    as_json: bool,
+    question: str,
+) -> int:
+    """Show the chunks that a new chat with QUESTION would get.
+
+    Works with and without a daemon; exit code 1 if there are none.
+    """
+    config = config_of_existing(config_path, data_dir)
+    answer = _search(config, question, topics, as_of)
+    if as_json:
+        click.echo(msgspec.json.encode(answer))
+    else:
+        print_lines(_lines(answer, explain=explain))
+    return 0 if answer.tokens else FOUND_SOMETHING
+
+
+def _search(config: Config, question: str, topic_ids: Sequence[str], as_of: str | None) -> SearchAnswer:
     """Search; no `topic_ids`: in all topics.
 
     Args:
@@ -35,7 +67,7 @@ def searched(config: Config, question: str, topic_ids: Sequence[str], as_of: str
     return msgspec.json.decode(told, type=SearchAnswer)
 
 
-def lines(answer: SearchAnswer, *, explain: bool) -> list[RenderableType]:
+def _lines(answer: SearchAnswer, *, explain: bool) -> list[RenderableType]:
     """The answer for a person: what would be injected, best first, and with `explain` all candidates with reasons."""
     injected = [chunk for chunk in answer.chunks if chunk.verdict == INJECTED]
     shown: list[RenderableType] = [_chunk(chunk, explain=explain) for chunk in (answer.chunks if explain else injected)]

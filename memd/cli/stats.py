@@ -8,18 +8,38 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
+from memd.cli.flags import config_of_existing, print_lines, settings_flags
 from memd.cli.running import RunningDaemon
 from memd.store.disk import DiskFiles
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.wording import tallied
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
+@click.command()
+@settings_flags
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def stats(config_path: Path | None, data_dir: str | None, as_json: bool) -> int:
+    """Show what is stored, and how fast a running daemon finds it.
+
+    Works with and without a daemon and changes nothing. Topics that are not open in the daemon are shown as
+    they are on disk.
+    """
+    config = config_of_existing(config_path, data_dir)
+    figures = _gather(config.data_dir, config.auth.token)
+    if as_json:
+        click.echo(msgspec.json.encode(figures))
+    else:
+        print_lines(_table(figures))
+    return 0
+
+
+class StoredFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Everything there is to show."""
 
     data_dir: str
@@ -29,7 +49,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """What `/memd/stats` answers; None if no daemon holds this folder."""
 
 
-def gathered(data_dir: Path, token: str) -> Figures:
+def _gather(data_dir: Path, token: str) -> StoredFigures:
     """Read the directory and ask the daemon.
 
     Raises:
@@ -38,7 +58,7 @@ def gathered(data_dir: Path, token: str) -> Figures:
     """
     daemon = RunningDaemon.find(data_dir, token)
     told = None if daemon is None else msgspec.json.decode(daemon.get("/memd/stats"), type=dict[str, Any])
-    return Figures(
+    return StoredFigures(
         data_dir=str(data_dir),
         topics=disk_usage(data_dir, DiskFiles()),
         daemon_url=None if daemon is None else daemon.url,
@@ -46,7 +66,7 @@ def gathered(data_dir: Path, token: str) -> Figures:
     )
 
 
-def table(figures: Figures) -> list[RenderableType]:
+def _table(figures: StoredFigures) -> list[RenderableType]:
     """The figures for a person: a table, and a line about the daemon."""
     shown = Table(box=box.SIMPLE_HEAD, title=figures.data_dir, title_justify="left", padding=(0, 1, 0, 0))
     shown.add_column("topic", overflow="fold", min_width=8)

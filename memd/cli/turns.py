@@ -5,8 +5,10 @@ Rule: as in history.py.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 from rich import box
 from rich.console import RenderableType
@@ -15,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memd.admin.receipts import Receipt
+from memd.cli.flags import config_of_existing, print_lines, settings_flags
 from memd.cli.history import INDENT, Lines, time_of
 from memd.cli.running import asked
 from memd.errors import BadQuestion
@@ -25,7 +28,39 @@ from memd.wording import for_terminal
 QUESTION_CHARACTERS = 60
 
 
-class Replay(msgspec.Struct, frozen=True):
+@click.command()
+@settings_flags
+@click.option("--replay", is_flag=True, help="Also what the same question would bring up now, and what is different.")
+@click.option("--topic", help="Without ID: only turns of this topic.")
+@click.option("--limit", type=click.IntRange(1, 500), default=20, help="Without ID: how many turns. Default: 20.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+@click.argument("turn_id", metavar="[ID]", required=False)
+def turn(
+    config_path: Path | None,
+    data_dir: str | None,
+    replay: bool,
+    topic: str | None,
+    limit: int,
+    as_json: bool,
+    turn_id: str | None,
+) -> int:
+    """Show what memory did in a turn, and why.
+
+    That is the question, the candidates with their scores, the block and its cost. ID is in the header X-Memory-Turn of
+    the answer; without it the latest turns are listed.
+    """
+    config = config_of_existing(config_path, data_dir)
+    if turn_id is None:
+        told, lines = _latest(config, topic, limit)
+    elif replay:
+        told, lines = _replayed(config, turn_id)
+    else:
+        told, lines = _receipt(config, turn_id)
+    click.echo(told) if as_json else print_lines(lines)
+    return 0
+
+
+class Replayed(msgspec.Struct, frozen=True):
     """A turn, and what its question would bring up now."""
 
     turn: Receipt
@@ -35,7 +70,7 @@ class Replay(msgspec.Struct, frozen=True):
     kept: tuple[str, ...]
 
 
-def latest(config: Config, topic: str | None, limit: int) -> tuple[bytes, Lines]:
+def _latest(config: Config, topic: str | None, limit: int) -> tuple[bytes, Lines]:
     """The latest turns, as JSON and for a person."""
     with asked(config) as daemon:
         told = daemon.get("/memd/turns", topic=topic, limit=limit)
@@ -60,18 +95,18 @@ def latest(config: Config, topic: str | None, limit: int) -> tuple[bytes, Lines]
     return told, [table]
 
 
-def receipt(config: Config, turn_id: str) -> tuple[bytes, Lines]:
+def _receipt(config: Config, turn_id: str) -> tuple[bytes, Lines]:
     """One turn, as JSON and for a person."""
     with asked(config) as daemon:
         told = daemon.get(f"/memd/turns/{_path(turn_id)}")
     return told, _lines(msgspec.json.decode(told, type=Receipt))
 
 
-def replayed(config: Config, turn_id: str) -> tuple[bytes, Lines]:
+def _replayed(config: Config, turn_id: str) -> tuple[bytes, Lines]:
     """One turn and what is different now, as JSON and for a person."""
     with asked(config) as daemon:
         told = daemon.get(f"/memd/turns/{_path(turn_id)}/replay")
-    replay = msgspec.json.decode(told, type=Replay)
+    replay = msgspec.json.decode(told, type=Replayed)
     texts = {chunk.id: chunk.content for chunk in replay.now.chunks}
     lines = _lines(replay.turn)
     lines.append(Text("The same question now", style="bold"))

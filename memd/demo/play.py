@@ -25,7 +25,7 @@ from memd.demo.client import Answer, Chat
 from memd.demo.fake_model import UNKNOWN, Shown, StandIn
 from memd.demo.screen import Screen
 from memd.proxy.app import running
-from memd.settings.model import Config, Listen, Log, Upstream
+from memd.settings.model import Config, ListenSettings, LogSettings, UpstreamSettings
 from memd.store.disk import DiskFiles
 from memd.store.tools.export import export
 from memd.store.tools.export_line import shown_text
@@ -64,10 +64,10 @@ async def _play(screen: Screen, pause_seconds: float) -> None:
     with tempfile.TemporaryDirectory(prefix="memd-demo-") as folder:
         async with standin.running():
             config = Config(
-                listen=Listen(port=0),
-                upstream=Upstream(url=standin.base_url),
+                listen=ListenSettings(port=0),
+                upstream=UpstreamSettings(url=standin.base_url),
                 data_dir=Path(folder) / "memory",
-                log=Log(level="error"),
+                log=LogSettings(level="error"),
             )
             async with running(config) as daemon, aiohttp.ClientSession() as session:
                 chats = partial(Chat, session, daemon.base_url, TOPIC, script.SYSTEM_PROMPT)

@@ -20,7 +20,7 @@ import msgspec
 
 from memd.entries import Speaker, Vector, role_opening
 from memd.ingest.pieces import Count, candidate_pieces, fitted, words
-from memd.settings.model import Chunking
+from memd.settings.model import ChunkingSettings
 
 JOINT = "\n"
 WHOLE_MINIMA = 2
@@ -73,7 +73,7 @@ class _Piece(msgspec.Struct, frozen=True):
 def split(
     messages: Sequence[Utterance],
     *,
-    settings: Chunking,
+    settings: ChunkingSettings,
     count: Count,
     embed: Callable[[str], Vector],
     expired: Callable[[], bool],
@@ -99,7 +99,7 @@ def split(
     return Split(tuple(_chunk(group, messages) for group in groups), used_fallback=bool(rest))
 
 
-def _pieces(messages: Sequence[Utterance], settings: Chunking, count: Count) -> list[_Piece]:
+def _pieces(messages: Sequence[Utterance], settings: ChunkingSettings, count: Count) -> list[_Piece]:
     pieces = []
     for number, message in enumerate(messages):
         texts = candidate_pieces(
@@ -122,7 +122,7 @@ def _piece(text: str, message: int, opening: str | None, ends: bool, count: Coun
 
 def _by_meaning(
     pieces: Sequence[_Piece],
-    settings: Chunking,
+    settings: ChunkingSettings,
     count: Count,
     embed: Callable[[str], Vector],
     expired: Callable[[], bool],
@@ -148,7 +148,7 @@ def _by_meaning(
     return groups, len(pieces)
 
 
-def _close(group: list[_Piece], groups: list[list[_Piece]], settings: Chunking, count: Count) -> None:
+def _close(group: list[_Piece], groups: list[list[_Piece]], settings: ChunkingSettings, count: Count) -> None:
     """Add a finished group; one that stayed short is joined to the group before it where the two fit."""
     if groups and count(_shown(group)) < settings.min_tokens:
         merged = groups[-1] + group
@@ -165,7 +165,7 @@ def _tokens_with(group: Sequence[_Piece], tokens: int, piece: _Piece, max_tokens
     return total if total <= max_tokens - _ESTIMATE_SLACK else count(_shown([*group, piece]))
 
 
-def _windows(pieces: Sequence[_Piece], settings: Chunking, count: Count) -> list[list[_Piece]]:
+def _windows(pieces: Sequence[_Piece], settings: ChunkingSettings, count: Count) -> list[list[_Piece]]:
     """Fixed windows over the words of `pieces`, each beginning with the last words of the one before it."""
     window_max = min(settings.window_tokens + settings.window_tokens // WINDOW_LEEWAY, settings.max_tokens)
     window_min = min(settings.window_tokens - settings.window_tokens // WINDOW_LEEWAY, window_max)

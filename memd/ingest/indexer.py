@@ -18,7 +18,7 @@ from typing import Any
 from memd.embedding.priority import RightOfWay
 from memd.errors import StoreError
 from memd.ingest.topics import Topic
-from memd.settings.model import Retrieval
+from memd.settings.model import RetrievalSettings
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
 
@@ -31,7 +31,7 @@ NICENESS = 10
 class Indexer:
     """Seals one segment, merges one group of indexes and takes in the words of one topic at a time."""
 
-    def __init__(self, tasks: Tasks, right_of_way: RightOfWay, settings: Retrieval, metrics: Metrics) -> None:
+    def __init__(self, tasks: Tasks, right_of_way: RightOfWay, settings: RetrievalSettings, metrics: Metrics) -> None:
         self._tasks = tasks
         self._right_of_way = right_of_way
         self._recall_budget_ms = settings.recall_budget_ms

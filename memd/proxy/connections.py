@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from memd.admin.http import error_response
-from memd.settings.model import Limits
+from memd.settings.model import LimitsSettings
 from memd.telemetry.logging import Content
 
 log = logging.getLogger("memd")
@@ -57,7 +57,7 @@ class _Refused(asyncio.Protocol):
         transport.close()
 
 
-async def served(server: web.Server, listener: socket.socket, limits: Limits) -> asyncio.Server:
+async def served(server: web.Server, listener: socket.socket, limits: LimitsSettings) -> asyncio.Server:
     """Take connections on `listener` and hand their requests to `server`, until the result is closed."""
     loop = asyncio.get_running_loop()
 

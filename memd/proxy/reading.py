@@ -20,7 +20,7 @@ from memd.entries import DEFAULT_TOPIC_ID
 from memd.errors import BadRequestBody
 from memd.ingest.redaction.redactor import Redactor
 from memd.proxy.relay import forwarded_headers
-from memd.settings.model import Config, Limits
+from memd.settings.model import Config, LimitsSettings
 from memd.wire.request import Api, MessageCache, ModelRequest
 from memd.wire.sideband import MemoryIn
 
@@ -158,7 +158,7 @@ def new_turn_id() -> str:
     return uuid.uuid4().hex[:16]
 
 
-def _exceeded_limit(memory_in: MemoryIn | None, limits: Limits) -> str | None:
+def _exceeded_limit(memory_in: MemoryIn | None, limits: LimitsSettings) -> str | None:
     """The limit that a MemoryIn exceeds, in words."""
     if memory_in is None:
         return None

@@ -24,7 +24,7 @@ from memd.recall import block
 from memd.recall.fusion import Evidence, Parts, fuse
 from memd.recall.ranking import Candidate, Judged, Ranked, Selection, is_visible, rank, select
 from memd.recall.topic_search import TopicSearch
-from memd.settings.model import Retrieval
+from memd.settings.model import RetrievalSettings
 from memd.store.as_of import TopicAsOf
 from memd.store.lexical.bm25 import LexicalQuery
 from memd.store.store import Hit, Snapshot, TopicLog
@@ -105,7 +105,7 @@ class Retriever:
     def __init__(
         self,
         encoder: Encoder,
-        settings: Retrieval,
+        settings: RetrievalSettings,
         right_of_way: RightOfWay,
         *,
         header: str,

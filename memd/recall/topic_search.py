@@ -17,7 +17,7 @@ from memd.entries import Entry
 from memd.errors import StoreError
 from memd.recall.fusion import Evidence, fuse
 from memd.recall.ranking import stream_of
-from memd.settings.model import Retrieval
+from memd.settings.model import RetrievalSettings
 from memd.store.lexical.bm25 import LexicalHit, LexicalQuery
 from memd.store.snapshot import Place
 from memd.store.store import Hit, Snapshot
@@ -60,7 +60,7 @@ class TopicSearch:
             self._entries[place] = self.snapshot.read(place)
         return self._entries[place]
 
-    def evidence(self, k: int, settings: Retrieval, *, first: int) -> tuple[list[Hit], list[Evidence]]:
+    def evidence(self, k: int, settings: RetrievalSettings, *, first: int) -> tuple[list[Hit], list[Evidence]]:
         """The best `k` by meaning, the best `k` by words, and their neighbours where those count.
 
         `first`: the position of this topic's first chunk among the evidence of all topics.
@@ -80,7 +80,7 @@ class TopicSearch:
         return list(hits.values()), _evidence(hits, self._words_of(hits.values(), words), beside, first)
 
     def _strongest(
-        self, hits: dict[Place, Hit], words: Mapping[int, LexicalHit], settings: Retrieval, count: int
+        self, hits: dict[Place, Hit], words: Mapping[int, LexicalHit], settings: RetrievalSettings, count: int
     ) -> list[Place]:
         parts = fuse(_evidence(hits, words, {}, 0), lexical_weight=settings.lexical_weight, neighbour_weight=0.0)
         score = {place: part.score for place, part in zip(hits, parts, strict=True)}

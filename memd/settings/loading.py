@@ -19,8 +19,7 @@ import msgspec
 
 from memd.errors import ConfigError
 from memd.settings.file import Setting, parse_value, read_settings
-from memd.settings.hosts import is_this_machine
-from memd.settings.model import Config, RedactionName, Text
+from memd.settings.model import Config, RedactionName, Text, is_this_machine
 
 DEFAULT_PATH = Path("config.yaml")
 ENVIRONMENT_PREFIX = "MEMD_"

@@ -1,11 +1,12 @@
 """The settings: what exists, what it defaults to, and what is allowed.
 
-Rule: defaults stand here and, commented, in `config.yaml`; a test keeps both the same. Nothing else stands here:
-`config_loading.py` reads and checks what users wrote.
+Rule: defaults stand here and, with comments, in `config.yaml`; a test keeps both the same. `loading.py` reads and
+checks the settings that users wrote.
 """
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -32,11 +33,11 @@ IGNORED_BY_DEFAULT = (
 
 
 RedactionName = Literal["private_key", "url_credentials", "jwt", "api_key", "bearer_token", "password", "card_number"]
-"""What memd can redact by itself; `context/secret_shapes.py` has the patterns."""
+"""What memd can redact by itself; `ingest/redaction/shapes.py` has the patterns."""
 PATTERN_NAME = r"^[A-Za-z0-9_-]{1,40}$"
 
 
-class Listen(msgspec.Struct, frozen=True, kw_only=True):
+class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where memd listens."""
 
     host: Text = "127.0.0.1"
@@ -45,7 +46,7 @@ class Listen(msgspec.Struct, frozen=True, kw_only=True):
     """TCP port; 0 takes any free one."""
 
 
-class Upstream(msgspec.Struct, frozen=True, kw_only=True):
+class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The model server that memd forwards to."""
 
     url: Text = "http://127.0.0.1:8080"
@@ -56,7 +57,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
     """Idle connections are dropped after this; llama-server closes its own after 5 s, so stay below."""
 
 
-class Buffer(msgspec.Struct, frozen=True, kw_only=True):
+class BufferSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The hot buffer: the part of each conversation that is still in the prompt."""
 
     soft_tokens: Threshold = "auto"
@@ -73,7 +74,7 @@ class Buffer(msgspec.Struct, frozen=True, kw_only=True):
     """What a power failure may cost of the turns that are not in the log yet, with `interval`."""
 
 
-class Compaction(msgspec.Struct, frozen=True, kw_only=True):
+class CompactionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Moving the oldest turns from the buffer into the log."""
 
     fraction: Annotated[float, Meta(ge=0.05, le=0.95)] = 0.5
@@ -82,7 +83,7 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True):
     """Wait after a failed append; doubles with every further failure, up to 300 s."""
 
 
-class Chunking(msgspec.Struct, frozen=True, kw_only=True):
+class ChunkingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Cutting turns into the chunks that are stored and recalled. Tokens are cl100k tokens."""
 
     similarity: Annotated[float, Meta(ge=0, le=1)] = 0.75
@@ -99,21 +100,21 @@ class Chunking(msgspec.Struct, frozen=True, kw_only=True):
     """What neighbouring fixed windows share."""
 
 
-class Dedupe(msgspec.Struct, frozen=True, kw_only=True):
+class DedupeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Leaving out what is said twice within one compaction."""
 
     cosine: Annotated[float, Meta(ge=0.5, le=1)] = 0.99
     """Chunks at least this similar count as the same; the first is kept."""
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
+class SegmentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The files of the log."""
 
     max_entries: Annotated[int, Meta(ge=2, le=1_000_000)] = 5000
     """Entries after which a segment is sealed and gets its vector index."""
 
 
-class StoreMemory(msgspec.Struct, frozen=True, kw_only=True):
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The open topics that are kept in memory."""
 
     topic_idle_seconds: PositiveSeconds = 600.0
@@ -122,7 +123,7 @@ class StoreMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Above this the topics that were used least recently are let go sooner; never one that is being used."""
 
 
-class Retrieval(msgspec.Struct, frozen=True, kw_only=True):
+class RetrievalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Finding what matters for the current question."""
 
     top_k: Annotated[int, Meta(ge=1, le=1_000)] = 32
@@ -140,7 +141,7 @@ class Retrieval(msgspec.Struct, frozen=True, kw_only=True):
     """A recall that takes longer is skipped; the request goes on without memory (`degraded:timeout`)."""
 
 
-class Injection(msgspec.Struct, frozen=True, kw_only=True):
+class InjectionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Putting recalled chunks into the prompt."""
 
     budget_tokens: Annotated[int, Meta(ge=64, le=1_000_000)] = 2000
@@ -155,14 +156,14 @@ class Injection(msgspec.Struct, frozen=True, kw_only=True):
     """The words behind `[memory]` in the block's first line; one line without square brackets."""
 
 
-class Corrections(msgspec.Struct, frozen=True, kw_only=True):
+class CorrectionsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What callers say about recalled chunks."""
 
     window_turns: Annotated[int, Meta(ge=1, le=100_000)] = 64
     """A chunk can be corrected until this many turns of its topic after it was shown."""
 
 
-class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+class ConversationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The live conversations."""
 
     max_open: Annotated[int, Meta(ge=1, le=100_000)] = 256
@@ -171,7 +172,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """Who has the live turns: the client sends them all, or only what is new and memd puts them in front of it."""
 
 
-class Ingest(msgspec.Struct, frozen=True, kw_only=True):
+class IngestSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What is not remembered, or not as it was said."""
 
     ignore: tuple[Text, ...] = IGNORED_BY_DEFAULT
@@ -185,7 +186,7 @@ class Ingest(msgspec.Struct, frozen=True, kw_only=True):
     """Own patterns by name, used then too: regular expressions; a group named `secret` is replaced alone."""
 
 
-class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+class EmbeddingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The model that turns text into vectors."""
 
     model: Text = "bundled"
@@ -194,14 +195,14 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
     """CPU threads per embedding."""
 
 
-class Auth(msgspec.Struct, frozen=True, kw_only=True):
+class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Who may use memd."""
 
     token: str = ""
     """What every request has to show, if not empty; memd does not listen beyond this machine without one."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class LimitsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds on what a client or the upstream may send."""
 
     body_bytes_max: Annotated[int, Meta(ge=1_024, le=1 << 32)] = 100 * 1024 * 1024
@@ -220,7 +221,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How long a connection may wait for the next request, its headers included, or for more of a body."""
 
 
-class Receipts(msgspec.Struct, frozen=True, kw_only=True):
+class ReceiptsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of each turn, so that it can be asked what memory did: the question, the block, the scores."""
 
     enabled: bool = True
@@ -229,14 +230,14 @@ class Receipts(msgspec.Struct, frozen=True, kw_only=True):
     """Of all receipts together, about 2,000 turns; the oldest half is dropped when it is full."""
 
 
-class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
+class ShutdownSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Ending memd."""
 
     grace_seconds: Annotated[float, Meta(ge=0, le=3_600)] = 10.0
     """How long replies in flight may go on after SIGTERM or Ctrl-C."""
 
 
-class Log(msgspec.Struct, frozen=True, kw_only=True):
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What memd says on stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -250,24 +251,35 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """All settings; a group per field."""
 
-    listen: Listen = Listen()
-    upstream: Upstream = Upstream()
+    listen: ListenSettings = ListenSettings()
+    upstream: UpstreamSettings = UpstreamSettings()
     data_dir: Path = Path("memory")
     """The folder of the log; relative to the config file if it comes from there, else to the working directory."""
-    buffer: Buffer = Buffer()
-    compaction: Compaction = Compaction()
-    chunking: Chunking = Chunking()
-    dedupe: Dedupe = Dedupe()
-    segment: Segment = Segment()
-    store: StoreMemory = StoreMemory()
-    retrieval: Retrieval = Retrieval()
-    injection: Injection = Injection()
-    corrections: Corrections = Corrections()
-    conversation: Conversation = Conversation()
-    ingest: Ingest = Ingest()
-    embedding: Embedding = Embedding()
-    auth: Auth = Auth()
-    limits: Limits = Limits()
-    receipts: Receipts = Receipts()
-    shutdown: Shutdown = Shutdown()
-    log: Log = Log()
+    buffer: BufferSettings = BufferSettings()
+    compaction: CompactionSettings = CompactionSettings()
+    chunking: ChunkingSettings = ChunkingSettings()
+    dedupe: DedupeSettings = DedupeSettings()
+    segment: SegmentSettings = SegmentSettings()
+    store: StoreSettings = StoreSettings()
+    retrieval: RetrievalSettings = RetrievalSettings()
+    injection: InjectionSettings = InjectionSettings()
+    corrections: CorrectionsSettings = CorrectionsSettings()
+    conversation: ConversationSettings = ConversationSettings()
+    ingest: IngestSettings = IngestSettings()
+    embedding: EmbeddingSettings = EmbeddingSettings()
+    auth: AuthSettings = AuthSettings()
+    limits: LimitsSettings = LimitsSettings()
+    receipts: ReceiptsSettings = ReceiptsSettings()
+    shutdown: ShutdownSettings = ShutdownSettings()
+    log: LogSettings = LogSettings()
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a host, as it stands in an address, is reached from this machine only.
+
+    Decided by the name alone, never by asking a resolver, whose answer may change a moment later.
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

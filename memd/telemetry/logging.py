@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from memd.errors import MemdError
-from memd.settings.model import Log
+from memd.settings.model import LogSettings
 
 OWN = "memd"
 LINE_END = "\n"
@@ -50,7 +50,7 @@ def _as_it_is(text: str) -> str:
     return text
 
 
-def begin(settings: Log, redact: Callable[[str], str] = _as_it_is) -> None:
+def begin(settings: LogSettings, redact: Callable[[str], str] = _as_it_is) -> None:
     """Send the log of this process to stderr; every text in it goes through `redact` first."""
     handler = logging.StreamHandler(sys.stderr)
     shape = JsonLines if settings.format == "json" else ConsoleLines

@@ -20,7 +20,7 @@ END_SECONDS_MAX = 10.0
 async def separating(url: str) -> AsyncIterator[Upstream]:
     """The client for the server at `url` with `injection.role: separate`; it has asked nothing yet."""
     tasks = Tasks(Metrics())
-    wanted = model.Config(upstream=model.Upstream(url=url), injection=model.Injection(role="separate"))
+    wanted = model.Config(upstream=model.UpstreamSettings(url=url), injection=model.InjectionSettings(role="separate"))
     upstream = Upstream(wanted, tasks)
     try:
         yield upstream

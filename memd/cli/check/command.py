@@ -1,6 +1,6 @@
 """`memd check` and `memd completion`: commands about memd itself.
 
-Rule: as in `cli.py`, which adds them to its group; nothing here imports it.
+Rule: the checks are imported when they are needed, as `memd completion` runs at the start of every shell.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHELLS = ("bash", "zsh", "fish")
 @click.option("--live", is_flag=True, help="Also hold a short conversation with the model, in a temporary folder.")
 @click.option("--json", "as_json", is_flag=True, help="All outcomes as one JSON object.")
 def check(config_path: Path | None, data_dir: str | None, upstream: str | None, live: bool, as_json: bool) -> int:
-    """Say whether everything is ready, and for each finding what to do.
+    """Say whether everything is ready, and if not, what to do.
 
     Works with and without a daemon and changes nothing; exit code 1 if anything failed.
     """
@@ -44,15 +44,12 @@ def check(config_path: Path | None, data_dir: str | None, upstream: str | None, 
 @click.command()
 @click.argument("shell", metavar="SHELL", type=click.Choice(SHELLS))
 def completion(shell: str) -> int:
-    """Print what makes SHELL (bash, zsh or fish) complete memd's commands and flags.
+    """Print the script that completes commands of memd in SHELL.
 
-    For bash, put this line into ~/.bashrc: eval "$(memd completion bash)"
+    SHELL is bash, zsh or fish. For bash, put this line into ~/.bashrc: eval "$(memd completion bash)"
     """
     program = click.get_current_context().find_root()
     completer = get_completion_class(shell)
     assert completer is not None, "click knows these shells"
     click.echo(completer(program.command, {}, "memd", "_MEMD_COMPLETE").source())
     return 0
-
-
-COMMANDS = (check, completion)

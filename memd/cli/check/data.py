@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from memd import __version__
-from memd.cli.check.outcome import Outcome, failed, failed_with, ok, warning
+from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import StoreError
 from memd.store.disk import LocalDisk
@@ -35,7 +35,7 @@ _REMEDY_OF = {
 }
 
 
-def directory(data_dir: Path, files: LocalDisk) -> Outcome:
+def directory(data_dir: Path, files: LocalDisk) -> CheckResult:
     """Whether it is there or can be made, can be written, and has room."""
     try:
         existing = next(folder for folder in (data_dir, *data_dir.parents) if folder.exists())
@@ -59,7 +59,7 @@ def directory(data_dir: Path, files: LocalDisk) -> Outcome:
     return ok(DIRECTORY, f"{data_dir}, {room}" + ("" if existing == data_dir else "; memd serve makes it"))
 
 
-def lock(data_dir: Path, daemon: RunningDaemon | None, files: LocalDisk) -> Outcome:
+def lock(data_dir: Path, daemon: RunningDaemon | None, files: LocalDisk) -> CheckResult:
     """Who has the directory."""
     path = data_dir / LOCK_NAME
     if not files.is_locked(path):
@@ -79,7 +79,7 @@ def lock(data_dir: Path, daemon: RunningDaemon | None, files: LocalDisk) -> Outc
     return ok(LOCK, f"held by the daemon at {daemon.url} ({holder}), which answers")
 
 
-def log(data_dir: Path, topics: list[TopicDiskUsage], files: LocalDisk) -> Iterator[Outcome]:
+def log(data_dir: Path, topics: list[TopicDiskUsage], files: LocalDisk) -> Iterator[CheckResult]:
     """Whether the log is whole; a large one is counted only."""
     stored = sum(topic.log_bytes + topic.derived_bytes for topic in topics)
     chunks = sum(topic.chunks for topic in topics)
@@ -103,7 +103,7 @@ def log(data_dir: Path, topics: list[TopicDiskUsage], files: LocalDisk) -> Itera
         yield failed(LOG, f"{counted(more, 'finding')} more", "`memd verify` lists them all")
 
 
-def _outcome_of(finding: Finding) -> Outcome:
+def _outcome_of(finding: Finding) -> CheckResult:
     return _MARK_OF[finding.kind](LOG, str(finding), _REMEDY_OF[finding.kind])
 
 

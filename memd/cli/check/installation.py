@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from memd import __version__
 from memd.assets import ranks_bytes
-from memd.cli.check.outcome import Outcome, failed, failed_with, ok, warning
+from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.fastembed import BUNDLED, Embedder, load_embedder
 from memd.errors import EmbeddingError
@@ -34,7 +34,7 @@ KNOWN_FINGERPRINT = "58247efaa8d67cc0c7bb8bc9910c7088"
 TOLERANCE = 0.001
 
 
-def packages() -> Outcome:
+def packages() -> CheckResult:
     """The versions of Python and of what memd depends on."""
     try:
         required = [Requirement(line) for line in metadata.requires("memd") or ()]
@@ -56,7 +56,7 @@ def packages() -> Outcome:
     return failed(INSTALLATION, "; ".join(wrong), REINSTALL) if wrong else ok(INSTALLATION, ", ".join(found))
 
 
-def tokenizer() -> Outcome:
+def tokenizer() -> CheckResult:
     """Known texts have known counts."""
     try:
         counter = TokenCounter(cl100k_base(ranks_bytes()))
@@ -69,7 +69,7 @@ def tokenizer() -> Outcome:
     return ok(TOKENIZER, f"cl100k_base counts {counted(len(KNOWN_COUNTS), 'known text')} right")
 
 
-def embedding_model(config: Config, topics: list[TopicDiskUsage]) -> Iterator[Outcome]:
+def embedding_model(config: Config, topics: list[TopicDiskUsage]) -> Iterator[CheckResult]:
     """Known text has its known vector, and what is stored was embedded with this model."""
     name = config.embedding.model
     try:

@@ -18,7 +18,7 @@ import msgspec
 from memd.admin.access import TOKEN_HEADER
 from memd.errors import MemdError
 from memd.proxy.app import running
-from memd.settings.model import Auth, Config, Conversation, Listen
+from memd.settings.model import AuthSettings, Config, ConversationSettings, ListenSettings
 
 TOLD = "Please remember: the code of the boathouse gate is heron-4519."
 ASKED = "What is the code of the boathouse gate?"
@@ -30,7 +30,7 @@ _HANDOVER_MS = 60_000
 """What was told is stored before the question is answered, however slow the machine is."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class LiveAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What came back for one request."""
 
     problem: str = ""
@@ -42,7 +42,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The reply, or what the error says."""
 
 
-def rehearsed(config: Config, model: str) -> Answer:
+def rehearsed(config: Config, model: str) -> LiveAnswer:
     """Tell a daemon of our own something and ask for it in a new conversation; the last answer, or the one that failed.
 
     Args:
@@ -53,23 +53,23 @@ def rehearsed(config: Config, model: str) -> Answer:
         with tempfile.TemporaryDirectory(prefix="memd-check-") as folder:
             scratch = msgspec.structs.replace(
                 config,
-                listen=Listen(port=0),
-                auth=Auth(),
+                listen=ListenSettings(port=0),
+                auth=AuthSettings(),
                 data_dir=Path(folder) / "memory",
                 buffer=msgspec.structs.replace(config.buffer, handover_ms=_HANDOVER_MS),
-                conversation=Conversation(),
+                conversation=ConversationSettings(),
             )
             return asyncio.run(_rehearsed(scratch, model))
     except (MemdError, OSError) as error:
-        return Answer(problem=str(error))
+        return LiveAnswer(problem=str(error))
 
 
-def glanced(base_url: str, token: str, model: str) -> Answer:
+def glanced(base_url: str, token: str, model: str) -> LiveAnswer:
     """Have a running daemon pass a question on to the model, past its memory."""
     return asyncio.run(_glanced(base_url, {"X-Memory-Mode": "off"} | ({TOKEN_HEADER: token} if token else {}), model))
 
 
-async def _rehearsed(config: Config, model: str) -> Answer:
+async def _rehearsed(config: Config, model: str) -> LiveAnswer:
     async with running(config) as daemon, aiohttp.ClientSession() as session:
         told = await _said(session, daemon.base_url, model, TOLD, {})
         if told.problem or told.status != 200:
@@ -77,14 +77,14 @@ async def _rehearsed(config: Config, model: str) -> Answer:
         return await _said(session, daemon.base_url, model, ASKED, {})
 
 
-async def _glanced(base_url: str, headers: Mapping[str, str], model: str) -> Answer:
+async def _glanced(base_url: str, headers: Mapping[str, str], model: str) -> LiveAnswer:
     async with aiohttp.ClientSession() as session:
         return await _said(session, base_url, model, ASKED, headers)
 
 
 async def _said(
     session: aiohttp.ClientSession, base_url: str, model: str, text: str, headers: Mapping[str, str]
-) -> Answer:
+) -> LiveAnswer:
     """One request that opens a conversation."""
     body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": REPLY_TOKENS}
     try:
@@ -92,10 +92,10 @@ async def _said(
             async with session.post(f"{base_url}/v1/chat/completions", json=body, headers=headers) as answer:
                 told = await answer.read()
     except TimeoutError:
-        return Answer(problem=f"no answer came within {ANSWER_SECONDS_MAX:g} s")
+        return LiveAnswer(problem=f"no answer came within {ANSWER_SECONDS_MAX:g} s")
     except aiohttp.ClientError as error:
-        return Answer(problem=str(error) or type(error).__name__)
-    return Answer(
+        return LiveAnswer(problem=str(error) or type(error).__name__)
+    return LiveAnswer(
         status=answer.status,
         memory_status=answer.headers.get("X-Memory-Status", ""),
         text=_reply(told) if answer.status == 200 else _refusal(told),

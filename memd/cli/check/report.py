@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from memd.cli.check import data, installation, settings, upstream
-from memd.cli.check.outcome import Mark, Outcome, failed, failed_with
+from memd.cli.check.result import CheckResult, Mark, failed, failed_with
 from memd.cli.running import RunningDaemon
 from memd.errors import ConfigError, StoreError
 from memd.settings.loading import load_config, places_of_settings
@@ -32,7 +32,7 @@ def outcomes(
     *,
     live: bool,
     files: LocalDisk | None = None,
-) -> Iterator[Outcome]:
+) -> Iterator[CheckResult]:
     """Everything that is checked, in order.
 
     Args:
@@ -64,7 +64,7 @@ def outcomes(
         yield failed(upstream.LIVE, "not tried", "mend the upstream first")
 
 
-def _stored(config: Config, daemon: RunningDaemon | None, files: LocalDisk) -> Iterator[Outcome]:
+def _stored(config: Config, daemon: RunningDaemon | None, files: LocalDisk) -> Iterator[CheckResult]:
     """The data directory, and the embedding model, whose vectors are in it."""
     folder = data.directory(config.data_dir, files)
     yield folder
@@ -79,7 +79,7 @@ def _stored(config: Config, daemon: RunningDaemon | None, files: LocalDisk) -> I
     yield from installation.embedding_model(config, topics)
 
 
-def line(outcome: Outcome) -> str:
+def line(outcome: CheckResult) -> str:
     """One outcome for a person, in colours; its remedy is on a line of its own."""
     mark = click.style(outcome.mark.ljust(_MARK_WIDTH), fg=_COLOUR[outcome.mark], bold=outcome.mark != "ok")
     shown = f"{mark}{outcome.check.ljust(_NAME_WIDTH)}{_one_line(outcome.said)}"
@@ -88,7 +88,7 @@ def line(outcome: Outcome) -> str:
     return f"{shown}\n{' ' * (_MARK_WIDTH + _NAME_WIDTH)}{click.style('→', bold=True)} {_one_line(outcome.remedy)}"
 
 
-def summary(found: list[Outcome]) -> str:
+def summary(found: list[CheckResult]) -> str:
     """The last line."""
     count = {mark: sum(outcome.mark == mark for outcome in found) for mark in _COLOUR}
     if count["failed"]:

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from memd.cli.check.outcome import Outcome, failed, failed_with, ok, warning
+from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import MemdError
 from memd.proxy.app import bound
-from memd.settings.hosts import is_this_machine
-from memd.settings.model import Config
+from memd.settings.model import Config, is_this_machine
 from memd.wording import counted
 
 SETTINGS, ACCESS, ADDRESS = "settings", "access", "address"
@@ -23,7 +22,7 @@ TOKEN_CHARACTERS_MIN = 16
 OTHERS_MAY_READ = 0o044
 
 
-def origin(path: Path | None, places: Mapping[str, str]) -> Outcome:
+def origin(path: Path | None, places: Mapping[str, str]) -> CheckResult:
     """Where the settings come from: `path` is the file that was read, `places` where each one stands."""
     elsewhere = sorted({place for place in places.values() if path is None or not place.startswith(f"{path}, line ")})
     parts = [] if path is None else [f"{path}: {counted(len(places) - _count(places, elsewhere), 'setting')}"]
@@ -31,7 +30,7 @@ def origin(path: Path | None, places: Mapping[str, str]) -> Outcome:
     return ok(SETTINGS, "; ".join(parts) or "all at their defaults: no file, no MEMD_ variable, no flag")
 
 
-def access(config: Config, path: Path | None, places: Mapping[str, str]) -> Outcome:
+def access(config: Config, path: Path | None, places: Mapping[str, str]) -> CheckResult:
     """Who can reach the memory, and whether the token is worth its name."""
     host, token = config.listen.host, config.auth.token
     is_open = not is_this_machine(host)
@@ -48,7 +47,7 @@ def access(config: Config, path: Path | None, places: Mapping[str, str]) -> Outc
     return ok(ACCESS, "only this machine, " + ("with auth.token" if token else "without a token"))
 
 
-def address(config: Config, daemon: RunningDaemon | None) -> Outcome:
+def address(config: Config, daemon: RunningDaemon | None) -> CheckResult:
     """Whether memd can listen where the settings say, or does."""
     host, port = config.listen.host, config.listen.port
     if daemon is not None:

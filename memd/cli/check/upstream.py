@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from memd.cli.check.live import ASKED, EXPECTED, Answer, glanced, rehearsed
-from memd.cli.check.outcome import Outcome, failed, ok, warning
+from memd.cli.check.live import ASKED, EXPECTED, LiveAnswer, glanced, rehearsed
+from memd.cli.check.result import CheckResult, failed, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.conversation.window import WINDOW_UNKNOWN_HARD_TOKENS
 from memd.errors import MemdError
@@ -34,7 +34,7 @@ def as_served(config: Config, daemon: RunningDaemon) -> Config:
     return msgspec.structs.replace(config, upstream=msgspec.structs.replace(config.upstream, url=url))
 
 
-def upstream(config: Config) -> tuple[UpstreamProbe, list[Outcome]]:
+def upstream(config: Config) -> tuple[UpstreamProbe, list[CheckResult]]:
     """All that can be asked without generating anything."""
     probe = probed(config)
     if probe.problem:
@@ -52,14 +52,14 @@ def upstream(config: Config) -> tuple[UpstreamProbe, list[Outcome]]:
     ]
 
 
-def live(config: Config, probe: UpstreamProbe, daemon: RunningDaemon | None) -> Iterator[Outcome]:
+def live(config: Config, probe: UpstreamProbe, daemon: RunningDaemon | None) -> Iterator[CheckResult]:
     """Something is told and asked for in a new conversation; a running daemon is asked what leaves no trace in it."""
     if daemon is not None:
         yield _judged_glance(daemon, glanced(daemon.url, config.auth.token, probe.model or "any"))
     yield _judged_rehearsal(rehearsed(config, probe.model or "any"))
 
 
-def _window(config: Config, probe: UpstreamProbe) -> Outcome:
+def _window(config: Config, probe: UpstreamProbe) -> CheckResult:
     name = probe.model or "a model that the server does not name"
     if probe.window is not None:
         return ok(WINDOW, f"{name}, window {counted(probe.window, 'token')}")
@@ -78,7 +78,7 @@ def _window(config: Config, probe: UpstreamProbe) -> Outcome:
     )
 
 
-def _counts(probe: UpstreamProbe) -> Iterator[Outcome]:
+def _counts(probe: UpstreamProbe) -> Iterator[CheckResult]:
     if probe.counts_exactly:
         yield ok(COUNTS, "the server counts tokens exactly, and is asked where a prompt comes near the window")
     elif probe.window is not None:
@@ -88,7 +88,7 @@ def _counts(probe: UpstreamProbe) -> Iterator[Outcome]:
         yield ok(COUNTS, "tokens are estimated, and corrected by each answer's usage")
 
 
-def _placement(config: Config, probe: UpstreamProbe) -> Outcome:
+def _placement(config: Config, probe: UpstreamProbe) -> CheckResult:
     chosen = {
         "merged": "memory stands in front of the user's message (injection.role)",
         "separate": "memory is a developer message of its own (injection.role: separate)",
@@ -104,7 +104,7 @@ def _placement(config: Config, probe: UpstreamProbe) -> Outcome:
     return ok(PLACEMENT, f"{chosen}, and the model's chat template shows it")
 
 
-def _judged_glance(daemon: RunningDaemon, answer: Answer) -> Outcome:
+def _judged_glance(daemon: RunningDaemon, answer: LiveAnswer) -> CheckResult:
     name = f"the daemon at {daemon.url}"
     problem = _problem(answer)
     if problem is not None:
@@ -116,7 +116,7 @@ def _judged_glance(daemon: RunningDaemon, answer: Answer) -> Outcome:
     return ok(LIVE, f"{name} passes a chat request on, and its memory answers a search")
 
 
-def _judged_rehearsal(answer: Answer) -> Outcome:
+def _judged_rehearsal(answer: LiveAnswer) -> CheckResult:
     problem = _problem(answer)
     if problem is not None:
         return problem
@@ -129,7 +129,7 @@ def _judged_rehearsal(answer: Answer) -> Outcome:
     return ok(LIVE, f"told once, asked in a new conversation: the model was shown it {seen}; nothing of it was kept")
 
 
-def _problem(answer: Answer) -> Outcome | None:
+def _problem(answer: LiveAnswer) -> CheckResult | None:
     """What came in place of an answer."""
     if answer.problem:
         return failed(

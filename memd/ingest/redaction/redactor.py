@@ -25,7 +25,7 @@ from memd.entries import REDACTED_AS, Draft, Speaker, Vector
 from memd.errors import StoreError
 from memd.ingest.redaction.shapes import BUILT_IN, Find, Span, matches
 from memd.messages import LEADING_ROLES, Message, ToolCall
-from memd.settings.model import Ingest
+from memd.settings.model import IngestSettings
 
 MARK_OPENING = "[redacted:"
 PSEUDONYM_OPENING = "redacted-"
@@ -59,7 +59,7 @@ class Redactor:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, settings: Ingest) -> Redactor:
+    def of(cls, settings: IngestSettings) -> Redactor:
         """The redactor that the settings ask for; the user's own patterns come after the built-in ones."""
         if not settings.redact:
             return cls({})

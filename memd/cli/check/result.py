@@ -16,7 +16,7 @@ Mark = Literal["ok", "warning", "failed"]
 work, or something is lost."""
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the report."""
 
     check: str
@@ -25,22 +25,22 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""
 
 
-def ok(check: str, said: str, hint: str = "") -> Outcome:
+def ok(check: str, said: str, hint: str = "") -> CheckResult:
     """All is well."""
-    return Outcome(check=check, mark="ok", said=said, remedy=hint)
+    return CheckResult(check=check, mark="ok", said=said, remedy=hint)
 
 
-def warning(check: str, said: str, remedy: str) -> Outcome:
+def warning(check: str, said: str, remedy: str) -> CheckResult:
     """It works, but."""
-    return Outcome(check=check, mark="warning", said=said, remedy=remedy)
+    return CheckResult(check=check, mark="warning", said=said, remedy=remedy)
 
 
-def failed(check: str, said: str, remedy: str) -> Outcome:
+def failed(check: str, said: str, remedy: str) -> CheckResult:
     """It does not work."""
-    return Outcome(check=check, mark="failed", said=said, remedy=remedy)
+    return CheckResult(check=check, mark="failed", said=said, remedy=remedy)
 
 
-def failed_with(check: str, error: MemdError) -> Outcome:
+def failed_with(check: str, error: MemdError) -> CheckResult:
     """A failure in the words of an error of ours: what happened, and behind the last semicolon what to do."""
     said, _, remedy = str(error).rpartition("; ")
     return failed(check, said or remedy, remedy if said else "")

@@ -1,0 +1,89 @@
+"""`memd verify`, `export` and `backup`: the commands that read the files of the log.
+
+Rule: they change nothing in the data directory and work beside a running daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from memd.cli.flags import FOUND_SOMETHING, config_of_existing, settings_flags
+from memd.errors import StoreError
+from memd.store.disk import DiskFiles
+from memd.store.layout import LOCK_NAME
+from memd.store.tools.backup import backup as back_up
+from memd.store.tools.export import export as export_log
+from memd.store.tools.verify import verify as verify_log
+from memd.wording import counted
+
+
+@click.command()
+@settings_flags
+@click.option("--json", "as_json", is_flag=True, help="The report as one JSON object.")
+@click.argument("folder", metavar="[DIR]", required=False)
+def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder: str | None) -> int:
+    """Read every byte of the log and report any damage.
+
+    With DIR, of the backup in it. Works beside a running daemon and changes nothing.
+    """
+    checked = config_of_existing(config_path, folder or data_dir).data_dir
+    files = DiskFiles()
+    report = verify_log(checked, files, is_served=files.is_locked(checked / LOCK_NAME))
+    if as_json:
+        click.echo(msgspec.json.encode(report, enc_hook=str))  # str: paths
+    else:
+        for line in report.lines:
+            click.echo(line)
+    return 0 if report.ok else FOUND_SOMETHING
+
+
+@click.command()
+@settings_flags
+@click.option("--topic", help="Only this topic.")
+@click.option("--live", is_flag=True, help="Only the present state of chunks: no superseded and no deprecated entries.")
+@click.option("--output", metavar="FILE", default="-", help="Write to this file instead of stdout.")
+def export(config_path: Path | None, data_dir: str | None, topic: str | None, live: bool, output: str) -> int:
+    """Write the log as JSON Lines, one entry per line, oldest first.
+
+    Works beside a running daemon and changes nothing.
+    """
+    folder = config_of_existing(config_path, data_dir).data_dir
+    # A new or regular file is replaced only when it is complete; /dev/null or a pipe is written as it is.
+    atomic = output != "-" and (not Path(output).exists() or Path(output).is_file())
+    try:
+        with click.open_file(output, "wb", atomic=atomic) as file:
+            for entry in export_log(folder, DiskFiles(), topic_id=topic, live_only=live):
+                file.write(msgspec.json.encode(entry) + b"\n")
+            file.flush()
+    except BrokenPipeError:
+        # The reader has seen enough (`memd export | head`). Python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        name = "stdout" if output == "-" else output
+        raise StoreError(f"the export to {name} failed: {error.strerror or error}; try another --output") from None
+    return 0
+
+
+@click.command()
+@settings_flags
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+def backup(config_path: Path | None, data_dir: str | None, folder: Path) -> int:
+    """Bring the folder DIR up to date with the log.
+
+    DIR is new, empty or an earlier backup. Works beside a running daemon. To restore, serve from
+    it: memd serve --data-dir DIR.
+    """
+    source = config_of_existing(config_path, data_dir).data_dir
+    report = back_up(source, folder, DiskFiles())
+    for finding in report.findings:
+        click.echo(finding)
+    click.echo(
+        f"{folder}: {counted(report.topics, 'topic')}: {counted(report.linked, 'file')} linked, {report.copied:,} "
+        f"copied ({counted(report.bytes_copied, 'byte')}), {report.kept:,} there already"
+    )
+    return FOUND_SOMETHING if report.findings else 0

@@ -1,0 +1,64 @@
+"""`memd serve` and `memd demo`: the commands that run the daemon.
+
+Rule: flags are checked before the daemon is imported, which takes a second.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from memd.cli.flags import config_of, settings_flags
+
+
+@click.command()
+@settings_flags
+@click.option("--host", help="Address to listen on. Default: listen.host, 127.0.0.1.")
+@click.option("--port", type=click.IntRange(0, 65_535), help="Port to listen on; 0 takes a free one. Default: 8765.")
+@click.option("--upstream", metavar="URL", help="The model server. Default: upstream.url, http://127.0.0.1:8080.")
+@click.option(
+    "--model",
+    metavar="FILE.gguf",
+    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
+    help="Start llama.cpp with this model and use it as the upstream (needs the `llama` extra).",
+)
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Default: log.level, info.")
+def serve(
+    config_path: Path | None,
+    data_dir: str | None,
+    host: str | None,
+    port: int | None,
+    upstream: str | None,
+    model: Path | None,
+    log_level: str | None,
+) -> int:
+    """Run the daemon until Ctrl-C or SIGTERM.
+
+    Flags override environment variables (MEMD_LISTEN_PORT and so on), which override the settings file.
+    """
+    if model is not None and upstream is not None:
+        raise click.UsageError("--model starts its own upstream; give either --model or --upstream")
+    given = {
+        "data_dir": data_dir,
+        "listen.host": host,
+        "listen.port": port,
+        "upstream.url": upstream,
+        "log.level": log_level,
+    }
+    config = config_of(config_path, given)
+    from memd.proxy.app import serve as serve_until_stopped
+
+    return serve_until_stopped(config, model=model)
+
+
+@click.command()
+@click.option("--fast", is_flag=True, help="Without pauses for reading.")
+def demo(fast: bool) -> int:
+    """Play a long conversation and show what is remembered.
+
+    It goes through the whole daemon; a model is not needed.
+    """
+    from memd.demo.play import main as play
+
+    return play(fast)
