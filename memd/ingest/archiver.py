@@ -1,4 +1,4 @@
-"""Moves turns from the hot buffer into the log: the only code that appends.
+"""Moves turns from the hot buffer into the log, and appends corrections: the only code of a daemon that appends.
 
 Rule: messages count as stored only after their chunks are durable, and leave the prompt only after that. A failed
 append changes nothing but the time of the next attempt.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from memd.conversation import compaction
 from memd.conversation.conversation import Conversation
@@ -31,13 +31,13 @@ log = logging.getLogger("memd")
 
 BACKOFF_SECONDS_MAX = 300.0
 TEND_SECONDS = 0.5
-"""How often idle conversations, the journal and the indexes are looked after."""
+"""The interval at which idle conversations are stored, journals synced and indexes brought up to date."""
 UNLOAD_SECONDS = 5.0
-"""How often it is looked at which topics may be let go."""
+"""The interval at which idle topics are closed."""
 
 
 class Archiver:
-    """Compaction, storing without compaction, corrections."""
+    """Stores, compacts and corrects. Of the event loop; embedding and writing run in threads."""
 
     def __init__(
         self,
@@ -49,8 +49,12 @@ class Archiver:
         redactor: Redactor,
         metrics: Metrics,
         events: Events,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock`: seconds, for the pauses between attempts that fail."""
         self._config = config
+        self._clock = clock
         self._redactor = redactor
         self._encoder = encoder
         self._drafter = Drafter(
@@ -68,13 +72,13 @@ class Archiver:
         self._failures: dict[str, int] = {}
         self._retry_at: dict[str, float] = {}
 
-    # -- what requests ask for ----------------------------------------------------------------------------------
+    # -- on behalf of requests ----------------------------------------------------------------------------------
 
     async def compact(self, topic: Topic, conversation: Conversation, excess_tokens: int = 0) -> bool:
-        """Store the oldest part of a conversation and take it out of its prompt; False if nothing could be taken.
+        """Store the oldest part of a conversation and take it out of its prompt; False if nothing could be taken out.
 
         Args:
-            excess_tokens: raw tokens that must go at least, where the turn boundaries allow it; 0 if no request waits.
+            excess_tokens: the least that must go, in raw tokens, where turn boundaries allow it; 0 if no request waits.
         """
         started = time.perf_counter()
         compacted = await self._compacted(topic, conversation, excess_tokens)
@@ -83,11 +87,11 @@ class Archiver:
         return compacted
 
     async def store(self, topic: Topic, conversation: Conversation, upto: int) -> bool:
-        """Make everything before `upto` durable in the log; False if that failed (it will be tried again later)."""
+        """Make all messages before `upto` durable in the log; False if that failed and is to be tried again later."""
         async with topic.storing:
             if upto <= conversation.stored:
                 return True
-            if time.monotonic() < self._retry_at.get(topic.id, 0.0):
+            if self._clock() < self._retry_at.get(topic.id, 0.0):
                 return False
             try:
                 await self._append(topic, conversation, upto)
@@ -101,7 +105,7 @@ class Archiver:
         return True
 
     async def hand_over(self, topic: Topic, opened: Conversation) -> None:
-        """As a conversation opens, store what the topic's others have finished; waits `handover_ms` at most."""
+        """As a conversation opens, store the finished turns of the topic's others; wait `handover_ms` at most."""
         finished = [
             (other, end)
             for other in topic.buffer.conversations()
@@ -114,7 +118,7 @@ class Archiver:
             await asyncio.wait({work}, timeout=self._config.buffer.handover_ms / 1000)
 
     async def append_corrections(self, topic: Topic, drafts: Sequence[Draft]) -> list[Entry]:
-        """Append the entries of one request's corrections, durably and as one group; they are returned.
+        """Redact and append the entries of one request's corrections, durably and as one group; return them.
 
         Raises:
             EmbeddingError, StoreError: nothing was written.
@@ -132,26 +136,23 @@ class Archiver:
         return entries
 
     def compact_later(self, topic: Topic, conversation: Conversation) -> None:
-        """Run a compaction in the background unless one of this conversation is waiting or running already."""
+        """Compact in the background, unless a compaction of this conversation is waiting or running already."""
         if conversation.id not in self._compacting:
             self._compacting.add(conversation.id)
             topic.hold()
             self._tasks.spawn(self._compact_in_background(topic, conversation), "compaction")
 
-    # -- what time asks for -------------------------------------------------------------------------------------
+    # -- periodically -------------------------------------------------------------------------------------------
 
     async def tend(self, topics: Topics) -> None:
-        """Store idle conversations, close surplus ones, force journals to disk, let idle topics go.
-
-        Runs until cancelled.
-        """
+        """Store idle conversations, close surplus ones, sync journals and close idle topics, until cancelled."""
         synced_at = unloaded_at = time.monotonic()
         while True:
             await asyncio.sleep(TEND_SECONDS)
             sync_due = time.monotonic() - synced_at >= self._config.buffer.journal_fsync_seconds
             for topic in topics.opened():
                 with topic.held():
-                    await self._tend_topic(topic)
+                    await self.tend_topic(topic)
                     if sync_due:
                         await topic.save(sync=True)
             if sync_due:
@@ -159,6 +160,22 @@ class Archiver:
             if time.monotonic() - unloaded_at >= min(UNLOAD_SECONDS, self._config.store.topic_idle_seconds):
                 await topics.let_idle_go()
                 unloaded_at = time.monotonic()
+
+    async def tend_topic(self, topic: Topic) -> None:
+        """Store the topic's idle conversations, and close the least recently used ones above `max_open`."""
+        conversations = topic.buffer.conversations()
+        surplus = len(conversations) - self._config.conversation.max_open
+        idle_before = time.time() - self._config.buffer.idle_seconds
+        for index, conversation in enumerate(conversations):
+            closing = index < surplus
+            due = closing or conversation.used_at < idle_before
+            if due and not conversation.abandoned and conversation.stored < len(conversation):
+                await self.store(topic, conversation, len(conversation))
+            if closing and (conversation.abandoned or conversation.stored == len(conversation)):
+                topic.buffer.close(conversation)
+        if surplus > 0:
+            await topic.rewrite_journal()
+        self._indexer.look_after(topic)
 
     # -- private ------------------------------------------------------------------------------------------------
 
@@ -210,22 +227,7 @@ class Archiver:
     def _back_off(self, topic: Topic, error: MemdError) -> None:
         failures = self._failures[topic.id] = self._failures.get(topic.id, 0) + 1
         pause = min(BACKOFF_SECONDS_MAX, self._config.compaction.retry_seconds * 2 ** (failures - 1))
-        self._retry_at[topic.id] = time.monotonic() + pause
+        self._retry_at[topic.id] = self._clock() + pause
         self._metrics.errors.add("store")
         fields = {"topic": topic.id, "retry_seconds": pause, "error": error}
         log.warning("storing failed and is tried again, nothing is lost", extra=fields)
-
-    async def _tend_topic(self, topic: Topic) -> None:
-        conversations = topic.buffer.conversations()
-        surplus = len(conversations) - self._config.conversation.max_open
-        idle_before = time.time() - self._config.buffer.idle_seconds
-        for index, conversation in enumerate(conversations):
-            closing = index < surplus
-            due = closing or conversation.used_at < idle_before
-            if due and not conversation.abandoned and conversation.stored < len(conversation):
-                await self.store(topic, conversation, len(conversation))
-            if closing and (conversation.abandoned or conversation.stored == len(conversation)):
-                topic.buffer.close(conversation)
-        if surplus > 0:
-            await topic.rewrite_journal()
-        self._indexer.look_after(topic)

@@ -1,7 +1,7 @@
-"""Builds the indexes of full segments, merges them, and keeps the lexical one up: work that nobody waits for.
+"""Builds the indexes of full segments, merges them, and updates the lexical index: work that nobody waits for.
 
-Rule: at low priority, in threads of its own, standing back while a request is being answered. Whatever fails is tried
-again later, and meanwhile everything is found all the same, only slower.
+Rule: it runs at low priority, in threads of its own, and gives way while a request is being answered. Work that fails
+is tried again later; meanwhile searches find everything, only slower.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NICENESS = 10
 
 
 class Indexer:
-    """Seals one segment, merges one group of indexes and takes in the words of one topic at a time."""
+    """Seals one segment, merges one group of indexes and indexes the words of one topic at a time."""
 
     def __init__(self, tasks: Tasks, right_of_way: RightOfWay, settings: RetrievalSettings, metrics: Metrics) -> None:
         self._tasks = tasks
@@ -37,7 +37,7 @@ class Indexer:
         self._recall_budget_ms = settings.recall_budget_ms
         self._has_words = settings.lexical_weight > 0
         self._sealer = _background_thread("memd-seal")
-        self._worder = _background_thread("memd-words")
+        self._word_indexer = _background_thread("memd-words")
         self._merger = _background_thread("memd-merge")
         self._under_way: set[str] = set()
         self._closing = False
@@ -45,33 +45,33 @@ class Indexer:
 
     @property
     def under_way(self) -> int:
-        """How many works have begun, wait for their thread or for their next attempt."""
+        """The number of tasks that run, wait for their thread or wait for their next attempt."""
         return len(self._under_way)
 
     def look_after(self, topic: Topic) -> None:
-        """Begin whatever the topic's indexes need, unless it is under way."""
+        """Start whatever the topic's indexes need, unless it is under way."""
         for segment_id in topic.log.unsealed():
             name = f"seal {topic.id}/{segment_id}"
-            self._begin(name, topic, lambda number=segment_id: self._seal(topic, number))  # type: ignore[misc]  # mypy cannot infer the default's type
+            self._start(name, topic, lambda number=segment_id: self._seal(topic, number))  # type: ignore[misc]  # mypy cannot infer the default's type
         if topic.log.due_merge(self._recall_budget_ms) is not None:
-            self._begin(f"merge {topic.id}", topic, lambda: self._merge(topic))
+            self._start(f"merge {topic.id}", topic, lambda: self._merge(topic))
         if self._has_words and topic.log.has_unindexed_terms:
-            self._begin(f"words {topic.id}", topic, lambda: self._index_words(topic))
+            self._start(f"words {topic.id}", topic, lambda: self._index_words(topic))
 
     def close(self) -> None:
-        """End the threads: a segment at hand is finished, a merge or words at hand begin anew after the next start."""
+        """End the threads. Sealing is finished first; a merge or an update of words starts anew after the next start."""
         self._closing = True
-        self._worder.shutdown(wait=True, cancel_futures=True)
+        self._word_indexer.shutdown(wait=True, cancel_futures=True)
         self._merger.shutdown(wait=True, cancel_futures=True)
         self._sealer.shutdown(wait=True, cancel_futures=True)
 
-    def _begin(self, name: str, topic: Topic, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _start(self, name: str, topic: Topic, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if name not in self._under_way:
             self._under_way.add(name)
             topic.hold()
-            self._tasks.spawn(self._done(name, topic, work()), name)
+            self._tasks.spawn(self._run(name, topic, work()), name)
 
-    async def _done(self, name: str, topic: Topic, work: Coroutine[Any, Any, None]) -> None:
+    async def _run(self, name: str, topic: Topic, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except StoreError as error:
@@ -93,27 +93,27 @@ class Indexer:
         while segment_ids := topic.log.due_merge(self._recall_budget_ms):
             log.info("merging indexes", extra={"topic": topic.id, "segments": len(segment_ids)})
             await asyncio.get_running_loop().run_in_executor(
-                self._merger, topic.log.merge, segment_ids, self._stand_back
+                self._merger, topic.log.merge, segment_ids, self._give_way
             )
 
     async def _index_words(self, topic: Topic) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._worder, topic.log.index_terms, self._stand_back)
+        await asyncio.get_running_loop().run_in_executor(self._word_indexer, topic.log.index_terms, self._give_way)
 
-    def _stand_back(self) -> None:
+    def _give_way(self) -> None:
         if self._closing:
             raise _ClosingError
         self._right_of_way.give()
 
 
 class _ClosingError(Exception):
-    """The daemon ends: a merge, which may take minutes, is given up."""
+    """The daemon ends: a merge, which may take minutes, is abandoned."""
 
 
 def _background_thread(name: str) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=name, initializer=_be_nice)
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=name, initializer=_lower_priority)
 
 
-def _be_nice() -> None:
-    # On Linux a thread has a priority of its own; elsewhere this is not possible, and only the standing back remains.
+def _lower_priority() -> None:
+    # On Linux a thread has a priority of its own; elsewhere it does not, and only giving way remains.
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -1,7 +1,7 @@
-"""The log for a command that appends to it while no daemon runs.
+"""The store for a command that appends to it while no daemon runs.
 
-Rule: the lock is held from the first look at the log to the last write, so a running daemon and such a command exclude
-each other. What is appended is durable at once; full segments get their index before the command goes on.
+Rule: the lock is held from the first read to the last write, so a running daemon and such a command exclude each
+other. An append is durable at once; segments that it fills get their index before the command goes on.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from memd.settings.model import Config
 from memd.store.store import Store, TopicLog
 
 Advanced = Callable[[int, int], None]
-"""Told again and again how much is done and how much there is to do altogether."""
+"""A callback for progress: how much is done, and how much there is to do altogether."""
 
 
 def ignore_progress(done: int, total: int) -> None:
-    """The `Advanced` for when nobody looks."""
+    """Show no progress."""
 
 
 @contextmanager
 def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
-    """The store of `config.data_dir` and the model that its settings name.
+    """Open the store of `config.data_dir`, and load the embedding model that the settings name.
 
     Raises:
         StoreLocked: a daemon is running on it.
-        MemdError: the model cannot be loaded, or the directory not be used.
+        MemdError: the model cannot be loaded, or the directory cannot be used.
     """
     embedder = load_embedder(config.embedding.model, config.embedding.threads)
     redactor = Redactor.of(config.ingest)
@@ -47,10 +47,10 @@ def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
 
 
 def append_and_seal(topic: TopicLog, drafts: Sequence[Draft]) -> None:
-    """Append one group, then build the index of the segments that it has filled.
+    """Append one group, then build the indexes of the segments that it has filled.
 
     Raises:
-        StoreError: the group was not stored, or an index not be written; the next start of memd builds that again.
+        StoreError: the group was not stored, or an index was not written; the next start of memd builds that index.
     """
     topic.append(drafts)
     for segment_id in topic.unsealed():

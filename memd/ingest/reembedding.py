@@ -1,7 +1,7 @@
-"""`memd reembed`: after a change of the embedding model, what the former one wrote is found again.
+"""`memd reembed`: makes chunks that a former embedding model embedded searchable again.
 
-Rule: nothing in the log is changed; of every live chunk whose present entry another model embedded, a copy with a new
-vector is appended. A chunk that has its copy is not looked at again, so an interrupted run is resumed by another.
+Rule: nothing in the log is changed; for every live chunk whose present entry another model embedded, a copy with a new
+vector is appended. A chunk with its copy is passed over, so another run resumes one that was interrupted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GROUP_CHUNKS = 256
 
 
 def reembed(config: Config, advanced: Advanced = ignore_progress) -> tuple[int, list[StoreError]]:
-    """Embed again what needs it in all topics of `config.data_dir`; see `reembed_topics`.
+    """Embed again in all topics of `config.data_dir`; see `reembed_topics`.
 
     Raises:
         StoreLocked: a daemon is running on it.
@@ -39,10 +39,10 @@ def reembed_topics(
     advanced: Advanced = ignore_progress,
     redactor: Redactor = NO_REDACTION,
 ) -> tuple[int, list[StoreError]]:
-    """Embed again what needs it; return how many chunks did, and what could not be read.
+    """Embed again the live chunks of another model; return their number, and the errors of those that are unreadable.
 
     Raises:
-        EmbeddingError, StoreError: the model failed or a write did; what was appended before stays.
+        EmbeddingError, StoreError: the model or a write failed; the groups that were appended before stay.
     """
     topics = [store.topic(topic_id) for topic_id in store.topic_ids() if store.has_other_model(topic_id)]
     groups = [group for topic in topics for group in _groups(topic)]
