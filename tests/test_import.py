@@ -158,6 +158,26 @@ def test_an_export_comes_back_with_everything_but_new_canonical_ids_in_the_same_
     assert verify(tmp_path / "new", DiskFiles()).ok
 
 
+def test_what_was_said_comes_back_with_its_speakers_and_a_line_from_before_them_as_it_was(
+    run: Run, tmp_path: Path, embedder: Embedder
+) -> None:
+    said = [{"role": "user", "content": "access.yaml:\nuser: alice"}, {"role": "assistant", "content": "I see."}]
+    run(tmp_path / "talk", written(tmp_path / "talk.jsonl", [said]))
+    (line,) = exported(tmp_path / "talk")
+    assert line["content"] == "access.yaml:\nuser: alice\nI see."
+    assert line["speakers"] == [{"offset": 0, "role": "user"}, {"offset": 25, "role": "assistant"}]
+    uuid = "0f" * 16
+    old = {**line, "uuid": uuid, "id": uuid[:4], "content": "user: Which port?\nassistant: 8765."}
+    del old["speakers"]
+    lines = [line, old]
+    run(tmp_path / "new", written(tmp_path / "lines.jsonl", lines))
+    assert without_new(exported(tmp_path / "new")) == without_new(lines)
+    assert run(tmp_path / "new", written(tmp_path / "lines.jsonl", lines)).entries == 0
+    snapshot = opened(tmp_path / "new", embedder).topic("default").snapshot()
+    vectors = [snapshot.entry(hit).vector for hit in snapshot.search(embedder.embed_pieces("Which port?"), 2)]
+    assert vectors == [embedder.embed(text).tobytes() for text in ("Which port?\n8765.", line["content"])]
+
+
 def test_what_was_imported_is_found_by_meaning(run: Run, tmp_path: Path, embedder: Embedder, export_file: Path) -> None:
     run(tmp_path / "new", export_file)
     snapshot = opened(tmp_path / "new", embedder).topic("bikes").snapshot()

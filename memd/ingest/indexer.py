@@ -59,7 +59,7 @@ class Indexer:
             self._start(f"words {topic.id}", topic, lambda: self._index_words(topic))
 
     def close(self) -> None:
-        """End the threads. Sealing is finished first; a merge or an update of words starts anew after the next start."""
+        """End the threads. A running seal is finished; a running merge or update of words starts anew next time."""
         self._closing = True
         self._word_indexer.shutdown(wait=True, cancel_futures=True)
         self._merger.shutdown(wait=True, cancel_futures=True)
@@ -92,9 +92,7 @@ class Indexer:
     async def _merge(self, topic: Topic) -> None:
         while segment_ids := topic.log.due_merge(self._recall_budget_ms):
             log.info("merging indexes", extra={"topic": topic.id, "segments": len(segment_ids)})
-            await asyncio.get_running_loop().run_in_executor(
-                self._merger, topic.log.merge, segment_ids, self._give_way
-            )
+            await asyncio.get_running_loop().run_in_executor(self._merger, topic.log.merge, segment_ids, self._give_way)
 
     async def _index_words(self, topic: Topic) -> None:
         await asyncio.get_running_loop().run_in_executor(self._word_indexer, topic.log.index_terms, self._give_way)

@@ -1,0 +1,220 @@
+"""The archiver in process: what is said is stored once, whatever fails, and leaves a prompt only when it is durable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from archiver_stage import Stage, live_entries
+from histories import talk, texts
+
+from memd.conversation.conversation import Conversation
+from memd.entries import Draft, Speaker, Status
+from memd.errors import EmbeddingError, StoreError
+from memd.ingest.topics import Topic
+from memd.settings.model import Buffer, Compaction, Config, Ingest
+from memd.settings.model import Conversation as ConversationSettings
+
+SECRET = "sk-0123456789abcdefABCDEF"
+LAMP = "u:Where is the spare lamp of the lighthouse?", "a:On the second landing, behind the rope."
+FERRY = "u:When does the last ferry leave?", "a:At ten past nine."
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    stage = Stage(Config(compaction=Compaction(retry_seconds=10), ingest=Ingest(redact=True)))
+    yield stage
+    await stage.close()
+
+
+@pytest.fixture
+async def topic(stage: Stage) -> Topic:
+    return await stage.topics.get("talk")
+
+
+def shown(topic: Topic) -> list[str]:
+    return [entry.shown for entry in live_entries(topic)]
+
+
+async def stored(stage: Stage, topic: Topic, conversation: Conversation) -> bool:
+    return await stage.archiver.store(topic, conversation, len(conversation))
+
+
+async def test_what_was_said_is_in_the_log_with_its_speakers_and_its_digests(stage: Stage, topic: Topic) -> None:
+    conversation = talk(topic.buffer, *LAMP)
+    assert await stored(stage, topic, conversation)
+    (entry,) = live_entries(topic)
+    assert entry.content == "Where is the spare lamp of the lighthouse?\nOn the second landing, behind the rope."
+    assert entry.speakers == (Speaker(0, "user"), Speaker(43, "assistant"))
+    assert (
+        entry.shown
+        == "user: Where is the spare lamp of the lighthouse?\nassistant: On the second landing, behind the rope."
+    )
+    assert entry.roles == ("user", "assistant")
+    assert entry.digests == tuple(item.digest for item in conversation.messages)
+    assert conversation.stored == len(conversation) == 2
+    assert stage.embedder.texts == [entry.content], "no role is embedded"
+
+
+async def test_a_disk_that_fails_once_costs_an_attempt_and_nothing_else(stage: Stage, topic: Topic) -> None:
+    conversation = talk(topic.buffer, *LAMP)
+    stage.fail_next_write()
+    assert not await stored(stage, topic, conversation)
+    assert (conversation.stored, shown(topic)) == (0, [])
+    assert topic.trouble is not None
+    assert not await stored(stage, topic, conversation), "not before its time"
+    stage.now += 10
+    assert await stored(stage, topic, conversation)
+    assert topic.trouble is None
+    assert (conversation.stored, len(shown(topic))) == (2, 1)
+
+
+async def test_every_failure_doubles_the_pause_before_the_next_attempt(stage: Stage, topic: Topic) -> None:
+    conversation = talk(topic.buffer, *LAMP)
+    for pause in (10, 20, 40):
+        stage.fail_next_write()
+        assert not await stored(stage, topic, conversation)
+        stage.now += pause - 1
+        attempts = len(stage.embedder.texts)
+        assert not await stored(stage, topic, conversation)
+        assert len(stage.embedder.texts) == attempts, "nothing is tried meanwhile"
+        stage.now += 1
+    assert await stored(stage, topic, conversation)
+
+
+async def test_a_model_that_fails_loses_nothing_either(stage: Stage, topic: Topic) -> None:
+    conversation = talk(topic.buffer, *LAMP)
+    stage.embedder.fails = True
+    assert not await stored(stage, topic, conversation)
+    stage.embedder.fails = False
+    stage.now += 10
+    assert await stored(stage, topic, conversation)
+    assert len(shown(topic)) == 1
+
+
+async def test_what_two_branches_share_is_stored_once_though_they_are_stored_at_the_same_time(
+    stage: Stage, topic: Topic
+) -> None:
+    one = talk(topic.buffer, *LAMP, *FERRY)
+    other = talk(topic.buffer, *LAMP, "u:And the oil?", "a:In the cellar.")
+    assert one is not other
+    assert await asyncio.gather(stored(stage, topic, one), stored(stage, topic, other)) == [True, True]
+    assert sum("spare lamp" in text for text in shown(topic)) == 1
+    assert sum("oil" in text for text in shown(topic)) == 1
+
+
+async def test_the_same_words_in_another_conversation_are_not_stored_again_unless_somebody_else_says_them(
+    stage: Stage, topic: Topic
+) -> None:
+    await stored(stage, topic, talk(topic.buffer, "u:The code is 4711."))
+    await stored(stage, topic, talk(topic.buffer, "u:The code is 4711.", session="second"))
+    await stored(stage, topic, talk(topic.buffer, "a:The code is 4711.", session="third"))
+    assert shown(topic) == ["user: The code is 4711.", "assistant: The code is 4711."]
+
+
+async def test_a_chunk_from_before_the_speakers_were_data_is_recognised(stage: Stage, topic: Topic) -> None:
+    old = f"user: {LAMP[0][2:]}\nassistant: {LAMP[1][2:]}"
+    vector = stage.embedder.embed_many([old])[0].tobytes()
+    topic.log.append([Draft(uuid=bytes(16), content=old, vector=vector, created_at=1, roles=("user", "assistant"))])
+    assert await stored(stage, topic, talk(topic.buffer, *LAMP))
+    assert shown(topic) == [old]
+
+
+async def test_a_compaction_takes_out_of_the_prompt_what_is_durable(stage: Stage, topic: Topic) -> None:
+    conversation = talk(topic.buffer, *LAMP, *FERRY)
+    assert await stage.archiver.compact(topic, conversation)
+    assert texts(conversation) == ["(left out)", "(left out)", *(one[2:] for one in FERRY)]
+    assert [text for text in shown(topic) if "lamp" in text] and not [text for text in shown(topic) if "ferry" in text]
+    await stage.close()
+    again = Stage(stage.config, stage.files)
+    (known,) = (await again.topics.get("talk")).buffer.conversations()
+    assert (known.stored, known.left_out) == (2, 2), "and the journal says so"
+    await again.close()
+
+
+async def test_a_compaction_whose_append_fails_leaves_the_prompt_as_it_is(stage: Stage, topic: Topic) -> None:
+    conversation = talk(topic.buffer, *LAMP, *FERRY)
+    stage.fail_next_write()
+    assert not await stage.archiver.compact(topic, conversation)
+    assert (conversation.left_out, conversation.stored) == (0, 0)
+
+
+async def test_a_compaction_whose_append_fails_takes_what_was_stored_before(stage: Stage, topic: Topic) -> None:
+    conversation = talk(topic.buffer, *LAMP, *FERRY, "u:And the mail?", "a:On Mondays.")
+    assert await stage.archiver.store(topic, conversation, 2)
+    stage.fail_next_write()
+    assert await stage.archiver.compact(topic, conversation, excess_tokens=35)
+    assert (conversation.left_out, conversation.stored) == (2, 2)
+
+
+async def test_corrections_are_appended_as_one_group_and_told(stage: Stage, topic: Topic) -> None:
+    await stored(stage, topic, talk(topic.buffer, *LAMP))
+    (entry,) = live_entries(topic)
+    gone = msgspec.structs.replace(entry.as_draft(), status=Status.DEPRECATED, vector=b"", content="", action="Update")
+    vector = stage.embedder.embed_many(["On the first."])[0].tobytes()
+    new = Draft(uuid=bytes(16), content="On the first.", vector=vector, created_at=1, speakers=(), action="Update")
+    with stage.events.listening() as queue:
+        entries = await stage.archiver.append_corrections(topic, [gone, new])
+        told = queue.get_nowait()
+    assert [one.group_left for one in entries] == [1, 0]
+    assert shown(topic) == ["On the first."]
+    assert told == ("corrected", {"topic_id": "talk", "canonical_ids": tuple(one.canonical_id for one in entries)})
+
+
+async def test_a_correction_of_a_chunk_from_before_redaction_is_redacted_and_embedded_before_the_append(
+    stage: Stage, topic: Topic
+) -> None:
+    content = f"The key is {SECRET}."
+    vector = stage.embedder.embed_many([content])[0].tobytes()
+    draft = Draft(uuid=bytes(16), content=content, vector=vector, created_at=1, reason=f"because {SECRET}")
+    with pytest.raises(StoreError, match="should have been redacted before"):
+        topic.log.append([draft])
+    (entry,) = await stage.archiver.append_corrections(topic, [draft])
+    assert (entry.content, entry.reason) == ("The key is [redacted:api_key].", "because [redacted:api_key]")
+    assert entry.vector == stage.embedder.embed_many([entry.content])[0].tobytes()
+    assert SECRET.encode() not in b"".join(stage.files.contents().values())
+
+
+async def test_corrections_that_cannot_be_embedded_or_written_change_nothing(stage: Stage, topic: Topic) -> None:
+    vector = stage.embedder.embed_many(["x"])[0].tobytes()
+    draft = Draft(uuid=bytes(16), content="The bell is green.", vector=vector, created_at=1)
+    stage.fail_next_write()
+    with pytest.raises(StoreError):
+        await stage.archiver.append_corrections(topic, [draft])
+    stage.embedder.fails = True
+    with pytest.raises(EmbeddingError):
+        await stage.archiver.append_corrections(topic, [msgspec.structs.replace(draft, content=f"It is {SECRET}.")])
+    assert shown(topic) == []
+
+
+async def test_what_a_message_says_of_a_secret_is_stored_and_embedded_without_it(stage: Stage, topic: Topic) -> None:
+    conversation = talk(topic.buffer, f"u:The key is {SECRET}.", "a:Noted.")
+    assert await stored(stage, topic, conversation)
+    assert shown(topic) == ["user: The key is [redacted:api_key].\nassistant: Noted."]
+    assert not any(SECRET in text for text in stage.embedder.texts)
+    assert stage.redactor.counts == {"api_key": 1}
+
+
+async def test_a_conversation_that_is_idle_is_stored_and_one_too_many_is_stored_and_closed() -> None:
+    settings = Config(buffer=Buffer(idle_seconds=0), conversation=ConversationSettings(max_open=1))
+    stage = Stage(settings)
+    topic = await stage.topics.get("talk")
+    talk(topic.buffer, *LAMP)
+    kept = talk(topic.buffer, *FERRY)
+    await stage.archiver.tend_topic(topic)
+    assert topic.buffer.conversations() == [kept]
+    assert len(shown(topic)) == 2
+    await stage.close()
+
+
+async def test_one_too_many_stays_open_as_long_as_it_cannot_be_stored() -> None:
+    stage = Stage(Config(conversation=ConversationSettings(max_open=1)))
+    topic = await stage.topics.get("talk")
+    first = talk(topic.buffer, *LAMP)
+    talk(topic.buffer, *FERRY)
+    stage.fail_next_write()
+    await stage.archiver.tend_topic(topic)
+    assert first in topic.buffer.conversations()
+    await stage.close()

@@ -1,0 +1,119 @@
+"""From messages to drafts: what a topic has is left out, and what is of another kind or source is not what it has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+from archiver_stage import COUNTER, DATA_DIR, DIMENSION, HashEmbedder
+from crash_files import CrashFiles
+from histories import said
+
+from memd.entries import Draft, Vector
+from memd.ingest.chunking import Utterance
+from memd.ingest.pipeline import Drafter
+from memd.ingest.redaction.redactor import Redactor, last_look
+from memd.messages import stored_text
+from memd.settings.model import Config, Ingest
+from memd.store.store import Store, TopicLog
+
+SENTENCE = "The ferry does not run in January."
+
+
+@pytest.fixture
+def embedder() -> HashEmbedder:
+    return HashEmbedder()
+
+
+@pytest.fixture
+def topic(embedder: HashEmbedder) -> Iterator[TopicLog]:
+    store = Store.open(
+        DATA_DIR,
+        dimension=DIMENSION,
+        fingerprint=embedder.fingerprint,
+        segment_entries_max=3,
+        draft_filter=last_look(Redactor.of(Ingest(redact=True, redact_patterns=OWN))),
+        files=CrashFiles(),
+    )
+    yield store.topic("talk")
+    store.close()
+
+
+OWN = {"whole": r"^tangerine .*"}
+"""A pattern that fits a chunk where it does not fit the message that the chunk was cut from."""
+
+
+def run_of(*texts: str) -> list[Utterance]:
+    messages = [said(text) for text in texts]
+    return [Utterance(stored_text(one), one.role, one.content_digest) for one in messages]
+
+
+def drafter(embedder: HashEmbedder, redactor: Redactor | None = None) -> Drafter:
+    def embed(text: str) -> Vector:
+        vector: Vector = embedder.embed_many([text])[0]
+        return vector
+
+    config = Config(ingest=Ingest(redact=True, redact_patterns=OWN))
+    return Drafter(config, COUNTER, embed, budget_seconds=math.inf, redactor=redactor or Redactor.of(config.ingest))
+
+
+def test_a_sentence_of_a_chat_and_the_same_of_two_documents_are_three_chunks(
+    topic: TopicLog, embedder: HashEmbedder
+) -> None:
+    make = drafter(embedder)
+    places = [("turn", None), ("document", "a.md"), ("document", "b.md"), ("note", None)]
+    for number, (kind, source) in enumerate(places):
+        run = [Utterance(SENTENCE, "user", bytes([number]) * 16)]
+        (draft,) = topic_drafts = make.drafts(topic, [run], kind=kind, source=source)
+        assert (draft.kind, draft.source) == (kind, source)
+        topic.append(topic_drafts)
+        assert make.drafts(topic, [run], kind=kind, source=source) == [], "but twice in one place it is one"
+    assert topic.snapshot().live_count == len(places)
+
+
+def test_the_chunks_of_a_file_are_found_in_all_segments_as_they_are_now(
+    topic: TopicLog, embedder: HashEmbedder
+) -> None:
+    make = drafter(embedder)
+    for number in range(8):
+        run = [Utterance(f"Paragraph {number}.", "", bytes([number]) * 16)]
+        topic.append(make.drafts(topic, [run], kind="document", source="a.md" if number % 2 else "b.md"))
+    for segment_id in topic.unsealed():
+        topic.seal(segment_id)
+    first, *_ = found = list(topic.snapshot().live_entries_from("a.md"))
+    assert [entry.content for entry in found] == [f"Paragraph {number}." for number in (1, 3, 5, 7)]
+    topic.append([first.as_draft()])
+    assert [entry.content for entry in topic.snapshot().live_entries_from("a.md")] == [
+        f"Paragraph {number}." for number in (3, 5, 7, 1)
+    ]
+    assert list(topic.snapshot().live_entries_from("c.md")) == []
+
+
+def test_a_chunk_is_redacted_though_the_message_that_it_was_cut_from_had_nothing(
+    topic: TopicLog, embedder: HashEmbedder
+) -> None:
+    filler = "word " * 40 + ".\n\n"
+    text = f"{filler}{filler}" + "tangerine " * 60
+    redactor = Redactor.of(Ingest(redact=True, redact_patterns=OWN))
+    assert redactor.text(text) == text
+    drafts = drafter(embedder).drafts(topic, [[Utterance(text, "user", bytes(16))]])
+    assert [draft.content for draft in drafts][-1] == "[redacted:whole]"
+    topic.append(drafts)
+    assert all(draft.vector == embedder.embed_many([draft.content])[0].tobytes() for draft in drafts)
+
+
+def test_a_chunk_that_repeats_an_earlier_one_of_its_batch_leaves_its_messages_with_that_one(
+    topic: TopicLog, embedder: HashEmbedder
+) -> None:
+    runs = [run_of("u:Which lamp?"), run_of("a:Which lamp?")]
+    (draft,) = drafter(embedder).drafts(topic, runs)
+    assert draft.digests == tuple(run[0].digest for run in runs)
+
+
+def test_what_is_left_out_of_a_batch_is_known_by_its_last_chunk(topic: TopicLog, embedder: HashEmbedder) -> None:
+    known, new = run_of("u:The bell is green."), run_of("u:The mast is white.")
+    topic.append(drafter(embedder).drafts(topic, [known]))
+    again = [Utterance(known[0].text, known[0].role, bytes(16))]
+    (draft,) = drafter(embedder).drafts(topic, [again, new])
+    assert isinstance(draft, Draft) and draft.digests == (new[0].digest, bytes(16))

@@ -1,0 +1,159 @@
+"""The topics in use, in process: opened once, journalled whatever fails, and let go only with nothing to lose."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from archiver_stage import DATA_DIR, Stage
+from histories import state, talk
+
+from memd.errors import BadTopicId, StoreError
+from memd.settings.model import Config, Ingest
+from memd.settings.model import Store as StoreSettings
+from memd.store.log.journal import Journal
+
+LAMP = "u:Where is the spare lamp?", "a:On the second landing."
+FERRY = "u:When does the last ferry leave?", "a:At ten past nine."
+JOURNAL = DATA_DIR / "talk" / "hot.log"
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    stage = Stage(Config())
+    yield stage
+    await stage.close()
+
+
+async def restarted(stage: Stage, config: Config | None = None) -> Stage:
+    await stage.close()
+    return Stage(config or stage.config, stage.files)
+
+
+async def test_callers_at_the_same_time_get_the_same_topic(stage: Stage) -> None:
+    first, second = await asyncio.gather(stage.topics.get("talk"), stage.topics.get("talk"))
+    assert first is second is await stage.topics.get("talk")
+    assert stage.topics.opened() == [first]
+
+
+async def test_a_name_that_is_no_topic_creates_nothing(stage: Stage) -> None:
+    before = stage.files.operations
+    with pytest.raises(BadTopicId):
+        await stage.topics.get("../elsewhere")
+    assert await stage.topics.existing("nobody") is None
+    assert stage.files.operations == before
+
+
+async def test_a_topic_that_cannot_be_opened_is_tried_again_by_the_next_caller(stage: Stage) -> None:
+    stage.fail_next_write()
+    results = await asyncio.gather(*(stage.topics.get("talk") for _ in range(2)), return_exceptions=True)
+    assert all(isinstance(result, StoreError) for result in results)
+    assert (await stage.topics.get("talk")).id == "talk"
+
+
+async def test_a_restart_gives_back_what_was_journalled(stage: Stage) -> None:
+    topic = await stage.topics.get("talk")
+    talk(topic.buffer, *LAMP)
+    await topic.save(sync=True)
+    again = await restarted(stage)
+    assert state((await again.topics.get("talk")).buffer) == state(topic.buffer)
+    await again.close()
+
+
+async def test_a_journal_write_that_fails_is_made_good_by_the_next_save(stage: Stage) -> None:
+    topic = await stage.topics.get("talk")
+    talk(topic.buffer, *LAMP)
+    stage.fail_next_write()
+    await topic.save()
+    assert topic.trouble is not None and not topic.is_on_disk
+    talk(topic.buffer, *FERRY)
+    await topic.save(sync=True)
+    assert topic.trouble is None
+    again = await restarted(stage)
+    assert len((await again.topics.get("talk")).buffer.conversations()) == 2
+    await again.close()
+
+
+async def test_a_journal_that_cannot_be_rewritten_is_rewritten_later(stage: Stage) -> None:
+    topic = await stage.topics.get("talk")
+    talk(topic.buffer, *LAMP)
+    stage.fail_next_write()
+    await topic.rewrite_journal()
+    assert topic.trouble is not None
+    await topic.save()
+    assert topic.trouble is None
+    again = await restarted(stage)
+    assert len((await again.topics.get("talk")).buffer.conversations()) == 1
+    await again.close()
+
+
+def letting_go(**settings: int) -> Config:
+    return Config(store=msgspec.structs.replace(StoreSettings(), **settings))
+
+
+async def test_a_topic_is_let_go_when_nobody_has_used_it_for_long_and_read_again_when_it_is_asked_for() -> None:
+    stage = Stage(letting_go(topic_idle_seconds=0))
+    topic = await stage.topics.get("talk")
+    topic.hold()
+    await stage.topics.let_idle_go()
+    assert stage.topics.opened() == [topic], "somebody uses it"
+    topic.release()
+    await stage.topics.let_idle_go()
+    assert stage.topics.opened() == []
+    assert await stage.topics.get("talk") is not topic
+    await stage.close()
+
+
+async def test_a_topic_with_something_unstored_is_not_let_go() -> None:
+    stage = Stage(letting_go(topic_idle_seconds=0))
+    topic = await stage.topics.get("talk")
+    conversation = talk(topic.buffer, *LAMP)
+    await stage.topics.let_idle_go()
+    assert stage.topics.opened() == [topic]
+    assert await stage.archiver.store(topic, conversation, len(conversation))
+    await stage.tasks.finish(5)
+    await stage.topics.let_idle_go()
+    assert stage.topics.opened() == []
+    await stage.close()
+
+
+async def test_at_a_start_the_topics_with_work_are_opened_and_the_one_used_last(stage: Stage) -> None:
+    for number, name in enumerate(("quiet", "busy", "latest")):
+        topic = await stage.topics.get(name)
+        conversation = talk(topic.buffer, *LAMP, now=float(number))
+        if name != "busy":
+            assert await stage.archiver.store(topic, conversation, len(conversation))
+        await topic.save(sync=True)
+    again = await restarted(stage)
+    used_last = await again.topics.wake()
+    assert used_last is not None and used_last.id == "latest"
+    assert {topic.id for topic in again.topics.opened()} == {"busy", "latest"}
+    await again.close()
+
+
+async def test_a_journal_from_before_redaction_is_redacted_when_its_topic_is_opened(stage: Stage) -> None:
+    secret = "sk-0123456789abcdefABCDEF"
+    topic = await stage.topics.get("talk")
+    talk(topic.buffer, f"u:The key is {secret}.", "a:Noted.")
+    await topic.save(sync=True)
+    again = await restarted(stage, Config(ingest=Ingest(redact=True)))
+    topic = await again.topics.get("talk")
+    assert not topic.is_on_disk
+    await topic.save(sync=True)
+    assert secret.encode() not in again.files.contents()[str(JOURNAL)]
+    await again.close()
+
+
+async def test_a_record_of_another_version_is_left_out_and_the_rest_is_read(stage: Stage) -> None:
+    topic = await stage.topics.get("talk")
+    talk(topic.buffer, *LAMP)
+    await topic.save(sync=True)
+    await stage.close()
+    journal, _ = Journal.open(JOURNAL, stage.files)
+    journal.append([b"\x93of another version"])
+    journal.close()
+    again = Stage(stage.config, stage.files)
+    assert len((await again.topics.get("talk")).buffer.conversations()) == 1
+    await again.close()
