@@ -11,8 +11,8 @@ from archiver_stage import DATA_DIR, Stage
 from histories import state, talk
 
 from memd.errors import BadTopicId, StoreError
-from memd.settings.model import Config, Ingest
-from memd.settings.model import Store as StoreSettings
+from memd.ingest.topics import Topic
+from memd.settings.model import Config, Ingest, StoreMemory
 from memd.store.log.journal import Journal
 
 LAMP = "u:Where is the spare lamp?", "a:On the second landing."
@@ -25,6 +25,10 @@ async def stage() -> AsyncIterator[Stage]:
     stage = Stage(Config())
     yield stage
     await stage.close()
+
+
+def is_in_trouble(topic: Topic) -> bool:
+    return topic.trouble is not None
 
 
 async def restarted(stage: Stage, config: Config | None = None) -> Stage:
@@ -67,10 +71,10 @@ async def test_a_journal_write_that_fails_is_made_good_by_the_next_save(stage: S
     talk(topic.buffer, *LAMP)
     stage.fail_next_write()
     await topic.save()
-    assert topic.trouble is not None and not topic.is_on_disk
+    assert is_in_trouble(topic) and not topic.is_on_disk
     talk(topic.buffer, *FERRY)
     await topic.save(sync=True)
-    assert topic.trouble is None
+    assert not is_in_trouble(topic)
     again = await restarted(stage)
     assert len((await again.topics.get("talk")).buffer.conversations()) == 2
     await again.close()
@@ -81,16 +85,16 @@ async def test_a_journal_that_cannot_be_rewritten_is_rewritten_later(stage: Stag
     talk(topic.buffer, *LAMP)
     stage.fail_next_write()
     await topic.rewrite_journal()
-    assert topic.trouble is not None
+    assert is_in_trouble(topic)
     await topic.save()
-    assert topic.trouble is None
+    assert not is_in_trouble(topic)
     again = await restarted(stage)
     assert len((await again.topics.get("talk")).buffer.conversations()) == 1
     await again.close()
 
 
 def letting_go(**settings: int) -> Config:
-    return Config(store=msgspec.structs.replace(StoreSettings(), **settings))
+    return Config(store=msgspec.structs.replace(StoreMemory(), **settings))
 
 
 async def test_a_topic_is_let_go_when_nobody_has_used_it_for_long_and_read_again_when_it_is_asked_for() -> None:

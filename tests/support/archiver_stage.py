@@ -49,7 +49,8 @@ class HashEmbedder:
         self.fails = False
 
     def embed(self, text: str) -> NDArray[np.float32]:
-        return self.embed_many([text])[0]
+        vector: NDArray[np.float32] = self.embed_many([text])[0]
+        return vector
 
     def pieces(self, text: str) -> list[str]:
         return [text]
