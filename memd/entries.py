@@ -88,7 +88,8 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True):
     action: Name | None = None
     reason: str | None = None
     speakers: tuple[Speaker, ...] | UnsetType = UNSET
-    """Who speaks where, by ascending offset; empty for a text of no message (a correction's, a note)."""
+    """The speakers of the stretches of `content`, by ascending offset; empty for a text that is no message's (a
+    correction's, a note)."""
     unknown: dict[str, Any] = {}
     """Fields that a newer version wrote and this one does not know: carried along unchanged."""
 
@@ -143,7 +144,7 @@ class Entry(ChunkState, frozen=True, kw_only=True):
     origin_id: int
     """The canonical_id of the chunk's first entry."""
     group_left: int = 0
-    """How many records of the same append follow this one: recovery drops a group that is not whole."""
+    """The number of records of the same append after this one: recovery drops a group that is not whole."""
 
     def as_draft(self) -> Draft:
         """The next entry of the same chunk, unchanged so far."""
@@ -161,7 +162,7 @@ class Entry(ChunkState, frozen=True, kw_only=True):
 
 
 def role_opening(role: str) -> str:
-    """What is written in front of a message's text where it is shown."""
+    """The role as it is written in front of a message's text where that is shown."""
     return f"{role}: "
 
 

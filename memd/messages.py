@@ -15,7 +15,7 @@ import msgspec
 
 DIGEST_BYTES = 16
 ROOT_DIGEST = bytes(DIGEST_BYTES)
-"""What the first message of a conversation is chained to."""
+"""The predecessor's digest of the first message of a conversation."""
 
 LEADING_ROLES = frozenset({"system", "developer"})
 """Roles whose *leading* run is the client's standing instruction: always forwarded, never hashed, never stored."""
@@ -92,7 +92,7 @@ def chain_all(content_digests: Iterable[bytes], previous: bytes = ROOT_DIGEST) -
 
 
 def leading_count(messages: Sequence[Message]) -> int:
-    """How many messages at the front are standing instructions (system or developer)."""
+    """The number of messages at the front that are standing instructions (system or developer)."""
     for position, message in enumerate(messages):
         if message.role not in LEADING_ROLES:
             return position

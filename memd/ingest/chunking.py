@@ -48,7 +48,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Split(msgspec.Struct, frozen=True):
-    """What `split` made: the chunks in order, and whether a part of them are fixed windows because time ran out."""
+    """The chunks in order, and whether some of them are fixed windows because time ran out."""
 
     chunks: tuple[Chunk, ...]
     used_fallback: bool

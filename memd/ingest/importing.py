@@ -224,7 +224,7 @@ def _parsed(line: bytes) -> list[Message] | tuple[str, Draft]:
 
 
 def _stretches(messages: Sequence[tuple[bytes, Message]]) -> list[list[tuple[bytes, Message]]]:
-    """What is appended at a time: a chunk never crosses two stretches, so they begin where a turn does."""
+    """Cut a conversation into parts that are appended one by one; each begins with a turn, as no chunk crosses two."""
     stretches: list[list[tuple[bytes, Message]]] = []
     for digest, message in messages:
         if not stretches or (message.role == "user" and len(stretches[-1]) >= STRETCH_MESSAGES):

@@ -1,6 +1,6 @@
-"""The topics in use: each one's log, hot buffer and journal, opened once and kept together.
+"""The open topics: each one's log, hot buffer and journal, opened once and kept together.
 
-Rule: the buffer is touched on the event loop only; the log and the journal are written in the one writer thread only.
+Rule: only the event loop touches the buffer; only the one writer thread writes the log and the journal.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Topic:
         *,
         journal_behind: bool = False,
     ) -> None:
-        """`journal_behind`: the file has to be written anew, as the buffer is."""
+        """`journal_behind`: the journal's file is not what the buffer is, and must be rewritten."""
         self.id = log_.topic_id
         self.log = log_
         self.buffer = buffer
@@ -51,9 +51,8 @@ class Topic:
         """Held while messages are stored: branches share messages, and each must see what the other has stored."""
         self._journal = journal
         self._redactor = redactor
-        self._journal_behind = (
-            journal_behind  # events were lost to a failed write: only a rewrite brings the file up to date
-        )
+        self._journal_behind = journal_behind
+        """Events were lost to a failed write: only a rewrite brings the file up to date."""
         self._journal_unsynced = False
         self._writer = writer
         self._holders = 0
@@ -88,19 +87,19 @@ class Topic:
 
     @property
     def idle_seconds(self) -> float:
-        """How long nobody has used it; 0 while somebody does."""
+        """Seconds since its last use; 0 while somebody holds it."""
         return 0.0 if self._holders else time.monotonic() - self._used_at
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether nothing would be lost without the topic in memory."""
+        """Whether closing the topic would lose nothing."""
         return not self._journal_behind and not self._journal_unsynced and not self.buffer.has_unstored
 
     async def write(self, work: Callable[[], Result]) -> Result:
-        """Run `work` in the writer thread; remembers whether the disk takes writes.
+        """Run `work` in the writer thread, and keep its error, if any, as `trouble`.
 
         Raises:
-            StoreError: whatever `work` raised.
+            StoreError: raised by `work`.
         """
         try:
             result = await asyncio.get_running_loop().run_in_executor(self._writer, work)
@@ -115,7 +114,7 @@ class Topic:
         return result
 
     async def save(self, *, sync: bool = False) -> None:
-        """Journal what changed in the buffer. A failure is remembered and made good by the next save that succeeds."""
+        """Journal the buffer's changes. After a failure the next save rewrites the whole journal."""
         events = self.buffer.take_unsaved()
         if not events and not (self._journal_behind or (sync and self._journal_unsynced)):
             return
@@ -137,7 +136,7 @@ class Topic:
 
     async def rewrite_journal(self) -> None:
         """Replace `hot.log` by the shortest journal of the present buffer, durably."""
-        self.buffer.take_unsaved()  # contained in what is written now
+        self.buffer.take_unsaved()  # the whole buffer is written, and these events with it
         events = self.buffer.as_events()
         self._journal_unsynced = False
         try:
@@ -151,7 +150,7 @@ class Topic:
         self._journal.close()
 
     def _payloads(self, events: Sequence[Event]) -> list[bytes]:
-        """What the journal keeps of these events, in the writer thread; they are values that nobody changes."""
+        """Redact and encode events, in the writer thread; events are immutable."""
         return [encode_event(self._redactor.event(event)) for event in events]
 
 
@@ -167,16 +166,16 @@ class Topics:
         self._opening: dict[str, asyncio.Future[Topic]] = {}
 
     async def wake(self) -> Topic | None:
-        """Open topics with something to do or to say: unstored turns, no index yet, another model's chunks, a journal
-        that is to be redacted.
+        """Open the topics that have work: unstored turns, unsealed segments, chunks of another embedding model, or a
+        journal that must be redacted.
 
-        Returns the topic that was used last, opened too: it will most likely be the next one to be asked for.
+        Returns the most recently used topic, opened as well, because it is the most likely one to be asked for next.
         """
         loop = asyncio.get_running_loop()
         used_last: tuple[float, str] | None = None
         for topic_id in self._store.topic_ids():
             try:
-                used_at, has_work = await loop.run_in_executor(None, self._glanced_at, topic_id)
+                used_at, has_work = await loop.run_in_executor(None, self._last_use_and_work, topic_id)
                 if used_at is not None:
                     used_last = max(used_last or (used_at, topic_id), (used_at, topic_id))
                 if has_work:
@@ -186,7 +185,7 @@ class Topics:
         return None if used_last is None else await self.get(used_last[1])
 
     async def let_idle_go(self) -> None:
-        """Let go the topics that have been idle for long, and sooner where all together take too much memory."""
+        """Close topics that have been idle for long, and sooner while all together take too much memory."""
         settings = self._config.store
         memory_bytes = sum(topic.log.stats().memory_bytes for topic in self._open.values())
         for topic in sorted(self._open.values(), key=lambda topic: -topic.idle_seconds):
@@ -225,7 +224,7 @@ class Topics:
         return self._open.setdefault(topic_id, topic)
 
     async def existing(self, topic_id: str) -> Topic | None:
-        """The topic if it is open or on disk; nothing is created."""
+        """The topic if it is open or on disk, else None; nothing is created."""
         if topic_id not in self._open:
             loop = asyncio.get_running_loop()
             if topic_id not in await loop.run_in_executor(None, self._store.topic_ids):
@@ -233,7 +232,7 @@ class Topics:
         return await self.get(topic_id)
 
     async def _let_go(self, topic: Topic) -> bool:
-        """Close a topic unless something of it would be lost, or somebody came meanwhile."""
+        """Close a topic, unless that would lose something or somebody has used it meanwhile."""
         used_at = topic.idle_seconds
         await topic.save(sync=True)
         if not topic.is_on_disk or topic.idle_seconds < used_at:
@@ -257,8 +256,8 @@ class Topics:
             log.warning("found in the log", extra={"topic": topic_id, "finding": finding})
         return Topic(log_, buffer, journal, self._writer, self._redactor, journal_behind=not is_as_kept)
 
-    def _glanced_at(self, topic_id: str) -> tuple[float | None, bool]:
-        """When the topic's last conversation was used, to judge by its journal, and whether there is work left."""
+    def _last_use_and_work(self, topic_id: str) -> tuple[float | None, bool]:
+        """When the topic was last used, by its journal, and whether there is work to do in it."""
         payloads = read_journal(self._store.journal_of(topic_id), self._store.files)
         buffer, is_as_kept = self._buffer_of(topic_id, payloads)
         used_at = max((conversation.used_at for conversation in buffer.conversations()), default=None)
@@ -266,8 +265,7 @@ class Topics:
         return used_at, has_stored_work or buffer.has_unstored or not is_as_kept
 
     def _buffer_of(self, topic_id: str, payloads: Sequence[bytes]) -> tuple[HotBuffer, bool]:
-        """The buffer that the journal tells of, and whether the journal is as it may be kept (it is not where it was
-        written before redaction was on)."""
+        """Replay a journal; also say whether it may stay as it is, which it may not with something to redact in it."""
         buffer = HotBuffer(lambda: uuid.uuid4().hex[:12], self._config.corrections.window_turns)
         events = []
         for payload in payloads:

@@ -73,7 +73,7 @@ def assigned_secrets(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _value(text: str, position: int) -> tuple[int, int, bool]:
-    """Where the value that begins at `position` begins and ends without its quotes, and whether it has any.
+    """The start and end, without quotes, of the value at `position`, and whether it is quoted.
 
     A string that is not closed ends with its line.
     """

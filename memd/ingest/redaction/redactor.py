@@ -145,13 +145,13 @@ class Redactor:
         return draft if kept == draft else kept
 
     def marks(self, texts: Sequence[str]) -> Counter[str]:
-        """How many secrets of each name were replaced in these texts, now or earlier."""
+        """The number of marks of each name in these texts."""
         if not self._patterns:
             return Counter()
         return Counter(found[1] for text in texts if MARK_OPENING in text for found in self._mark.finditer(text))
 
     def replaced(self, draft: Draft, kept: Draft) -> Counter[str]:
-        """How many secrets of each name were replaced on the way from `draft` to `kept`."""
+        """The number of secrets of each name that were replaced on the way from `draft` to `kept`."""
         return self.marks(_texts(kept)) - self.marks(_texts(draft))
 
     def count(self, replaced: Mapping[str, int]) -> None:
@@ -161,7 +161,7 @@ class Redactor:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many secrets were replaced in what was stored, by name."""
+        """The number of secrets that were replaced in stored text, by name."""
         with self._lock:
             return {name: self._counts[name] for name in self.names if self._counts[name]}
 
@@ -249,7 +249,7 @@ def _mapped(value: Any, treat: Callable[[str], str]) -> Any:
 
 
 def _moved(offset: int, spans: Sequence[Span], mark_length: int) -> int:
-    """Where the character at `offset` is once marks stand for the spans: behind the mark if it was within a span."""
+    """The new offset of a character after marks replaced the spans: behind the mark if it was within a span."""
     shift = 0
     for start, end in spans:
         if offset <= start:

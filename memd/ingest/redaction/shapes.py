@@ -1,4 +1,4 @@
-"""What secrets look like: the built-in patterns of `ingest.redact`, each a function that finds its spans in a text.
+"""The shapes of secrets: the built-in patterns of `ingest.redact`, each a function that finds its spans in a text.
 
 Rule: time grows with the length of the text, whatever is in it. A repetition is possessive, bounded, or begins where no
 other attempt has begun; what a span's beginning promises is consumed even if its end is missing: half a secret is one,
