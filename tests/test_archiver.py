@@ -14,8 +14,7 @@ from memd.conversation.conversation import Conversation
 from memd.entries import Draft, Speaker, Status
 from memd.errors import EmbeddingError, StoreError
 from memd.ingest.topics import Topic
-from memd.settings.model import Buffer, Compaction, Config, Ingest
-from memd.settings.model import Conversation as ConversationSettings
+from memd.settings.model import BufferSettings, CompactionSettings, Config, ConversationSettings, IngestSettings
 
 SECRET = "sk-0123456789abcdefABCDEF"
 LAMP = "u:Where is the spare lamp of the lighthouse?", "a:On the second landing, behind the rope."
@@ -24,7 +23,7 @@ FERRY = "u:When does the last ferry leave?", "a:At ten past nine."
 
 @pytest.fixture
 async def stage() -> AsyncIterator[Stage]:
-    stage = Stage(Config(compaction=Compaction(retry_seconds=10), ingest=Ingest(redact=True)))
+    stage = Stage(Config(compaction=CompactionSettings(retry_seconds=10), ingest=IngestSettings(redact=True)))
     yield stage
     await stage.close()
 
@@ -202,7 +201,7 @@ async def test_what_a_message_says_of_a_secret_is_stored_and_embedded_without_it
 
 
 async def test_a_conversation_that_is_idle_is_stored_and_one_too_many_is_stored_and_closed() -> None:
-    settings = Config(buffer=Buffer(idle_seconds=0), conversation=ConversationSettings(max_open=1))
+    settings = Config(buffer=BufferSettings(idle_seconds=0), conversation=ConversationSettings(max_open=1))
     stage = Stage(settings)
     topic = await stage.topics.get("talk")
     talk(topic.buffer, *LAMP)

@@ -15,7 +15,7 @@ from memd.ingest.chunking import Utterance
 from memd.ingest.pipeline import Drafter
 from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.messages import stored_text
-from memd.settings.model import Config, Ingest
+from memd.settings.model import Config, IngestSettings
 from memd.store.store import Store, TopicLog
 
 SENTENCE = "The ferry does not run in January."
@@ -33,7 +33,7 @@ def topic(embedder: HashEmbedder) -> Iterator[TopicLog]:
         dimension=DIMENSION,
         fingerprint=embedder.fingerprint,
         segment_entries_max=3,
-        draft_filter=last_look(Redactor.of(Ingest(redact=True, redact_patterns=OWN))),
+        draft_filter=last_look(Redactor.of(IngestSettings(redact=True, redact_patterns=OWN))),
         files=CrashFiles(),
     )
     yield store.topic("talk")
@@ -54,7 +54,7 @@ def drafter(embedder: HashEmbedder, redactor: Redactor | None = None) -> Drafter
         vector: Vector = embedder.embed_many([text])[0]
         return vector
 
-    config = Config(ingest=Ingest(redact=True, redact_patterns=OWN))
+    config = Config(ingest=IngestSettings(redact=True, redact_patterns=OWN))
     return Drafter(config, COUNTER, embed, budget_seconds=math.inf, redactor=redactor or Redactor.of(config.ingest))
 
 
@@ -95,7 +95,7 @@ def test_a_chunk_is_redacted_though_the_message_that_it_was_cut_from_had_nothing
 ) -> None:
     filler = "word " * 40 + ".\n\n"
     text = f"{filler}{filler}" + "tangerine " * 60
-    redactor = Redactor.of(Ingest(redact=True, redact_patterns=OWN))
+    redactor = Redactor.of(IngestSettings(redact=True, redact_patterns=OWN))
     assert redactor.text(text) == text
     drafts = drafter(embedder).drafts(topic, [[Utterance(text, "user", bytes(16))]])
     assert [draft.content for draft in drafts][-1] == "[redacted:whole]"

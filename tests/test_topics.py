@@ -12,7 +12,7 @@ from histories import state, talk
 
 from memd.errors import BadTopicId, StoreError
 from memd.ingest.topics import Topic
-from memd.settings.model import Config, Ingest, StoreMemory
+from memd.settings.model import Config, IngestSettings, StoreSettings
 from memd.store.log.journal import Journal
 
 LAMP = "u:Where is the spare lamp?", "a:On the second landing."
@@ -94,7 +94,7 @@ async def test_a_journal_that_cannot_be_rewritten_is_rewritten_later(stage: Stag
 
 
 def letting_go(**settings: int) -> Config:
-    return Config(store=msgspec.structs.replace(StoreMemory(), **settings))
+    return Config(store=msgspec.structs.replace(StoreSettings(), **settings))
 
 
 async def test_a_topic_is_let_go_when_nobody_has_used_it_for_long_and_read_again_when_it_is_asked_for() -> None:
@@ -142,7 +142,7 @@ async def test_a_journal_from_before_redaction_is_redacted_when_its_topic_is_ope
     topic = await stage.topics.get("talk")
     talk(topic.buffer, f"u:The key is {secret}.", "a:Noted.")
     await topic.save(sync=True)
-    again = await restarted(stage, Config(ingest=Ingest(redact=True)))
+    again = await restarted(stage, Config(ingest=IngestSettings(redact=True)))
     topic = await again.topics.get("talk")
     assert not topic.is_on_disk
     await topic.save(sync=True)
