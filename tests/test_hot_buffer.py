@@ -27,7 +27,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from memd.conversation import compaction
 from memd.conversation.conversation import Conversation, TurnKey
-from memd.conversation.events import Appended, Closed, Event, Forked, Marked, Opened, decode_event
+from memd.conversation.events import Appended, BufferEvent, Closed, Forked, Marked, Opened, decode_event
 from memd.conversation.hot_buffer import ARRIVALS_KEPT, Arrival, HotBuffer
 from memd.messages import BlockChunk, chain_all
 
@@ -460,7 +460,7 @@ def test_an_event_with_a_field_of_a_later_version_is_read() -> None:
 
 
 @pytest.mark.parametrize("events", [[Closed("x")], [Forked("y", "x", 3)], [Marked("x", 1, 1), Appended("x", [], 0.0)]])
-def test_events_about_unknown_conversations_are_skipped(events: list[Event]) -> None:
+def test_events_about_unknown_conversations_are_skipped(events: list[BufferEvent]) -> None:
     assert replayed(events).conversations() == []
 
 
@@ -486,7 +486,7 @@ class ClientsAndRestarts(RuleBasedStateMachine):
     def begin(self) -> Client:
         self.names = (str(number) for number in itertools.count(1))
         self.buffer = HotBuffer(lambda: next(self.names), WINDOW_TURNS)
-        self.journal: list[Event] = []
+        self.journal: list[BufferEvent] = []
         self.said: set[bytes] = set()
         self.gone: set[bytes] = set()  # in the log, or given up and closed
         self.clock = 0.0

@@ -242,7 +242,7 @@ HAPPENED = [
     "a body that is no request of its API is passed on",
     "a web page gets no memory",
     "a request cannot be read",
-    "a client sends no more of a body",
+    "a client stopped sending its request body",
     "the upstream did not answer",
     "the upstream broke off in mid-answer",
     "the upstream refused a prompt with memory",

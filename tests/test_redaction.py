@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memd.conversation.conversation import Buffered
-from memd.conversation.events import Appended, Event, Forked, Opened, Placed
+from memd.conversation.events import Appended, BufferEvent, Forked, Opened, Placed
 from memd.entries import Draft, Speaker, Vector
 from memd.errors import StoreError
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor, last_look, redacted_drafts
@@ -362,7 +362,7 @@ def test_events_keep_their_digests_and_lose_their_secrets() -> None:
     message = Message("user", f"it is {SECRET}")
     buffered = Buffered(b"d" * 16, message.content_digest, 7, message)
     gone = Buffered(b"e" * 16, b"f" * 16, 7, None)
-    events: list[Event] = [
+    events: list[BufferEvent] = [
         Opened("one", SECRET, 1.0),
         Appended("one", [buffered, gone], 2.0),
         Placed("one", b"d" * 16, Block(f"[memory] {SECRET}", 3)),

@@ -238,7 +238,7 @@ def test_a_tool_loop_keeps_the_memory_in_its_place_and_ends_as_it_does_without_m
     assert questions[0] == questions[1]  # the block of the turn is the one that it began with
 
 
-def is_let_in(plain: str, shown: str, block: str) -> bool:
+def is_inserted(plain: str, shown: str, block: str) -> bool:
     """Whether `shown` is `plain` and somewhere in it the block, with what the template puts around a message."""
     head, found, tail = shown.partition(block)
     cuts = range(len(plain) + 1)
@@ -253,7 +253,7 @@ def test_a_question_in_parts_has_its_memory_in_front_of_it(stage: Stage, name: s
     body = CHAT.encode(request, insertions=[Insertion(0, block)], placement="merged")
     shown = stage.prompt(json.loads(body)["messages"])
     assert shown.count(block) == 1 and shown.index(block) < shown.index(ASKS_KEY)
-    assert is_let_in(stage.prompt(own), shown, block)
+    assert is_inserted(stage.prompt(own), shown, block)
 
 
 # A block as a message of its own, where the settings ask for it
@@ -277,6 +277,6 @@ async def test_a_block_is_a_message_of_its_own_only_where_the_template_shows_one
         body = CHAT.encode(request, insertions=insertions[:count], placement=placement)
         prompts.append(stage.prompt(json.loads(body)["messages"]))
     for plain, shown, block in zip(prompts, prompts[1:], BLOCKS, strict=False):
-        assert shown.count(block) == 1 and is_let_in(plain, shown, block)
+        assert shown.count(block) == 1 and is_inserted(plain, shown, block)
     places = [prompts[2].index(text) for text in (BLOCKS[0], ASKS_KEY, "In a drawer.", BLOCKS[1], ASKS_CAKE)]
     assert places == sorted(places)

@@ -53,7 +53,7 @@ async def body_parts(request: web.BaseRequest, idle_seconds: float) -> AsyncIter
                 part = await request.content.readany()
         except TimeoutError:
             fields = {"method": request.method, "path": Content(request.path), "seconds": idle_seconds}
-            log.warning("a client sends no more of a body", extra=fields)
+            log.warning("a client stopped sending its request body", extra=fields)
             if request.transport is not None:
                 request.transport.abort()
             raise

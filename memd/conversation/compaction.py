@@ -19,9 +19,9 @@ RESULT_ROLES = frozenset({"tool", "function"})
 
 
 def cut_positions(conversation: Conversation) -> list[int]:
-    """Where the visible part may be cut, in order: positions of user messages that open a turn, the last one included.
+    """Where the visible part may be cut, ascending: the positions of user messages that open a turn, the last included.
 
-    The position itself stays in the prompt; everything before it may go. The beginning of the visible part is no cut.
+    The message at a cut stays in the prompt, everything before it may leave. The start of the visible part is no cut.
     """
     start = conversation.left_out
     called_at: dict[str, int] = {}  # by call id; models use an id again in later turns, so the latest call counts
@@ -40,10 +40,10 @@ def cut_positions(conversation: Conversation) -> list[int]:
 
 
 def choose_cut(conversation: Conversation, *, fraction: float, excess_tokens: int = 0) -> int | None:
-    """The position up to which the oldest part is taken; None when nothing may be taken.
+    """The cut before which the oldest part leaves; None when nothing may leave.
 
-    At least `fraction` of the visible tokens and at least `excess_tokens` (raw, undrifted) are taken where the turn
-    boundaries allow it, else everything before the open turn.
+    At least `fraction` of the visible tokens and at least `excess_tokens` (raw) leave where the turn boundaries allow
+    it, else everything before the open turn.
     """
     cuts = cut_positions(conversation)
     if not cuts:
@@ -60,9 +60,10 @@ def choose_cut(conversation: Conversation, *, fraction: float, excess_tokens: in
 
 
 def finished_end(conversation: Conversation) -> int:
-    """Up to where a conversation can be stored while it goes on: its last complete exchange.
+    """The end of the last finished turn, up to which a conversation can be stored while it goes on.
 
-    That is its end if the last message is an assistant's that calls no tool, else the start of the open turn.
+    That is the conversation's end if its last message is an assistant's without tool calls, else the start of the open
+    turn.
     """
     if conversation.left_out == len(conversation):
         return len(conversation)
@@ -73,7 +74,7 @@ def finished_end(conversation: Conversation) -> int:
 
 
 def is_stored_kind(message: Message) -> bool:
-    """Whether a message is remembered at all: empty ones and standing instructions in mid-conversation are not."""
+    """Whether a message is stored at all: empty ones and instructions in mid-conversation are not."""
     return message.role not in LEADING_ROLES and bool(message.text.strip() or message.tool_calls)
 
 

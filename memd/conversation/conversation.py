@@ -1,7 +1,7 @@
 """A live conversation: its messages, what of them is stored, and what is left out of the prompt.
 
 Rule: the client's array is the truth for the live part; a conversation only ever grows. An edit or a regenerated reply
-does not change it but *forks* it, so positions and marks stay valid for whatever is under way in the background.
+*forks* it and changes nothing in it, so positions and marks stay valid for work under way in the background.
 
 Every message has a digest that is chained to its predecessors', so equal digests at one position mean equal histories
 up to there, and the longest known prefix is found by bisection. A conversation has two marks, both counts of messages
@@ -29,11 +29,11 @@ class Buffered(msgspec.Struct, frozen=True):
     tokens: int
     """Counted with the bundled tokenizer, before the model's drift."""
     message: Message | None
-    """None once the message is in the log and out of the prompt: then only its identity matters."""
+    """None once the message is stored and out of the prompt: then only its identity matters."""
 
 
 class TurnKey(msgspec.Struct, frozen=True):
-    """What makes two requests the same one, sent twice."""
+    """Two requests with equal keys are one request, sent twice."""
 
     last_digest: bytes
     memory_in: bytes
@@ -50,11 +50,11 @@ class Conversation:
         self.stored = 0
         self.left_out = 0
         self.blocks: dict[bytes, Block] = {}
-        """By the digest of the user message that the block stands before."""
+        """By the digest of the user message that each stands before."""
         self.arrivals: dict[TurnKey, float] = {}
-        """When each recent request first came, in seconds of the caller's clock."""
+        """The first arrival of each recent request, in seconds of the caller's clock."""
         self.abandoned = False
-        """Its client went on from an earlier point (edit, regenerate): what is not stored yet is no longer wanted."""
+        """Its client continued from an earlier point (edit, regenerate): unstored messages are no longer wanted."""
         self.used_at = 0.0
 
     def __len__(self) -> int:
@@ -66,11 +66,11 @@ class Conversation:
 
     @property
     def end_digest(self) -> bytes:
-        """What the next message is chained to."""
+        """The digest that the next message is chained to."""
         return self.messages[-1].digest if self.messages else ROOT_DIGEST
 
     def common_length(self, digests: Sequence[bytes]) -> int:
-        """How many leading messages this conversation shares with a history given by its digests."""
+        """The number of leading messages shared with a history, which is given by its chained digests."""
         low, high = 0, min(len(self.messages), len(digests))
         while low < high:  # equal digests at a position mean equal histories up to it: bisect
             middle = (low + high + 1) // 2
@@ -81,11 +81,11 @@ class Conversation:
         return low
 
     def tokens_between(self, start: int, end: int) -> int:
-        """Raw tokens of the messages from `start` up to but not including `end`."""
+        """Raw tokens of the messages from `start` to before `end`."""
         return sum(buffered.tokens for buffered in self.messages[start:end])
 
     def last_user_position(self, end: int | None = None) -> int | None:
-        """Where the open turn begins: the last user message before `end`; None if there is none."""
+        """The position of the last user message before `end`, where the open turn begins; None if there is none."""
         for position in range((len(self) if end is None else end) - 1, -1, -1):
             message = self.messages[position].message
             if message is not None and message.role == "user":
@@ -93,11 +93,11 @@ class Conversation:
         return None
 
     def mark_stored(self, position: int) -> None:
-        """Everything before `position` is in the log."""
+        """Note that everything before `position` is in the log."""
         self.stored = max(self.stored, position)
 
     def mark_left_out(self, position: int) -> None:
-        """Everything before `position` leaves the prompt; it must be stored. Its blocks leave with it."""
+        """Take everything before `position` out of the prompt, with its blocks. It must be stored."""
         if position > self.stored:
             raise ValueError(f"only stored messages may be left out: {position} > {self.stored}")
         for index in range(self.left_out, position):
@@ -107,7 +107,7 @@ class Conversation:
         self.left_out = max(self.left_out, position)
 
     def fork(self, conversation_id: str, at: int) -> Conversation:
-        """A new conversation that shares the first `at` messages."""
+        """A new conversation with the first `at` messages of this one."""
         branch = Conversation(conversation_id, self.session)
         branch.messages = self.messages[:at]
         branch.stored, branch.left_out = min(self.stored, at), min(self.left_out, at)

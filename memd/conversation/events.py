@@ -1,7 +1,7 @@
-"""What can happen to a hot buffer, as values: the payloads of `hot.log`.
+"""The events of a hot buffer: every change to it, as a value, and the payloads of `hot.log`.
 
-Rule: an event tells a whole change and nothing else; replaying all of them gives back the buffer. Fields are only ever
-added, with defaults, so that a journal of an earlier version can be read.
+Rule: one event is one whole change; replaying all events rebuilds the buffer. Fields are only ever added, with
+defaults, so that the journal of an earlier version can be read.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Forked(msgspec.Struct, frozen=True, tag="forked"):
 
 
 class Abandoned(msgspec.Struct, frozen=True, tag="abandoned"):
-    """The client went on from an earlier point of this conversation; whatever it appends later revives it."""
+    """The client continued from an earlier point of this conversation. A later append revives it."""
 
     conversation: str
 
 
 class Marked(msgspec.Struct, frozen=True, tag="marked"):
-    """The two marks of a conversation moved."""
+    """The two marks of a conversation advanced."""
 
     conversation: str
     stored: int
@@ -51,7 +51,7 @@ class Marked(msgspec.Struct, frozen=True, tag="marked"):
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
-    """A request came for the first time."""
+    """A request arrived for the first time."""
 
     conversation: str
     key: TurnKey
@@ -59,7 +59,7 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
 
 
 class Placed(msgspec.Struct, frozen=True, tag="placed"):
-    """A block was put in front of the user message with that digest."""
+    """A block was placed before the user message with this digest."""
 
     conversation: str
     digest: bytes
@@ -67,35 +67,39 @@ class Placed(msgspec.Struct, frozen=True, tag="placed"):
 
 
 class Removed(msgspec.Struct, frozen=True, tag="removed"):
-    """The blocks in front of these user messages left the prompt."""
+    """The blocks before these user messages left the prompt."""
 
     conversation: str
     digests: list[bytes]
 
 
 class Injected(msgspec.Struct, frozen=True, tag="injected"):
-    """What one turn showed the model."""
+    """The chunks that one turn showed to the model."""
 
     chunks: list[BlockChunk]
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed"):
-    """A conversation is forgotten."""
+    """A conversation was dropped from the buffer."""
 
     conversation: str
 
 
-Event = Opened | Appended | Forked | Abandoned | Marked | Arrived | Placed | Removed | Injected | Closed
+BufferEvent = Opened | Appended | Forked | Abandoned | Marked | Arrived | Placed | Removed | Injected | Closed
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+_decoder: msgspec.msgpack.Decoder[BufferEvent] = msgspec.msgpack.Decoder(BufferEvent)
 
 
-def encode_event(event: Event) -> bytes:
-    """One journal payload."""
+def encode_event(event: BufferEvent) -> bytes:
+    """Encode an event as a journal payload."""
     return _encoder.encode(event)
 
 
-def decode_event(payload: bytes) -> Event:
-    """The event of one journal payload; raises `msgspec.DecodeError` for anything else."""
+def decode_event(payload: bytes) -> BufferEvent:
+    """Decode a journal payload.
+
+    Raises:
+        msgspec.DecodeError: it is no event.
+    """
     return _decoder.decode(payload)

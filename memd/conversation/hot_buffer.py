@@ -1,7 +1,7 @@
 """The hot buffer of one topic: its open conversations, their blocks, and the ids that were recently injected.
 
-Rule: every change is an event that is applied through one door and kept for the journal, so replaying the journal
-gives back the same buffer, byte for byte the same prompts. This module decides nothing about time, tokens or disks.
+Rule: every change is an event that goes through `_record` and into the journal, so replaying the journal rebuilds the
+same buffer and byte for byte the same prompts. This module knows no clock, no token budget and no disk.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from memd.conversation.events import (
     Abandoned,
     Appended,
     Arrived,
+    BufferEvent,
     Closed,
-    Event,
     Forked,
     Injected,
     Marked,
@@ -29,21 +29,21 @@ from memd.conversation.matching import SHARED_MIN, Match, match
 from memd.messages import Block, BlockChunk, Message, chain_all
 
 ARRIVALS_KEPT = 16
-"""Recent requests remembered per conversation: more than a client retries at once."""
+"""Recent requests remembered per conversation; a client retries fewer at once."""
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """What a request turned out to be. Its message `i` is at `offset + i` of the conversation (see `Match.head`)."""
+    """The place of a request: its message `i` is the conversation's message `offset + i` (see `Match.head`)."""
 
     conversation: Conversation
     """It ends with the request's last message, and the request's open turn is in its visible part."""
     offset: int
     end: int
-    """The conversation's length as far as this request knows it; the reply goes here."""
+    """The position behind the request's last message, where the reply goes."""
     opened: bool
     head: int = 0
     former: Conversation | None = None
-    """The longer conversation that this request goes back in: a retry or, once another answer comes, given up."""
+    """The longer conversation that this request is a prefix of: a retry, or abandoned once another answer comes."""
 
 
 class HotBuffer:
@@ -53,9 +53,9 @@ class HotBuffer:
         self._new_id = new_id
         self._conversations: OrderedDict[str, Conversation] = OrderedDict()
         self._injected: deque[list[BlockChunk]] = deque(maxlen=window_turns)
-        self._unsaved: list[Event] = []
+        self._unsaved: list[BufferEvent] = []
 
-    # -- what requests do ---------------------------------------------------------------------------------------
+    # -- for requests ---------------------------------------------------------------------------------------
 
     def receive(
         self,
@@ -67,16 +67,16 @@ class HotBuffer:
         now: float,
         thin: bool = False,
     ) -> Arrival:
-        """Find or open the conversation of a request and append what is new in it.
+        """Find or open the conversation of a request and append the request's new messages.
 
         Args:
             messages, content_digests, tokens: the request's messages after the leading system messages, in parallel.
             session: the client's own name for the conversation, if it gave one.
-            now: seconds of a clock that survives a restart.
-            thin: the client sends only what is new.
+            now: seconds since the epoch.
+            thin: the client sends only new messages.
         """
         found = match(reversed(self._conversations.values()), content_digests, session, thin=thin)
-        parent, kept = found.conversation, _kept(found, messages)
+        parent, kept = found.conversation, _kept_count(found, messages)
         conversation = self._open(session, now) if parent is None else self._fork(parent, found.offset + kept)
         self._append(conversation, messages[kept:], content_digests[kept:], tokens[kept:], now)
         end = found.offset + len(messages)
@@ -97,18 +97,18 @@ class HotBuffer:
         session: str | None,
         thin: bool = False,
     ) -> Arrival:
-        """Like `receive`, for a request that must leave no trace: the conversation it gets is a detached copy."""
+        """Like `receive`, but without a trace: the request gets a detached copy of the conversation."""
         found = match(reversed(self._conversations.values()), content_digests, session, thin=thin)
-        parent, kept = found.conversation, _kept(found, messages)
+        parent, kept = found.conversation, _kept_count(found, messages)
         copy = Conversation("glance", session) if parent is None else parent.fork("glance", found.offset + kept)
-        copy.messages += _buffered(copy, messages[kept:], content_digests[kept:], tokens[kept:])
+        copy.messages += _as_buffered(copy, messages[kept:], content_digests[kept:], tokens[kept:])
         return Arrival(copy, found.offset, len(copy), opened=parent is None, head=found.head)
 
     def reply(self, arrival: Arrival, message: Message, tokens: int, now: float) -> Conversation:
-        """Append the model's answer and return the conversation that has it now.
+        """Append the model's answer and return the conversation that holds it.
 
-        Another answer than before at the same place (regenerate) is a branch of its own, and the branch with the former
-        answer is given up. So is an answer for which the client did not wait, but then the client's branch stays.
+        A different answer at the same place (regenerate) becomes a branch of its own, and the branch with the former
+        answer is abandoned. If the client went on without the answer, the client's branch stays.
         """
         conversation, former, position = arrival.conversation, arrival.former, arrival.end
         answer = [message], [message.content_digest], [tokens]
@@ -132,7 +132,7 @@ class HotBuffer:
         return branch
 
     def is_retry(self, conversation: Conversation, key: TurnKey, now: float, freeze_seconds: float) -> bool:
-        """Whether this very request came before, less than `freeze_seconds` ago; if not, it counts as arrived now."""
+        """Whether the same request arrived less than `freeze_seconds` ago; if not, its arrival is recorded."""
         first = conversation.arrivals.get(key)
         if first is not None and now - first <= freeze_seconds:
             return True
@@ -140,21 +140,21 @@ class HotBuffer:
         return False
 
     def place(self, conversation: Conversation, digest: bytes, block: Block) -> None:
-        """Keep `block` in front of the user message with that digest for as long as the message is visible."""
+        """Place `block` before the user message with this digest, for as long as that message is visible."""
         self._record(Placed(conversation.id, digest, block))
 
     def remove_blocks(self, conversation: Conversation, digests: Sequence[bytes]) -> None:
-        """Take blocks out of the prompt for good; digests without a block are ignored."""
+        """Remove blocks from the prompt for good; digests without a block are ignored."""
         present = [digest for digest in digests if digest in conversation.blocks]
         if present:
             self._record(Removed(conversation.id, present))
 
     def injected(self, chunks: Sequence[BlockChunk]) -> None:
-        """Note what one turn showed the model: these ids may be corrected now."""
+        """Record the chunks that one turn showed: their ids may be corrected from now on."""
         self._record(Injected(list(chunks)))
 
     def resolve(self, shown_id: str) -> BlockChunk | None:
-        """The recently injected chunk that was shown under this id, or has it as its full uuid; newest first."""
+        """Find the most recently injected chunk that was shown under this id or has it as its full uuid."""
         wanted = shown_id.replace("-", "").lower()
         for chunks in reversed(self._injected):
             for chunk in chunks:
@@ -162,14 +162,14 @@ class HotBuffer:
                     return chunk
         return None
 
-    # -- what the archiver does ---------------------------------------------------------------------------------
+    # -- for the archiver ---------------------------------------------------------------------------------
 
     def mark(self, conversation: Conversation, *, stored: int = 0, left_out: int = 0) -> None:
-        """Advance the marks; they never go back."""
+        """Advance the marks; they never move back."""
         self._record(Marked(conversation.id, max(stored, conversation.stored), max(left_out, conversation.left_out)))
 
     def close(self, conversation: Conversation) -> None:
-        """Forget a conversation; what it held must be in the log or abandoned."""
+        """Drop a conversation. Its messages must be stored or abandoned."""
         self._record(Closed(conversation.id))
 
     def conversations(self) -> list[Conversation]:
@@ -178,28 +178,28 @@ class HotBuffer:
 
     @property
     def has_unstored(self) -> bool:
-        """Whether a conversation has messages that are only here and still wanted."""
+        """Whether a conversation that is not abandoned has messages that are not stored."""
         return any(not one.abandoned and one.stored < len(one) for one in self._conversations.values())
 
     def is_open(self, conversation: Conversation) -> bool:
-        """False once it was closed while somebody else still held it."""
+        """Whether the conversation is still in the buffer: it may be closed while a request is using it."""
         return self._conversations.get(conversation.id) is conversation
 
     # -- journal ------------------------------------------------------------------------------------------------
 
-    def take_unsaved(self) -> list[Event]:
-        """The events since the last call, for the journal; in order."""
+    def take_unsaved(self) -> list[BufferEvent]:
+        """Return the events since the last call, in order, for the journal."""
         events, self._unsaved = self._unsaved, []
         return events
 
-    def replay(self, events: Sequence[Event]) -> None:
-        """Rebuild from a journal. Events about conversations that are no longer there are skipped."""
+    def replay(self, events: Sequence[BufferEvent]) -> None:
+        """Apply the events of a journal. Events of conversations that were closed are skipped."""
         for event in events:
             self._apply(event)
 
-    def as_events(self) -> list[Event]:
-        """The shortest journal that gives this buffer."""
-        events: list[Event] = [Injected(chunks) for chunks in self._injected]
+    def as_events(self) -> list[BufferEvent]:
+        """The shortest journal that rebuilds this buffer."""
+        events: list[BufferEvent] = [Injected(chunks) for chunks in self._injected]
         for conversation in self._conversations.values():
             name = conversation.id
             events.append(Opened(name, conversation.session, conversation.used_at))
@@ -219,7 +219,7 @@ class HotBuffer:
         return self._conversations[name]
 
     def _fork(self, conversation: Conversation, position: int) -> Conversation:
-        """A conversation that ends at `position`: this one if it does."""
+        """Return this conversation if it ends at `position`, else a new branch that does."""
         if position == len(conversation):
             return conversation
         name = self._new_id()
@@ -227,8 +227,8 @@ class HotBuffer:
         return self._conversations[name]
 
     def _abandon(self, conversation: Conversation, position: int) -> None:
-        """Give up what stands behind `position`, unless it is more than an answer and hardly anything stands before it:
-        then the client that goes on elsewhere may be another one, which only began with the same words."""
+        """Abandon the branch behind `position`, unless it may be another client's: a conversation that began with the
+        same few words and has gone on for more than an answer."""
         if position >= SHARED_MIN or len(conversation) == position + 1:
             self._record(Abandoned(conversation.id))
 
@@ -240,14 +240,14 @@ class HotBuffer:
         tokens: Sequence[int],
         now: float,
     ) -> None:
-        added = _buffered(conversation, messages, content_digests, tokens)
+        added = _as_buffered(conversation, messages, content_digests, tokens)
         self._record(Appended(conversation.id, added, now))
 
-    def _record(self, event: Event) -> None:
+    def _record(self, event: BufferEvent) -> None:
         self._apply(event)
         self._unsaved.append(event)
 
-    def _apply(self, event: Event) -> None:
+    def _apply(self, event: BufferEvent) -> None:
         if isinstance(event, Injected):
             self._injected.append(event.chunks)
             return
@@ -291,11 +291,11 @@ class HotBuffer:
                 conversation.blocks.pop(digest, None)
 
 
-def _kept(found: Match, messages: Sequence[Message]) -> int:
-    """How many of a request's messages stay where the conversation has them.
+def _kept_count(found: Match, messages: Sequence[Message]) -> int:
+    """How many of a request's messages stay where the conversation has them: all that it knows, with one exception.
 
-    Those that it knows, except that the request's open turn must not be out of the prompt: a request that goes back so
-    far brings that turn along as new. (A head that the client keeps stays in the prompt as long as it does so.)
+    The request's open turn must be visible, so a request that goes back behind `left_out` brings that turn along as
+    new. (A head that the client keeps stays in the prompt as long as the client sends it.)
     """
     if found.conversation is None:
         return 0
@@ -306,7 +306,7 @@ def _kept(found: Match, messages: Sequence[Message]) -> int:
     return min(found.known, opened) if found.head <= opened < visible_from else found.known
 
 
-def _buffered(
+def _as_buffered(
     conversation: Conversation, messages: Sequence[Message], content_digests: Sequence[bytes], tokens: Sequence[int]
 ) -> list[Buffered]:
     digests = chain_all(content_digests, conversation.end_digest)

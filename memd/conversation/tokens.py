@@ -1,8 +1,8 @@
-"""How many tokens a text, a message and a prompt have, before the model has said so.
+"""Counts the tokens of texts and messages, and learns how a model's own counts differ.
 
-Rule: counts are cl100k_base tokens, *raw*; only `Drift` turns raw counts into a model's own. The tokenizer's ranks are
-passed in, nothing is read or fetched. Text is untrusted: `<|endoftext|>` in it counts as the characters it is, and no
-text, however long or odd, costs more than time in proportion to its length. May be used from several threads.
+Rule: counts are *raw* cl100k_base tokens; only `Drift` converts them to a model's own. The tokenizer's ranks are passed
+in, nothing is read or fetched. Text is untrusted: `<|endoftext|>` counts as the characters it is, and every text takes
+time in proportion to its length at most. May be used from several threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from memd.messages import Message
 MESSAGE_OVERHEAD = 4
 """Tokens that a chat template adds around a message: opening and closing control token, role, newline."""
 ATTACHMENT_TOKENS = 576
-"""What an image adds: the 24 × 24 patches of CLIP at 336 pixels, as in LLaVA 1.5. Models differ."""
+"""Tokens of an image: the 24 × 24 patches of CLIP at 336 pixels, as in LLaVA 1.5. Models differ."""
 
 _BLOCK_CHARACTERS = 10_000
 """A longer text is counted in blocks; each joint counts at most a token or two too many. tiktoken alone (0.14, 2
@@ -44,7 +44,7 @@ _SPECIAL_TOKENS = {
 
 
 def cl100k_base(ranks: bytes) -> tiktoken.Encoding:
-    """The encoding out of its published file (`assets.ranks_bytes`), as tiktoken_ext.openai_public has it; takes 0.2 s.
+    """Build the encoding from its published file (`assets.ranks_bytes`), as tiktoken_ext.openai_public does; 0.2 s.
 
     Args:
         ranks: lines of base64 token bytes, a space, the rank.
@@ -62,7 +62,7 @@ def cl100k_base(ranks: bytes) -> tiktoken.Encoding:
 
 
 class TokenCounter:
-    """Counts raw tokens and remembers the counts of messages; `drift` holds what is known of the models' own counts."""
+    """Counts raw tokens and caches the counts of messages; `drift` converts them to a model's own."""
 
     def __init__(self, encoding: tiktoken.Encoding) -> None:
         self.drift = Drift()
@@ -70,7 +70,7 @@ class TokenCounter:
         self._counts: OrderedDict[tuple[bytes, int], int] = OrderedDict()
         self._lock = threading.Lock()
         self.count_again = lru_cache(maxsize=_TEXTS_MAX)(self.count)
-        """`count` for short texts that come again and again, as recalled chunks do."""
+        """`count` with a cache, for short texts that recur, as recalled chunks do."""
 
     def count(self, text: str) -> int:
         """The raw tokens of `text`; 0 for an empty one. About 50 ms per megabyte of prose, 300 ms at worst."""
@@ -78,7 +78,7 @@ class TokenCounter:
         return sum(len(self._encoding.encode_ordinary(block)) for block in blocks)
 
     def known(self, messages: Sequence[Message], content_digests: Sequence[bytes]) -> list[int | None]:
-        """What each of `messages` says if it was counted lately, else None; 0.4 µs each, as they are thousands."""
+        """The cached count of each of `messages`, None where there is none; 0.4 µs each: there are thousands."""
         keys = list(map(_key, messages, content_digests))
         with self._lock:
             counts = [self._counts.get(key) for key in keys]
@@ -88,22 +88,22 @@ class TokenCounter:
         return counts
 
     def message(self, message: Message, content_digest: bytes) -> int:
-        """The raw tokens of a message in a prompt: text, tool calls, attachments and the template around them.
+        """Count the raw tokens of a message in a prompt: text, tool calls, attachments and the template around them.
 
         Args:
-            content_digest: `message.content_digest`, which the caller has already: the key of the kept count.
+            content_digest: `message.content_digest`, which the caller has already: the cache's key.
         """
         [known] = self.known([message], [content_digest])
         if known is not None:
             return known
-        tokens = self._counted(message)
+        tokens = self._count_message(message)
         with self._lock:
             self._counts[_key(message, content_digest)] = tokens
             if len(self._counts) > _MESSAGES_MAX:
                 self._counts.popitem(last=False)
         return tokens
 
-    def _counted(self, message: Message) -> int:
+    def _count_message(self, message: Message) -> int:
         texts = [message.text, message.name, message.tool_call_id]
         for call in message.tool_calls:
             texts += [call.id, call.name, call.arguments]
@@ -115,7 +115,7 @@ class TokenCounter:
 class Drift:
     """A factor per model from raw tokens to the model's own, learned from the `usage.prompt_tokens` of its answers.
 
-    It moves fast upwards and slowly downwards: a prompt that overflows fails, a small one only forgets earlier.
+    It rises fast and falls slowly: too low a factor makes prompts overflow, too high a one only shortens them.
     """
 
     FACTOR_MIN = 0.5
@@ -124,7 +124,7 @@ class Drift:
     RISE = 0.7
     FALL = 0.1
     TOKENS_MIN = 100
-    """Of a smaller prompt the template's fixed words are too large a part to learn from."""
+    """Smaller prompts teach nothing: the template's fixed words are too large a part of them."""
     MODELS_MAX = 64  # clients choose model names freely
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class Drift:
         return self._factors.get(model, 1.0)
 
     def is_known(self, model: str) -> bool:
-        """Whether anything was learned of `model` yet."""
+        """Whether `observe` was called for `model` yet."""
         return model in self._factors
 
     @property
@@ -160,7 +160,9 @@ class Drift:
         ratio = min(max(prompt_tokens / raw_tokens, self.FACTOR_MIN), self.FACTOR_MAX)
         with self._lock:
             factor = self.factor(model)
-            first_rise = 1.0 if model not in self._factors else self.RISE  # 1.0 was no knowledge, so it has no weight
+            first_rise = (
+                1.0 if model not in self._factors else self.RISE
+            )  # the initial 1.0 was not learned and has no weight
             weight = first_rise if ratio > factor else self.FALL
             self._factors[model] = factor + weight * (ratio - factor)
             self._factors.move_to_end(model)
@@ -169,4 +171,4 @@ class Drift:
 
 
 def _key(message: Message, content_digest: bytes) -> tuple[bytes, int]:
-    return content_digest, len(message.text)  # the digest ignores outer white space, which may be a megabyte
+    return content_digest, len(message.text)  # the digest ignores outer white space, which may be long

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from memd.conversation.events import Event, decode_event, encode_event
+from memd.conversation.events import BufferEvent, decode_event, encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import checked_topic_id
 from memd.errors import StoreError
@@ -149,7 +149,7 @@ class Topic:
         """Close the journal's file, in the writer thread."""
         self._journal.close()
 
-    def _payloads(self, events: Sequence[Event]) -> list[bytes]:
+    def _payloads(self, events: Sequence[BufferEvent]) -> list[bytes]:
         """Redact and encode events, in the writer thread; events are immutable."""
         return [encode_event(self._redactor.event(event)) for event in events]
 

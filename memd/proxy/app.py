@@ -29,7 +29,7 @@ from memd.errors import MemdError, StoreError
 from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.ingest.topics import Topics
 from memd.proxy import malloc
-from memd.proxy.connections import served
+from memd.proxy.connections import listen
 from memd.proxy.parts import Daemon, make_parts, router_of
 from memd.proxy.relay import Relayed
 from memd.proxy.routing import Router
@@ -89,7 +89,7 @@ async def _listening(daemon: Daemon, router: Router, listener: socket.socket) ->
     runner = _runner(router, daemon.metrics, config.shutdown.grace_seconds)
     await runner.setup()
     assert runner.server is not None, "it was set up"
-    server = await served(runner.server, listener, config.limits)
+    server = await listen(runner.server, listener, config.limits)
     files, address = daemon.store.files, config.data_dir / ADDRESS_NAME
     try:
         await loop.run_in_executor(None, _say_where, files, address, daemon.base_url)
@@ -231,7 +231,7 @@ def _runner(router: Router, metrics: Metrics, grace_seconds: float) -> web.AppRu
 
     async def prepare(_: web.Request, response: web.StreamResponse) -> None:
         if isinstance(response, Relayed):
-            response.take_back_additions()
+            response.remove_added_headers()
 
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", handle)

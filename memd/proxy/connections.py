@@ -22,7 +22,7 @@ log = logging.getLogger("memd")
 HEADERS_MAX = 1000
 """Header lines of one request; a browser sends about twenty."""
 BACKLOG = 128
-"""Connections that wait to be taken."""
+"""Connections that may wait to be accepted."""
 
 
 class Connection(web.RequestHandler):
@@ -35,7 +35,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what could not be read, or what a handler failed on, in the shape of an API's error."""
+        """Answer an unreadable request, or one that a handler failed on, with an error in an API's shape."""
         if not isinstance(exc, BadHttpMessage):
             super().handle_error(request, status, exc, message)  # says it in the log, with the traceback
             answer = error_response(500, "memd: something went wrong in memd itself; its log says what", "server_error")
@@ -50,22 +50,22 @@ class Connection(web.RequestHandler):
         return answer
 
 
-class _Refused(asyncio.Protocol):
-    """A connection that is one too many."""
+class _RefusedConnection(asyncio.Protocol):
+    """A connection beyond the limit; it is closed at once."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
 
 
-async def served(server: web.Server, listener: socket.socket, limits: LimitsSettings) -> asyncio.Server:
-    """Take connections on `listener` and hand their requests to `server`, until the result is closed."""
+async def listen(server: web.Server, listener: socket.socket, limits: LimitsSettings) -> asyncio.Server:
+    """Accept connections on `listener` and hand their requests to `server`, until the returned server is closed."""
     loop = asyncio.get_running_loop()
 
     def connection() -> asyncio.Protocol:
         if len(server.connections) >= limits.connections_max:
             fields = {"connections_max": limits.connections_max}
-            log.warning("a connection is refused, there are limits.connections_max", extra=fields)
-            return _Refused()
+            log.warning("a connection was refused: limits.connections_max are open", extra=fields)
+            return _RefusedConnection()
         return Connection(
             server,
             loop=loop,

@@ -1,6 +1,6 @@
-"""What the model is shown of one request: the visible messages, the blocks between them, and what they cost.
+"""The prompt of one request: its visible messages, the memory blocks between them, and their tokens.
 
-Rule: only looks and composes; nothing here changes a conversation. A position counts in the conversation, an index in
+Rule: nothing here changes a conversation. A position counts in the conversation, an index in
 the request; `offset` and the leading system messages are the difference between the two.
 """
 
@@ -17,7 +17,7 @@ from memd.wire.request import Api, Insertion, ModelRequest, Placement
 
 
 class Prompt:
-    """One request's place in its conversation. Marks and blocks are looked up anew each time: they move on."""
+    """A request in its conversation. Marks and blocks are looked up at each call, because compaction moves them."""
 
     def __init__(self, api: Api, request: ModelRequest, arrival: Arrival, lead: int, standing_tokens: int) -> None:
         self._api = api
@@ -33,7 +33,7 @@ class Prompt:
 
     @property
     def conversation(self) -> Conversation:
-        """What the request belongs to."""
+        """The conversation that the request belongs to."""
         return self._arrival.conversation
 
     @property
@@ -42,7 +42,7 @@ class Prompt:
         return None if self.turn_position is None else self.conversation.messages[self.turn_position].digest
 
     def user_texts(self) -> Iterator[str]:
-        """What the user said, the open turn first, as far back as it is in the prompt."""
+        """The visible user messages, newest first."""
         for position in reversed(list(self._visible())):
             message = self._message(position)
             if message.role == "user":
@@ -50,26 +50,26 @@ class Prompt:
 
     @property
     def last_digest(self) -> bytes:
-        """The digest of the request's last message: it stands for the whole list."""
+        """The digest of the last message; being chained, it identifies the whole list."""
         return self.conversation.messages[self._arrival.end - 1].digest if self._arrival.end else ROOT_DIGEST
 
     @property
     def is_step(self) -> bool:
-        """Whether the turn goes on (a tool loop): its block was computed when it began."""
+        """Whether this is a later step of a tool loop: the turn has its block already."""
         begun = self.turn_position is not None and self.turn_position < self._arrival.end - 1
         return begun and self.turn_digest in self.conversation.blocks
 
     @property
     def has_attachments(self) -> bool:
-        """Whether there are images: what they cost differs from model to model."""
+        """Whether there are images, whose tokens differ from model to model."""
         return any(message.attachments for message in self._request.messages)
 
     def visible_digests(self) -> set[bytes]:
-        """The messages that are in the prompt."""
+        """The digests of the messages in the prompt."""
         return {item.digest for item in self._visible_items()}
 
     def blocks(self) -> list[tuple[int, Block]]:
-        """The blocks in the prompt, with the positions that they stand before."""
+        """The blocks in the prompt, each with the position of the message that it stands before."""
         found = []
         for digest, block in self.conversation.blocks.items():
             position = self._user_positions.get(digest)
@@ -78,7 +78,7 @@ class Prompt:
         return sorted(found, key=lambda placed: placed[0])
 
     def chunks(self) -> list[BlockChunk]:
-        """What those blocks show."""
+        """The chunks that those blocks show."""
         return [chunk for _, block in self.blocks() for chunk in block.chunks]
 
     def block_tokens(self) -> int:
@@ -86,12 +86,12 @@ class Prompt:
         return sum(block.tokens for _, block in self.blocks())
 
     def tokens(self) -> int:
-        """Raw tokens of everything."""
+        """Raw tokens of the whole prompt."""
         visible = sum([item.tokens for item in self._visible_items()])
         return self.standing_tokens + visible + self.block_tokens()
 
     def body(self, placement: Placement | None) -> bytes:
-        """The body to forward; without a placement it has no memory in it."""
+        """Encode the body to forward; `placement` None leaves all memory out."""
         insertions = []
         if placement is not None:
             insertions = [Insertion(self._index(position), block.text) for position, block in self.blocks()]
@@ -100,8 +100,7 @@ class Prompt:
         return self._api.encode(self._request, leave_out=gone, insertions=insertions, placement=placement or "merged")
 
     def _visible(self) -> Iterator[int]:
-        """The positions of the request's messages that are in the prompt: a head that the client keeps, and what has
-        not been left out."""
+        """The positions of the visible messages: a head that the client keeps, and those that were not left out."""
         yield from range(self._arrival.head)
         yield from range(self._first_behind_head(), self._arrival.end)
 
@@ -123,7 +122,7 @@ class Prompt:
 
 
 def with_live_turns(api: Api, request: ModelRequest, arrival: Arrival, lead: int) -> tuple[ModelRequest, Arrival]:
-    """A request of a client that sends only what is new, with the turns that are still in the prompt put before it."""
+    """Put the visible turns of the buffer in front of the request of a thin client, which sends only new messages."""
     live = arrival.conversation.messages[arrival.conversation.left_out : arrival.offset]
     messages = [item.message for item in live if item.message is not None]
     assert len(messages) == len(live), "what is not left out has its text"

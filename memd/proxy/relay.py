@@ -1,6 +1,6 @@
-"""Bytes between client and upstream: requests passed on as they came, answers streamed back, replies captured aside.
+"""Bytes between client and upstream: requests are forwarded, answers streamed back, and replies captured on the side.
 
-Rule: what memd does not have to change passes unchanged. A client that leaves ends the upstream request at once (the
+Rule: bytes that memd need not change pass unchanged. A client that leaves ends the upstream request at once (the
 handler is cancelled); an upstream that dies in mid-answer ends the client's stream abnormally, never with a clean end.
 """
 
@@ -28,11 +28,11 @@ log = logging.getLogger("memd")
 NO_REPLY = Reply(message=None)
 OWN_REQUEST_HEADERS = ("x-memory-mode", "x-memory-session", "x-memory-history", "x-memory-token")
 READ_WHOLE_BYTES_MAX = 4 << 20
-"""A body that passes through is forwarded at once up to here. In parts most take longer, 2 MB from one client one and
-a half times (bench/NOTES.md, 2026-11-22), and none can be sent again where the upstream has closed a pooled
-connection."""
+"""A body up to this size that passes through is read whole and then forwarded; a larger one is streamed. Streaming is
+slower (1.5 times for 2 MB from one client: bench/NOTES.md, 2026-11-22), and a streamed body cannot be sent again when
+the upstream has closed a pooled connection."""
 _ADDED_HEADERS = ("Content-Type", "Date", "Server")
-"""What aiohttp adds to an answer that lacks it."""
+"""Headers that aiohttp adds to a response that lacks them."""
 
 
 def forwarded_headers(request: web.BaseRequest, token: str) -> CIMultiDict[str]:
@@ -56,7 +56,7 @@ async def pass_through(
     idle_seconds: float,
     extra: list[tuple[str, str]] | None = None,
 ) -> web.StreamResponse:
-    """Forward any request as it is, and answer with what comes back; a large body is streamed."""
+    """Forward a request unchanged and relay the answer; a large body is streamed."""
     body: AsyncIterator[bytes] | bytes | None = None
     if request.can_read_body:
         size = request.content_length
@@ -74,7 +74,7 @@ async def pass_through(
 async def relay(
     request: web.Request, answer: aiohttp.ClientResponse, extra: list[tuple[str, str]]
 ) -> web.StreamResponse:
-    """Stream an answer back without looking at it."""
+    """Stream an answer back unread."""
     response = prepared(answer, extra, body_changes=False)
     await response.prepare(request)
     try:
@@ -92,16 +92,16 @@ class BrokenAnswer(UpstreamError):
 
 
 async def parts_of(answer: aiohttp.ClientResponse, turn: Turn) -> AsyncIterator[bytes]:
-    """An answer's body as it comes.
+    """Yield an answer's body as it arrives.
 
     Raises:
-        BrokenAnswer: it ended before its end.
+        BrokenAnswer: the connection ended before the body did.
     """
     while True:
         try:
             part = await answer.content.readany()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise BrokenAnswer(type(error).__name__) from error  # its text quotes what could not be read
+            raise BrokenAnswer(type(error).__name__) from error  # its message quotes the bytes that could not be parsed
         turn.answering()
         if not part:
             return
@@ -128,9 +128,9 @@ class ModelRelay:
         return self._whole or NO_REPLY
 
     async def run(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
-        """Pass the answer on to its end, the client's leaving (cancellation) or the upstream's."""
+        """Relay the answer until it ends, the client leaves (cancellation) or the upstream breaks off."""
         if self._answer.headers.get("Content-Encoding", "identity") != "identity":
-            return await relay(self._request, self._answer, extra)  # asked for plain text, got something unreadable
+            return await relay(self._request, self._answer, extra)  # compressed although `identity` was asked for
         if "text/event-stream" in self._answer.headers.get("Content-Type", ""):
             return await self._run_stream(out, extra)
         return await self._run_json(out, extra)
@@ -184,20 +184,20 @@ def prepared(answer: aiohttp.ClientResponse, extra: list[tuple[str, str]], *, bo
 
 
 class Relayed(web.StreamResponse):
-    """An answer of the upstream's: it has no headers that neither the upstream nor memd gave it."""
+    """A relayed answer: its headers are the upstream's and memd's, none of aiohttp's."""
 
     def __init__(self, *, status: int, reason: str | None, headers: CIMultiDict[str]) -> None:
         super().__init__(status=status, reason=reason, headers=headers)
         self._absent = [name for name in _ADDED_HEADERS if name not in headers]
 
-    def take_back_additions(self) -> None:
-        """Remove what aiohttp has added; to be called when it has."""
+    def remove_added_headers(self) -> None:
+        """Remove the headers that aiohttp added when it prepared the response."""
         for name in self._absent:
             self.headers.popall(name, None)
 
 
 def _named(raw_headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[str, str]]:
-    """Headers with their names spelled as on the wire."""
+    """Decode headers, with their names spelled as on the wire."""
     return ((name.decode("latin-1"), value.decode(errors="surrogateescape")) for name, value in raw_headers)
 
 
@@ -207,7 +207,7 @@ async def _write_held(response: web.StreamResponse, splicer: MemoryOutSplicer | 
 
 
 def break_off(request: web.BaseRequest, error: BrokenAnswer) -> None:
-    """End the client's connection so that it cannot take what came for the whole answer."""
+    """Abort the client's connection, so that it cannot take a part for the whole answer."""
     turn = turn_of(request)
     turn.outcome = "broken_answer"
     log.warning("the upstream broke off in mid-answer", extra={"turn": turn.id or None, "error": error})

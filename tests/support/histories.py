@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memd.conversation.conversation import Conversation
-from memd.conversation.events import Event, decode_event, encode_event
+from memd.conversation.events import BufferEvent, decode_event, encode_event
 from memd.conversation.hot_buffer import Arrival, HotBuffer
 from memd.messages import Block, BlockChunk, Message, ToolCall, chain_all
 
@@ -80,7 +80,7 @@ def state(buffer: HotBuffer) -> list[Any]:
     return [*(vars(conversation) for conversation in buffer.conversations()), *buffer.as_events()]
 
 
-def replayed(events: Sequence[Event]) -> HotBuffer:
+def replayed(events: Sequence[BufferEvent]) -> HotBuffer:
     """A buffer out of a journal, by way of its bytes."""
     again = new_buffer()
     again.replay([decode_event(encode_event(event)) for event in events])

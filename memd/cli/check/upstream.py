@@ -14,7 +14,7 @@ from memd.cli.check.result import CheckResult, failed, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.conversation.window import WINDOW_UNKNOWN_HARD_TOKENS
 from memd.errors import MemdError
-from memd.proxy.upstream.probing import UpstreamProbe, probed
+from memd.proxy.upstream.probing import UpstreamProbe, probe_upstream
 from memd.settings.model import Config
 from memd.wording import counted
 
@@ -36,7 +36,7 @@ def as_served(config: Config, daemon: RunningDaemon) -> Config:
 
 def upstream(config: Config) -> tuple[UpstreamProbe, list[CheckResult]]:
     """All that can be asked without generating anything."""
-    probe = probed(config)
+    probe = probe_upstream(config)
     if probe.problem:
         return probe, [failed(UPSTREAM, f"{probe.url} does not answer: {probe.problem}", START_IT)]
     if probe.is_memd:

@@ -20,7 +20,7 @@ from typing import Any, get_args
 import msgspec
 from msgspec import UNSET
 
-from memd.conversation.events import Appended, Event, Opened, Placed
+from memd.conversation.events import Appended, BufferEvent, Opened, Placed
 from memd.entries import REDACTED_AS, Draft, Speaker, Vector
 from memd.errors import StoreError
 from memd.ingest.redaction.shapes import BUILT_IN, Find, Span, matches
@@ -104,7 +104,7 @@ class Redactor:
         )
         return message if kept == message else kept
 
-    def event(self, event: Event) -> Event:
+    def event(self, event: BufferEvent) -> BufferEvent:
         """A change of the hot buffer as it may be journalled."""
         if not self._patterns:
             return event

@@ -1,7 +1,7 @@
 """The model server behind memd: one pooled client, and what memd learns from it (window, model, chat template).
 
-Rule: what the upstream does not tell is done without; asking never delays a request by more than `ASK_SECONDS`, and
-never fails one.
+Rule: memd works without anything that the upstream does not tell. A probe never delays a request by more than
+`ASK_SECONDS`, and never fails one.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ log = logging.getLogger("memd")
 
 ASK_SECONDS = 2.0
 REFRESH_SECONDS = 30.0
-"""Age at which the window and the template are asked for again: the model behind an address may change."""
+"""Age at which the window and the template are probed again: the model behind an address may change."""
 RETRY_SECONDS = 3.0
-"""Pause before an upstream that did not answer, or is still loading its model, is asked again."""
+"""Pause before an upstream that did not answer, or is still loading its model, is probed again."""
 LOADING = 503
 """llama-server's answer to everything until its model is loaded."""
 REFUSALS = frozenset({400, 422, 500})
-"""Statuses with which an upstream may refuse a prompt because of how memory stands in it (a chat template's error)."""
+"""Statuses with which an upstream may refuse a prompt because of the memory in it (an error of its chat template)."""
 
 # Never passed on (RFC 9110 section 7.6.1), or made anew by the client library.
 HOP_BY_HOP = frozenset(
@@ -54,16 +54,16 @@ NOT_FORWARDED = HOP_BY_HOP | {"host", "expect", "content-length"}
 
 
 class UpstreamFacts(msgspec.Struct, frozen=True):
-    """What the upstream told of itself. Defaults stand for an upstream that tells nothing."""
+    """Facts that the upstream told; the defaults stand for an upstream that tells nothing."""
 
     reachable: bool = False
     window: int | None = None
     """Context tokens per slot."""
     model: str = ""
     template: bytes = b""
-    """The 16-byte digest of the chat template; empty if it is not told."""
+    """The 16-byte digest of the chat template; empty if unknown."""
     shows_separate: bool | None = None
-    """Whether this model's template shows a message of memd's own in its place; None where that is not asked."""
+    """Whether this model's template renders a separate memory message in its place; None if not probed."""
 
 
 class Upstream:
@@ -77,7 +77,7 @@ class Upstream:
         self._wants_separate = config.injection.role == "separate"
         self._tasks = tasks
         self._asked_at = float("-inf")
-        self._is_settled = False  # whether the upstream has told what it has to tell
+        self._is_settled = False  # whether the last probe was answered
         self._asking: asyncio.Task[None] | None = None
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=config.upstream.keepalive_seconds),
@@ -90,11 +90,11 @@ class Upstream:
 
     @property
     def placement(self) -> Placement:
-        """How a block is put before the user's message: merged, unless the settings say otherwise and it can be seen.
+        """How a block is placed before the user's message: merged, unless the settings want it separate and that works.
 
         Measured (bench/NOTES.md): with full attention both cost the same; with a sliding window llama.cpp reads the
         whole prompt again when a block that is a message of its own leaves, and only what is necessary when a merged
-        one does. And every chat template takes a merged one, but many drop, move or refuse the other.
+        one does. Every chat template takes a merged block, but many drop, move or refuse a separate one.
         """
         return "separate" if self._wants_separate and self.facts.shows_separate is not False else "merged"
 
@@ -109,10 +109,10 @@ class Upstream:
         headers: CIMultiDict[str],
         body: bytes | AsyncIterable[bytes] | None,
     ) -> aiohttp.ClientResponse:
-        """Forward one request; the answer's body is still to be read, and must be closed by the caller.
+        """Forward one request. The caller reads the answer's body and closes it.
 
-        A pooled connection may have been closed by the server in the meantime, so one that breaks before any byte of
-        an answer is tried once more, on a new connection, if the body can be sent again.
+        The server may have closed a pooled connection in the meantime. So a request whose connection breaks before any
+        byte of an answer is sent once more, on a new connection, if its body can be sent again.
 
         Raises:
             aiohttp.ClientError, TimeoutError: no answer came.
@@ -129,27 +129,27 @@ class Upstream:
                     raise
 
     async def refresh(self, *, wait: bool) -> UpstreamFacts:
-        """What is known of the upstream; asks again when that is old, waiting for the answer only if asked to."""
+        """Return the known facts. Old ones start a new probe; it is waited for if `wait`, or if nothing is known."""
         age = time.monotonic() - self._asked_at
         due = age > (REFRESH_SECONDS if self._is_settled else RETRY_SECONDS)
         if due and self._asking is None:
-            self._asking = self._tasks.spawn(self._ask(), "ask-upstream")
+            self._asking = self._tasks.spawn(self._probe(), "ask-upstream")
         unknown = not self._is_settled and self.facts.window is None
         if self._asking is not None and (wait or unknown):
             await asyncio.wait({self._asking}, timeout=ASK_SECONDS)
         return self.facts
 
     async def count_tokens(self, path: str, body: bytes, headers: CIMultiDict[str]) -> int | None:
-        """The exact prompt tokens of a request body, by llama-server; None if it does not answer."""
+        """Have llama-server count the prompt tokens of a request body; None if it does not answer."""
         answer = await self._ask_json("POST", path, body, headers)
         count = answer.get("input_tokens") if isinstance(answer, dict) else None
         return count if isinstance(count, int) else None
 
     # -- private ------------------------------------------------------------------------------------------------
 
-    async def _ask(self) -> None:
+    async def _probe(self) -> None:
         try:
-            facts, self._is_settled = await self._told()
+            facts, self._is_settled = await self._read_props()
             self.facts = facts
             if self._wants_separate and self._is_settled and facts.shows_separate is None:
                 self.facts = msgspec.structs.replace(facts, shows_separate=await shows_in_place(self._rendered))
@@ -157,11 +157,11 @@ class Upstream:
             self._asked_at = time.monotonic()
             self._asking = None
 
-    async def _told(self) -> tuple[UpstreamFacts, bool]:
-        """What the upstream says of itself, and whether that is all that it has to say.
+    async def _read_props(self) -> tuple[UpstreamFacts, bool]:
+        """Ask `/props`; the second value is whether that was answered.
 
-        One that is not there, still loads its model or is too busy to answer most likely comes back as it was: its
-        window stays known, because without one prompts could get longer than it is.
+        An upstream that is away, busy or still loading its model most likely comes back unchanged, so its window stays
+        known: without a window, prompts could outgrow it.
         """
         try:
             async with asyncio.timeout(ASK_SECONDS):
@@ -174,15 +174,15 @@ class Upstream:
             return msgspec.structs.replace(self.facts, reachable=False), False
         if answer.status == LOADING:
             return msgspec.structs.replace(self.facts, reachable=True), False
-        return self._with_judgement(_facts_from(body if answer.status == 200 else b"")), True
+        return self._with_known_placement(_facts_from(body if answer.status == 200 else b"")), True
 
-    def _with_judgement(self, facts: UpstreamFacts) -> UpstreamFacts:
-        """What is known of a template holds as long as the same model has the same template."""
+    def _with_known_placement(self, facts: UpstreamFacts) -> UpstreamFacts:
+        """Keep the result of the placement probe as long as the same model has the same template."""
         same = (facts.model, facts.template) == (self.facts.model, self.facts.template)
         return msgspec.structs.replace(facts, shows_separate=self.facts.shows_separate) if same else facts
 
     async def _rendered(self, messages: Messages) -> str | None:
-        """The prompt of a conversation; empty where the template refuses it, None where the server does not say."""
+        """Have the server render a conversation: empty if its template refuses it, None without an answer."""
         sent = CIMultiDict({"Content-Type": "application/json"})
         try:
             async with asyncio.timeout(ASK_SECONDS):
@@ -213,7 +213,7 @@ class Upstream:
 
 
 def _facts_from(body: bytes) -> UpstreamFacts:
-    """From the answer to `/props`; one that is not llama-server's tells nothing."""
+    """Decode an answer to `/props`; one that is not llama-server's gives only that the server is reachable."""
     try:
         props = msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.DecodeError:

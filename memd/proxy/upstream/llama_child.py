@@ -1,7 +1,7 @@
 """A llama.cpp server of memd's own, in a child process (`memd serve --model FILE.gguf`).
 
-Rule: the child never outlives memd. It ends when its standard input closes, which happens however memd ends, `kill -9`
-included. This file is both sides: `LlamaChild` in memd, and the child's program when run with `python -m`.
+Rule: the child never outlives memd. It exits when its standard input closes, and that happens however memd ends, also
+by `kill -9`. This file is both sides: `LlamaChild` in memd, and the child's program when run with `python -m`.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _serve(model: str) -> None:
     try:
         server = xllamacpp.Server(parameters)
     except RuntimeError:
-        sys.exit(1)  # llama.cpp has said why
+        sys.exit(1)  # llama.cpp has printed the reason
     sys.stdout.write(f"{LISTENING}{server.listening_address}\n")
     sys.stdout.flush()
     threading.Event().wait()

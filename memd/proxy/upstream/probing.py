@@ -1,6 +1,6 @@
-"""What the model server behind memd can do for it, asked as the daemon asks: for `memd check`.
+"""Probes the capabilities of the model server for `memd check`, with the same requests that the daemon sends.
 
-Rule: nothing is generated and nothing is changed, on either side; each question waits `ASK_SECONDS` at most.
+Rule: nothing is generated and nothing is changed, on either side; each request waits `ASK_SECONDS` at most.
 """
 
 from __future__ import annotations
@@ -31,53 +31,53 @@ _CONVERSATION: tuple[dict[str, str], ...] = (
 )
 
 
-Shown = Literal["shown", "dropped", "refused", "unknown"]
-"""What the chat template does with a block that is placed so; unknown: the server cannot be asked."""
+Rendering = Literal["shown", "dropped", "refused", "unknown"]
+"""How the chat template treats a block in its placement; unknown: the server cannot render."""
 
 
 class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server told."""
+    """The findings."""
 
     url: str
     problem: str = ""
-    """Why it is not reachable; empty if it is."""
+    """The reason why it is not reachable; empty if it is."""
     is_memd: bool = False
-    """It is no model server but memd, this one or another."""
+    """The address belongs to a memd (this one or another), not to a model server."""
     is_loading: bool = False
     wants_key: bool = False
     model: str = ""
-    """Empty: not told."""
+    """Empty: unknown."""
     window: int | None = None
-    """Tokens; None: not told."""
+    """Tokens; None: unknown."""
     counts_exactly: bool = False
     """Whether it counts the tokens of a prompt."""
     placement: Placement = "merged"
-    block: Shown = "unknown"
+    block: Rendering = "unknown"
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _ProbeResponse(msgspec.Struct, frozen=True):
     status: int = 0
     value: Any = None
     problem: str = ""
 
 
-def probed(config: Config) -> UpstreamProbe:
-    """Ask the model server of `config`."""
-    return asyncio.run(_probed(config))
+def probe_upstream(config: Config) -> UpstreamProbe:
+    """Probe the model server of `config`."""
+    return asyncio.run(_probe(config))
 
 
-async def _probed(config: Config) -> UpstreamProbe:
+async def _probe(config: Config) -> UpstreamProbe:
     tasks = Tasks(Metrics())
     upstream = Upstream(config, tasks)
     try:
-        health = await _asked(upstream, "GET", "/health")
+        health = await _request(upstream, "GET", "/health")
         if health.problem:
             return UpstreamProbe(url=upstream.url, problem=health.problem)
-        own = await _asked(upstream, "GET", "/memd/health")
+        own = await _request(upstream, "GET", "/memd/health")
         if isinstance(own.value, dict) and "data_dir" in own.value:
             return UpstreamProbe(url=upstream.url, is_memd=True)
         facts = await upstream.refresh(wait=True)
-        models = await _asked(upstream, "GET", "/v1/models")
+        models = await _request(upstream, "GET", "/v1/models")
         body = msgspec.json.encode({"model": facts.model, "messages": _CONVERSATION})
         count = await upstream.count_tokens(CHAT.count_path, body, CIMultiDict())
         return UpstreamProbe(
@@ -88,26 +88,26 @@ async def _probed(config: Config) -> UpstreamProbe:
             window=facts.window,
             counts_exactly=count is not None,
             placement=upstream.placement,
-            block=await _rendered(upstream, config.injection.header, body),
+            block=await _render(upstream, config.injection.header, body),
         )
     finally:
         await upstream.close()
         await tasks.finish(timeout_seconds=ASK_SECONDS)
 
 
-async def _rendered(upstream: Upstream, header: str, body: bytes) -> Shown:
-    """Have the server render a conversation with a block in it, as it would for a model."""
+async def _render(upstream: Upstream, header: str, body: bytes) -> Rendering:
+    """Have the server render a conversation with a block in it, as for a model."""
     opening, closing = block.frame(header).split("\n")
     shown = "\n".join((opening, block.chunk_line("0000", _MARKER), closing))
     insertions = [Insertion(len(_CONVERSATION) - 1, shown)]
     prompt = CHAT.encode(CHAT.parse(body), insertions=insertions, placement=upstream.placement)
-    answer = await _asked(upstream, "POST", "/apply-template", prompt)
+    answer = await _request(upstream, "POST", "/apply-template", prompt)
     if answer.status == 200 and isinstance(answer.value, dict):
         return "shown" if _MARKER in str(answer.value.get("prompt", "")) else "dropped"
     return "refused" if answer.status in REFUSALS else "unknown"
 
 
-async def _asked(upstream: Upstream, method: str, path: str, body: bytes | None = None) -> _Answer:
+async def _request(upstream: Upstream, method: str, path: str, body: bytes | None = None) -> _ProbeResponse:
     headers = CIMultiDict({} if body is None else {"Content-Type": "application/json"})
     try:
         async with asyncio.timeout(ASK_SECONDS):
@@ -115,17 +115,17 @@ async def _asked(upstream: Upstream, method: str, path: str, body: bytes | None 
             async with answer:
                 data = await answer.read()
     except TimeoutError:
-        return _Answer(problem=f"nothing came within {ASK_SECONDS:g} s")
+        return _ProbeResponse(problem=f"nothing came within {ASK_SECONDS:g} s")
     except aiohttp.ClientError as error:
-        return _Answer(problem=_reason(error))
+        return _ProbeResponse(problem=_reason(error))
     try:
-        return _Answer(answer.status, msgspec.json.decode(data))
+        return _ProbeResponse(answer.status, msgspec.json.decode(data))
     except msgspec.DecodeError:
-        return _Answer(answer.status)
+        return _ProbeResponse(answer.status)
 
 
 def _reason(error: aiohttp.ClientError) -> str:
-    """Why there is no connection, in the system's words where it has some."""
+    """The reason why there is no connection, as the operating system words it where it does."""
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno or 0
         return os.strerror(number) if number > 0 else str(error.os_error.strerror or error)
