@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from memd.embedding.encoder import Encoder
 from memd.embedding.fastembed import Embedder, load_embedder
 from memd.embedding.priority import RightOfWay
-from memd.entries import Draft, utility_multiplier
+from memd.entries import Draft, Vector, utility_multiplier
 from memd.errors import EmbeddingError
 from memd.recall.ranking import Verdict
 from memd.recall.retrieve import Budget, Filters, Retrieved, Retriever
@@ -91,6 +92,28 @@ async def test_a_topic_without_entries_needs_no_embedding_and_any_other_does(
         retriever.close()
         encoder.close()
         store.close()
+
+
+def test_ingestion_stands_back_while_a_question_is_embedded() -> None:
+    order: list[str] = []
+
+    class Embedder:
+        def embed_pieces(self, text: str) -> NDArray[np.float32]:
+            ingestion.start()
+            ingestion.join(0.2)
+            order.append(text)
+            return np.zeros((1, 4), np.float32)
+
+        def embed(self, text: str) -> Vector:
+            order.append(text)
+            return np.zeros(4, np.float32)
+
+    encoder = Encoder(Embedder())  # type: ignore[arg-type]  # the part of it that is used here
+    ingestion = threading.Thread(target=encoder.for_ingestion, args=["a turn"])
+    encoder.query_vectors("a question")
+    ingestion.join()
+    encoder.close()
+    assert order == ["a question", "a turn"]
 
 
 TALK = (

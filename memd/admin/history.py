@@ -24,7 +24,7 @@ _ID_DIGITS = frozenset("0123456789abcdef")
 
 
 class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the log, as a person sees it."""
+    """One entry of the log, as people read it."""
 
     canonical_id: int
     at: int
@@ -37,13 +37,13 @@ class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
     or `damaged`: it cannot be read."""
     reason: str | None
     content: str
-    """What the chunk says; of one that is taken out, what it said."""
+    """The chunk's text; of a chunk that was taken out, its last text."""
     roles: tuple[str, ...]
     multiplier: float
     live: bool
-    """Whether this entry is the chunk's present state, and counts."""
+    """Whether this entry is the chunk's present state and can be recalled."""
     supersedes: tuple[str, ...]
-    """The uuids that it took the place of."""
+    """The uuids of the chunks that it replaced."""
 
 
 class LogPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,11 +51,11 @@ class LogPage(msgspec.Struct, frozen=True, kw_only=True):
 
     events: tuple[LogEvent, ...]
     next: int | None
-    """What to pass as `before` for those that follow; None: there are none."""
+    """The value of `before` for the next page; None: this is the last one."""
 
 
 class ChunkStory(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of one chunk."""
+    """One chunk with its whole history."""
 
     topic_id: str
     id: str
@@ -64,17 +64,17 @@ class ChunkStory(msgspec.Struct, frozen=True, kw_only=True):
     versions: tuple[LogEvent, ...]
     """Oldest first."""
     before: LogEvent | None
-    """What was said just before and just after it, and counts."""
+    """The live chunks of its stream that were said just before and just after it."""
     after: LogEvent | None
     replaces: tuple[str, ...]
-    """The uuids that it took the place of, and those that took its place."""
+    """The uuids of the chunks that it replaced, and of those that replaced it."""
     replaced_by: tuple[str, ...]
     turns: tuple[str, ...] = ()
     """The latest turns that put it into the prompt."""
 
 
 def log_page(snapshots: Sequence[Snapshot], *, before: int | None, limit: int) -> LogPage:
-    """The latest entries of these topics."""
+    """Return the latest entries of these topics, newest first."""
     merged = heapq.merge(*(_ids(one, before) for one in snapshots), key=lambda found: -found[0])
     events = [_event(snapshot, place) for (_, snapshot, place), _ in zip(merged, range(limit), strict=False)]
     return LogPage(events=tuple(events), next=events[-1].canonical_id if len(events) == limit else None)
@@ -83,11 +83,11 @@ def log_page(snapshots: Sequence[Snapshot], *, before: int | None, limit: int) -
 def chunks_page(
     snapshots: Sequence[Snapshot], *, before: int | None, limit: int, contains: str = "", gone_too: bool = False
 ) -> LogPage:
-    """The present state of chunks, latest first.
+    """Return the present state of chunks, latest first.
 
     Args:
-        contains: only those whose text has this, in any case.
-        gone_too: also those that were taken out.
+        contains: only chunks whose text contains this, in any case.
+        gone_too: include chunks that were taken out.
     """
     merged = heapq.merge(*(_ids(one, before) for one in snapshots), key=lambda found: -found[0])
     events: list[LogEvent] = []
@@ -106,7 +106,7 @@ def chunks_page(
 
 
 def story(snapshot: Snapshot, chunk_uuid: bytes) -> ChunkStory:
-    """Everything about a chunk of a topic.
+    """Read the whole history of a chunk of a topic.
 
     Raises:
         StoreError: an entry cannot be read.
@@ -131,11 +131,11 @@ def story(snapshot: Snapshot, chunk_uuid: bytes) -> ChunkStory:
 
 
 def named(snapshots: Iterable[Snapshot], chunk_id: str) -> tuple[Snapshot, bytes]:
-    """The chunk that an id or the beginning of a uuid means, and the first topic that has it.
+    """Find the chunk that an id or the first digits of a uuid name, and the first topic that has it.
 
     Raises:
         NotFound: there is none.
-        BadQuestion: it is no id, or means several chunks.
+        BadQuestion: it is not an id, or several chunks match.
     """
     digits = chunk_id.strip().lower().replace("-", "").removeprefix("[mem:").removesuffix("]")
     if not 1 <= len(digits) <= 32 or not set(digits) <= _ID_DIGITS:
@@ -234,7 +234,7 @@ def _canonical_id(snapshot: Snapshot, place: Place) -> int:
 
 
 def _is_taken_out(snapshot: Snapshot, place: Place) -> bool:
-    """Whether the entry is its chunk's last one and takes it out."""
+    """Return whether the entry is its chunk's last one and takes it out."""
     row = snapshot.views[place[0]].rows[place[1]]
     if int(row["status"]) == Status.ACTIVE:
         return False

@@ -1,4 +1,4 @@
-"""How memory is shown to the model: the text of a block, and what in stored text must not be taken for control.
+"""The text of a memory block, and how stored text is kept from acting as control tokens in it.
 
 Rule: the log keeps text as it was said; only the copy that is shown is neutralised.
 
@@ -32,12 +32,12 @@ _CONTROL = re.compile(
 
 
 def neutralised(text: str) -> str:
-    """`text` with a space behind the first character of every control string: readable, and no longer a token."""
+    """Return `text` with a space behind the first character of every control string: readable, but no token."""
     return _CONTROL.sub(lambda found: found[0] + " ", text)
 
 
 def shown_id(entry: Entry, taken: Collection[str]) -> str:
-    """The id under which a chunk is shown: its public id, with more digits where another one has that already."""
+    """Return the id to show a chunk under: its public id, with more digits where that is in `taken`."""
     digits = entry.uuid.hex()
     length = len(entry.public_id)
     while digits[:length] in taken and length < len(digits):
@@ -46,34 +46,34 @@ def shown_id(entry: Entry, taken: Collection[str]) -> str:
 
 
 def chunk_line(chunk_id: str, content: str) -> str:
-    """One chunk as it stands in a block."""
+    """Return the line of one chunk in a block."""
     return f"{CHUNK_MARKER}{chunk_id}] {neutralised(content)}"
 
 
 def tokens_at_least(line: str) -> int:
-    """Fewer raw tokens than this a line cannot have: no token of cl100k_base goes from one word into the next."""
+    """Return a lower bound of a line's raw tokens: no token of cl100k_base spans two words."""
     return len(line.split())
 
 
 def tokens_about(line: str) -> int:
-    """A guess at a line's raw tokens, not below `tokens_at_least`: four characters are one token of English."""
+    """Estimate a line's raw tokens, never below `tokens_at_least`: English has about four characters to a token."""
     return max(tokens_at_least(line), len(line) // 4)
 
 
 def frame(header: str) -> str:
-    """A block's first and last line, for counting what they cost."""
+    """Return a block's first and last line, for counting their tokens."""
     return f"{BLOCK_OPENING} {header}\n{BLOCK_CLOSING}"
 
 
 def render(shown: Sequence[Candidate], *, own_topic_id: str, header: str, taken: Collection[str], tokens: int) -> Block:
-    """The block that shows the selected chunks; `NO_BLOCK` where there are none.
+    """Render the block that shows the selected chunks; `NO_BLOCK` where there are none.
 
     Args:
-        shown: in the order of reading.
+        shown: in reading order.
         own_topic_id: the topic of the request; its chunks keep their ids where a related topic has the same one.
         header: the words of the first line.
         taken: ids that other blocks of the same prompt show.
-        tokens: what the block costs, counted by the caller.
+        tokens: raw tokens of the block, counted by the caller.
     """
     if not shown:
         return NO_BLOCK

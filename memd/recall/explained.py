@@ -25,14 +25,14 @@ class ScoredChunk(msgspec.Struct, frozen=True, kw_only=True):
     canonical_id: int
     score: float
     strength: float
-    """What `retrieval.min_score` is held against."""
+    """Compared with `retrieval.min_score`."""
     cosine: float
     cosine_share: float
     lexical: float
     neighbours: float
     multiplier: float
     tokens: int
-    """What it takes in a prompt."""
+    """The tokens of its line in a prompt, in the model's tokens."""
     verdict: str
     """`injected`, or why not."""
 
@@ -54,7 +54,7 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     as_of: int | None = None
     """The last canonical_id (microseconds since the epoch) that counted; None: the present."""
     note: str | None = None
-    """What was not searched, if anything."""
+    """The part that could not be searched; None: there is none."""
     budget_tokens: int
     tokens: int
     """Of the block that would be injected."""

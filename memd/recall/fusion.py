@@ -1,17 +1,17 @@
-"""What a chunk has to do with a question, from its meaning, its words and its neighbours: one value in cosine units.
+"""The relevance of a chunk to a question, fused from its meaning, its words and its neighbours, in cosine units.
 
-Rule: from values alone, and with both weights 0 exactly max(0, cosine) x multiplier. Words and neighbours change the
-order and may carry a chunk up to the best cosine of the question, never beyond, so that `retrieval.min_score` keeps its
-meaning; only where nearly all that a question asks for is in a chunk word by word may it count more than any cosine.
+Rule: computed from values alone; with both weights 0 it is exactly max(0, cosine) x multiplier. Words and neighbours
+change the order and may raise a chunk up to the best cosine of the question, never beyond it, so that
+`retrieval.min_score` keeps its meaning; only a chunk with nearly all words of the question may score above any cosine.
 
 With w the lexical weight, scaled down to nothing where the best chunk has little of the question's words:
 
     relevance = (1 - w) max(0, cosine) + w lexical/best lexical x scale
     scale     = max(best cosine, coverage of the best chunk / 2)
 
-A chunk with a rare identifier of the question is spared the mean: a low cosine says nothing about a name.
-To that a share of the two chronological neighbours' relevance is added, and all is scaled back so that the best value
-stays what it was.
+A chunk that contains a rare identifier of the question is not averaged: a low cosine means nothing for a name. A share
+of the relevance of its two chronological neighbours is added, and all is scaled down so that the best value stays as it
+was.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from collections.abc import Sequence
 import msgspec
 
 COVERAGE_FULL = 0.25
-"""The share of the question's idf mass in its best chunk from which words count with their whole weight; below it they
-are chance, and their weight falls to 0."""
+"""The share of the question's idf mass in its best chunk from which words have their full weight. Below it matches are
+chance, and the weight falls to 0."""
 WORD_BY_WORD = 0.5
-"""What a chunk with all the words of the question is worth in cosine units, where no cosine is higher."""
+"""The relevance, in cosine units, of a chunk with all words of the question, where no cosine is higher."""
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """What is known about one chunk."""
+    """The evidence for one chunk."""
 
     cosine: float
     multiplier: float = 1.0
     lexical: float = 0.0
     """BM25, 0 or more."""
     coverage: float = 0.0
-    """The share of the question's idf mass that it has, 0 to 1."""
+    """The share of the question's idf mass that it contains, 0 to 1."""
     is_exact: bool = False
-    """Whether it has a rare identifier of the question."""
+    """Whether it contains a rare identifier of the question."""
     neighbours: tuple[int, ...] = ()
     """Positions, among all evidence, of the chunks said just before and after."""
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """A score and what it is made of; `cosine`, `lexical` and `neighbours` add up to the relevance."""
+    """A score and its parts; `cosine`, `lexical` and `neighbours` add up to the relevance."""
 
     similarity: float
-    """The cosine itself, of which `cosine` is the share that counts."""
+    """The cosine itself; `cosine` is the share of it that counts."""
     cosine: float
     lexical: float
     neighbours: float
@@ -59,9 +59,9 @@ class Parts(msgspec.Struct, frozen=True):
 
     @property
     def strength(self) -> float:
-        """What `retrieval.min_score` is held against: the score, or what meaning alone would give where that is more.
+        """The value compared with `retrieval.min_score`: the score, or the score by meaning alone where that is higher.
 
-        Words reorder; a chunk that its meaning alone would have brought in is not lost because others have the words.
+        Words reorder: a chunk that its meaning alone brings in is not lost because other chunks have the words.
         Measured (bench/quality.py): 3 points more of what a question needs in 2,000 tokens, 6 in 4,000.
         """
         return max(self.score, self.similarity * self.multiplier)

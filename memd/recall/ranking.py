@@ -1,6 +1,6 @@
-"""Which of the chunks that a search found are shown: the best by score, as far as the budget reaches.
+"""Ranks the chunks that a search found and fills the budget with the best of them.
 
-Rule: a decision from values alone. Nothing is cut to fit; a chunk that does not fit is skipped and the next one tried.
+Rule: decided from values alone. Nothing is cut to fit; a chunk that does not fit is skipped and the next one tried.
 How a score is computed is in fusion.py.
 """
 
@@ -38,7 +38,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Verdict(enum.StrEnum):
-    """Whether a candidate is shown and, if not, why: the words that a user reads."""
+    """The decision on a candidate, in the words that a user reads."""
 
     INJECTED = "injected"
     EARLIER = "in the block of an earlier turn"

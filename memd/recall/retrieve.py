@@ -96,7 +96,7 @@ class Retrieved(msgspec.Struct, frozen=True, kw_only=True):
     fill_ms: float = 0.0
     """Of filling the budget: counting tokens."""
     note: str | None = None
-    """What could not be searched; None: everything was."""
+    """The part that could not be searched; None: there is none."""
 
 
 class Retriever:

@@ -1,7 +1,7 @@
 """One topic's part of a recall: its candidates by meaning and by words, with all evidence for each.
 
-Rule: every candidate gets the same evidence whichever side found it: its true cosine and its lexical score. The
-neighbours of the strongest are candidates too, and each of such a pair speaks for the other.
+Rule: every candidate gets the same evidence, its exact cosine and its lexical score, whichever search found it. The
+neighbours of the strongest are candidates too, and each of such a pair counts as evidence for the other.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from memd.store.store import Hit, Snapshot
 log = logging.getLogger("memd")
 
 LEXICAL_ROUNDS = 64
-"""How many times `retrieval.top_k` chunks are looked at for their words, where what is found is in the prompt already:
-common words are in nearly every chunk, and no score ends that list."""
+"""At most so many times `retrieval.top_k` chunks are searched by words, where the first ones are in the prompt already:
+common words are in nearly every chunk, so no score ends that list."""
 NEIGHBOURED_SHARE = 3 / 8
-"""Of `k`: so many of the strongest chunks bring in their neighbours. Of more of them it costs time and finds nothing
+"""The share of the `k` strongest chunks whose neighbours become candidates. A larger one costs time and finds nothing
 more (bench/NOTES.md, 2026-11-22)."""
 _NO_WORDS = LexicalHit(0, 0.0, 0.0, False)
 
 
 class TopicSearch:
-    """A question to one topic as it was when it was asked."""
+    """One question to one snapshot of a topic."""
 
     def __init__(self, snapshot: Snapshot, queries: NDArray[np.float32], words: LexicalQuery | None) -> None:
         """`words`: the same question to the lexical index; None: by meaning only."""
         self.snapshot = snapshot
         self.is_exhausted = False
-        """Whether a larger `k` finds nothing more."""
+        """Whether a larger `k` would find nothing more; set by `evidence`."""
         self._queries = queries
         self._words = words
         self._entries: dict[Place, Entry] = {}  # read for this question: an entry is needed up to three times
 
     @property
     def has_words(self) -> bool:
-        """Whether it is searched by words too; False as well once that has failed."""
+        """Whether the topic is searched by words too; becomes False when that fails."""
         return self._words is not None
 
     def read(self, place: Place) -> Entry:
@@ -61,7 +61,7 @@ class TopicSearch:
         return self._entries[place]
 
     def evidence(self, k: int, settings: RetrievalSettings, *, first: int) -> tuple[list[Hit], list[Evidence]]:
-        """The best `k` by meaning, the best `k` by words, and their neighbours where those count.
+        """Find the best `k` by meaning, the best `k` by words, and the neighbours of the strongest.
 
         `first`: the position of this topic's first chunk among the evidence of all topics.
         """
@@ -121,7 +121,7 @@ class TopicSearch:
             return {}
 
     def _words_of(self, hits: Iterable[Hit], known: Mapping[int, LexicalHit]) -> dict[int, LexicalHit]:
-        """What is `known`, and the same of these hits."""
+        """Return `known` with the lexical scores of these hits added."""
         if self._words is None:
             return {}
         rest = [hit.canonical_id for hit in hits if hit.canonical_id not in known]
