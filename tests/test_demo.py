@@ -10,7 +10,7 @@ import pytest
 from daemon_process import clean_environment
 
 from memd.demo.conversation import CHANGED, QUESTION_IN_NEW_CHAT, QUESTIONS, load_turns
-from memd.demo.fake_model import UNKNOWN, StandIn
+from memd.demo.fake_model import UNKNOWN, FakeModel
 
 
 @pytest.mark.process
@@ -28,7 +28,7 @@ def test_the_demo_plays_to_its_end_and_shows_every_answer() -> None:
 
 
 def test_the_stand_in_answers_from_its_prompt_and_from_nothing_else() -> None:
-    standin = StandIn(window=100_000, count=len, lines={})
+    standin = FakeModel(window=100_000, count=len, lines={})
     history = []
     for turn in load_turns():
         history += [{"role": "user", "content": turn.user}, {"role": "assistant", "content": turn.assistant}]
@@ -40,7 +40,7 @@ def test_the_stand_in_answers_from_its_prompt_and_from_nothing_else() -> None:
 
 @pytest.mark.parametrize("merged", [False, True], ids=["separate", "merged"])
 def test_the_stand_in_reads_memory_blocks_and_cites_the_chunk(merged: bool) -> None:
-    standin = StandIn(window=100_000, count=len, lines={})
+    standin = FakeModel(window=100_000, count=len, lines={})
     block = "[memory] Records.\n[mem:a3f9] user: The port is 7340.\nassistant: Noted.\n[/memory]"
     question = "Which port is it?"
     if merged:
@@ -52,7 +52,7 @@ def test_the_stand_in_reads_memory_blocks_and_cites_the_chunk(merged: bool) -> N
 
 async def test_the_stand_in_answers_in_the_shapes_of_llama_server() -> None:
     async with (
-        StandIn(window=400, count=len, lines={"Hi.": "Hello there."}).running() as standin,
+        FakeModel(window=400, count=len, lines={"Hi.": "Hello there."}).running() as standin,
         aiohttp.ClientSession(standin.base_url) as session,
     ):
         body = {"messages": [{"role": "user", "content": "Hi."}]}

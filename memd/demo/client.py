@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ChatAnswer(msgspec.Struct, frozen=True):
     """What one request brought."""
 
     text: str
@@ -26,7 +26,7 @@ class Answer(msgspec.Struct, frozen=True):
     """What finding and inserting the memories took, by `Server-Timing`; None if nothing was looked for."""
 
 
-class Chat:
+class ChatClient:
     """One conversation; `messages` is its history as the client keeps it."""
 
     def __init__(self, session: aiohttp.ClientSession, base_url: str, topic_id: str, system_prompt: str) -> None:
@@ -41,7 +41,7 @@ class Chat:
         *,
         corrections: list[dict[str, Any]] | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> ChatAnswer:
         """Send the history with one more message and take the streamed reply into the history.
 
         Raises:
@@ -54,7 +54,7 @@ class Chat:
         body = {"model": "any", "messages": self.messages, "stream": True, "metadata": {"memory_in": memory_in}}
         async with self._session.post(self._url, json=body, headers=headers, raise_for_status=True) as response:
             pieces, memory_out = await _read(response)
-            answer = Answer(
+            answer = ChatAnswer(
                 text="".join(pieces),
                 status=response.headers.get("X-Memory-Status", ""),
                 injected=tuple(memory_out.get("injected_chunks", ())),

@@ -13,7 +13,7 @@ import msgspec
 SYSTEM_PROMPT = "You are a careful coding assistant. Answer briefly."
 
 
-class Turn(msgspec.Struct, frozen=True):
+class Exchange(msgspec.Struct, frozen=True):
     """One exchange between the developer and the assistant."""
 
     user: str
@@ -46,14 +46,14 @@ CORRECTION_REASON = "customers forgot the appointment overnight"
 CORRECTED_EXPECTS = "three hours before the appointment"
 
 
-def load_turns() -> list[Turn]:
+def load_turns() -> list[Exchange]:
     """The conversation, oldest turn first."""
     text = files("memd.demo").joinpath("bike_workshop.txt").read_text(encoding="utf-8")
     _, *exchanges = text.split("\n> ")
     turns = []
     for exchange in exchanges:
         user, _, assistant = exchange.partition("\n< ")
-        turns.append(Turn(user.strip(), assistant.strip()))
+        turns.append(Exchange(user.strip(), assistant.strip()))
     for question in (*QUESTIONS, QUESTION_IN_NEW_CHAT, CHANGED):
         assert text.count(question.expects) == 1, f"{question.expects!r} must be said exactly once"
     return turns

@@ -41,7 +41,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n")
 _MEMORY_LINE = re.compile(r"\[mem:(?P<id>[0-9a-f]+)\] ")
 
 
-class Shown(msgspec.Struct, frozen=True):
+class ShownPrompt(msgspec.Struct, frozen=True):
     """A prompt as the model got it."""
 
     messages: tuple[Mapping[str, str], ...]
@@ -58,7 +58,7 @@ class Shown(msgspec.Struct, frozen=True):
         return found
 
 
-class StandIn:
+class FakeModel:
     """The server's state; started by `running`.
 
     Args:
@@ -69,13 +69,13 @@ class StandIn:
 
     def __init__(self, *, window: int, count: Callable[[str], int], lines: Mapping[str, str]) -> None:
         self.window = window
-        self.shown: list[Shown] = []
+        self.shown: list[ShownPrompt] = []
         self.base_url = ""
         self._count = count
         self._lines = lines
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[StandIn]:
+    async def running(self) -> AsyncIterator[FakeModel]:
         """Serve on a free loopback port until the block is left."""
         application = web.Application(client_max_size=100 * 1024 * 1024)
         application.add_routes(
@@ -151,7 +151,7 @@ class StandIn:
             return _refusal(
                 {"code": 400, "message": problem, "type": kind, "n_prompt_tokens": tokens, "n_ctx": self.window}
             )
-        self.shown.append(Shown(tuple(messages), tokens))
+        self.shown.append(ShownPrompt(tuple(messages), tokens))
         text = self.reply_to(messages)
         reply = _Reply(len(self.shown), text, tokens, self._count(text), started)
         return await reply.stream(request) if body.get("stream") else web.json_response(reply.completion())

@@ -21,8 +21,8 @@ from rich.console import Console
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.demo import conversation as script
-from memd.demo.client import Answer, Chat
-from memd.demo.fake_model import UNKNOWN, Shown, StandIn
+from memd.demo.client import ChatAnswer, ChatClient
+from memd.demo.fake_model import UNKNOWN, FakeModel, ShownPrompt
 from memd.demo.screen import Screen
 from memd.proxy.app import running
 from memd.settings.model import Config, ListenSettings, LogSettings, UpstreamSettings
@@ -60,7 +60,7 @@ def main(fast: bool) -> int:
 async def _play(screen: Screen, pause_seconds: float) -> None:
     turns = script.load_turns()
     counter = TokenCounter(cl100k_base(ranks_bytes()))
-    standin = StandIn(window=WINDOW_TOKENS, count=counter.count, lines={turn.user: turn.assistant for turn in turns})
+    standin = FakeModel(window=WINDOW_TOKENS, count=counter.count, lines={turn.user: turn.assistant for turn in turns})
     with tempfile.TemporaryDirectory(prefix="memd-demo-") as folder:
         async with standin.running():
             config = Config(
@@ -70,7 +70,7 @@ async def _play(screen: Screen, pause_seconds: float) -> None:
                 log=LogSettings(level="error"),
             )
             async with running(config) as daemon, aiohttp.ClientSession() as session:
-                chats = partial(Chat, session, daemon.base_url, TOPIC, script.SYSTEM_PROMPT)
+                chats = partial(ChatClient, session, daemon.base_url, TOPIC, script.SYSTEM_PROMPT)
                 stage = _Stage(screen, standin, counter.count, config.data_dir, chats, pause_seconds)
                 screen.opening(WINDOW_TOKENS, len(turns), daemon.base_url)
                 chat = await stage.long_conversation(turns)
@@ -86,10 +86,10 @@ class _Stage:
     def __init__(
         self,
         screen: Screen,
-        standin: StandIn,
+        standin: FakeModel,
         count: Callable[[str], int],
         data_dir: Path,
-        new_chat: Callable[[], Chat],
+        new_chat: Callable[[], ChatClient],
         pause_seconds: float,
     ) -> None:
         self._screen = screen
@@ -102,7 +102,7 @@ class _Stage:
         self._said_tokens = 0
         self._recall_ms: list[float] = []
 
-    async def long_conversation(self, turns: list[script.Turn]) -> Chat:
+    async def long_conversation(self, turns: list[script.Exchange]) -> ChatClient:
         """All turns, the whole history with each; returns the chat, still open."""
         self._screen.act("A long conversation", "The client sends its whole history every time, as clients do.")
         chat = self._new_chat()
@@ -129,7 +129,7 @@ class _Stage:
         await self._pause()
         return chat
 
-    async def questions(self, chat: Chat) -> None:
+    async def questions(self, chat: ChatClient) -> None:
         """Facts from the first turns, asked in the same chat when those turns have long left the prompt."""
         self._screen.act("Asking about the beginning", "The turns that hold the answers are no longer in the prompt.")
         for position, question in enumerate(script.QUESTIONS):
@@ -202,7 +202,7 @@ class _Stage:
     async def _pause(self, share: float = 1.0) -> None:
         await asyncio.sleep(share * self._pause_seconds)
 
-    async def _say(self, chat: Chat, text: str, corrections: list[dict[str, object]] | None = None) -> Answer:
+    async def _say(self, chat: ChatClient, text: str, corrections: list[dict[str, object]] | None = None) -> ChatAnswer:
         answer = await chat.say(text, corrections=corrections)
         if answer.status.startswith("degraded"):
             raise NotShown(f"memd reports {answer.status}")
@@ -210,7 +210,7 @@ class _Stage:
         self._said_tokens += self._count(text) + self._count(answer.text)
         return answer
 
-    async def _asked(self, chat: Chat, question: str, expects: str) -> tuple[Answer, Shown]:
+    async def _asked(self, chat: ChatClient, question: str, expects: str) -> tuple[ChatAnswer, ShownPrompt]:
         """Ask, and hold that the answer came out of a memory block."""
         answer = await self._say(chat, question)
         shown = self._standin.shown[-1]
@@ -226,13 +226,13 @@ class _Stage:
         return [shown_text(line) for line in export(self._data_dir, DiskFiles(), topic_id=TOPIC, live_only=True)]
 
 
-def _left_out(chat: Chat, shown: Shown) -> int:
+def _left_out(chat: ChatClient, shown: ShownPrompt) -> int:
     """How many of the messages that the client sent the model was not shown."""
     sent = len(chat.messages) - 1  # the reply came after
     return sent - sum("[memory]" not in message["content"] or message["role"] == "user" for message in shown.messages)
 
 
-def _chunk_that_says(shown: Shown, text: str) -> str:
+def _chunk_that_says(shown: ShownPrompt, text: str) -> str:
     """The id in front of the line of the memory block that says it."""
     for part in re.split(r"\n(?=\[mem:)", "\n".join(reversed(shown.blocks))):
         if part.startswith("[mem:") and text in part:

@@ -21,7 +21,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from memd.demo.fake_model import Shown
+from memd.demo.fake_model import ShownPrompt
 
 USER, MODEL, MEMORY = "bold cyan", "bold green", "magenta"
 EXCERPT_CHARACTERS = 260
@@ -92,7 +92,7 @@ class Screen:
             Panel(Group(*lines, Text(f"… and {more} more", style="dim")), title=title, border_style=MEMORY)
         )
 
-    def prompt(self, shown: Shown, sent: int, expects: str) -> None:
+    def prompt(self, shown: ShownPrompt, sent: int, expects: str) -> None:
         """The memory block that the model was shown."""
         block = shown.blocks[-1] if shown.blocks else "(no memory block)"
         head, *chunks, tail = _chunks_of(block)
