@@ -43,7 +43,8 @@ from vectors import embedded, mixed
 
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
-from memd.embedding.fastembed import Embedder, load_embedder
+from memd.embedding.embedder import Embedder
+from memd.embedding.loading import load_embedder
 from memd.ingest import pipeline
 from memd.ingest.chunking import split
 from memd.ingest.pipeline import Drafter, unstored_runs

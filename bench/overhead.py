@@ -41,7 +41,7 @@ from rich.table import Table
 from store import drafts, settle
 from vectors import embedded, mixed
 
-from memd.embedding.fastembed import load_embedder
+from memd.embedding.loading import load_embedder
 from memd.store.store import Store
 
 REQUESTS = 100

@@ -41,7 +41,7 @@ from rich.table import Table
 from vector_stores import NumpyExact, VectorStore, installed
 from vectors import embedded, mixed
 
-from memd.embedding.fastembed import load_embedder
+from memd.embedding.loading import load_embedder
 from memd.entries import Draft
 from memd.store.log.columns import Floats
 from memd.store.store import Store, TopicLog

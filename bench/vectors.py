@@ -12,7 +12,7 @@ import random
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.embedding.fastembed import Embedder
+from memd.embedding.embedder import Embedder
 
 Floats = NDArray[np.float32]
 

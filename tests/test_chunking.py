@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
-from memd.embedding.fastembed import load_embedder
+from memd.embedding.loading import load_embedder
 from memd.entries import Speaker, Vector, text_with_roles
 from memd.ingest.chunking import Chunk, Split, Utterance, split
 from memd.ingest.pieces import candidate_pieces

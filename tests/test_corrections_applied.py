@@ -28,7 +28,7 @@ class Encoder:
         self.threads: set[int] = set()
         self.broken = False
 
-    def for_ingestion(self, text: str) -> Vector:
+    def embed_text(self, text: str) -> Vector:
         if self.broken:
             raise EmbeddingError("it was asked")
         self.texts.append(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from memd.embedding.fastembed import Embedder, load_embedder
-from memd.entries import Status, Vector
+from memd.embedding.embedder import Embedder
+from memd.embedding.loading import load_embedder
+from memd.entries import Status
 from memd.proxy import app
 from memd.proxy.parts import Daemon
 from memd.settings.model import BufferSettings, Config, ListenSettings, LogSettings, UpstreamSettings
@@ -24,7 +25,7 @@ QUESTION = "Where does the spare key hang?"
 LONG = "Seventeen crates of oranges went to the harbour. " * 30
 
 
-class Gated:
+class Gated(Embedder):
     """The bundled model, which embeds texts for the log only while `gate` is open; queries always."""
 
     def __init__(self, real: Embedder) -> None:
@@ -33,18 +34,16 @@ class Gated:
         self.gate.set()
         self.waiting = threading.Event()
         self.name, self.dimension, self.fingerprint = real.name, real.dimension, real.fingerprint
+        self.batch_texts = real.batch_texts
 
-    def embed(self, text: str) -> Vector:
+    def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
         if not self.gate.is_set():
             self.waiting.set()
             assert self.gate.wait(60)
-        return self._real.embed(text)
+        return self._real.embed_many(texts)
 
-    def pieces(self, text: str) -> list[str]:
-        return self._real.pieces(text)
-
-    def embed_pieces(self, text: str) -> NDArray[np.float32]:
-        return self._real.embed_pieces(text)
+    def embed_query(self, text: str) -> NDArray[np.float32]:
+        return self._real.embed_query(text)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +130,7 @@ async def test_corrections_are_durable_while_a_conversation_is_being_stored(
         session.post(f"{daemon.base_url}/v1/chat/completions", json=body) as response,
     ):
         assert "signals" not in (await response.json())["memory_out"]
-    about = await daemon.encoder.query(QUESTION)
+    about = await asyncio.to_thread(daemon.encoder.embed_query, QUESTION)
     hits = daemon.store.topic("harbour").snapshot().search(about, 10)
     assert min(hit.multiplier for hit in hits) < 1
 

@@ -18,7 +18,8 @@ from recording_upstream import RecordingUpstream
 from memd.assets import ranks_bytes
 from memd.cli.main import main
 from memd.conversation.tokens import TokenCounter, cl100k_base
-from memd.embedding.fastembed import Embedder, load_embedder
+from memd.embedding.embedder import Embedder
+from memd.embedding.loading import load_embedder
 from memd.entries import Draft, Vector
 from memd.errors import BadImport
 from memd.ingest import importing, offline
@@ -174,14 +175,14 @@ def test_what_was_said_comes_back_with_its_speakers_and_a_line_from_before_them_
     assert without_new(exported(tmp_path / "new")) == without_new(lines)
     assert run(tmp_path / "new", written(tmp_path / "lines.jsonl", lines)).entries == 0
     snapshot = opened(tmp_path / "new", embedder).topic("default").snapshot()
-    vectors = [snapshot.entry(hit).vector for hit in snapshot.search(embedder.embed_pieces("Which port?"), 2)]
+    vectors = [snapshot.entry(hit).vector for hit in snapshot.search(embedder.embed_query("Which port?"), 2)]
     assert vectors == [embedder.embed(text).tobytes() for text in ("Which port?\n8765.", line["content"])]
 
 
 def test_what_was_imported_is_found_by_meaning(run: Run, tmp_path: Path, embedder: Embedder, export_file: Path) -> None:
     run(tmp_path / "new", export_file)
     snapshot = opened(tmp_path / "new", embedder).topic("bikes").snapshot()
-    hits = snapshot.search(embedder.embed_pieces("how many spokes does bicycle 13 have"), 3)
+    hits = snapshot.search(embedder.embed_query("how many spokes does bicycle 13 have"), 3)
     assert "user: bicycle 13 has 16 spokes" in [snapshot.entry(hit).content for hit in hits]
 
 
@@ -322,7 +323,7 @@ def test_a_conversation_is_chunked_and_found(run: Run, tmp_path: Path, embedder:
         'assistant: [call count {"of": "steps"}]\ntool: 217\nassistant: It has 217 steps.'
     )
     snapshot = opened(tmp_path / "new", embedder).topic("default").snapshot()
-    (hit,) = snapshot.search(embedder.embed_pieces("What is the release word of the lamp?"), 1)
+    (hit,) = snapshot.search(embedder.embed_query("What is the release word of the lamp?"), 1)
     assert "cinnamon-42" in snapshot.entry(hit).content
 
 

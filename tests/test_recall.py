@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
-from memd.embedding.fastembed import Embedder, load_embedder
-from memd.embedding.priority import RightOfWay
-from memd.entries import Draft, Vector, utility_multiplier
+from memd.embedding.loading import load_embedder
+from memd.embedding.priority import Priority
+from memd.entries import Draft, utility_multiplier
 from memd.errors import EmbeddingError
 from memd.recall.ranking import Verdict
 from memd.recall.retrieve import Budget, Filters, Retrieved, Retriever
@@ -35,7 +36,7 @@ BUDGET = Budget(2000)
 
 def retriever_of(encoder: Encoder, settings: RetrievalSettings) -> Retriever:
     """A retriever for which a token is a word."""
-    return Retriever(encoder, settings, RightOfWay(), header="Excerpts.", count=lambda text: len(text.split()))
+    return Retriever(encoder, settings, Priority(), header="Excerpts.", count=lambda text: len(text.split()))
 
 
 def contents(retrieved: Retrieved) -> list[str]:
@@ -70,7 +71,7 @@ async def test_a_damaged_entry_costs_its_own_chunk_and_no_other(tmp_path: Path, 
 class Broken:
     """An embedder that fails whenever it is asked."""
 
-    def embed_pieces(self, text: str) -> NDArray[np.float32]:
+    def embed_query(self, text: str) -> NDArray[np.float32]:
         raise EmbeddingError("it was asked")
 
 
@@ -97,20 +98,22 @@ async def test_a_topic_without_entries_needs_no_embedding_and_any_other_does(
 def test_ingestion_stands_back_while_a_question_is_embedded() -> None:
     order: list[str] = []
 
-    class Embedder:
-        def embed_pieces(self, text: str) -> NDArray[np.float32]:
+    class Slow:
+        batch_texts = 1
+
+        def embed_query(self, text: str) -> NDArray[np.float32]:
             ingestion.start()
             ingestion.join(0.2)
             order.append(text)
             return np.zeros((1, 4), np.float32)
 
-        def embed(self, text: str) -> Vector:
-            order.append(text)
-            return np.zeros(4, np.float32)
+        def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
+            order.extend(texts)
+            return np.zeros((len(texts), 4), np.float32)
 
-    encoder = Encoder(Embedder())  # type: ignore[arg-type]  # the part of it that is used here
-    ingestion = threading.Thread(target=encoder.for_ingestion, args=["a turn"])
-    encoder.query_vectors("a question")
+    encoder = Encoder(Slow())  # type: ignore[arg-type]  # the part of it that is used here
+    ingestion = threading.Thread(target=encoder.embed_text, args=["a turn"])
+    encoder.embed_query("a question")
     ingestion.join()
     encoder.close()
     assert order == ["a question", "a turn"]
@@ -185,7 +188,7 @@ def test_only_the_strongest_bring_in_their_neighbours_and_each_speaks_for_the_ot
     topic: TopicLog, embedder: Embedder
 ) -> None:
     question = "Who paints the boat house?"
-    search = TopicSearch(topic.snapshot(), embedder.embed_pieces(question), topic.lexical_query(question))
+    search = TopicSearch(topic.snapshot(), embedder.embed_query(question), topic.lexical_query(question))
     hits, evidence = search.evidence(
         2, RetrievalSettings(), first=10
     )  # both sides find the boat house, twice; one of two counts
@@ -285,7 +288,7 @@ async def test_what_was_said_beside_a_document_is_no_neighbour_of_it_and_repeats
     topic.append([_draft(embedder, 4, "Yes.")])
     search = TopicSearch(
         topic.snapshot(),
-        embedder.embed_pieces("Where is the spare key?"),
+        embedder.embed_query("Where is the spare key?"),
         topic.lexical_query("Where is the spare key?"),
     )
     hits, evidence = search.evidence(3, RetrievalSettings(), first=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream
 
 from memd.cli.main import main
-from memd.embedding.fastembed import Embedder, load_embedder
+from memd.embedding.embedder import Embedder
+from memd.embedding.loading import load_embedder
 from memd.entries import Draft, Vector
 from memd.ingest import reembedding
 from memd.ingest.reembedding import reembed_topics
@@ -30,26 +31,21 @@ from memd.store.tools.verify import verify
 OTHER_FINGERPRINT = "f" * 32
 
 
-class Halved:
+class Halved(Embedder):
     """Another model: the first half of the bundled one's vector."""
-
-    name = "halved"
-    fingerprint = OTHER_FINGERPRINT
 
     def __init__(self, whole: Embedder) -> None:
         self._whole = whole
+        self.name, self.fingerprint, self.batch_texts = "halved", OTHER_FINGERPRINT, 1
         self.dimension = whole.dimension // 2
 
-    def pieces(self, text: str) -> list[str]:
-        return self._whole.pieces(text)
-
-    def embed_pieces(self, text: str) -> NDArray[np.float32]:
-        halves = self._whole.embed_pieces(text)[:, : self.dimension]
+    def embed_query(self, text: str) -> NDArray[np.float32]:
+        halves = self._whole.embed_query(text)[:, : self.dimension]
         return np.asarray(halves / np.linalg.norm(halves, axis=1, keepdims=True), dtype=np.float32)
 
-    def embed(self, text: str) -> Vector:
-        vector = self._whole.embed(text)[: self.dimension]
-        return np.asarray(vector / np.linalg.norm(vector), dtype=np.float32)
+    def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        halves = self._whole.embed_many(texts)[:, : self.dimension]
+        return np.asarray(halves / np.linalg.norm(halves, axis=1, keepdims=True), dtype=np.float32)
 
 
 class Refingerprinted(Halved):
@@ -59,11 +55,11 @@ class Refingerprinted(Halved):
         super().__init__(whole)
         self.dimension = whole.dimension
 
-    def embed(self, text: str) -> Vector:
-        return np.ascontiguousarray(self._whole.embed(text)[::-1])
+    def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        return np.ascontiguousarray(self._whole.embed_many(texts)[:, ::-1])
 
-    def embed_pieces(self, text: str) -> NDArray[np.float32]:
-        return np.ascontiguousarray(self._whole.embed_pieces(text)[:, ::-1])
+    def embed_query(self, text: str) -> NDArray[np.float32]:
+        return np.ascontiguousarray(self._whole.embed_query(text)[:, ::-1])
 
 
 class StopError(Exception):
@@ -120,7 +116,7 @@ LIVE = [text_of(number) for number in range(33) if number != 4]
 
 def found(topic: TopicLog, embedder: Embedder) -> list[str]:
     snapshot = topic.snapshot()
-    hits = snapshot.search(embedder.embed_pieces("how many cranes are in the harbour?"), 1000)
+    hits = snapshot.search(embedder.embed_query("how many cranes are in the harbour?"), 1000)
     entries = [snapshot.entry(hit) for hit in hits]
     return [entry.content for entry in sorted(entries, key=lambda entry: entry.origin_id)]
 

@@ -18,8 +18,9 @@ from daemon_process import Answer, DaemonProcess, Headers, Stream, ask, wait_unt
 from openai_responses import TOOL, TOOL_ARGUMENTS
 from recording_upstream import RecordingUpstream, Request, Response
 
+from memd.wire.api import Placement
 from memd.wire.chat.api import CHAT
-from memd.wire.request import Insertion, Placement
+from memd.wire.request import Insertion
 from memd.wire.responses.api import RESPONSES
 
 FORGETFUL = "".join(REPLY)

@@ -15,7 +15,8 @@ from memd.messages import Message, ToolCall
 from memd.wire.anthropic.api import ANTHROPIC
 from memd.wire.anthropic.message import encode_message, parse_message
 from memd.wire.chat.api import CHAT
-from memd.wire.request import Insertion, MessageCache, ModelRequest
+from memd.wire.message_cache import MessageCache
+from memd.wire.request import Insertion, ModelRequest
 from memd.wire.sideband import MemoryIn
 
 PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
@@ -362,9 +363,7 @@ def test_the_results_of_parallel_calls_stand_in_one_message() -> None:
     ]
 
 
-def test_memory_out_belongs_to_the_first_event_and_errors_have_the_api_s_shape() -> None:
-    assert ANTHROPIC.carries_memory_out(b'{"type":"message_start","message":{}}')
-    assert not ANTHROPIC.carries_memory_out(b'{"type":"ping"}')
+def test_errors_have_the_api_s_shape() -> None:
     assert json.loads(ANTHROPIC.error_body(400, "no", "invalid_request_error")) == {
         "type": "error",
         "error": {"type": "invalid_request_error", "message": "no"},

@@ -10,12 +10,14 @@ import pytest
 from anthropic import Anthropic
 from hypothesis import given
 from hypothesis import strategies as st
-from test_wire_capture import calls, cuts, json_values, pieces, valid_text
+from test_wire_chat_capture import calls, cuts, json_values, pieces, valid_text
 
 from memd.messages import Message, ToolCall
 from memd.wire.anthropic.api import ANTHROPIC
-from memd.wire.anthropic.capture import AnthropicCapture, reply_of
+from memd.wire.anthropic.capture import AnthropicCapture, parse_reply
 from memd.wire.capture import Reply, Usage
+from memd.wire.reply_stream import ReplyStream
+from memd.wire.sse import SseEvent
 
 Event = dict[str, Any]
 PROMPT = {"cache_read_input_tokens": 30, "input_tokens": 1, "output_tokens": 0}
@@ -27,8 +29,9 @@ def stream_of(*events: Event) -> bytes:
 
 def captured(stream: bytes, at: list[int] | None = None, **bounds: int) -> AnthropicCapture:
     capture = AnthropicCapture(**bounds)
+    reader = ReplyStream(capture)
     for piece in pieces(stream, at or []):
-        capture.feed(piece)
+        assert reader.feed(piece) == piece
     return capture
 
 
@@ -114,7 +117,8 @@ def test_a_reply_is_the_same_message_streamed_or_not(said: str | None, tool_call
         for number, (called, arguments) in enumerate(tool_calls)
     ]
     usage = {**PROMPT, "output_tokens": 5}
-    reply = reply_of(json.dumps({"role": "assistant", "content": content, "stop_reason": "x", "usage": usage}).encode())
+    answer = {"role": "assistant", "content": content, "stop_reason": "x", "usage": usage}
+    reply = parse_reply(json.dumps(answer).encode())
     streamed = captured(stream_of(*reply_events(said, tool_calls, []))).reply()
     assert reply.message is not None and streamed.message is not None
     assert reply.message.content_digest == streamed.message.content_digest
@@ -135,13 +139,13 @@ def test_the_prompt_is_what_was_read_and_what_the_cache_had(
 ) -> None:
     reply = captured(stream_of(start(**usage), *end())).reply()
     assert reply.usage == Usage(prompt_tokens, 5, cached)
-    whole = reply_of(json.dumps({"content": [], "usage": {**usage, "output_tokens": 5}}).encode())
+    whole = parse_reply(json.dumps({"content": [], "usage": {**usage, "output_tokens": 5}}).encode())
     assert whole.usage == reply.usage
 
 
 @pytest.mark.parametrize("usage", [None, 5, [], {}, {"input_tokens": "1"}, {"input_tokens": True}])
 def test_a_usage_of_another_shape_is_none(usage: Any) -> None:
-    assert reply_of(json.dumps({"content": [], "usage": usage}).encode()).usage is None
+    assert parse_reply(json.dumps({"content": [], "usage": usage}).encode()).usage is None
 
 
 def test_parallel_calls_and_text_around_them_are_kept_apart() -> None:
@@ -159,7 +163,7 @@ def test_an_error_within_the_stream_leaves_the_reply_unfinished() -> None:
     assert not capture.finished
     reply = capture.reply(interrupted=True)
     assert (reply.error, reply.message) == ("slot died", Message("assistant", "He", interrupted=True))
-    assert reply_of(json.dumps(error).encode()) == Reply(None, error="slot died")
+    assert parse_reply(json.dumps(error).encode()) == Reply(None, error="slot died")
 
 
 def test_a_stream_that_breaks_off_keeps_what_came_of_text_and_calls() -> None:
@@ -193,6 +197,13 @@ def test_a_stream_of_empty_blocks_is_bounded() -> None:
     message = capture.reply().message
     assert capture.truncated and message is not None
     assert len(message.tool_calls) < 4
+
+
+def test_memory_out_belongs_in_the_event_that_starts_the_message() -> None:
+    events = [{"type": "ping"}, start(), *block(0, {"type": "text", "text": ""}), *end()]
+    capture = AnthropicCapture()
+    carrying = [capture.take(SseEvent(json.dumps(one).encode(), b"", 0)) for one in events]
+    assert carrying == [False, True] + [False] * (len(events) - 2)
 
 
 odd_deltas = st.dictionaries(
@@ -229,11 +240,11 @@ def test_whatever_comes_is_captured_or_ignored_in_any_split(parts: list[bytes], 
 
 @given(st.binary() | odd_events.map(lambda event: json.dumps(event).encode()))
 def test_whatever_an_answer_holds_capturing_it_does_not_fail(body: bytes) -> None:
-    assert isinstance(reply_of(body), Reply)
+    assert isinstance(parse_reply(body), Reply)
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b'{"content":' + b"[" * 5000, b'{"content":[{"type":"text","text":"\xff"}]}']
 )
 def test_a_body_that_is_no_answer_holds_no_reply(body: bytes) -> None:
-    assert reply_of(body).message is None
+    assert parse_reply(body).message is None

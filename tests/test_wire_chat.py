@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
+from memd.wire.api import Placement
 from memd.wire.chat.api import CHAT
 from memd.wire.chat.message import encode_message, parse_message, with_text_in_front
-from memd.wire.request import Insertion, MessageCache, ModelRequest, Placement
+from memd.wire.message_cache import MessageCache
+from memd.wire.request import Insertion, ModelRequest
 from memd.wire.sideband import MemoryIn
 
 BLOCK = (

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
+from memd.wire.api import Placement
 from memd.wire.chat.api import CHAT
-from memd.wire.request import Insertion, MessageCache, Placement
+from memd.wire.message_cache import MessageCache
+from memd.wire.request import Insertion
 from memd.wire.responses.api import RESPONSES
 from memd.wire.responses.items import encode_items, parse_items
 

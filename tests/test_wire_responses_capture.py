@@ -13,8 +13,10 @@ from openai.types.responses import Response
 
 from memd.messages import Message, ToolCall
 from memd.wire.capture import Reply, Usage
+from memd.wire.reply_stream import ReplyStream
 from memd.wire.responses.api import RESPONSES
-from memd.wire.responses.capture import ResponsesCapture, capture_json
+from memd.wire.responses.capture import ResponsesCapture, parse_reply
+from memd.wire.sse import SseEvent
 
 Dialect = Literal["openai", "llama.cpp"]
 """How events name the item that they are about: by `output_index`, or by `item_id` alone."""
@@ -80,8 +82,9 @@ def stream_of(events: list[dict[str, Any]]) -> bytes:
 
 def captured(stream: bytes, at: list[int] | None = None, **bounds: int) -> ResponsesCapture:
     capture = ResponsesCapture(**bounds)
+    reader = ReplyStream(capture)
     for piece in pieces(stream, at or []):
-        capture.feed(piece)
+        assert reader.feed(piece) == piece
     return capture
 
 
@@ -107,7 +110,7 @@ def test_a_captured_reply_is_recognised_in_what_the_openai_client_sends_next(
 @given(outputs, dialects)
 def test_a_reply_is_the_same_message_streamed_or_not(output: list[dict[str, Any]], dialect: Dialect) -> None:
     body = json.dumps({**HEAD, "status": "completed", "output": output, "usage": USAGE}).encode()
-    reply = capture_json(body)
+    reply = parse_reply(body)
     assert reply == captured(stream_of(events_of(output, [], dialect))).reply()
     assert (reply.usage, reply.finish_reason, reply.error) == (Usage(22, 5, 9), "completed", None)
 
@@ -169,7 +172,7 @@ def test_a_refusal_is_the_text_of_the_reply_as_in_its_echo() -> None:
     opened = [{"type": "response.output_item.added", "item": {**done, "content": []}}]
     opened += [{"type": "response.refusal.delta", "delta": piece} for piece in ("I can", "not.")]
     assert captured(stream_of(opened)).reply().message == Message("assistant", "I cannot.")
-    assert capture_json(json.dumps({"output": [done]}).encode()).message == Message("assistant", "I cannot.")
+    assert parse_reply(json.dumps({"output": [done]}).encode()).message == Message("assistant", "I cannot.")
 
 
 def test_a_server_that_sends_nothing_but_the_whole_is_understood() -> None:
@@ -181,7 +184,7 @@ def test_a_server_that_sends_nothing_but_the_whole_is_understood() -> None:
 
 def test_a_response_of_nothing_is_no_message_as_in_its_echo() -> None:
     assert captured(stream_of(events_of([], []))).reply().message is None
-    assert capture_json(b'{"output":[]}') == Reply(None)
+    assert parse_reply(b'{"output":[]}') == Reply(None)
 
 
 @given(st.integers(min_value=0, max_value=900), cuts, st.booleans())
@@ -205,14 +208,16 @@ def test_a_stream_of_empty_items_is_bounded() -> None:
 
 def test_an_event_beyond_the_bound_marks_the_reply_as_cut() -> None:
     events = events_of([item("message", "x" * 500), item("message", "y", 1)], [])
-    capture = captured(stream_of(events), event_bytes_max=400)
-    assert capture.truncated
+    reader = ReplyStream(ResponsesCapture(), event_bytes_max=400)
+    reader.feed(stream_of(events))
+    assert reader.truncated
 
 
-def test_memory_out_belongs_to_the_event_that_ends_the_stream() -> None:
+def test_memory_out_belongs_in_the_event_that_ends_the_stream() -> None:
     for status in ("completed", "incomplete", "failed"):
-        carrying = [RESPONSES.carries_memory_out(json.dumps(one).encode()) for one in events_of([], [], status=status)]
-        assert carrying == [False, True]
+        capture = ResponsesCapture()
+        events = [SseEvent(json.dumps(one).encode(), b"", 0) for one in events_of([], [], status=status)]
+        assert [capture.take(event) for event in events] == [False, True]
 
 
 json_values = st.recursive(
@@ -271,9 +276,9 @@ def test_whatever_comes_is_captured_or_ignored_in_any_split(parts: list[bytes], 
 
 @given(st.binary() | odd_responses.map(lambda response: json.dumps(response).encode()))
 def test_whatever_an_answer_holds_capturing_it_does_not_fail(body: bytes) -> None:
-    assert isinstance(capture_json(body), Reply)
+    assert isinstance(parse_reply(body), Reply)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"output":' + b"[" * 5000, b'{"output":[{"content":"\xff"}]}'])
 def test_a_body_that_is_no_answer_holds_no_reply(body: bytes) -> None:
-    assert capture_json(body).message is None
+    assert parse_reply(body).message is None

@@ -1,20 +1,14 @@
-"""The event-stream reader against the WHATWG rules, and the splicer's promise to change nothing else."""
+"""The event-stream reader against the WHATWG rules."""
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.wire.chat.api import CHAT
-from memd.wire.sideband import InjectedChunk, MemoryOut
-from memd.wire.sse import MemoryOutSplicer, SseParser
-
-OUT = MemoryOut((InjectedChunk("a3f9", "default", 7),))
-MEMBER = b',"memory_out":{"injected_chunks":[{"id":"a3f9","topic_id":"default","canonical_id":7}]}'
+from memd.wire.sse import SseEvent, SseParser, SseRun
 
 ROLE = (
     b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"role":"assistant","content":null}}],"created":17952,'
@@ -40,14 +34,13 @@ def pieces(stream: bytes, cuts: list[int]) -> list[bytes]:
     return [stream[start:end] for start, end in pairwise(edges)]
 
 
+def events_in(parser: SseParser, piece: bytes) -> list[SseEvent]:
+    return [event for item in parser.feed(piece) for event in item.events()]
+
+
 def parse(*fed: bytes) -> list[tuple[bytes, bytes]]:
     parser = SseParser()
-    return [(event.name, event.data) for piece in fed for event in parser.feed(piece)]
-
-
-def splice(*fed: bytes) -> bytes:
-    splicer = MemoryOutSplicer(OUT, CHAT.carries_memory_out)
-    return b"".join([*(splicer.feed(piece) for piece in fed), splicer.flush()])
+    return [(event.name, event.data) for piece in fed for event in events_in(parser, piece)]
 
 
 @pytest.mark.parametrize(
@@ -103,13 +96,13 @@ def test_events_are_those_of_a_plain_reading_of_the_rules(stream: bytes) -> None
 def test_an_event_beyond_the_bound_is_skipped_and_the_next_one_is_read(cuts: list[int], size: int) -> None:
     stream = b"data: a\n\ndata: " + b"x" * size + b"\ndata: more\n\ndata: b\n\n"
     parser = SseParser(event_bytes_max=100)
-    assert [event.data for piece in pieces(stream, cuts) for event in parser.feed(piece)] == [b"a", b"b"]
+    assert [event.data for piece in pieces(stream, cuts) for event in events_in(parser, piece)] == [b"a", b"b"]
     assert parser.skipped == 1
 
 
 def test_an_event_of_many_lines_is_bounded_as_a_whole() -> None:
     parser = SseParser(event_bytes_max=100)
-    assert parser.feed(b"data: ten more\n" * 20 + b"\ndata: b\n\n")[0].data == b"b"
+    assert events_in(parser, b"data: ten more\n" * 20 + b"\ndata: b\n\n")[0].data == b"b"
     assert parser.skipped == 1
 
 
@@ -117,78 +110,39 @@ def test_keep_alive_comments_never_add_up_to_the_bound() -> None:
     parser = SseParser(event_bytes_max=100)
     for _ in range(100):
         assert parser.feed(b": still here\n") == []
-    assert [event.data for event in parser.feed(b"data: a\n\n")] == [b"a"]
+    assert [event.data for event in events_in(parser, b"data: a\n\n")] == [b"a"]
     assert parser.skipped == 0
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from([PING, USAGE]), line_ends)),
-    st.sampled_from([ROLE, TEXT]),
-    st.lists(st.tuples(st.sampled_from([ROLE, TEXT, PING, USAGE, LAST, DONE]), line_ends)),
-    line_ends,
-    st.lists(st.integers(min_value=0)),
-)
-def test_memory_out_goes_into_the_first_chunk_with_a_choice_and_nothing_else_changes(
-    before: list[tuple[bytes, bytes]],
-    first: bytes,
-    after: list[tuple[bytes, bytes]],
-    line_end: bytes,
-    cuts: list[int],
+def data_offsets(stream: bytes, *fed: bytes) -> list[tuple[bytes, bytes]]:
+    """The data of each event, and the bytes that stand in the stream where it is said to end."""
+    parser = SseParser()
+    found = [event for piece in fed for event in events_in(parser, piece)]
+    return [(event.data, stream[: event.data_end]) for event in found]
+
+
+long_streams = st.lists(
+    st.tuples(
+        st.sampled_from([TEXT, ROLE, USAGE, DONE, PING, b"event: e\n" + TEXT, b"data: {\ndata: }", b"data: {}\r"]),
+        st.integers(1, 60),
+    ),
+    max_size=5,
+).map(lambda runs: b"".join((event + b"\n\n") * times for event, times in runs))
+
+
+@given(long_streams, st.lists(st.integers(min_value=0)))
+def test_a_stream_that_comes_in_large_parts_has_the_same_events_at_the_same_places(
+    stream: bytes, cuts: list[int]
 ) -> None:
-    head = b"".join(event + end * 2 for event, end in before)
-    tail = line_end * 2 + b"".join(event + end * 2 for event, end in after)
-    assert splice(*pieces(head + first + tail, cuts)) == head + first[:-1] + MEMBER + b"}" + tail
+    slowly = data_offsets(stream, *(stream[at : at + 100] for at in range(0, len(stream), 100)))
+    assert data_offsets(stream, *pieces(stream, cuts)) == data_offsets(stream, stream) == slowly
+    assert [data for data, _ in slowly] == [data for _, data in reference_events(stream)]
+    assert all(before.endswith(data.rpartition(b"\n")[2]) for data, before in slowly)
 
 
-@given(stream_bytes, st.lists(st.integers(min_value=0)))
-def test_without_the_added_field_the_stream_is_what_came(stream: bytes, cuts: list[int]) -> None:
-    spliced = splice(*pieces(stream, cuts))
-    assert spliced == splice(stream)
-    assert spliced.replace(MEMBER, b"", 1) == stream
-
-
-@given(stream_bytes)
-def test_only_an_unfinished_event_is_held_back(stream: bytes) -> None:
-    splicer = MemoryOutSplicer(OUT, CHAT.carries_memory_out)
-    complete = stream + b"\n\n"  # ends every open event
-    assert splicer.feed(complete) + splicer.feed(b"") == splice(complete)
-
-
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-def test_a_chunk_spread_over_several_data_lines_stays_one_json_object(end: bytes) -> None:
-    stream = end.join([b'data: {"choices":', b"data:  [{}]", b"data: } ", b"", b"data: [DONE]", b"", b""])
-    (_, data), done = parse(splice(stream))
-    assert json.loads(data)["memory_out"]["injected_chunks"][0]["id"] == "a3f9"
-    assert done == (b"", b"[DONE]")
-
-
-@pytest.mark.parametrize(
-    "stream",
-    [
-        b"data: [DONE]\n\n" + TEXT + b"\n\n",
-        b"data: not json\n\n" + TEXT + b"\n\n",
-        b"<html>\n\n<body></body>",
-        b'data: {"error":{"message":"no"}}\n\n',
-        b'data: {"choices":null}\n\ndata: {"choices":7}\n\n',
-        b'data: {"choices":[1]\n\n',
-        b"data: " + b'{"a":[' * 3000 + b"\n\n",
-    ],
-)
-def test_a_stream_without_a_chunk_to_add_to_passes_unchanged(stream: bytes) -> None:
-    assert splice(stream) == stream
-
-
-def test_a_first_event_beyond_the_bound_ends_the_holding_back() -> None:
-    splicer = MemoryOutSplicer(OUT, CHAT.carries_memory_out, event_bytes_max=50)
-    assert splicer.feed(b"data: " + b"x" * 40) == b""
-    assert splicer.feed(b"x" * 20) == b"data: " + b"x" * 60
-    assert splicer.feed(b"y") == b"y"
-
-
-def test_bytes_are_not_delayed_once_the_field_is_added() -> None:
-    splicer = MemoryOutSplicer(OUT, CHAT.carries_memory_out)
-    assert splicer.feed(TEXT) == b""
-    assert splicer.feed(b"\n\n").endswith(MEMBER + b"}\n\n")
-    assert splicer.spliced
-    assert splicer.feed(b"data: {") == b"data: {"
-    assert splicer.flush() == b""
+def test_events_of_a_large_part_come_as_runs_that_are_bounded() -> None:
+    found = SseParser().feed((TEXT + b"\n\n") * 1000)
+    runs = [item for item in found if isinstance(item, SseRun)]
+    assert 1 < len(runs) < 10
+    assert all(len(run.lines) <= 16 * 1024 for run in runs)
+    assert sum(len(list(item.events())) for item in found) == 1000

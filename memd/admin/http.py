@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from memd.telemetry.logging import Content
+from memd.wire.api import Api
 from memd.wire.chat.api import CHAT
-from memd.wire.request import Api
 
 log = logging.getLogger("memd")
 

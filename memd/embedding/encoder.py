@@ -1,30 +1,29 @@
-"""The embedding model in threads, queries first.
+"""The embedding model for several threads, queries first.
 
-Rule: a query never waits for more than one text of a compaction: ingestion embeds one text at a time and stands back
-while a query is waiting. Both use the same model session, which ONNX Runtime allows from several threads.
+Rule: a query never waits for more than one batch of a compaction (`Embedder.batch_texts`): ingestion gives way to
+queries before each. Both use the same model at the same time, from different threads.
 """
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.embedding.fastembed import Embedder
-from memd.embedding.priority import RightOfWay
+from memd.embedding.embedder import Embedder
+from memd.embedding.priority import Priority
 from memd.entries import Vector
 
 
 class Encoder:
-    """Gives vectors to the event loop (`query`) and to the ingesting thread (`for_ingestion`)."""
+    """Embeds queries in any thread, and texts in one ingesting thread."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
-        self._queries = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-query")
         self._ingestion = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-ingest")
-        self._right_of_way = RightOfWay()
+        self._priority = Priority()
 
     @property
     def ingestion(self) -> ThreadPoolExecutor:
@@ -33,28 +32,29 @@ class Encoder:
 
     @property
     def fingerprint(self) -> str:
-        """Of the model; see `Embedder.fingerprint`."""
+        """The model's; see `Embedder.fingerprint`."""
         return self._embedder.fingerprint
 
-    def query_vectors(self, text: str) -> NDArray[np.float32]:
-        """The vectors of a query's pieces, shape `(pieces, dimension)`, in the caller's thread.
+    def embed_query(self, text: str) -> NDArray[np.float32]:
+        """See `Embedder.embed_query`; in the caller's thread, while ingestion waits."""
+        with self._priority.held():
+            return self._embedder.embed_query(text)
 
-        Ingestion stands back meanwhile.
-        """
-        with self._right_of_way.taken():
-            return self._embedder.embed_pieces(text)
+    def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """See `Embedder.embed_many`; batch by batch, giving way to queries. Called in the ingesting thread."""
+        size = max(1, self._embedder.batch_texts)
+        batches = [texts[start : start + size] for start in range(0, len(texts), size)]
+        return np.concatenate([self._embed_batch(batch) for batch in batches or [[]]])
 
-    async def query(self, text: str) -> NDArray[np.float32]:
-        """The vectors of a query's pieces, shape `(pieces, dimension)`."""
-        with self._right_of_way.taken():
-            return await asyncio.get_running_loop().run_in_executor(self._queries, self._embedder.embed_pieces, text)
-
-    def for_ingestion(self, text: str) -> Vector:
+    def embed_text(self, text: str) -> Vector:
         """The vector of one text, once no query is waiting. Called in the ingesting thread."""
-        self._right_of_way.give()
-        return self._embedder.embed(text)
+        vector: Vector = self._embed_batch([text])[0]
+        return vector
 
     def close(self) -> None:
-        """End the threads; work that has not begun is dropped."""
-        self._queries.shutdown(wait=False, cancel_futures=True)
+        """End the thread; work that has not begun is dropped."""
         self._ingestion.shutdown(wait=True, cancel_futures=True)
+
+    def _embed_batch(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        self._priority.give_way()
+        return self._embedder.embed_many(texts)

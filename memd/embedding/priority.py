@@ -1,6 +1,6 @@
-"""Lets requests go before background work that needs the same processor.
+"""Requests go before background work that needs the same processor.
 
-Rule: background work asks between small steps; a request never waits for more than one such step.
+Rule: background work gives way between small steps; a request never waits for more than one such step.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class RightOfWay:
-    """Counts the requests that are being worked for. Any thread."""
+class Priority:
+    """Counts the requests that hold it. Thread-safe."""
 
     def __init__(self) -> None:
-        self._nobody = threading.Condition()
-        self._requests = 0
+        self._released = threading.Condition()
+        self._holders = 0
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """While the block runs, background work stands back."""
-        with self._nobody:
-            self._requests += 1
+    def held(self) -> Iterator[None]:
+        """Hold the priority while the block runs; background work waits."""
+        with self._released:
+            self._holders += 1
         try:
             yield
         finally:
-            with self._nobody:
-                self._requests -= 1
-                self._nobody.notify_all()
+            with self._released:
+                self._holders -= 1
+                self._released.notify_all()
 
-    def give(self) -> None:
-        """Wait until there is no request. Called by background work, never on the event loop."""
-        with self._nobody:
-            self._nobody.wait_for(lambda: self._requests == 0)
+    def give_way(self) -> None:
+        """Wait until no request holds it. Called by background work, never on the event loop."""
+        with self._released:
+            self._released.wait_for(lambda: self._holders == 0)

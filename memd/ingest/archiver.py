@@ -60,7 +60,7 @@ class Archiver:
         self._drafter = Drafter(
             config,
             counter,
-            encoder.for_ingestion,
+            encoder.embed_text,
             budget_seconds=config.chunking.budget_ms / 1000,
             redactor=redactor,
         )
@@ -125,7 +125,7 @@ class Archiver:
         """
 
         def redact() -> list[Draft]:
-            return redacted_drafts(drafts, self._redactor, self._encoder.for_ingestion)
+            return redacted_drafts(drafts, self._redactor, self._encoder.embed_text)
 
         redacted = await asyncio.get_running_loop().run_in_executor(None, redact) if self._redactor else drafts
         entries = await topic.write(lambda: topic.log.append(redacted))

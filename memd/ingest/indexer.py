@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from memd.embedding.priority import RightOfWay
+from memd.embedding.priority import Priority
 from memd.errors import StoreError
 from memd.ingest.topics import Topic
 from memd.settings.model import RetrievalSettings
@@ -31,9 +31,9 @@ NICENESS = 10
 class Indexer:
     """Seals one segment, merges one group of indexes and indexes the words of one topic at a time."""
 
-    def __init__(self, tasks: Tasks, right_of_way: RightOfWay, settings: RetrievalSettings, metrics: Metrics) -> None:
+    def __init__(self, tasks: Tasks, priority: Priority, settings: RetrievalSettings, metrics: Metrics) -> None:
         self._tasks = tasks
-        self._right_of_way = right_of_way
+        self._priority = priority
         self._recall_budget_ms = settings.recall_budget_ms
         self._has_words = settings.lexical_weight > 0
         self._sealer = _background_thread("memd-seal")
@@ -100,7 +100,7 @@ class Indexer:
     def _give_way(self) -> None:
         if self._closing:
             raise _ClosingError
-        self._right_of_way.give()
+        self._priority.give_way()
 
 
 class _ClosingError(Exception):

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from memd.embedding.fastembed import Embedder, load_embedder
+from memd.embedding.embedder import Embedder
+from memd.embedding.loading import load_embedder
 from memd.entries import Draft
 from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.settings.model import Config

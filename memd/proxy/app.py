@@ -24,13 +24,14 @@ from aiohttp import web
 from memd import __version__
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
-from memd.embedding.fastembed import Embedder, load_embedder
+from memd.embedding.embedder import Embedder
+from memd.embedding.loading import load_embedder
 from memd.errors import MemdError, StoreError
 from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.ingest.topics import Topics
 from memd.proxy import malloc
 from memd.proxy.connections import listen
-from memd.proxy.parts import Daemon, make_parts, router_of
+from memd.proxy.parts import Daemon, gauges_of, make_parts, router_of
 from memd.proxy.relay import Relayed
 from memd.proxy.routing import Router
 from memd.proxy.upstream.llama_child import LlamaChild
@@ -72,7 +73,7 @@ async def running(config: Config, model: Path | None = None, files: LocalDisk | 
         store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, files))
         stack.callback(store.close)
         daemon = await make_parts(stack, config, store, embedder, counter, redactor, _url(config, listener))
-        daemon.metrics.watch(daemon)
+        daemon.metrics.registry.register(gauges_of(daemon))
         await daemon.upstream.refresh(wait=True)
         async with _listening(daemon, router_of(daemon), listener):
             yield daemon

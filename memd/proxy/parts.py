@@ -22,14 +22,15 @@ from memd.admin.turns import TurnRoutes
 from memd.admin.writes import BackupRoutes, CorrectionRoutes
 from memd.conversation.tokens import TokenCounter
 from memd.conversation.window import injection_budget
+from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
-from memd.embedding.fastembed import Embedder
-from memd.embedding.priority import RightOfWay
+from memd.embedding.priority import Priority
 from memd.ingest.archiver import Archiver
 from memd.ingest.indexer import Indexer
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topics import Topics
 from memd.proxy.correct import Corrector
+from memd.proxy.gauges import Gauges, exposition, queued_in
 from memd.proxy.idempotency import IdempotencyKeys
 from memd.proxy.memory import Memory
 from memd.proxy.reading import RequestReader
@@ -44,7 +45,7 @@ from memd.settings.model import Config
 from memd.store.receipts import ReceiptRing
 from memd.store.store import Store
 from memd.telemetry.events import Events
-from memd.telemetry.metrics import Metrics, exposed
+from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
 
 
@@ -85,7 +86,7 @@ async def make_parts(
     base_url: str,
 ) -> Daemon:
     """Make the parts, each with those that it needs; `stack` closes them in reverse."""
-    metrics, events, priority = Metrics(), Events(), RightOfWay()
+    metrics, events, priority = Metrics(), Events(), Priority()
     tasks = Tasks(metrics)
     upstream = Upstream(config, tasks)
     stack.push_async_callback(upstream.close)
@@ -143,6 +144,24 @@ def router_of(daemon: Daemon) -> Router:
     return Router(config, daemon.upstream, daemon.topics, daemon.reader, turns, forwarder, own_routes, metrics)
 
 
+def gauges_of(daemon: Daemon) -> Gauges:
+    """The gauges of a daemon, to be registered with its metrics."""
+    queues = {
+        "ingestion": queued_in(daemon.encoder.ingestion),
+        "writer": queued_in(daemon.writer),
+        "indexer": lambda: daemon.indexer.under_way,
+    }
+    return Gauges(
+        daemon.metrics,
+        daemon.upstream,
+        daemon.topics,
+        daemon.tasks,
+        queues=queues,
+        cache_bytes=lambda: daemon.cache_bytes,
+        memory_bytes_max=daemon.config.store.memory_bytes_max,
+    )
+
+
 def _own_routes(daemon: Daemon) -> OwnRoutes:
     config, topics, files = daemon.config, daemon.topics, daemon.store.files
     named = NamedTopics(topics, daemon.store.topic_ids)
@@ -161,7 +180,7 @@ def _own_routes(daemon: Daemon) -> OwnRoutes:
             SearchRoutes(named, daemon.retriever, budget),
             LogRoutes(named, daemon.receipts, config.data_dir, files),
             TurnRoutes(daemon.receipts, named, daemon.retriever, daemon.counter),
-            LiveRoutes(daemon.events, partial(exposed, daemon)),
+            LiveRoutes(daemon.events, partial(exposition, daemon.metrics, daemon.upstream)),
             CorrectionRoutes(named, daemon.encoder, daemon.archiver),
             BackupRoutes(config.data_dir, files),
         ),

@@ -13,7 +13,8 @@ import msgspec
 from memd.conversation.conversation import Buffered, Conversation
 from memd.conversation.hot_buffer import Arrival
 from memd.messages import ROOT_DIGEST, Block, BlockChunk, Message
-from memd.wire.request import Api, Insertion, ModelRequest, Placement
+from memd.wire.api import Api, Placement
+from memd.wire.request import Insertion, ModelRequest
 
 
 class Prompt:

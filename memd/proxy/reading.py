@@ -21,7 +21,9 @@ from memd.errors import BadRequestBody
 from memd.ingest.redaction.redactor import Redactor
 from memd.proxy.relay import forwarded_headers
 from memd.settings.model import Config, LimitsSettings
-from memd.wire.request import Api, MessageCache, ModelRequest
+from memd.wire.api import Api
+from memd.wire.message_cache import MessageCache
+from memd.wire.request import ModelRequest
 from memd.wire.sideband import MemoryIn
 
 log = logging.getLogger("memd")

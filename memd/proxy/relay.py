@@ -17,11 +17,11 @@ from memd.admin.access import headers_with_token
 from memd.admin.http import body_parts
 from memd.errors import UpstreamError
 from memd.proxy.upstream.client import HOP_BY_HOP, NOT_FORWARDED, Upstream
-from memd.telemetry.request_log import Turn, turn_of
-from memd.wire.capture import Capture, Reply
-from memd.wire.request import Api
+from memd.telemetry.request_log import RequestRecord, record_of
+from memd.wire.api import Api
+from memd.wire.capture import Reply
+from memd.wire.reply_stream import ReplyStream
 from memd.wire.sideband import MemoryOut, splice_memory_out_json
-from memd.wire.sse import MemoryOutSplicer
 
 log = logging.getLogger("memd")
 
@@ -78,7 +78,7 @@ async def relay(
     response = prepared(answer, extra, body_changes=False)
     await response.prepare(request)
     try:
-        async for part in parts_of(answer, turn_of(request)):
+        async for part in parts_of(answer, record_of(request)):
             await response.write(part)
     except BrokenAnswer as error:
         break_off(request, error)
@@ -91,7 +91,7 @@ class BrokenAnswer(UpstreamError):
     """The upstream died in the middle of an answer."""
 
 
-async def parts_of(answer: aiohttp.ClientResponse, turn: Turn) -> AsyncIterator[bytes]:
+async def parts_of(answer: aiohttp.ClientResponse, record: RequestRecord) -> AsyncIterator[bytes]:
     """Yield an answer's body as it arrives.
 
     Raises:
@@ -102,7 +102,7 @@ async def parts_of(answer: aiohttp.ClientResponse, turn: Turn) -> AsyncIterator[
             part = await answer.content.readany()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise BrokenAnswer(type(error).__name__) from error  # its message quotes the bytes that could not be parsed
-        turn.answering()
+        record.note_answer_start()
         if not part:
             return
         yield part
@@ -116,55 +116,52 @@ class ModelRelay:
         self._request = request
         self._answer = answer
         self._bytes_max = bytes_max
-        self._capture: Capture | None = None
+        self._stream: ReplyStream | None = None
         self._whole: Reply | None = None
         self._broken = False
 
     @property
     def reply(self) -> Reply:
         """The reply as far as it came; marked interrupted unless the upstream finished it."""
-        if self._capture is not None:
-            return self._capture.reply(interrupted=self._broken or not self._capture.finished)
+        if self._stream is not None:
+            return self._stream.reply(interrupted=self._broken or not self._stream.finished)
         return self._whole or NO_REPLY
 
     async def run(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
         """Relay the answer until it ends, the client leaves (cancellation) or the upstream breaks off."""
         if self._answer.headers.get("Content-Encoding", "identity") != "identity":
             return await relay(self._request, self._answer, extra)  # compressed although `identity` was asked for
-        if "text/event-stream" in self._answer.headers.get("Content-Type", ""):
+        if self._api.stream_type in self._answer.headers.get("Content-Type", ""):
             return await self._run_stream(out, extra)
         return await self._run_json(out, extra)
 
     async def _run_stream(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
-        capture = self._capture = self._api.new_capture(self._bytes_max)
-        splicer = MemoryOutSplicer(out, self._api.carries_memory_out) if out is not None else None
+        stream = self._stream = self._api.new_stream(self._bytes_max, out)
         response = prepared(self._answer, extra, body_changes=out is not None)
         await response.prepare(self._request)
         try:
-            async for part in parts_of(self._answer, turn_of(self._request)):
-                capture.feed(part)
-                passed = part if splicer is None else splicer.feed(part)
-                if passed:
+            async for part in parts_of(self._answer, record_of(self._request)):
+                if passed := stream.feed(part):
                     await response.write(passed)
         except BrokenAnswer as error:
             self._broken = True
-            await _write_held(response, splicer)
+            await _write_held(response, stream)
             break_off(self._request, error)
             return response
-        await _write_held(response, splicer)
+        await _write_held(response, stream)
         await response.write_eof()
         return response
 
     async def _run_json(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
         try:
-            body = b"".join([part async for part in parts_of(self._answer, turn_of(self._request))])
+            body = b"".join([part async for part in parts_of(self._answer, record_of(self._request))])
         except BrokenAnswer as error:
             response = prepared(self._answer, extra, body_changes=True)
             await response.prepare(self._request)
             break_off(self._request, error)
             return response
         if self._answer.status == 200:
-            self._whole = self._api.reply_of(body)
+            self._whole = self._api.parse_reply(body)
             body = body if out is None else splice_memory_out_json(body, out)
         response = prepared(self._answer, extra, body_changes=True)
         response.content_length = len(body)
@@ -201,15 +198,15 @@ def _named(raw_headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[str, st
     return ((name.decode("latin-1"), value.decode(errors="surrogateescape")) for name, value in raw_headers)
 
 
-async def _write_held(response: web.StreamResponse, splicer: MemoryOutSplicer | None) -> None:
-    if splicer is not None and (held := splicer.flush()):
+async def _write_held(response: web.StreamResponse, stream: ReplyStream) -> None:
+    if held := stream.flush():
         await response.write(held)
 
 
 def break_off(request: web.BaseRequest, error: BrokenAnswer) -> None:
     """Abort the client's connection, so that it cannot take a part for the whole answer."""
-    turn = turn_of(request)
-    turn.outcome = "broken_answer"
-    log.warning("the upstream broke off in mid-answer", extra={"turn": turn.id or None, "error": error})
+    record = record_of(request)
+    record.outcome = "broken_answer"
+    log.warning("the upstream broke off in mid-answer", extra={"turn": record.id or None, "error": error})
     if request.transport is not None:
         request.transport.abort()

@@ -21,8 +21,8 @@ from memd.proxy.receive import Received
 from memd.proxy.room import PromptRoom
 from memd.settings.model import Config
 from memd.telemetry.tasks import Tasks
+from memd.wire.api import Placement
 from memd.wire.capture import Reply
-from memd.wire.request import Placement
 
 log = logging.getLogger("memd")
 

@@ -24,19 +24,16 @@ from memd.proxy.turn import Forwarder, TurnRunner
 from memd.proxy.upstream.client import Upstream
 from memd.settings.model import Config
 from memd.telemetry.metrics import Metrics
-from memd.telemetry.request_log import CLIENT_GONE, Turn, observed, turn_of
-from memd.wire.anthropic.api import ANTHROPIC
+from memd.telemetry.request_log import CLIENT_GONE, RequestRecord, record_of, recorded
+from memd.wire.api import Api
 from memd.wire.chat.api import CHAT
-from memd.wire.request import Api
-from memd.wire.responses.api import RESPONSES
+from memd.wire.registry import api_of
 from memd.wire.sideband import memory_headers
 
 log = logging.getLogger("memd")
 
 OWN_PREFIX = "/memd/"
 _PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
-APIS: tuple[Api, ...] = (CHAT, RESPONSES, ANTHROPIC)
-"""In which memory has a part. No path of one ends like another's."""
 
 
 class Router:
@@ -79,7 +76,7 @@ class Router:
         if path_topic is not None and TOPIC_ID_PATTERN.fullmatch(path_topic) is None:
             message = f"memd: {path_topic[:140]!r} is not a topic name: {TOPIC_ID_RULE}"
             return error_response(400, message, "invalid_request_error", api or CHAT)
-        with observed(self._metrics, request, "" if api is None else api.name) as record:
+        with recorded(self._metrics, request, "" if api is None else api.name) as record:
             try:
                 response = await self._forwarded(request, api, target, path_topic)
             except (aiohttp.ClientError, TimeoutError) as error:
@@ -102,8 +99,8 @@ class Router:
             size = limits.body_bytes_max
             message = f"memd: the request body is larger than {size} bytes; raise limits.body_bytes_max if it has to be"
             return error_response(413, message, "invalid_request_error", api)
-        record = turn_of(request)
-        record.lap("read")
+        record = record_of(request)
+        record.end_step("read")
         asked = self._reader.read(request, body, api, target, path_topic, mode)
         if isinstance(asked, Plain):
             return await self._forwarder.without_memory(request, asked)
@@ -119,7 +116,9 @@ class Router:
         idle_seconds = self._config.limits.idle_seconds
         return await pass_through(request, headers, self._upstream, target, idle_seconds=idle_seconds, extra=extra)
 
-    def _unanswered(self, request: web.Request, error: Exception, api: Api, record: Turn) -> web.StreamResponse:
+    def _unanswered(
+        self, request: web.Request, error: Exception, api: Api, record: RequestRecord
+    ) -> web.StreamResponse:
         """502: which address did not answer, and what to do."""
         if request.transport is None or request.transport.is_closing():
             record.outcome = "interrupted"
@@ -134,11 +133,6 @@ class Router:
         return error_response(502, message, "upstream_unreachable", api)
 
 
-def api_of(method: str, path: str) -> Api | None:
-    """The API that a request came through, if it is one in which memory has a part."""
-    return next((api for api in APIS if method == "POST" and path.endswith(api.path)), None)
-
-
 def _path(target: str) -> str:
     return target.partition("?")[0]
 
@@ -146,5 +140,5 @@ def _path(target: str) -> str:
 def _unread_headers(request: web.Request, mode: Mode) -> list[tuple[str, str]]:
     """Memory's headers of an answer to a request whose body is not looked at."""
     turn_id, status = new_turn_id(), "off" if mode == "off" else "none"
-    turn_of(request).settle(turn_id, mode, status)
+    record_of(request).note_status(turn_id, mode, status)
     return memory_headers(status=status, turn_id=turn_id, mode=mode)

@@ -25,9 +25,9 @@ from memd.proxy.remember import Answered, Rememberer
 from memd.proxy.room import RoomMaker
 from memd.proxy.upstream.client import REFUSALS, Upstream
 from memd.telemetry.metrics import Metrics
-from memd.telemetry.request_log import Turn, turn_of
+from memd.telemetry.request_log import RequestRecord, record_of
 from memd.telemetry.tasks import Tasks
-from memd.wire.request import Placement
+from memd.wire.api import Placement
 from memd.wire.sideband import memory_headers
 
 log = logging.getLogger("memd")
@@ -60,20 +60,20 @@ class TurnRunner:
 
     async def answer(self, client: web.Request, asked: Asked) -> web.StreamResponse:
         """Answer one request: the whole life of a turn."""
-        record = turn_of(client)
+        record = record_of(client)
         with ExitStack() as holding:
             try:
                 topic = await self._topics.get(asked.topic_id)
                 holding.enter_context(topic.used())
                 received = await self._receiver.receive(asked, topic)
-                record.lap("receive")
+                record.end_step("receive")
                 corrected = await self._corrector.correct(received)
-                record.lap("correct")
+                record.end_step("correct")
                 room = await self._rooms.make_room(received)
-                record.lap("room")
+                record.end_step("room")
                 recalled = await self._memory.recall(received, room)
                 shown = self._memory.settle(received, corrected, recalled)
-                record.lap("recall")
+                record.end_step("recall")
                 self._tasks.spawn(topic.save(), "journal")
             except Exception as error:
                 self._log_failure(asked, error)
@@ -104,7 +104,7 @@ class Forwarder:
 
     async def without_memory(self, client: web.Request, plain: Plain) -> web.StreamResponse:
         """Forward a request that memory has no part in."""
-        turn_of(client).settle(plain.turn_id, plain.mode, plain.status)
+        record_of(client).note_status(plain.turn_id, plain.mode, plain.status)
         extra = memory_headers(status=plain.status, turn_id=plain.turn_id, mode=plain.mode)
         async with await self.upstream.send("POST", plain.target, plain.headers, plain.body) as answer:
             return await relay(client, answer, extra)
@@ -133,7 +133,7 @@ class Forwarding:
             http_status=self._http_status,
         )
 
-    async def run(self, client: web.Request, record: Turn) -> web.StreamResponse:
+    async def run(self, client: web.Request, record: RequestRecord) -> web.StreamResponse:
         """Forward the prompt, and relay the answer to its end.
 
         Raises:
@@ -181,7 +181,7 @@ class Forwarding:
                 yield answer
             return
 
-    def _note(self, record: Turn) -> None:
-        record.settle(self._received.asked.turn_id, self._received.asked.mode, self._shown.status)
-        record.recalled(self._recalled.candidate_count, self._recalled.spans_ms)
-        record.shown(len(self._shown.chunks), self._shown.block_tokens)
+    def _note(self, record: RequestRecord) -> None:
+        record.note_status(self._received.asked.turn_id, self._received.asked.mode, self._shown.status)
+        record.note_recall(self._recalled.candidate_count, self._recalled.spans_ms)
+        record.note_injection(len(self._shown.chunks), self._shown.block_tokens)

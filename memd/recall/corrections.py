@@ -39,7 +39,7 @@ class Embeds(Protocol):
     def fingerprint(self) -> str:
         """The identity of the present embedding model."""
 
-    def for_ingestion(self, text: str) -> Vector:
+    def embed_text(self, text: str) -> Vector:
         """The vector of a text; slow, so never called on the event loop."""
 
 
@@ -286,7 +286,7 @@ def _as_found_elsewhere(adopted: Entry, reason: str) -> Draft:
 
 
 def _embedded(encoder: Embeds, text: str) -> bytes:
-    return encoder.for_ingestion(text).astype("<f4").tobytes()
+    return encoder.embed_text(text).astype("<f4").tobytes()
 
 
 async def _appended(drafts: Sequence[Draft], append: Append) -> tuple[Entry, ...]:

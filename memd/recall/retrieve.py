@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from memd.embedding.encoder import Encoder
-from memd.embedding.priority import RightOfWay
+from memd.embedding.priority import Priority
 from memd.errors import StoreError
 from memd.recall import block
 from memd.recall.fusion import Evidence, Parts, fuse
@@ -106,20 +106,20 @@ class Retriever:
         self,
         encoder: Encoder,
         settings: RetrievalSettings,
-        right_of_way: RightOfWay,
+        priority: Priority,
         *,
         header: str,
         count: Callable[[str], int],
     ) -> None:
         """
         Args:
-            right_of_way: taken while a question is answered.
+            priority: taken while a question is answered.
             header: `injection.header`, whose tokens are part of the block's.
             count: the raw tokens of a text; called from several threads.
         """
         self._encoder = encoder
         self._settings = settings
-        self._right_of_way = right_of_way
+        self._priority = priority
         self._count = count
         self._frame = block.frame(header)
         self._searches = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-search")
@@ -142,7 +142,7 @@ class Retriever:
         """
         if not any(len(view.rows) for topic in topics for view in topic.snapshot().views.values()):
             return Retrieved(question=question, topic_ids=tuple(topic.topic_id for topic in topics), budget=budget)
-        with self._right_of_way.taken():
+        with self._priority.held():
             async with asyncio.timeout(budget.seconds):
                 for load in [self.load(topic) for topic in topics if isinstance(topic, TopicLog)]:
                     await asyncio.shield(load)  # goes on for the next request if this one cannot wait for it
@@ -185,7 +185,7 @@ class Retriever:
 
     def _retrieved(self, question: str, topics: Sequence[Searchable], budget: Budget, filters: Filters) -> Retrieved:
         times = [time.perf_counter()]
-        queries = self._encoder.query_vectors(question)
+        queries = self._encoder.embed_query(question)
         times.append(time.perf_counter())
         searches = [TopicSearch(topic.snapshot(), queries, self._words(topic, question)) for topic in topics]
         ranked = self._ranked(searches, filters)

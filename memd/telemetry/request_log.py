@@ -1,7 +1,7 @@
-"""What is noted of a request while it is answered, and said when it ends: a line in the log, figures in the metrics.
+"""One line in the log and figures in the metrics for every request, written when it ends.
 
-Rule: noting decides nothing, waits for nothing and cannot fail. A `Turn` goes with its request (`turn_of`), so that
-whoever has the one can note on the other.
+Rule: noting something decides nothing, waits for nothing and cannot fail. A `RequestRecord` belongs to its request
+(`record_of`), so whoever has the request can note in it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ INTERNAL = 500
 MILLISECONDS = 1000.0
 
 
-class Turn:
-    """One request to a model, or one that passes through (`api` is empty)."""
+class RequestRecord:
+    """What is known of one request to a model, or of one that passes through (`api` is empty)."""
 
     def __init__(self, api: str) -> None:
         self.api = api
         self.id = ""
+        """Of the turn, as in `X-Memory-Turn`."""
         self.topic = ""
         self.mode = "full"
         self.status = "none"
@@ -38,121 +39,121 @@ class Turn:
         self.outcome = "complete"
         self.http_status = INTERNAL
         self.injected = 0
-        """Chunks that blocks put into the prompt."""
+        """Chunks in the prompt's memory blocks."""
         self.injected_tokens = 0
         self.candidates: int | None = None
-        """What was found for it; None if nothing was looked for."""
+        """Chunks that recall found; None if there was no recall."""
         self.usage: Usage | None = None
         self.spans_ms: dict[str, float] = {}
         """Milliseconds by `metrics.STEPS` and `PARTS_OF_RECALL`."""
-        self._started = self._lap_began = time.perf_counter()
+        self._started = self._step_started = time.perf_counter()
 
-    def lap(self, step: str) -> None:
-        """The step that began with the end of the one before is over."""
+    def end_step(self, step: str) -> None:
+        """Note the time since the last step ended as that of `step`."""
         now = time.perf_counter()
-        self.spans_ms[step] = (now - self._lap_began) * MILLISECONDS
-        self._lap_began = now
+        self.spans_ms[step] = (now - self._step_started) * MILLISECONDS
+        self._step_started = now
 
-    def settle(self, turn_id: str, mode: str, status: str) -> None:
-        """What the response's headers say."""
+    def note_status(self, turn_id: str, mode: str, status: str) -> None:
+        """Note what the response's headers say."""
         self.id, self.mode, self.status = turn_id, mode, status
 
-    def recalled(self, candidates: int | None, spans_ms: Mapping[str, float]) -> None:
-        """What was found, and how long its parts took."""
+    def note_recall(self, candidates: int | None, spans_ms: Mapping[str, float]) -> None:
+        """Note how many chunks recall found, and how long its parts took."""
         self.candidates = candidates
         self.spans_ms.update(spans_ms)
 
-    def shown(self, chunks: int, tokens: int) -> None:
-        """What blocks put into the prompt."""
+    def note_injection(self, chunks: int, tokens: int) -> None:
+        """Note what memory blocks put into the prompt."""
         self.injected, self.injected_tokens = chunks, tokens
 
-    def answering(self) -> None:
-        """The upstream has begun to answer."""
+    def note_answer_start(self) -> None:
+        """Note that the upstream has begun to answer; every call but the first does nothing."""
         if "upstream" not in self.spans_ms:
-            self.lap("upstream")
+            self.end_step("upstream")
 
-    def end(self) -> None:
-        """The request is over."""
+    def finish(self) -> None:
+        """End the last step."""
         if "upstream" in self.spans_ms:
-            self.lap("relay")
+            self.end_step("relay")
 
     @property
     def total_ms(self) -> float:
-        """Since it came."""
+        """Milliseconds since the request came."""
         return (time.perf_counter() - self._started) * MILLISECONDS
 
 
-_TURN = web.RequestKey("turn", Turn)
+_RECORD = web.RequestKey("record", RequestRecord)
 
 
-def turn_of(request: web.BaseRequest) -> Turn:
-    """What is noted of a request that is `observed`."""
-    return request[_TURN]
+def record_of(request: web.BaseRequest) -> RequestRecord:
+    """The record of a request that is being `recorded`."""
+    return request[_RECORD]
 
 
 @contextmanager
-def observed(metrics: Metrics, request: web.BaseRequest, api: str) -> Iterator[Turn]:
-    """Note what happens to a request while the block runs, and say it at the end."""
-    turn = request[_TURN] = Turn(api)
+def recorded(metrics: Metrics, request: web.BaseRequest, api: str) -> Iterator[RequestRecord]:
+    """Keep a record of a request while the block runs; count and log it at the end."""
+    record = request[_RECORD] = RequestRecord(api)
     metrics.in_flight += 1
     try:
-        yield turn
+        yield record
     except asyncio.CancelledError:
-        turn.outcome, turn.http_status = "interrupted", CLIENT_GONE
+        record.outcome, record.http_status = "interrupted", CLIENT_GONE
         raise
     except Exception:
-        turn.outcome, turn.http_status = "internal", INTERNAL
+        record.outcome, record.http_status = "internal", INTERNAL
         raise
     finally:
         metrics.in_flight -= 1
-        turn.end()
-        _count(metrics, turn)
+        record.finish()
+        _count(metrics, record)
         if api and log.isEnabledFor(logging.INFO):
-            log.info("answered", extra=_told(turn))
+            log.info("answered", extra=_log_fields(record))
         elif not api and log.isEnabledFor(logging.DEBUG):
-            fields = {"method": request.method, "path": Content(request.path), "http_status": turn.http_status}
-            log.debug("passed through", extra={**fields, "outcome": turn.outcome, "total_ms": turn.total_ms})
+            fields = {"method": request.method, "path": Content(request.path), "http_status": record.http_status}
+            log.debug("passed through", extra={**fields, "outcome": record.outcome, "total_ms": record.total_ms})
 
 
-def _count(metrics: Metrics, turn: Turn) -> None:
-    if turn.outcome in ("unreachable", "broken_answer", "internal"):
-        metrics.errors.add(turn.outcome)
-    if not turn.api:
+def _count(metrics: Metrics, record: RequestRecord) -> None:
+    if record.outcome in ("unreachable", "broken_answer", "internal"):
+        metrics.errors.add(record.outcome)
+    if not record.api:
         metrics.passed.add()
         return
-    status, _, reason = turn.status.partition(":")
-    metrics.requests.add(turn.api, turn.mode, status)
+    status, _, reason = record.status.partition(":")
+    metrics.requests.add(record.api, record.mode, status)
     if reason:
         metrics.degraded.add(reason)
-    for step, milliseconds in turn.spans_ms.items():
+    for step, milliseconds in record.spans_ms.items():
         metrics.steps.add(milliseconds / MILLISECONDS, step)
-    if turn.candidates is not None:
-        metrics.candidates.add(turn.candidates)
-    metrics.injected_chunks.add(count=turn.injected)
-    metrics.injected_tokens.add(count=turn.injected_tokens)
-    if turn.usage is not None:
-        metrics.prompt_tokens.add(count=turn.usage.prompt_tokens)
-        metrics.cached_tokens.add(count=turn.usage.cached_tokens or 0)
-        metrics.completion_tokens.add(count=turn.usage.completion_tokens or 0)
+    if record.candidates is not None:
+        metrics.candidates.add(record.candidates)
+    metrics.injected_chunks.add(count=record.injected)
+    metrics.injected_tokens.add(count=record.injected_tokens)
+    if record.usage is not None:
+        metrics.prompt_tokens.add(count=record.usage.prompt_tokens)
+        metrics.cached_tokens.add(count=record.usage.cached_tokens or 0)
+        metrics.completion_tokens.add(count=record.usage.completion_tokens or 0)
 
 
-def _told(turn: Turn) -> dict[str, object]:
-    """The fields of a turn's line; one that is None is not in it."""
-    usage = turn.usage
+def _log_fields(record: RequestRecord) -> dict[str, object]:
+    """The fields of the log line; one that is None is left out of it."""
+    usage = record.usage
     return {
-        "turn": turn.id or None,
-        "api": turn.api,
-        "topic": turn.topic or None,
-        "mode": turn.mode,
-        "status": turn.status,
-        "http_status": turn.http_status,
-        "outcome": turn.outcome,
-        "injected": turn.injected,
-        "injected_tokens": turn.injected_tokens,
-        "candidates": turn.candidates,
+        "turn": record.id or None,
+        "api": record.api,
+        "topic": record.topic or None,
+        "mode": record.mode,
+        "status": record.status,
+        "http_status": record.http_status,
+        "outcome": record.outcome,
+        "injected": record.injected,
+        "injected_tokens": record.injected_tokens,
+        "candidates": record.candidates,
         "prompt_tokens": None if usage is None else usage.prompt_tokens,
         "cached_tokens": None if usage is None else usage.cached_tokens,
         "completion_tokens": None if usage is None else usage.completion_tokens,
-        **{f"{step}_ms": milliseconds for step, milliseconds in turn.spans_ms.items()},
-        "total_ms": turn.total_ms,
+        **{f"{step}_ms": milliseconds for step, milliseconds in record.spans_ms.items()},
+        "total_ms": record.total_ms,
     }

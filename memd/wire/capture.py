@@ -1,4 +1,4 @@
-"""The model's reply, read on the side of the answer that the client gets.
+"""The model's reply, read on the side of the answer that the client gets: what the captures of all APIs share.
 
 Rule: the captured `Message` has the content digest of the same reply echoed by the client in its next request, so it is
 recognised then. Capturing never raises, whatever the upstream sends, and never keeps more than `bytes_max`.
@@ -6,19 +6,14 @@ recognised then. Capturing never raises, whatever the upstream sends, and never 
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
-from msgspec import Raw
 
-from memd.errors import BadRequestBody
-from memd.messages import Message, ToolCall
-from memd.wire.chat.message import UNREADABLE, joined_text, parse_message
-from memd.wire.sse import DONE, EVENT_BYTES_MAX, SseEvent, SseParser
+from memd.messages import Message
+from memd.wire.sse import SseEvent
 
 CAPTURE_BYTES_MAX = 4 * 1024 * 1024  # a million tokens of text
-_MANY_BYTES = 1024  # a stream that comes in smaller parts is slow enough to be read event by event
-_CALL_BYTES = 256  # charged per tool call, so that a stream of empty ones is bounded too
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -42,17 +37,22 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Capture(Protocol):
-    """What reads a stream of one API on the side."""
+    """Puts a reply together from the events of one stream. An implementation names this as its base class."""
 
-    truncated: bool
-    """Text was dropped for a bound; then the digest is not that of the client's echo."""
+    @property
+    def truncated(self) -> bool:
+        """Whether text was dropped for a bound."""
 
     @property
     def finished(self) -> bool:
-        """The reply came to its end."""
+        """Whether the reply came to its end."""
 
-    def feed(self, data: bytes) -> None:
-        """Take in the next bytes of the stream."""
+    def take(self, event: SseEvent) -> bool:
+        """Capture what the next event says; return whether `memory_out` belongs in it."""
+
+    def take_run(self, lines: bytes) -> bool:
+        """Capture what the events of an `SseRun` say; False, and nothing is captured, if they must be taken singly."""
+        return False
 
     def reply(self, interrupted: bool = False) -> Reply:
         """All that is known so far; `interrupted` marks a reply that did not come to its end."""
@@ -85,255 +85,9 @@ class Room:
         return True
 
 
-class _Choice(msgspec.Struct):
-    index: Any = 0
-    delta: Any = None
-    message: Raw = Raw()
-    finish_reason: Any = None
-
-
-class _Answer(msgspec.Struct):
-    """A chunk of a stream or a whole answer, of which memd reads these members."""
-
-    choices: list[_Choice] | None = None
-    usage: Any = None
-    timings: Any = None
-    error: Any = None
-
-
-class _Text(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    content: str
-
-
-class _TextChoice(msgspec.Struct, gc=False):
-    delta: _Text
-    index: Literal[0] = 0
-    finish_reason: None = None
-
-
-class _TextChunk(msgspec.Struct, gc=False):
-    """What nearly every chunk of a stream is: a piece of choice 0's text and nothing else that memd reads."""
-
-    choices: tuple[_TextChoice]
-    usage: None = None
-    timings: None = None
-    error: None = None
-
-
-_answer_decoder = msgspec.json.Decoder(_Answer)
-_text_decoder = msgspec.json.Decoder(_TextChunk)
-
-
-class _Call:
-    """A tool call in the making."""
-
-    def __init__(self) -> None:
-        self.id = ""
-        self.name = ""
-        self.arguments = bytearray()
-
-
-class StreamCapture:
-    """Assembles choice 0 of a stream of chat-completion chunks from its bytes, fed in any pieces."""
-
-    def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
-        self.usage: Usage | None = None
-        self.finish_reason: str | None = None
-        self.error: str | None = None
-        self.done = False
-        """`[DONE]` has come."""
-        self.truncated = False
-        self._parser = SseParser(event_bytes_max)
-        self._room = Room(bytes_max)
-        self._role = ""
-        self._content = bytearray()
-        self._refusal = bytearray()
-        self._calls: dict[int, _Call] = {}
-        self._function_call: _Call | None = None
-
-    @property
-    def finished(self) -> bool:
-        """The reply came to its end."""
-        return self.error is None and (self.done or self.finish_reason is not None)
-
-    def feed(self, data: bytes) -> None:
-        """Take in the next bytes of the stream."""
-        start = self._take_many(data) if len(data) >= _MANY_BYTES else 0
-        self._take_events(data[start:])
-        self.truncated = self._room.exceeded or self._parser.skipped > 0
-
-    def message(self, interrupted: bool = False) -> Message | None:
-        """The reply so far; None if there is nothing of it. `interrupted` marks one that did not come to its end."""
-        calls = [self._calls[index] for index in sorted(self._calls)]
-        if self._function_call is not None:
-            calls.append(self._function_call)
-        text = joined_text(self._content.decode(), self._refusal.decode())
-        if not text and not calls and not (self.finished and self._role):
-            return None
-        tool_calls = tuple(ToolCall(call.id, call.name, call.arguments.decode()) for call in calls)
-        return Message(role=self._role or "assistant", text=text, tool_calls=tool_calls, interrupted=interrupted)
-
-    def reply(self, interrupted: bool = False) -> Reply:
-        """All that is known so far."""
-        return Reply(self.message(interrupted), self.usage, self.finish_reason, self.error)
-
-    def _take_many(self, data: bytes) -> int:
-        """Take in the chunks that `data` begins with, many at once where all that they say is text; where they end."""
-        start = self._parser.open_event_end(data)
-        self._take_events(data[:start])
-        while True:
-            lines, end = self._parser.object_lines(data, start)
-            if end == start:
-                return start
-            text = _text_of(lines)
-            if text is None:
-                self._take_events(data[start:end])
-            else:
-                self._role = self._role or "assistant"
-                self._append(self._content, text)
-                self._parser.pass_over(end - start)
-            start = end
-
-    def _take_events(self, data: bytes) -> None:
-        for event in self._parser.feed(data):
-            self._take_event(event)
-
-    def _take_event(self, event: SseEvent) -> None:
-        if event.data.strip() == DONE:
-            self.done = True
-            return
-        answer = _decoded(event.data)
-        if answer is None:
-            return
-        if answer.usage is not None or answer.timings is not None:
-            self.usage = _usage(answer) or self.usage
-        if answer.error is not None:
-            self.error = self.error or error_text(answer.error)
-        for choice in answer.choices or ():
-            if choice.index == 0:
-                if choice.finish_reason is not None:
-                    self.finish_reason = _text(choice.finish_reason) or self.finish_reason
-                if isinstance(choice.delta, dict):
-                    self._take_delta(choice.delta)
-
-    def _take_delta(self, delta: dict[str, Any]) -> None:
-        self._role = self._role or _text(delta.get("role")) or "assistant"
-        self._append(self._content, _text(delta.get("content")))
-        if len(delta) == 1 and "content" in delta:  # nearly every delta of a stream
-            return
-        self._append(self._refusal, _text(delta.get("refusal")))
-        calls = delta.get("tool_calls")
-        for call in calls if isinstance(calls, list) else ():
-            if isinstance(call, dict):
-                self._take_call(call)
-        function = delta.get("function_call")
-        if isinstance(function, dict):
-            if self._function_call is None:
-                self._function_call = self._new_call()
-            self._take_function(self._function_call, function)
-
-    def _take_call(self, delta: dict[str, Any]) -> None:
-        """One tool-call delta; a server that leaves out `index` means the last call, or a new one if there is an id."""
-        index = delta.get("index")
-        if not isinstance(index, int):
-            index = max(self._calls, default=-1) + (1 if delta.get("id") or not self._calls else 0)
-        call = self._calls.get(index)
-        if call is None:
-            call = self._new_call()
-            if call is None:
-                return
-            self._calls[index] = call
-        call.id = call.id or self._room.cut(_text(delta.get("id"))).decode()
-        for member in ("function", "custom"):
-            function = delta.get(member)
-            if isinstance(function, dict):
-                self._take_function(call, function)
-
-    def _take_function(self, call: _Call | None, function: dict[str, Any]) -> None:
-        if call is None:
-            return
-        if not call.name:
-            call.name = self._room.cut(_text(function.get("name"))).decode()
-        arguments = function.get("arguments", function.get("input"))
-        if isinstance(arguments, dict):
-            arguments = msgspec.json.encode(arguments).decode()
-        self._append(call.arguments, _text(arguments))
-
-    def _new_call(self) -> _Call | None:
-        """A call that is still within the bound on what is kept."""
-        return _Call() if self._room.take(_CALL_BYTES) else None
-
-    def _append(self, kept: bytearray, piece: str) -> None:
-        kept += self._room.cut(piece)
-
-
-def capture_json(body: bytes) -> Reply:
-    """The outcome of an exchange that was not streamed; a body that is no such answer gives an empty `Reply`."""
-    answer = _decoded(body)
-    if answer is None:
-        return Reply(message=None)
-    message: Message | None = None
-    finish_reason: str | None = None
-    for choice in answer.choices or ():
-        if choice.index == 0 and bytes(choice.message):
-            message = _assistant_message(choice.message)
-            finish_reason = _text(choice.finish_reason) or None
-            break
-    return Reply(message, _usage(answer), finish_reason, error_text(answer.error))
-
-
-def _assistant_message(raw: Raw) -> Message | None:
-    try:
-        message = parse_message(raw)
-    except BadRequestBody:
-        return None
-    return message if message.role else msgspec.structs.replace(message, role="assistant")
-
-
-def _decoded(data: bytes) -> _Answer | None:
-    try:
-        return _answer_decoder.decode(data)
-    except UNREADABLE:
-        return None
-
-
-def _text_of(lines: bytes) -> str | None:
-    """The text of chunks that stand one to a line; None if one of them says more than that, or is no chunk."""
-    try:
-        pieces = [chunk.choices[0].delta.content for chunk in _text_decoder.decode_lines(lines)]
-    except UNREADABLE:
-        return None
-    return "".join(pieces) if len(pieces) == lines.count(b"\n") + 1 else None  # msgspec lets a line hold several
-
-
-def _usage(answer: _Answer) -> Usage | None:
-    """From OpenAI's `usage`, else from llama.cpp's `timings`: prompt_n tokens were read, cache_n were known."""
-    usage = answer.usage if isinstance(answer.usage, dict) else {}
-    timings = answer.timings if isinstance(answer.timings, dict) else {}
-    details = usage.get("prompt_tokens_details")
-    cached = count_of(details.get("cached_tokens")) if isinstance(details, dict) else None
-    cache_n, prompt_n = count_of(timings.get("cache_n")), count_of(timings.get("prompt_n"))
-    cached = cache_n if cached is None else cached
-    prompt_tokens = count_of(usage.get("prompt_tokens"))
-    if prompt_tokens is not None:
-        return Usage(prompt_tokens, count_of(usage.get("completion_tokens")), cached)
-    if prompt_n is not None and cache_n is not None:
-        return Usage(prompt_n + cache_n, count_of(timings.get("predicted_n")), cached)
-    return None
-
-
 def count_of(value: Any) -> int | None:
     """A number of tokens; None if it is none."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _text(value: Any) -> str:
-    """A string as it is; the text parts of a list joined; else empty."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        return "".join(part["text"] for part in value if isinstance(part, dict) and isinstance(part.get("text"), str))
-    return ""
 
 
 def error_text(error: Any) -> str | None:

@@ -1,38 +1,27 @@
-"""A request to a model, whatever API it came through: what memd reads of it, and what every API does alike.
+"""A request to a model, whatever API it came through, and what the modules of the APIs are made of.
 
 Rule: what memd does not change keeps its bytes and its place; a body with nothing to change is passed on as it came.
-Messages are parsed one by one; a client that sends its whole history each turn pays for the new ones only
-(`MessageCache`). What an API has to itself is in its own module (`chat.py`, `responses.py`, `anthropic.py`).
+What an API has to itself is in its own folder.
 """
 
 from __future__ import annotations
 
-import hashlib
-import sys
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import Raw
 
 from memd.errors import BadMemoryIn, BadRequestBody
-from memd.messages import DIGEST_BYTES, Message
-from memd.wire.capture import Capture, Reply
-from memd.wire.chat.message import UNREADABLE
+from memd.messages import Message
+from memd.wire.lenient_json import UNREADABLE, decode_or_none, is_object
+from memd.wire.message_cache import MessageCache, parsed_message
 from memd.wire.sideband import MemoryIn, decode_memory_in
 
-Placement = Literal["separate", "merged"]
-"""A block as a message of its own, or in front of the content of the message that it precedes."""
-
-CACHE_BYTES_MAX = 64 * 1024 * 1024  # about 30,000 messages of 2 KB
 _TOKENS_BOUND = 2.0**53  # a larger `max_tokens` is no bound (and may be infinite)
-_CACHE_ENTRY_BYTES = 600  # key, structs and dictionary slots of one cached message (measured with tracemalloc)
 
 _object_decoder = msgspec.json.Decoder(dict[str, Raw])
 _list_decoder = msgspec.json.Decoder(list[Raw])
-_BRACE = ord("{")
+_NULL = Raw(b"null")
 _text_decoder = msgspec.json.Decoder(str)
 _number_decoder = msgspec.json.Decoder(float)
 
@@ -72,112 +61,6 @@ class Insertion(msgspec.Struct, frozen=True):
     text: str
 
 
-class Api(Protocol):
-    """One of the APIs that agents speak. Stateless."""
-
-    name: str
-    """For the log and the metrics."""
-    path: str
-    """How the path of its requests ends."""
-    count_path: str
-    """Where llama-server counts a request's prompt tokens; the answer has `input_tokens`."""
-
-    def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
-        """`body` as a request.
-
-        Raises:
-            BadRequestBody: it is none.
-        """
-
-    def encode(
-        self,
-        request: ModelRequest,
-        *,
-        leave_out: Collection[int] = (),
-        insertions: Sequence[Insertion] = (),
-        placement: Placement = "separate",
-    ) -> bytes:
-        """The body to forward: `request` without the messages at the indices `leave_out`, with `insertions` placed.
-
-        Several insertions at one position keep their order; one before a message that is left out goes with it.
-        """
-
-    def encode_message(self, message: Message) -> Raw:
-        """A message of ours in the syntax of `raw_messages`; attachments are gone, `[image]` stays in the text."""
-
-    def continues(self, message: Message, previous: Message | None) -> bool:
-        """Whether a message of ours has to stand in one element of the list with the one before it."""
-
-    def new_capture(self, bytes_max: int) -> Capture:
-        """What assembles the reply out of a stream."""
-
-    def reply_of(self, body: bytes) -> Reply:
-        """The outcome of an exchange that was not streamed; a body that is no answer gives an empty `Reply`."""
-
-    def carries_memory_out(self, data: bytes) -> bool:
-        """Whether `memory_out` belongs to the stream event with this data, a JSON object."""
-
-    def error_body(self, status: int, message: str, kind: str) -> bytes:
-        """An error in the API's own shape."""
-
-
-class ParsedMessage(msgspec.Struct, frozen=True):
-    """A message and its content digest, which is costly enough to be kept."""
-
-    message: Message
-    digest: bytes
-
-
-class MessageCache:
-    """Parsed messages by the hash of their bytes, the least recently used dropped beyond `bytes_max`. Thread-safe."""
-
-    def __init__(self, bytes_max: int = CACHE_BYTES_MAX) -> None:
-        self.bytes_max = bytes_max
-        self.bytes_held = 0
-        self._entries: OrderedDict[bytes, tuple[ParsedMessage, int]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def parse(self, raws: Sequence[Raw], parse: Callable[[Raw], Message]) -> list[ParsedMessage]:
-        """Each of `raws` parsed, now or earlier. The same bytes must mean the same to every `parse` that is ever given.
-
-        Raises:
-            BadRequestBody: as `parse` does.
-        """
-        person = parse.__module__.encode()[-16:]
-        keys = [hashlib.blake2b(raw, digest_size=DIGEST_BYTES, person=person).digest() for raw in raws]
-        with self._lock:
-            known = [self._entries.get(key) for key in keys]
-            for key, entry in zip(keys, known, strict=True):
-                if entry is not None:
-                    self._entries.move_to_end(key)
-        found = []
-        for key, raw, entry in zip(keys, raws, known, strict=True):
-            entry = entry or self._entries.get(key)  # the same message twice in one request is parsed once
-            parsed = _parsed(raw, parse) if entry is None else entry[0]
-            if entry is None:
-                self._keep(key, parsed)
-            found.append(parsed)
-        return found
-
-    def _keep(self, key: bytes, parsed: ParsedMessage) -> None:
-        held = _CACHE_ENTRY_BYTES + sys.getsizeof(parsed.message.text)
-        held += sum(_CACHE_ENTRY_BYTES + sys.getsizeof(call.arguments) for call in parsed.message.tool_calls)
-        with self._lock:
-            if held > self.bytes_max or key in self._entries:
-                return
-            self._entries[key] = (parsed, held)
-            self.bytes_held += held
-            while self.bytes_held > self.bytes_max:
-                _, (_, dropped) = self._entries.popitem(last=False)
-                self.bytes_held -= dropped
-
-
-# -- what the modules of the APIs are made of -----------------------------------------------------------------------
-
-
 def request_from(
     body: bytes,
     members: Mapping[str, Raw],
@@ -202,7 +85,9 @@ def request_from(
         BadRequestBody: a message cannot be read, or is nested too deeply.
     """
     try:
-        parsed = [_parsed(raw, parse) for raw in raw_messages] if cache is None else cache.parse(raw_messages, parse)
+        parsed = (
+            [parsed_message(raw, parse) for raw in raw_messages] if cache is None else cache.parse(raw_messages, parse)
+        )
         fields, messages_at, sidebands = _without_sideband(members, list_name)
         memory_in, memory_in_error = _memory_in(sidebands)
         return ModelRequest(
@@ -214,7 +99,7 @@ def request_from(
             digests=[one.digest for one in parsed],
             continues=continues,
             stream=bytes(fields.get("stream", b"")) == b"true",
-            model=_text_or_empty(fields.get("model")),
+            model=decode_or_none(_text_decoder, fields.get("model", _NULL)) or "",
             max_tokens=_first_bound(fields, bounds),
             standing_text="".join(bytes(fields[name]).decode(errors="replace") for name in standing if name in fields),
             memory_in=memory_in,
@@ -249,7 +134,7 @@ def objects_in(members: Mapping[str, Raw], name: str) -> list[Raw]:
     except UNREADABLE as error:
         raise BadRequestBody(f"`{name}` is not a list of objects: {error}") from error
     for position, raw in enumerate(elements):
-        if memoryview(raw)[0] != _BRACE:
+        if not is_object(raw):
             raise BadRequestBody(f"`{name}[{position}]` is not an object")
     return elements
 
@@ -277,11 +162,6 @@ def encode_body(request: ModelRequest, list_name: str, elements: list[Raw] | Raw
     return msgspec.json.encode(body)
 
 
-def _parsed(raw: Raw, parse: Callable[[Raw], Message]) -> ParsedMessage:
-    message = parse(raw)
-    return ParsedMessage(message, message.content_digest)
-
-
 def _without_sideband(members: Mapping[str, Raw], list_name: str) -> tuple[dict[str, Raw], int, list[Raw]]:
     """The other members, how many of them stand before the list, and every `memory_in`, the one that counts first."""
     fields: dict[str, Raw] = {}
@@ -294,7 +174,7 @@ def _without_sideband(members: Mapping[str, Raw], list_name: str) -> tuple[dict[
         elif name == "memory_in":
             on_top.append(raw)
         elif name == "metadata":
-            rest = _as_object(raw)
+            rest = decode_or_none(_object_decoder, raw)
             if rest is None or "memory_in" not in rest:
                 fields[name] = raw
                 continue
@@ -316,20 +196,6 @@ def _memory_in(sidebands: Iterable[Raw]) -> tuple[MemoryIn | None, str | None]:
         except BadMemoryIn as error:
             return None, str(error)
     return None, None
-
-
-def _as_object(raw: Raw) -> dict[str, Raw] | None:
-    try:
-        return _object_decoder.decode(raw)
-    except UNREADABLE:
-        return None
-
-
-def _text_or_empty(raw: Raw | None) -> str:
-    try:
-        return _text_decoder.decode(raw) if raw is not None else ""
-    except UNREADABLE:
-        return ""
 
 
 def _first_bound(fields: Mapping[str, Raw], names: Sequence[str]) -> int | None:

@@ -1,31 +1,29 @@
-"""Server-sent events: an incremental reader, and the one change that memd makes to a stream.
+"""Server-sent events: an incremental reader.
 
-Rule: bytes may be split anywhere and the result is the same; what is kept of an unfinished event is bounded. The reader
-follows the WHATWG rules (https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation).
-The splicer changes no byte, it only adds some.
+Rule: bytes may be split anywhere and the events are the same; what is kept of an unfinished event is bounded. The
+reader follows the WHATWG rules
+(https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import msgspec
-
-from memd.wire.sideband import MemoryOut, encode_memory_out
 
 EVENT_BYTES_MAX = 4 * 1024 * 1024  # a last event may repeat the whole prompt and reply (llama.cpp's __verbose)
 DONE = b"[DONE]"
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
-_DATA = b"data: "
-_OBJECT_BEGIN, _OBJECT_END = _DATA + b"{", b"}\n\n"
-_BATCH_BYTES = 16 * 1024  # what is made of them stays in the processor's cache
-_WHITE_SPACE = b" \t"
+_EVENT, _DATA, _EVENT_END = b"event: ", b"data: ", b"\n\n"
+_OBJECT_BEGIN, _OBJECT_END = _DATA + b"{", b"}" + _EVENT_END
+_RUN_BYTES_MIN = 1024  # a stream that comes in smaller parts is slow enough to be read event by event
+_RUN_BYTES_MAX = 16 * 1024  # a run and what is made of it stay in the processor's cache
 
 
-class SseEvent(msgspec.Struct, frozen=True):
+class SseEvent(msgspec.Struct, frozen=True, gc=False):
     """One dispatched event."""
 
     data: bytes
@@ -33,21 +31,42 @@ class SseEvent(msgspec.Struct, frozen=True):
     name: bytes
     """The value of its last `event` line, else empty."""
     data_end: int
-    """Where in the stream, counted in bytes from its start, the value of the last `data` line ends."""
+    """Offset in the stream, in bytes, at which the value of the last `data` line ends."""
+
+    def events(self) -> Iterator[SseEvent]:
+        """This one event."""
+        yield self
+
+
+class SseRun(msgspec.Struct, frozen=True, gc=False):
+    """Consecutive events that are each a single `data` line from a brace to a brace, as most model servers send them,
+    for a reader who can decode many at once."""
+
+    lines: bytes
+    """The events' data, one to a line; no JSON value goes on from one line to the next."""
+    start: int
+    """Offset in the stream, in bytes, at which the first event begins."""
+
+    def events(self) -> Iterator[SseEvent]:
+        """The events one by one."""
+        end = self.start - len(_EVENT_END)
+        for data in self.lines.split(b"\n"):
+            end += len(_EVENT_END) + len(_DATA) + len(data)
+            yield SseEvent(data, b"", end)
 
 
 class SseParser:
-    """Feed it a stream in any pieces; it returns the events that they complete.
+    """Reads the events of one stream.
 
-    An event that grows beyond `event_bytes_max` is skipped and `skipped` is counted up. What follows the last empty
-    line of a stream is no event.
+    An event that grows beyond `event_bytes_max` is skipped and counted in `skipped`. Bytes after the last empty line of
+    a stream are no event.
     """
 
     def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self.event_bytes_max = event_bytes_max
         self.skipped = 0
         self.held_from = 0
-        """Where the bytes start that could still become part of an event: the first `data` line or the open line."""
+        """Offset of the first byte of an unfinished event: of its first `data` line, else of the open line."""
         self._fed = 0  # stream offset of the next byte to be fed
         self._line_from = 0  # stream offset of the open line
         self._line: list[bytes] = []  # pieces of the open line
@@ -57,66 +76,71 @@ class SseParser:
         self._data_end = 0
         self._name = b""
 
-    def open_event_end(self, data: bytes) -> int:
-        """How many bytes of `data`, which is fed next, may still belong to an event that has begun."""
-        return data.find(b"\n\n") + 2 if self._is_amid_event else 0
+    def feed(self, data: bytes) -> list[SseEvent | SseRun]:
+        """The events that the next bytes of the stream, split anywhere, complete, in order."""
+        found: list[SseEvent | SseRun] = []
+        start, size = 0, len(data)
+        is_simple = b"\r" not in data
+        may_be_run = is_simple and size >= _RUN_BYTES_MIN
+        while start < size:
+            if is_simple and not self._is_amid_event:
+                while may_be_run:
+                    end = self._read_run(data, start, found)
+                    may_be_run, start = end > start, end
+                start = self._read_simple_events(data, start, found)
+            if start < size:
+                end = data.find(_EVENT_END, start)
+                end = size if end < 0 else end + len(_EVENT_END)
+                self._read_lines(data, start, end, found)
+                start = end
+        self._fed += size
+        return found
 
-    def object_lines(self, data: bytes, start: int) -> tuple[bytes, int]:
-        """The data of some events that `data[start:]`, which is fed next, begins with, one to a line, and where they
-        end; nothing unless all up to there is single `data` lines from a brace to a brace, as model servers send them.
+    def _read_run(self, data: bytes, start: int, found: list[SseEvent | SseRun]) -> int:
+        """Read the run that `data[start:]` begins with, between two events; its end, or `start` if there is none."""
+        if not data.startswith(_OBJECT_BEGIN, start):
+            return start
+        end = data.rfind(_OBJECT_END, start, start + min(_RUN_BYTES_MAX, self.event_bytes_max)) + len(_OBJECT_END)
+        if end <= start + len(_OBJECT_END):
+            return start
+        lines = data[start + len(_DATA) : end - len(_EVENT_END)].replace(_OBJECT_END + _OBJECT_BEGIN, b"}\n{")
+        if data.count(b"\n", start, end) != 2 * (lines.count(b"\n") + 1):
+            return start  # another line stands between two events, or within one
+        found.append(SseRun(lines, self._fed + start))
+        self._open_line(self._fed + end)
+        return end
 
-        For who can read many at once: no JSON value goes on from one of these lines to the next. What was read is not
-        to be fed: call `pass_over`.
-        """
-        end = data.rfind(_OBJECT_END, start, start + min(_BATCH_BYTES, self.event_bytes_max)) + len(_OBJECT_END)
-        if self._is_amid_event or end <= start + len(_OBJECT_END) or not data.startswith(_OBJECT_BEGIN, start):
-            return b"", start
-        lines = data[start + len(_DATA) : end - 2].replace(_OBJECT_END + _OBJECT_BEGIN, b"}\n{")
-        is_plain = data.count(b"\n", start, end) == 2 * (lines.count(b"\n") + 1) and b"\r" not in lines
-        return (lines, end) if is_plain else (b"", start)
-
-    def pass_over(self, size_bytes: int) -> None:
-        """Whole events of that many bytes were read otherwise."""
-        self._fed += size_bytes
-        self._open_line(self._fed)
-
-    def feed(self, data: bytes) -> list[SseEvent]:
-        """The events that `data` completes, in order."""
-        events, start = self._plain(data)
-        if self._after_cr and data:
-            start = 1 if data.startswith(b"\n") else 0
+    def _read_simple_events(self, data: bytes, start: int, found: list[SseEvent | SseRun]) -> int:
+        """Read events of one `data` line after at most one `event` line, as model servers send them, between two
+        events; the end of the last one. It is what `_read_lines` would find, at a third of the time."""
+        first = start
+        while (end := data.find(_EVENT_END, start)) >= 0 and end - start <= self.event_bytes_max:
+            name, data_from = b"", start
+            if data.startswith(_EVENT, start):
+                data_from = data.find(b"\n", start, end) + 1
+                name = data[start + len(_EVENT) : data_from - 1]
+            if not data.startswith(_DATA, data_from) or data.find(b"\n", data_from, end) >= 0:
+                break
+            found.append(SseEvent(data[data_from + len(_DATA) : end], name, self._fed + end))
+            start = end + len(_EVENT_END)
+        if start > first:
             self._open_line(self._fed + start)
-            self._after_cr = False
-        for match in _LINE_END.finditer(data, start):
+        return start
+
+    def _read_lines(self, data: bytes, start: int, end: int, found: list[SseEvent | SseRun]) -> None:
+        """Read `data[start:end]` line by line, whatever is in it."""
+        if self._after_cr:
+            start += data.startswith(b"\n", start)
+            self._open_line(self._fed + start)
+        for match in _LINE_END.finditer(data, start, end):
             self._add(data[start : match.start()], self._fed + match.start())
             event = self._end_line(self._fed + match.start())
             if event is not None:
-                events.append(event)
+                found.append(event)
             start = match.end()
             self._open_line(self._fed + start)
-        self._add(data[start:], self._fed + len(data))
-        if data:
-            self._after_cr = data.endswith(b"\r")
-        self._fed += len(data)
-        return events
-
-    def _plain(self, data: bytes) -> tuple[list[SseEvent], int]:
-        """The events that `data` begins with as long as each is one `data` line and a line feed, as model servers send
-        them, and where what follows begins. It is what `feed` would find, at a third of the time."""
-        events: list[SseEvent] = []
-        start = 0
-        if self._is_amid_event or b"\r" in data:
-            return events, start
-        while (end := data.find(b"\n\n", start)) >= 0:
-            if not data.startswith(_DATA, start) or data.find(b"\n", start, end) >= 0:
-                break
-            if end - start > self.event_bytes_max:
-                break
-            events.append(SseEvent(data[start + len(_DATA) : end], b"", self._fed + end))
-            start = end + 2
-        if start:
-            self._open_line(self._fed + start)
-        return events, start
+        self._add(data[start:end], self._fed + end)
+        self._after_cr = data.endswith(b"\r", 0, end)
 
     @property
     def _is_amid_event(self) -> bool:
@@ -138,7 +162,7 @@ class SseParser:
             self._line.append(piece)
 
     def _end_line(self, end: int) -> SseEvent | None:
-        """Take in the line that ends at offset `end`; an empty one dispatches the event."""
+        """Process the line that ends at offset `end`; an empty one dispatches the event."""
         line = b"".join(self._line)
         self._line.clear()
         if self._skipping and end > self._line_from:
@@ -159,63 +183,3 @@ class SseParser:
         self._name = b""
         self._skipping = False
         return event
-
-
-class MemoryOutSplicer:
-    """Adds `memory_out` to the first event of a stream that `carries` it; all other bytes pass unchanged, in order.
-
-    Until then it holds back an unfinished event and nothing else, afterwards nothing. It gives up, and lets everything
-    pass, when the stream turns out not to be one of JSON objects or an event is longer than `event_bytes_max`.
-    """
-
-    def __init__(
-        self, out: MemoryOut, carries: Callable[[bytes], bool], event_bytes_max: int = EVENT_BYTES_MAX
-    ) -> None:
-        """`carries` says of an event's data whether the member belongs there; it may raise on what it cannot read."""
-        self.spliced = False
-        self._carries = carries
-        self._member = b',"memory_out":' + encode_memory_out(out)
-        self._parser = SseParser(event_bytes_max)
-        self._held = bytearray()
-        self._held_from = 0  # stream offset of the first held byte
-        self._passing = False
-
-    def feed(self, data: bytes) -> bytes:
-        """The bytes to send on now that `data` has come in."""
-        if self._passing:
-            return data
-        self._held += data
-        for event in self._parser.feed(data):
-            splice_at = self._splice_offset(event)
-            if splice_at is not None:
-                position = splice_at - self._held_from
-                self._held[position:position] = self._member
-                self.spliced = True
-            if self.spliced or not event.data.lstrip().startswith(b"{"):
-                return self._pass_on()
-        if self._parser.skipped:
-            return self._pass_on()
-        ready = self._parser.held_from - self._held_from
-        released = bytes(self._held[:ready])
-        del self._held[:ready]
-        self._held_from += ready
-        return released
-
-    def flush(self) -> bytes:
-        """What is still held when the stream has ended."""
-        return self._pass_on()
-
-    def _pass_on(self) -> bytes:
-        self._passing = True
-        released = bytes(self._held)
-        self._held = bytearray()
-        return released
-
-    def _splice_offset(self, event: SseEvent) -> int | None:
-        """Where in the stream the last brace of the event stands, if it carries the member."""
-        trimmed = event.data.rstrip(_WHITE_SPACE)
-        try:
-            carries = trimmed.endswith(b"}") and self._carries(event.data)
-        except (ValueError, RecursionError):
-            return None
-        return event.data_end - (len(event.data) - len(trimmed)) - 1 if carries else None

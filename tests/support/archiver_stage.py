@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
+from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
-from memd.embedding.priority import RightOfWay
+from memd.embedding.priority import Priority
 from memd.entries import Entry
 from memd.errors import EmbeddingError
 from memd.ingest.archiver import Archiver
@@ -35,7 +36,7 @@ DIMENSION = 16
 COUNTER = TokenCounter(cl100k_base(ranks_bytes()))
 
 
-class HashEmbedder:
+class HashEmbedder(Embedder):
     """A model whose vectors say nothing but which text they are of."""
 
     name = "hash"
@@ -47,16 +48,6 @@ class HashEmbedder:
         self.texts: list[str] = []
         """All that it was asked to embed."""
         self.fails = False
-
-    def embed(self, text: str) -> NDArray[np.float32]:
-        vector: NDArray[np.float32] = self.embed_many([text])[0]
-        return vector
-
-    def pieces(self, text: str) -> list[str]:
-        return [text]
-
-    def embed_pieces(self, text: str) -> NDArray[np.float32]:
-        return self.embed_many([text])
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
         return self.embed_many([text])
@@ -94,7 +85,7 @@ class Stage:
         )
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.topics = Topics(self.store, config, self.writer, self.redactor)
-        self.indexer = Indexer(self.tasks, RightOfWay(), config.retrieval, self.metrics)
+        self.indexer = Indexer(self.tasks, Priority(), config.retrieval, self.metrics)
         self.archiver = Archiver(
             config,
             self.encoder,

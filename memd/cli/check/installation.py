@@ -16,7 +16,8 @@ from memd import __version__
 from memd.assets import ranks_bytes
 from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
 from memd.conversation.tokens import TokenCounter, cl100k_base
-from memd.embedding.fastembed import BUNDLED, Embedder, load_embedder
+from memd.embedding.embedder import Embedder
+from memd.embedding.loading import BUNDLED, load_embedder
 from memd.errors import EmbeddingError
 from memd.settings.model import Config
 from memd.store.tools.disk_usage import TopicDiskUsage

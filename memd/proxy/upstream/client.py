@@ -22,7 +22,7 @@ from yarl import URL
 from memd.proxy.upstream.template_probe import Messages, shows_in_place
 from memd.settings.model import Config
 from memd.telemetry.tasks import Tasks
-from memd.wire.request import Placement
+from memd.wire.api import Placement
 
 log = logging.getLogger("memd")
 

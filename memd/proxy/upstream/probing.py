@@ -18,8 +18,9 @@ from memd.recall import block
 from memd.settings.model import Config
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
+from memd.wire.api import Placement
 from memd.wire.chat.api import CHAT
-from memd.wire.request import Insertion, Placement
+from memd.wire.request import Insertion
 
 REFUSED = frozenset({401, 403})
 LOADING = 503

@@ -14,38 +14,42 @@ from msgspec import Raw
 
 from memd.errors import BadRequestBody
 from memd.messages import Message
-from memd.wire.anthropic.capture import AnthropicCapture, reply_of
+from memd.wire.anthropic.capture import AnthropicCapture, parse_reply
 from memd.wire.anthropic.message import encode_message, joined, parse_message, pieces_of
-from memd.wire.capture import Capture, Reply
-from memd.wire.chat.message import UNREADABLE, with_text_in_front
+from memd.wire.api import Placement
+from memd.wire.capture import Reply
+from memd.wire.chat.message import with_text_in_front
+from memd.wire.lenient_json import decode_or_none
+from memd.wire.message_cache import MessageCache
+from memd.wire.reply_stream import ReplyStream
 from memd.wire.request import (
     Insertion,
-    MessageCache,
     ModelRequest,
-    Placement,
     encode_body,
     objects_in,
     request_from,
     texts_by_position,
     top_level,
 )
+from memd.wire.sideband import MemoryOut
 
 _ERROR_TYPES = {413: "request_too_large", 502: "api_error"}
 
 
-class _Typed(msgspec.Struct):
+class _Thread(msgspec.Struct):
     type: str = ""
 
 
-_typed_decoder = msgspec.json.Decoder(_Typed)
+_thread_decoder = msgspec.json.Decoder(_Thread)
 
 
-class Anthropic:
-    """Anthropic's messages; see `request.Api`."""
+class AnthropicApi:
+    """Anthropic's messages; see `Api`."""
 
     name = "messages"
     path = "/messages"
     count_path = "/v1/messages/count_tokens"
+    stream_type = "text/event-stream"
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode.
@@ -104,17 +108,13 @@ class Anthropic:
         """The results of parallel calls stand in one user message."""
         return message.role == "tool" and previous is not None and previous.role == "tool"
 
-    def new_capture(self, bytes_max: int) -> Capture:
-        """See `Api.new_capture`."""
-        return AnthropicCapture(bytes_max)
+    def new_stream(self, bytes_max: int, out: MemoryOut | None) -> ReplyStream:
+        """See `Api.new_stream`."""
+        return ReplyStream(AnthropicCapture(bytes_max), out)
 
-    def reply_of(self, body: bytes) -> Reply:
-        """See `Api.reply_of`."""
-        return reply_of(body)
-
-    def carries_memory_out(self, data: bytes) -> bool:
-        """The first event does, `message_start`."""
-        return _typed_decoder.decode(data).type == "message_start"
+    def parse_reply(self, body: bytes) -> Reply:
+        """See `Api.parse_reply`."""
+        return parse_reply(body)
 
     def error_body(self, status: int, message: str, kind: str) -> bytes:
         """Anthropic's shape."""
@@ -123,10 +123,8 @@ class Anthropic:
 
 
 def _goes_on(thread: Raw | None) -> bool:
-    try:
-        return thread is not None and _typed_decoder.decode(thread).type == "continue"
-    except UNREADABLE:
-        return False
+    typed = None if thread is None else decode_or_none(_thread_decoder, thread)
+    return typed is not None and typed.type == "continue"
 
 
 def _elements(continues: Sequence[bool]) -> Iterator[range]:
@@ -135,4 +133,4 @@ def _elements(continues: Sequence[bool]) -> Iterator[range]:
     return (range(begin, end) for begin, end in pairwise([*begins, len(continues)]))
 
 
-ANTHROPIC = Anthropic()
+ANTHROPIC = AnthropicApi()

@@ -13,15 +13,15 @@ import msgspec
 from memd.errors import BadRequestBody
 from memd.messages import Message
 from memd.wire.anthropic.message import parse_message
-from memd.wire.capture import CAPTURE_BYTES_MAX, Reply, Room, Usage
-from memd.wire.chat.message import UNREADABLE
-from memd.wire.sse import EVENT_BYTES_MAX, SseParser
+from memd.wire.capture import CAPTURE_BYTES_MAX, Capture, Reply, Room, Usage, error_text
+from memd.wire.lenient_json import UNREADABLE, decode_or_none, text_or_empty
+from memd.wire.sse import SseEvent
 
 _BLOCK_BYTES = 256  # charged per content block, so that a stream of empty ones is bounded too
 _PROMPT_COUNTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 
 
-class _Answer(msgspec.Struct):
+class _AnthropicAnswer(msgspec.Struct):
     """A whole answer, or what a stream's events are put together to."""
 
     role: Any = None
@@ -31,7 +31,7 @@ class _Answer(msgspec.Struct):
     error: Any = None
 
 
-class _Event(msgspec.Struct):
+class _AnthropicEvent(msgspec.Struct):
     type: Any = None
     index: Any = 0
     message: Any = None
@@ -41,11 +41,11 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
-_answer_decoder = msgspec.json.Decoder(_Answer)
-_event_decoder = msgspec.json.Decoder(_Event)
+_answer_decoder = msgspec.json.Decoder(_AnthropicAnswer)
+_event_decoder = msgspec.json.Decoder(_AnthropicEvent)
 
 
-class _Kept:
+class _BlockSoFar:
     """A content block in the making."""
 
     def __init__(self, block: dict[str, Any]) -> None:
@@ -55,36 +55,50 @@ class _Kept:
         """Of a text block its text, of a tool call its input."""
 
 
-class AnthropicCapture:
-    """Assembles the reply out of the events of one stream, fed in any pieces."""
+class AnthropicCapture(Capture):
+    """Puts the reply together from the events of a stream."""
 
-    def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
-        self.truncated = False
-        self._parser = SseParser(event_bytes_max)
+    def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX) -> None:
         self._room = Room(bytes_max)
         self._started = False
         self._stopped = False
         self._stop_reason: str | None = None
         self._error: str | None = None
         self._counts: dict[str, int] = {}
-        self._blocks: dict[int, _Kept] = {}
+        self._blocks: dict[int, _BlockSoFar] = {}
+
+    @property
+    def truncated(self) -> bool:
+        """See `Capture.truncated`."""
+        return self._room.exceeded
 
     @property
     def finished(self) -> bool:
-        """The reply came to its end."""
+        """See `Capture.finished`."""
         return self._error is None and (self._stopped or self._stop_reason is not None)
 
-    def feed(self, data: bytes) -> None:
-        """Take in the next bytes of the stream."""
-        for event in self._parser.feed(data):
-            try:
-                self._take(_event_decoder.decode(event.data))
-            except UNREADABLE:
-                continue
-        self.truncated = self._room.exceeded or self._parser.skipped > 0
+    def take(self, event: SseEvent) -> bool:
+        """See `Capture.take`: `memory_out` belongs in the first event, `message_start`."""
+        decoded = decode_or_none(_event_decoder, event.data)
+        if decoded is None:
+            return False
+        if decoded.type == "message_start" and isinstance(decoded.message, dict):
+            self._started = True
+            self._count(decoded.message.get("usage"))
+        elif decoded.type == "content_block_start" and isinstance(decoded.content_block, dict):
+            self._begin(decoded.index, decoded.content_block)
+        elif decoded.type == "content_block_delta" and isinstance(decoded.delta, dict):
+            self._grow(decoded.index, decoded.delta)
+        elif decoded.type == "message_delta" and isinstance(decoded.delta, dict):
+            self._stop_reason = text_or_empty(decoded.delta.get("stop_reason")) or self._stop_reason
+            self._count(decoded.usage)
+        elif decoded.type == "message_stop":
+            self._stopped = True
+        self._error = self._error or error_text(decoded.error)
+        return bool(decoded.type == "message_start")
 
     def reply(self, interrupted: bool = False) -> Reply:
-        """All that is known so far; `interrupted` marks a reply that did not come to its end."""
+        """See `Capture.reply`."""
         message = None
         if self._started or self._blocks:
             message = _message([_grown(self._blocks[index]) for index in sorted(self._blocks)])
@@ -94,26 +108,11 @@ class AnthropicCapture:
             message = msgspec.structs.replace(message, interrupted=True)
         return Reply(message, _usage(self._counts), self._stop_reason, self._error)
 
-    def _take(self, event: _Event) -> None:
-        if event.type == "message_start" and isinstance(event.message, dict):
-            self._started = True
-            self._count(event.message.get("usage"))
-        elif event.type == "content_block_start" and isinstance(event.content_block, dict):
-            self._begin(event.index, event.content_block)
-        elif event.type == "content_block_delta" and isinstance(event.delta, dict):
-            self._grow(event.index, event.delta)
-        elif event.type == "message_delta" and isinstance(event.delta, dict):
-            self._stop_reason = _text(event.delta.get("stop_reason")) or self._stop_reason
-            self._count(event.usage)
-        elif event.type == "message_stop":
-            self._stopped = True
-        self._error = self._error or _error_text(event.error)
-
     def _begin(self, index: Any, block: dict[str, Any]) -> None:
-        kind = _text(block.get("type"))
+        kind = text_or_empty(block.get("type"))
         if not isinstance(index, int) or index in self._blocks or kind in ("thinking", "redacted_thinking"):
             return
-        kept = _Kept({**block, "type": kind})
+        kept = _BlockSoFar({**block, "type": kind})
         if kind == "text":
             kept.block = {"type": kind}
             size = 0
@@ -121,11 +120,11 @@ class AnthropicCapture:
             size = len(msgspec.json.encode(kept.block))
         if self._room.take(_BLOCK_BYTES + size):
             self._blocks[index] = kept
-            kept.text += self._room.cut(_text(block.get("text")) if kind == "text" else "")
+            kept.text += self._room.cut(text_or_empty(block.get("text")) if kind == "text" else "")
 
     def _grow(self, index: Any, delta: dict[str, Any]) -> None:
-        member = {"text_delta": "text", "input_json_delta": "partial_json"}.get(_text(delta.get("type")), "")
-        piece = _text(delta.get(member))
+        member = {"text_delta": "text", "input_json_delta": "partial_json"}.get(text_or_empty(delta.get("type")), "")
+        piece = text_or_empty(delta.get(member))
         if not piece or not isinstance(index, int):
             return
         if index not in self._blocks and member == "text":
@@ -137,14 +136,15 @@ class AnthropicCapture:
         self._counts.update(_counts(usage))
 
 
-def reply_of(body: bytes) -> Reply:
+def parse_reply(body: bytes) -> Reply:
     """The outcome of an exchange that was not streamed; a body that is no such answer gives an empty `Reply`."""
-    try:
-        answer = _answer_decoder.decode(body)
-    except UNREADABLE:
+    answer = decode_or_none(_answer_decoder, body)
+    if answer is None:
         return Reply(message=None)
     message = _message(answer.content) if isinstance(answer.content, list) else None
-    return Reply(message, _usage(_counts(answer.usage)), _text(answer.stop_reason) or None, _error_text(answer.error))
+    return Reply(
+        message, _usage(_counts(answer.usage)), text_or_empty(answer.stop_reason) or None, error_text(answer.error)
+    )
 
 
 def _message(content: list[Any]) -> Message | None:
@@ -154,7 +154,7 @@ def _message(content: list[Any]) -> Message | None:
         return None
 
 
-def _grown(kept: _Kept) -> dict[str, Any]:
+def _grown(kept: _BlockSoFar) -> dict[str, Any]:
     """The block as the client has it now. A call's input is left as text: it may not be whole."""
     if kept.block["type"] == "text":
         return {**kept.block, "text": kept.text.decode()}
@@ -182,14 +182,3 @@ def _usage(counts: dict[str, int]) -> Usage | None:
         return None
     prompt_tokens = sum(counts.get(name, 0) for name in _PROMPT_COUNTS)
     return Usage(prompt_tokens, counts.get("output_tokens"), counts.get("cache_read_input_tokens"))
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _error_text(error: Any) -> str | None:
-    if not error:
-        return None
-    message = error.get("message") if isinstance(error, dict) else error
-    return message if isinstance(message, str) and message else str(error)[:1000]

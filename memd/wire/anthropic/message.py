@@ -19,14 +19,15 @@ from msgspec import Raw
 from memd.errors import BadRequestBody
 from memd.messages import Message
 from memd.wire.chat import message
-from memd.wire.chat.message import UNREADABLE, with_text_in_front
+from memd.wire.chat.message import with_text_in_front
+from memd.wire.lenient_json import UNREADABLE, decode_or_none, is_list, is_object
 
 _PLACES = "memd_places"  # member of a piece: which blocks of its element it has; never forwarded
 _TOOL_RESULT = b'"tool_result"'
 _UNHASHED_TYPES = frozenset({b'"thinking"', b'"redacted_thinking"'})
 
 
-class _Block(msgspec.Struct):
+class _ContentBlock(msgspec.Struct):
     """The members of a content block that memd reads; an absent one is empty."""
 
     type: Raw = Raw()
@@ -39,7 +40,7 @@ class _Block(msgspec.Struct):
     content: Raw = Raw()
 
 
-class _Source(msgspec.Struct):
+class _ImageSource(msgspec.Struct):
     type: str
     media_type: str = "image/jpeg"  # as in llama.cpp
     data: str = ""
@@ -49,8 +50,8 @@ class _Source(msgspec.Struct):
 _object_decoder = msgspec.json.Decoder(dict[str, Raw])
 _list_decoder = msgspec.json.Decoder(list[Raw])
 _places_decoder = msgspec.json.Decoder(list[int])
-_block_decoder = msgspec.json.Decoder(_Block)
-_source_decoder = msgspec.json.Decoder(_Source)
+_block_decoder = msgspec.json.Decoder(_ContentBlock)
+_source_decoder = msgspec.json.Decoder(_ImageSource)
 
 
 def parse_message(raw: Raw | bytes) -> Message:
@@ -61,7 +62,7 @@ def parse_message(raw: Raw | bytes) -> Message:
     """
     try:
         members = _object_decoder.decode(raw)
-        if not _is_list(members.get("content")):
+        if not is_list(members.get("content", Raw())):
             return message.parse_message(raw)
         translated = _translated(members.get("role"), _list_decoder.decode(members["content"]))
         return message.parse_message(msgspec.json.encode(translated))
@@ -79,7 +80,7 @@ def pieces_of(element: Raw) -> list[Raw]:
         return [element]
     try:
         members = _object_decoder.decode(element)
-        if bytes(members.get("role", b"")) != b'"user"' or not _is_list(members.get("content")):
+        if bytes(members.get("role", b"")) != b'"user"' or not is_list(members.get("content", Raw())):
             return [element]
         blocks = _list_decoder.decode(members["content"])
         results = [place for place, block in enumerate(blocks) if bytes(_block(block).type) == _TOOL_RESULT]
@@ -130,13 +131,9 @@ def encode_message(message: Message) -> Raw:
     return Raw(msgspec.json.encode({"role": message.role, "content": content}))
 
 
-def _is_list(raw: Raw | None) -> bool:
-    return raw is not None and bytes(memoryview(raw)[:1]) == b"["
-
-
-def _block(raw: Raw) -> _Block:
+def _block(raw: Raw) -> _ContentBlock:
     """A content block; one that is no object has no members."""
-    return _block_decoder.decode(raw) if bytes(memoryview(raw)[:1]) == b"{" else _Block()
+    return _block_decoder.decode(raw) if is_object(raw) else _ContentBlock()
 
 
 def _input(arguments: str) -> Raw:
@@ -167,10 +164,10 @@ def _translated(role: Raw | None, blocks: list[Raw]) -> dict[str, Any]:
 
 def _result(content: Raw) -> Any:
     """What a tool answered, as the content of a chat message."""
-    return [_part(raw, _block(raw)) for raw in _list_decoder.decode(content)] if _is_list(content) else content
+    return [_part(raw, _block(raw)) for raw in _list_decoder.decode(content)] if is_list(content) else content
 
 
-def _part(raw: Raw, block: _Block) -> Any:
+def _part(raw: Raw, block: _ContentBlock) -> Any:
     """A block as a content part. `cache_control`, which clients move from turn to turn, is no part of it."""
     kind = bytes(block.type)
     if kind == b'"text"':
@@ -186,9 +183,8 @@ def _part(raw: Raw, block: _Block) -> Any:
 
 def _image_url(source: Raw) -> str:
     """The address of an image as the chat API has it; empty for a source that it does not know."""
-    try:
-        image = _source_decoder.decode(source)
-    except UNREADABLE:
+    image = decode_or_none(_source_decoder, source)
+    if image is None:
         return ""
     return f"data:{image.media_type};base64,{image.data}" if image.type == "base64" else image.url
 

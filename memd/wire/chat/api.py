@@ -11,34 +11,31 @@ import msgspec
 from msgspec import Raw
 
 from memd.messages import Message
-from memd.wire.capture import Capture, Reply, StreamCapture, capture_json
+from memd.wire.api import Placement
+from memd.wire.capture import Reply
+from memd.wire.chat.capture import ChatCapture, parse_reply
 from memd.wire.chat.message import encode_message, parse_message, with_text_in_front
+from memd.wire.message_cache import MessageCache
+from memd.wire.reply_stream import ReplyStream
 from memd.wire.request import (
     Insertion,
-    MessageCache,
     ModelRequest,
-    Placement,
     encode_body,
     objects_in,
     request_from,
     texts_by_position,
     top_level,
 )
+from memd.wire.sideband import MemoryOut
 
 
-class _Chunk(msgspec.Struct):
-    choices: list[Raw] = []
-
-
-_chunk_decoder = msgspec.json.Decoder(_Chunk)
-
-
-class Chat:
-    """OpenAI's chat completions; see `request.Api`."""
+class ChatApi:
+    """OpenAI's chat completions; see `Api`."""
 
     name = "chat"
     path = "/chat/completions"
     count_path = "/v1/chat/completions/input_tokens"
+    stream_type = "text/event-stream"
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""
@@ -89,21 +86,17 @@ class Chat:
         """Never: each message is an element of its own."""
         return False
 
-    def new_capture(self, bytes_max: int) -> Capture:
-        """See `Api.new_capture`."""
-        return StreamCapture(bytes_max)
+    def new_stream(self, bytes_max: int, out: MemoryOut | None) -> ReplyStream:
+        """See `Api.new_stream`."""
+        return ReplyStream(ChatCapture(bytes_max), out)
 
-    def reply_of(self, body: bytes) -> Reply:
-        """See `Api.reply_of`."""
-        return capture_json(body)
-
-    def carries_memory_out(self, data: bytes) -> bool:
-        """A chunk that has a choice does: on others clients stumble."""
-        return bool(_chunk_decoder.decode(data).choices)
+    def parse_reply(self, body: bytes) -> Reply:
+        """See `Api.parse_reply`."""
+        return parse_reply(body)
 
     def error_body(self, status: int, message: str, kind: str) -> bytes:
         """OpenAI's shape."""
         return msgspec.json.encode({"error": {"message": message, "type": kind, "code": status}})
 
 
-CHAT = Chat()
+CHAT = ChatApi()

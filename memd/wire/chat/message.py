@@ -14,9 +14,7 @@ from msgspec import Raw
 
 from memd.errors import BadRequestBody
 from memd.messages import DIGEST_BYTES, Message, ToolCall, without_memory_blocks
-
-UNREADABLE = (ValueError, RecursionError)
-"""What decoding untrusted JSON may raise: msgspec's and Unicode errors are ValueErrors; deep nesting is the other."""
+from memd.wire.lenient_json import UNREADABLE, is_list, is_object, is_string, lenient_text
 
 _WHITE_SPACE = b" \t\n\r"
 _BLOCK_GAP = "\n\n"  # between a block and the content that it is merged into
@@ -27,7 +25,7 @@ _IMAGE_TYPES = frozenset({"image_url", "image", "input_image"})
 _AUDIO_TYPES = frozenset({"input_audio", "audio", "audio_url"})
 
 
-class _Members(msgspec.Struct):
+class _MessageMembers(msgspec.Struct):
     """The members of a message that memd reads; an absent one is empty."""
 
     role: Raw = Raw()
@@ -39,29 +37,28 @@ class _Members(msgspec.Struct):
     name: Raw = Raw()
 
 
-class _Part(msgspec.Struct):
+class _ContentPart(msgspec.Struct):
     type: Raw = Raw()
     text: Raw = Raw()
     refusal: Raw = Raw()
 
 
-class _Call(msgspec.Struct):
+class _CallMembers(msgspec.Struct):
     id: Raw = Raw()
     function: Raw = Raw()
     custom: Raw = Raw()
 
 
-class _Function(msgspec.Struct):
+class _FunctionMembers(msgspec.Struct):
     name: Raw = Raw()
     arguments: Raw = Raw()
     input: Raw = Raw()
 
 
-_members_decoder = msgspec.json.Decoder(_Members)
-_part_decoder = msgspec.json.Decoder(_Part)
-_call_decoder = msgspec.json.Decoder(_Call)
-_function_decoder = msgspec.json.Decoder(_Function)
-_string_decoder = msgspec.json.Decoder(str)
+_members_decoder = msgspec.json.Decoder(_MessageMembers)
+_part_decoder = msgspec.json.Decoder(_ContentPart)
+_call_decoder = msgspec.json.Decoder(_CallMembers)
+_function_decoder = msgspec.json.Decoder(_FunctionMembers)
 _list_decoder = msgspec.json.Decoder(list[Raw])
 _object_decoder = msgspec.json.Decoder(dict[str, Raw])
 
@@ -116,10 +113,10 @@ def with_text_in_front(raw: Raw | bytes, text: str, *, part_type: str = "text") 
     """
     members = _object_decoder.decode(raw)
     content = bytes(members.get("content", b"null"))
-    if content.startswith(b'"'):
+    if is_string(content):
         opened = msgspec.json.encode(text + _BLOCK_GAP)
         members["content"] = Raw(opened[:-1] + content[1:])
-    elif content.startswith(b"["):
+    elif is_list(content):
         part = msgspec.json.encode({"type": part_type, "text": text + _BLOCK_GAP})
         comma = b"" if content[1:].lstrip(_WHITE_SPACE).startswith(b"]") else b","
         members["content"] = Raw(b"[" + part + comma + content[1:])
@@ -128,17 +125,9 @@ def with_text_in_front(raw: Raw | bytes, text: str, *, part_type: str = "text") 
     return Raw(msgspec.json.encode(members))
 
 
-def lenient_text(raw: Raw) -> str:
-    """A JSON string's text; empty for an absent or null member; any other value as its JSON text."""
-    encoded = bytes(raw)
-    if encoded.startswith(b'"'):
-        return _string_decoder.decode(encoded)
-    return "" if encoded == b"null" else encoded.decode()
-
-
 def _content(content: bytes) -> tuple[str, tuple[bytes, ...]]:
     """The text of a message's content and the digests of its parts that are not text."""
-    if not content.startswith(b"["):
+    if not is_list(content):
         return lenient_text(Raw(content)), ()
     texts: list[str] = []
     attachments: list[bytes] = []
@@ -154,10 +143,10 @@ def _content(content: bytes) -> tuple[str, tuple[bytes, ...]]:
 def _part(raw: Raw) -> tuple[str | None, bytes | None]:
     """A content part's text (None: it does not count) and, unless it is text, its digest."""
     encoded = bytes(raw)
-    if encoded.startswith(b'"'):
+    if is_string(encoded):
         return _own_text(raw), None
     kind = ""
-    if encoded.startswith(b"{"):
+    if is_object(encoded):
         part = _part_decoder.decode(encoded)
         kind = lenient_text(part.type)
         if kind in _TEXT_TYPES or (not kind and bytes(part.text)):
@@ -177,24 +166,24 @@ def _own_text(raw: Raw) -> str | None:
     return None if own != text and not own.strip() else own
 
 
-def _tool_calls(members: _Members) -> tuple[ToolCall, ...]:
+def _tool_calls(members: _MessageMembers) -> tuple[ToolCall, ...]:
     calls: list[ToolCall] = []
-    if bytes(members.tool_calls).startswith(b"["):
+    if is_list(members.tool_calls):
         calls += [_tool_call(bytes(raw)) for raw in _list_decoder.decode(members.tool_calls)]
-    if bytes(members.function_call).startswith(b"{"):
+    if is_object(members.function_call):
         calls.append(_function("", bytes(members.function_call)))
     return tuple(calls)
 
 
 def _tool_call(encoded: bytes) -> ToolCall:
-    if not encoded.startswith(b"{"):
+    if not is_object(encoded):
         return ToolCall(id="", name="", arguments=encoded.decode())
     call = _call_decoder.decode(encoded)
     return _function(lenient_text(call.id), bytes(call.function) or bytes(call.custom))
 
 
 def _function(call_id: str, encoded: bytes) -> ToolCall:
-    if not encoded.startswith(b"{"):
+    if not is_object(encoded):
         return ToolCall(id=call_id, name="", arguments=encoded.decode())
     function = _function_decoder.decode(encoded)
     arguments = function.arguments if bytes(function.arguments) else function.input

@@ -9,45 +9,41 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-import msgspec
 from msgspec import Raw
 
 from memd.errors import BadRequestBody
 from memd.messages import Message
-from memd.wire.capture import Capture, Reply
+from memd.wire.api import Placement
+from memd.wire.capture import Reply
 from memd.wire.chat.api import CHAT
 from memd.wire.chat.message import with_text_in_front
+from memd.wire.lenient_json import is_string
+from memd.wire.message_cache import MessageCache
+from memd.wire.reply_stream import ReplyStream
 from memd.wire.request import (
     Insertion,
-    MessageCache,
     ModelRequest,
-    Placement,
     encode_body,
     objects_in,
     request_from,
     texts_by_position,
     top_level,
 )
-from memd.wire.responses.capture import CONCLUSIONS, ResponsesCapture, capture_json
+from memd.wire.responses.capture import ResponsesCapture, parse_reply
 from memd.wire.responses.items import block_item, encode_items, is_of_assistant, item_of_string, parse_items
+from memd.wire.sideband import MemoryOut
 
 _HELD_ELSEWHERE = ("previous_response_id", "conversation")
 """Members that name a conversation which the upstream keeps: then the input does not stand for itself."""
 
 
-class _Event(msgspec.Struct):
-    type: str = ""
-
-
-_event_decoder = msgspec.json.Decoder(_Event)
-
-
-class Responses:
-    """OpenAI's responses; see `request.Api`."""
+class ResponsesApi:
+    """OpenAI's responses; see `Api`."""
 
     name = "responses"
     path = "/responses"
     count_path = "/v1/responses/input_tokens"
+    stream_type = "text/event-stream"
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """See `Api.parse`: a JSON object whose `input` is a string or a list of objects and is all there is."""
@@ -81,13 +77,13 @@ class Responses:
             return request.original
         left_out = frozenset(leave_out)
         texts = texts_by_position(request, insertions)
-        if len(request.raw_messages) == 1 and not left_out and not texts and _is_string(request.raw_messages[0]):
+        if len(request.raw_messages) == 1 and not left_out and not texts and is_string(request.raw_messages[0]):
             return encode_body(request, "input", request.raw_messages[0])
         elements: list[Raw] = []
         for position, raw in enumerate(request.raw_messages):
             if position in left_out:
                 continue
-            items = item_of_string(raw) if _is_string(raw) else raw
+            items = item_of_string(raw) if is_string(raw) else raw
             blocks = texts.get(position, [])
             if blocks and placement == "merged" and request.messages[position].role == "user":
                 elements.append(with_text_in_front(items, "\n\n".join(blocks), part_type="input_text"))
@@ -104,17 +100,13 @@ class Responses:
         """Never: no two messages share an item."""
         return False
 
-    def new_capture(self, bytes_max: int) -> Capture:
-        """See `Api.new_capture`."""
-        return ResponsesCapture(bytes_max)
+    def new_stream(self, bytes_max: int, out: MemoryOut | None) -> ReplyStream:
+        """See `Api.new_stream`."""
+        return ReplyStream(ResponsesCapture(bytes_max), out)
 
-    def reply_of(self, body: bytes) -> Reply:
-        """See `Api.reply_of`."""
-        return capture_json(body)
-
-    def carries_memory_out(self, data: bytes) -> bool:
-        """The event that ends the stream does: it has the whole response, and clients keep what else it holds."""
-        return _event_decoder.decode(data).type in CONCLUSIONS
+    def parse_reply(self, body: bytes) -> Reply:
+        """See `Api.parse_reply`."""
+        return parse_reply(body)
 
     def error_body(self, status: int, message: str, kind: str) -> bytes:
         """OpenAI's shape."""
@@ -123,7 +115,7 @@ class Responses:
 
 def _raw_messages(members: Mapping[str, Raw]) -> list[Raw]:
     """The entries that messages are made of: a string, or items, those of one assistant message together."""
-    if _is_string(members.get("input", Raw())):
+    if is_string(members.get("input", Raw())):
         return [members["input"]]
     groups: list[list[bytes]] = []
     follows_assistant = False
@@ -137,8 +129,4 @@ def _raw_messages(members: Mapping[str, Raw]) -> list[Raw]:
     return [Raw(b",".join(group)) for group in groups]
 
 
-def _is_string(raw: Raw) -> bool:
-    return bytes(memoryview(raw)[:1]) == b'"'
-
-
-RESPONSES = Responses()
+RESPONSES = ResponsesApi()

@@ -13,10 +13,11 @@ from msgspec import Raw
 
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
-from memd.wire.capture import CAPTURE_BYTES_MAX, Reply, Room, Usage, count_of, error_text
-from memd.wire.chat.message import UNREADABLE, joined_text
+from memd.wire.capture import CAPTURE_BYTES_MAX, Capture, Reply, Room, Usage, count_of, error_text
+from memd.wire.chat.message import joined_text
+from memd.wire.lenient_json import decode_or_none, text_or_empty
 from memd.wire.responses.items import merged, parse_item
-from memd.wire.sse import EVENT_BYTES_MAX, SseEvent, SseParser
+from memd.wire.sse import SseEvent
 
 CONCLUSIONS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 """The types of the event that ends a stream and holds the whole response."""
@@ -27,7 +28,7 @@ _TEXT_DELTAS = frozenset(
 _ITEM_BYTES = 256  # charged per item, so that a stream of empty ones is bounded too
 
 
-class _Event(msgspec.Struct):
+class _ResponsesEvent(msgspec.Struct):
     """The members of an event that memd reads."""
 
     type: Any = None
@@ -40,7 +41,7 @@ class _Event(msgspec.Struct):
     message: Any = None
 
 
-class _Item(msgspec.Struct):
+class _ItemHead(msgspec.Struct):
     type: Any = None
     id: Any = None
     call_id: Any = None
@@ -54,13 +55,13 @@ class _Response(msgspec.Struct):
     error: Any = None
 
 
-_event_decoder = msgspec.json.Decoder(_Event)
-_item_decoder = msgspec.json.Decoder(_Item)
+_event_decoder = msgspec.json.Decoder(_ResponsesEvent)
+_item_head_decoder = msgspec.json.Decoder(_ItemHead)
 _response_decoder = msgspec.json.Decoder(_Response)
 _items_decoder = msgspec.json.Decoder(list[Raw])
 
 
-class _Growing:
+class _ItemSoFar:
     """An item that is not done yet, or the message that it became."""
 
     def __init__(self) -> None:
@@ -82,33 +83,51 @@ class _Growing:
         return Message("assistant", joined_text(text, self.refusal.decode()))
 
 
-class ResponsesCapture:
-    """Assembles the reply out of a stream of events, fed in any pieces."""
+class ResponsesCapture(Capture):
+    """Puts the reply together from the events of a stream."""
 
-    def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX) -> None:
         self.usage: Usage | None = None
         self.status: str | None = None
         """Of the whole response, once it has come to its end: `completed`, `incomplete`, `failed`."""
         self.error: str | None = None
-        self.truncated = False
-        self._parser = SseParser(event_bytes_max)
         self._room = Room(bytes_max)
-        self._items: dict[int | str, _Growing] = {}
-        self._last: _Growing | None = None
+        self._items: dict[int | str, _ItemSoFar] = {}
+        self._last: _ItemSoFar | None = None
+
+    @property
+    def truncated(self) -> bool:
+        """See `Capture.truncated`."""
+        return self._room.exceeded
 
     @property
     def finished(self) -> bool:
-        """The reply came to its end, be it that of its bound."""
+        """See `Capture.finished`; a reply that ended at its bound on tokens counts."""
         return self.error is None and self.status is not None
 
-    def feed(self, data: bytes) -> None:
-        """Take in the next bytes of the stream."""
-        for event in self._parser.feed(data):
-            self._take_event(event)
-        self.truncated = self._room.exceeded or self._parser.skipped > 0
+    def take(self, event: SseEvent) -> bool:
+        """See `Capture.take`: `memory_out` belongs in the event that ends the stream, which has the whole response;
+        clients keep what else it holds."""
+        decoded = decode_or_none(_event_decoder, event.data)
+        if decoded is None:
+            return False
+        kind = text_or_empty(decoded.type)
+        if kind == "error" or event.name == b"error":
+            self.error = self.error or error_text(decoded.error or decoded.message or "error")
+        elif kind in CONCLUSIONS:
+            self._conclude(decoded)
+        elif kind == "response.output_item.added":
+            self._open(decoded)
+        elif kind == "response.output_item.done":
+            self._close(self._open(decoded), decoded.item)
+        elif isinstance(decoded.delta, str):
+            self._lengthen(decoded)
+        else:
+            self.error = self.error or error_text(decoded.error)
+        return kind in CONCLUSIONS
 
     def reply(self, interrupted: bool = False) -> Reply:
-        """All that is known so far."""
+        """See `Capture.reply`."""
         return Reply(self._message(interrupted), self.usage, self.status, self.error)
 
     def _message(self, interrupted: bool) -> Message | None:
@@ -120,30 +139,10 @@ class ResponsesCapture:
             return None
         return msgspec.structs.replace(message, role="assistant", interrupted=interrupted)
 
-    def _take_event(self, sse: SseEvent) -> None:
-        try:
-            event = _event_decoder.decode(sse.data)
-        except UNREADABLE:
-            return
-        kind = _text(event.type)
-        if kind == "error" or sse.name == b"error":
-            self.error = self.error or error_text(event.error or event.message or "error")
-        elif kind in CONCLUSIONS:
-            self._conclude(event)
-        elif kind == "response.output_item.added":
-            self._open(event)
-        elif kind == "response.output_item.done":
-            self._close(self._open(event), event.item)
-        elif isinstance(event.delta, str):
-            self._lengthen(event)
-        else:
-            self.error = self.error or error_text(event.error)
-
-    def _open(self, event: _Event) -> _Growing | None:
+    def _open(self, event: _ResponsesEvent) -> _ItemSoFar | None:
         """The item that an event is about, new if it was not known; None beyond the bound on what is kept."""
-        try:
-            head = _item_decoder.decode(event.item)
-        except UNREADABLE:
+        head = decode_or_none(_item_head_decoder, event.item)
+        if head is None:
             return None
         key = _key(event.output_index, event.item_id, head.id, head.call_id)
         if key is None:
@@ -152,14 +151,14 @@ class ResponsesCapture:
         if item is None:
             if not self._room.take(_ITEM_BYTES):
                 return None
-            item = self._items[key] = _Growing()
-            item.calls = _text(head.type).endswith("_call")
-            item.call_id = self._room.cut(_text(head.call_id)).decode()
-            item.name = self._room.cut(_text(head.name)).decode()
+            item = self._items[key] = _ItemSoFar()
+            item.calls = text_or_empty(head.type).endswith("_call")
+            item.call_id = self._room.cut(text_or_empty(head.call_id)).decode()
+            item.name = self._room.cut(text_or_empty(head.name)).decode()
         self._last = item
         return item
 
-    def _lengthen(self, event: _Event) -> None:
+    def _lengthen(self, event: _ResponsesEvent) -> None:
         key = _key(event.output_index, event.item_id)
         item = self._last if key is None else self._items.get(key)
         if item is None or item.done is not None:
@@ -169,7 +168,7 @@ class ResponsesCapture:
         elif event.type == "response.refusal.delta":
             item.refusal += self._room.cut(event.delta)
 
-    def _close(self, item: _Growing | None, raw: Raw) -> None:
+    def _close(self, item: _ItemSoFar | None, raw: Raw) -> None:
         """Keep what the item is instead of what was said of it, if there is room."""
         message = _parsed(raw)
         if item is None or message is None or item.done is not None:
@@ -180,24 +179,24 @@ class ResponsesCapture:
             item.text.clear()
             item.refusal.clear()
 
-    def _conclude(self, event: _Event) -> None:
+    def _conclude(self, event: _ResponsesEvent) -> None:
         self.status = event.type.rpartition(".")[2]
-        response = _response_of(event.response) or _Response()
+        response = decode_or_none(_response_decoder, event.response) or _Response()
         self.usage = _usage(response) or self.usage
         self.error = self.error or _failure(response, self.status)
         if not self._items:  # a server that sends nothing but the whole
             for place, raw in enumerate(_items_of(response)):
-                self._close(self._open(_Event(item=raw, output_index=place)), raw)
+                self._close(self._open(_ResponsesEvent(item=raw, output_index=place)), raw)
 
 
-def capture_json(body: bytes) -> Reply:
+def parse_reply(body: bytes) -> Reply:
     """The outcome of an exchange that was not streamed; a body that is no such answer gives an empty `Reply`."""
-    response = _response_of(body)
+    response = decode_or_none(_response_decoder, body)
     if response is None:
         return Reply(message=None)
     messages = [message for raw in _items_of(response) if (message := _parsed(raw)) is not None]
     message = msgspec.structs.replace(merged(messages), role="assistant") if messages else None
-    status = _text(response.status) or None
+    status = text_or_empty(response.status) or None
     return Reply(message, _usage(response), status, _failure(response, status))
 
 
@@ -215,18 +214,8 @@ def _parsed(raw: Raw) -> Message | None:
         return None
 
 
-def _response_of(data: Raw | bytes) -> _Response | None:
-    try:
-        return _response_decoder.decode(data)
-    except UNREADABLE:
-        return None
-
-
 def _items_of(response: _Response) -> list[Raw]:
-    try:
-        return _items_decoder.decode(response.output)
-    except UNREADABLE:
-        return []
+    return decode_or_none(_items_decoder, response.output) or []
 
 
 def _usage(response: _Response) -> Usage | None:
@@ -240,7 +229,3 @@ def _usage(response: _Response) -> Usage | None:
 def _failure(response: _Response, status: str | None) -> str | None:
     """The text of a response's error; every one that failed has some."""
     return error_text(response.error) or ("the response failed" if status == "failed" else None)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""

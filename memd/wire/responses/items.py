@@ -14,14 +14,15 @@ from msgspec import Raw
 
 from memd.errors import BadRequestBody
 from memd.messages import Message, canonical_arguments
-from memd.wire.chat.message import UNREADABLE, lenient_text, parse_message
+from memd.wire.chat.message import parse_message
+from memd.wire.lenient_json import UNREADABLE, is_list, is_object, is_string, lenient_text
 
 _ASSISTANT = "assistant"
 _REFERRING = frozenset({"reasoning", "item_reference"})
 """Items that count for nothing: reasoning is never hashed or stored, a reference says nothing to who has no store."""
 
 
-class _Item(msgspec.Struct):
+class _ItemMembers(msgspec.Struct):
     """The members of an item that memd reads; an absent one is empty."""
 
     type: Raw = Raw()
@@ -34,15 +35,15 @@ class _Item(msgspec.Struct):
     output: Raw = Raw()
 
 
-class _Image(msgspec.Struct):
+class _ImagePart(msgspec.Struct):
     type: Any = None
     image_url: Any = None
     detail: Any = None
 
 
-_item_decoder = msgspec.json.Decoder(_Item)
+_item_decoder = msgspec.json.Decoder(_ItemMembers)
 _items_decoder = msgspec.json.Decoder(list[Raw])
-_image_decoder = msgspec.json.Decoder(_Image)
+_image_decoder = msgspec.json.Decoder(_ImagePart)
 
 
 def is_of_assistant(raw: Raw | bytes) -> bool:
@@ -63,7 +64,7 @@ def parse_items(raw: Raw | bytes) -> Message:
     Raises:
         BadRequestBody: not JSON objects, or text in them is not valid Unicode.
     """
-    if bytes(memoryview(raw)[:1]) == b'"':
+    if is_string(raw):
         return parse_message(_encoded({"role": "user", "content": Raw(raw)}))
     try:
         items = _items_decoder.decode(b"[%b]" % bytes(raw))
@@ -112,7 +113,7 @@ def item_of_string(raw: Raw) -> Raw:
     return Raw(_encoded({"type": "message", "role": "user", "content": raw}))
 
 
-def _decoded(raw: Raw | bytes) -> tuple[_Item, str]:
+def _decoded(raw: Raw | bytes) -> tuple[_ItemMembers, str]:
     """An item and its type; messages may leave theirs out."""
     try:
         item = _item_decoder.decode(raw)
@@ -121,7 +122,7 @@ def _decoded(raw: Raw | bytes) -> tuple[_Item, str]:
         raise BadRequestBody(f"an item cannot be read: {error}; it must be a JSON object in valid UTF-8") from error
 
 
-def _as_chat(item: _Item, kind: str, encoded: bytes) -> dict[str, Any]:
+def _as_chat(item: _ItemMembers, kind: str, encoded: bytes) -> dict[str, Any]:
     """The item as a chat message."""
     if kind == "message":
         return {"role": _or_null(item.role), "content": _content(item.content), "name": _or_null(item.name)}
@@ -141,14 +142,14 @@ def _as_chat(item: _Item, kind: str, encoded: bytes) -> dict[str, Any]:
 
 def _content(raw: Raw) -> Any:
     """A message's content, its images written as in chat completions."""
-    if bytes(memoryview(raw)[:1]) != b"[":
+    if not is_list(raw):
         return _or_null(raw)
     return [_part(part) for part in _items_decoder.decode(raw)]
 
 
 def _part(raw: Raw) -> Any:
     """A content part; `[image]`s have the digest that they have through chat completions, from most clients."""
-    if bytes(memoryview(raw)[:1]) != b"{":
+    if not is_object(raw):
         return raw
     image = _image_decoder.decode(raw)
     if image.type != "input_image" or not isinstance(image.image_url, str):

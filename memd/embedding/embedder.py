@@ -1,0 +1,51 @@
+"""The contract of an embedding model: the seam behind which models differ.
+
+Rule: a text and a question are embedded by different methods, because many models want a prefix that says which it is;
+adding it is the embedder's own business. Every method may be called from several threads at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memd.entries import Vector
+
+
+class Embedder(Protocol):
+    """An embedding model. An implementation names this as its base class and so gets `embed`."""
+
+    name: str
+    """The model as configured: `bundled` or a fastembed model name."""
+    dimension: int
+    """Components of every vector."""
+    fingerprint: str
+    """32 hex digits that change whenever the vectors may (model files, prefixes): vectors of different fingerprints
+    are never compared."""
+    batch_texts: int
+    """How many texts one call should have at most: a query waits for such a call to end."""
+
+    def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """The unit vectors of texts of any length, each independent of its neighbours: float32 `(n, dimension)`.
+
+        For the text of an entry use `spoken`: every chunk has roles, so they would only make chunks more alike.
+
+        Raises:
+            EmbeddingError: the model failed on a text, or could not be reached.
+        """
+
+    def embed_query(self, text: str) -> NDArray[np.float32]:
+        """The unit vectors of a question, one for each piece that the model can read whole: float32 `(q, dimension)`,
+        q ≥ 1, C-contiguous.
+
+        Raises:
+            EmbeddingError: as in `embed_many`.
+        """
+
+    def embed(self, text: str) -> Vector:
+        """The unit vector of one text; see `embed_many`."""
+        vector: Vector = self.embed_many([text])[0]
+        return vector

@@ -1,0 +1,96 @@
+"""The gauges at `/memd/metrics`: the state of the daemon's parts at the moment when somebody asks.
+
+Rule: read on the event loop, which owns the buffers; reads and changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from memd import __version__
+from memd.ingest.topics import Topics
+from memd.proxy.upstream.client import Upstream
+from memd.telemetry.metrics import Metrics, gauge
+from memd.telemetry.tasks import Tasks
+
+
+class Gauges(Collector):
+    """Register it with `Metrics.registry` once."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        upstream: Upstream,
+        topics: Topics,
+        tasks: Tasks,
+        *,
+        queues: Mapping[str, Callable[[], int]],
+        cache_bytes: Callable[[], int],
+        memory_bytes_max: int,
+    ) -> None:
+        """`queues`: by name, how much work waits in each."""
+        self._metrics = metrics
+        self._upstream = upstream
+        self._topics = topics
+        self._tasks = tasks
+        self._queues = queues
+        self._cache_bytes = cache_bytes
+        self._memory_bytes_max = memory_bytes_max
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry."""
+        yield gauge("memd_build_info", "The version that is running", {__version__: 1.0}, "version")
+        yield gauge("memd_requests_in_flight", "Requests that are being answered", self._metrics.in_flight)
+        facts = self._upstream.facts
+        yield gauge("memd_upstream_reachable", "Whether the model server answers: 1 or 0", facts.reachable)
+        yield gauge("memd_upstream_window_tokens", "The model's window; 0 if not known", facts.window or 0)
+        yield from self._buffer_gauges()
+        yield from self._log_gauges()
+        waiting = {name: queued() for name, queued in self._queues.items()}
+        yield gauge("memd_queue_depth", "Work that waits; of the indexer also what is under way", waiting, "queue")
+        yield gauge("memd_background_tasks", "Tasks that nobody waits for", len(self._tasks))
+        yield gauge("memd_tasks", "All tasks: connections, requests, work in the background", len(asyncio.all_tasks()))
+
+    def _buffer_gauges(self) -> Iterator[Metric]:
+        topics = self._topics.opened()
+        conversations = [conversation for topic in topics for conversation in topic.buffer.conversations()]
+        visible = sum(one.tokens_between(one.left_out, len(one)) for one in conversations)
+        unstored = sum(one.tokens_between(one.stored, len(one)) for one in conversations if not one.abandoned)
+        yield gauge("memd_conversations", "Live conversations in memory", len(conversations))
+        yield gauge("memd_buffer_tokens", "Tokens of their turns that are still in the prompt", visible)
+        yield gauge("memd_buffer_unstored_tokens", "Those that are not in the log yet, but in its journal", unstored)
+        trouble = sum(topic.trouble is not None for topic in topics)
+        yield gauge("memd_topics_in_trouble", "Topics whose last write to disk failed", trouble)
+
+    def _log_gauges(self) -> Iterator[Metric]:
+        logs = [topic.log.stats() for topic in self._topics.opened()]
+        yield gauge("memd_topics_open", "Topics in memory", len(logs))
+        yield gauge("memd_chunks", "Chunks of open topics that can be recalled", sum(one.chunks for one in logs))
+        yield gauge("memd_entries", "Entries in the logs of open topics", sum(one.entries for one in logs))
+        yield gauge("memd_segments", "Segments in the logs of open topics", sum(one.segments for one in logs))
+        unsealed = sum(one.unsealed for one in logs)
+        yield gauge("memd_segments_unsealed", "Full segments of open topics that have no index yet", unsealed)
+        yield gauge("memd_indexes", "Vector indexes of open topics", sum(one.indexes for one in logs))
+        yield gauge("memd_indexes_loaded", "Those indexes that are loaded", sum(one.indexes_loaded for one in logs))
+        slowest = max((one.fan_out_ms or 0.0 for one in logs), default=0.0) / 1000
+        yield gauge("memd_fan_out_seconds", "Time to search all indexes of a topic, in the slowest topic", slowest)
+        yield gauge("memd_memory_bytes", "Memory that logs and indexes take", sum(one.memory_bytes for one in logs))
+        yield gauge("memd_memory_bytes_max", "store.memory_bytes_max", self._memory_bytes_max)
+        about = "Memory of caches of parsed messages and of the words of chunks; bounded"
+        yield gauge("memd_cache_bytes", about, self._cache_bytes())
+
+
+def queued_in(executor: ThreadPoolExecutor) -> Callable[[], int]:
+    """How many calls wait in an executor, when asked."""
+    return lambda: executor._work_queue.qsize()  # it does not say so otherwise
+
+
+async def exposition(metrics: Metrics, upstream: Upstream, accept: str) -> tuple[bytes, str]:
+    """See `Metrics.exposition`; first asks the upstream whether it is there, unless that was asked lately."""
+    await upstream.refresh(wait=True)
+    return metrics.exposition(accept)

@@ -1,0 +1,119 @@
+"""A reply's stream: `memory_out` is added to one event, every other byte passes as it came, the reply is captured."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_wire_sse import DONE, LAST, PING, ROLE, TEXT, USAGE, line_ends, parse, pieces, stream_bytes
+
+from memd.messages import Message
+from memd.wire.capture import CAPTURE_BYTES_MAX
+from memd.wire.chat.api import CHAT
+from memd.wire.chat.capture import ChatCapture
+from memd.wire.reply_stream import ReplyStream
+from memd.wire.sideband import InjectedChunk, MemoryOut
+
+OUT = MemoryOut((InjectedChunk("a3f9", "default", 7),))
+MEMBER = b',"memory_out":{"injected_chunks":[{"id":"a3f9","topic_id":"default","canonical_id":7}]}'
+
+
+def new_stream(out: MemoryOut | None = OUT) -> ReplyStream:
+    return CHAT.new_stream(CAPTURE_BYTES_MAX, out)
+
+
+def splice(*fed: bytes) -> bytes:
+    stream = new_stream()
+    return b"".join([*(stream.feed(piece) for piece in fed), stream.flush()])
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([PING, USAGE]), line_ends)),
+    st.sampled_from([ROLE, TEXT]),
+    st.lists(st.tuples(st.sampled_from([ROLE, TEXT, PING, USAGE, LAST, DONE]), line_ends)),
+    line_ends,
+    st.lists(st.integers(min_value=0)),
+)
+def test_memory_out_goes_into_the_first_chunk_with_a_choice_and_nothing_else_changes(
+    before: list[tuple[bytes, bytes]],
+    first: bytes,
+    after: list[tuple[bytes, bytes]],
+    line_end: bytes,
+    cuts: list[int],
+) -> None:
+    head = b"".join(event + end * 2 for event, end in before)
+    tail = line_end * 2 + b"".join(event + end * 2 for event, end in after)
+    assert splice(*pieces(head + first + tail, cuts)) == head + first[:-1] + MEMBER + b"}" + tail
+
+
+@given(stream_bytes, st.lists(st.integers(min_value=0)))
+def test_without_the_added_field_the_stream_is_what_came(stream: bytes, cuts: list[int]) -> None:
+    spliced = splice(*pieces(stream, cuts))
+    assert spliced == splice(stream)
+    assert spliced.replace(MEMBER, b"", 1) == stream
+
+
+@given(stream_bytes)
+def test_only_an_unfinished_event_is_held_back(stream: bytes) -> None:
+    reader = new_stream()
+    complete = stream + b"\n\n"  # ends every open event
+    assert reader.feed(complete) + reader.feed(b"") == splice(complete)
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_a_chunk_spread_over_several_data_lines_stays_one_json_object(end: bytes) -> None:
+    stream = end.join([b'data: {"choices":', b"data:  [{}]", b"data: } ", b"", b"data: [DONE]", b"", b""])
+    (_, data), done = parse(splice(stream))
+    assert json.loads(data)["memory_out"]["injected_chunks"][0]["id"] == "a3f9"
+    assert done == (b"", b"[DONE]")
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"data: [DONE]\n\n" + TEXT + b"\n\n",
+        b"data: not json\n\n" + TEXT + b"\n\n",
+        b"<html>\n\n<body></body>",
+        b'data: {"error":{"message":"no"}}\n\n',
+        b'data: {"choices":null}\n\ndata: {"choices":7}\n\n',
+        b'data: {"choices":[1]\n\n',
+        b"data: " + b'{"a":[' * 3000 + b"\n\n",
+    ],
+)
+def test_a_stream_without_a_chunk_to_add_to_passes_unchanged(stream: bytes) -> None:
+    assert splice(stream) == stream
+
+
+def test_a_first_event_beyond_the_bound_ends_the_holding_back() -> None:
+    stream = ReplyStream(ChatCapture(), OUT, event_bytes_max=50)
+    assert stream.feed(b"data: " + b"x" * 40) == b""
+    assert stream.feed(b"x" * 20) == b"data: " + b"x" * 60
+    assert stream.feed(b"y") == b"y"
+
+
+def test_bytes_are_not_delayed_once_the_field_is_added() -> None:
+    stream = new_stream()
+    assert stream.feed(TEXT) == b""
+    assert stream.feed(b"\n\n").endswith(MEMBER + b"}\n\n")
+    assert stream.feed(b"data: {") == b"data: {"
+    assert stream.flush() == b""
+
+
+@given(stream_bytes, st.lists(st.integers(min_value=0)))
+def test_the_reply_is_the_same_whether_memory_out_is_added_or_not(stream: bytes, cuts: list[int]) -> None:
+    adding, passing = new_stream(), new_stream(None)
+    for piece in pieces(stream, cuts):
+        adding.feed(piece)
+        assert passing.feed(piece) == piece
+    assert passing.flush() == b""
+    assert (adding.reply(), adding.finished, adding.truncated) == (passing.reply(), passing.finished, passing.truncated)
+
+
+def test_a_reply_is_captured_while_its_bytes_pass() -> None:
+    stream = new_stream()
+    for event in (ROLE, TEXT, LAST, DONE):
+        stream.feed(event + b"\n\n")
+    assert stream.finished
+    assert stream.reply().message == Message("assistant", "} é")
