@@ -55,7 +55,7 @@ class SearchRoutes:
                 logs = await self._retriever.as_of([topic.log for topic in found], query.as_of)
             filters = Filters(relevant_only=False)
             retrieved = await self._retriever.retrieve(query.q, logs, await self._budget(), filters)
-        return search_answer(retrieved, query.as_of)
+        return search_answer(retrieved, None if query.as_of is None else int(query.as_of))
 
 
 class LogRoutes:
