@@ -25,7 +25,7 @@ from memd.store.disk import DiskFiles
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
-RETRIED_WITHIN_SECONDS = 20.0
+RETRIED_WITHIN_SECONDS = 60.0
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ async def ingesting(daemon: Daemon, embedder: Gated) -> list[dict[str, str]]:
     await _asked(daemon, "harbour", "Something else.")  # the fact is stored
     embedder.gate.clear()
     history, _ = await _asked(daemon, "harbour", LONG, "Noted.", LONG + "And on.", "Noted.", "How many crates?")
-    assert await asyncio.to_thread(embedder.waiting.wait, 30)
+    assert await asyncio.to_thread(embedder.waiting.wait, 60)
     return history
 
 
@@ -152,7 +152,7 @@ async def test_a_correction_whose_client_left_and_asked_again_is_applied(daemon:
     embedder.waiting.clear()
     async with aiohttp.ClientSession() as session:
         leaving = asyncio.create_task(session.post(url, json=body))
-        assert await asyncio.to_thread(embedder.waiting.wait, 30)
+        assert await asyncio.to_thread(embedder.waiting.wait, 60)
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
         await asyncio.sleep(0.3)  # the daemon has seen it leave

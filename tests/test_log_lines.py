@@ -216,7 +216,7 @@ def test_no_word_of_a_conversation_is_in_the_log_unless_it_is_asked_for(
     make_daemon: MakeDaemon, raw: RawUpstream, connect: Connect, shape: str, content: bool
 ) -> None:
     log = {"format": shape, "content": content, "level": "debug"}
-    settings = {"log": log, "buffer": SMALL_BUFFER, "limits": {"idle_seconds": 1.0}}
+    settings = {"log": log, "buffer": SMALL_BUFFER, "limits": {"idle_seconds": 3.0}}
     daemon = make_daemon(raw.url, settings).start()
     Talk(daemon, raw, connect).hold()
     assert daemon.terminate() == 0

@@ -320,7 +320,7 @@ def test_the_page_goes_on_by_itself_after_a_restart_and_shows_a_model_server_tha
     assert daemon.terminate() == 0
     expect(page.get_by_text("reconnecting …")).to_be_visible()
     daemon.start("--port", port)
-    expect(page.get_by_text("Events live")).to_be_visible(timeout=30_000)
+    expect(page.get_by_text("Events live")).to_be_visible()
 
 
 def test_what_cannot_be_shown_is_said_where_it_was_to_be(told: DaemonProcess, open_page: OpenPage) -> None:

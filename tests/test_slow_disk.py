@@ -65,7 +65,7 @@ async def test_turns_are_kept_and_told_in_the_order_in_which_they_were_answered(
                 assert answer.status == 200
                 answered.append(answer.headers["X-Memory-Turn"])
         told: list[str] = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             async for line in events.content:
                 if line.startswith(b"data: ") and "turn_id" in (data := json.loads(line.removeprefix(b"data: "))):
                     told.append(data["turn_id"])

@@ -69,7 +69,7 @@ def test_each_piece_arrives_before_the_next_one_is_sent(
     def script(peer: Peer) -> None:
         peer.send(STREAM_HEAD)
         for piece in pieces:
-            assert arrived.acquire(timeout=20)
+            assert arrived.acquire(timeout=60)
             peer.send(chunk(piece))
         peer.send(chunked())
 
@@ -94,7 +94,7 @@ def test_a_stream_is_not_put_into_other_pieces(memd: DaemonProcess, raw: RawUpst
         peer.send(STREAM_HEAD)
         for piece in pieces:
             peer.send(chunk(piece))
-            assert taken.acquire(timeout=20)
+            assert taken.acquire(timeout=60)
         peer.send(chunked())
 
     client = asked(connect, memd, raw, script, chat("hi", stream=True))
@@ -242,7 +242,7 @@ def test_other_requests_go_on_while_one_waits(memd: DaemonProcess, raw: RawUpstr
         peer.send(answer(b'"slow"'))
 
     waiting = [asked(connect, memd, raw, slow, chat(f"slow {number}")) for number in range(50)]
-    assert all(begun.acquire(timeout=20) for _ in waiting)
+    assert all(begun.acquire(timeout=60) for _ in waiting)
     quick = asked(connect, memd, raw, lambda peer: peer.send(answer(b'"quick"')), chat("quick"))
     quick.read_head()
     assert quick.read_body() == b'"quick"'

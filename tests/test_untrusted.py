@@ -26,7 +26,7 @@ def raw() -> Iterator[RawUpstream]:
 
 @pytest.fixture(scope="module")
 def memd(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Iterator[DaemonProcess]:
-    limits = {"body_bytes_max": BODY_BYTES_MAX, "connections_max": CONNECTIONS_MAX, "idle_seconds": 1.0}
+    limits = {"body_bytes_max": BODY_BYTES_MAX, "connections_max": CONNECTIONS_MAX, "idle_seconds": 3.0}
     daemon = DaemonProcess(tmp_path_factory.mktemp("memd"), raw.url, {"limits": limits}).start()
     yield daemon
     daemon.discard()

@@ -28,10 +28,11 @@ from memd.store.disk import DiskFiles
 from memd.store.tools.export import export
 from memd.store.tools.export_line import shown_text
 
-READY_SECONDS_MAX = 60.0
-END_SECONDS_MAX = 30.0
-ANSWER_SECONDS_MAX = 60.0
+READY_SECONDS_MAX = 120.0
+END_SECONDS_MAX = 60.0
+ANSWER_SECONDS_MAX = 120.0
 POLL_SECONDS = 0.02
+RECALL_MILLISECONDS_MAX = 60_000  # on a busy machine too a recall is waited for, unless a test is about that
 
 LISTENING = re.compile(  # llama.cpp has a line that is like the first
     r"""^(?:memd .*listening on |\{.*"event":"listening",.*"url":")(http://[^\s"]+)""", re.MULTILINE
@@ -96,7 +97,9 @@ class DaemonProcess:
         self.folder = folder
         self.data_dir = folder / "memory"
         self.config = folder / "config.yaml"
-        self.config.write_text(yaml.safe_dump(dict(settings or {})))
+        settings = dict(settings or {})
+        settings["retrieval"] = {"timeout_ms": RECALL_MILLISECONDS_MAX, **settings.get("retrieval", {})}
+        self.config.write_text(yaml.safe_dump(settings))
         self.log = folder / "daemon.log"
         self.log.touch()
         self.upstream = upstream

@@ -19,8 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-READY_SECONDS_MAX = 60
-
 
 class Llama:
     """A server that is up, and may be another one behind the next address."""

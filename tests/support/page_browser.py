@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Response, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Response, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 DESK = {"width": 1280, "height": 900}
 PHONE = {"width": 375, "height": 720}
+MILLISECONDS_MAX = 60_000  # only a failure waits as long, however busy the machine is
+expect.set_options(timeout=MILLISECONDS_MAX)
 
 
 def chromium() -> str | None:
@@ -68,7 +70,7 @@ def tab(browser: Browser, base_url: str, **settings: Any) -> Iterator[Watched]:
     """A new profile with one tab, not yet at the page; settings are Playwright's, such as `viewport`."""
     settings = {"viewport": DESK, "locale": "en-GB", "timezone_id": "Europe/Berlin", **settings}
     context = browser.new_context(**settings)
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(MILLISECONDS_MAX)
     try:
         yield Watched(context.new_page(), base_url)
     finally:
