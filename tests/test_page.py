@@ -344,7 +344,7 @@ def test_with_a_token_the_page_asks_for_it_once_and_keeps_it_in_the_tab(
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Token").fill("wrong")
     dialog.get_by_role("button", name="Open").click()
-    expect(dialog).to_contain_text("That was not it")
+    expect(dialog).to_contain_text("This token is wrong")
     page.keyboard.press("Escape")
     expect(dialog).to_be_visible()  # there is nothing to see without it
     dialog.get_by_label("Token").fill("a secret of some length")
@@ -366,7 +366,7 @@ def test_a_refusal_of_the_wrong_token_that_comes_after_the_right_one_does_not_as
     page.route("**/memd/topics*", lambda route: route.continue_() if held else held.append(route))
     dialog.get_by_label("Token").fill("wrong")
     dialog.get_by_role("button", name="Open").click()
-    expect(dialog).to_contain_text("That was not it")
+    expect(dialog).to_contain_text("This token is wrong")
     wait_until(lambda: page.evaluate("1") == 1 and held != [], lambda: "the topics were not asked for")
     dialog.get_by_label("Token").fill("a secret of some length")
     dialog.get_by_role("button", name="Open").click()

@@ -1,7 +1,7 @@
-"""Who may use memd, and what of memd only programs on this machine may.
+"""Access: the token, and the routes that only programs on this machine may use.
 
-Rule: with `auth.token` set every request has to show it; without one memd listens on this machine alone. memd's own
-routes, and memory in the others, are closed to web pages from elsewhere: a page that the user happens to visit must not
+Rule: with `auth.token` set every request has to carry it; without one memd listens on this machine alone. Web pages of
+other origins get neither memd's own routes nor memory in the others: a page that the user happens to visit must not
 read their memory.
 """
 
@@ -21,19 +21,19 @@ _BEARER = "bearer "
 
 
 def shows_token(request: web.BaseRequest, token: str) -> bool:
-    """Whether the request shows `token` in one of the places where clients can put one; an empty one always counts."""
+    """Whether the request carries `token` in one of the headers that clients can set; an empty one always matches."""
     return not token or any(_is_token(value, token) for _, value in _shown(request))
 
 
 def headers_with_token(request: web.BaseRequest, token: str) -> set[str]:
-    """The headers (lower case) that hold memd's own token: they are not the upstream's business."""
+    """Return the headers (lower case) that carry memd's own token, which must not reach the upstream."""
     if not token:
         return set()
     return {name.lower() for name, value in _shown(request) if _is_token(value, token)}
 
 
 def is_own(request: web.BaseRequest, listen_host: str) -> bool:
-    """Whether a request was addressed to this machine by a program or a page of memd's own."""
+    """Whether a request comes from a program, or from a page of memd's own, and is addressed to this machine."""
     host = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
     origin = request.headers.get("Origin")
     if origin is not None and urlsplit(origin).netloc != request.headers.get("Host"):
@@ -50,8 +50,8 @@ def is_own(request: web.BaseRequest, listen_host: str) -> bool:
 def is_from_foreign_page(request: web.BaseRequest) -> bool:
     """Whether a browser sent the request for a web page that does not come from this machine.
 
-    Model servers answer such pages, and what they answer with memory would be the user's. (Programs that are built on a
-    browser, as editors are, have origins of other schemes.)
+    Model servers answer such pages, and with memory the answers would quote the user's conversations. (Programs that
+    are built on a browser, as editors are, have origins of other schemes.)
     """
     origin = request.headers.get("Origin")
     if origin is None:

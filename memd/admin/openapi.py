@@ -17,11 +17,11 @@ from memd.admin.queries import Moment
 from memd.admin.routing import Route
 
 REFUSALS = (
-    (400, "Asked wrongly; the message says how."),
-    (401, "auth.token is set and was not shown."),
-    (403, "From another machine, or a page from elsewhere."),
-    (404, "There is no such thing."),
-    (503, "Not possible now."),
+    (400, "A parameter or the body is wrong; the message says how."),
+    (401, "auth.token is set and the request does not carry it."),
+    (403, "From another machine, or a page of another origin."),
+    (404, "Not found."),
+    (503, "Not possible at the moment; the message says why."),
 )
 STREAMS = {
     "/memd/events": "text/event-stream",
@@ -32,14 +32,14 @@ STREAMS = {
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What is wrong, and of which kind."""
+    """An error: its message and its type."""
 
     message: str
     type: str
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """The answer to what cannot be answered."""
+    """The body of every error."""
 
     error: Problem
 
@@ -60,7 +60,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
             "title": "memd",
             "version": __version__,
             "description": "memd's own routes. They are for programs and pages of this machine, or with auth.token set "
-            "for who shows it. Times are microseconds since the epoch. Only POST changes anything.",
+            "for whoever carries it. Times are microseconds since the epoch. Only POST changes anything.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "servers": [{"url": "http://127.0.0.1:8765"}],

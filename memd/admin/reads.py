@@ -1,6 +1,6 @@
 """The routes that read the memory: search, the log, chunks, the export.
 
-Rule: nothing here changes what is stored or what a model sees. Long answers are paged or streamed.
+Rule: nothing here changes the log or a prompt. Long answers are paged or streamed.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class ChunksPage(msgspec.Struct, frozen=True):
 
     chunks: tuple[history.LogEvent, ...]
     next: int | None
-    """What to pass as `before` for those that follow; None: there are none."""
+    """The value of `before` for the next page; None: this is the last one."""
 
 
 class SearchRoutes:
-    """Recall, for people and programs that ask."""
+    """Recall for people and programs."""
 
     def __init__(self, topics: NamedTopics, retriever: Retriever, budget: Callable[[], Awaitable[Budget]]) -> None:
-        """`budget` tells what a prompt to the present model would get."""
+        """`budget` returns the budget that a prompt to the present model would get."""
         self._topics = topics
         self._retriever = retriever
         self._budget = budget
 
     @get("/memd/search")
     async def search(self, query: SearchQuery) -> SearchAnswer:
-        """What memory would bring up for a question."""
+        """The chunks that a question would get, and why."""
         async with self._topics.held(query.topic) as found:
             logs: Sequence[Searchable] = [topic.log for topic in found]
             if query.as_of is not None:
@@ -70,7 +70,7 @@ class LogRoutes:
     @get("/memd/log")
     async def log_page(self, query: LogQuery) -> history.LogPage:
         """The latest entries of the log."""
-        return await self._read(
+        return await self._read_snapshots(
             query, lambda snapshots: history.log_page(snapshots, before=query.before, limit=query.limit)
         )
 
@@ -83,13 +83,13 @@ class LogRoutes:
                 snapshots, before=query.before, limit=query.limit, contains=query.contains, gone_too=query.all
             )
 
-        page = await self._read(query, read)
+        page = await self._read_snapshots(query, read)
         return ChunksPage(page.events, page.next)
 
     @get("/memd/chunks/{id}")
     async def chunk(self, chunk_id: str, query: TopicsQuery) -> history.ChunkStory:
         """Everything about one chunk."""
-        story = await self._read(query, lambda snapshots: history.story(*history.named(snapshots, chunk_id)))
+        story = await self._read_snapshots(query, lambda snapshots: history.story(*history.named(snapshots, chunk_id)))
         turns = await self._receipts.latest(CHUNK_TURNS_MAX, topic_id=None, before=None, uuid=story.uuid)
         return msgspec.structs.replace(story, turns=tuple(one.turn_id for one in turns))
 
@@ -107,7 +107,7 @@ class LogRoutes:
         await response.write_eof()
         return response
 
-    async def _read(self, query: TopicsQuery, read: Callable[[list[Snapshot]], Result]) -> Result:
+    async def _read_snapshots(self, query: TopicsQuery, read: Callable[[list[Snapshot]], Result]) -> Result:
         """Read, in a thread, from snapshots of the topics that a query names."""
         async with self._topics.held(query.topic) as found:
             snapshots = [topic.log.snapshot() for topic in found]

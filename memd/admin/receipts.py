@@ -1,6 +1,6 @@
-"""Receipts: what each turn asked of memory, what it got, and what that cost.
+"""Receipts: the record of each turn: the question to memory, the chunks that it got, and the cost.
 
-Rule: a receipt is made after the answer has gone to the client, and whatever goes wrong with it costs only it.
+Rule: a receipt is written after the answer has gone to the client; an error costs only the receipt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ASKED_CHARACTERS = 400
 
 
 class Receipt(msgspec.Struct, kw_only=True):
-    """One turn; filled in step by step while it is under way. Tokens are the model's, as estimated, unless told."""
+    """One turn, filled in step by step while it runs. Tokens are the model's, estimated unless told by it."""
 
     turn_id: str
     at: int
@@ -37,16 +37,16 @@ class Receipt(msgspec.Struct, kw_only=True):
     related: tuple[str, ...] = ()
     status: str = "none"
     http_status: int | None = None
-    """None: no answer came."""
+    """None: there was no answer."""
     is_step: bool = False
-    """A step of a tool loop: it shows the block of its turn again."""
+    """A step of a tool loop, which shows the block of its turn again."""
     is_retry: bool = False
     asked: str = ""
-    """What the user said last; of a finished turn its beginning."""
+    """The last message of the user; of a finished turn only its beginning."""
     question: str | None = None
-    """What memory was asked; None if it was not."""
+    """The question to memory; None if there was none."""
     candidates: tuple[ScoredChunk, ...] = ()
-    """What was worth showing, best first."""
+    """The candidates, best first."""
     budget_tokens: int = 0
     block: str | None = None
     """This turn's block exactly as the model saw it."""
@@ -71,38 +71,38 @@ class Receipt(msgspec.Struct, kw_only=True):
 
 
 class Receipts:
-    """Keeps receipts and tells listeners of them."""
+    """Keeps receipts and announces them to listeners."""
 
     def __init__(
         self, ring: ReceiptRing | None, writer: ThreadPoolExecutor, redactor: Redactor, events: Events
     ) -> None:
-        """`ring` None: nothing is kept."""
+        """With `ring` None nothing is kept."""
         self._ring = ring
         self._redactor = redactor
         self._writer = writer
         self._events = events
-        self._in_trouble = False
+        self._has_failed = False
 
     async def keep(self, receipt: Receipt) -> None:
-        """Write it down, and tell listeners; both in the order of the calls."""
+        """Write a receipt and announce it to listeners, both in the order of the calls."""
         if self._ring is not None:
             try:
                 await asyncio.get_running_loop().run_in_executor(self._writer, self._write, self._ring, receipt)
-                self._in_trouble = False
+                self._has_failed = False
             except StoreError as error:
-                if not self._in_trouble:
+                if not self._has_failed:
                     log.warning("receipts are not kept for now", extra={"error": error})
-                self._in_trouble = True
-        self._events.tell("turn", summary(receipt))  # only now: whoever hears of it may ask for it at once
+                self._has_failed = True
+        self._events.tell("turn", summary(receipt))  # only now: a listener may ask for it at once
 
     async def find(self, turn_id: str) -> Receipt | None:
-        """The receipt of a turn, if it is kept still."""
+        """Return the receipt of a turn, or None if it is not kept any more."""
         mark = f'"turn_id":"{turn_id}"'.encode()
         lines = await self._lines()
-        return next((found for line in lines if mark in line and (found := _read(line)) is not None), None)
+        return next((found for line in lines if mark in line and (found := _decode(line)) is not None), None)
 
     async def latest(self, count: int, *, topic_id: str | None, before: str | None, uuid: str | None) -> list[Receipt]:
-        """The latest turns, newest first.
+        """Return the latest turns, newest first.
 
         Args:
             before: only those older than this turn.
@@ -113,7 +113,7 @@ class Receipts:
         for line in await self._lines():
             if uuid is not None and uuid.encode() not in line:
                 continue
-            receipt = _read(line)
+            receipt = _decode(line)
             if receipt is None:
                 continue
             wanted = (topic_id is None or receipt.topic_id == topic_id) and (uuid is None or _injected(receipt, uuid))
@@ -131,7 +131,7 @@ class Receipts:
 
     def _write(self, ring: ReceiptRing, receipt: Receipt) -> None:
         kept = _redacted(receipt, self._redactor) if self._redactor else receipt
-        # Cut only now: the half of a key would not be known as one.
+        # Shortened only after redaction: half a key would not be recognized as one.
         ring.append(msgspec.json.encode(msgspec.structs.replace(kept, asked=kept.asked[:ASKED_CHARACTERS])))
 
     async def _lines(self) -> list[bytes]:
@@ -141,14 +141,14 @@ class Receipts:
 
 
 def summary(receipt: Receipt) -> dict[str, Any]:
-    """A receipt without its block, and with the number of its candidates instead of them."""
+    """Return a receipt without its block, and with the number of candidates in place of the candidates."""
     told: dict[str, Any] = msgspec.to_builtins(receipt)
     del told["block"]
     return told | {"asked": receipt.asked[:ASKED_CHARACTERS], "candidates": len(receipt.candidates)}
 
 
 def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
-    """As it may be kept: what clients and models said is in its texts, its block, its corrections and its error."""
+    """Return the receipt with secrets replaced in everything that quotes clients, models or the upstream."""
 
     def kept(text: str | None) -> str | None:
         return None if text is None else redactor.text(text)
@@ -172,7 +172,7 @@ def _injected(receipt: Receipt, uuid: str) -> bool:
     return any(one.uuid == uuid and one.verdict == INJECTED for one in receipt.candidates)
 
 
-def _read(line: bytes) -> Receipt | None:
+def _decode(line: bytes) -> Receipt | None:
     try:
         return msgspec.json.decode(line, type=Receipt)
     except (msgspec.MsgspecError, UnicodeDecodeError):

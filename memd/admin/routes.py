@@ -1,7 +1,8 @@
-"""memd's own routes under /memd/: which there are, and how a request becomes a call of a handler.
+"""memd's own routes under /memd/: the list of them, and the way from a request to a call of a handler.
 
-Rule: who may ask is decided in `access.py`. Only POST changes anything, and only with a JSON body, which no page from
-elsewhere can send unasked. Queries and bodies are decoded before a handler runs; unknown members are refused.
+Rule: `access.py` decides who may use them. Only POST changes anything, and only with a JSON body, which a page of
+another origin cannot send without permission. Queries and bodies are decoded before a handler runs; unknown members are
+refused.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Handler = Callable[..., Awaitable[Any]]
 
 
 class DescriptionRoutes:
-    """What the routes are, for programs."""
+    """The description of the routes, for programs."""
 
     @get("/memd/openapi.json")
     async def openapi(self) -> dict[str, Any]:
@@ -79,7 +80,7 @@ class OwnRoutes:
             message = "memd: send a JSON body, with Content-Type: application/json"
             return error_response(415, message, "unsupported_media")
         try:
-            answer = await self._called(request, matched)
+            answer = await self._call_handler(request, matched)
         except NotFound as error:
             return error_response(404, f"memd: {error}", "not_found")
         except (BadQuestion, BadTopicId) as error:
@@ -90,7 +91,7 @@ class OwnRoutes:
             return answer
         return web.json_response(body=msgspec.json.encode(answer), headers={"Cache-Control": "no-store"})
 
-    async def _called(self, request: web.Request, matched: web.UrlMappingMatchInfo) -> Any:
+    async def _call_handler(self, request: web.Request, matched: web.UrlMappingMatchInfo) -> Any:
         """Call the handler of a matched route with what its signature asks for."""
         route, handler = self._handlers[matched.route]
         query = decode_query(request.query, route.query)

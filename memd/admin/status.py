@@ -1,6 +1,6 @@
-"""The routes about the daemon itself: its health, what is in memory, its topics, its figures, events as they happen.
+"""The routes about the daemon itself: its health, its memory use, its topics, metrics, and live events.
 
-Rule: nothing here changes what is stored or what a model sees.
+Rule: nothing here changes the log or a prompt.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PREVIEW_CHARACTERS = 400
 
 
 class ServerFacts(Protocol):
-    """What is known of the model server."""
+    """The facts about the model server."""
 
     @property
     def reachable(self) -> bool:
@@ -53,7 +53,7 @@ class ModelServer(Protocol):
 
     @property
     def facts(self) -> ServerFacts:
-        """What is known of it now."""
+        """The facts from its last answers."""
 
 
 class UpstreamHealth(msgspec.Struct, frozen=True):
@@ -72,26 +72,26 @@ class DaemonHealth(msgspec.Struct, frozen=True):
     version: str
     data_dir: str
     topics: int
-    """That are open."""
+    """The number of open ones."""
     upstream: UpstreamHealth
 
 
 class DaemonStats(msgspec.Struct, frozen=True):
-    """What is in memory, and by name what redaction has replaced since the start (None: it is off)."""
+    """Memory use, and by pattern the number of redactions since the start (None: redaction is off)."""
 
     data_dir: str
     memory_bytes: int
     memory_bytes_max: int
     cache_bytes: int
-    """Of parsed messages and of the words of chunks, kept because they are asked for again; each bounded."""
+    """Caches of parsed messages and of the words of chunks; each is bounded."""
     tasks: int
-    """That are running or waiting: connections, requests, work in the background."""
+    """The number of asyncio tasks: connections, requests, background work."""
     redacted: dict[str, int] | None
     topics: dict[str, TopicStats]
 
 
 class KnownTopic(TopicDiskUsage, frozen=True, kw_only=True):
-    """A topic on disk, and what waits in its buffer."""
+    """A topic on disk, and the size of its buffer."""
 
     is_open: bool
     conversations: int
@@ -113,7 +113,7 @@ class BufferedMessage(msgspec.Struct, frozen=True):
     tokens: int
     stored: bool
     left_out: bool
-    """It is not in the prompt any more."""
+    """Whether it is no longer in the prompt."""
 
 
 class BufferedConversation(msgspec.Struct, frozen=True):
@@ -122,7 +122,7 @@ class BufferedConversation(msgspec.Struct, frozen=True):
     conversation: str
     messages: int
     tokens: int
-    """Of what is in the prompt."""
+    """Of the messages in the prompt."""
     left_out: int
     stored: int
     last_at: int
@@ -142,7 +142,7 @@ class StatusRoutes:
     def __init__(
         self, config: Config, topics: Topics, upstream: ModelServer, redactor: Redactor, cache_bytes: Callable[[], int]
     ) -> None:
-        """`cache_bytes` tells the size of what is kept because it is asked for again."""
+        """`cache_bytes` returns the size of all caches."""
         self._config = config
         self._topics = topics
         self._upstream = upstream
@@ -159,7 +159,7 @@ class StatusRoutes:
 
     @get("/memd/stats")
     async def stats(self) -> DaemonStats:
-        """What is in memory."""
+        """Memory use of the open topics."""
         topics = {topic.id: topic.log.stats() for topic in self._topics.opened()}
         return DaemonStats(
             data_dir=str(self._config.data_dir.resolve()),
@@ -182,7 +182,7 @@ class TopicRoutes:
 
     @get("/memd/topics")
     async def topics(self) -> KnownTopics:
-        """All topics, with what is stored of each and what waits in its buffer."""
+        """All topics, with the size of their logs and buffers."""
         on_disk = await asyncio.get_running_loop().run_in_executor(None, disk_usage, self._data_dir, self._files)
         is_open = {topic.id: topic for topic in self._topics.opened()}
         known = []
@@ -210,16 +210,16 @@ class TopicRoutes:
 
 
 class LiveRoutes:
-    """What programs watch: figures and events."""
+    """Metrics and events, for programs that watch memd."""
 
     def __init__(self, events: Events, exposition: Callable[[str], Awaitable[tuple[bytes, str]]]) -> None:
-        """`exposition` makes the figures in the format that an `Accept` header asks for, with their content type."""
+        """`exposition` returns the metrics in the format that an `Accept` header asks for, and the content type."""
         self._events = events
         self._exposition = exposition
 
     @get("/memd/events")
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """Turns, what is stored and what is corrected as it happens, as server-sent events, until the client leaves."""
+        """Turns, stored chunks and corrections as they happen, as server-sent events, until the client disconnects."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
         with self._events.listening() as queue, contextlib.suppress(ConnectionError):
@@ -236,7 +236,7 @@ class LiveRoutes:
 
     @get("/memd/metrics")
     async def metrics(self, request: web.Request) -> web.StreamResponse:
-        """Figures for Prometheus; docs/operations.md lists them."""
+        """Metrics for Prometheus; docs/operations.md lists them."""
         body, content_type = await self._exposition(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 

@@ -1,6 +1,6 @@
-"""Topics by name, for routes: kept open while they are read or corrected.
+"""Topics by name, kept open while a route reads or corrects them.
 
-Rule: nothing is created here; a name that no topic has is the caller's mistake.
+Rule: no topic is created here; an unknown name is the caller's mistake.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class NamedTopics:
     """Finds topics by their names."""
 
     def __init__(self, topics: Topics, topic_ids: Callable[[], list[str]]) -> None:
-        """`topic_ids` lists all topics on disk; it is called in a thread."""
+        """`topic_ids` lists the topics on disk; it is called in a thread."""
         self._topics = topics
         self._topic_ids = topic_ids
 
     @asynccontextmanager
     async def held(self, names: Sequence[str]) -> AsyncIterator[list[Topic]]:
-        """The topics of these names, or all if none is given; open as long as the block runs.
+        """Hold the topics of these names, or all if there are none, open while the block runs.
 
         Raises:
             BadTopicId, BadQuestion: there is no such topic.
@@ -44,7 +44,7 @@ class NamedTopics:
 
     @asynccontextmanager
     async def held_if_there(self, names: Sequence[str]) -> AsyncIterator[list[Topic]]:
-        """Those of these topics that still exist; open as long as the block runs.
+        """Hold those of these topics that still exist open while the block runs.
 
         Raises:
             StoreError: a topic cannot be read.
@@ -60,7 +60,7 @@ class NamedTopics:
 
     @asynccontextmanager
     async def held_one(self, name: str) -> AsyncIterator[Topic]:
-        """The topic of this name; open as long as the block runs.
+        """Hold the topic of this name open while the block runs.
 
         Raises:
             BadTopicId, NotFound: there is no such topic.

@@ -1,6 +1,6 @@
 """The routes about turns: what memory did in each, and what it would do now.
 
-Rule: turns are known from their receipts; an old one, or any without `receipts.enabled`, is not known.
+Rule: everything comes from receipts: an old turn, or any turn without `receipts.enabled`, is unknown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TurnsPage(msgspec.Struct, frozen=True):
 
 
 class TurnReplay(msgspec.Struct, frozen=True):
-    """A turn, what its question would bring up now, and the ids of the chunks that make the difference."""
+    """A turn, the chunks that its question would get now, and the ids that make the difference."""
 
     turn: Receipt
     now: SearchAnswer
@@ -60,7 +60,7 @@ class TurnRoutes:
 
     @get("/memd/turns/{id}/replay")
     async def replay(self, turn_id: str) -> TurnReplay:
-        """What the same question would bring up now, beside what it did."""
+        """The chunks that the same question would get now, compared with those of the turn."""
         receipt = await self.turn(turn_id)
         if receipt.question is None:
             raise BadQuestion("memory was not asked in this turn: it showed the block of an earlier one, or none")

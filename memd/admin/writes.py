@@ -1,7 +1,6 @@
 """The routes that change something: corrections, undo, backup.
 
-Rule: a body is decoded strictly, with unknown members refused: a correction with a misspelt member must not be taken
-for another one.
+Rule: a body with an unknown member is refused: a correction with a misspelt member must not be taken for another one.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ class CorrectionBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     topic_id: str
     chunk_ids: list[str]
-    """Public ids, or as many digits of a uuid as make it the only one."""
+    """Public ids, or enough first digits of uuids to identify them."""
     action: Action
     content: str | None = None
-    """Update only: what takes the place of the chunks; without it they are taken out."""
+    """Update only: the text that replaces the chunks; without it they are taken out."""
     reason: str = ""
 
 

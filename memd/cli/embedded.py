@@ -1,7 +1,7 @@
-"""A daemon for the time of one command, for when none runs on the folder.
+"""A daemon inside the process of one command, for a folder on which none is running.
 
-Rule: the same daemon as any, on a free port of this machine, in a thread; its answers are those that a user's own would
-give, so commands need one way of asking only.
+Rule: it is an ordinary daemon, in a thread, on a free port of this machine. It gives the same answers as a running one,
+so commands need only one way to ask.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from memd.settings.model import Config, ListenSettings
 
 
 @contextmanager
-def temporary(config: Config) -> Iterator[str]:
-    """Its URL; it has ended when the block is left.
+def embedded_daemon(config: Config) -> Iterator[str]:
+    """Run a daemon while the block runs, and yield its URL.
 
     Raises:
         StoreLocked: a daemon is running on the folder.
         MemdError: it cannot be started.
     """
     config = msgspec.structs.replace(config, listen=ListenSettings(host="127.0.0.1", port=0))
-    logging.getLogger("memd").setLevel(logging.ERROR)  # what is degraded here is no news to a command
+    logging.getLogger("memd").setLevel(logging.ERROR)  # warnings about the folder do not belong into a command's output
     state = _State()
-    thread = threading.Thread(target=lambda: asyncio.run(_serve(config, state)), name="memd-temporary")
+    thread = threading.Thread(target=lambda: asyncio.run(_serve(config, state)), name="memd-embedded")
     thread.start()
     state.ready.wait()
     try:
@@ -50,7 +50,7 @@ class _State:
         self.stop: asyncio.Event | None = None
 
     def end(self) -> None:
-        """From the command's thread."""
+        """End the daemon; called in the command's thread."""
         if self.problem is None and self.loop is not None and self.stop is not None:
             self.loop.call_soon_threadsafe(self.stop.set)
 

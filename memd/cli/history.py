@@ -1,6 +1,6 @@
 """`memd log`, `show`, `correct` and `undo`.
 
-Rule: the daemon reads and appends; here it is only asked, and its answer shown.
+Rule: the daemon reads and appends; these commands only show its answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from memd.admin.history import ChunkStory, LogEvent, LogPage
 from memd.cli.flags import FOUND_SOMETHING, config_of_existing, print_lines, settings_flags
-from memd.cli.running import RunningDaemon, asked
+from memd.cli.running import RunningDaemon, daemon_for
 from memd.errors import BadQuestion
 from memd.settings.model import Config
 from memd.wording import counted, for_terminal
@@ -120,15 +120,15 @@ def undo(config_path: Path | None, data_dir: str | None, topic: str | None, reas
 
 
 class CorrectionAnswer(msgspec.Struct, frozen=True):
-    """What a correction or an undo appended, and the ids that it could not be applied to."""
+    """The ids of the entries that a correction or undo appended, and of the chunks that could not be corrected."""
 
     applied: tuple[int, ...]
     failed: tuple[str, ...] = ()
 
 
 def _log(config: Config, topics: Sequence[str], before: str | None, limit: int) -> tuple[bytes, Lines]:
-    """The latest events, as JSON and for a person."""
-    with asked(config) as daemon:
+    """Return the latest events, as JSON and as text."""
+    with daemon_for(config) as daemon:
         told = daemon.get("/memd/log", topic=list(topics), before=before, limit=limit)
     page = msgspec.json.decode(told, type=LogPage)
     lines: Lines = [_event(event) for event in page.events]
@@ -140,8 +140,8 @@ def _log(config: Config, topics: Sequence[str], before: str | None, limit: int) 
 
 
 def _show(config: Config, chunk_id: str, topic: str | None) -> tuple[bytes, Lines]:
-    """All about a chunk, as JSON and for a person."""
-    with asked(config) as daemon:
+    """Return the history of a chunk, as JSON and as text."""
+    with daemon_for(config) as daemon:
         told = daemon.get(f"/memd/chunks/{_path(chunk_id)}", topic=topic)
     story = msgspec.json.decode(told, type=ChunkStory)
     state = "counts" if story.live else "is taken out"
@@ -162,7 +162,7 @@ def _correct(
     config: Config, chunk_ids: Sequence[str], topic: str | None, action: str, content: str | None, reason: str
 ) -> CorrectionAnswer:
     """Apply one correction to chunks of one topic."""
-    with asked(config) as daemon:
+    with daemon_for(config) as daemon:
         if topic is None:
             topics = {_topic_of_chunk(daemon, chunk_id) for chunk_id in chunk_ids}
             if len(topics) > 1:
@@ -175,7 +175,7 @@ def _correct(
 
 def _undo(config: Config, canonical_id: int, topic: str | None, reason: str) -> CorrectionAnswer:
     """Take back what an entry did."""
-    with asked(config) as daemon:
+    with daemon_for(config) as daemon:
         if topic is None:
             page = msgspec.json.decode(daemon.get("/memd/log", before=canonical_id + 1, limit=1), type=LogPage)
             if not page.events or page.events[0].canonical_id != canonical_id:
@@ -186,7 +186,7 @@ def _undo(config: Config, canonical_id: int, topic: str | None, reason: str) -> 
 
 
 def time_of(microseconds: int) -> str:
-    """In this machine's time zone."""
+    """Return a time in this machine's time zone."""
     return datetime.fromtimestamp(microseconds / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 

@@ -1,7 +1,7 @@
-"""The daemon that holds a data directory, for commands that ask it.
+"""The client of a running daemon, for commands.
 
-Rule: its address stands in the folder; only a daemon that says that it holds this very folder is asked, whatever else
-listens there by now is not.
+Rule: the data directory has its address. Commands use it only if the server there says that it holds this very folder;
+by now another program may listen there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BAD_REQUEST = 400
 
 
 class RunningDaemon:
-    """A daemon's own routes. Get one from `find`."""
+    """Sends requests to a daemon's own routes. Get one from `find`."""
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url
@@ -35,7 +35,7 @@ class RunningDaemon:
 
     @classmethod
     def find(cls, data_dir: Path, token: str) -> RunningDaemon | None:
-        """The daemon that holds `data_dir`, if there is one."""
+        """Return the daemon that holds `data_dir`, or None."""
         try:
             url = (data_dir / ADDRESS_NAME).read_text()
             if not url.startswith("http://"):
@@ -46,39 +46,39 @@ class RunningDaemon:
         return daemon if daemon.health().get("data_dir") == str(data_dir.resolve()) else None
 
     def health(self) -> dict[str, Any]:
-        """What it says of itself: `version`, `data_dir` and more; empty if no memd answers there."""
+        """Return its health: `version`, `data_dir` and more; empty if no memd answers there."""
         try:
-            answer = self._asked("/memd/health", None, GLANCE_SECONDS_MAX)
+            answer = self._send("/memd/health", None, GLANCE_SECONDS_MAX)
             return msgspec.json.decode(answer, type=dict[str, Any])
         except (OSError, ValueError, http.client.HTTPException, msgspec.MsgspecError, BadQuestion, DaemonError):
             return {}
 
     def get(self, path: str, **query: object) -> bytes:
-        """The body of an answer; a query parameter that is None is left out.
+        """Return the body of the answer to a GET; a query parameter that is None is left out.
 
         Raises:
-            BadQuestion: it was asked wrongly.
-            DaemonError: it refused, or does not answer any more.
+            BadQuestion: the request is wrong.
+            DaemonError: it refused, or does not answer.
         """
         given = {name: value for name, value in query.items() if value is not None}
-        return self._told(f"{path}?{urllib.parse.urlencode(given, doseq=True)}" if given else path, None)
+        return self._request(f"{path}?{urllib.parse.urlencode(given, doseq=True)}" if given else path, None)
 
     def post(self, path: str, body: object) -> bytes:
-        """The body of the answer to a JSON body.
+        """Return the body of the answer to a POST.
 
         Raises:
-            BadQuestion: it was asked wrongly.
-            DaemonError: it refused, or does not answer any more.
+            BadQuestion: the request is wrong.
+            DaemonError: it refused, or does not answer.
         """
-        return self._told(path, msgspec.json.encode(body))
+        return self._request(path, msgspec.json.encode(body))
 
-    def _told(self, path: str, body: bytes | None) -> bytes:
+    def _request(self, path: str, body: bytes | None) -> bytes:
         try:
-            return self._asked(path, body, ANSWER_SECONDS_MAX)
+            return self._send(path, body, ANSWER_SECONDS_MAX)
         except OSError as error:
             raise DaemonError(f"the daemon at {self.url} does not answer: {error}; see its log") from None
 
-    def _asked(self, path: str, body: bytes | None, seconds: float) -> bytes:
+    def _send(self, path: str, body: bytes | None, seconds: float) -> bytes:
         headers = {"X-Memory-Token": self._token} if self._token else {}
         headers |= {} if body is None else {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data=body, headers=headers)  # noqa: S310  # http, see find
@@ -92,8 +92,8 @@ class RunningDaemon:
 
 
 @contextmanager
-def asked(config: Config) -> Iterator[RunningDaemon]:
-    """The daemon that holds `config.data_dir`; without one, one that runs as long as the block does.
+def daemon_for(config: Config) -> Iterator[RunningDaemon]:
+    """Yield the daemon that holds `config.data_dir`, or else one that runs while the block does.
 
     Raises:
         StoreLocked: a daemon holds the folder and does not answer.
@@ -103,9 +103,9 @@ def asked(config: Config) -> Iterator[RunningDaemon]:
     if daemon is not None:
         yield daemon
         return
-    from memd.cli.embedded import temporary  # the daemon's imports take a second
+    from memd.cli.embedded import embedded_daemon  # importing the daemon takes a second
 
-    with temporary(config) as url:
+    with embedded_daemon(config) as url:
         yield RunningDaemon(url, config.auth.token)
 
 

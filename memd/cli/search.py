@@ -1,6 +1,6 @@
-"""`memd search`: what memory would bring up for a question, and why.
+"""`memd search`: the chunks that a question would get, and why.
 
-Rule: the daemon searches; here its answer is only shown.
+Rule: the daemon searches; the command only shows its answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from memd.cli.flags import FOUND_SOMETHING, config_of_existing, print_lines, settings_flags
-from memd.cli.running import asked
+from memd.cli.running import daemon_for
 from memd.recall.explained import INJECTED, FoundChunk, SearchAnswer
 from memd.settings.model import Config
 from memd.wording import counted, for_terminal
@@ -54,21 +54,21 @@ def search(
 
 
 def _search(config: Config, question: str, topic_ids: Sequence[str], as_of: str | None) -> SearchAnswer:
-    """Search; no `topic_ids`: in all topics.
+    """Search these topics, or all if there are none.
 
     Args:
-        as_of: search what was stored up to then; see `admin.queries.moment`.
+        as_of: search the log up to this time; see `admin.queries.moment`.
 
     Raises:
         MemdError: the question cannot be answered.
     """
-    with asked(config) as daemon:
+    with daemon_for(config) as daemon:
         told = daemon.get("/memd/search", q=question, topic=list(topic_ids), as_of=as_of)
     return msgspec.json.decode(told, type=SearchAnswer)
 
 
 def _lines(answer: SearchAnswer, *, explain: bool) -> list[RenderableType]:
-    """The answer for a person: what would be injected, best first, and with `explain` all candidates with reasons."""
+    """Return the answer as text: the chunks that would be injected, best first; with `explain` all candidates."""
     injected = [chunk for chunk in answer.chunks if chunk.verdict == INJECTED]
     shown: list[RenderableType] = [_chunk(chunk, explain=explain) for chunk in (answer.chunks if explain else injected)]
     if not answer.chunks:

@@ -1,6 +1,6 @@
 """`memd stats`: what is stored, and how fast a running daemon finds it.
 
-Rule: the files are the source of what is stored; the daemon is asked only for what it alone knows, and may be absent.
+Rule: the files tell what is stored; the daemon, if there is one, adds only what it alone knows.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def stats(config_path: Path | None, data_dir: str | None, as_json: bool) -> int:
 
 
 class StoredFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything there is to show."""
+    """The figures of the files and of the daemon."""
 
     data_dir: str
     topics: list[TopicDiskUsage]
     daemon_url: str | None
     daemon: dict[str, Any] | None
-    """What `/memd/stats` answers; None if no daemon holds this folder."""
+    """The answer of `/memd/stats`; None if no daemon holds this folder."""
 
 
 def _gather(data_dir: Path, token: str) -> StoredFigures:
@@ -67,7 +67,7 @@ def _gather(data_dir: Path, token: str) -> StoredFigures:
 
 
 def _table(figures: StoredFigures) -> list[RenderableType]:
-    """The figures for a person: a table, and a line about the daemon."""
+    """Return the figures as text: a table, and a line about the daemon."""
     shown = Table(box=box.SIMPLE_HEAD, title=figures.data_dir, title_justify="left", padding=(0, 1, 0, 0))
     shown.add_column("topic", overflow="fold", min_width=8)
     for name in ("chunks", "entries", "disk", "memory", "indexes", "fan-out", "scan"):

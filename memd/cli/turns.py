@@ -1,6 +1,6 @@
 """`memd turn`: what memory did in a turn.
 
-Rule: as in history.py.
+Rule: the daemon answers from its receipts; the command only shows them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.text import Text
 from memd.admin.receipts import Receipt
 from memd.cli.flags import config_of_existing, print_lines, settings_flags
 from memd.cli.history import INDENT, Lines, time_of
-from memd.cli.running import asked
+from memd.cli.running import daemon_for
 from memd.errors import BadQuestion
 from memd.recall.explained import SearchAnswer
 from memd.settings.model import Config
@@ -30,7 +30,7 @@ QUESTION_CHARACTERS = 60
 
 @click.command()
 @settings_flags
-@click.option("--replay", is_flag=True, help="Also what the same question would bring up now, and what is different.")
+@click.option("--replay", is_flag=True, help="Also the chunks that the question would find now, and the difference.")
 @click.option("--topic", help="Without ID: only turns of this topic.")
 @click.option("--limit", type=click.IntRange(1, 500), default=20, help="Without ID: how many turns. Default: 20.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
@@ -61,7 +61,7 @@ def turn(
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """A turn, and what its question would bring up now."""
+    """A turn, and the chunks that its question would get now."""
 
     turn: Receipt
     now: SearchAnswer
@@ -71,8 +71,8 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 def _latest(config: Config, topic: str | None, limit: int) -> tuple[bytes, Lines]:
-    """The latest turns, as JSON and for a person."""
-    with asked(config) as daemon:
+    """Return the latest turns, as JSON and as text."""
+    with daemon_for(config) as daemon:
         told = daemon.get("/memd/turns", topic=topic, limit=limit)
     turns = msgspec.json.decode(told, type=dict[str, list[dict[str, Any]]])["turns"]
     if not turns:
@@ -96,15 +96,15 @@ def _latest(config: Config, topic: str | None, limit: int) -> tuple[bytes, Lines
 
 
 def _receipt(config: Config, turn_id: str) -> tuple[bytes, Lines]:
-    """One turn, as JSON and for a person."""
-    with asked(config) as daemon:
+    """Return one turn, as JSON and as text."""
+    with daemon_for(config) as daemon:
         told = daemon.get(f"/memd/turns/{_path(turn_id)}")
     return told, _lines(msgspec.json.decode(told, type=Receipt))
 
 
 def _replayed(config: Config, turn_id: str) -> tuple[bytes, Lines]:
-    """One turn and what is different now, as JSON and for a person."""
-    with asked(config) as daemon:
+    """Return one turn and the difference to now, as JSON and as text."""
+    with daemon_for(config) as daemon:
         told = daemon.get(f"/memd/turns/{_path(turn_id)}/replay")
     replay = msgspec.json.decode(told, type=Replayed)
     texts = {chunk.id: chunk.content for chunk in replay.now.chunks}

@@ -1,6 +1,6 @@
 """An ordinary chat client: it keeps a history, sends all of it every time and reads the streamed reply.
 
-Rule: nothing in here knows how memd works; `metadata.memory_in`, `memory_out` and the headers are what any client has.
+Rule: it knows nothing of how memd works, only `metadata.memory_in`, `memory_out` and the headers, as any client.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 
 class ChatAnswer(msgspec.Struct, frozen=True):
-    """What one request brought."""
+    """The answer to one request."""
 
     text: str
     status: str
@@ -23,7 +23,7 @@ class ChatAnswer(msgspec.Struct, frozen=True):
     injected: tuple[dict[str, Any], ...] = ()
     failed_corrections: tuple[str, ...] = ()
     recall_ms: float | None = None
-    """What finding and inserting the memories took, by `Server-Timing`; None if nothing was looked for."""
+    """The time of finding and inserting the memories, by `Server-Timing`; None if there was no recall."""
 
 
 class ChatClient:
@@ -42,7 +42,7 @@ class ChatClient:
         corrections: list[dict[str, Any]] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> ChatAnswer:
-        """Send the history with one more message and take the streamed reply into the history.
+        """Send the history with one more message, and append the streamed reply to it.
 
         Raises:
             aiohttp.ClientResponseError: the answer is an error.

@@ -1,4 +1,4 @@
-"""The demo's conversation, and what is asked about it afterwards.
+"""The demo's conversation, and the questions about it.
 
 Rule: an answer that a question expects stands in the conversation exactly once, so that it can only be known by
 remembering that place; `load_turns` checks it.
@@ -25,7 +25,7 @@ class Question(msgspec.Struct, frozen=True):
 
     text: str
     expects: str
-    """What a right answer contains, word for word."""
+    """The words that a right answer contains."""
 
 
 QUESTIONS = (

@@ -1,8 +1,8 @@
-"""A stand-in for llama-server: the same routes and shapes, a window that is enforced, and no intelligence at all.
+"""A fake llama-server: the same routes and JSON, an enforced window, and no language model.
 
-Rule: it knows only what is in its prompt. For the lines of a play it has a part to read; to everything else it answers
-with the sentence of its prompt that shares the most telling words with the question, or says that it does not know. It
-keeps every prompt it was shown, so that anybody can look.
+Rule: it knows only its prompt. It has scripted replies to the messages of the demo's conversation; to anything else it
+replies with the sentence of its prompt that shares the most significant words with the question, or says that it does
+not know. It keeps every prompt, so that the demo and tests can look at them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHAT_TEMPLATE = (
 )
 UNKNOWN = "I don't know. Nothing in what I was shown answers that."
 SHARE_MIN = 0.4
-"""How much of a question's telling words, by weight, a sentence must contain to count as an answer."""
+"""The share of a question's significant words, by weight, that an answer must contain."""
 _COMMON = """
 a about again all an and any are as at be been but by can could did do does exactly for from get had has have he her his
 how i if in is it its me my no not now of on or our out she should so that the their them then there they this to up us
@@ -42,7 +42,7 @@ _MEMORY_LINE = re.compile(r"\[mem:(?P<id>[0-9a-f]+)\] ")
 
 
 class ShownPrompt(msgspec.Struct, frozen=True):
-    """A prompt as the model got it."""
+    """A prompt that the model received."""
 
     messages: tuple[Mapping[str, str], ...]
     tokens: int
@@ -64,7 +64,7 @@ class FakeModel:
     Args:
         window: Tokens that prompt and reply may take together; more is refused as llama-server refuses it.
         count: Tokens of a text.
-        lines: What it answers when the last user message is exactly a key: its part in a play.
+        lines: The scripted replies: by last user message.
     """
 
     def __init__(self, *, window: int, count: Callable[[str], int], lines: Mapping[str, str]) -> None:
@@ -99,7 +99,7 @@ class FakeModel:
             await runner.cleanup()
 
     def reply_to(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """What it says to a prompt."""
+        """Return the reply to a prompt."""
         position = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
         if position < 0:
             return UNKNOWN

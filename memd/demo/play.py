@@ -1,4 +1,4 @@
-"""The play itself: what is sent, what comes back, and what is shown of it.
+"""The demo: sends a conversation through a daemon and shows what is remembered.
 
 Rule: every figure and text on the screen was measured or received in this run; a claim that does not come true raises
 `NotShown`, whose text ends the demo.
@@ -42,7 +42,7 @@ class NotShown(Exception):
 
 
 def main(fast: bool) -> int:
-    """Play the demo; the exit code.
+    """Play the demo and return the exit code.
 
     Args:
         fast: without pauses for reading.

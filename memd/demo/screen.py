@@ -1,4 +1,4 @@
-"""What the demo shows in the terminal.
+"""The demo's output in the terminal.
 
 Rule: it only shows what it is given; nothing here measures, asks or decides.
 """

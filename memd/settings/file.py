@@ -1,7 +1,7 @@
-"""Reading YAML settings without losing where each one stands.
+"""Reading YAML settings together with the line of each.
 
 Rule: this module knows YAML, not settings: it turns a file, or a variable's text, into dotted keys with values and
-places. `config` decides what they mean.
+places. `loading.py` decides their meaning.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILE_BYTES_MAX = 1 << 20  # a config file is a page long; anything bigger is the
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One value that somebody gave."""
+    """One value that a user gave."""
 
     key: str
     """Dotted: `listen.port`. A group that is not a mapping stands under its own name: `listen`."""
@@ -31,7 +31,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 def read_settings(path: Path) -> list[Setting]:
-    """The settings of a YAML file of groups, in order; empty for an empty file.
+    """Return the settings in a YAML file of groups, in order; none for an empty file.
 
     Raises:
         ConfigError: the file cannot be read, is not YAML, is not a mapping, or gives a key twice.
@@ -52,7 +52,7 @@ def read_settings(path: Path) -> list[Setting]:
 
 
 def parse_value(text: str, place: str) -> Any:
-    """The value that `text` would have behind a key in the file: `8080`, `auto`, `[a, b]`.
+    """Return the value that `text` would have after a key in the file: `8080`, `auto`, `[a, b]`.
 
     Raises:
         ConfigError: not YAML.
@@ -81,7 +81,7 @@ def _read_text(path: Path) -> str:
 
 
 def _settings(loader: yaml.SafeLoader, mapping: yaml.Node, path: Path, group: str) -> Iterator[Setting]:
-    """The settings of the whole file (`group` empty) or of one group of it."""
+    """Yield the settings of the whole file (`group` is empty) or of one group in it."""
     if not isinstance(mapping, yaml.MappingNode):
         line = mapping.start_mark.line + 1
         raise ConfigError(f"{path}, line {line}: expected settings, one `key: value` per line; see config.yaml")
@@ -97,7 +97,7 @@ def _settings(loader: yaml.SafeLoader, mapping: yaml.Node, path: Path, group: st
         if isinstance(value_node, yaml.MappingNode) and value_node.value and not group:
             yield from _settings(loader, value_node, path, f"{key}.")
         else:
-            _no_key_twice(value_node, path, key)
+            _reject_repeated_keys(value_node, path, key)
             try:
                 value = loader.construct_document(value_node)
             except ValueError as error:  # 2026-99-99, or an integer of 5,000 digits
@@ -105,8 +105,8 @@ def _settings(loader: yaml.SafeLoader, mapping: yaml.Node, path: Path, group: st
             yield Setting(key, value, f"{path}, line {line}", path.parent)
 
 
-def _no_key_twice(node: yaml.Node, path: Path, key: str) -> None:
-    """A mapping that is a value: of two values for one key YAML would drop the first without a word."""
+def _reject_repeated_keys(node: yaml.Node, path: Path, key: str) -> None:
+    """Reject a mapping (as a value) with a repeated key: YAML would silently drop the first."""
     lines: dict[str, int] = {}
     for name_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
         line, name = name_node.start_mark.line + 1, str(name_node.value)

@@ -1,4 +1,4 @@
-"""Settings from where users put them to a `Config`: files, variables, flags, and what may not stand together.
+"""Reading settings from the file, the environment and flags into a checked `Config`.
 
 Rule: a wrong setting is never guessed at. Whatever is not exactly a known key with an allowed value raises a
 `ConfigError` that names the place (file and line, variable, command line), the key and what to write instead. After
@@ -27,7 +27,7 @@ CONFIG_VARIABLE = "MEMD_CONFIG"
 
 
 def known_keys() -> dict[str, Any]:
-    """Every setting's dotted key with its type, in the order of `config.yaml`."""
+    """Return the dotted key of every setting with its type, in the order of `config.yaml`."""
     keys: dict[str, Any] = {}
     for field in msgspec.structs.fields(Config):
         if field.name in _GROUPS:
@@ -43,7 +43,7 @@ def variable_of(key: str) -> str:
 
 
 def load_config(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, object]) -> Config:
-    """The settings that hold: defaults, over them the file, the environment, then the command line.
+    """Return the settings: the defaults, overridden by the file, the environment and the command line, in this order.
 
     Args:
         path: The config file; None takes the one that MEMD_CONFIG names, else `./config.yaml` if there is one.
@@ -74,7 +74,7 @@ def load_config(path: Path | None, env: Mapping[str, str], overrides: Mapping[st
 def places_of_settings(
     path: Path | None, env: Mapping[str, str], overrides: Mapping[str, object]
 ) -> tuple[Path | None, dict[str, str]]:
-    """The settings file that `load_config` reads for the same arguments, and where each setting that holds was given.
+    """Return the settings file that `load_config` would read, and where each effective setting was given.
 
     Raises:
         ConfigError: see `load_config`, which checks more.
@@ -91,11 +91,11 @@ _PARTNERS = {
     "chunking.window_tokens": ("chunking.max_tokens",),
     "chunking.overlap_tokens": ("chunking.window_tokens",),
 }
-"""Settings that must fit another one: whichever was given is the place to name."""
+"""Settings that must fit another one: the error names the place of the one that was given."""
 
 
 def _settings_file(path: Path | None, env: Mapping[str, str]) -> Path | None:
-    """The one that was named, else the one of the environment, else the one in the working directory."""
+    """Return the file that was named, else that of the environment, else the one in the working directory."""
     if path is None and env.get(CONFIG_VARIABLE):
         return Path(env[CONFIG_VARIABLE])
     if path is None and DEFAULT_PATH.exists():
@@ -104,7 +104,7 @@ def _settings_file(path: Path | None, env: Mapping[str, str]) -> Path | None:
 
 
 def _given(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, object]) -> Iterator[Setting]:
-    """What was given, weakest first."""
+    """Yield the settings that users gave; a later one overrides an earlier one."""
     if path is not None:
         yield from read_settings(path)
     key_of = {variable_of(key): key for key in _KEYS}
@@ -123,7 +123,7 @@ def _given(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, ob
 
 
 def _checked(setting: Setting) -> Any:
-    """The value in the type of its setting."""
+    """Return the value in the type of its setting."""
     if setting.key not in _KEYS:
         raise ConfigError(f"{setting.place}: {_unknown(setting.key)}")
     expected = _KEYS[setting.key]
@@ -136,7 +136,7 @@ def _checked(setting: Setting) -> Any:
 
 
 def _unknown(key: str) -> str:
-    """Why a key is not accepted, and what to write instead."""
+    """Say why a key is not accepted, and what to write instead."""
     if key in _GROUPS:
         inner = ", ".join(known.removeprefix(f"{key}.") for known in _KEYS if known.startswith(f"{key}."))
         return f"{key} is a group of settings; write them indented below it: {inner}"
@@ -153,7 +153,7 @@ def _unknown(key: str) -> str:
 
 
 def _allowed(kind: msgspec.inspect.Type) -> str:
-    """What a value of this type may be, in words."""
+    """Describe the values that a type allows."""
     match kind:
         case msgspec.inspect.UnionType():
             return " or ".join(_allowed(member) for member in reversed(kind.types))
@@ -176,7 +176,7 @@ def _allowed(kind: msgspec.inspect.Type) -> str:
 
 
 def _expanded(setting: Setting) -> Path:
-    """A path with its leading `~` replaced."""
+    """Return a path with its leading `~` replaced."""
     try:
         return Path(setting.value).expanduser()
     except RuntimeError:
@@ -184,7 +184,7 @@ def _expanded(setting: Setting) -> Path:
 
 
 def _built(values: Mapping[str, Any]) -> Config:
-    """The `Config` of checked values; what is absent keeps its default."""
+    """Build the `Config` from checked values; absent ones keep their defaults."""
     groups: dict[str, Any] = {"data_dir": values["data_dir"]}
     for field in msgspec.structs.fields(Config):
         if field.name in _GROUPS:
@@ -197,7 +197,7 @@ def _built(values: Mapping[str, Any]) -> Config:
 
 
 def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
-    """What a single setting's type cannot say: the key, and what is wrong with it."""
+    """Yield errors that the type of a single setting cannot express: the key, and what is wrong with it."""
     problem = _url_problem(config.upstream.url)
     if problem:
         yield "upstream.url", f"is {config.upstream.url!r}: {problem}; give http://HOST:PORT"

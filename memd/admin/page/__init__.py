@@ -1,7 +1,7 @@
-"""The page at `/memd/`, for a person with a browser: files of the package, sent as they are.
+"""The page at `/memd/` for browsers: files of the package, sent unchanged.
 
-Rule: there is no data in what is sent here, so it needs no token (a browser cannot show one when it opens an address);
-everything the page shows it asks the other routes for, with the token. Nothing in it may come from another place.
+Rule: the files contain no data, so they need no token (a browser cannot send one when it opens an address); the page
+gets its data from the other routes, with the token. Nothing in it may be loaded from another address.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HEADERS = {
 }
 
 
-class _File(NamedTuple):
+class _PageFile(NamedTuple):
     body: bytes
     content_type: str
     etag: str
@@ -48,7 +48,7 @@ def is_page(request: web.Request) -> bool:
 
 
 def page(request: web.Request) -> web.Response:
-    """A file of the page, for a request that asks for one."""
+    """Return the file of the page that a request asks for."""
     if request.path not in _files():
         return web.Response(status=308, headers={"Location": PREFIX})  # its files are named relative to the folder
     found = _files()[request.path]
@@ -59,18 +59,18 @@ def page(request: web.Request) -> web.Response:
 
 
 @functools.cache
-def _files() -> dict[str, _File]:
-    """Path → file, read once."""
+def _files() -> dict[str, _PageFile]:
+    """Read the files once; by path."""
     found = {}
     for name, body in _bundled().items():
         content_type = _TYPES[name[name.rindex(".") :]]
         path = PREFIX if name == INDEX else PREFIX + name
-        found[path] = _File(body, content_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+        found[path] = _PageFile(body, content_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
     return found
 
 
 def _bundled() -> dict[str, bytes]:
-    """Name → contents of every file that belongs to the page.
+    """Read every file of the page; by name.
 
     Raises:
         OSError: the package was installed without its data files.

@@ -86,7 +86,7 @@ async function ask(path, options = {}) {
       answer = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit", redirect: "error" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new Refused(0, "memd does not answer. Is it still running? The page tries again by itself.");
+      throw new Refused(0, "memd does not answer. Is it still running? The page tries again automatically.");
     }
     if (answer.ok) return answer;
     if (answer.status !== 401) throw new Refused(answer.status, await reason(answer));
@@ -107,7 +107,7 @@ async function reason(answer) {
 function askToken(wasWrong) {
   const dialog = document.getElementById("token");
   const form = dialog.querySelector("form");
-  if (wasWrong) document.getElementById("token-why").textContent = "That was not it. The token is the setting auth.token.";
+  if (wasWrong) document.getElementById("token-why").textContent = "This token is wrong. It is the value of the setting auth.token.";
   return new Promise((resolve) => {
     dialog.addEventListener("cancel", (event) => event.preventDefault()); // there is nothing to see without it
     form.onsubmit = (event) => {

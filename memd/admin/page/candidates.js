@@ -1,4 +1,4 @@
-// A chunk that memory considered: what it scored, of what, and what became of it.
+// A chunk that memory considered: its score, the parts of the score, and the verdict.
 
 import { get } from "./api.js";
 import { meter } from "./charts.js";

@@ -1,4 +1,4 @@
-// What memory would put in front of the model for a question, and why; now, or as of a time.
+// The chunks that a question would get, and why; now, or as of a time.
 
 import { get } from "./api.js";
 import { candidates } from "./candidates.js";
@@ -27,7 +27,7 @@ export async function show(main, { topic, query }) {
 
 function found(told) {
   const injected = told.chunks.filter((one) => one.verdict === "injected").length;
-  const words = `${count(injected, "chunk")}, ${number(told.tokens)} of ${number(told.budget_tokens)} tokens, would be injected; ${number(told.chunks.length - injected)} more were weighed.`;
+  const words = `${count(injected, "chunk")}, ${number(told.tokens)} of ${number(told.budget_tokens)} tokens, would be injected; ${number(told.chunks.length - injected)} more candidates.`;
   announce(words);
   return [
     el("p", {}, words, told.as_of && [" As of ", when(told.as_of), "."]),

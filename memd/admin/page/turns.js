@@ -1,4 +1,4 @@
-// Turns as they happen: what was asked, what memory put in front of it, what that cost.
+// Turns as they happen: the question, the block that memory put in front of it, and the cost.
 
 import { get } from "./api.js";
 import { candidates } from "./candidates.js";
@@ -81,7 +81,7 @@ function row(turn, open = false) {
       el("span", { class: "meta" },
         when(turn.at), el("span", {}, turn.topic_id),
         badge(turn.status, kind(turn.status)), turn.mode !== "full" && badge(`memory ${turn.mode}`),
-        el("span", {}, `${number(turn.shown.length)} in the prompt of ${number(weighed)} weighed`),
+        el("span", {}, `${number(turn.shown.length)} in the prompt, of ${number(weighed)} candidates`),
         turn.is_step && badge("tool step"), turn.is_retry && badge("retry"), turn.interrupted && badge("interrupted", "bad"),
         turn.signals.map((signal) => badge(signal.type ?? String(signal), "bad")),
         el("span", {}, `${number(turn.block_tokens)} tokens`), el("span", {}, ms(total(spent(turn)))))),
@@ -91,7 +91,7 @@ function row(turn, open = false) {
 }
 
 function asked(turn) {
-  return turn.asked || turn.question || "(nothing was said by the user)";
+  return turn.asked || turn.question || "(no message from the user)";
 }
 
 function kind(status) {
@@ -104,7 +104,7 @@ function opened(turn) {
   const answer = el("div", { "aria-live": "polite" });
   const again = el("button", { type: "button", click: () => replay(turn, answer).catch((error) => answer.replaceChildren(problem(error))) }, "Ask memory again now");
   return [
-    turn.question && turn.question !== turn.asked && [el("h2", {}, "What memory was asked"), said(turn.question)],
+    turn.question && turn.question !== turn.asked && [el("h2", {}, "The question to memory"), said(turn.question)],
     facts({
       Model: turn.model, API: turn.api, Mode: turn.mode, HTTP: turn.http_status, Placement: turn.placement, Related: turn.related.join(", "),
       Block: `${number(turn.block_tokens)} of ${number(turn.budget_tokens)} tokens`, "Memory in the prompt": `${number(turn.memory_tokens)} tokens`,

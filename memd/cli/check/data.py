@@ -1,6 +1,6 @@
 """Can the data directory be used, who uses it, and is the log whole?
 
-Rule: beside a running daemon as well as without one; only read, but for a file without a name that tries the disk.
+Rule: works with and without a running daemon, and only reads, except for a nameless file that tests writing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REMEDY_OF = {
 
 
 def directory(data_dir: Path, files: LocalDisk) -> CheckResult:
-    """Whether it is there or can be made, can be written, and has room."""
+    """Check that it exists or can be created, can be written, and has free space."""
     try:
         existing = next(folder for folder in (data_dir, *data_dir.parents) if folder.exists())
         if not files.is_directory(existing):
@@ -60,7 +60,7 @@ def directory(data_dir: Path, files: LocalDisk) -> CheckResult:
 
 
 def lock(data_dir: Path, daemon: RunningDaemon | None, files: LocalDisk) -> CheckResult:
-    """Who has the directory."""
+    """Check that nobody holds the directory, or a daemon that answers does."""
     path = data_dir / LOCK_NAME
     if not files.is_locked(path):
         return ok(LOCK, "free: no daemon is running on this folder")
@@ -80,7 +80,7 @@ def lock(data_dir: Path, daemon: RunningDaemon | None, files: LocalDisk) -> Chec
 
 
 def log(data_dir: Path, topics: list[TopicDiskUsage], files: LocalDisk) -> Iterator[CheckResult]:
-    """Whether the log is whole; a large one is counted only."""
+    """Check that the log is whole; a large one is only counted."""
     stored = sum(topic.log_bytes + topic.derived_bytes for topic in topics)
     chunks = sum(topic.chunks for topic in topics)
     said = f"{counted(len(topics), 'topic')}, {counted(chunks, 'chunk')}, {stored / 1e6:,.1f} MB"

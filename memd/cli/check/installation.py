@@ -1,4 +1,4 @@
-"""Is what memd needs installed as it should be: packages, tokenizer, embedding model?
+"""Are the packages, the tokenizer and the embedding model installed correctly?
 
 Rule: known inputs have known outputs; what differs is damaged or another version, and nothing is guessed from it.
 """

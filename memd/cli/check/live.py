@@ -1,7 +1,7 @@
-"""A rehearsal of what memd is for, with the real model server: for `memd check --live`.
+"""A short conversation with the real model server, for `memd check --live`.
 
-Rule: nothing of it stays. What is told goes into the log of a daemon of its own, in a temporary folder that is removed;
-a running daemon only passes a request on (`X-Memory-Mode: off`).
+Rule: nothing of it is kept. It is held with a daemon of its own, in a temporary folder that is removed; a running
+daemon only forwards a request (`X-Memory-Mode: off`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ REPLY_TOKENS = 48
 ANSWER_SECONDS_MAX = 180.0
 """A large model that reads its first prompt on a CPU takes this long."""
 _HANDOVER_MS = 60_000
-"""What was told is stored before the question is answered, however slow the machine is."""
+"""The fact is stored before the question is answered, however slow the machine is."""
 
 
 class LiveAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What came back for one request."""
+    """The answer to one request."""
 
     problem: str = ""
     """Why there is no answer; empty if there is one."""
@@ -39,14 +39,14 @@ class LiveAnswer(msgspec.Struct, frozen=True, kw_only=True):
     memory_status: str = ""
     """`X-Memory-Status`."""
     text: str = ""
-    """The reply, or what the error says."""
+    """The reply, or the text of the error."""
 
 
-def rehearsed(config: Config, model: str) -> LiveAnswer:
-    """Tell a daemon of our own something and ask for it in a new conversation; the last answer, or the one that failed.
+def recall_a_fact(config: Config, model: str) -> LiveAnswer:
+    """Tell a daemon of its own a fact and ask for it in a new conversation; return the last answer, or the failed one.
 
     Args:
-        config: the settings to rehearse with; the data directory and the address in them are not touched.
+        config: the settings to use; their data directory and address are not touched.
         model: what the requests call the model.
     """
     try:
@@ -59,33 +59,35 @@ def rehearsed(config: Config, model: str) -> LiveAnswer:
                 buffer=msgspec.structs.replace(config.buffer, handover_ms=_HANDOVER_MS),
                 conversation=ConversationSettings(),
             )
-            return asyncio.run(_rehearsed(scratch, model))
+            return asyncio.run(_recall_a_fact(scratch, model))
     except (MemdError, OSError) as error:
         return LiveAnswer(problem=str(error))
 
 
-def glanced(base_url: str, token: str, model: str) -> LiveAnswer:
-    """Have a running daemon pass a question on to the model, past its memory."""
-    return asyncio.run(_glanced(base_url, {"X-Memory-Mode": "off"} | ({TOKEN_HEADER: token} if token else {}), model))
+def ask_without_memory(base_url: str, token: str, model: str) -> LiveAnswer:
+    """Let a running daemon forward a question to the model without memory."""
+    return asyncio.run(
+        _ask_without_memory(base_url, {"X-Memory-Mode": "off"} | ({TOKEN_HEADER: token} if token else {}), model)
+    )
 
 
-async def _rehearsed(config: Config, model: str) -> LiveAnswer:
+async def _recall_a_fact(config: Config, model: str) -> LiveAnswer:
     async with running(config) as daemon, aiohttp.ClientSession() as session:
-        told = await _said(session, daemon.base_url, model, TOLD, {})
+        told = await _send(session, daemon.base_url, model, TOLD, {})
         if told.problem or told.status != 200:
             return told
-        return await _said(session, daemon.base_url, model, ASKED, {})
+        return await _send(session, daemon.base_url, model, ASKED, {})
 
 
-async def _glanced(base_url: str, headers: Mapping[str, str], model: str) -> LiveAnswer:
+async def _ask_without_memory(base_url: str, headers: Mapping[str, str], model: str) -> LiveAnswer:
     async with aiohttp.ClientSession() as session:
-        return await _said(session, base_url, model, ASKED, headers)
+        return await _send(session, base_url, model, ASKED, headers)
 
 
-async def _said(
+async def _send(
     session: aiohttp.ClientSession, base_url: str, model: str, text: str, headers: Mapping[str, str]
 ) -> LiveAnswer:
-    """One request that opens a conversation."""
+    """Send a request that opens a conversation."""
     body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": REPLY_TOKENS}
     try:
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
@@ -103,7 +105,7 @@ async def _said(
 
 
 def _reply(body: bytes) -> str:
-    """The model's words, empty if there are none."""
+    """Return the text of a reply, empty if there is none."""
     try:
         message: Any = msgspec.json.decode(body)["choices"][0]["message"]
         return str(message.get("content") or "")
@@ -112,7 +114,7 @@ def _reply(body: bytes) -> str:
 
 
 def _refusal(body: bytes) -> str:
-    """What an error says."""
+    """Return the text of an error."""
     try:
         return str(msgspec.json.decode(body)["error"]["message"])
     except (msgspec.DecodeError, LookupError, TypeError):

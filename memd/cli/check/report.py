@@ -1,7 +1,6 @@
 """`memd check`: is everything ready, and if not, what to do.
 
-Rule: the checks are in `checks`; here stand only their order and how they are shown. Each is shown as soon as it is
-done.
+Rule: this module has only the order of the checks and their output. Each result is shown as soon as it is there.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def outcomes(
     live: bool,
     files: LocalDisk | None = None,
 ) -> Iterator[CheckResult]:
-    """Everything that is checked, in order.
+    """Run the checks, in order.
 
     Args:
         path, env, given: as for `load_config`.
@@ -80,7 +79,7 @@ def _stored(config: Config, daemon: RunningDaemon | None, files: LocalDisk) -> I
 
 
 def line(outcome: CheckResult) -> str:
-    """One outcome for a person, in colours; its remedy is on a line of its own."""
+    """Return a result as text, in colours; its remedy is on a line of its own."""
     mark = click.style(outcome.mark.ljust(_MARK_WIDTH), fg=_COLOUR[outcome.mark], bold=outcome.mark != "ok")
     shown = f"{mark}{outcome.check.ljust(_NAME_WIDTH)}{_one_line(outcome.said)}"
     if not outcome.remedy:
@@ -89,7 +88,7 @@ def line(outcome: CheckResult) -> str:
 
 
 def summary(found: list[CheckResult]) -> str:
-    """The last line."""
+    """Return the last line."""
     count = {mark: sum(outcome.mark == mark for outcome in found) for mark in _COLOUR}
     if count["failed"]:
         return f"{count['failed']} failed, {counted(count['warning'], 'warning')}: memd is not ready"

@@ -1,6 +1,6 @@
-"""What one check found.
+"""The result of one check.
 
-Rule: whatever is not ok says what to do about it.
+Rule: a result that is not ok says what to do.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 from memd.errors import MemdError
 
 Mark = Literal["ok", "warning", "failed"]
-"""ok: nothing to do (a remedy is a hint then). warning: memd works, but not as well as it could. failed: it does not
+"""ok: nothing to do (a remedy is only a hint). warning: memd works, but not as well as it could. failed: it does not
 work, or something is lost."""
 
 
@@ -26,21 +26,21 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ok(check: str, said: str, hint: str = "") -> CheckResult:
-    """All is well."""
+    """The check passed."""
     return CheckResult(check=check, mark="ok", said=said, remedy=hint)
 
 
 def warning(check: str, said: str, remedy: str) -> CheckResult:
-    """It works, but."""
+    """memd works, but not as well as it could."""
     return CheckResult(check=check, mark="warning", said=said, remedy=remedy)
 
 
 def failed(check: str, said: str, remedy: str) -> CheckResult:
-    """It does not work."""
+    """memd does not work, or something is lost."""
     return CheckResult(check=check, mark="failed", said=said, remedy=remedy)
 
 
 def failed_with(check: str, error: MemdError) -> CheckResult:
-    """A failure in the words of an error of ours: what happened, and behind the last semicolon what to do."""
+    """A failure with the text of a `MemdError`: what happened and, after the last semicolon, what to do."""
     said, _, remedy = str(error).rpartition("; ")
     return failed(check, said or remedy, remedy if said else "")

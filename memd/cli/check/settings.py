@@ -1,7 +1,6 @@
-"""Do the settings hold, are they safe, and is the address free?
+"""Are the settings safe, where do they come from, and is the address free?
 
-Rule: what `load_config` accepts is not judged again; here stands only what depends on the machine, or is allowed but
-unwise.
+Rule: `load_config` has checked them already; these checks depend on the machine, or find what is allowed but unwise.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ OTHERS_MAY_READ = 0o044
 
 
 def origin(path: Path | None, places: Mapping[str, str]) -> CheckResult:
-    """Where the settings come from: `path` is the file that was read, `places` where each one stands."""
+    """Say where the settings come from: `path` is the file that was read, `places` has the place of each."""
     elsewhere = sorted({place for place in places.values() if path is None or not place.startswith(f"{path}, line ")})
     parts = [] if path is None else [f"{path}: {counted(len(places) - _count(places, elsewhere), 'setting')}"]
     parts += [f"{place}: {', '.join(key for key in places if places[key] == place)}" for place in elsewhere]
@@ -31,7 +30,7 @@ def origin(path: Path | None, places: Mapping[str, str]) -> CheckResult:
 
 
 def access(config: Config, path: Path | None, places: Mapping[str, str]) -> CheckResult:
-    """Who can reach the memory, and whether the token is worth its name."""
+    """Check who can reach the memory, and whether the token is long enough and not readable by others."""
     host, token = config.listen.host, config.auth.token
     is_open = not is_this_machine(host)
     given = places.get("auth.token", "")
@@ -48,7 +47,7 @@ def access(config: Config, path: Path | None, places: Mapping[str, str]) -> Chec
 
 
 def address(config: Config, daemon: RunningDaemon | None) -> CheckResult:
-    """Whether memd can listen where the settings say, or does."""
+    """Check whether memd listens, or can listen, at the address in the settings."""
     host, port = config.listen.host, config.listen.port
     if daemon is not None:
         elsewhere = port not in (0, urlsplit(daemon.url).port)

@@ -1,6 +1,6 @@
-"""Does the model server answer, what does it tell, and does memory reach its model?
+"""Does the model server answer, does it report its window, and does memory reach the model?
 
-Rule: a server that tells nothing can still be used, so what is missing is a warning where memd has a substitute for it.
+Rule: a server that reports nothing can still be used: what is missing is a warning where memd has a substitute.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from memd.cli.check.live import ASKED, EXPECTED, LiveAnswer, glanced, rehearsed
+from memd.cli.check.live import ASKED, EXPECTED, LiveAnswer, ask_without_memory, recall_a_fact
 from memd.cli.check.result import CheckResult, failed, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.conversation.window import WINDOW_UNKNOWN_HARD_TOKENS
@@ -26,7 +26,7 @@ WANTS_KEY = frozenset({401, 403})
 
 
 def as_served(config: Config, daemon: RunningDaemon) -> Config:
-    """The settings with the model server that the running daemon uses: it may have been started with `--upstream`."""
+    """Return the settings with the running daemon's model server: it may have been started with `--upstream`."""
     told = daemon.health().get("upstream")
     url = told.get("url") if isinstance(told, dict) else None
     if not isinstance(url, str) or not url:
@@ -35,7 +35,7 @@ def as_served(config: Config, daemon: RunningDaemon) -> Config:
 
 
 def upstream(config: Config) -> tuple[UpstreamProbe, list[CheckResult]]:
-    """All that can be asked without generating anything."""
+    """Check everything that needs no generation."""
     probe = probe_upstream(config)
     if probe.problem:
         return probe, [failed(UPSTREAM, f"{probe.url} does not answer: {probe.problem}", START_IT)]
@@ -53,10 +53,10 @@ def upstream(config: Config) -> tuple[UpstreamProbe, list[CheckResult]]:
 
 
 def live(config: Config, probe: UpstreamProbe, daemon: RunningDaemon | None) -> Iterator[CheckResult]:
-    """Something is told and asked for in a new conversation; a running daemon is asked what leaves no trace in it."""
+    """Hold a conversation; of a running daemon check what leaves no trace in it."""
     if daemon is not None:
-        yield _judged_glance(daemon, glanced(daemon.url, config.auth.token, probe.model or "any"))
-    yield _judged_rehearsal(rehearsed(config, probe.model or "any"))
+        yield _judge_forwarding(daemon, ask_without_memory(daemon.url, config.auth.token, probe.model or "any"))
+    yield _judge_recall(recall_a_fact(config, probe.model or "any"))
 
 
 def _window(config: Config, probe: UpstreamProbe) -> CheckResult:
@@ -104,7 +104,7 @@ def _placement(config: Config, probe: UpstreamProbe) -> CheckResult:
     return ok(PLACEMENT, f"{chosen}, and the model's chat template shows it")
 
 
-def _judged_glance(daemon: RunningDaemon, answer: LiveAnswer) -> CheckResult:
+def _judge_forwarding(daemon: RunningDaemon, answer: LiveAnswer) -> CheckResult:
     name = f"the daemon at {daemon.url}"
     problem = _problem(answer)
     if problem is not None:
@@ -116,7 +116,7 @@ def _judged_glance(daemon: RunningDaemon, answer: LiveAnswer) -> CheckResult:
     return ok(LIVE, f"{name} passes a chat request on, and its memory answers a search")
 
 
-def _judged_rehearsal(answer: LiveAnswer) -> CheckResult:
+def _judge_recall(answer: LiveAnswer) -> CheckResult:
     problem = _problem(answer)
     if problem is not None:
         return problem
@@ -130,7 +130,7 @@ def _judged_rehearsal(answer: LiveAnswer) -> CheckResult:
 
 
 def _problem(answer: LiveAnswer) -> CheckResult | None:
-    """What came in place of an answer."""
+    """Return the result for a request that got no answer; None if it got one."""
     if answer.problem:
         return failed(
             LIVE, f"no answer: {answer.problem}", "look at the model server's log, and run memd check without --live"
