@@ -52,7 +52,7 @@ class Rememberer:
         self._receipts = receipts
         self._tasks = tasks
 
-    def remember_later(
+    async def remember(
         self,
         received: Received,
         room: PromptRoom,
@@ -61,19 +61,7 @@ class Rememberer:
         spans_ms: Mapping[str, float],
         holding: ExitStack,
     ) -> None:
-        """Keep the receipt and the reply in the background, then close `holding`. `spans_ms`: time of each step."""
-        work = self._remember(received, room, recalled, answered, spans_ms, holding)
-        self._tasks.spawn(work, "remember")
-
-    async def _remember(
-        self,
-        received: Received,
-        room: PromptRoom,
-        recalled: Recalled,
-        answered: Answered,
-        spans_ms: Mapping[str, float],
-        holding: ExitStack,
-    ) -> None:
+        """Keep the receipt and the reply, then close `holding`. `spans_ms`: the time of each step."""
         with holding:
             try:
                 receipt = self._receipt(received, recalled, answered, spans_ms)  # before the reply changes anything

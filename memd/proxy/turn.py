@@ -82,8 +82,8 @@ class TurnRunner:
             try:
                 return await forwarding.run(client, record)
             finally:  # also after a cancellation: what was said is remembered, without keeping anybody waiting
-                answered, spans_ms = forwarding.answered, record.spans_ms
-                self._rememberer.remember_later(received, room, recalled, answered, spans_ms, holding.pop_all())
+                outcome = forwarding.answered, record.spans_ms, holding.pop_all()
+                self._tasks.spawn(self._rememberer.remember(received, room, recalled, *outcome), "remember")
 
     def _log_failure(self, asked: Asked, error: Exception) -> None:
         fields = {"topic": asked.topic_id, "error": error}
