@@ -130,3 +130,12 @@ def test_the_drawn_tree_is_that_of_the_source() -> None:
     below_memd = {path for path in modules if len(path.parts) == 2 and path.name != "__init__.py"}
     wanted = {path.parent for path in modules} | below_memd
     assert not sorted(str(path) for path in wanted - set(drawn)), "there, but not drawn"
+
+
+def test_files_that_pages_and_docstrings_name_exist() -> None:
+    named = re.compile(
+        r"(?<![\w/.-])(?:bench|clients|docs|memd|packaging|tests)/(?:[\w.-]+/)*[\w-]+\.(?:py|md|yaml|json|ts|sh|html|js)\b"
+    )
+    for page in [*PAGES, *(ROOT / "memd").rglob("*.py")]:
+        for name in named.findall(page.read_text()):
+            assert "NAME" in name or (ROOT / name).exists(), f"{page.relative_to(ROOT)} names {name}"

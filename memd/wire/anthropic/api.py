@@ -1,6 +1,6 @@
 """Anthropic's `POST /v1/messages`: its body read for memd, and written again with the least possible change.
 
-Rule: a user message with tool results is several messages to memd (see `anthropic_message.py`) and one element again
+Rule: a user message with tool results is several messages to memd (see `message.py`) and one element again
 when it is written. Memory is always merged into the user message: the API has no other role in mid-conversation.
 """
 

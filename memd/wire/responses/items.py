@@ -1,6 +1,6 @@
 """The items of the responses API as `Message`s, and `Message`s as items.
 
-Rule: an item becomes the chat message that llama.cpp makes of it, which `chat_message.py` reads; so it has the digest
+Rule: an item becomes the chat message that llama.cpp makes of it, which `chat/message.py` reads; so it has the digest
 of the same message told through chat completions. Any JSON object becomes some message; only unreadable bytes raise.
 """
 
