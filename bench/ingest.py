@@ -113,7 +113,7 @@ def costs(
         segment_entries_max=1_000_000,
     )
     log = store.topic("costs")
-    drafter = Drafter(Config(), counter, spent.timed("embedding", embedder.embed), budget_seconds=60)
+    drafter = Drafter(Config(), counter, spent.timed("embedding", embedder.embed_many), budget_seconds=60)
     tokens = chunks = 0
     started = time.perf_counter()
     with patch.object(pipeline, "split", spent.timed("split", _telling_boundaries(spent))):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -154,10 +152,3 @@ def test_a_model_that_cannot_be_fetched_says_what_to_do(monkeypatch: pytest.Monk
     monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(tmp_path))
     with pytest.raises(EmbeddingError, match=r"set embedding\.model to 'bundled'"):
         load_embedder("BAAI/bge-small-en-v1.5", threads=1)
-
-
-@pytest.mark.process
-def test_importing_the_module_does_not_load_the_model_library() -> None:
-    loaded = "any(name in sys.modules for name in ('fastembed', 'onnxruntime'))"
-    code = f"import sys, memd.embedding.loading; sys.exit({loaded})"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import MakeDaemon
 from drafts import adjusted, deprecated
+from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream
 
 from memd.assets import ranks_bytes
 from memd.cli.main import main
 from memd.conversation.tokens import TokenCounter, cl100k_base
-from memd.embedding.embedder import Embedder
+from memd.embedding.embedder import Embedder, EmbedMany
 from memd.embedding.loading import load_embedder
-from memd.entries import Draft, Vector
+from memd.entries import Draft
 from memd.errors import BadImport
 from memd.ingest import importing, offline
 from memd.ingest.importing import ImportCounts, Importer
@@ -71,13 +73,13 @@ Run = Callable[..., ImportCounts]
 
 @pytest.fixture
 def run(embedder: Embedder, counter: TokenCounter) -> Run:
-    """`run(folder, file)` imports within this process; `embed` stands in for the model."""
+    """`run(folder, file)` imports within this process; `embed_many` stands in for the model."""
 
     def run(
-        folder: Path, file: Path, *, topic_id: str | None = None, embed: Callable[[str], Vector] | None = None
+        folder: Path, file: Path, *, topic_id: str | None = None, embed_many: EmbedMany | None = None
     ) -> ImportCounts:
         store = opened(folder, embedder)
-        importer = Importer(store, Config(), counter, embed or embedder.embed, topic_id=topic_id)
+        importer = Importer(store, Config(), counter, embed_many or embedder.embed_many, topic_id=topic_id)
         try:
             importer.run(file)
         finally:
@@ -376,17 +378,17 @@ def test_an_interrupted_import_of_a_long_conversation_goes_on_where_it_was(
     run: Run, tmp_path: Path, embedder: Embedder
 ) -> None:
     file = written(tmp_path / "long.jsonl", [long_conversation(60)])
-    calls = 0
+    embedded = 0
 
-    def failing(text: str) -> Vector:
-        nonlocal calls
-        calls += 1
-        if calls > 120:  # of about 180
+    def failing(texts: Sequence[str]) -> NDArray[np.float32]:
+        nonlocal embedded
+        embedded += len(texts)
+        if embedded > 120:  # of about 180
             raise StopError
-        return embedder.embed(text)
+        return embedder.embed_many(texts)
 
     with pytest.raises(StopError):
-        run(tmp_path / "new", file, embed=failing)
+        run(tmp_path / "new", file, embed_many=failing)
     assert len(exported(tmp_path / "new")) > 0
     run(tmp_path / "new", file)
     run(tmp_path / "whole", file)

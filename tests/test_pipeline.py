@@ -10,7 +10,7 @@ from archiver_stage import COUNTER, DATA_DIR, DIMENSION, HashEmbedder
 from crash_files import CrashFiles
 from histories import said
 
-from memd.entries import Draft, Vector
+from memd.entries import Draft
 from memd.ingest.chunking import Utterance
 from memd.ingest.pipeline import Drafter
 from memd.ingest.redaction.redactor import Redactor, last_look
@@ -50,12 +50,10 @@ def run_of(*texts: str) -> list[Utterance]:
 
 
 def drafter(embedder: HashEmbedder, redactor: Redactor | None = None) -> Drafter:
-    def embed(text: str) -> Vector:
-        vector: Vector = embedder.embed_many([text])[0]
-        return vector
-
     config = Config(ingest=IngestSettings(redact=True, redact_patterns=OWN))
-    return Drafter(config, COUNTER, embed, budget_seconds=math.inf, redactor=redactor or Redactor.of(config.ingest))
+    return Drafter(
+        config, COUNTER, embedder.embed_many, budget_seconds=math.inf, redactor=redactor or Redactor.of(config.ingest)
+    )
 
 
 def test_a_sentence_of_a_chat_and_the_same_of_two_documents_are_three_chunks(

@@ -6,7 +6,7 @@ adding it is the embedder's own business. Every method may be called from severa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -14,19 +14,23 @@ from numpy.typing import NDArray
 
 from memd.entries import Vector
 
+EmbedMany = Callable[[Sequence[str]], NDArray[np.float32]]
+"""The type of `Embedder.embed_many`."""
+
 
 class Embedder(Protocol):
-    """An embedding model. An implementation names this as its base class and so gets `embed`."""
+    """An embedding model. An implementation names this as its base class, which gives it `embed`."""
 
     name: str
-    """The model as configured: `bundled` or a fastembed model name."""
+    """The model as the settings name it."""
     dimension: int
     """Components of every vector."""
     fingerprint: str
     """32 hex digits that change whenever the vectors may (model files, prefixes): vectors of different fingerprints
     are never compared."""
     batch_texts: int
-    """How many texts one call should have at most: a query waits for such a call to end."""
+    """How many texts the model embeds at once. A call may have more; a caller that gives way to queries between calls
+    asks for that many at a time."""
 
     def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """The unit vectors of texts of any length, each independent of its neighbours: float32 `(n, dimension)`.

@@ -60,7 +60,7 @@ class Archiver:
         self._drafter = Drafter(
             config,
             counter,
-            encoder.embed_text,
+            encoder.embed_texts,
             budget_seconds=config.chunking.budget_ms / 1000,
             redactor=redactor,
         )

@@ -8,16 +8,18 @@ its uuid, its history and its place in time (`origin_id`); only its canonical id
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from msgspec import Raw
+from numpy.typing import NDArray
 
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
+from memd.embedding.embedder import EmbedMany
 from memd.entries import DEFAULT_TOPIC_ID, Draft, Status, Vector, checked_topic_id
 from memd.errors import BadImport, BadRequestBody, BadTopicId
 from memd.ingest.offline import Advanced, append_and_seal, ignore_progress, opened
@@ -33,7 +35,7 @@ GROUP_ENTRIES = 256
 """Entries of an export that are appended with one fsync: about three seconds of embedding."""
 STRETCH_MESSAGES = 64
 """Messages of a conversation after which the next user message begins a new append."""
-_VECTORS_KEPT = 4096  # the corrections of a chunk repeat its text, and a piece is often a chunk
+_VECTORS_MAX = 4096  # the corrections of a chunk repeat its text, and a piece is often a chunk
 
 
 class ImportCounts(msgspec.Struct):
@@ -74,9 +76,26 @@ def import_file(
     """
     counter = TokenCounter(cl100k_base(ranks_bytes()))
     with opened(config) as (store, embedder):
-        importer = Importer(store, config, counter, embedder.embed, topic_id=topic_id)
+        importer = Importer(store, config, counter, embedder.embed_many, topic_id=topic_id)
         importer.run(path, advanced)
         return importer.counts
+
+
+class _RecentVectors:
+    """`embed_many` that keeps the vectors of the last `_VECTORS_MAX` different texts."""
+
+    def __init__(self, embed_many: EmbedMany) -> None:
+        self._embed_many = embed_many
+        self._vectors: OrderedDict[str, Vector] = OrderedDict()
+
+    def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        missing = [text for text in dict.fromkeys(texts) if text not in self._vectors]
+        if missing:
+            self._vectors.update(zip(missing, self._embed_many(missing), strict=True))
+        found = np.stack([self._vectors[text] for text in texts])
+        while len(self._vectors) > _VECTORS_MAX:
+            self._vectors.popitem(last=False)
+        return found
 
 
 class Importer:
@@ -87,7 +106,7 @@ class Importer:
         store: Store,
         config: Config,
         counter: TokenCounter,
-        embed: Callable[[str], Vector],
+        embed_many: EmbedMany,
         *,
         topic_id: str | None = None,
     ) -> None:
@@ -98,10 +117,10 @@ class Importer:
         """
         self.counts = ImportCounts()
         self._store = store
-        self._embed = lru_cache(_VECTORS_KEPT)(embed)
+        self._embed_many = _RecentVectors(embed_many)
         self._redactor = Redactor.of(config.ingest)
         # Nobody waits for an import: all boundaries are found, none is cut by the clock.
-        self._drafter = Drafter(config, counter, self._embed, budget_seconds=math.inf, redactor=self._redactor)
+        self._drafter = Drafter(config, counter, self._embed_many, budget_seconds=math.inf, redactor=self._redactor)
         self._topic_id = checked_topic_id(topic_id) if topic_id is not None else None
         self._pending: list[Draft] = []
         self._pending_topic_id = ""
@@ -154,7 +173,7 @@ class Importer:
             return
         self.counts.redacted += self._redactor.replaced(read, draft)
         if draft.status is Status.ACTIVE:
-            vector = self._embed(draft.spoken).astype("<f4").tobytes()
+            vector = self._embed_many([draft.spoken])[0].astype("<f4").tobytes()
             draft = msgspec.structs.replace(draft, vector=vector)
         # Entries of different topics keep the order that they have in the file.
         if topic_id != self._pending_topic_id or len(self._pending) >= GROUP_ENTRIES:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 
 from memd.conversation import compaction
 from memd.conversation.tokens import TokenCounter
+from memd.embedding.embedder import EmbedMany
 from memd.entries import Draft, Vector
 from memd.ingest.chunking import Chunk, Utterance, split
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
@@ -33,16 +33,21 @@ class Drafter:
         self,
         config: Config,
         counter: TokenCounter,
-        embed: Callable[[str], Vector],
+        embed_many: EmbedMany,
         *,
         budget_seconds: float,
         redactor: Redactor = NO_REDACTION,
     ) -> None:
-        """`budget_seconds`: the time for finding boundaries in one batch; the rest is cut in fixed windows."""
+        """
+        Args:
+            embed_many: `Embedder.embed_many`, or a caller's version of it; boundaries are found text by text, chunks
+                are embedded together.
+            budget_seconds: the time for finding boundaries in one batch; the rest is cut in fixed windows.
+        """
         self._chunking = config.chunking
         self._dedupe_cosine = config.dedupe.cosine
         self._counter = counter
-        self._embed = embed
+        self._embed_many = embed_many
         self._budget_seconds = budget_seconds
         self._redactor = redactor
 
@@ -69,7 +74,7 @@ class Drafter:
         new = [draft for draft in made if not topic.has_live_copy(draft)]
         if not new:
             return []
-        vectors = np.stack([self._embed(draft.spoken) for draft in new])
+        vectors = self._embed_many([draft.spoken for draft in new])
         firsts = compaction.distinct(vectors, self._dedupe_cosine)
         digests: dict[int, dict[bytes, None]] = {first: {} for first in firsts}
         for draft, first in zip(new, firsts, strict=True):
@@ -97,6 +102,10 @@ class Drafter:
                 log.info(took, extra={"topic": topic.topic_id})
             chunks += result.chunks
         return chunks
+
+    def _embed(self, text: str) -> Vector:
+        vector: Vector = self._embed_many([text])[0]
+        return vector
 
 
 def _draft(chunk: Chunk, *, kind: str, source: str | None, created_at: int) -> Draft:
