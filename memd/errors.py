@@ -44,7 +44,7 @@ class BadQuestion(MemdError):
 
 
 class NotFound(BadQuestion):
-    """What was asked about is not there."""
+    """The topic, chunk or entry that a question names does not exist."""
 
 
 class DaemonError(MemdError):

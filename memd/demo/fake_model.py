@@ -219,7 +219,7 @@ def _messages_of(body: Any) -> list[Mapping[str, str]]:
 
 
 def _rendered(messages: Iterable[Mapping[str, str]]) -> str:
-    """What the chat template makes of the messages."""
+    """Render the messages as a chat template would."""
     turns = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
     return turns + "<|im_start|>assistant\n"
 

@@ -183,7 +183,7 @@ class _Stage:
         self._screen.replaced(named)
 
     def figures(self) -> None:
-        """What was measured in this run."""
+        """The figures of this run."""
         largest = max(shown.tokens for shown in self._standin.shown)
         if largest >= WINDOW_TOKENS:
             raise NotShown(f"a prompt had {largest} tokens, more than the window")

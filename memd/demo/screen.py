@@ -37,7 +37,7 @@ class Screen:
         self._console = console
 
     def opening(self, window: int, turns: int, base_url: str) -> None:
-        """What is going to happen."""
+        """Announce the play."""
         text = (
             f"The real daemon runs at {base_url} on a temporary directory. Behind it stands in for a model: a program "
             f"with a window of {window:,} tokens that answers by quoting its prompt. In the conversation it reads its "
@@ -83,7 +83,7 @@ class Screen:
         self._console.print(Padding(text, (0, 2)))
 
     def remembered(self, contents: Sequence[str]) -> None:
-        """What is in the log."""
+        """Show the contents of the log."""
         lines = [Text.from_markup(f"[{MEMORY}]▪[/] {escape(_excerpt(text, 160))}") for text in contents[:CHUNKS_SHOWN]]
         more = len(contents) - len(lines)
         title = f"remembered on disk: {len(contents)} chunks, word for word"
@@ -128,7 +128,7 @@ class Screen:
         self._console.print(Panel(syntax, title="metadata.memory_in.corrections", border_style="yellow"))
 
     def replaced(self, chunk_id: str) -> None:
-        """What became of the chunk that a correction named."""
+        """Show the state of the chunk that a correction named."""
         text = (
             f"[{MEMORY}]▸[/] Chunk {chunk_id} is not shown any more. On disk it stays, marked Deprecated: nothing is "
             "ever deleted. That the question was asked and answered before is a record of its own."
@@ -146,7 +146,7 @@ class Screen:
         log_bytes: int,
         recall_ms: Sequence[float],
     ) -> None:
-        """What was measured, and what to do next."""
+        """Show the figures of the run and the next steps."""
         self._console.print(Rule("[bold]In figures[/]", style="blue", align="left"))
         table = Table(box=box.SIMPLE, show_header=False)
         table.add_column(style="dim")

@@ -67,7 +67,7 @@ class SettledPrompt(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def memory_out(self, received: Received) -> MemoryOut | None:
-        """What goes into the response's body: nothing unless the request carried a MemoryIn."""
+        """The MemoryOut of the response's body; None unless the request carried a MemoryIn."""
         if received.request.memory_in is None:
             return None
         chunks = (InjectedChunk(id=c.shown_id, topic_id=c.topic_id, canonical_id=c.origin_id) for c in self.chunks)
@@ -122,7 +122,7 @@ class Memory:
         )
 
     def _question(self, received: Received) -> str:
-        """What the user asks; a short follow-up ("yes, do that") says little without what was said before it."""
+        """The text to retrieve for. A short follow-up ("yes, do that") is put behind the user's messages before it."""
         texts: list[str] = []
         for text in itertools.islice(received.prompt.user_texts(), FOLLOW_UP_TURNS):
             texts.insert(0, text)

@@ -167,7 +167,7 @@ def _own_routes(daemon: Daemon) -> OwnRoutes:
     named = NamedTopics(topics, daemon.store.topic_ids)
 
     async def budget() -> Budget:
-        """What a prompt to the present upstream model would get."""
+        """The budget that a prompt to the present upstream model would get."""
         facts, drift = await daemon.upstream.refresh(wait=False), daemon.counter.drift
         model = facts.model if drift.is_known(facts.model) else drift.latest_model
         return Budget(injection_budget(config.injection.budget_tokens, facts.window), drift.factor(model))

@@ -61,7 +61,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
         return self.asked.mode == "full"
 
     def log_fields(self, error: Exception | None = None) -> dict[str, object]:
-        """What a log line says of the request."""
+        """The fields of a log line about the request."""
         return {"turn": self.asked.turn_id, "topic": self.topic.id, "error": error}
 
 

@@ -30,7 +30,7 @@ MEMORY_STEPS = ("receive", "correct", "room", "recall")
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a request once it was forwarded."""
+    """The outcome of a forwarded request."""
 
     shown: SettledPrompt
     placement: Placement | None

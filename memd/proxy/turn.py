@@ -125,7 +125,7 @@ class Forwarding:
 
     @property
     def answered(self) -> Answered:
-        """What has come of the request so far."""
+        """The outcome so far."""
         return Answered(
             shown=self._shown,
             placement=self._placement,

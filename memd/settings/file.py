@@ -27,7 +27,7 @@ class Setting(msgspec.Struct, frozen=True):
     place: str
     """Where it was given, for messages: `config.yaml, line 12`, `MEMD_LISTEN_PORT`, `the command line`."""
     folder: Path = Path()
-    """What a relative path is relative to: the folder of the file, else the working directory."""
+    """The folder that relative paths start from: the file's, else the working directory."""
 
 
 def read_settings(path: Path) -> list[Setting]:

@@ -108,7 +108,7 @@ def _outcome_of(finding: Finding) -> CheckResult:
 
 
 def _written_to(data_dir: Path, files: LocalDisk) -> Iterator[Path]:
-    """What a daemon writes to, as far as it exists: another user's files in one's own folder are easily made."""
+    """The existing files that a daemon writes to. One run as another user leaves files that this user cannot write."""
     names = [data_dir, data_dir / LOCK_NAME]
     for topic_id in topic_ids_in(files, data_dir):
         layout = TopicLayout(data_dir, topic_id)

@@ -97,7 +97,7 @@ def embedding_model(config: Config, topics: list[TopicDiskUsage]) -> Iterator[Ch
 
 
 def _infidelity(embedder: Embedder) -> str:
-    """What is wrong with the vectors of a model; empty if nothing is."""
+    """Compare the model's vectors with known ones, and describe the difference; empty if there is none."""
     vector = embedder.embed(KNOWN_TEXT)
     if not np.isfinite(vector).all() or abs(float(np.linalg.norm(vector)) - 1) > TOLERANCE:
         return f"{embedder.name} gives no unit vector for a plain sentence"
