@@ -31,7 +31,7 @@ from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.ingest.topics import Topics
 from memd.proxy import malloc
 from memd.proxy.connections import listen
-from memd.proxy.parts import Daemon, gauges_of, make_parts, router_of
+from memd.proxy.parts import Daemon, make_parts, router_of
 from memd.proxy.relay import Relayed
 from memd.proxy.routing import Router
 from memd.proxy.upstream.llama_child import LlamaChild
@@ -73,7 +73,6 @@ async def running(config: Config, model: Path | None = None, files: LocalDisk | 
         store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, files))
         stack.callback(store.close)
         daemon = await make_parts(stack, config, store, embedder, counter, redactor, _url(config, listener))
-        daemon.metrics.registry.register(gauges_of(daemon))
         await daemon.upstream.refresh(wait=True)
         async with _listening(daemon, router_of(daemon), listener):
             yield daemon

@@ -6,21 +6,19 @@ Rule: read on the event loop, which owns the buffers; reads and changes nothing.
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from memd import __version__
 from memd.ingest.topics import Topics
 from memd.proxy.upstream.client import Upstream
-from memd.telemetry.metrics import Metrics, gauge
+from memd.telemetry.metrics import Gauge, Metrics, gauge
 from memd.telemetry.tasks import Tasks
 
 
-class Gauges(Collector):
-    """Register it with `Metrics.registry` once."""
+class Gauges:
+    """Reads the gauges of one daemon."""
 
     def __init__(
         self,
@@ -42,9 +40,9 @@ class Gauges(Collector):
         self._cache_bytes = cache_bytes
         self._memory_bytes_max = memory_bytes_max
 
-    def collect(self) -> Iterator[Metric]:
-        """For the registry."""
-        yield gauge("memd_build_info", "The version that is running", {__version__: 1.0}, "version")
+    def read(self) -> Iterator[Gauge]:
+        """Yield them as they are now."""
+        yield Gauge("memd_build_info", "The version that is running", {__version__: 1.0}, "version")
         yield gauge("memd_requests_in_flight", "Requests that are being answered", self._metrics.in_flight)
         facts = self._upstream.facts
         yield gauge("memd_upstream_reachable", "Whether the model server answers: 1 or 0", facts.reachable)
@@ -52,11 +50,11 @@ class Gauges(Collector):
         yield from self._buffer_gauges()
         yield from self._log_gauges()
         waiting = {name: queued() for name, queued in self._queues.items()}
-        yield gauge("memd_queue_depth", "Work that waits; of the indexer also what is under way", waiting, "queue")
+        yield Gauge("memd_queue_depth", "Work that waits; of the indexer also what is under way", waiting, "queue")
         yield gauge("memd_background_tasks", "Tasks that nobody waits for", len(self._tasks))
         yield gauge("memd_tasks", "All tasks: connections, requests, work in the background", len(asyncio.all_tasks()))
 
-    def _buffer_gauges(self) -> Iterator[Metric]:
+    def _buffer_gauges(self) -> Iterator[Gauge]:
         topics = self._topics.opened()
         conversations = [conversation for topic in topics for conversation in topic.buffer.conversations()]
         visible = sum(one.tokens_between(one.left_out, len(one)) for one in conversations)
@@ -67,7 +65,7 @@ class Gauges(Collector):
         trouble = sum(topic.trouble is not None for topic in topics)
         yield gauge("memd_topics_in_trouble", "Topics whose last write to disk failed", trouble)
 
-    def _log_gauges(self) -> Iterator[Metric]:
+    def _log_gauges(self) -> Iterator[Gauge]:
         logs = [topic.log.stats() for topic in self._topics.opened()]
         yield gauge("memd_topics_open", "Topics in memory", len(logs))
         yield gauge("memd_chunks", "Chunks of open topics that can be recalled", sum(one.chunks for one in logs))
@@ -90,7 +88,10 @@ def queued_in(executor: ThreadPoolExecutor) -> Callable[[], int]:
     return lambda: executor._work_queue.qsize()  # it does not say so otherwise
 
 
-async def exposition(metrics: Metrics, upstream: Upstream, accept: str) -> tuple[bytes, str]:
-    """See `Metrics.exposition`; first asks the upstream whether it is there, unless that was asked lately."""
+async def exposition(metrics: Metrics, gauges: Gauges, upstream: Upstream, accept: str) -> tuple[bytes, str]:
+    """See `telemetry.exposition.encode`; first asks the upstream whether it is there, unless that was asked lately."""
     await upstream.refresh(wait=True)
-    return metrics.exposition(accept)
+    await asyncio.to_thread(importlib.import_module, "memd.telemetry.exposition")  # the first time, 30 ms
+    from memd.telemetry.exposition import encode
+
+    return encode(metrics, gauges.read(), accept)

@@ -144,8 +144,7 @@ def router_of(daemon: Daemon) -> Router:
     return Router(config, daemon.upstream, daemon.topics, daemon.reader, turns, forwarder, own_routes, metrics)
 
 
-def gauges_of(daemon: Daemon) -> Gauges:
-    """The gauges of a daemon, to be registered with its metrics."""
+def _gauges_of(daemon: Daemon) -> Gauges:
     queues = {
         "ingestion": queued_in(daemon.encoder.ingestion),
         "writer": queued_in(daemon.writer),
@@ -180,7 +179,7 @@ def _own_routes(daemon: Daemon) -> OwnRoutes:
             SearchRoutes(named, daemon.retriever, budget),
             LogRoutes(named, daemon.receipts, config.data_dir, files),
             TurnRoutes(daemon.receipts, named, daemon.retriever, daemon.counter),
-            LiveRoutes(daemon.events, partial(exposition, daemon.metrics, daemon.upstream)),
+            LiveRoutes(daemon.events, partial(exposition, daemon.metrics, _gauges_of(daemon), daemon.upstream)),
             CorrectionRoutes(named, daemon.encoder, daemon.archiver),
             BackupRoutes(config.data_dir, files),
         ),
