@@ -158,7 +158,7 @@ async def test_corrections_are_appended_as_one_group_and_told(stage: Stage, topi
     gone = msgspec.structs.replace(entry.as_draft(), status=Status.DEPRECATED, vector=b"", content="", action="Update")
     vector = stage.embedder.embed_many(["On the first."])[0].tobytes()
     new = Draft(uuid=bytes(16), content="On the first.", vector=vector, created_at=1, speakers=(), action="Update")
-    with stage.events.listening() as queue:
+    with stage.events.subscription() as queue:
         entries = await stage.archiver.append_corrections(topic, [gone, new])
         told = queue.get_nowait()
     assert [one.group_left for one in entries] == [1, 0]

@@ -222,7 +222,7 @@ class LiveRoutes:
         """Turns, stored chunks and corrections as they happen, as server-sent events, until the client disconnects."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
-        with self._events.listening() as queue, contextlib.suppress(ConnectionError):
+        with self._events.subscription() as queue, contextlib.suppress(ConnectionError):
             await response.write(b": memd\n\n")
             while not self._events.have_ended():
                 try:

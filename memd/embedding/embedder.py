@@ -1,4 +1,4 @@
-"""The contract of an embedding model: the seam behind which models differ.
+"""The contract that each embedding model implements.
 
 Rule: a text and a question are embedded by different methods, because many models want a prefix that says which it is;
 adding it is the embedder's own business. Every method may be called from several threads at once.
@@ -33,7 +33,7 @@ class Embedder(Protocol):
     asks for that many at a time."""
 
     def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """The unit vectors of texts of any length, each independent of its neighbours: float32 `(n, dimension)`.
+        """Embed texts of any length, each independently of its neighbours; unit vectors, float32 `(n, dimension)`.
 
         For the text of an entry use `spoken`: every chunk has roles, so they would only make chunks more alike.
 
@@ -42,14 +42,14 @@ class Embedder(Protocol):
         """
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
-        """The unit vectors of a question, one for each piece that the model can read whole: float32 `(q, dimension)`,
-        q ≥ 1, C-contiguous.
+        """Embed a question, each piece that the model can read whole; unit vectors, float32 `(q, dimension)`, q ≥ 1,
+        C-contiguous.
 
         Raises:
             EmbeddingError: as in `embed_many`.
         """
 
     def embed(self, text: str) -> Vector:
-        """The unit vector of one text; see `embed_many`."""
+        """Embed one text; see `embed_many`."""
         vector: Vector = self.embed_many([text])[0]
         return vector

@@ -41,13 +41,13 @@ class Encoder:
             return self._embedder.embed_query(text)
 
     def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """See `Embedder.embed_many`; batch by batch, giving way to queries. Called in the ingesting thread."""
+        """See `Embedder.embed_many`; gives way to queries between batches. Called in the ingesting thread."""
         size = max(1, self._embedder.batch_texts)
         batches = [texts[start : start + size] for start in range(0, len(texts), size)]
         return np.concatenate([self._embed_batch(batch) for batch in batches or [[]]])
 
     def embed_text(self, text: str) -> Vector:
-        """The vector of one text, once no query is waiting. Called in the ingesting thread."""
+        """Embed one text as soon as no query is waiting. Called in the ingesting thread."""
         vector: Vector = self._embed_batch([text])[0]
         return vector
 

@@ -25,9 +25,9 @@ from memd.entries import Vector
 from memd.errors import EmbeddingError
 
 PIECES_MAX = 16
-"""Pieces of one text that are embedded, half from its head and half from its tail: a full piece costs about 20 ms on
-two cores, and in a very long message the request is at one end of it, not in the middle of what was pasted."""
-_CHARACTERS_MAX = 32_768  # read before the cut into pieces: tokenising 1 MB takes 1.2 s; 16 pieces of prose have 17,000
+"""The most pieces of one text that are embedded, half from its head and half from its tail: a full piece costs about
+20 ms on two cores, and the request of a very long message is at one of its ends, not amid the pasted text."""
+_CHARACTERS_MAX = 32_768  # before the cut into pieces: to tokenise 1 MB takes 1.2 s; 16 pieces of prose have 17,000
 
 _FINGERPRINT_DIGITS = 32
 _LONE_SURROGATES = re.compile("[\ud800-\udfff]")
@@ -50,7 +50,7 @@ class FastembedEmbedder(Embedder):
         self.dimension = len(self._vector("memd"))
 
     def pieces(self, text: str) -> list[str]:
-        """`text` cut into stretches that the model reads whole, at a word's start where there is one; at least one, and
+        """Cut `text` into pieces that the model reads whole, at the start of a word where possible; at least one, and
         joined they give `text`."""
         encoding = self._tokenizer.encode(_readable(text), add_special_tokens=False)
         if len(encoding) <= self._words_max:
@@ -112,7 +112,7 @@ def load_fastembed(model: str, threads: int, *, fetch: bool) -> FastembedEmbedde
 
 
 def fingerprint_of(folder: Path, files: Sequence[str]) -> str:
-    """A fingerprint over the content of a model's files; see `Embedder.fingerprint`."""
+    """Compute a fingerprint of the content of a model's files; see `Embedder.fingerprint`."""
     digest = hashlib.sha256()
     for file in files:
         with (folder / file).open("rb") as stream:
@@ -121,7 +121,7 @@ def fingerprint_of(folder: Path, files: Sequence[str]) -> str:
 
 
 def _piece_starts(encoding: Encoding, words_max: int) -> Iterable[int]:
-    """The tokens at which a new piece begins, the first piece's aside; no piece is longer than `words_max` tokens."""
+    """Yield the token at which each piece but the first begins; no piece is longer than `words_max` tokens."""
     words = encoding.word_ids
     start = 0
     while start + words_max < len(words):
@@ -140,7 +140,7 @@ def _head_and_tail(text: str) -> str:
 
 
 def _readable(text: str) -> str:
-    """Lone surrogates (JSON may carry them, UTF-8 cannot) as U+FFFD, one for one, so that offsets stay true."""
+    """Replace lone surrogates, which JSON can carry and UTF-8 cannot, by U+FFFD, one by one: offsets stay valid."""
     return _LONE_SURROGATES.sub("\ufffd", text)
 
 

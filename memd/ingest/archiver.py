@@ -129,7 +129,7 @@ class Archiver:
 
         redacted = await asyncio.get_running_loop().run_in_executor(None, redact) if self._redactor else drafts
         entries = await topic.write(lambda: topic.log.append(redacted))
-        self._events.tell(
+        self._events.publish(
             "corrected", {"topic_id": topic.id, "canonical_ids": tuple(entry.canonical_id for entry in entries)}
         )
         self._indexer.look_after(topic)
@@ -214,7 +214,7 @@ class Archiver:
         drafts = await loop.run_in_executor(self._encoder.ingestion, cut_and_embed)
         if drafts:
             await topic.write(lambda: topic.log.append(drafts))
-            self._events.tell("stored", {"topic_id": topic.id, "chunks": len(drafts)})
+            self._events.publish("stored", {"topic_id": topic.id, "chunks": len(drafts)})
         if redacted := self._redactor.marks([draft.content for draft in drafts]):
             self._redactor.count(redacted)
             log.info(

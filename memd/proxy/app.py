@@ -41,7 +41,7 @@ from memd.store.disk import LocalDisk
 from memd.store.files import Files, replace_file
 from memd.store.layout import ADDRESS_NAME
 from memd.store.store import Store
-from memd.telemetry.logging import begin
+from memd.telemetry.logging import configure_logging
 from memd.telemetry.metrics import Metrics
 
 log = logging.getLogger("memd")
@@ -125,7 +125,7 @@ def serve(config: Config, model: Path | None = None) -> int:
     Raises:
         MemdError: it could not be started.
     """
-    begin(config.log, Redactor.of(config.ingest).text)
+    configure_logging(config.log, Redactor.of(config.ingest).text)
     malloc.keep_small()
     malloc.starting()
     uvloop.run(_serve(config, model))

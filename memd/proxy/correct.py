@@ -60,7 +60,7 @@ class Corrector:
             corrected = CorrectionResult(
                 tuple(one for correction in asked for one in correction.chunk_ids), degraded(error)
             )
-        self._metrics.corrected(applied_now, len(corrected.failed_ids))
+        self._metrics.count_corrections(applied_now, len(corrected.failed_ids))
         return corrected
 
     async def _apply(self, topic: Topic, asked: Sequence[Correction]) -> FailedIds:

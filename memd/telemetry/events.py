@@ -1,6 +1,6 @@
-"""What happens, told to whoever looks at it as it does: turns, what was stored, what was corrected.
+"""Live events for subscribers: turns, stored chunks, corrections.
 
-Rule: telling never waits. A listener that does not keep up loses the oldest events.
+Rule: publishing never waits. A subscriber that does not keep up loses the oldest events.
 """
 
 from __future__ import annotations
@@ -10,42 +10,42 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-LISTENER_EVENTS_MAX = 256
-"""Events that wait for a listener."""
+QUEUED_EVENTS_MAX = 256
+"""Events that wait for one subscriber."""
 
 
 class Events:
-    """Hands events to its listeners; of the event loop's thread only.
+    """Hands events to its subscribers; used on the event loop only.
 
     `turn`: a receipt without its block; `stored`: {topic_id, chunks}; `corrected`: {topic_id, canonical_ids}.
     """
 
     def __init__(self) -> None:
-        self._listeners: set[asyncio.Queue[tuple[str, Any]]] = set()
+        self._queues: set[asyncio.Queue[tuple[str, Any]]] = set()
         self._ended = False
 
-    def tell(self, event: str, value: Any) -> None:
-        """Something that listeners may want to know."""
-        for queue in self._listeners:
+    def publish(self, event: str, value: Any) -> None:
+        """Queue an event for every subscriber."""
+        for queue in self._queues:
             if queue.full():
                 queue.get_nowait()
             queue.put_nowait((event, value))
 
     @contextmanager
-    def listening(self) -> Iterator[asyncio.Queue[tuple[str, Any]]]:
-        """A queue of (event, value) from now on."""
-        queue: asyncio.Queue[tuple[str, Any]] = asyncio.Queue(LISTENER_EVENTS_MAX)
-        self._listeners.add(queue)
+    def subscription(self) -> Iterator[asyncio.Queue[tuple[str, Any]]]:
+        """Subscribe while the block runs; the queue has (event, value)."""
+        queue: asyncio.Queue[tuple[str, Any]] = asyncio.Queue(QUEUED_EVENTS_MAX)
+        self._queues.add(queue)
         try:
             yield queue
         finally:
-            self._listeners.discard(queue)
+            self._queues.discard(queue)
 
     def end(self) -> None:
-        """Let listeners go: the daemon ends."""
+        """End all subscriptions, because the daemon ends."""
         self._ended = True
-        self.tell("end", None)
+        self.publish("end", None)
 
     def have_ended(self) -> bool:
-        """Whether listeners are to go."""
+        """Tell whether subscribers are to leave."""
         return self._ended

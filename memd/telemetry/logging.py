@@ -1,10 +1,10 @@
-"""How a message of the log becomes a line: for people, or as JSON.
+"""Formats log records as lines: for people, or as JSON.
 
-Rule: what people said to a model, or it to them, is in a line only where `log.content` is true. A message's text is
-written in the source and says what happened; what varies is in its fields (`extra`), where anything that may hold words
-of a conversation stands as `Content`. Texts that others wrote (libraries' errors and log messages) are left out for the
-same reason: they quote what they could not read. One message is one line, whatever is in it; where an unexpected error
-came from follows below it, or in JSON within it.
+Rule: words of a conversation are in a line only if `log.content` is true. The message of a record is a constant in the
+source; what varies is in its fields (`extra`), and a field that may have words of a conversation is a `Content`. The
+messages of libraries (errors and log records) are left out for the same reason: they quote what could not be parsed. A
+record is one line, whatever it contains; the traceback of an unexpected error follows below it, or is a member of the
+JSON.
 
     log.warning("storing failed", extra={"topic": topic.id, "error": error})
 
@@ -35,7 +35,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class Content:
-    """A text that may hold words of a conversation."""
+    """A text that may have words of a conversation."""
 
     def __init__(self, text: object) -> None:
         self.text = str(text)
@@ -46,12 +46,12 @@ class Content:
     __repr__ = __str__
 
 
-def _as_it_is(text: str) -> str:
+def _unchanged(text: str) -> str:
     return text
 
 
-def begin(settings: LogSettings, redact: Callable[[str], str] = _as_it_is) -> None:
-    """Send the log of this process to stderr; every text in it goes through `redact` first."""
+def configure_logging(settings: LogSettings, redact: Callable[[str], str] = _unchanged) -> None:
+    """Send the log of this process to stderr, every text of it through `redact`."""
     handler = logging.StreamHandler(sys.stderr)
     shape = JsonLines if settings.format == "json" else ConsoleLines
     handler.setFormatter(shape(content=settings.content, redact=redact))
@@ -59,16 +59,16 @@ def begin(settings: LogSettings, redact: Callable[[str], str] = _as_it_is) -> No
     logging.getLogger("aiohttp").setLevel(logging.WARNING)
 
 
-class _Lines(logging.Formatter):
-    """What both shapes have in common."""
+class _LineFormatter(logging.Formatter):
+    """The base of both formats."""
 
-    def __init__(self, *, content: bool, redact: Callable[[str], str] = _as_it_is) -> None:
+    def __init__(self, *, content: bool, redact: Callable[[str], str] = _unchanged) -> None:
         super().__init__()
         self._content = content
         self._redact = redact
 
     def _event(self, record: logging.LogRecord) -> str:
-        """What happened; of what libraries say, the first line: in the others asyncio shows values."""
+        """Return the message; of a library's only the first line, because asyncio shows values in the others."""
         args = record.args
         if self._content and isinstance(args, tuple):
             args = tuple(arg.text if isinstance(arg, Content) else arg for arg in args)
@@ -78,7 +78,7 @@ class _Lines(logging.Formatter):
         return self._redact(text)
 
     def _fields(self, record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
-        """The fields, in the order in which they were given; none that is None."""
+        """Yield the fields in the order in which they were given, except those that are None."""
         for name, value in vars(record).items():
             if name in _OF_EVERY_RECORD or value is None:
                 continue
@@ -93,14 +93,14 @@ class _Lines(logging.Formatter):
                 yield name, self._redact(text)
 
     def _error(self, error: BaseException) -> str:
-        """An error's text if it is memd's or the system's; of others only what kind they are."""
+        """Return the message of an error of memd or the system; of other errors only the class."""
         if isinstance(error, MemdError):
             return str(error)
         quotes_nothing = self._content or isinstance(error, OSError)
         return f"{type(error).__qualname__}: {error if quotes_nothing else LEFT_OUT}"
 
     def _trace(self, record: logging.LogRecord) -> str | None:
-        """Where an error came from and what it came of, oldest first, as Python prints it."""
+        """Return the traceback of an error and its causes, oldest first, as Python prints it."""
         error = record.exc_info[1] if record.exc_info else None
         parts: list[str] = []
         seen: set[int] = set()
@@ -112,35 +112,35 @@ class _Lines(logging.Formatter):
         return self._redact("\n\n".join(parts)) or None
 
 
-class ConsoleLines(_Lines):
-    """For people: the local time, the level, what happened, `name=value`."""
+class ConsoleLines(_LineFormatter):
+    """For people: local time, level, message, `name=value`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
-        fields = "".join(f" {name}={_shown(value)}" for name, value in self._fields(record))
+        """See `logging.Formatter.format`."""
+        fields = "".join(f" {name}={_quoted_if_needed(value)}" for name, value in self._fields(record))
         trace = self._trace(record)
         line = f"{self.formatTime(record)} {record.levelname} {_in_one_line(self._event(record))}{fields}"
         return line if trace is None else f"{line}\n{trace}"
 
 
-class JsonLines(_Lines):
-    """For programs: one JSON object a line, the time in UTC, the fields beside `time`, `level` and `event`."""
+class JsonLines(_LineFormatter):
+    """For programs: one JSON object per line, with `time` (UTC), `level`, `event` and the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, in ASCII."""
+        """See `logging.Formatter.format`; in ASCII."""
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        told = {"time": moment.replace("+00:00", "Z"), "level": record.levelname.lower(), "event": self._event(record)}
+        head = {"time": moment.replace("+00:00", "Z"), "level": record.levelname.lower(), "event": self._event(record)}
         fields = dict(self._fields(record))
         trace = self._trace(record)
         more = {} if trace is None else {"traceback": trace}
-        return json.dumps({**told, **fields, **more}, separators=(",", ":"))
+        return json.dumps({**head, **fields, **more}, separators=(",", ":"))
 
 
 def _text_of(value: object) -> str:
     return value.text if isinstance(value, Content) else str(value)
 
 
-def _shown(value: object) -> str:
+def _quoted_if_needed(value: object) -> str:
     text = str(value)
     if _BARE.fullmatch(text):
         return text
@@ -149,5 +149,5 @@ def _shown(value: object) -> str:
 
 
 def _in_one_line(text: str) -> str:
-    """Text that neither ends its line nor tells a terminal what to do."""
+    """Escape control characters: none may end the line or control a terminal."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

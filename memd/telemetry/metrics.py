@@ -21,7 +21,7 @@ MODES = ("full", "readonly", "off")
 STATUSES = ("injected", "none", "off", "bad-memory-in", "degraded")
 DEGRADED = ("embedding", "store", "disk-full", "template", "timeout")
 STEPS = ("read", "receive", "correct", "room", "recall", "upstream", "relay")
-"""What a request goes through, one after the other: together they are all of its time."""
+"""The steps of a request, one after the other: together they are all of its time."""
 PARTS_OF_RECALL = ("embed", "search", "inject")
 ERRORS = ("unreachable", "broken_answer", "memory", "internal", "store", "index", "background")
 CODES = ("1xx", "2xx", "3xx", "4xx", "5xx")
@@ -31,29 +31,29 @@ REQUEST_SECONDS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1),
     *(0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
 )
-"""From finding a conversation, which takes a tenth of a millisecond, to a long answer of a large model."""
+"""From matching a conversation, a tenth of a millisecond, to a long answer of a large model."""
 BACKGROUND_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 CANDIDATES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 
 class Count:
-    """A number that only grows, for each combination of its labels' values."""
+    """A counter for each combination of its labels' values."""
 
     def __init__(self, name: str, about: str, **labels: Sequence[str]) -> None:
         """`name` without `_total`; `labels` are the values that each may have."""
         self.name, self.about, self.labels = name, about, tuple(labels)
-        # All from the start: a series that begins with its first event shows a rate that lacks this one.
+        # All series exist from the start: the rate of one that begins with its first event would lack that event.
         self.counts: dict[tuple[str, ...], float] = dict.fromkeys(product(*labels.values()), 0)
 
     def add(self, *values: str, count: float = 1) -> None:
-        """Count; one value for each label, and one that is not among those allowed makes it `other`."""
+        """Add to a counter, with one value for each label; a value that is not allowed makes all of them `other`."""
         if values not in self.counts:
             values = (OTHER,) * len(self.labels)
         self.counts[values] = self.counts.get(values, 0) + count
 
 
 class Distribution:
-    """How often which size was seen: a histogram, for each value of at most one label."""
+    """A histogram for each value of at most one label."""
 
     def __init__(self, name: str, about: str, bounds: Sequence[float], **label: Sequence[str]) -> None:
         self.name, self.about, self.bounds, self.labels = name, about, bounds, tuple(label)
@@ -62,7 +62,7 @@ class Distribution:
         self.sums = dict.fromkeys(values, 0.0)
 
     def add(self, size: float, value: str = "") -> None:
-        """Count one of this size; `value` is the label's, and one that is not among those allowed is left out."""
+        """Add one observation; `value` is the label's, and one that is not allowed is ignored."""
         if value in self.seen:
             self.seen[value][bisect_left(self.bounds, size)] += 1
             self.sums[value] += size
@@ -78,7 +78,7 @@ class Gauge(msgspec.Struct, frozen=True):
 
 
 class Metrics:
-    """What one daemon has counted. To be added to on the event loop."""
+    """The counters and histograms of one daemon. To be added to on the event loop."""
 
     def __init__(self) -> None:
         apis = [api.name for api in registry.APIS]
@@ -114,8 +114,8 @@ class Metrics:
         self.in_flight = 0
         """Requests that are being answered."""
 
-    def corrected(self, corrections: Sequence[Correction], failed: int) -> None:
-        """Count the chunks that one request's corrections name, of which so many could not be corrected."""
+    def count_corrections(self, corrections: Sequence[Correction], failed: int) -> None:
+        """Count the chunks that the corrections of one request name; `failed` of them could not be corrected."""
         named = sum(len(set(correction.chunk_ids)) for correction in corrections)
         self.corrections.add("applied", count=max(0, named - failed))
         self.corrections.add("failed", count=failed)

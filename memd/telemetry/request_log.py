@@ -26,7 +26,7 @@ MILLISECONDS = 1000.0
 
 
 class RequestRecord:
-    """What is known of one request to a model, or of one that passes through (`api` is empty)."""
+    """The facts of one request to a model, or of one that passes through (`api` is empty)."""
 
     def __init__(self, api: str) -> None:
         self.api = api

@@ -1,7 +1,7 @@
 """Background tasks, in one place.
 
-Rule: nobody else calls `create_task`: a task that only the event loop knows can be garbage-collected in mid-flight, and
-its exception is never seen.
+Rule: no other module calls `create_task`. The event loop keeps only a weak reference: a bare task can be collected
+while it runs, and its exception is never seen.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger("memd")
 
 
 class Tasks:
-    """A set of tasks that are kept alive, report what kills them, and end together."""
+    """Keeps background tasks alive, logs their failures, and ends them together."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -39,7 +39,7 @@ class Tasks:
         return task
 
     async def finish(self, timeout_seconds: float) -> None:
-        """Wait for what is running, then cancel what is left."""
+        """Wait for the running tasks, then cancel those that are left."""
         if self._running:
             await asyncio.wait(set(self._running), timeout=timeout_seconds)
         for task in list(self._running):

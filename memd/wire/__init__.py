@@ -1,5 +1,5 @@
-"""Bytes ⇄ values: request bodies, the sideband, server-sent events and captured replies.
+"""Bytes to values and back: request bodies, the sideband, server-sent events and captured replies.
 
-Rule: pure. Parsers take bytes from anyone, in any split, and raise nothing but their declared error; what memd does not
-have to change keeps its bytes.
+Rule: pure. Parsers accept any bytes, split anywhere, and raise nothing but their declared error; a part of a request or
+reply that memd does not change keeps its bytes.
 """

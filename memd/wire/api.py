@@ -1,7 +1,7 @@
-"""The contract of an API that agents speak: the seam behind which one differs from another.
+"""The contract that each API of a model server implements: chat completions, responses, Anthropic's messages.
 
-Rule: an API is stateless and pure; `registry.py` lists all of them, and nothing outside an API's own folder asks which
-one it has.
+Rule: an API is stateless and pure. Code outside an API's own folder never asks which API it has; `registry.py` lists
+them all.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from memd.wire.request import Insertion, ModelRequest
 from memd.wire.sideband import MemoryOut
 
 Placement = Literal["separate", "merged"]
-"""A block as a message of its own, or in front of the content of the message that it precedes."""
+"""A block becomes a message of its own, or is put in front of the content of the message that it precedes."""
 
 
 class Api(Protocol):
-    """One of the APIs that agents speak. Stateless."""
+    """One API."""
 
     name: str
-    """For the log and the metrics."""
+    """Names the API in the log and the metrics."""
     path: str
-    """How the path of its requests ends."""
+    """The end of the path of its requests."""
     count_path: str
-    """Where llama-server counts a request's prompt tokens; the answer has `input_tokens`."""
+    """The path at which llama-server counts a request's prompt tokens; its answer has `input_tokens`."""
     stream_type: str
     """The content type of a streamed reply."""
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
-        """`body` as a request.
+        """Parse a request.
 
         Raises:
-            BadRequestBody: it is none.
+            BadRequestBody: `body` is no request of this API.
         """
 
     def encode(
@@ -49,22 +49,22 @@ class Api(Protocol):
         insertions: Sequence[Insertion] = (),
         placement: Placement = "separate",
     ) -> bytes:
-        """The body to forward: `request` without the messages at the indices `leave_out`, with `insertions` placed.
+        """Encode the body to forward: `request` without the messages at the indices `leave_out`, with `insertions`.
 
-        Several insertions at one position keep their order; one before a message that is left out goes with it.
+        Insertions at one position keep their order. An insertion before a message that is left out is left out too.
         """
 
     def encode_message(self, message: Message) -> Raw:
-        """A message of ours in the syntax of `raw_messages`; attachments are gone, `[image]` stays in the text."""
+        """Encode a message in the syntax of `raw_messages`, without attachments; the text has `[image]` for each."""
 
     def continues(self, message: Message, previous: Message | None) -> bool:
-        """Whether a message of ours has to stand in one element of the list with the one before it."""
+        """Tell whether a message must share one element of the list with the message before it."""
 
     def new_stream(self, bytes_max: int, out: MemoryOut | None) -> ReplyStream:
-        """The reader of a streamed reply, which keeps at most `bytes_max` of it and adds `out` to the stream."""
+        """Return a reader for a streamed reply that captures at most `bytes_max` of it and adds `out` to the stream."""
 
     def parse_reply(self, body: bytes) -> Reply:
-        """The outcome of an exchange that was not streamed; a body that is no answer gives an empty `Reply`."""
+        """Parse a reply that was not streamed; a body that is none gives an empty `Reply`."""
 
     def error_body(self, status: int, message: str, kind: str) -> bytes:
-        """An error in the API's own shape."""
+        """Encode an error in the API's own shape."""

@@ -1,7 +1,7 @@
-"""The model's reply, read on the side of the answer that the client gets: what the captures of all APIs share.
+"""Captured replies: the types and functions that the captures of all APIs share.
 
-Rule: the captured `Message` has the content digest of the same reply echoed by the client in its next request, so it is
-recognised then. Capturing never raises, whatever the upstream sends, and never keeps more than `bytes_max`.
+Rule: a captured `Message` has the content digest of the same reply as the client echoes it in its next request, which
+is how it is recognised then. Capturing never raises, whatever the upstream sends, and keeps at most `bytes_max`.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ CAPTURE_BYTES_MAX = 4 * 1024 * 1024  # a million tokens of text
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What the upstream says the exchange cost, in its own tokens."""
+    """The cost of an exchange in the upstream's tokens, as the upstream states it."""
 
     prompt_tokens: int
     completion_tokens: int | None = None
     cached_tokens: int | None = None
-    """How many of the prompt's tokens it did not have to read again."""
+    """The prompt's tokens that were in the upstream's cache."""
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The outcome of an exchange."""
+    """The reply of one exchange, as far as it was captured."""
 
     message: Message | None
-    """The assistant's message of choice 0; None if there is none."""
+    """The assistant's message (choice 0); None if there is none."""
     usage: Usage | None = None
     finish_reason: str | None = None
     error: str | None = None
-    """The text of the error that came instead of a reply or within it."""
+    """The message of an error that came instead of the reply or within it."""
 
 
 class Capture(Protocol):
@@ -41,32 +41,32 @@ class Capture(Protocol):
 
     @property
     def truncated(self) -> bool:
-        """Whether text was dropped for a bound."""
+        """Whether text was dropped because of the bound."""
 
     @property
     def finished(self) -> bool:
         """Whether the reply came to its end."""
 
     def take(self, event: SseEvent) -> bool:
-        """Capture what the next event says; return whether `memory_out` belongs in it."""
+        """Capture the next event; return whether `memory_out` belongs in it."""
 
     def take_run(self, lines: bytes) -> bool:
-        """Capture what the events of an `SseRun` say; False, and nothing is captured, if they must be taken singly."""
+        """Capture the events of an `SseRun` at once; False if that is not possible, and then nothing is captured."""
         return False
 
     def reply(self, interrupted: bool = False) -> Reply:
-        """All that is known so far; `interrupted` marks a reply that did not come to its end."""
+        """Return the reply so far; `interrupted` marks one that did not come to its end."""
 
 
-class Room:
-    """How much of a reply is still kept; nothing is kept after the first cut."""
+class ByteBudget:
+    """The bytes of a reply that may still be captured; none after the first cut."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_left = bytes_max
         self.exceeded = False
 
     def cut(self, piece: str) -> bytes:
-        """`piece` in UTF-8, cut at a whole character where the room ends."""
+        """Spend the budget on `piece`; return it in UTF-8, cut at a whole character where the budget ends."""
         encoded = piece.encode()
         if len(encoded) > self._bytes_left:
             encoded = encoded[: self._bytes_left].decode(errors="ignore").encode()
@@ -77,7 +77,7 @@ class Room:
         return encoded
 
     def take(self, size_bytes: int) -> bool:
-        """Whether there is room for a structure of that size, or for the growth of one; takes it."""
+        """Spend `size_bytes` on a structure; False if the budget does not have them. A negative size is given back."""
         if self._bytes_left < size_bytes:
             self.exceeded = True
             return False
@@ -86,12 +86,12 @@ class Room:
 
 
 def count_of(value: Any) -> int | None:
-    """A number of tokens; None if it is none."""
+    """Return a decoded value if it is a count of tokens, else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def error_text(error: Any) -> str | None:
-    """What an error says; None if there is no error."""
+    """Return the message of a decoded error; None if there is no error."""
     if not error:
         return None
     message = error.get("message") if isinstance(error, dict) else error

@@ -1,7 +1,6 @@
-"""Lenient reading of JSON that others wrote.
+"""Lenient decoding of untrusted JSON.
 
-Rule: a member of the wrong type counts as absent; only bytes that are not readable JSON raise, and nothing but
-`UNREADABLE`.
+Rule: a member of the wrong type counts as absent; only unreadable bytes raise, and only `UNREADABLE`.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import msgspec
 from msgspec import Raw
 
 UNREADABLE = (ValueError, RecursionError)
-"""What decoding untrusted JSON may raise: msgspec's and Unicode errors are ValueErrors; deep nesting is the other."""
+"""The errors of decoding untrusted JSON: msgspec's and Unicode errors are ValueErrors; deep nesting is the other."""
 
 Decoded = TypeVar("Decoded")
 _string_decoder = msgspec.json.Decoder(str)
 
 
 def decode_or_none(decoder: msgspec.json.Decoder[Decoded], data: Raw | bytes) -> Decoded | None:
-    """`data` decoded; None if it is unreadable or of another type."""
+    """Decode `data`; None if it is unreadable or of another type."""
     try:
         return decoder.decode(data)
     except UNREADABLE:
@@ -27,7 +26,7 @@ def decode_or_none(decoder: msgspec.json.Decoder[Decoded], data: Raw | bytes) ->
 
 
 def lenient_text(raw: Raw) -> str:
-    """A JSON string's text; empty for an absent or null member; any other value as its JSON text.
+    """Return the text of a JSON string; empty for an absent or null member; the JSON text of any other value.
 
     Raises:
         UNREADABLE: the string is not valid Unicode.
@@ -39,20 +38,20 @@ def lenient_text(raw: Raw) -> str:
 
 
 def text_or_empty(value: Any) -> str:
-    """A decoded value if it is a string, else the empty string."""
+    """Return a decoded value if it is a string, else the empty string."""
     return value if isinstance(value, str) else ""
 
 
 def is_string(raw: Raw | bytes) -> bool:
-    """Whether the JSON value `raw` is a string."""
+    """Tell whether the JSON value `raw` is a string."""
     return bytes(memoryview(raw)[:1]) == b'"'
 
 
 def is_list(raw: Raw | bytes) -> bool:
-    """Whether the JSON value `raw` is a list."""
+    """Tell whether the JSON value `raw` is a list."""
     return bytes(memoryview(raw)[:1]) == b"["
 
 
 def is_object(raw: Raw | bytes) -> bool:
-    """Whether the JSON value `raw` is an object."""
+    """Tell whether the JSON value `raw` is an object."""
     return bytes(memoryview(raw)[:1]) == b"{"

@@ -22,14 +22,14 @@ _ENTRY_BYTES = 600  # key, structs and dictionary slots of one cached message (m
 
 
 class ParsedMessage(msgspec.Struct, frozen=True):
-    """A message and its content digest, which is costly enough to be kept."""
+    """A message and its content digest, which takes longer to compute than to look up."""
 
     message: Message
     digest: bytes
 
 
 class MessageCache:
-    """Parsed messages by the hash of their bytes, the least recently used dropped beyond `bytes_max`. Thread-safe."""
+    """Parsed messages by the hash of their bytes; evicts the least recently used beyond `bytes_max`. Thread-safe."""
 
     def __init__(self, bytes_max: int = CACHE_BYTES_MAX) -> None:
         self.bytes_max = bytes_max
@@ -41,10 +41,10 @@ class MessageCache:
         return len(self._entries)
 
     def parse(self, raws: Sequence[Raw], parse: Callable[[Raw], Message]) -> list[ParsedMessage]:
-        """Return each of `raws` parsed by the function `parse`, now or earlier.
+        """Parse each of `raws` with `parse`, or return what that gave earlier.
 
         Raises:
-            BadRequestBody: as `parse` does.
+            BadRequestBody: `parse` raised it.
         """
         person = hashlib.blake2b(f"{parse.__module__}:{parse.__qualname__}".encode(), digest_size=16).digest()
         keys = [hashlib.blake2b(raw, digest_size=DIGEST_BYTES, person=person).digest() for raw in raws]
@@ -55,7 +55,7 @@ class MessageCache:
                     self._entries.move_to_end(key)
         found = []
         for key, raw, entry in zip(keys, raws, known, strict=True):
-            entry = entry or self._entries.get(key)  # the same message twice in one request is parsed once
+            entry = entry or self._entries.get(key)  # a message that a request has twice is parsed once
             parsed = parsed_message(raw, parse) if entry is None else entry[0]
             if entry is None:
                 self._keep(key, parsed)
@@ -76,6 +76,6 @@ class MessageCache:
 
 
 def parsed_message(raw: Raw, parse: Callable[[Raw], Message]) -> ParsedMessage:
-    """`raw` parsed by `parse`, with its digest."""
+    """Parse `raw` with `parse`, and compute its digest."""
     message = parse(raw)
     return ParsedMessage(message, message.content_digest)

@@ -1,6 +1,6 @@
-"""The one list of the APIs in which memory has a part.
+"""The list of the APIs with memory.
 
-Rule: adding an API means a folder of its own and a line here; routes, metrics and the log take it from here.
+Rule: an API is added with a folder of its own and a line here; routes, metrics and the log follow from it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from memd.wire.chat.api import CHAT
 from memd.wire.responses.api import RESPONSES
 
 APIS: tuple[Api, ...] = (CHAT, RESPONSES, ANTHROPIC)
-"""No path of one ends like another's, and each has a name of its own."""
+"""No `path` ends like another, and each `name` is unique."""
 
 
 def api_of(method: str, path: str) -> Api | None:
-    """The API that a request to `path` (without its query) came through; None if memory has no part in it."""
+    """Return the API of a request to `path` (without its query); None if it is a request without memory."""
     return next((api for api in APIS if method == "POST" and path.endswith(api.path)), None)

@@ -1,7 +1,7 @@
-"""The stream of one reply, read once: its bytes pass on, `memory_out` is added to one event, the reply is captured.
+"""The stream of one reply, parsed once: its events are captured, `memory_out` is added to one of them, all bytes pass.
 
-Rule: no byte is changed, and none is added but `memory_out`. Until it is added an unfinished event is held back and
-nothing else, afterwards nothing. It is not added if an event turns out to be no JSON object or to be longer than
+Rule: no byte is changed, and none is added but `memory_out`. Until it is added, only the bytes of an unfinished event
+are held back; afterwards none. It is not added if an event before its place is no JSON object or exceeds
 `event_bytes_max`.
 """
 
@@ -17,17 +17,17 @@ _WHITE_SPACE = b" \t"
 
 
 class EventParser(Protocol):
-    """Cuts a stream into its events; see `SseParser`."""
+    """A parser that splits a stream into events; see `SseParser`."""
 
     held_from: int
     skipped: int
 
     def feed(self, data: bytes) -> list[SseEvent | SseRun]:
-        """The events that the next bytes complete."""
+        """Parse the next bytes; return the events that they complete."""
 
 
 class ReplyStream:
-    """One reply on its way from the upstream to the client."""
+    """Reads one reply on its way from the upstream to the client."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ReplyStream:
         parser: EventParser | None = None,
         event_bytes_max: int = EVENT_BYTES_MAX,
     ) -> None:
-        """`parser`: by default one of server-sent events, with `event_bytes_max`."""
+        """`parser`: by default that of server-sent events, with `event_bytes_max`."""
         self._capture = capture
         self._parser = SseParser(event_bytes_max) if parser is None else parser
         self._member = b"" if out is None else b',"memory_out":' + encode_memory_out(out)
@@ -52,15 +52,15 @@ class ReplyStream:
 
     @property
     def truncated(self) -> bool:
-        """Whether a bound cut the captured reply; then its digest is not that of the client's echo."""
+        """Whether a bound cut the captured reply; then its digest differs from that of the client's echo."""
         return self._capture.truncated or self._parser.skipped > 0
 
     def reply(self, interrupted: bool = False) -> Reply:
-        """All that is known so far; `interrupted` marks a reply that did not come to its end."""
+        """See `Capture.reply`."""
         return self._capture.reply(interrupted)
 
     def feed(self, part: bytes) -> bytes:
-        """The bytes to send on now that `part` has come in."""
+        """Read the next bytes of the stream; return the bytes to send to the client now."""
         was_passing = self._is_passing
         if not was_passing:
             self._held += part
@@ -76,12 +76,12 @@ class ReplyStream:
         return part if was_passing else self._release()
 
     def flush(self) -> bytes:
-        """The bytes that are still held back when the stream has ended."""
+        """Return the bytes that are still held back; call it when the stream has ended."""
         self._is_passing = True
         return self._release()
 
     def _splice_into(self, event: SseEvent) -> None:
-        """Capture an event, and add `memory_out` before its last brace if it belongs there."""
+        """Capture an event, and add `memory_out` before its closing brace if it belongs there."""
         carries_memory_out = self._capture.take(event)
         if self._is_passing:
             return
@@ -94,7 +94,7 @@ class ReplyStream:
             self._is_passing = True
 
     def _release(self) -> bytes:
-        """Take the bytes that need not be held back any longer."""
+        """Return the held bytes that need not be held back any longer."""
         self._is_passing = self._is_passing or self._parser.skipped > 0
         ready = len(self._held) if self._is_passing else self._parser.held_from - self._held_from
         released = bytes(self._held[:ready])

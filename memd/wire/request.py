@@ -1,7 +1,7 @@
-"""A request to a model, whatever API it came through, and what the modules of the APIs are made of.
+"""A request to a model, the same for all APIs, and the functions that their parsers and encoders share.
 
-Rule: what memd does not change keeps its bytes and its place; a body with nothing to change is passed on as it came.
-What an API has to itself is in its own folder.
+Rule: a part that memd does not change keeps its bytes and its place; a body in which nothing changes is forwarded as it
+came. What only one API has is in that API's folder.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request. `raw_messages`, `messages`, `digests` and `continues` run in parallel."""
 
     original: bytes | None
-    """The body as it came, if it may be forwarded as it came; None once a sideband was taken out."""
+    """The body as it came; None if a sideband was removed, as it must not be forwarded."""
     fields: dict[str, Raw]
-    """The other top-level members in their order, without the list of messages and the sideband."""
+    """The top-level members in their order, without the list of messages and the sideband."""
     messages_at: int
-    """How many of `fields` stand before the list of messages."""
+    """The number of `fields` before the list of messages."""
     raw_messages: list[Raw]
     """Each message in its API's own syntax."""
     messages: list[Message]
     digests: list[bytes]
     """16-byte content digests."""
     continues: list[bool]
-    """Whether the message came in one element of the list with the message before it."""
+    """For each message, whether it shared one element of the list with the message before it."""
     stream: bool
     model: str
     max_tokens: int | None
-    """None if the reply is not bounded."""
+    """The bound of the reply; None if it has none."""
     standing_text: str
-    """What takes room in the window besides the messages, as JSON text: tool definitions, instructions apart."""
+    """JSON text that takes room in the window besides the messages: tool definitions, separate instructions."""
     memory_in: MemoryIn | None
-    """None: the request carried none, or a malformed one."""
+    """None if the request has none, or a malformed one."""
     memory_in_error: str | None
-    """What is wrong with a malformed MemoryIn."""
+    """The fault of a malformed MemoryIn."""
 
 
 class Insertion(msgspec.Struct, frozen=True):
@@ -73,16 +73,16 @@ def request_from(
     bounds: Sequence[str],
     standing: Sequence[str],
 ) -> ModelRequest:
-    """A request out of a body's top-level members; of members that appear twice the last counts, as in llama.cpp.
+    """Make a request of a body's top-level members; of a member that appears twice the last counts, as in llama.cpp.
 
     Args:
         list_name: the member that holds the messages.
-        parse: makes a message of one of `raw_messages`.
-        bounds: members that bound the reply, the one that counts first.
-        standing: members that take room in the window besides the messages.
+        parse: parses one of `raw_messages`.
+        bounds: the members that bound the reply, in order of precedence.
+        standing: the members that take room in the window besides the messages.
 
     Raises:
-        BadRequestBody: a message cannot be read, or is nested too deeply.
+        BadRequestBody: a message is unreadable or nested too deeply.
     """
     try:
         parsed = (
@@ -110,7 +110,7 @@ def request_from(
 
 
 def top_level(body: bytes) -> dict[str, Raw]:
-    """A body's members.
+    """Split a body into its top-level members.
 
     Raises:
         BadRequestBody: it is not a JSON object.
@@ -122,7 +122,7 @@ def top_level(body: bytes) -> dict[str, Raw]:
 
 
 def objects_in(members: Mapping[str, Raw], name: str) -> list[Raw]:
-    """The elements of the member `name`.
+    """Return the elements of the member `name`.
 
     Raises:
         BadRequestBody: it is not a list of objects.
@@ -140,7 +140,7 @@ def objects_in(members: Mapping[str, Raw], name: str) -> list[Raw]:
 
 
 def texts_by_position(request: ModelRequest, insertions: Iterable[Insertion]) -> dict[int, list[str]]:
-    """The texts to be inserted before each message.
+    """Group the texts to insert by the position of their message.
 
     Raises:
         ValueError: an insertion's position is not an index of a message.
@@ -154,7 +154,7 @@ def texts_by_position(request: ModelRequest, insertions: Iterable[Insertion]) ->
 
 
 def encode_body(request: ModelRequest, list_name: str, elements: list[Raw] | Raw) -> bytes:
-    """The body with other messages: a list, or what stands instead of one."""
+    """Encode the body with `elements` as its messages: a list, or the string that an `input` may be."""
     members = list(request.fields.items())
     body: dict[str, Raw | list[Raw]] = dict(members[: request.messages_at])
     body[list_name] = elements
@@ -163,7 +163,7 @@ def encode_body(request: ModelRequest, list_name: str, elements: list[Raw] | Raw
 
 
 def _without_sideband(members: Mapping[str, Raw], list_name: str) -> tuple[dict[str, Raw], int, list[Raw]]:
-    """The other members, how many of them stand before the list, and every `memory_in`, the one that counts first."""
+    """Return the other members, the number of them before the list, and every `memory_in` in order of precedence."""
     fields: dict[str, Raw] = {}
     messages_at = 0
     in_metadata: list[Raw] = []
@@ -187,7 +187,7 @@ def _without_sideband(members: Mapping[str, Raw], list_name: str) -> tuple[dict[
 
 
 def _memory_in(sidebands: Iterable[Raw]) -> tuple[MemoryIn | None, str | None]:
-    """The first MemoryIn that is not null, or what is wrong with it."""
+    """Decode the first MemoryIn that is not null; its fault if it is malformed."""
     for raw in sidebands:
         if bytes(raw) == b"null":
             continue
@@ -199,7 +199,7 @@ def _memory_in(sidebands: Iterable[Raw]) -> tuple[MemoryIn | None, str | None]:
 
 
 def _first_bound(fields: Mapping[str, Raw], names: Sequence[str]) -> int | None:
-    """The first of these that is a number from 0; -1 means unbounded to llama.cpp, and null or text means nothing."""
+    """Return the first of `names` that is a number from 0 on: -1 is unbounded in llama.cpp, other types are ignored."""
     for name in names:
         try:
             number = _number_decoder.decode(fields[name])

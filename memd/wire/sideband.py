@@ -1,7 +1,7 @@
-"""What memd and its client tell each other beside the conversation: MemoryIn, MemoryOut and the headers.
+"""The sideband between client and memd: MemoryIn, MemoryOut and the response headers.
 
-Rule: MemoryIn is untrusted and raises only `BadMemoryIn`, naming the field and quoting nothing of it,
-as its text goes into the log; MemoryOut is added to bytes, never by re-encoding them; no header value can end its line.
+Rule: MemoryIn is untrusted: decoding it raises only `BadMemoryIn`, whose message names the field and quotes nothing of
+it, because it is logged. MemoryOut is spliced into bytes, which are never re-encoded. No header value can end its line.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ INJECTED_HEADER_BYTES_MAX = 4096  # proxies and servers refuse header lines from
 _WHITE_SPACE = b" \t\n\r"
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 _QUOTED = re.compile(r""" (['"]).*\1(?=(?: - at `[^`]*`)?\Z)""", re.DOTALL)
-"""What msgspec quotes of a value that it did not expect."""
+"""The part of msgspec's messages that quotes an unexpected value."""
 _SHAPE = "expected {topic_id?, related_topic_ids?, corrections?: [{chunk_ids, action, reason, content?}]}"
 
 
 class MemoryIn(msgspec.Struct, frozen=True):
-    """The request's side of the sideband."""
+    """The sideband of a request."""
 
     topic_id: str | None = None
-    """None: the topic of the path, or the default one."""
+    """None: the topic of the path, or the default topic."""
     related_topic_ids: tuple[str, ...] = ()
     corrections: tuple[Correction, ...] = ()
 
 
 class InjectedChunk(msgspec.Struct, frozen=True):
-    """A chunk that memory put into the prompt."""
+    """A chunk that a memory block puts into the prompt."""
 
     id: str
     topic_id: str
     canonical_id: int
-    """Its place in the order of reading, the `origin_id` of the entry."""
+    """The `origin_id` of its entry, by which chunks are ordered."""
 
 
 class Signal(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something the caller should know; a field that is None is not sent."""
+    """A notice to the caller; a field that is None is not sent."""
 
     type: Literal["context_pressure", "context_overflow", "correction_failed"]
     fill_ratio: float | None = None
@@ -51,14 +51,14 @@ class Signal(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MemoryOut(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The response's side of the sideband; `signals` is not sent when empty."""
+    """The sideband of a response; `signals` is not sent when empty."""
 
     injected_chunks: tuple[InjectedChunk, ...]
     signals: tuple[Signal, ...] = ()
 
 
 class _WireMemoryIn(msgspec.Struct):
-    """MemoryIn as clients write it: null stands for absent."""
+    """MemoryIn as clients write it: null is the same as absent."""
 
     topic_id: str | None = None
     related_topic_ids: tuple[str, ...] | None = None
@@ -71,10 +71,10 @@ _object_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 
 def decode_memory_in(raw: Raw | bytes) -> MemoryIn:
-    """The MemoryIn in `raw`, a JSON object or a JSON string that holds one. Unknown members are ignored.
+    """Decode a MemoryIn from a JSON object or a JSON string that contains one. Unknown members are ignored.
 
     Raises:
-        BadMemoryIn: anything else; the text names the field and is fit for a log line.
+        BadMemoryIn: `raw` is malformed; the message names the field and may be logged.
     """
     try:
         text = _text_decoder.decode(raw) if bytes(raw).lstrip(_WHITE_SPACE).startswith(b'"') else bytes(raw)
@@ -89,17 +89,17 @@ def decode_memory_in(raw: Raw | bytes) -> MemoryIn:
     related = wire.related_topic_ids or ()
     for position, topic_id in enumerate(related):
         _check_topic(topic_id, f"related_topic_ids[{position}]")
-    corrections = tuple(_checked(one, position) for position, one in enumerate(wire.corrections or ()))
+    corrections = tuple(_checked_correction(one, position) for position, one in enumerate(wire.corrections or ()))
     return MemoryIn(topic_id=wire.topic_id, related_topic_ids=related, corrections=corrections)
 
 
 def encode_memory_out(out: MemoryOut) -> bytes:
-    """`out` as a JSON object."""
+    """Encode `out` as a JSON object."""
     return msgspec.json.encode(out)
 
 
 def splice_memory_out_json(body: bytes, out: MemoryOut) -> bytes:
-    """`body` with a last member `memory_out`, its other bytes unchanged; itself if it is not a JSON object."""
+    """Add `memory_out` to `body` as its last member and change no other byte; nothing is added to other JSON."""
     try:
         members = _object_decoder.decode(body)
     except (ValueError, RecursionError):
@@ -117,7 +117,7 @@ def memory_headers(
     injected_ids: Iterable[str] = (),
     timings_ms: Mapping[str, float] | None = None,
 ) -> list[tuple[str, str]]:
-    """The response headers that every memory request gets.
+    """Return the response headers of a memory request.
 
     `timings_ms` are milliseconds by name (`embed`, `search`, `inject`), sent as `Server-Timing` in the order given.
     `X-Memory-Injected` is cut at a whole id to `INJECTED_HEADER_BYTES_MAX`.
@@ -145,11 +145,11 @@ def _injected_value(injected_ids: Iterable[str]) -> str:
 
 
 def _printable(value: str) -> str:
-    """`value` in printable ASCII, so that no value can begin a header of its own."""
+    """Replace everything but printable ASCII, so that no value can begin a header of its own."""
     return _UNPRINTABLE.sub("?", value)
 
 
-def _checked(correction: Correction, position: int) -> Correction:
+def _checked_correction(correction: Correction, position: int) -> Correction:
     if correction.content and correction.action != "Update":
         field = f"memory_in.corrections[{position}].content"
         raise BadMemoryIn(f"{field} belongs to the action Update, not to {correction.action}; leave it out")

@@ -1,7 +1,7 @@
-"""Server-sent events: an incremental reader.
+"""Server-sent events: an incremental parser.
 
-Rule: bytes may be split anywhere and the events are the same; what is kept of an unfinished event is bounded. The
-reader follows the WHATWG rules
+Rule: the events do not depend on how the bytes were split; the bytes kept of an unfinished event are bounded. The
+parser follows the WHATWG rules
 (https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation).
 """
 
@@ -19,8 +19,8 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 _EVENT, _DATA, _EVENT_END = b"event: ", b"data: ", b"\n\n"
 _OBJECT_BEGIN, _OBJECT_END = _DATA + b"{", b"}" + _EVENT_END
-_RUN_BYTES_MIN = 1024  # a stream that comes in smaller parts is slow enough to be read event by event
-_RUN_BYTES_MAX = 16 * 1024  # a run and what is made of it stay in the processor's cache
+_RUN_BYTES_MIN = 1024  # smaller parts are read event by event: a run would not pay
+_RUN_BYTES_MAX = 16 * 1024  # a run and the values decoded from it fit the processor's cache
 
 
 class SseEvent(msgspec.Struct, frozen=True, gc=False):
@@ -39,11 +39,11 @@ class SseEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class SseRun(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive events that are each a single `data` line from a brace to a brace, as most model servers send them,
-    for a reader who can decode many at once."""
+    """Consecutive events, each a single `data` line with a JSON object, as most model servers send them; a reader may
+    decode them together."""
 
     lines: bytes
-    """The events' data, one to a line; no JSON value goes on from one line to the next."""
+    """The data of the events, one per line; each line begins and ends with a brace."""
     start: int
     """Offset in the stream, in bytes, at which the first event begins."""
 
@@ -56,7 +56,7 @@ class SseRun(msgspec.Struct, frozen=True, gc=False):
 
 
 class SseParser:
-    """Reads the events of one stream.
+    """Parses the events of one stream.
 
     An event that grows beyond `event_bytes_max` is skipped and counted in `skipped`. Bytes after the last empty line of
     a stream are no event.
@@ -77,7 +77,7 @@ class SseParser:
         self._name = b""
 
     def feed(self, data: bytes) -> list[SseEvent | SseRun]:
-        """The events that the next bytes of the stream, split anywhere, complete, in order."""
+        """Parse the next bytes of the stream, split anywhere; return the events that they complete, in order."""
         found: list[SseEvent | SseRun] = []
         start, size = 0, len(data)
         is_simple = b"\r" not in data
@@ -97,7 +97,7 @@ class SseParser:
         return found
 
     def _read_run(self, data: bytes, start: int, found: list[SseEvent | SseRun]) -> int:
-        """Read the run that `data[start:]` begins with, between two events; its end, or `start` if there is none."""
+        """Read the run at `data[start:]`, where an event begins; return its end, or `start` if there is no run."""
         if not data.startswith(_OBJECT_BEGIN, start):
             return start
         end = data.rfind(_OBJECT_END, start, start + min(_RUN_BYTES_MAX, self.event_bytes_max)) + len(_OBJECT_END)
@@ -105,14 +105,14 @@ class SseParser:
             return start
         lines = data[start + len(_DATA) : end - len(_EVENT_END)].replace(_OBJECT_END + _OBJECT_BEGIN, b"}\n{")
         if data.count(b"\n", start, end) != 2 * (lines.count(b"\n") + 1):
-            return start  # another line stands between two events, or within one
+            return start  # there are other lines between the events or within one
         found.append(SseRun(lines, self._fed + start))
         self._open_line(self._fed + end)
         return end
 
     def _read_simple_events(self, data: bytes, start: int, found: list[SseEvent | SseRun]) -> int:
-        """Read events of one `data` line after at most one `event` line, as model servers send them, between two
-        events; the end of the last one. It is what `_read_lines` would find, at a third of the time."""
+        """Read events of one `data` line after at most one `event` line, as model servers send them; return the end of
+        the last one. `_read_lines` would find the same in three times the time."""
         first = start
         while (end := data.find(_EVENT_END, start)) >= 0 and end - start <= self.event_bytes_max:
             name, data_from = b"", start
@@ -128,7 +128,7 @@ class SseParser:
         return start
 
     def _read_lines(self, data: bytes, start: int, end: int, found: list[SseEvent | SseRun]) -> None:
-        """Read `data[start:end]` line by line, whatever is in it."""
+        """Read `data[start:end]` line by line, whatever it contains."""
         if self._after_cr:
             start += data.startswith(b"\n", start)
             self._open_line(self._fed + start)
@@ -152,7 +152,7 @@ class SseParser:
             self.held_from = offset
 
     def _add(self, piece: bytes, end: int) -> None:
-        """Lengthen the open line, unless its event has become too long."""
+        """Append to the open line, unless its event has become too long."""
         if not self._skipping and end - self.held_from > self.event_bytes_max:
             self._skipping = True
             self.skipped += 1

@@ -1,7 +1,7 @@
-"""Anthropic's `POST /v1/messages`: its body read for memd, and written again with the least possible change.
+"""Anthropic's `POST /v1/messages`: parses its body, and encodes it again with the least possible change.
 
-Rule: a user message with tool results is several messages to memd (see `message.py`) and one element again
-when it is written. Memory is always merged into the user message: the API has no other role in mid-conversation.
+Rule: a user message with tool results is parsed into several messages (see `message.py`) and encoded as one element
+again. A block is always merged into the user message, because the API allows no other role in mid-conversation.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class AnthropicApi:
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode.
 
-        A request that goes on with a thread, whose earlier messages the upstream keeps, is none.
+        A request that continues a thread, whose earlier messages the upstream keeps, is refused.
         """
         members = top_level(body)
-        if _goes_on(members.get("thread")):
-            raise BadRequestBody("the request goes on with a thread that the upstream keeps")
+        if _continues_thread(members.get("thread")):
+            raise BadRequestBody("the request continues a thread that the upstream keeps")
         raw_messages: list[Raw] = []
         continues: list[bool] = []
         for element in objects_in(members, "messages"):
@@ -85,7 +85,7 @@ class AnthropicApi:
         insertions: Sequence[Insertion] = (),
         placement: Placement = "separate",
     ) -> bytes:
-        """See `Api.encode`. Whatever the placement, in front of the message's own content, behind tool results."""
+        """See `Api.encode`. Either placement is in front of the message's own content, behind its tool results."""
         if request.original is not None and not leave_out and not insertions:
             return request.original
         left_out = frozenset(leave_out)
@@ -105,7 +105,7 @@ class AnthropicApi:
         return encode_message(message)
 
     def continues(self, message: Message, previous: Message | None) -> bool:
-        """The results of parallel calls stand in one user message."""
+        """See `Api.continues`: the results of parallel calls share one user message."""
         return message.role == "tool" and previous is not None and previous.role == "tool"
 
     def new_stream(self, bytes_max: int, out: MemoryOut | None) -> ReplyStream:
@@ -117,18 +117,18 @@ class AnthropicApi:
         return parse_reply(body)
 
     def error_body(self, status: int, message: str, kind: str) -> bytes:
-        """Anthropic's shape."""
+        """See `Api.error_body`: Anthropic's shape."""
         error = {"type": _ERROR_TYPES.get(status, kind), "message": message}
         return msgspec.json.encode({"type": "error", "error": error})
 
 
-def _goes_on(thread: Raw | None) -> bool:
+def _continues_thread(thread: Raw | None) -> bool:
     typed = None if thread is None else decode_or_none(_thread_decoder, thread)
     return typed is not None and typed.type == "continue"
 
 
 def _elements(continues: Sequence[bool]) -> Iterator[range]:
-    """The positions of the messages in each element of the list."""
+    """Group the positions of the messages by element of the list."""
     begins = [position for position, same in enumerate(continues) if not same]
     return (range(begin, end) for begin, end in pairwise([*begins, len(continues)]))
 

@@ -1,7 +1,6 @@
-"""The model's reply through Anthropic's API, read on the side of the answer that the client gets.
+"""Captures replies of Anthropic's messages API.
 
-Rule: as in `capture.py`: the captured `Message` has the content digest of the client's echo, capturing never raises and
-never keeps more than `bytes_max`. What the events leave behind is a message of that API again, parsed as an echo is.
+Rule: as in `wire/capture.py`. The events are put together to a message of that API, which is parsed as an echo is.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import msgspec
 from memd.errors import BadRequestBody
 from memd.messages import Message
 from memd.wire.anthropic.message import parse_message
-from memd.wire.capture import CAPTURE_BYTES_MAX, Capture, Reply, Room, Usage, error_text
+from memd.wire.capture import CAPTURE_BYTES_MAX, ByteBudget, Capture, Reply, Usage, error_text
 from memd.wire.lenient_json import UNREADABLE, decode_or_none, text_or_empty
 from memd.wire.sse import SseEvent
 
@@ -22,7 +21,7 @@ _PROMPT_COUNTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_inp
 
 
 class _AnthropicAnswer(msgspec.Struct):
-    """A whole answer, or what a stream's events are put together to."""
+    """The members of a whole answer that memd reads."""
 
     role: Any = None
     content: Any = None
@@ -45,32 +44,32 @@ _answer_decoder = msgspec.json.Decoder(_AnthropicAnswer)
 _event_decoder = msgspec.json.Decoder(_AnthropicEvent)
 
 
-class _BlockSoFar:
-    """A content block in the making."""
+class _PartialBlock:
+    """A content block whose deltas are still coming."""
 
     def __init__(self, block: dict[str, Any]) -> None:
         self.block = block
-        """As it began, without what grows."""
+        """The block as it began, without the member that the deltas lengthen."""
         self.text = bytearray()
-        """Of a text block its text, of a tool call its input."""
+        """The member that the deltas lengthen: the text of a text block, the input of a tool call."""
 
 
 class AnthropicCapture(Capture):
-    """Puts the reply together from the events of a stream."""
+    """Captures the reply of one stream."""
 
     def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX) -> None:
-        self._room = Room(bytes_max)
+        self._budget = ByteBudget(bytes_max)
         self._started = False
         self._stopped = False
         self._stop_reason: str | None = None
         self._error: str | None = None
         self._counts: dict[str, int] = {}
-        self._blocks: dict[int, _BlockSoFar] = {}
+        self._blocks: dict[int, _PartialBlock] = {}
 
     @property
     def truncated(self) -> bool:
         """See `Capture.truncated`."""
-        return self._room.exceeded
+        return self._budget.exceeded
 
     @property
     def finished(self) -> bool:
@@ -101,8 +100,8 @@ class AnthropicCapture(Capture):
         """See `Capture.reply`."""
         message = None
         if self._started or self._blocks:
-            message = _message([_grown(self._blocks[index]) for index in sorted(self._blocks)])
-        if message is not None and not self.finished and not _says_something(message):
+            message = _message([_block_now(self._blocks[index]) for index in sorted(self._blocks)])
+        if message is not None and not self.finished and not _has_content(message):
             message = None
         if message is not None and interrupted:
             message = msgspec.structs.replace(message, interrupted=True)
@@ -112,15 +111,15 @@ class AnthropicCapture(Capture):
         kind = text_or_empty(block.get("type"))
         if not isinstance(index, int) or index in self._blocks or kind in ("thinking", "redacted_thinking"):
             return
-        kept = _BlockSoFar({**block, "type": kind})
+        partial = _PartialBlock({**block, "type": kind})
         if kind == "text":
-            kept.block = {"type": kind}
+            partial.block = {"type": kind}
             size = 0
         else:
-            size = len(msgspec.json.encode(kept.block))
-        if self._room.take(_BLOCK_BYTES + size):
-            self._blocks[index] = kept
-            kept.text += self._room.cut(text_or_empty(block.get("text")) if kind == "text" else "")
+            size = len(msgspec.json.encode(partial.block))
+        if self._budget.take(_BLOCK_BYTES + size):
+            self._blocks[index] = partial
+            partial.text += self._budget.cut(text_or_empty(block.get("text")) if kind == "text" else "")
 
     def _grow(self, index: Any, delta: dict[str, Any]) -> None:
         member = {"text_delta": "text", "input_json_delta": "partial_json"}.get(text_or_empty(delta.get("type")), "")
@@ -128,16 +127,16 @@ class AnthropicCapture(Capture):
         if not piece or not isinstance(index, int):
             return
         if index not in self._blocks and member == "text":
-            self._begin(index, {"type": "text"})  # a server that does not say when a block begins
+            self._begin(index, {"type": "text"})  # the server sent no `content_block_start`
         if index in self._blocks:
-            self._blocks[index].text += self._room.cut(piece)
+            self._blocks[index].text += self._budget.cut(piece)
 
     def _count(self, usage: Any) -> None:
         self._counts.update(_counts(usage))
 
 
 def parse_reply(body: bytes) -> Reply:
-    """The outcome of an exchange that was not streamed; a body that is no such answer gives an empty `Reply`."""
+    """See `Api.parse_reply`."""
     answer = decode_or_none(_answer_decoder, body)
     if answer is None:
         return Reply(message=None)
@@ -154,19 +153,19 @@ def _message(content: list[Any]) -> Message | None:
         return None
 
 
-def _grown(kept: _BlockSoFar) -> dict[str, Any]:
-    """The block as the client has it now. A call's input is left as text: it may not be whole."""
-    if kept.block["type"] == "text":
-        return {**kept.block, "text": kept.text.decode()}
-    return {**kept.block, "input": kept.text.decode()} if kept.text else kept.block
+def _block_now(partial: _PartialBlock) -> dict[str, Any]:
+    """Return the block as the client has it now. The input of a call stays text, because it may be incomplete."""
+    if partial.block["type"] == "text":
+        return {**partial.block, "text": partial.text.decode()}
+    return {**partial.block, "input": partial.text.decode()} if partial.text else partial.block
 
 
-def _says_something(message: Message) -> bool:
+def _has_content(message: Message) -> bool:
     return bool(message.text or message.tool_calls or message.attachments)
 
 
 def _counts(usage: Any) -> dict[str, int]:
-    """The token counts that a `usage` states."""
+    """Return the token counts of a `usage`."""
     if not isinstance(usage, dict):
         return {}
     return {
@@ -177,7 +176,7 @@ def _counts(usage: Any) -> dict[str, int]:
 
 
 def _usage(counts: dict[str, int]) -> Usage | None:
-    """`input_tokens` are those of the prompt that had to be read; those that the cache had are apart."""
+    """Sum up the prompt's tokens: `input_tokens` are only those that were not cached."""
     if "input_tokens" not in counts:
         return None
     prompt_tokens = sum(counts.get(name, 0) for name in _PROMPT_COUNTS)

@@ -1,8 +1,8 @@
-"""Messages of Anthropic's API: what they mean to memd, the pieces that one is made of, and its bytes again.
+"""Messages of Anthropic's API: splitting an element into pieces, parsing a piece, and joining pieces again.
 
-Rule: a message means what llama.cpp makes of it, its translation into a chat message, so that a conversation has the
-same digests whichever API it is told through. A piece has the blocks of one `Message`; the pieces of an element that
-are joined again are that element, block by block.
+Rule: a message is translated into a chat message as llama.cpp does it, so that a conversation has the same digests
+through every API. A piece has the blocks of one `Message`; joining all pieces of an element gives that element, block
+by block.
 
     element  {"role": "user", "content": [tool_result a, tool_result b, text, image]}
     pieces        tool: [tool_result a]    tool: [tool_result b]    user: [text, image]
@@ -22,7 +22,7 @@ from memd.wire.chat import message
 from memd.wire.chat.message import with_text_in_front
 from memd.wire.lenient_json import UNREADABLE, decode_or_none, is_list, is_object
 
-_PLACES = "memd_places"  # member of a piece: which blocks of its element it has; never forwarded
+_PLACES = "memd_places"  # member of a piece: the places of its blocks in the element; never forwarded
 _TOOL_RESULT = b'"tool_result"'
 _UNHASHED_TYPES = frozenset({b'"thinking"', b'"redacted_thinking"'})
 
@@ -55,7 +55,7 @@ _source_decoder = msgspec.json.Decoder(_ImageSource)
 
 
 def parse_message(raw: Raw | bytes) -> Message:
-    """The message that one piece stands for, without memory blocks and reasoning.
+    """Parse one piece into a message without memory blocks and reasoning.
 
     Raises:
         BadRequestBody: not a JSON object, or text in it is not valid Unicode.
@@ -71,10 +71,10 @@ def parse_message(raw: Raw | bytes) -> Message:
 
 
 def pieces_of(element: Raw) -> list[Raw]:
-    """A user message as its tool results, one by one, and then the rest; any other message as it is.
+    """Split a user message into its tool results, one by one, and the rest; any other message stays whole.
 
     Raises:
-        BadRequestBody: it cannot be read.
+        BadRequestBody: it is unreadable.
     """
     if _TOOL_RESULT not in bytes(element):
         return [element]
@@ -96,10 +96,10 @@ def pieces_of(element: Raw) -> list[Raw]:
 
 
 def joined(pieces: Sequence[Raw], texts: Sequence[str]) -> Raw:
-    """One element out of the pieces of it that are to be shown.
+    """Join the pieces of one element that are to be shown.
 
     Args:
-        texts: what is put in front of each piece's blocks; empty for nothing.
+        texts: the text to put in front of each piece's blocks; empty for none.
     """
     placed: list[tuple[int, Raw]] = []
     element: dict[str, Raw] = {}
@@ -108,7 +108,7 @@ def joined(pieces: Sequence[Raw], texts: Sequence[str]) -> Raw:
         blocks = _list_decoder.decode(members["content"])
         known = members.pop(_PLACES, None)
         places = list(range(len(placed), len(placed) + len(blocks))) if known is None else _places_decoder.decode(known)
-        places = places[:1] * (len(blocks) - len(places)) + places  # what is put in front stands where the first stood
+        places = places[:1] * (len(blocks) - len(places)) + places  # for a block added in front
         placed += zip(places, blocks, strict=True)
         element = element or members
     placed.sort(key=lambda block: block[0])
@@ -117,7 +117,7 @@ def joined(pieces: Sequence[Raw], texts: Sequence[str]) -> Raw:
 
 
 def encode_message(message: Message) -> Raw:
-    """`message` as an element of its own; its attachments are gone, their `[image]` in the text stays."""
+    """Encode `message` as an element of its own, without attachments; the text has `[image]` for each."""
     if message.role == "tool":
         result = {"type": "tool_result", "tool_use_id": message.tool_call_id, "content": message.text}
         return Raw(msgspec.json.encode({"role": "user", "content": [result]}))
@@ -132,12 +132,12 @@ def encode_message(message: Message) -> Raw:
 
 
 def _block(raw: Raw) -> _ContentBlock:
-    """A content block; one that is no object has no members."""
+    """Decode a content block; one that is no object has no members."""
     return _block_decoder.decode(raw) if is_object(raw) else _ContentBlock()
 
 
 def _input(arguments: str) -> Raw:
-    """Arguments as the object that `input` has to be; what is none, as a model may write it, as text in one."""
+    """Return arguments as the object that `input` must be; other text, which a model may write, as a member of one."""
     try:
         _object_decoder.decode(arguments.strip() or "{}")
     except UNREADABLE:
@@ -146,7 +146,7 @@ def _input(arguments: str) -> Raw:
 
 
 def _translated(role: Raw | None, blocks: list[Raw]) -> dict[str, Any]:
-    """The chat message that a piece stands for."""
+    """Translate a piece into a chat message."""
     message: dict[str, Any] = {"role": role if role is not None else "", "content": []}
     calls: list[Any] = []
     for raw in blocks:
@@ -163,12 +163,12 @@ def _translated(role: Raw | None, blocks: list[Raw]) -> dict[str, Any]:
 
 
 def _result(content: Raw) -> Any:
-    """What a tool answered, as the content of a chat message."""
+    """Translate a tool's result into the content of a chat message."""
     return [_part(raw, _block(raw)) for raw in _list_decoder.decode(content)] if is_list(content) else content
 
 
 def _part(raw: Raw, block: _ContentBlock) -> Any:
-    """A block as a content part. `cache_control`, which clients move from turn to turn, is no part of it."""
+    """Translate a block into a content part, without `cache_control`, which clients move from turn to turn."""
     kind = bytes(block.type)
     if kind == b'"text"':
         return {"type": "text", **_present(text=block.text)}
@@ -182,7 +182,7 @@ def _part(raw: Raw, block: _ContentBlock) -> Any:
 
 
 def _image_url(source: Raw) -> str:
-    """The address of an image as the chat API has it; empty for a source that it does not know."""
+    """Return the URL of an image as in the chat API; empty for an unknown kind of source."""
     image = decode_or_none(_source_decoder, source)
     if image is None:
         return ""
@@ -190,5 +190,5 @@ def _image_url(source: Raw) -> str:
 
 
 def _present(**members: Any) -> dict[str, Any]:
-    """Those members that are not empty bytes, which would be no JSON."""
+    """Leave out the members that are absent in the original: their empty bytes are no JSON."""
     return {name: value for name, value in members.items() if not isinstance(value, Raw) or bytes(value)}

@@ -1,6 +1,6 @@
-"""`POST /v1/chat/completions`: its body read for memd, and written again with the least possible change.
+"""`POST /v1/chat/completions`: parses its body, and encodes it again with the least possible change.
 
-Rule: one message is one element of `messages`, whose bytes stay unless memory is merged into it.
+Rule: one message is one element of `messages`, and keeps its bytes unless a block is merged into it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ChatApi:
         return Raw(encode_message(message))
 
     def continues(self, message: Message, previous: Message | None) -> bool:
-        """Never: each message is an element of its own."""
+        """See `Api.continues`: never, each message is an element of its own."""
         return False
 
     def new_stream(self, bytes_max: int, out: MemoryOut | None) -> ReplyStream:
@@ -95,7 +95,7 @@ class ChatApi:
         return parse_reply(body)
 
     def error_body(self, status: int, message: str, kind: str) -> bytes:
-        """OpenAI's shape."""
+        """See `Api.error_body`: OpenAI's shape."""
         return msgspec.json.encode({"error": {"message": message, "type": kind, "code": status}})
 
 

@@ -1,6 +1,6 @@
-"""The model's reply in the chat-completions API, read on the side of the answer that the client gets.
+"""Captures replies of the chat-completions API.
 
-Rule: as in `wire/capture.py`. `message.py` makes of the client's echo the `Message` that is made here of the reply.
+Rule: as in `wire/capture.py`. `message.py` parses the client's echo into the same `Message` as this module the reply.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
-from memd.wire.capture import CAPTURE_BYTES_MAX, Capture, Reply, Room, Usage, count_of, error_text
+from memd.wire.capture import CAPTURE_BYTES_MAX, ByteBudget, Capture, Reply, Usage, count_of, error_text
 from memd.wire.chat.message import joined_text, parse_message
 from memd.wire.lenient_json import UNREADABLE, decode_or_none
 from memd.wire.sse import DONE, SseEvent
@@ -28,7 +28,7 @@ class _Choice(msgspec.Struct):
 
 
 class _ChatAnswer(msgspec.Struct):
-    """A chunk of a stream or a whole answer, of which memd reads these members."""
+    """The members of a stream's chunk, or of a whole answer, that memd reads."""
 
     choices: list[_Choice] | None = None
     usage: Any = None
@@ -47,7 +47,7 @@ class _TextChoice(msgspec.Struct, gc=False):
 
 
 class _TextChunk(msgspec.Struct, gc=False):
-    """What nearly every chunk of a stream is: a piece of choice 0's text and nothing else that memd reads."""
+    """Nearly every chunk of a stream: a piece of choice 0's text and nothing else that memd reads."""
 
     choices: tuple[_TextChoice]
     usage: None = None
@@ -59,8 +59,8 @@ _answer_decoder = msgspec.json.Decoder(_ChatAnswer)
 _text_decoder = msgspec.json.Decoder(_TextChunk)
 
 
-class _CallSoFar:
-    """A tool call in the making."""
+class _PartialCall:
+    """A tool call whose deltas are still coming."""
 
     def __init__(self) -> None:
         self.id = ""
@@ -69,25 +69,25 @@ class _CallSoFar:
 
 
 class ChatCapture(Capture):
-    """Puts choice 0 of a stream of chat-completion chunks together."""
+    """Captures choice 0 of a stream of chunks."""
 
     def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX) -> None:
         self.usage: Usage | None = None
         self.finish_reason: str | None = None
         self.error: str | None = None
         self.done = False
-        """`[DONE]` has come."""
-        self._room = Room(bytes_max)
+        """Whether `[DONE]` has come."""
+        self._budget = ByteBudget(bytes_max)
         self._role = ""
         self._content = bytearray()
         self._refusal = bytearray()
-        self._calls: dict[int, _CallSoFar] = {}
-        self._function_call: _CallSoFar | None = None
+        self._calls: dict[int, _PartialCall] = {}
+        self._function_call: _PartialCall | None = None
 
     @property
     def truncated(self) -> bool:
         """See `Capture.truncated`."""
-        return self._room.exceeded
+        return self._budget.exceeded
 
     @property
     def finished(self) -> bool:
@@ -95,7 +95,7 @@ class ChatCapture(Capture):
         return self.error is None and (self.done or self.finish_reason is not None)
 
     def take(self, event: SseEvent) -> bool:
-        """See `Capture.take`: `memory_out` belongs in a chunk that has a choice; clients stumble over it in others."""
+        """See `Capture.take`: `memory_out` belongs in a chunk that has a choice; in others it breaks clients."""
         if event.data.strip() == DONE:
             self.done = True
             return False
@@ -115,7 +115,7 @@ class ChatCapture(Capture):
         return bool(answer.choices)
 
     def take_run(self, lines: bytes) -> bool:
-        """See `Capture.take_run`: possible where all chunks have text of choice 0 and nothing else."""
+        """See `Capture.take_run`: possible if all chunks have text of choice 0 and nothing else."""
         text = _text_of(lines)
         if text is None:
             return False
@@ -124,7 +124,7 @@ class ChatCapture(Capture):
         return True
 
     def message(self, interrupted: bool = False) -> Message | None:
-        """The reply so far; None if there is nothing of it. `interrupted` marks one that did not come to its end."""
+        """Return the reply so far; None if nothing of it has come. `interrupted`: see `Capture.reply`."""
         calls = [self._calls[index] for index in sorted(self._calls)]
         if self._function_call is not None:
             calls.append(self._function_call)
@@ -155,7 +155,7 @@ class ChatCapture(Capture):
             self._take_function(self._function_call, function)
 
     def _take_call(self, delta: dict[str, Any]) -> None:
-        """One tool-call delta; a server that leaves out `index` means the last call, or a new one if there is an id."""
+        """Capture a tool-call delta; without `index` it belongs to the last call, or with an id begins a new one."""
         index = delta.get("index")
         if not isinstance(index, int):
             index = max(self._calls, default=-1) + (1 if delta.get("id") or not self._calls else 0)
@@ -165,32 +165,32 @@ class ChatCapture(Capture):
             if call is None:
                 return
             self._calls[index] = call
-        call.id = call.id or self._room.cut(_text(delta.get("id"))).decode()
+        call.id = call.id or self._budget.cut(_text(delta.get("id"))).decode()
         for member in ("function", "custom"):
             function = delta.get(member)
             if isinstance(function, dict):
                 self._take_function(call, function)
 
-    def _take_function(self, call: _CallSoFar | None, function: dict[str, Any]) -> None:
+    def _take_function(self, call: _PartialCall | None, function: dict[str, Any]) -> None:
         if call is None:
             return
         if not call.name:
-            call.name = self._room.cut(_text(function.get("name"))).decode()
+            call.name = self._budget.cut(_text(function.get("name"))).decode()
         arguments = function.get("arguments", function.get("input"))
         if isinstance(arguments, dict):
             arguments = msgspec.json.encode(arguments).decode()
         self._append(call.arguments, _text(arguments))
 
-    def _new_call(self) -> _CallSoFar | None:
-        """A call that is still within the bound on what is kept."""
-        return _CallSoFar() if self._room.take(_CALL_BYTES) else None
+    def _new_call(self) -> _PartialCall | None:
+        """Begin a tool call; None if the budget is spent."""
+        return _PartialCall() if self._budget.take(_CALL_BYTES) else None
 
     def _append(self, kept: bytearray, piece: str) -> None:
-        kept += self._room.cut(piece)
+        kept += self._budget.cut(piece)
 
 
 def parse_reply(body: bytes) -> Reply:
-    """The outcome of an exchange that was not streamed; a body that is no such answer gives an empty `Reply`."""
+    """See `Api.parse_reply`."""
     answer = decode_or_none(_answer_decoder, body)
     if answer is None:
         return Reply(message=None)
@@ -213,7 +213,7 @@ def _assistant_message(raw: Raw) -> Message | None:
 
 
 def _text_of(lines: bytes) -> str | None:
-    """The text of chunks that stand one to a line; None if one of them says more than that, or is no chunk."""
+    """Return the text of chunks, one per line; None if one of them has more than text or is no chunk."""
     try:
         pieces = [chunk.choices[0].delta.content for chunk in _text_decoder.decode_lines(lines)]
     except UNREADABLE:
@@ -222,7 +222,7 @@ def _text_of(lines: bytes) -> str | None:
 
 
 def _usage(answer: _ChatAnswer) -> Usage | None:
-    """From OpenAI's `usage`, else from llama.cpp's `timings`: prompt_n tokens were read, cache_n were known."""
+    """Read OpenAI's `usage`, else llama.cpp's `timings`: prompt_n tokens were evaluated, cache_n were cached."""
     usage = answer.usage if isinstance(answer.usage, dict) else {}
     timings = answer.timings if isinstance(answer.timings, dict) else {}
     details = usage.get("prompt_tokens_details")
@@ -238,7 +238,7 @@ def _usage(answer: _ChatAnswer) -> Usage | None:
 
 
 def _text(value: Any) -> str:
-    """A string as it is; the text parts of a list joined; else empty."""
+    """Return a string as it is, the joined text parts of a list, or else the empty string."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""One message of the chat-completions API: its bytes as a `Message`, and text put in front of its content.
+"""One message of the chat-completions API: parsing and encoding it, and putting text in front of its content.
 
-Rule: any JSON object becomes some `Message`, however odd its members; only bytes that are not readable JSON raise.
-`capture.py` builds the same `Message` from a reply that this module builds from the client's echo of it.
+Rule: any JSON object becomes some `Message`, however odd its members; only unreadable JSON raises. `capture.py` makes
+the same `Message` of a reply as this module of the client's echo of it.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ _object_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 
 def parse_message(raw: Raw | bytes) -> Message:
-    """The message that the JSON object `raw` stands for, without memory blocks and reasoning.
+    """Parse the JSON object `raw` into a message without memory blocks and reasoning.
 
     Raises:
-        BadRequestBody: not a JSON object, or text in it is not valid Unicode (llama.cpp refuses such a body as well).
+        BadRequestBody: not a JSON object, or text in it is not valid Unicode (llama.cpp refuses such a body too).
     """
     try:
         members = _members_decoder.decode(raw)
@@ -85,12 +85,12 @@ def parse_message(raw: Raw | bytes) -> Message:
 
 
 def joined_text(content: str, refusal: str) -> str:
-    """The text of a message from its content (memory blocks removed) and its refusal."""
+    """Join the content of a message, without memory blocks, and its refusal to its text."""
     return "\n".join(text for text in (without_memory_blocks(content), refusal) if text)
 
 
 def encode_message(message: Message) -> bytes:
-    """`message` as a JSON object; its attachments are gone, their `[image]` in the text stays."""
+    """Encode `message` as a JSON object, without its attachments; the text has `[image]` for each."""
     members: dict[str, Any] = {"role": message.role, "content": message.text}
     if message.tool_calls:
         members["content"] = message.text or None
@@ -106,10 +106,10 @@ def encode_message(message: Message) -> bytes:
 
 
 def with_text_in_front(raw: Raw | bytes, text: str, *, part_type: str = "text") -> Raw:
-    """The message `raw` with `text` and an empty line in front of its content; all else keeps its bytes and order.
+    """Put `text` and an empty line in front of the content of the message `raw`; all else keeps its bytes and order.
 
     String content is lengthened, a list of parts gets a first part of `part_type`, null or absent content becomes
-    `text`. Content of another type, which no upstream accepts, is left alone.
+    `text`. Content of another type, which no upstream accepts, stays as it is.
     """
     members = _object_decoder.decode(raw)
     content = bytes(members.get("content", b"null"))
@@ -126,7 +126,7 @@ def with_text_in_front(raw: Raw | bytes, text: str, *, part_type: str = "text") 
 
 
 def _content(content: bytes) -> tuple[str, tuple[bytes, ...]]:
-    """The text of a message's content and the digests of its parts that are not text."""
+    """Return the text of a message's content and the digests of its parts that are not text."""
     if not is_list(content):
         return lenient_text(Raw(content)), ()
     texts: list[str] = []
@@ -141,7 +141,7 @@ def _content(content: bytes) -> tuple[str, tuple[bytes, ...]]:
 
 
 def _part(raw: Raw) -> tuple[str | None, bytes | None]:
-    """A content part's text (None: it does not count) and, unless it is text, its digest."""
+    """Return a content part's text (None: it does not count) and, unless it is text, its digest."""
     encoded = bytes(raw)
     if is_string(encoded):
         return _own_text(raw), None
@@ -160,7 +160,7 @@ def _part(raw: Raw) -> tuple[str | None, bytes | None]:
 
 
 def _own_text(raw: Raw) -> str | None:
-    """The text of a part without memory blocks; None if it held nothing else: then the part was memd's."""
+    """Return the text of a part without memory blocks; None if it had nothing else: then memd had added the part."""
     text = lenient_text(raw)
     own = without_memory_blocks(text)
     return None if own != text and not own.strip() else own

@@ -1,8 +1,8 @@
-"""`POST /v1/responses`: its body read for memd, and written again with the least possible change.
+"""`POST /v1/responses`: parses its body, and encodes it again with the least possible change.
 
-Rule: consecutive items of the assistant (reasoning, text, calls) are one message, as llama.cpp takes them; its entry in
-`raw_messages` is their JSON texts joined by commas. An `input` that is a string is the only entry, as it stands, and
-stays one until something has to be placed beside it.
+Rule: consecutive items of the assistant (reasoning, text, calls) are one message, as in llama.cpp; its element of
+`raw_messages` is their JSON texts joined by commas. An `input` that is a string is the only element, and stays a string
+until a block has to be placed beside it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from memd.wire.responses.items import block_item, encode_items, is_of_assistant,
 from memd.wire.sideband import MemoryOut
 
 _HELD_ELSEWHERE = ("previous_response_id", "conversation")
-"""Members that name a conversation which the upstream keeps: then the input does not stand for itself."""
+"""Members that name a conversation which the upstream keeps: then the input is not the whole conversation."""
 
 
 class ResponsesApi:
@@ -46,11 +46,11 @@ class ResponsesApi:
     stream_type = "text/event-stream"
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
-        """See `Api.parse`: a JSON object whose `input` is a string or a list of objects and is all there is."""
+        """See `Api.parse`: a JSON object whose `input` is a string or a list of objects, and the whole conversation."""
         members = top_level(body)
         for name in _HELD_ELSEWHERE:
             if bytes(members.get(name, b"null")) not in (b"null", b'""'):
-                raise BadRequestBody(f"`{name}` names a conversation that the upstream keeps; it is left to it")
+                raise BadRequestBody(f"`{name}` names a conversation that the upstream keeps")
         raw_messages = _raw_messages(members)
         return request_from(
             body,
@@ -72,7 +72,7 @@ class ResponsesApi:
         insertions: Sequence[Insertion] = (),
         placement: Placement = "separate",
     ) -> bytes:
-        """See `Api.encode`. 'separate': a developer message of its own. 'merged': in front of a user's content."""
+        """See `Api.encode`. 'separate' makes a developer message; 'merged' puts it in front of a user's content."""
         if request.original is not None and not leave_out and not insertions:
             return request.original
         left_out = frozenset(leave_out)
@@ -97,7 +97,7 @@ class ResponsesApi:
         return encode_items(message)
 
     def continues(self, message: Message, previous: Message | None) -> bool:
-        """Never: no two messages share an item."""
+        """See `Api.continues`: never, no two messages share an item."""
         return False
 
     def new_stream(self, bytes_max: int, out: MemoryOut | None) -> ReplyStream:
@@ -109,12 +109,12 @@ class ResponsesApi:
         return parse_reply(body)
 
     def error_body(self, status: int, message: str, kind: str) -> bytes:
-        """OpenAI's shape."""
+        """See `Api.error_body`: OpenAI's shape."""
         return CHAT.error_body(status, message, kind)
 
 
 def _raw_messages(members: Mapping[str, Raw]) -> list[Raw]:
-    """The entries that messages are made of: a string, or items, those of one assistant message together."""
+    """Group the items of `input` by message: those of one assistant message together; a string is a message."""
     if is_string(members.get("input", Raw())):
         return [members["input"]]
     groups: list[list[bytes]] = []

@@ -1,7 +1,8 @@
-"""The model's reply in the responses API, read on the side of the answer that the client gets.
+"""Captures replies of the responses API.
 
-Rule: as in `capture.py`. An item is read from what it is when it is done; what its deltas said counts only if it never
-is: then the stream broke off. Servers name an item by its place, its id or, in llama.cpp, its call's id alone.
+Rule: as in `wire/capture.py`. An item counts as its `done` event has it; its deltas count only if that event never
+comes, because the stream broke off. Servers name an item by its place, by its id or, in llama.cpp, only by its call's
+id.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from msgspec import Raw
 
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
-from memd.wire.capture import CAPTURE_BYTES_MAX, Capture, Reply, Room, Usage, count_of, error_text
+from memd.wire.capture import CAPTURE_BYTES_MAX, ByteBudget, Capture, Reply, Usage, count_of, error_text
 from memd.wire.chat.message import joined_text
 from memd.wire.lenient_json import decode_or_none, text_or_empty
-from memd.wire.responses.items import merged, parse_item
+from memd.wire.responses.items import join_messages, parse_item
 from memd.wire.sse import SseEvent
 
 CONCLUSIONS = frozenset({"response.completed", "response.incomplete", "response.failed"})
-"""The types of the event that ends a stream and holds the whole response."""
+"""The types of the event that ends a stream and contains the whole response."""
 
 _TEXT_DELTAS = frozenset(
     f"response.{what}.delta" for what in ("output_text", "function_call_arguments", "custom_tool_call_input")
@@ -61,15 +62,15 @@ _response_decoder = msgspec.json.Decoder(_Response)
 _items_decoder = msgspec.json.Decoder(list[Raw])
 
 
-class _ItemSoFar:
-    """An item that is not done yet, or the message that it became."""
+class _PartialItem:
+    """An item whose deltas are still coming, or the message that it became."""
 
     def __init__(self) -> None:
         self.calls = False
         self.call_id = ""
         self.name = ""
         self.text = bytearray()
-        """What is said, or the arguments of the call."""
+        """The text, or the arguments of the call."""
         self.refusal = bytearray()
         self.done: Message | None = None
 
@@ -84,21 +85,21 @@ class _ItemSoFar:
 
 
 class ResponsesCapture(Capture):
-    """Puts the reply together from the events of a stream."""
+    """Captures the reply of one stream."""
 
     def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX) -> None:
         self.usage: Usage | None = None
         self.status: str | None = None
-        """Of the whole response, once it has come to its end: `completed`, `incomplete`, `failed`."""
+        """The final status of the response: `completed`, `incomplete` or `failed`; None before the end."""
         self.error: str | None = None
-        self._room = Room(bytes_max)
-        self._items: dict[int | str, _ItemSoFar] = {}
-        self._last: _ItemSoFar | None = None
+        self._budget = ByteBudget(bytes_max)
+        self._items: dict[int | str, _PartialItem] = {}
+        self._last: _PartialItem | None = None
 
     @property
     def truncated(self) -> bool:
         """See `Capture.truncated`."""
-        return self._room.exceeded
+        return self._budget.exceeded
 
     @property
     def finished(self) -> bool:
@@ -106,8 +107,7 @@ class ResponsesCapture(Capture):
         return self.error is None and self.status is not None
 
     def take(self, event: SseEvent) -> bool:
-        """See `Capture.take`: `memory_out` belongs in the event that ends the stream, which has the whole response;
-        clients keep what else it holds."""
+        """See `Capture.take`: `memory_out` belongs in the event that ends the stream, which clients keep."""
         decoded = decode_or_none(_event_decoder, event.data)
         if decoded is None:
             return False
@@ -134,13 +134,13 @@ class ResponsesCapture(Capture):
         messages = [item.message() for item in self._items.values()]
         if not messages:
             return None
-        message = merged(messages)
+        message = join_messages(messages)
         if not (message.text or message.tool_calls or self.finished):
             return None
         return msgspec.structs.replace(message, role="assistant", interrupted=interrupted)
 
-    def _open(self, event: _ResponsesEvent) -> _ItemSoFar | None:
-        """The item that an event is about, new if it was not known; None beyond the bound on what is kept."""
+    def _open(self, event: _ResponsesEvent) -> _PartialItem | None:
+        """Return the item of an event, a new one if it is not known; None if the budget is spent."""
         head = decode_or_none(_item_head_decoder, event.item)
         if head is None:
             return None
@@ -149,12 +149,12 @@ class ResponsesCapture(Capture):
             key = len(self._items)
         item = self._items.get(key)
         if item is None:
-            if not self._room.take(_ITEM_BYTES):
+            if not self._budget.take(_ITEM_BYTES):
                 return None
-            item = self._items[key] = _ItemSoFar()
+            item = self._items[key] = _PartialItem()
             item.calls = text_or_empty(head.type).endswith("_call")
-            item.call_id = self._room.cut(text_or_empty(head.call_id)).decode()
-            item.name = self._room.cut(text_or_empty(head.name)).decode()
+            item.call_id = self._budget.cut(text_or_empty(head.call_id)).decode()
+            item.name = self._budget.cut(text_or_empty(head.name)).decode()
         self._last = item
         return item
 
@@ -164,17 +164,17 @@ class ResponsesCapture(Capture):
         if item is None or item.done is not None:
             return
         if event.type in _TEXT_DELTAS:
-            item.text += self._room.cut(event.delta)
+            item.text += self._budget.cut(event.delta)
         elif event.type == "response.refusal.delta":
-            item.refusal += self._room.cut(event.delta)
+            item.refusal += self._budget.cut(event.delta)
 
-    def _close(self, item: _ItemSoFar | None, raw: Raw) -> None:
-        """Keep what the item is instead of what was said of it, if there is room."""
+    def _close(self, item: _PartialItem | None, raw: Raw) -> None:
+        """Replace what the deltas of an item gave by the whole item, if the budget allows it."""
         message = _parsed(raw)
         if item is None or message is None or item.done is not None:
             return
         size = len(message.text.encode()) + sum(len(call.arguments.encode()) for call in message.tool_calls)
-        if not self._room.exceeded and self._room.take(size - len(item.text) - len(item.refusal)):
+        if not self._budget.exceeded and self._budget.take(size - len(item.text) - len(item.refusal)):
             item.done = message
             item.text.clear()
             item.refusal.clear()
@@ -184,24 +184,24 @@ class ResponsesCapture(Capture):
         response = decode_or_none(_response_decoder, event.response) or _Response()
         self.usage = _usage(response) or self.usage
         self.error = self.error or _failure(response, self.status)
-        if not self._items:  # a server that sends nothing but the whole
+        if not self._items:  # the server sent nothing but the whole response
             for place, raw in enumerate(_items_of(response)):
                 self._close(self._open(_ResponsesEvent(item=raw, output_index=place)), raw)
 
 
 def parse_reply(body: bytes) -> Reply:
-    """The outcome of an exchange that was not streamed; a body that is no such answer gives an empty `Reply`."""
+    """See `Api.parse_reply`."""
     response = decode_or_none(_response_decoder, body)
     if response is None:
         return Reply(message=None)
     messages = [message for raw in _items_of(response) if (message := _parsed(raw)) is not None]
-    message = msgspec.structs.replace(merged(messages), role="assistant") if messages else None
+    message = msgspec.structs.replace(join_messages(messages), role="assistant") if messages else None
     status = text_or_empty(response.status) or None
     return Reply(message, _usage(response), status, _failure(response, status))
 
 
 def _key(output_index: Any, *ids: Any) -> int | str | None:
-    """What names an item throughout a stream: its place, or the first id that there is."""
+    """Return the key of an item throughout a stream: its place, else its first id."""
     if isinstance(output_index, int):
         return output_index
     return next((one for one in ids if isinstance(one, str) and one), None)
@@ -227,5 +227,5 @@ def _usage(response: _Response) -> Usage | None:
 
 
 def _failure(response: _Response, status: str | None) -> str | None:
-    """The text of a response's error; every one that failed has some."""
+    """Return the message of a response's error; a response that failed always has one."""
     return error_text(response.error) or ("the response failed" if status == "failed" else None)

@@ -1,7 +1,8 @@
-"""The items of the responses API as `Message`s, and `Message`s as items.
+"""Items of the responses API: parsing them into `Message`s and encoding `Message`s as items.
 
-Rule: an item becomes the chat message that llama.cpp makes of it, which `chat/message.py` reads; so it has the digest
-of the same message told through chat completions. Any JSON object becomes some message; only unreadable bytes raise.
+Rule: an item is translated into a chat message as llama.cpp does it, and that is parsed by `chat/message.py`: so it has
+the digest of the same message sent through chat completions. Any JSON object becomes some message; only unreadable
+bytes raise.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from memd.wire.chat.message import parse_message
 from memd.wire.lenient_json import UNREADABLE, is_list, is_object, is_string, lenient_text
 
 _ASSISTANT = "assistant"
-_REFERRING = frozenset({"reasoning", "item_reference"})
-"""Items that count for nothing: reasoning is never hashed or stored, a reference says nothing to who has no store."""
+_WITHOUT_CONTENT = frozenset({"reasoning", "item_reference"})
+"""Items without content for memd: reasoning is never hashed or stored, a reference cannot be looked up."""
 
 
 class _ItemMembers(msgspec.Struct):
@@ -47,7 +48,7 @@ _image_decoder = msgspec.json.Decoder(_ImagePart)
 
 
 def is_of_assistant(raw: Raw | bytes) -> bool:
-    """Whether the item `raw` is a part of an assistant message: its text, its calls, its reasoning.
+    """Tell whether the item `raw` is part of an assistant message: its text, its calls, its reasoning.
 
     Raises:
         BadRequestBody: not a JSON object.
@@ -59,7 +60,7 @@ def is_of_assistant(raw: Raw | bytes) -> bool:
 
 
 def parse_items(raw: Raw | bytes) -> Message:
-    """The message that items make up, `raw` being their JSON texts joined by commas, or the string of a user.
+    """Parse the items of one message, `raw` being their JSON texts joined by commas, or the string of a user.
 
     Raises:
         BadRequestBody: not JSON objects, or text in them is not valid Unicode.
@@ -70,11 +71,11 @@ def parse_items(raw: Raw | bytes) -> Message:
         items = _items_decoder.decode(b"[%b]" % bytes(raw))
     except UNREADABLE as error:
         raise BadRequestBody(f"an item cannot be read: {error}") from error
-    return merged([parse_item(item) for item in items])
+    return join_messages([parse_item(item) for item in items])
 
 
 def parse_item(raw: Raw | bytes) -> Message:
-    """The message that one item makes up by itself.
+    """Parse one item into a message.
 
     Raises:
         BadRequestBody: not a JSON object, or text in it is not valid Unicode.
@@ -86,8 +87,8 @@ def parse_item(raw: Raw | bytes) -> Message:
         raise BadRequestBody(f"an item cannot be read: {error}") from error
 
 
-def merged(messages: list[Message]) -> Message:
-    """One assistant message of the messages that its items make up; a single one as it is."""
+def join_messages(messages: list[Message]) -> Message:
+    """Join the messages of the items of one assistant message; a single message stays as it is."""
     if len(messages) == 1:
         return messages[0]
     return Message(
@@ -99,22 +100,22 @@ def merged(messages: list[Message]) -> Message:
 
 
 def encode_items(message: Message) -> Raw:
-    """`message` as items, their JSON texts joined by commas; its attachments are gone, their `[image]` stays."""
+    """Encode `message` as items, their JSON texts joined by commas, without attachments; the text has `[image]`."""
     return Raw(b",".join(_encoded(item) for item in _items_of(message)))
 
 
 def block_item(text: str) -> Raw:
-    """A block as a developer message of its own."""
+    """Encode a block as a developer message of its own."""
     return Raw(_encoded({"type": "message", "role": "developer", "content": text}))
 
 
 def item_of_string(raw: Raw) -> Raw:
-    """The item that an `input` that is a string stands for."""
+    """Return the item that an `input` of a single string stands for."""
     return Raw(_encoded({"type": "message", "role": "user", "content": raw}))
 
 
 def _decoded(raw: Raw | bytes) -> tuple[_ItemMembers, str]:
-    """An item and its type; messages may leave theirs out."""
+    """Decode an item; return it and its type, which messages may leave out."""
     try:
         item = _item_decoder.decode(raw)
         return item, lenient_text(item.type) or "message"
@@ -123,39 +124,39 @@ def _decoded(raw: Raw | bytes) -> tuple[_ItemMembers, str]:
 
 
 def _as_chat(item: _ItemMembers, kind: str, encoded: bytes) -> dict[str, Any]:
-    """The item as a chat message."""
+    """Translate an item into a chat message."""
     if kind == "message":
         return {"role": _or_null(item.role), "content": _content(item.content), "name": _or_null(item.name)}
     if kind.endswith("_output"):
         return {"role": "tool", "content": _content(item.output), "tool_call_id": _or_null(item.call_id)}
-    if kind in _REFERRING:
+    if kind in _WITHOUT_CONTENT:
         return {"role": _ASSISTANT}
     name = _or_null(item.name)
     if kind == "function_call":
         call: dict[str, Any] = {"function": {"name": name, "arguments": _or_null(item.arguments)}}
     elif kind == "custom_tool_call":
         call = {"custom": {"name": name, "input": _or_null(item.input)}}
-    else:  # what only a vendor's own server makes and reads; it stands as one part, whatever the order of its members
+    else:  # of a vendor's own tools: one part, whatever the order of its members
         return {"role": _ASSISTANT, "content": [Raw(canonical_arguments(encoded.decode()).encode())]}
     return {"role": _ASSISTANT, "tool_calls": [{"id": _or_null(item.call_id), **call}]}
 
 
 def _content(raw: Raw) -> Any:
-    """A message's content, its images written as in chat completions."""
+    """Translate a message's content: images as in chat completions."""
     if not is_list(raw):
         return _or_null(raw)
     return [_part(part) for part in _items_decoder.decode(raw)]
 
 
 def _part(raw: Raw) -> Any:
-    """A content part; `[image]`s have the digest that they have through chat completions, from most clients."""
+    """Translate a content part; an image gets the digest that it has through chat completions from most clients."""
     if not is_object(raw):
         return raw
     image = _image_decoder.decode(raw)
     if image.type != "input_image" or not isinstance(image.image_url, str):
         return raw
     url: dict[str, Any] = {"url": image.image_url}
-    if image.detail not in (None, "auto"):  # what chat clients leave out and responses clients must write
+    if image.detail not in (None, "auto"):  # the default, which chat clients omit and responses clients must write
         url["detail"] = image.detail
     return {"type": "image_url", "image_url": url}
 
