@@ -110,9 +110,9 @@ def test_an_entry_that_is_taken_out_has_no_text_in_which_somebody_speaks() -> No
 
 
 def test_a_field_of_a_later_version_is_carried_along_and_redacted() -> None:
-    payload = msgspec.msgpack.encode(msgspec.msgpack.decode(encode_entry(entry())) | {"author": SECRET, "pages": [7]})
+    payload = msgspec.msgpack.encode(msgspec.msgpack.decode(encode_entry(entry())) | {"weather": SECRET, "moons": [7]})
     read = decode_entry(payload, dimension=DIMENSION)
-    assert read.unknown == {"author": SECRET, "pages": [7]}
+    assert read.unknown == {"weather": SECRET, "moons": [7]}
     kept = Redactor.of(IngestSettings(redact=True)).draft(read.as_draft())
     written = msgspec.msgpack.decode(encode_entry(kept.as_entry(public_id="abcd", canonical_id=7, group_left=0)))
-    assert (written["author"], written["pages"]) == ("[redacted:api_key]", [7])
+    assert (written["weather"], written["moons"]) == ("[redacted:api_key]", [7])

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from daemon_process import DaemonProcess
 
+from memd.store.tools.export_line import shown_text
+
 KEY = "The deploy key lives in the drawer of desk nine."
 WHERE = "Where does the deploy key live?"
 
@@ -70,7 +72,7 @@ def test_an_update_without_content_takes_the_chunk_out_and_keeps_the_reason(daem
     assert [(entry["status"], entry["live"]) for entry in history] == [("Active", False), ("Deprecated", False)]
     assert history[1]["action"] == "Update"
     assert history[1]["reason"] == "the test says so"
-    assert history[0]["content"].endswith("assistant: No memory here.")
+    assert shown_text(history[0]).endswith("assistant: No memory here.")
 
 
 def test_an_id_that_was_never_shown_fails_and_the_others_of_the_correction_apply(
