@@ -29,7 +29,7 @@ from memd.telemetry.logging import ConsoleLines
 
 ROOT = Path(__file__).parent.parent
 REDACTOR = Redactor.of(IngestSettings(redact=True))
-MEGABYTE = scaled(1 << 20)  # less of it in the fast loop
+MEGABYTE = scaled(scaled(1 << 20))  # 40 KB of it in the fast loop
 
 BODY = [
     f"MIIEow{line:02}IBAAKCAQEAabcdefghijklmnopqrstuvwxyz+/ABCDEFGHIJKLMNOPQRS"[:64].ljust(64, "x") for line in range(9)
