@@ -11,9 +11,12 @@ from archiver_stage import Stage, live_entries
 from histories import talk, texts
 
 from memd.conversation.conversation import Conversation
-from memd.entries import Draft, Speaker, Status
+from memd.embedding.priority import Priority
+from memd.entries import Draft, Entry, Speaker, Status
 from memd.errors import EmbeddingError, StoreError
+from memd.ingest.pipeline import Drafter
 from memd.ingest.topics import Topic
+from memd.recall.retrieve import Budget, Retriever
 from memd.settings.model import BufferSettings, CompactionSettings, Config, ConversationSettings, IngestSettings
 
 SECRET = "sk-0123456789abcdefABCDEF"
@@ -197,6 +200,52 @@ async def test_what_a_message_says_of_a_secret_is_stored_and_embedded_without_it
     assert await stored(stage, topic, conversation)
     assert shown(topic) == ["user: The key is [redacted:api_key].\nassistant: Noted."]
     assert not any(SECRET in text for text in stage.embedder.texts)
+    assert stage.redactor.counts == {"api_key": 1}
+
+
+NOTE = "The office coffee comes from the roaster in Mill Lane."
+
+
+async def noted(stage: Stage, topic: Topic, *texts: str, source: str = "notes/office.md") -> list[Entry]:
+    def make(drafter: Drafter) -> list[Draft]:
+        return drafter.passages(topic.log, texts, kind="note", source=source)
+
+    return await stage.archiver.append_drafts(topic, make)
+
+
+async def test_a_note_is_durable_at_once_recalled_without_a_role_and_no_copy_of_what_a_chat_says(
+    stage: Stage, topic: Topic
+) -> None:
+    await stored(stage, topic, talk(topic.buffer, f"u:{NOTE}"))
+    with stage.events.subscription() as queue:
+        (entry,) = await noted(stage, topic, NOTE)
+        assert queue.get_nowait() == ("stored", {"topic_id": "talk", "chunks": 1})
+    assert (entry.kind, entry.source) == ("note", "notes/office.md")
+    assert (entry.roles, entry.speakers, entry.digests) == ((), (), ())
+    assert await noted(stage, topic, NOTE) == [], "it is there already"
+    assert len(await noted(stage, topic, NOTE, source="notes/kitchen.md")) == 1
+    again = Stage(stage.config, stage.files.after_power_cut("lost"))
+    retriever = Retriever(
+        again.encoder, again.config.retrieval, Priority(), header="Excerpts.", count=lambda text: len(text.split())
+    )
+    known = await again.topics.get("talk")
+    found = await retriever.retrieve(NOTE, [known.log], Budget(2000))
+    assert [one.entry.shown for one in found.shown] == [f"user: {NOTE}", NOTE, NOTE]
+    retriever.close()
+    await again.close()
+
+
+async def test_a_note_is_redacted_and_a_failure_is_raised_and_writes_nothing(stage: Stage, topic: Topic) -> None:
+    stage.fail_next_write()
+    with pytest.raises(StoreError):
+        await noted(stage, topic, NOTE)
+    stage.embedder.fails = True
+    with pytest.raises(EmbeddingError):
+        await noted(stage, topic, NOTE)
+    assert shown(topic) == []
+    stage.embedder.fails = False
+    await noted(stage, topic, f"The key is {SECRET}.")
+    assert shown(topic) == ["The key is [redacted:api_key]."]
     assert stage.redactor.counts == {"api_key": 1}
 
 

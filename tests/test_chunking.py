@@ -267,6 +267,12 @@ def test_tiny_turns_share_a_chunk_and_open_with_their_roles() -> None:
     assert chunk.digests == tuple(source.digest for source in sources)
 
 
+def test_texts_without_a_speaker_are_put_together_as_they_are() -> None:
+    for expired in (never, lambda: True):
+        (chunk,) = chunked([Utterance("Milk."), Utterance("Bread.")], expired=expired).chunks
+        assert chunk == Chunk("Milk.\nBread.", speakers=(), digests=())
+
+
 def test_nothing_is_embedded_where_nothing_can_be_decided() -> None:
     def refuse(text: str) -> Vector:
         raise AssertionError(f"embedded {text!r}")

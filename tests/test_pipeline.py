@@ -75,8 +75,8 @@ def test_the_chunks_of_a_file_are_found_in_all_segments_as_they_are_now(
 ) -> None:
     make = drafter(embedder)
     for number in range(8):
-        run = [Utterance(f"Paragraph {number}.", "", bytes([number]) * 16)]
-        topic.append(make.drafts(topic, [run], kind="document", source="a.md" if number % 2 else "b.md"))
+        source = "a.md" if number % 2 else "b.md"
+        topic.append(make.passages(topic, [f"Paragraph {number}."], kind="document", source=source))
     for segment_id in topic.unsealed():
         topic.seal(segment_id)
     first, *_ = found = list(topic.snapshot().live_entries_from("a.md"))
@@ -86,6 +86,34 @@ def test_the_chunks_of_a_file_are_found_in_all_segments_as_they_are_now(
         f"Paragraph {number}." for number in (3, 5, 7, 1)
     ]
     assert list(topic.snapshot().live_entries_from("c.md")) == []
+
+
+def test_text_without_a_speaker_has_no_role_and_no_digest_and_is_shown_as_it_is(
+    topic: TopicLog, embedder: HashEmbedder
+) -> None:
+    make = drafter(embedder)
+    long = "\n\n".join(f"Paragraph {number} of the manual. " + "word " * 60 for number in range(8))
+    drafts = make.passages(topic, [SENTENCE, " \n", long], kind="document", source="a.md")
+    assert "".join(draft.content for draft in drafts) == SENTENCE + long, "no chunk crosses two texts"
+    assert len(drafts) > 2
+    for draft in drafts:
+        assert (draft.kind, draft.source) == ("document", "a.md")
+        assert (draft.speakers, draft.roles, draft.digests) == ((), (), ())
+        assert draft.shown == draft.spoken == draft.content
+    topic.append(drafts)
+    assert make.passages(topic, [long, SENTENCE], kind="document", source="a.md") == []
+
+
+def test_text_without_a_speaker_is_redacted_before_it_is_cut(topic: TopicLog, embedder: HashEmbedder) -> None:
+    pem = "-----BEGIN PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQ\n" * 60 + "-----END PRIVATE KEY-----"
+    (draft,) = drafter(embedder).passages(topic, [f"The key:\n{pem}"], kind="note", source="keys.md")
+    assert draft.content == "The key:\n[redacted:private_key]"
+    assert not any("MIIE" in text for text in embedder.texts)
+
+
+def test_messages_and_text_without_a_speaker_do_not_share_a_run(topic: TopicLog, embedder: HashEmbedder) -> None:
+    with pytest.raises(ValueError, match="runs of their own"):
+        drafter(embedder).drafts(topic, [[*run_of("u:Which lamp?"), Utterance(SENTENCE)]])
 
 
 def test_a_chunk_is_redacted_though_the_message_that_it_was_cut_from_had_nothing(

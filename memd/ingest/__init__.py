@@ -1,1 +1,1 @@
-"""From what was said to entries of the log: cutting, redaction, embedding, storing, importing."""
+"""From what was said, and other sources, to entries of the log: cutting, redaction, embedding, storing, importing."""

@@ -1,7 +1,7 @@
-"""Moves turns from the hot buffer into the log, and appends corrections: the only code of a daemon that appends.
+"""Moves turns from the hot buffer into the log, and appends entries of other sources and corrections.
 
-Rule: messages count as stored only after their chunks are durable, and leave the prompt only after that. A failed
-append changes nothing but the time of the next attempt.
+Rule: nothing else in a daemon appends. Messages count as stored only after their chunks are durable, and leave the
+prompt only after that. A failed append of messages changes nothing but the time of the next attempt.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNLOAD_SECONDS = 5.0
 
 
 class Archiver:
-    """Stores, compacts and corrects. Of the event loop; embedding and writing run in threads."""
+    """Stores, compacts, appends. Of the event loop; embedding and writing run in threads."""
 
     def __init__(
         self,
@@ -64,6 +64,7 @@ class Archiver:
             budget_seconds=config.chunking.budget_ms / 1000,
             redactor=redactor,
         )
+        self._counter = counter
         self._tasks = tasks
         self._indexer = indexer
         self._metrics = metrics
@@ -94,7 +95,7 @@ class Archiver:
             if self._clock() < self._retry_at.get(topic.id, 0.0):
                 return False
             try:
-                await self._append(topic, conversation, upto)
+                await self._append_turns(topic, conversation, upto)
             except MemdError as error:
                 self._back_off(topic, error)
                 return False
@@ -116,6 +117,27 @@ class Archiver:
         if finished:
             work = self._tasks.spawn(self._store_all(topic, finished), "hand-over")
             await asyncio.wait({work}, timeout=self._config.buffer.handover_ms / 1000)
+
+    async def append_drafts(self, topic: Topic, make: Callable[[Drafter], Sequence[Draft]]) -> list[Entry]:
+        """Append what is no conversation's (a note, a document), durably and as one group; return the entries.
+
+        Args:
+            make: returns the drafts, redacted and embedded (see `Drafter.passages`); called in the ingesting thread,
+                while nothing but corrections is appended to the topic.
+
+        Raises:
+            EmbeddingError, StoreError: nothing was written.
+        """
+
+        def made() -> tuple[Sequence[Draft], int]:
+            drafts = make(self._drafter)
+            return drafts, sum(self._counter.count(draft.content) for draft in drafts)
+
+        with topic.used():
+            async with topic.storing:
+                entries = await self._ingest(topic, made)
+        self._indexer.look_after(topic)
+        return entries
 
     async def append_corrections(self, topic: Topic, drafts: Sequence[Draft]) -> list[Entry]:
         """Redact and append the entries of one request's corrections, durably and as one group; return them.
@@ -203,17 +225,22 @@ class Archiver:
         for conversation, end in finished:
             await self.store(topic, conversation, end)
 
-    async def _append(self, topic: Topic, conversation: Conversation, upto: int) -> None:
+    async def _append_turns(self, topic: Topic, conversation: Conversation, upto: int) -> None:
         messages = [(item.digest, item.message) for item in conversation.messages[conversation.stored : upto]]
-        tokens, started = conversation.tokens_between(conversation.stored, upto), time.perf_counter()
+        tokens = conversation.tokens_between(conversation.stored, upto)
 
-        def cut_and_embed() -> list[Draft]:
-            return self._drafter.drafts(topic.log, unstored_runs(topic.log, messages, self._redactor))
+        def made() -> tuple[Sequence[Draft], int]:
+            return self._drafter.drafts(topic.log, unstored_runs(topic.log, messages, self._redactor)), tokens
 
-        loop = asyncio.get_running_loop()
-        drafts = await loop.run_in_executor(self._encoder.ingestion, cut_and_embed)
+        await self._ingest(topic, made)
+
+    async def _ingest(self, topic: Topic, make: Callable[[], tuple[Sequence[Draft], int]]) -> list[Entry]:
+        """Append the drafts that `make` returns, with the tokens they came from; the caller holds `topic.storing`."""
+        started = time.perf_counter()
+        drafts, tokens = await asyncio.get_running_loop().run_in_executor(self._encoder.ingestion, make)
+        entries: list[Entry] = []
         if drafts:
-            await topic.write(lambda: topic.log.append(drafts))
+            entries = await topic.write(lambda: topic.log.append(drafts))
             self._events.publish("stored", {"topic_id": topic.id, "chunks": len(drafts)})
         if redacted := self._redactor.marks([draft.content for draft in drafts]):
             self._redactor.count(redacted)
@@ -223,6 +250,7 @@ class Archiver:
         self._metrics.ingestions.add(time.perf_counter() - started)
         self._metrics.ingested_tokens.add(count=tokens)
         self._metrics.ingested_chunks.add(count=len(drafts))
+        return entries
 
     def _back_off(self, topic: Topic, error: MemdError) -> None:
         failures = self._failures[topic.id] = self._failures.get(topic.id, 0) + 1

@@ -31,16 +31,24 @@ _ESTIMATE_SLACK = 8  # this near to the limit the joined text is counted: the pi
 
 
 class Utterance(msgspec.Struct, frozen=True):
-    """A message to be remembered."""
+    """A message to be remembered, or text without a speaker (a note, a page): that has neither role nor digest."""
 
     text: str
-    """From `messages.stored_text`."""
-    role: str
-    digest: bytes
+    """Of a message: from `messages.stored_text`."""
+    role: str | None = None
+    digest: bytes | None = None
+
+    @property
+    def opening(self) -> str:
+        """What is written in front of the text where it is shown."""
+        return "" if self.role is None else role_opening(self.role)
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """A chunk without identity or vector. `speakers` and `digests` are parallel: one of each per message in it."""
+    """A chunk without identity or vector. `speakers` and `digests` are parallel: one of each per message in it.
+
+    Both are empty for text without a speaker.
+    """
 
     content: str
     speakers: tuple[Speaker, ...]
@@ -58,7 +66,8 @@ class _Piece(msgspec.Struct, frozen=True):
     text: str
     message: int
     opening: str | None
-    """Of the first piece of its message: what is written in front of it where it is shown. None for the others."""
+    """Of the first piece of its message: what is written in front of it where it is shown ("" without a speaker).
+    None for the others."""
     ends: bool
     """The last part of a candidate piece: always, except for the words that windows are made of."""
     tokens: int
@@ -78,7 +87,7 @@ def split(
     embed: Callable[[str], Vector],
     expired: Callable[[], bool],
 ) -> Split:
-    """Split consecutive messages of one conversation into chunks.
+    """Split consecutive messages of one conversation, or consecutive texts without a speaker, into chunks.
 
     A chunk takes piece after piece until it has `min_tokens`; from then on it ends where the cosine between its last
     piece and the next falls below `similarity`, and in any case before `max_tokens`. A chunk that is short because
@@ -90,7 +99,12 @@ def split(
             memoises it gets the vector of a chunk of one piece for nothing.
         expired: whether the time for finding boundaries is used up; asked before each decision. From then on, the chunk
             in the making included, the rest is cut into fixed windows.
+
+    Raises:
+        ValueError: some of `messages` have a speaker and some have none, which `speakers` could not tell apart.
     """
+    if len({message.role is None for message in messages}) > 1:
+        raise ValueError("messages and texts without a speaker are mixed: put them into runs of their own")
     pieces = _pieces(messages, settings, count)
     groups, position = _by_meaning(pieces, settings, count, embed, expired)
     rest = pieces[position:]
@@ -104,13 +118,13 @@ def _pieces(messages: Sequence[Utterance], settings: ChunkingSettings, count: Co
     for number, message in enumerate(messages):
         texts = candidate_pieces(
             message.text,
-            opening=role_opening(message.role),
+            opening=message.opening,
             whole_tokens=WHOLE_MINIMA * settings.min_tokens,
             max_tokens=settings.max_tokens,
             count=count,
         )
         for position, text in enumerate(texts or [""]):
-            opening = role_opening(message.role) if position == 0 else None
+            opening = message.opening if position == 0 else None
             pieces.append(_piece(text, number, opening, True, count))
     return pieces
 
@@ -201,7 +215,7 @@ def _units(pieces: Sequence[_Piece], limit: int, count: Count) -> list[_Piece]:
 
 def _shown(group: Sequence[_Piece]) -> str:
     """The text of a chunk as it is shown."""
-    return "".join(piece.shown for piece in group).removeprefix(JOINT if group and group[0].opening else "")
+    return "".join(piece.shown for piece in group).removeprefix(JOINT if group and group[0].opening is not None else "")
 
 
 def _chunk(group: Sequence[_Piece], messages: Sequence[Utterance]) -> Chunk:
@@ -211,9 +225,11 @@ def _chunk(group: Sequence[_Piece], messages: Sequence[Utterance]) -> Chunk:
     for position, piece in enumerate(group):
         parts.append(JOINT if piece.opening is not None and position > 0 else "")
         length += len(parts[-1])
-        if piece.opening is not None or position == 0:
-            speakers.append(Speaker(length, messages[piece.message].role, continues=piece.opening is None))
+        role = messages[piece.message].role
+        if role is not None and (piece.opening is not None or position == 0):
+            speakers.append(Speaker(length, role, continues=piece.opening is None))
         parts.append(piece.text)
         length += len(piece.text)
     numbers = dict.fromkeys(piece.message for piece in group)
-    return Chunk("".join(parts), tuple(speakers), tuple(messages[number].digest for number in numbers))
+    digests = (messages[number].digest for number in numbers)
+    return Chunk("".join(parts), tuple(speakers), tuple(digest for digest in digests if digest is not None))

@@ -1,4 +1,4 @@
-"""From messages to drafts that can be appended: the part that a compaction and `memd import` have in common.
+"""From text to drafts that can be appended: the part that a compaction, `memd import` and other sources have in common.
 
 Rule: synchronous, and appends nothing. What a topic has already is left out here: messages by their digests, chunks by
 their exact text, and of chunks that say the same within one batch all but the first. Drafts come out redacted.
@@ -86,6 +86,18 @@ class Drafter:
         ]
         return _knowing_all(drafts, runs)
 
+    def passages(self, topic: TopicLog, texts: Sequence[str], *, kind: str, source: str | None = None) -> list[Draft]:
+        """Redact, cut and embed texts without a speaker, such as a note or the sections of a document, as one batch.
+
+        Args:
+            texts: of one source; a chunk never crosses two texts, and a blank one is left out.
+
+        Raises:
+            EmbeddingError: the model failed on a text.
+        """
+        runs = [[Utterance(self._redactor.text(text))] for text in texts if text.strip()]
+        return self.drafts(topic, runs, kind=kind, source=source)
+
     def _chunks(self, topic: TopicLog, runs: Sequence[Sequence[Utterance]]) -> list[Chunk]:
         started = time.monotonic()
         chunks: list[Chunk] = []
@@ -129,7 +141,8 @@ def _knowing_all(drafts: list[Draft], runs: Sequence[Sequence[Utterance]]) -> li
     Otherwise those alone would be cut into other chunks the next time, and be stored.
     """
     known = {digest for draft in drafts for digest in draft.digests}
-    left_out = [message.digest for run in runs for message in run if message.digest not in known]
+    digests = (message.digest for run in runs for message in run)
+    left_out = [digest for digest in digests if digest is not None and digest not in known]
     return [*drafts[:-1], msgspec.structs.replace(drafts[-1], digests=(*drafts[-1].digests, *left_out))]
 
 

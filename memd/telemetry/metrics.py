@@ -107,9 +107,9 @@ class Metrics:
             trigger=("soft", "hard"),
         )
         self.ingestions = Distribution(
-            "memd_ingestion_duration_seconds", "Chunking, embedding and appending messages", BACKGROUND_SECONDS
+            "memd_ingestion_duration_seconds", "Chunking, embedding and appending text", BACKGROUND_SECONDS
         )
-        self.ingested_tokens = Count("memd_ingested_tokens", "Tokens of the messages that became durable in the log")
+        self.ingested_tokens = Count("memd_ingested_tokens", "Tokens of the text that became durable in the log")
         self.ingested_chunks = Count("memd_ingested_chunks", "Chunks that were made of them")
         self.in_flight = 0
         """Requests that are being answered."""
