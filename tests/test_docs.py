@@ -146,3 +146,13 @@ def test_files_that_pages_and_docstrings_name_exist() -> None:
     for page in [*PAGES, *(ROOT / "memd").rglob("*.py")]:
         for name in named.findall(page.read_text()):
             assert "NAME" in name or (ROOT / name).exists(), f"{page.relative_to(ROOT)} names {name}"
+
+
+def test_every_module_that_test_files_share_is_on_the_page_for_contributors() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`([a-z_]+\*?)`", "".join(line for line in page.splitlines() if line.startswith("| `")))
+    for module in (ROOT / "tests" / "support").glob("*.py"):
+        covering = [
+            name for name in named if module.stem == name or (name[-1] == "*" and module.stem.startswith(name[:-1]))
+        ]
+        assert covering, module.name
