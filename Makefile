@@ -3,6 +3,8 @@
 # installation; constraints.txt has the exact versions.
 
 SHELL := /bin/bash
+# The tests start hundreds of processes; without bytecode each of them would compile all of memd.
+export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
 .PHONY: demo quick test llama-tests fuzz lint constraints clean help
 
@@ -43,6 +45,7 @@ constraints: | .venv/bin/python ## Renew constraints.txt: the newest versions th
 clean: ## Remove .venv and what the tools left behind; your memory/ stays
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/clients/node_modules \
 		clients/typescript/node_modules clients/typescript/dist
+	find memd tests bench -name __pycache__ -prune -exec rm -rf {} +
 
 # The first Python that is new enough; `make PYTHON=/path/to/python demo` names another.
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
