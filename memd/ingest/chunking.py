@@ -40,7 +40,7 @@ class Utterance(msgspec.Struct, frozen=True):
 
     @property
     def opening(self) -> str:
-        """What is written in front of the text where it is shown."""
+        """The role as it is written in front of the text where that is shown; empty without one."""
         return "" if self.role is None else role_opening(self.role)
 
 
