@@ -16,7 +16,7 @@ class ConfigError(MemdError):
 
 
 class BadTopicId(MemdError):
-    """A topic id that does not match `chunks.TOPIC_ID_PATTERN`; such a name never reaches the file system."""
+    """A topic id that does not match `entries.TOPIC_ID_PATTERN`; such a name never reaches the file system."""
 
 
 class BadRequestBody(MemdError):
@@ -44,7 +44,7 @@ class BadQuestion(MemdError):
 
 
 class NotFound(BadQuestion):
-    """The topic, chunk or entry that a question names does not exist."""
+    """The topic, chunk, entry or turn that a question names does not exist."""
 
 
 class DaemonError(MemdError):

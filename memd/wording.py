@@ -16,6 +16,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else _PLURALS.get(noun, noun + 's')}"
 
 
+def unsearched(chunks: int) -> str:
+    """Say that so many chunks were embedded with another model, and what to do."""
+    was, are = ("was", "is") if chunks == 1 else ("were", "are")
+    return (
+        f"{counted(chunks, 'chunk')} {was} embedded with another model and {are} not searched; stop the daemon and run "
+        "`memd reembed`, or set embedding.model back"
+    )
+
+
 # Control characters but for line breaks and tabs, and what turns the direction of writing.
 _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 

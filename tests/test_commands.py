@@ -67,6 +67,9 @@ def test_a_correction_its_effect_and_its_undo(told: DaemonProcess) -> None:
     [chunk] = [event for event in events(told) if "PostgreSQL" in event["content"]]
     done = out(told, "correct", chunk["id"], "--update", "We moved to SQLite in May.", "--reason", "simpler")
     assert done.count("appended entry") == 2
+    [replacement] = re.findall(r"^appended entry \d+: replacement \[mem:([0-9a-f]+)\]$", done, re.MULTILINE)
+    assert f": Update [mem:{chunk['id']}]\n" in done
+    assert "We moved to SQLite in May." in out(told, "show", replacement)
     shown = out(told, "log", "--limit", "2")
     assert "because: simpler" in shown and "We moved to SQLite" in shown
     story = out(told, "show", chunk["id"])
@@ -75,7 +78,7 @@ def test_a_correction_its_effect_and_its_undo(told: DaemonProcess) -> None:
     assert f"- {chunk['id']}" in replayed and "SQLite" in replayed.partition("The same question now")[2]
     entry = next(event for event in events(told) if event["event"] == "Update")["canonical_id"]
     assert out(told, "undo", str(entry), "--reason", "no, we did not").count("appended entry") == 2
-    assert "counts" in out(told, "show", chunk["id"]).splitlines()[0]
+    assert "is live" in out(told, "show", chunk["id"]).splitlines()[0]
     assert "nothing is different" in out(told, "turn", latest_turn(told), "--replay")
     assert told.run("verify").returncode == 0
 
@@ -101,10 +104,20 @@ def test_wrong_usage_says_what_to_do(told: DaemonProcess) -> None:
         (["correct", "a3f9", "--update", "  "], "needs a text"),
         (["correct", "../etc", "--helpful"], "no chunk's id"),
         (["show", "?"], "no chunk's id"),
-        (["undo", "12"], "no entry 12"),
         (["log", "--before", "soon"], "no time"),
         (["turn", "../x"], "no turn's id"),
+        (["turn", "zzzz"], "no turn's id"),
+        (["show", "zzzz"], "no chunk's id"),
     ):
         refused = told.run(*arguments)
         assert refused.returncode == 2 and says in refused.stderr and refused.stderr.count("\n") == 1, arguments
+    for arguments, says in (
+        (["show", "ffffffffffff"], "no chunk has the id"),
+        (["correct", "ffffffffffff", "--helpful"], "no chunk has the id"),
+        (["undo", "12"], "no entry 12"),
+        (["undo", "12", "--topic", "work"], "no entry 12"),
+        (["turn", "ffffffffffffffff"], "the id is wrong"),
+    ):
+        refused = told.run(*arguments)
+        assert refused.returncode == 1 and says in refused.stderr and refused.stderr.count("\n") == 1, arguments
     assert told.export() == before

@@ -230,11 +230,16 @@ def test_a_daemon_says_how_much_is_not_searched_and_what_to_do(
     said = "5 chunks were embedded with another model"
     wait_until(lambda: said in daemon.log.read_text(), lambda: repr(daemon))
     assert "run `memd reembed`" in daemon.log.read_text()
+    unsearched = f"{said} and are not searched; stop the daemon and run `memd reembed`"
+    searched = daemon.run("search", "Where is it?")
+    assert searched.returncode == 1 and unsearched in searched.stdout and "Nothing is stored" not in searched.stdout
+    assert unsearched in daemon.run("stats").stdout
     running = daemon.run("reembed")
     assert running.returncode == 1 and "is in use by another memd" in running.stderr
     daemon.terminate()
     done = daemon.run("reembed")
     assert done.returncode == 0 and "5 chunks embedded again" in done.stdout
+    assert all("another model" not in daemon.run(*after).stdout for after in (("search", "Where is it?"), ("stats",)))
 
 
 def test_a_chunk_that_was_shown_before_the_model_changed_is_embedded_again_with_its_correction(

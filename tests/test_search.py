@@ -78,6 +78,11 @@ def test_a_person_reads_why(told: DaemonProcess) -> None:
     assert re.search(r"1 chunk, \d+ of 1,024 tokens, would be injected\.", plain.stdout)
     explained = told.run("search", "--explain", QUESTION).stdout
     assert "hazelnuts" in explained and "below retrieval.min_score" in explained and "meaning 0." in explained
+    shown = re.findall(
+        r"^0\.\d{3} .*  (injected|below retrieval.min_score)\n.*; strength (\d\.\d{3}), ", explained, re.MULTILINE
+    )
+    assert len(shown) == explained.count("meaning ") >= len(FACTS), "every candidate"
+    assert all((verdict == "injected") == (float(strength) >= 0.2) for verdict, strength in shown)
 
 
 def test_stored_text_does_nothing_to_a_terminal(told: DaemonProcess) -> None:

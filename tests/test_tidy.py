@@ -227,7 +227,7 @@ def test_docstrings_name_the_thing_and_do_not_open_with_what() -> None:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     ]
     riddles = [f"{name}: {text.splitlines()[0]}" for name, text in strings if text.startswith("What ")]
-    assert not riddles
+    assert not riddles, "\n".join(riddles)
 
 
 def test_a_module_opens_with_what_it_is_for_and_its_rule() -> None:

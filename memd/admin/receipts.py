@@ -63,7 +63,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     signals: tuple[dict[str, Any], ...] = ()
     timings_ms: dict[str, float] = {}
     prompt_tokens: int | None = None
-    """The upstream's own count, and of these those that it had read before."""
+    """The upstream's own count, and the part of it that was in its cache."""
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     interrupted: bool = False

@@ -55,7 +55,8 @@ class TurnRoutes:
         """One turn's receipt."""
         receipt = await self._receipts.find(turn_id) if turn_id.isalnum() else None
         if receipt is None:
-            raise NotFound(f"there is no receipt of turn {turn_id[:60]!r}: it is too old, or receipts.enabled is false")
+            why = "it is too old, receipts.enabled is false, or the id is wrong"
+            raise NotFound(f"there is no receipt of turn {turn_id[:60]!r}: {why}")
         return receipt
 
     @get("/memd/turns/{id}/replay")

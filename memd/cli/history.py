@@ -18,7 +18,7 @@ from rich.text import Text
 from memd.admin.history import ChunkStory, LogEvent, LogPage
 from memd.cli.flags import FOUND_SOMETHING, config_of_existing, print_lines, settings_flags
 from memd.cli.running import RunningDaemon, daemon_for
-from memd.errors import BadQuestion
+from memd.errors import BadQuestion, NotFound
 from memd.settings.model import Config
 from memd.wording import counted, for_terminal
 
@@ -95,11 +95,10 @@ def correct(
     if content is not None and not content.strip():
         raise BadQuestion("--update needs a text; to take a chunk out without one, say --deprecate")
     config = config_of_existing(config_path, data_dir)
-    done = _correct(config, chunk_ids, topic, action or "Update", content, reason)
-    for canonical_id in done.applied:
-        click.echo(f"appended entry {canonical_id}")
+    done, appended = _correct(config, chunk_ids, topic, action or "Update", content, reason)
+    print_lines(appended)
     for chunk_id in done.failed:
-        click.echo(f"{chunk_id}: not corrected: no such chunk counts in this topic")
+        click.echo(f"{chunk_id}: not corrected: no live chunk has this id here")
     return FOUND_SOMETHING if done.failed else 0
 
 
@@ -109,13 +108,12 @@ def correct(
 @click.option("--reason", default="", help="Why; kept in the log.")
 @click.argument("canonical_id", metavar="CANONICAL_ID", type=click.IntRange(min=1))
 def undo(config_path: Path | None, data_dir: str | None, topic: str | None, reason: str, canonical_id: int) -> int:
-    """Append the state before the entry CANONICAL_ID.
+    """Take back the correction in entry CANONICAL_ID.
 
     `memd log` shows the numbers of entries. The undo of an Update brings back every chunk that it replaced.
     """
     config = config_of_existing(config_path, data_dir)
-    for appended in _undo(config, canonical_id, topic, reason).applied:
-        click.echo(f"appended entry {appended}")
+    print_lines(_undo(config, canonical_id, topic, reason))
     return 0
 
 
@@ -144,7 +142,7 @@ def _show(config: Config, chunk_id: str, topic: str | None) -> tuple[bytes, Line
     with daemon_for(config) as daemon:
         told = daemon.get(f"/memd/chunks/{_path(chunk_id)}", topic=topic)
     story = msgspec.json.decode(told, type=ChunkStory)
-    state = "counts" if story.live else "is taken out"
+    state = "is live" if story.live else "is taken out"
     lines: Lines = [Text(f"{story.id} ({story.uuid}) in topic {story.topic_id} {state}", style="bold"), ""]
     lines += [_event(version) for version in story.versions]
     for name, uuids in (("Took the place of", story.replaces), ("Its place was taken by", story.replaced_by)):
@@ -160,8 +158,8 @@ def _show(config: Config, chunk_id: str, topic: str | None) -> tuple[bytes, Line
 
 def _correct(
     config: Config, chunk_ids: Sequence[str], topic: str | None, action: str, content: str | None, reason: str
-) -> CorrectionAnswer:
-    """Apply one correction to chunks of one topic."""
+) -> tuple[CorrectionAnswer, Lines]:
+    """Apply one correction to chunks of one topic; return the answer, and the appended entries as text."""
     with daemon_for(config) as daemon:
         if topic is None:
             topics = {_topic_of_chunk(daemon, chunk_id) for chunk_id in chunk_ids}
@@ -170,19 +168,29 @@ def _correct(
             [topic] = topics
         body = {"topic_id": topic, "chunk_ids": chunk_ids, "action": action, "reason": reason}
         told = daemon.post("/memd/corrections", body if content is None else body | {"content": content})
-    return msgspec.json.decode(told, type=CorrectionAnswer)
+        answer = msgspec.json.decode(told, type=CorrectionAnswer)
+        return answer, _appended(daemon, topic, answer)
 
 
-def _undo(config: Config, canonical_id: int, topic: str | None, reason: str) -> CorrectionAnswer:
-    """Take back what an entry did."""
+def _undo(config: Config, canonical_id: int, topic: str | None, reason: str) -> Lines:
+    """Take back what an entry did; return the appended entries as text."""
     with daemon_for(config) as daemon:
         if topic is None:
             page = msgspec.json.decode(daemon.get("/memd/log", before=canonical_id + 1, limit=1), type=LogPage)
             if not page.events or page.events[0].canonical_id != canonical_id:
-                raise BadQuestion(f"there is no entry {canonical_id}; `memd log` lists them")
+                raise NotFound(f"there is no entry {canonical_id}; `memd log` lists them")
             topic = page.events[0].topic_id
         told = daemon.post("/memd/undo", {"topic_id": topic, "canonical_id": canonical_id, "reason": reason})
-    return msgspec.json.decode(told, type=CorrectionAnswer)
+        return _appended(daemon, topic, msgspec.json.decode(told, type=CorrectionAnswer))
+
+
+def _appended(daemon: RunningDaemon, topic: str, answer: CorrectionAnswer) -> Lines:
+    """Return a line for each appended entry: they are one group, so nothing lies between them in the topic's log."""
+    if not answer.applied:
+        return []
+    told = daemon.get("/memd/log", topic=[topic], before=max(answer.applied) + 1, limit=len(answer.applied))
+    events = reversed(msgspec.json.decode(told, type=LogPage).events)
+    return [Text(f"appended entry {one.canonical_id}: {one.event} [mem:{one.id}]") for one in events]
 
 
 def time_of(microseconds: int) -> str:

@@ -28,7 +28,7 @@ def import_(config_path: Path | None, data_dir: str | None, topic: str | None, f
 
     A line is an entry of `memd export`, or a conversation: a JSON array of messages in OpenAI's format, or an object
     with such an array as `messages`. What the log has already is left out, so an interrupted import can simply be
-    repeated. Not beside a running daemon.
+    repeated. Stop the daemon first.
     """
     config = config_of(config_path, {"data_dir": data_dir})
     with _progress("importing") as advanced:
@@ -50,10 +50,10 @@ def import_(config_path: Path | None, data_dir: str | None, topic: str | None, f
 @click.command()
 @settings_flags
 def reembed(config_path: Path | None, data_dir: str | None) -> int:
-    """Embed the chunks again that another model embedded.
+    """Re-embed chunks that another model embedded.
 
     Until then, memd does not find them after a change of embedding.model. An interrupted run loses nothing: the next
-    one continues where it stopped. Not beside a running daemon.
+    one continues where it stopped. Stop the daemon first.
     """
     config = config_of_existing(config_path, data_dir)
     with _progress("embedding") as advanced:

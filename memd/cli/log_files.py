@@ -73,7 +73,7 @@ def export(config_path: Path | None, data_dir: str | None, topic: str | None, li
 @settings_flags
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 def backup(config_path: Path | None, data_dir: str | None, folder: Path) -> int:
-    """Bring the folder DIR up to date with the log.
+    """Back up the log to DIR, or update the backup there.
 
     DIR is new, empty or an earlier backup. Works beside a running daemon. To restore, serve from
     it: memd serve --data-dir DIR.

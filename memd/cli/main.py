@@ -15,10 +15,10 @@ from click.shell_completion import CompletionItem
 
 from memd import __version__
 from memd.cli.flags import FOUND_SOMETHING, WRONG_USAGE
-from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError
+from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError, NotFound
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "backup": ("log_files", "Bring the folder DIR up to date with the log."),
+    "backup": ("log_files", "Back up the log to DIR, or update the backup there."),
     "check": ("check.command", "Say whether everything is ready, and if not, what to do."),
     "completion": ("check.command", "Print the script that completes commands of memd in SHELL."),
     "correct": ("history", "Mark the chunks ID... as helpful, unhelpful or wrong."),
@@ -26,13 +26,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("log_files", "Write the log as JSON Lines, one entry per line, oldest first."),
     "import": ("ingest", "Add the entries or conversations in FILE.jsonl to the log."),
     "log": ("history", "Show what happened to the memory, newest first."),
-    "reembed": ("ingest", "Embed the chunks again that another model embedded."),
+    "reembed": ("ingest", "Re-embed chunks that another model embedded."),
     "search": ("search", "Show the chunks that a new chat with QUESTION would get."),
     "serve": ("serve", "Run the daemon until Ctrl-C or SIGTERM."),
     "show": ("history", "Show the versions of the chunk ID, and where it was shown."),
     "stats": ("stats", "Show what is stored, and how fast a running daemon finds it."),
     "turn": ("turns", "Show what memory did in a turn, and why."),
-    "undo": ("history", "Append the state before the entry CANONICAL_ID."),
+    "undo": ("history", "Take back the correction in entry CANONICAL_ID."),
     "verify": ("log_files", "Read every byte of the log and report any damage."),
 }
 """By name: the module below `memd.cli` that has the command, and the first sentence of its help."""
@@ -47,7 +47,8 @@ class CommandGroup(click.Group):
             ctx.exit(super().invoke(ctx))
         except MemdError as error:
             click.echo(f"memd: {error}", err=True)
-            ctx.exit(WRONG_USAGE if isinstance(error, ConfigError | BadTopicId | BadQuestion) else FOUND_SOMETHING)
+            wrong_usage = isinstance(error, ConfigError | BadTopicId | BadQuestion) and not isinstance(error, NotFound)
+            ctx.exit(WRONG_USAGE if wrong_usage else FOUND_SOMETHING)
 
     def list_commands(self, ctx: click.Context | None = None) -> list[str]:
         """The names of all commands."""

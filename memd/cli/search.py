@@ -72,14 +72,15 @@ def _lines(answer: SearchAnswer, *, explain: bool) -> list[RenderableType]:
     injected = [chunk for chunk in answer.chunks if chunk.verdict == INJECTED]
     shown: list[RenderableType] = [_chunk(chunk, explain=explain) for chunk in (answer.chunks if explain else injected)]
     if not answer.chunks:
-        shown.append("Nothing is stored that has to do with it.")
+        where = "stored" if answer.note is None else "found"
+        shown.append(f"Nothing is {where} that has to do with it.")
     elif not injected:
         shown.append("Nothing would be injected; --explain shows the candidates and why.")
     else:
         tokens = f"{answer.tokens:,} of {answer.budget_tokens:,} tokens"
         shown.append(f"{counted(len(injected), 'chunk')}, {tokens}, would be injected.")
     if answer.note is not None:
-        shown.append(f"Searched {answer.note}.")
+        shown.append(answer.note)
     return shown
 
 
@@ -96,7 +97,7 @@ def _chunk(chunk: FoundChunk, *, explain: bool) -> RenderableType:
         parts.append(
             Padding(
                 f"meaning {share:.3f} (cosine {chunk.cosine:.3f}) + words {words:.3f} + neighbours {beside:.3f}, "
-                f"times {chunk.multiplier:g}; {counted(chunk.tokens, 'token')}",
+                f"times {chunk.multiplier:g}; strength {chunk.strength:.3f}, {counted(chunk.tokens, 'token')}",
                 (0, 0, 0, INDENT),
                 expand=False,
             )

@@ -16,9 +16,12 @@ from rich.table import Table
 
 from memd.cli.flags import config_of_existing, print_lines, settings_flags
 from memd.cli.running import RunningDaemon
+from memd.embedding.loading import load_embedder
+from memd.errors import EmbeddingError
+from memd.settings.model import Config
 from memd.store.disk import DiskFiles
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
-from memd.wording import tallied
+from memd.wording import tallied, unsearched
 
 
 @click.command()
@@ -31,7 +34,7 @@ def stats(config_path: Path | None, data_dir: str | None, as_json: bool) -> int:
     they are on disk.
     """
     config = config_of_existing(config_path, data_dir)
-    figures = _gather(config.data_dir, config.auth.token)
+    figures = _gather(config)
     if as_json:
         click.echo(msgspec.json.encode(figures))
     else:
@@ -47,23 +50,38 @@ class StoredFigures(msgspec.Struct, frozen=True, kw_only=True):
     daemon_url: str | None
     daemon: dict[str, Any] | None
     """The answer of `/memd/stats`; None if no daemon holds this folder."""
+    unsearched_chunks: int
+    """Live chunks that another model than `embedding.model` embedded; 0 if that model is not on this machine."""
 
 
-def _gather(data_dir: Path, token: str) -> StoredFigures:
+def _gather(config: Config) -> StoredFigures:
     """Read the directory and ask the daemon.
 
     Raises:
         StoreError: a file cannot be read.
         DaemonError: the daemon went away while it was asked.
     """
-    daemon = RunningDaemon.find(data_dir, token)
+    data_dir = config.data_dir
+    daemon = RunningDaemon.find(data_dir, config.auth.token)
     told = None if daemon is None else msgspec.json.decode(daemon.get("/memd/stats"), type=dict[str, Any])
+    topics = disk_usage(data_dir, DiskFiles())
     return StoredFigures(
         data_dir=str(data_dir),
-        topics=disk_usage(data_dir, DiskFiles()),
+        topics=topics,
         daemon_url=None if daemon is None else daemon.url,
         daemon=told,
+        unsearched_chunks=_unsearched_chunks(config, topics),
     )
+
+
+def _unsearched_chunks(config: Config, topics: list[TopicDiskUsage]) -> int:
+    if not any(topic.chunks for topic in topics):
+        return 0
+    try:
+        present = load_embedder(config.embedding.model, 1, fetch=False).fingerprint
+    except EmbeddingError:
+        return 0
+    return sum(topic.chunks_of_others(present) for topic in topics)
 
 
 def _table(figures: StoredFigures) -> list[RenderableType]:
@@ -81,14 +99,15 @@ def _table(figures: StoredFigures) -> list[RenderableType]:
             _megabytes(topic.log_bytes + topic.derived_bytes),
             *_measured(in_memory.get(topic.topic_id)),
         )
+    notes = [f"{unsearched(figures.unsearched_chunks)}."] if figures.unsearched_chunks else []
     if figures.daemon is None:
-        return [shown, "No daemon holds this folder; it would know the last four columns."]
+        return [shown, *notes, "No daemon holds this folder; only a running one knows the last four columns."]
     used, allowed = figures.daemon["memory_bytes"], figures.daemon["memory_bytes_max"]
     told = [f"The daemon at {figures.daemon_url} has {_megabytes(used)} of at most {_megabytes(allowed)} loaded."]
     redacted = figures.daemon.get("redacted")
     if redacted is not None:
         told.append(f"Redacted in what it has stored since its start: {tallied(redacted) or 'nothing'}.")
-    return [shown, *told]
+    return [shown, *notes, *told]
 
 
 def _measured(topic: dict[str, Any] | None) -> list[str]:

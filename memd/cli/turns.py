@@ -151,10 +151,10 @@ def _costs(one: Receipt) -> str:
 
 def _candidates(one: Receipt) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Candidates", title_justify="left")
-    for name in ("id", "score", "cosine", "meaning", "words", "neighbours", "times", "tokens", "verdict"):
+    for name in ("id", "score", "strength", "cosine", "meaning", "words", "neighbours", "times", "tokens", "verdict"):
         table.add_column(name, justify="left" if name in ("id", "verdict") else "right", no_wrap=True)
     for chunk in one.candidates:
-        parts = (chunk.score, chunk.cosine, chunk.cosine_share, chunk.lexical, chunk.neighbours)
+        parts = (chunk.score, chunk.strength, chunk.cosine, chunk.cosine_share, chunk.lexical, chunk.neighbours)
         cells = [f"{value:.3f}" for value in parts]
         table.add_row(chunk.id, *cells, f"{chunk.multiplier:g}", str(chunk.tokens), chunk.verdict)
     return table
@@ -165,6 +165,6 @@ def _indented(text: str) -> RenderableType:
 
 
 def _path(turn_id: str) -> str:
-    if not turn_id.isalnum():
-        raise BadQuestion(f"{turn_id[:60]!r} is no turn's id; `memd turn` lists them")
+    if not set(turn_id) <= set("0123456789abcdef"):
+        raise BadQuestion(f"{turn_id[:60]!r} is no turn's id: those are 16 hexadecimal digits; `memd turn` lists them")
     return turn_id

@@ -124,7 +124,7 @@ class Drift:
     RISE = 0.7
     FALL = 0.1
     TOKENS_MIN = 100
-    """Smaller prompts teach nothing: the template's fixed words are too large a part of them."""
+    """Smaller prompts are ignored: the template's fixed words are too large a part of them."""
     MODELS_MAX = 64  # clients choose model names freely
 
     def __init__(self) -> None:

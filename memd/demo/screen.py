@@ -131,7 +131,7 @@ class Screen:
         """Show the state of the chunk that a correction named."""
         text = (
             f"[{MEMORY}]▸[/] Chunk {chunk_id} is not shown any more. On disk it stays, marked Deprecated: nothing is "
-            "ever deleted. That the question was asked and answered before is a record of its own."
+            "ever deleted. The question and its first answer are remembered too, as a chunk of their own."
         )
         self._console.print(Padding(text, (0, 2, 1, 2)))
 

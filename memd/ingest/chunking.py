@@ -1,4 +1,4 @@
-"""Makes the chunks that are remembered out of a stretch of conversation (DESIGN section 5, step 2).
+"""Cuts a stretch of conversation into the chunks that are stored.
 
 Rule: verbatim. The chunks of a message, put together, are its stored text; only the fixed windows that stand in when
 time runs out overlap. Messages meet with a newline inside a chunk, and `speakers` says whose text lies where. Limits
@@ -66,8 +66,7 @@ class _Piece(msgspec.Struct, frozen=True):
     text: str
     message: int
     opening: str | None
-    """Of the first piece of its message: what is written in front of it where it is shown ("" without a speaker).
-    None for the others."""
+    """On the first piece of a message: the role shown in front of it ("" without a speaker). None on the others."""
     ends: bool
     """The last part of a candidate piece: always, except for the words that windows are made of."""
     tokens: int
@@ -75,7 +74,7 @@ class _Piece(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """The text with what stands before it inside a chunk."""
+        """The text with the joint before it inside a chunk."""
         return self.text if self.opening is None else JOINT + self.opening + self.text
 
 
@@ -141,7 +140,7 @@ def _by_meaning(
     embed: Callable[[str], Vector],
     expired: Callable[[], bool],
 ) -> tuple[list[list[_Piece]], int]:
-    """Groups of pieces, one per chunk, and how many pieces they have taken: all, unless the time ran out."""
+    """Return groups of pieces, one per chunk, and the number of pieces in them: all, unless the time ran out."""
     vector = lru_cache(maxsize=2)(embed)  # a decision's second piece is often the next one's first
     groups: list[list[_Piece]] = []
     group: list[_Piece] = []
@@ -203,7 +202,7 @@ def _windows(pieces: Sequence[_Piece], settings: ChunkingSettings, count: Count)
 
 
 def _units(pieces: Sequence[_Piece], limit: int, count: Count) -> list[_Piece]:
-    """The words of `pieces`, cut where they have more than `limit` tokens, so that every window makes headway."""
+    """Return the words of `pieces`; words of more than `limit` tokens are cut, so that every window advances."""
     units = []
     for piece in pieces:
         texts = [part for word in words(piece.text) or [""] for part in fitted(word, limit, count)]

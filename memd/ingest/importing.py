@@ -51,11 +51,11 @@ class ImportCounts(msgspec.Struct):
     messages_known: int = 0
     """Of conversations: messages whose text is in the log already, and those that are not remembered at all."""
     redacted: Counter[str] = msgspec.field(default_factory=Counter)
-    """By the name of the pattern: secrets that were replaced in what was appended."""
+    """The number of secrets that were replaced in the appended entries, by the name of the pattern."""
 
 
 class _LineKind(msgspec.Struct, frozen=True):
-    """The members that tell the kinds of lines apart."""
+    """The members that distinguish the kinds of lines."""
 
     uuid: Raw = Raw()
     messages: Raw = Raw()

@@ -1,4 +1,4 @@
-"""Builds the indexes of full segments, merges them, and updates the lexical index: work that nobody waits for.
+"""Builds the indexes of full segments, merges them, and updates the lexical index, in the background.
 
 Rule: it runs at low priority, in threads of its own, and gives way while a request is being answered. Work that fails
 is tried again later; meanwhile searches find everything, only slower.
@@ -49,7 +49,7 @@ class Indexer:
         return len(self._under_way)
 
     def look_after(self, topic: Topic) -> None:
-        """Start whatever the topic's indexes need, unless it is under way."""
+        """Start the work that the topic's indexes need, unless it is running."""
         for segment_id in topic.log.unsealed():
             name = f"seal {topic.id}/{segment_id}"
             self._start(name, topic, lambda number=segment_id: self._seal(topic, number))  # type: ignore[misc]  # mypy cannot infer the default's type

@@ -1,6 +1,6 @@
 """Cuts a message's text into the pieces between which a chunk may end. Counterpart of chunking.py, which joins them.
 
-Rule: verbatim. Joined, the pieces are the text, to the last blank. What a reader takes as one thing (a short message or
+Rule: verbatim. Joined, the pieces are the text, to the last blank. A unit for a reader (a short message or
 paragraph, a fenced code block, a list, a table, a stack trace) is one piece where it fits; longer prose is cut into
 sentences. Time grows with the length of the text, whatever is in it.
 
@@ -22,7 +22,7 @@ _WORD = re.compile(r"\s*+\S++|\s++")  # with the blank before it, as the tokeniz
 _SENTENCE_END = re.compile(r"""[.!?…]["'”’)\]]*+\s++(?=[^a-z])|[。！？]["”’』」）]*+\s*+""")
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
 _STRUCTURED = re.compile(r"[ \t]+\S|(?:[-*+•]|\d{1,3}[.)])\s|\|")
-"""A line that begins so makes its paragraph one thing: indented (code, stack frames), a list item, a table row."""
+"""A line that begins like this keeps its paragraph whole: indented (code, stack frames), a list item, a table row."""
 
 
 def candidate_pieces(text: str, *, opening: str, whole_tokens: int, max_tokens: int, count: Count) -> list[str]:
@@ -74,7 +74,7 @@ def _sentences(text: str) -> list[str]:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, bool]]:
-    """Paragraphs and fenced code with the blank lines behind them, and whether each is one thing rather than prose."""
+    """Yield paragraphs and fenced code with the blank lines after them, and whether each is kept whole (not prose)."""
     block: list[str] = []
     fence, whole, ended = "", False, False  # ended: a blank line or a closing fence, only blank lines may follow
     for number, line in enumerate(_lines(text)):

@@ -42,7 +42,7 @@ class Topic:
         *,
         journal_behind: bool = False,
     ) -> None:
-        """`journal_behind`: the journal's file is not what the buffer is, and must be rewritten."""
+        """`journal_behind`: the journal's file differs from the buffer and must be rewritten."""
         self.id = log_.topic_id
         self.log = log_
         self.buffer = buffer
@@ -92,7 +92,7 @@ class Topic:
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether closing the topic would lose nothing."""
+        """Whether the topic can be closed without losing anything."""
         return not self._journal_behind and not self._journal_unsynced and not self.buffer.has_unstored
 
     async def write(self, work: Callable[[], Result]) -> Result:

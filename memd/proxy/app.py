@@ -153,7 +153,7 @@ async def _serve(config: Config, model: Path | None) -> None:
             malloc.started()
             _announce(daemon, time.perf_counter() - started)
             await stop.wait()
-            log.info("ending, once replies in flight are through", extra={"seconds_max": config.shutdown.grace_seconds})
+            log.info("stopping after replies in flight", extra={"seconds_max": config.shutdown.grace_seconds})
     except asyncio.CancelledError:
         if not stop.is_set():
             raise

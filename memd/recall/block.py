@@ -32,7 +32,7 @@ _CONTROL = re.compile(
 
 
 def neutralised(text: str) -> str:
-    """Return `text` with a space behind the first character of every control string: readable, but no token."""
+    """Return `text` with a space after the first character of every control string: readable, but no control token."""
     return _CONTROL.sub(lambda found: found[0] + " ", text)
 
 

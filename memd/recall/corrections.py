@@ -24,7 +24,7 @@ from memd.store.store import Snapshot
 STEPS = {"Helpful": 1, "Unhelpful": -1}
 """The change of a chunk's utility by the actions that do not replace it."""
 UNDO = "Undo"
-"""The action of an entry that gives a chunk an earlier state back."""
+"""The action of an entry that restores an earlier state of a chunk."""
 
 Find = Callable[[str], tuple[Snapshot, bytes] | None]
 """The chunk that an id names, as the topic that has its present state and its uuid; None: it may not be corrected."""
@@ -167,7 +167,7 @@ def plan(
 
 
 def plan_undo(snapshot: Snapshot, canonical_id: int, reason: str, encoder: Embeds) -> list[Draft]:
-    """The entries that give chunks their state before an entry back; see `undo` for the errors. Reads the disk."""
+    """Return the drafts that restore the state of chunks before an entry; see `undo` for the errors. Reads the disk."""
     place = snapshot.place(canonical_id)
     if place is None:
         raise NotFound(f"topic {snapshot.topic_id} has no entry {canonical_id}; `memd log` lists them")
@@ -193,7 +193,7 @@ def is_first(entry: Entry) -> bool:
 
 
 def replacement_of(snapshot: Snapshot, place: Place, chunk_uuid: bytes) -> bytes | None:
-    """The chunk that took this one's place by the Update that made the entry at `place`: it is in the same append.
+    """Return the chunk that replaced this one in the Update whose entry is at `place`; it is in the same append.
 
     Raises:
         StoreError: an entry cannot be read.
@@ -256,7 +256,7 @@ def _replacement(
 
 
 def _state_before(snapshot: Snapshot, chunk_uuid: bytes, reason: str, encoder: Embeds) -> Draft:
-    """The entry that gives a chunk its state before its newest entry back."""
+    """Return the draft that restores a chunk's state before its newest entry."""
     history = snapshot.history(chunk_uuid)
     newest = history[-1]
     if len(history) == 1:
@@ -278,7 +278,7 @@ def _taken_out(newest: Entry, reason: str) -> Draft:
 
 
 def _as_found_elsewhere(adopted: Entry, reason: str) -> Draft:
-    """Take back the one correction by which the topic adopted a chunk of another topic."""
+    """Undo the only correction by which the topic adopted a chunk of another topic."""
     if adopted.action not in STEPS:
         raise BadQuestion("this chunk is another topic's and was taken out here; tell memd again what it said")
     steps = clamp_utility_steps(adopted.utility_steps - STEPS[adopted.action])

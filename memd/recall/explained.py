@@ -25,7 +25,7 @@ class ScoredChunk(msgspec.Struct, frozen=True, kw_only=True):
     canonical_id: int
     score: float
     strength: float
-    """Compared with `retrieval.min_score`."""
+    """The larger of `score` and `cosine` × `multiplier`, which is compared with `retrieval.min_score`."""
     cosine: float
     cosine_share: float
     lexical: float
@@ -54,7 +54,7 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     as_of: int | None = None
     """The last canonical_id (microseconds since the epoch) that counted; None: the present."""
     note: str | None = None
-    """The part that could not be searched; None: there is none."""
+    """The limits of the search, in sentences for people; None: everything was searched, by meaning and by words."""
     budget_tokens: int
     tokens: int
     """Of the block that would be injected."""

@@ -1,4 +1,4 @@
-"""The one way from a question to the chunks that are shown: the prompt, `memd search` and replay all call it.
+"""Answers a question with the chunks to show; prompts, `memd search` and replay all use it.
 
 Rule: reading changes nothing, and who asks makes no difference: the same question, topics, budget and filters give the
 same chunks with the same verdicts. Every error of recall is raised; a caller that can do without memory catches it.
@@ -28,11 +28,12 @@ from memd.settings.model import RetrievalSettings
 from memd.store.as_of import TopicAsOf
 from memd.store.lexical.bm25 import LexicalQuery
 from memd.store.store import Hit, Snapshot, TopicLog
+from memd.wording import unsearched
 
 log = logging.getLogger("memd")
 
 EXPLAINED_TOP_KS = 2
-"""Where excluded candidates are wanted too, at least so many times `retrieval.top_k` candidates are returned."""
+"""Without `Filters.relevant_only`, excluded candidates are returned too, up to `retrieval.top_k` times this many."""
 
 
 class Searchable(Protocol):
@@ -46,7 +47,7 @@ class Searchable(Protocol):
         """Its present content."""
 
     def lexical_query(self, text: str) -> LexicalQuery:
-        """The question to its lexical index; raises StoreError where that cannot be searched."""
+        """Prepare a search for `text` in the lexical index; raises StoreError if the index cannot be searched."""
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -96,7 +97,7 @@ class Retrieved(msgspec.Struct, frozen=True, kw_only=True):
     fill_ms: float = 0.0
     """Of filling the budget: counting tokens."""
     note: str | None = None
-    """The part that could not be searched; None: there is none."""
+    """The limits of the search, in sentences for people; None: everything was searched, by meaning and by words."""
 
 
 class Retriever:
@@ -193,7 +194,6 @@ class Retriever:
         filled = self._filled(ranked, budget, filters)
         times.append(time.perf_counter())
         embed_ms, search_ms, fill_ms = ((end - start) * 1000 for start, end in itertools.pairwise(times))
-        wordless = [one.snapshot.topic_id for one in searches if self._settings.lexical_weight and not one.has_words]
         return Retrieved(
             question=question,
             topic_ids=tuple(topic.topic_id for topic in topics),
@@ -205,8 +205,19 @@ class Retriever:
             embed_ms=embed_ms,
             search_ms=search_ms,
             fill_ms=fill_ms,
-            note=f"by meaning alone: {', '.join(wordless)}" if wordless else None,
+            note=self._note(searches),
         )
+
+    def _note(self, searches: Sequence[TopicSearch]) -> str | None:
+        notes = []
+        views = (view for search in searches for view in search.snapshot.views.values())
+        others = sum(view.live_count for view in views if view.segment.header.fingerprint != self._encoder.fingerprint)
+        if others:
+            notes.append(f"{unsearched(others)}.")
+        wordless = [one.snapshot.topic_id for one in searches if self._settings.lexical_weight and not one.has_words]
+        if wordless:
+            notes.append(f"Searched by meaning alone: {', '.join(wordless)}.")
+        return " ".join(notes) or None
 
     def _words(self, topic: Searchable, question: str) -> LexicalQuery | None:
         if not self._settings.lexical_weight:

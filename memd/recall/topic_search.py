@@ -1,7 +1,7 @@
 """One topic's part of a recall: its candidates by meaning and by words, with all evidence for each.
 
 Rule: every candidate gets the same evidence, its exact cosine and its lexical score, whichever search found it. The
-neighbours of the strongest are candidates too, and each of such a pair counts as evidence for the other.
+neighbours of the strongest are candidates too, and neighbouring chunks count as evidence for each other.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _NO_WORDS = LexicalHit(0, 0.0, 0.0, False)
 
 
 class TopicSearch:
-    """One question to one snapshot of a topic."""
+    """A search for one question in one snapshot of a topic."""
 
     def __init__(self, snapshot: Snapshot, queries: NDArray[np.float32], words: LexicalQuery | None) -> None:
-        """`words`: the same question to the lexical index; None: by meaning only."""
+        """`words`: the same question as a lexical query; None: search by meaning only."""
         self.snapshot = snapshot
         self.is_exhausted = False
         """Whether a larger `k` would find nothing more; set by `evidence`."""
@@ -87,7 +87,7 @@ class TopicSearch:
         return sorted(score, key=lambda place: -score[place])[:count]
 
     def _beside(self, places: Sequence[Place]) -> dict[Place, tuple[Place, ...]]:
-        """The neighbours of these chunks within their streams, and these as the neighbours of those."""
+        """Return for each chunk its neighbours in its stream; each neighbour also has the chunk as its own."""
         beside: dict[Place, dict[Place, None]] = {}
         for place, pair in zip(places, self.snapshot.neighbours(places), strict=True):
             for other in pair:

@@ -1,4 +1,4 @@
-"""The local disk: what only a file system of this machine can do, and the only code of the store that touches one.
+"""The local disk: operations that only a local file system has, and the only code of the store that touches one.
 
 Rule: no other module of the store opens, names or removes a file by itself. Every call either happens or raises one of
 the declared errors, which names the file and the remedy. Modules that need a lock, a hard link, the free space or a

@@ -40,6 +40,7 @@ from memd.store.transitions import (
     first_snapshot,
     uuid_index_of,
 )
+from memd.wording import unsearched
 
 _WAIT_SECONDS = 0.2
 """How long a query waits for another thread to open the lexical index."""
@@ -135,14 +136,7 @@ class TopicLog:
         for segment in opened.segments.values():
             shared.clock.observe(int(segment.rows["canonical_id"].max(initial=0)))
         if count := sum(len(rows) for _, rows in self.unsearched()):
-            self.findings.append(
-                Finding(
-                    "foreign",
-                    str(layout.directory),
-                    f"{count} chunks were embedded with another model: they are kept but no search finds them; stop "
-                    "memd and run `memd reembed`, or set embedding.model back",
-                )
-            )
+            self.findings.append(Finding("foreign", str(layout.directory), unsearched(count)))
 
     def append(self, drafts: Sequence[Draft]) -> list[Entry]:
         """Store all drafts or none, as one group with one fsync; on return they are durable and in the next snapshot.
@@ -207,7 +201,7 @@ class TopicLog:
         return False
 
     def unsearched(self) -> list[tuple[SegmentView, Rows]]:
-        """Return the live rows that another model embedded, so that no search finds them; oldest segment first."""
+        """Return the live rows that another model embedded, which no search finds; oldest segment first."""
         views = [v for v in self._snapshot.views.values() if not self._shared.model.wrote(v.segment.header)]
         return [(view, np.flatnonzero(~view.dead)) for view in views]
 

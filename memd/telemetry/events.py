@@ -15,7 +15,7 @@ QUEUED_EVENTS_MAX = 256
 
 
 class Events:
-    """Hands events to its subscribers; used on the event loop only.
+    """Distributes events to subscribers; used on the event loop only.
 
     `turn`: a receipt without its block; `stored`: {topic_id, chunks}; `corrected`: {topic_id, canonical_ids}.
     """

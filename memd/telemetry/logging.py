@@ -68,7 +68,7 @@ class _LineFormatter(logging.Formatter):
         self._redact = redact
 
     def _event(self, record: logging.LogRecord) -> str:
-        """Return the message; of a library's only the first line, because asyncio shows values in the others."""
+        """Return the message. A library's is cut to its first line, because asyncio's other lines quote values."""
         args = record.args
         if self._content and isinstance(args, tuple):
             args = tuple(arg.text if isinstance(arg, Content) else arg for arg in args)
@@ -100,7 +100,7 @@ class _LineFormatter(logging.Formatter):
         return f"{type(error).__qualname__}: {error if quotes_nothing else LEFT_OUT}"
 
     def _trace(self, record: logging.LogRecord) -> str | None:
-        """Return the traceback of an error and its causes, oldest first, as Python prints it."""
+        """Return the traceback of an error and its causes as Python prints it, the first cause first."""
         error = record.exc_info[1] if record.exc_info else None
         parts: list[str] = []
         seen: set[int] = set()

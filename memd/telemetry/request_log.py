@@ -55,7 +55,7 @@ class RequestRecord:
         self._step_started = now
 
     def note_status(self, turn_id: str, mode: str, status: str) -> None:
-        """Note what the response's headers say."""
+        """Note the status that the response's headers have."""
         self.id, self.mode, self.status = turn_id, mode, status
 
     def note_recall(self, candidates: int | None, spans_ms: Mapping[str, float]) -> None:
@@ -64,7 +64,7 @@ class RequestRecord:
         self.spans_ms.update(spans_ms)
 
     def note_injection(self, chunks: int, tokens: int) -> None:
-        """Note what memory blocks put into the prompt."""
+        """Note the number of chunks and tokens in memory blocks."""
         self.injected, self.injected_tokens = chunks, tokens
 
     def note_answer_start(self) -> None:

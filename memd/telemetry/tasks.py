@@ -17,7 +17,7 @@ log = logging.getLogger("memd")
 
 
 class Tasks:
-    """Keeps background tasks alive, logs their failures, and ends them together."""
+    """Background tasks: they are kept alive, their failures are logged, and they are ended together."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

@@ -19,14 +19,14 @@ from memd.wire.request import Insertion, ModelRequest
 from memd.wire.sideband import MemoryOut
 
 Placement = Literal["separate", "merged"]
-"""A block becomes a message of its own, or is put in front of the content of the message that it precedes."""
+"""`separate`: a block becomes a message of its own; `merged`: it is put in front of the next message's content."""
 
 
 class Api(Protocol):
     """One API."""
 
     name: str
-    """Names the API in the log and the metrics."""
+    """As in the log and the metrics."""
     path: str
     """The end of the path of its requests."""
     count_path: str

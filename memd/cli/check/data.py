@@ -56,7 +56,7 @@ def directory(data_dir: Path, files: LocalDisk) -> CheckResult:
     room = f"{free / 1e9:,.1f} GB free"
     if free < FREE_BYTES_LOW:
         return warning(DIRECTORY, f"{data_dir}, only {room}", "make room: on a full disk memd stores nothing more")
-    return ok(DIRECTORY, f"{data_dir}, {room}" + ("" if existing == data_dir else "; memd serve makes it"))
+    return ok(DIRECTORY, f"{data_dir}, {room}" + ("" if existing == data_dir else "; `memd serve` will create it"))
 
 
 def lock(data_dir: Path, daemon: RunningDaemon | None, files: LocalDisk) -> CheckResult:

@@ -86,9 +86,7 @@ def embedding_model(config: Config, topics: list[TopicDiskUsage]) -> Iterator[Ch
         yield failed(MODEL, problem, REINSTALL)
         return
     yield ok(MODEL, f"{name}, {embedder.dimension} dimensions, fingerprint {embedder.fingerprint}")
-    models = {fingerprint for topic in topics for fingerprint in topic.chunks_by_model} - {embedder.fingerprint}
-    others = sum(topic.chunks_by_model.get(model, 0) for topic in topics for model in models)
-    if others:
+    if others := sum(topic.chunks_of_others(embedder.fingerprint) for topic in topics):
         yield warning(
             MODEL,
             f"{counted(others, 'stored chunk')} were embedded with another model: no search by meaning finds them",

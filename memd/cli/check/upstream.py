@@ -94,7 +94,7 @@ def _placement(config: Config, probe: UpstreamProbe) -> CheckResult:
         "separate": "memory is a developer message of its own (injection.role: separate)",
     }[probe.placement]
     if probe.block == "unknown":
-        return ok(PLACEMENT, f"{chosen}; what the chat template makes of it cannot be asked here")
+        return ok(PLACEMENT, f"{chosen}; this server does not say what its chat template does with it")
     if probe.block != "shown":
         said = f"the model's chat template has {probe.block} a plain conversation"
         return failed(PLACEMENT, said, "give llama-server the right template (--jinja, --chat-template-file)")

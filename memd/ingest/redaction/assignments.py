@@ -12,9 +12,10 @@ from collections.abc import Iterator
 REFUSED_CHARACTERS_MAX = 200
 """A longer value is a secret whatever it looks like."""
 VALUE_CHARACTERS_MIN = 4
-"""Of a value without quotes; what is in quotes counts from one character on ..."""
+"""The shortest value without quotes; a quoted one may have a single character."""
 TOKEN_CHARACTERS_MIN = 8
-"""... but a token counts from here on: shorter ones are the words that language models speak of. So does a number."""
+"""The shortest value of a `token` (shorter ones are tokens of a language model), and the shortest number, but for
+passwords."""
 _PATH_CHARACTERS_MAX = 24  # of something like settings.oauth2.password; a token with dots is longer ...
 _PATH_DIGITS_MAX = 3  # ... or has more digits; a longer path has none
 _FLAG_CHARACTERS_MAX = 48
@@ -128,7 +129,7 @@ def _is_flag(text: str, position: int) -> bool:
 
 
 def _is_expression(value: str, text: str, end: int) -> bool:
-    """Whether program text stands here instead of a secret."""
+    """Return whether the value is program text instead of a secret."""
     bare = value.rstrip(".,;:)]}")
     if _CALL.match(value) or _WORD.fullmatch(bare) or text[end : end + 1] == "(":
         return True

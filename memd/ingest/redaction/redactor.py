@@ -32,7 +32,7 @@ PSEUDONYM_OPENING = "redacted-"
 _PSEUDONYM = re.compile(PSEUDONYM_OPENING + r"[0-9a-f]{16}")
 _USUAL_ROLES = LEADING_ROLES | {"user", "assistant", "tool", "function"}
 _PASSES_MAX = 4
-"""A text in which a pattern of the user's still finds something after so many passes is replaced as a whole."""
+"""After so many passes, a text in which a user's pattern still finds something is replaced as a whole."""
 
 
 def _treatment(type_: Any) -> str | None:
@@ -49,7 +49,7 @@ _TREATMENTS = {
 
 
 class Redactor:
-    """Patterns that are compiled once. Without any, everything comes back as it is. Thread-safe."""
+    """Replaces the matches of its patterns, which are compiled once; without patterns nothing. Thread-safe."""
 
     def __init__(self, patterns: Mapping[str, Find]) -> None:
         self.names = tuple(patterns)
@@ -81,7 +81,7 @@ class Redactor:
         return json.dumps({"redacted": redacted}, ensure_ascii=False)
 
     def identifier(self, name: str) -> str:
-        """A name by which something is found again (a session, a call): equal ones stay equal, and only they."""
+        """A redacted identifier (of a session, a call); different ones stay different."""
         if self.text(name) == name or _PSEUDONYM.fullmatch(name):
             return name
         return PSEUDONYM_OPENING + hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).hexdigest()
@@ -169,7 +169,7 @@ class Redactor:
         return role if role in _USUAL_ROLES else self.identifier(role)
 
     def _replaced(self, text: str, offsets: Sequence[int]) -> tuple[str, Sequence[int]]:
-        """`text` with its secrets replaced, and where in it the characters at `offsets` are then."""
+        """Return `text` with its secrets replaced, and the new positions of the characters at `offsets`."""
         for _ in range(_PASSES_MAX):
             before = text
             for name, find in self._patterns.items():
@@ -184,7 +184,7 @@ class Redactor:
         return mark, [0 for _ in offsets]
 
     def _secrets(self, text: str, find: Find) -> list[Span]:
-        """The spans that a pattern finds, without those within a mark that stands there already."""
+        """Return the spans that a pattern finds, without those within an earlier mark."""
         marks = [mark.span() for mark in self._mark.finditer(text)] if MARK_OPENING in text else []
         spans = []
         for start, end in find(text):
@@ -238,7 +238,7 @@ def _texts(draft: Draft) -> list[str]:
 
 
 def _mapped(value: Any, treat: Callable[[str], str]) -> Any:
-    """`value` with every text in it treated."""
+    """Return `value` with the function applied to every text in it."""
     if isinstance(value, str):
         return treat(value)
     if isinstance(value, tuple | list):

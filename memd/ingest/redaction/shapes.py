@@ -88,7 +88,7 @@ _KEY_WIDTHS = range(48, 81)  # PEM has 64, OpenSSH 70
 
 
 def matches(pattern: re.Pattern[str]) -> Find:
-    """Finds what `pattern` means; see `SECRET_GROUP`. An empty match is none."""
+    """Finds the matches of `pattern`, or of its `SECRET_GROUP`; an empty match does not count."""
     group: str | int = SECRET_GROUP if SECRET_GROUP in pattern.groupindex else 0
 
     def find(text: str) -> Iterator[Span]:
@@ -157,7 +157,7 @@ BUILT_IN: Mapping[str, Find] = {
 
 
 def _headless_keys(text: str, start: int, end: int) -> Iterator[Span]:
-    """Keys between two places that hold no beginning of one, to judge by their ends."""
+    """Yield the spans of keys whose beginning is missing, found by their ends."""
     for found in _KEY_END.finditer(text, start, end):
         begin, is_last = found.start(), True
         tokens = list(_KEY_TOKENS.finditer(text, max(start, begin - _KEY_CHARACTERS_MAX), begin))

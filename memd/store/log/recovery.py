@@ -221,7 +221,7 @@ def in_complete_appends(log_file: LogFile) -> list[bool]:
 
 
 def _neighbours(log_file: LogFile, offset: int) -> str:
-    """Between which entries the loss is: all that is known about it."""
+    """Describe a loss by the entries before and after it."""
     before = [entry for entry, span in zip(log_file.entries, log_file.spans, strict=True) if span.end <= offset]
     after = [entry for entry, span in zip(log_file.entries, log_file.spans, strict=True) if span.offset > offset]
     first = f"entry {before[-1].canonical_id}" if before else "the start of the file"

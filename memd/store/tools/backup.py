@@ -37,7 +37,7 @@ class BackupReport(msgspec.Struct):
     linked: int = 0
     copied: int = 0
     kept: int = 0
-    """Files of full segments that an earlier backup has."""
+    """Files that the backup had already, unchanged."""
     bytes_copied: int = 0
     findings: list[Finding] = []
     """Files that could not be backed up or contradict an earlier backup."""
@@ -122,9 +122,12 @@ class _BackupRun:
             self._segment(source, target, segment_id)
         if active is not None:
             self._replace_active(target, active)
-        if journal is not None and (files.size(target.hot) is None or files.read(target.hot) != journal):
-            replace_file(files, target.hot, journal)
-            self._count_copy(len(journal))
+        if journal is not None:
+            if files.size(target.hot) is not None and files.read(target.hot) == journal:
+                self.report.kept += 1
+            else:
+                replace_file(files, target.hot, journal)
+                self._count_copy(len(journal))
         self._torn_tails(source, target)
 
     def _journal(self, path: Path) -> bytes | None:
@@ -210,6 +213,7 @@ class _BackupRun:
 
     def _replace_active(self, target: TopicLayout, active: bytes) -> None:
         if self._files.size(target.active) is not None and self._files.read(target.active) == active:
+            self.report.kept += 1
             return
         self._keep_if_diverged(target, active)
         replace_file(self._files, target.active, active)

@@ -39,6 +39,10 @@ class TopicDiskUsage(msgspec.Struct, frozen=True, kw_only=True):
     chunks_by_model: dict[str, int]
     """Live ones by the fingerprint of the embedding model, without those of files whose header is damaged."""
 
+    def chunks_of_others(self, fingerprint: str) -> int:
+        """Return the number of live chunks that a model with another fingerprint embedded."""
+        return sum(count for model, count in self.chunks_by_model.items() if model != fingerprint)
+
 
 def disk_usage(data_dir: Path, files: Files) -> list[TopicDiskUsage]:
     """Return the usage of all topics, sorted by name.

@@ -34,7 +34,7 @@ from memd.wire.responses.items import block_item, encode_items, is_of_assistant,
 from memd.wire.sideband import MemoryOut
 
 _HELD_ELSEWHERE = ("previous_response_id", "conversation")
-"""Members that name a conversation which the upstream keeps: then the input is not the whole conversation."""
+"""Members that refer to a conversation stored by the upstream, so that `input` is only a part of it."""
 
 
 class ResponsesApi:

@@ -20,7 +20,7 @@ from memd.wire.lenient_json import UNREADABLE, is_list, is_object, is_string, le
 
 _ASSISTANT = "assistant"
 _WITHOUT_CONTENT = frozenset({"reasoning", "item_reference"})
-"""Items without content for memd: reasoning is never hashed or stored, a reference cannot be looked up."""
+"""Items that memd ignores: reasoning is never hashed or stored, and a reference cannot be looked up."""
 
 
 class _ItemMembers(msgspec.Struct):
