@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+from daemon_process import wait_until
 from numpy.typing import NDArray
 
 from memd.embedding.embedder import Embedder
@@ -155,7 +156,7 @@ async def test_a_correction_whose_client_left_and_asked_again_is_applied(daemon:
         assert await asyncio.to_thread(embedder.waiting.wait, 60)
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
-        await asyncio.sleep(0.3)  # the daemon has seen it leave
+        await asyncio.to_thread(wait_until, lambda: daemon.metrics.in_flight == 0, lambda: "its leaving was not seen")
         embedder.gate.set()
         async with session.post(url, json=body) as response:
             answer = await response.json()
@@ -163,8 +164,11 @@ async def test_a_correction_whose_client_left_and_asked_again_is_applied(daemon:
     topic = await daemon.topics.get("harbour")
     chunk = topic.buffer.resolve(shown)
     assert chunk is not None
-    for _ in range(500):  # the second answer need not wait for what the first request began
-        if (entry := topic.log.snapshot().find(chunk.uuid)) is not None and entry.status is Status.DEPRECATED:
-            return
-        await asyncio.sleep(0.02)
-    pytest.fail("the correction was lost")
+    uuid = chunk.uuid
+
+    def is_applied() -> bool:
+        entry = topic.log.snapshot().find(uuid)
+        return entry is not None and entry.status is Status.DEPRECATED
+
+    # The second answer need not wait for what the first request began.
+    await asyncio.to_thread(wait_until, is_applied, lambda: "the correction was lost")
