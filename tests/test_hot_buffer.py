@@ -357,26 +357,26 @@ def test_a_glance_sees_what_a_request_would_and_changes_nothing(history: tuple[s
 def test_a_request_within_the_freeze_after_its_first_arrival_is_a_retry() -> None:
     buffer = new_buffer()
     conversation, key = receive(buffer, "u:1").conversation, TurnKey(digest_at(["u:1"]), b"")
-    assert not buffer.is_retry(conversation, key, 100.0, 120.0)
-    assert buffer.is_retry(conversation, key, 219.0, 120.0)
-    assert not buffer.is_retry(conversation, key, 221.0, 120.0)
-    assert buffer.is_retry(conversation, key, 300.0, 120.0)
+    assert not buffer.note_arrival(conversation, key, 100.0, 120.0)
+    assert buffer.note_arrival(conversation, key, 219.0, 120.0)
+    assert not buffer.note_arrival(conversation, key, 221.0, 120.0)
+    assert buffer.note_arrival(conversation, key, 300.0, 120.0)
 
 
 def test_another_memory_in_makes_another_turn() -> None:
     buffer = new_buffer()
     conversation = receive(buffer, "u:1").conversation
-    assert not buffer.is_retry(conversation, TurnKey(digest_at(["u:1"]), b"a"), 0.0, 120.0)
-    assert not buffer.is_retry(conversation, TurnKey(digest_at(["u:1"]), b"b"), 0.0, 120.0)
+    assert not buffer.note_arrival(conversation, TurnKey(digest_at(["u:1"]), b"a"), 0.0, 120.0)
+    assert not buffer.note_arrival(conversation, TurnKey(digest_at(["u:1"]), b"b"), 0.0, 120.0)
 
 
 def test_a_retry_is_one_also_after_the_answer_made_a_branch_of_it() -> None:
     buffer = new_buffer()
     key = TurnKey(digest_at(LONG[:5]), b"")
-    assert not buffer.is_retry(receive(buffer, *LONG[:5]).conversation, key, 0.0, 120.0)
+    assert not buffer.note_arrival(receive(buffer, *LONG[:5]).conversation, key, 0.0, 120.0)
     for answer in ("a:6", "a:other", "a:another"):
         arrival = receive(buffer, *LONG[:5])
-        assert buffer.is_retry(arrival.conversation, key, 1.0, 120.0)
+        assert buffer.note_arrival(arrival.conversation, key, 1.0, 120.0)
         buffer.reply(arrival, said(answer), 10, 0.0)
 
 
@@ -384,7 +384,7 @@ def test_only_the_latest_arrivals_are_kept() -> None:
     buffer = new_buffer()
     conversation = receive(buffer, "u:1").conversation
     for number in range(ARRIVALS_KEPT + 3):
-        buffer.is_retry(conversation, TurnKey(bytes([number]) * 16, b""), 0.0, 120.0)
+        buffer.note_arrival(conversation, TurnKey(bytes([number]) * 16, b""), 0.0, 120.0)
     assert [key.last_digest[0] for key in conversation.arrivals] == list(range(3, ARRIVALS_KEPT + 3))
 
 
@@ -545,8 +545,8 @@ class ClientsAndRestarts(RuleBasedStateMachine):
         assert conversation.left_out <= arrival.offset + opened or opened < arrival.head
         self.said.update(one.digest for one in conversation.messages)
         key = TurnKey(conversation.end_digest, b"")
-        self.buffer.is_retry(conversation, key, self.clock, 5.0)
-        assert self.buffer.is_retry(conversation, key, self.clock, 5.0)
+        self.buffer.note_arrival(conversation, key, self.clock, 5.0)
+        assert self.buffer.note_arrival(conversation, key, self.clock, 5.0)
         return client, arrival
 
     @rule(asked=consumes(arrivals), answer=st.sampled_from(["a:yes", "a:no", "c:read"]))

@@ -19,6 +19,7 @@ from memd.proxy.memory import Memory
 from memd.proxy.parts import Daemon
 from memd.proxy.remember import Rememberer
 from memd.proxy.room import RoomMaker
+from memd.recall.retrieve import Retriever
 from memd.settings import model as settings
 
 FACT = "The spare key of the workshop hangs behind the blue bicycle."
@@ -158,6 +159,31 @@ async def test_without_an_upstream_the_client_is_told_and_what_it_said_stays(tmp
         [conversation] = (await client.daemon.topics.get("default")).buffer.conversations()
         assert [item.message and item.message.text for item in conversation.messages] == [FACT]
         assert (await client.receipt())["http_status"] is None
+
+
+@pytest.mark.parametrize("mode", ["full", "readonly"])
+async def test_a_topic_that_cannot_be_opened_costs_the_memory_and_not_the_answer(tmp_path: Path, mode: str) -> None:
+    foreign = tmp_path / "memory" / "default" / "active.bin"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_bytes(b"no file of memd's")
+    async with daemon_in_process(tmp_path) as client:
+        assert (await client.ask(FACT, mode=mode))[:2] == (200, "degraded:store")
+
+
+async def test_a_request_that_is_sent_again_because_recall_failed_is_recalled_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow(*_: object) -> None:
+        raise TimeoutError
+
+    async with daemon_in_process(tmp_path) as client:
+        await client.ask(FACT)
+        await client.settled()
+        with monkeypatch.context() as patched:
+            patched.setattr(Retriever, "retrieve", slow)
+            assert (await client.ask(QUESTION))[:2] == (200, "degraded:timeout")
+        await client.settled()
+        assert (await client.ask(QUESTION))[:2] == (200, "injected")
 
 
 async def test_readonly_shows_memory_and_leaves_no_trace(tmp_path: Path) -> None:

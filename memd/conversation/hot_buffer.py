@@ -131,8 +131,8 @@ class HotBuffer:
             self._append(conversation, [], [], [], conversation.used_at)  # stays the one used last
         return branch
 
-    def is_retry(self, conversation: Conversation, key: TurnKey, now: float, freeze_seconds: float) -> bool:
-        """Whether the same request arrived less than `freeze_seconds` ago; if not, its arrival is recorded."""
+    def note_arrival(self, conversation: Conversation, key: TurnKey, now: float, freeze_seconds: float) -> bool:
+        """Record the arrival of a request; True if the same one arrived less than `freeze_seconds` ago, a retry."""
         first = conversation.arrivals.get(key)
         if first is not None and now - first <= freeze_seconds:
             return True

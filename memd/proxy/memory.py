@@ -1,4 +1,4 @@
-"""Memory of a turn: its block is recalled once, and then it is settled what the prompt shows and the response says.
+"""Memory of a turn: recalls its block, once, and settles what the prompt shows and the response says.
 
 Rule: memory fails open. An error of recall becomes the request's status, and the request goes on without a block.
 """
@@ -19,16 +19,16 @@ from memd.proxy.room import PromptRoom, remove_blocks
 from memd.recall import block, ranking
 from memd.recall.explained import ScoredChunk, scored_chunks
 from memd.recall.retrieve import Budget, Filters, Retriever
-from memd.settings.model import Config
+from memd.settings.model import InjectionSettings
 from memd.telemetry.logging import Content
 from memd.wire.sideband import InjectedChunk, MemoryOut, Signal, memory_headers
 
 log = logging.getLogger("memd")
 
 FOLLOW_UP_TOKENS = 12
-"""A question below this is looked for together with the user's messages before it, until they have as many ..."""
+"""A question shorter than this is retrieved together with the user's messages before it."""
 FOLLOW_UP_TURNS = 3
-"""... or are as many as this."""
+"""The most messages that are joined for it."""
 
 
 class Recalled(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class Recalled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettledPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompt is settled: what of memory it shows, and what the response says about that."""
+    """The memory in a prompt, and what the response says about it."""
 
     status: str
     chunks: tuple[BlockChunk, ...]
@@ -77,17 +77,21 @@ class SettledPrompt(msgspec.Struct, frozen=True, kw_only=True):
 class Memory:
     """Recalls a turn's block and settles the prompt."""
 
-    def __init__(self, config: Config, retriever: Retriever, counter: TokenCounter) -> None:
-        self._config = config
+    def __init__(
+        self, settings: InjectionSettings, timeout_seconds: float, retriever: Retriever, counter: TokenCounter
+    ) -> None:
+        """`timeout_seconds`: the longest that a request waits for recall."""
+        self._header = settings.header
+        self._timeout_seconds = timeout_seconds
         self._retriever = retriever
         self._counter = counter
 
     async def recall(self, received: Received, room: PromptRoom) -> Recalled:
-        """Compute this turn's block, once: steps and retries of the turn show the same one again."""
+        """Compute this turn's block, unless it has one: steps and retries of the turn show the same block again."""
         prompt, turn = received.prompt, received.prompt.turn_digest
-        if turn is None or not received.is_new_turn or not room.fits or room.thresholds.injection <= 0:
+        if turn is None or not received.needs_block or not room.fits or room.thresholds.injection <= 0:
             return Recalled()
-        if turn in prompt.conversation.blocks:  # recalled afresh: its former block shows nothing any more
+        if turn in prompt.conversation.blocks:  # asked again much later: recalled afresh
             remove_blocks(received, [turn])
         question, budget_tokens = self._question(received), room.thresholds.injection
         try:
@@ -104,13 +108,13 @@ class Memory:
         return recalled
 
     def settle(self, received: Received, corrected: CorrectionResult, recalled: Recalled) -> SettledPrompt:
-        """Settle what the prompt shows; from here on it does not change any more."""
+        """Settle what the prompt shows; afterwards only `forget` changes it."""
         topic, prompt = received.topic, received.prompt
         chunks = tuple(prompt.chunks())
         status = recalled.trouble or corrected.trouble or ("injected" if chunks else "none")
         if topic.trouble is not None and received.is_traced:
             status = degraded(topic.trouble)
-        if received.is_new_turn and chunks and received.is_traced:
+        if received.needs_block and chunks and received.is_traced:
             topic.buffer.injected(chunks)
         failed = (Signal(type="correction_failed", chunk_id=chunk_id) for chunk_id in corrected.failed_ids)
         return SettledPrompt(
@@ -134,18 +138,18 @@ class Memory:
         """Retrieve for the question; the block shows what fits the budget, in the model's tokens."""
         if not question.strip():
             return Recalled(), NO_BLOCK
-        drift, seconds = self._counter.drift.factor(received.request.model), self._config.retrieval.timeout_ms / 1000
+        drift = self._counter.drift.factor(received.request.model)
         earlier = received.prompt.chunks()
         retrieved = await self._retriever.retrieve(
             question,
             [topic.log for topic in (received.topic, *received.related)],
-            Budget(budget_tokens, drift, seconds),
+            Budget(budget_tokens, drift, self._timeout_seconds),
             Filters(visible_digests=received.prompt.visible_digests(), shown_uuids={chunk.uuid for chunk in earlier}),
         )
         placed = block.render(
             retrieved.shown,
             own_topic_id=received.topic.id,
-            header=self._config.injection.header,
+            header=self._header,
             taken={chunk.shown_id for chunk in earlier},
             tokens=retrieved.raw_tokens,
         )
@@ -163,9 +167,15 @@ class Memory:
 
 
 def forget(received: Received, shown: SettledPrompt) -> SettledPrompt:
-    """Take all blocks out for good, because the upstream accepted the prompt only without them."""
-    remove_blocks(received, list(received.prompt.conversation.blocks))
-    tokens = received.prompt.tokens()
+    """Take all blocks out for good, because the upstream accepted the prompt only without them.
+
+    The turn keeps an empty block, so that its later steps and retries are not refused again.
+    """
+    prompt = received.prompt
+    remove_blocks(received, list(prompt.conversation.blocks))
+    if received.is_traced and prompt.turn_digest is not None:
+        received.topic.buffer.place(prompt.conversation, prompt.turn_digest, NO_BLOCK)
+    tokens = prompt.tokens()
     return msgspec.structs.replace(shown, chunks=(), block_tokens=0, prompt_tokens=tokens, status="degraded:template")
 
 

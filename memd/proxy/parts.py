@@ -72,7 +72,7 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cache_bytes(self) -> int:
-        """Memory of parsed messages and of the words of chunks that are kept because they are asked for again."""
+        """Bytes in the caches of parsed messages and of chunk terms."""
         return self.reader.cache_bytes + self.store.terms_cache.bytes_held
 
 
@@ -116,7 +116,13 @@ async def make_parts(
         archiver=Archiver(config, encoder, counter, tasks, indexer, redactor, metrics, events),
         indexer=indexer,
         receipts=receipts,
-        reader=RequestReader(config, redactor),
+        reader=RequestReader(
+            config.limits,
+            redactor,
+            token=config.auth.token,
+            history=config.conversation.history,
+            ignored=config.ingest.ignore,
+        ),
         events=events,
         metrics=metrics,
         tasks=tasks,
@@ -125,23 +131,25 @@ async def make_parts(
 
 
 def router_of(daemon: Daemon) -> Router:
-    """Give each step of a turn the parts that it needs, and each request its way."""
+    """Build the steps of a turn and the router."""
     config, counter, archiver, metrics = daemon.config, daemon.counter, daemon.archiver, daemon.metrics
-    idempotency = IdempotencyKeys(daemon.tasks)
+    idempotency, is_synced = IdempotencyKeys(daemon.tasks), config.buffer.journal_fsync == "always"
     forwarder = Forwarder(daemon.upstream, config.limits.capture_bytes_max)
     turns = TurnRunner(
         daemon.topics,
         Receiver(daemon.topics, counter, idempotency, archiver, config.injection.freeze_seconds),
         Corrector(idempotency, daemon.topics, daemon.encoder, archiver, metrics),
-        RoomMaker(config, daemon.upstream, counter, archiver),
-        Memory(config, daemon.retriever, counter),
+        RoomMaker(config.buffer, config.injection, daemon.upstream, counter, archiver),
+        Memory(config.injection, config.retrieval.timeout_ms / 1000, daemon.retriever, counter),
         forwarder,
-        Rememberer(config, counter, archiver, daemon.receipts, daemon.tasks),
+        Rememberer(counter, archiver, daemon.receipts, daemon.tasks, is_synced=is_synced),
         metrics,
         daemon.tasks,
     )
-    own_routes = _own_routes(daemon)
-    return Router(config, daemon.upstream, daemon.topics, daemon.reader, turns, forwarder, own_routes, metrics)
+    own_routes, token = _own_routes(daemon), config.auth.token
+    return Router(
+        token, config.limits, daemon.upstream, daemon.topics, daemon.reader, turns, forwarder, own_routes, metrics
+    )
 
 
 def _gauges_of(daemon: Daemon) -> Gauges:

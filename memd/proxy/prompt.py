@@ -58,7 +58,12 @@ class Prompt:
     def is_step(self) -> bool:
         """Whether this is a later step of a tool loop: the turn has its block already."""
         begun = self.turn_position is not None and self.turn_position < self._arrival.end - 1
-        return begun and self.turn_digest in self.conversation.blocks
+        return begun and self.has_block
+
+    @property
+    def has_block(self) -> bool:
+        """Whether recall was done for the turn; its block may be empty."""
+        return self.turn_digest in self.conversation.blocks
 
     @property
     def has_attachments(self) -> bool:

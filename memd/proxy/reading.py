@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import uuid
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -20,7 +21,7 @@ from memd.entries import DEFAULT_TOPIC_ID
 from memd.errors import BadRequestBody
 from memd.ingest.redaction.redactor import Redactor
 from memd.proxy.relay import forwarded_headers
-from memd.settings.model import Config, LimitsSettings
+from memd.settings.model import LimitsSettings
 from memd.wire.api import Api
 from memd.wire.message_cache import MessageCache
 from memd.wire.request import ModelRequest
@@ -91,11 +92,21 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 class RequestReader:
     """Reads requests; keeps parsed messages, because clients send their history again and again."""
 
-    def __init__(self, config: Config, redactor: Redactor) -> None:
-        self._config = config
+    def __init__(
+        self, limits: LimitsSettings, redactor: Redactor, *, token: str, history: str, ignored: Iterable[str]
+    ) -> None:
+        """
+        Args:
+            token: `auth.token`.
+            history: `conversation.history`, for requests that do not say who keeps it.
+            ignored: `ingest.ignore`, regular expressions.
+        """
+        self._limits = limits
+        self._token = token
+        self._history = history
         self._redactor = redactor
         self._cache = MessageCache()
-        self._ignored = [re.compile(pattern) for pattern in config.ingest.ignore]
+        self._ignored = [re.compile(pattern) for pattern in ignored]
 
     @property
     def cache_bytes(self) -> int:
@@ -104,7 +115,7 @@ class RequestReader:
 
     def mode(self, request: web.Request) -> Mode:
         """The memory mode that a request asks for; `off` for a web page from elsewhere, where no token protects."""
-        if not self._config.auth.token and is_from_foreign_page(request):
+        if not self._token and is_from_foreign_page(request):
             log.warning("a web page gets no memory", extra={"origin": request.headers["Origin"][:200]})
             return "off"
         named = request.headers.get(MODE_HEADER, "full").strip().lower()
@@ -121,14 +132,14 @@ class RequestReader:
             target: path and query to forward to.
             path_topic: the topic that the path names, if any.
         """
-        headers = forwarded_headers(client, self._config.auth.token)
+        headers = forwarded_headers(client, self._token)
         try:
             request = api.parse(body, self._cache)
         except BadRequestBody as error:
             log.debug("a body that is no request of its API is passed on", extra={"error": error})
             turn_id = new_turn_id()
             return Plain(turn_id=turn_id, target=target, headers=headers, body=body, mode=mode, status="none")
-        memory_in, history = request.memory_in, client.headers.get(HISTORY_HEADER, self._config.conversation.history)
+        memory_in, history = request.memory_in, client.headers.get(HISTORY_HEADER, self._history)
         is_thin = history.strip().lower() == "daemon"
         session = self._redactor.identifier(client.headers.get(SESSION_HEADER, "")[:SESSION_CHARACTERS_MAX])
         asked = Asked(
@@ -147,7 +158,7 @@ class RequestReader:
 
     def _refusal(self, request: ModelRequest) -> str | None:
         """The status of a request that memory has no part in, None if it has."""
-        problem = request.memory_in_error or _exceeded_limit(request.memory_in, self._config.limits)
+        problem = request.memory_in_error or _exceeded_limit(request.memory_in, self._limits)
         if problem is not None:
             log.warning("a request goes on without memory", extra={"problem": problem})
             return "bad-memory-in"

@@ -42,18 +42,15 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     """The idempotency key; None in `readonly`, where nothing is applied."""
     is_retry: bool
     """The same request came a moment ago."""
+    needs_block: bool
+    """Memory is recalled for it: it is neither a step of a tool loop nor a retry of a turn that has its block."""
     is_step: bool
-    """A step of a tool loop: the turn has its block already."""
+    """A later step of a tool loop."""
 
     @property
     def request(self) -> ModelRequest:
         """The request as its API's module read it."""
         return self.asked.request
-
-    @property
-    def is_new_turn(self) -> bool:
-        """Whether memory is recalled for it."""
-        return not self.is_retry and not self.is_step
 
     @property
     def is_traced(self) -> bool:
@@ -97,15 +94,15 @@ class Receiver:
             arrival = topic.buffer.receive(*new, session=asked.session, now=now, thin=asked.is_thin)
         else:
             arrival = topic.buffer.glance(*new, session=asked.session, thin=asked.is_thin)
-        shown, place = request, arrival
+        completed, place = request, arrival
         if asked.is_thin:
-            shown, place = with_live_turns(asked.api, request, arrival, lead)
+            completed, place = with_live_turns(asked.api, request, arrival, lead)
         standing_tokens = sum(counts[:lead]) + self._counter.count(request.standing_text)
-        prompt = Prompt(asked.api, shown, place, lead, standing_tokens)
+        prompt = Prompt(asked.api, completed, place, lead, standing_tokens)
         key, is_retry = None, False
         if asked.mode == "full":
             turn_key = TurnKey(prompt.last_digest, _memory_in_digest(request))
-            is_retry = topic.buffer.is_retry(prompt.conversation, turn_key, now, self._freeze_seconds)
+            is_retry = topic.buffer.note_arrival(prompt.conversation, turn_key, now, self._freeze_seconds)
             key = topic.id, prompt.conversation.id, turn_key
             if not is_retry:
                 self._idempotency.register(key)
@@ -118,6 +115,7 @@ class Receiver:
             prompt=prompt,
             key=key,
             is_retry=is_retry,
+            needs_block=not prompt.is_step and not (is_retry and prompt.has_block),
             is_step=prompt.is_step,
         )
         if arrival.opened and asked.mode == "full":

@@ -19,7 +19,6 @@ from memd.ingest.archiver import Archiver
 from memd.proxy.memory import Recalled, SettledPrompt
 from memd.proxy.receive import Received
 from memd.proxy.room import PromptRoom
-from memd.settings.model import Config
 from memd.telemetry.tasks import Tasks
 from memd.wire.api import Placement
 from memd.wire.capture import Reply
@@ -41,12 +40,13 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rememberer:
-    """Ends turns."""
+    """Keeps a turn's reply and receipt, and starts compaction."""
 
     def __init__(
-        self, config: Config, counter: TokenCounter, archiver: Archiver, receipts: Receipts, tasks: Tasks
+        self, counter: TokenCounter, archiver: Archiver, receipts: Receipts, tasks: Tasks, *, is_synced: bool
     ) -> None:
-        self._is_synced = config.buffer.journal_fsync == "always"
+        """`is_synced`: the journal is forced to disk after each reply."""
+        self._is_synced = is_synced
         self._counter = counter
         self._archiver = archiver
         self._receipts = receipts
@@ -68,7 +68,7 @@ class Rememberer:
             except Exception:  # a bug here must not cost the reply
                 log.exception("a turn has no receipt", extra={"topic": received.topic.id})
                 receipt = None
-            # In a task of its own, begun first: a turn that has nothing to remember would overtake the one before it.
+            # In a task of its own, started first, so that receipts keep the order of turns.
             kept = None if receipt is None else self._tasks.spawn(self._receipts.keep(receipt), "receipt")
             await self._remember_reply(received, room, answered)
             if kept is not None:

@@ -1,7 +1,6 @@
 """Room in the model's window: what a prompt may take, and what leaves it until it fits.
 
-Rule: only what is durable may leave. Where nothing may leave and it still does not fit, memory is the first to go
-without.
+Rule: only what is durable may leave. A prompt that still does not fit is sent without memory.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from memd.conversation.tokens import TokenCounter
 from memd.ingest.archiver import Archiver
 from memd.proxy.receive import Received
 from memd.proxy.upstream.client import Upstream
-from memd.settings.model import Config
+from memd.settings.model import BufferSettings, InjectionSettings
 
 HARD_ROUNDS_MAX = 4
 """Compactions before one request: each halves the prompt or takes all that may be taken."""
@@ -24,25 +23,33 @@ COUNT_MARGIN_UNKNOWN = 6.0
 
 
 class PromptRoom(msgspec.Struct, frozen=True):
-    """The token budgets of a request whose prompt fits the window as far as that was possible."""
+    """The token budgets of a request, and whether its prompt keeps to them."""
 
     thresholds: window.Thresholds
     """In the model's tokens."""
     fits: bool
-    """False: nothing more may leave, and there is no room for memory."""
+    """False: no more may leave, and there is no room for memory."""
 
 
 class RoomMaker:
     """Makes room before recall, so that what has just left the prompt can be recalled into it."""
 
-    def __init__(self, config: Config, upstream: Upstream, counter: TokenCounter, archiver: Archiver) -> None:
-        self._config = config
+    def __init__(
+        self,
+        buffer: BufferSettings,
+        injection: InjectionSettings,
+        upstream: Upstream,
+        counter: TokenCounter,
+        archiver: Archiver,
+    ) -> None:
+        self._buffer = buffer
+        self._injection = injection
         self._upstream = upstream
         self._counter = counter
         self._archiver = archiver
 
     async def make_room(self, received: Received) -> PromptRoom:
-        """Let the oldest turns leave the prompt if it would not fit the window otherwise.
+        """Let the oldest turns leave until the prompt fits, and earlier blocks when they exceed the sticky budget.
 
         Raises:
             MemdError: what leaves could not be written.
@@ -53,24 +60,28 @@ class RoomMaker:
             window=facts.window,
             max_tokens=request.max_tokens,
             standing_tokens=drift.drifted(request.model, prompt.standing_tokens),
-            soft=self._config.buffer.soft_tokens,
-            hard=self._config.buffer.hard_tokens,
-            injection_tokens=self._config.injection.budget_tokens,
-            sticky_tokens=self._config.injection.sticky_tokens,
+            soft=self._buffer.soft_tokens,
+            hard=self._buffer.hard_tokens,
+            injection_tokens=self._injection.budget_tokens,
+            sticky_tokens=self._injection.sticky_tokens,
         )
-        fits = True
-        for _ in range(HARD_ROUNDS_MAX):
-            used = await self._used_tokens(received, limits.hard)
-            if used <= limits.hard:
-                break
-            if not await self._take_oldest(received, used - limits.hard):
-                fits = False
-                remove_blocks(received, list(prompt.conversation.blocks))
-                break
+        fits = await self._fit(received, limits.hard)
+        if not fits:
+            remove_blocks(received, list(prompt.conversation.blocks))
         sticky = int(limits.sticky / drift.factor(request.model))
         overflow = window.sticky_overflow(prompt.conversation, budget_tokens=sticky, current=prompt.turn_digest)
         remove_blocks(received, overflow)
         return PromptRoom(limits, fits)
+
+    async def _fit(self, received: Received, hard: int) -> bool:
+        """Compact until the prompt takes no more than `hard` tokens; False if that cannot be reached."""
+        for _ in range(HARD_ROUNDS_MAX):
+            used = await self._used_tokens(received, hard)
+            if used <= hard:
+                return True
+            if not await self._take_oldest(received, used - hard):
+                return False
+        return await self._used_tokens(received, hard) <= hard
 
     async def _used_tokens(self, received: Received, hard: int) -> int:
         """Model tokens of the buffer's part of the prompt: estimated, near the limit counted by the upstream."""

@@ -1,4 +1,4 @@
-"""Every request finds its way: memd's own paths, those in which memory has a part, and the rest, which passes through.
+"""Routes each request: memd's own paths, the APIs in which memory has a part, and the rest, which passes through.
 
 Rule: what memory has no part in is forwarded byte for byte, whatever its method or path.
 """
@@ -17,12 +17,11 @@ from memd.admin.access import TOKEN_HEADER, shows_token
 from memd.admin.http import error_response, read_body
 from memd.admin.routes import OwnRoutes
 from memd.entries import TOPIC_ID_PATTERN, TOPIC_ID_RULE
-from memd.ingest.topics import Topics
 from memd.proxy.reading import Mode, Plain, RequestReader, new_turn_id
 from memd.proxy.relay import forwarded_headers, pass_through
 from memd.proxy.turn import Forwarder, TurnRunner
 from memd.proxy.upstream.client import Upstream
-from memd.settings.model import Config
+from memd.settings.model import LimitsSettings
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.request_log import CLIENT_GONE, RequestRecord, record_of, recorded
 from memd.wire.api import Api
@@ -41,19 +40,19 @@ class Router:
 
     def __init__(
         self,
-        config: Config,
+        token: str,
+        limits: LimitsSettings,
         upstream: Upstream,
-        topics: Topics,
         reader: RequestReader,
         turns: TurnRunner,
         forwarder: Forwarder,
         own_routes: OwnRoutes,
         metrics: Metrics,
     ) -> None:
-        """`own_routes` answers what is under `/memd/`."""
-        self._config = config
+        """`token`: `auth.token`; `own_routes` answers what is under `/memd/`."""
+        self._token = token
+        self._limits = limits
         self._upstream = upstream
-        self._topics = topics
         self._reader = reader
         self._turns = turns
         self._forwarder = forwarder
@@ -64,7 +63,7 @@ class Router:
         """Answer any request."""
         target = request.raw_path if request.raw_path.startswith("/") else str(request.rel_url)
         is_page = page.is_page(request)  # it holds no data, and a browser that opens an address can show no token
-        if not is_page and not shows_token(request, self._config.auth.token):
+        if not is_page and not shows_token(request, self._token):
             message = f"memd: show its auth.token, as `Authorization: Bearer TOKEN` or in the header {TOKEN_HEADER}"
             return error_response(401, message, "authentication_error", api_of("POST", _path(target)) or CHAT)
         if is_page or target.startswith(OWN_PREFIX):
@@ -78,13 +77,13 @@ class Router:
             return error_response(400, message, "invalid_request_error", api or CHAT)
         with recorded(self._metrics, request, "" if api is None else api.name) as record:
             try:
-                response = await self._forwarded(request, api, target, path_topic)
+                response = await self._answer_model(request, api, target, path_topic)
             except (aiohttp.ClientError, TimeoutError) as error:
                 response = self._unanswered(request, error, api or CHAT, record)
             record.http_status = response.status
             return response
 
-    async def _forwarded(
+    async def _answer_model(
         self, request: web.Request, api: Api | None, target: str, path_topic: str | None
     ) -> web.StreamResponse:
         """Pass the request through, or let memory have its part in it."""
@@ -93,7 +92,7 @@ class Router:
         mode = self._reader.mode(request)
         if mode == "off" or request.headers.get("Content-Encoding", "identity") != "identity":
             return await self._pass_through(request, target, _unread_headers(request, mode))
-        limits = self._config.limits
+        limits = self._limits
         body = await read_body(request, limits.body_bytes_max, limits.idle_seconds)
         if body is None:
             size = limits.body_bytes_max
@@ -105,15 +104,13 @@ class Router:
         if isinstance(asked, Plain):
             return await self._forwarder.without_memory(request, asked)
         record.topic = asked.topic_id
-        if mode == "readonly" and await self._topics.existing(asked.topic_id) is None:
-            return await self._forwarder.without_memory(request, asked.without_memory("none"))  # no trace
         return await self._turns.answer(request, asked)
 
     async def _pass_through(
         self, request: web.Request, target: str, extra: list[tuple[str, str]] | None = None
     ) -> web.StreamResponse:
-        headers = forwarded_headers(request, self._config.auth.token)
-        idle_seconds = self._config.limits.idle_seconds
+        headers = forwarded_headers(request, self._token)
+        idle_seconds = self._limits.idle_seconds
         return await pass_through(request, headers, self._upstream, target, idle_seconds=idle_seconds, extra=extra)
 
     def _unanswered(

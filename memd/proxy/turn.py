@@ -2,7 +2,7 @@
 
 Rule: memory fails open. Whatever goes wrong with memory is told in `X-Memory-Status` and the request goes on without;
 only the upstream's own answers and the client's own mistakes reach the client. Each step takes the frozen values that
-the steps before it returned.
+the steps before it returned; the conversation itself lives in the topic's buffer, which only grows.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ log = logging.getLogger("memd")
 
 
 class TurnRunner:
-    """Takes requests to a model through their life. Each part is one step; see their modules."""
+    """Runs the steps of turns in order; each step is a module beside this one."""
 
     def __init__(
         self,
         topics: Topics,
         receiver: Receiver,
         corrector: Corrector,
-        rooms: RoomMaker,
+        room_maker: RoomMaker,
         memory: Memory,
         forwarder: Forwarder,
         rememberer: Rememberer,
@@ -51,7 +51,7 @@ class TurnRunner:
         self._topics = topics
         self._receiver = receiver
         self._corrector = corrector
-        self._rooms = rooms
+        self._room_maker = room_maker
         self._memory = memory
         self._forwarder = forwarder
         self._rememberer = rememberer
@@ -63,13 +63,16 @@ class TurnRunner:
         record = record_of(client)
         with ExitStack() as holding:
             try:
+                if asked.mode == "readonly" and await self._topics.existing(asked.topic_id) is None:
+                    return await self._forwarder.without_memory(client, asked.without_memory("none"))  # no trace
                 topic = await self._topics.get(asked.topic_id)
                 holding.enter_context(topic.used())
                 received = await self._receiver.receive(asked, topic)
                 record.end_step("receive")
                 corrected = await self._corrector.correct(received)
                 record.end_step("correct")
-                room = await self._rooms.make_room(received)
+                # Room comes before recall: what leaves the prompt now can be recalled into it.
+                room = await self._room_maker.make_room(received)
                 record.end_step("room")
                 recalled = await self._memory.recall(received, room)
                 shown = self._memory.settle(received, corrected, recalled)
@@ -82,8 +85,9 @@ class TurnRunner:
             try:
                 return await forwarding.run(client, record)
             finally:  # also after a cancellation: what was said is remembered, without keeping anybody waiting
-                outcome = forwarding.answered, record.spans_ms, holding.pop_all()
-                self._tasks.spawn(self._rememberer.remember(received, room, recalled, *outcome), "remember")
+                answered, spans_ms = forwarding.answered, record.spans_ms
+                work = self._rememberer.remember(received, room, recalled, answered, spans_ms, holding.pop_all())
+                self._tasks.spawn(work, "remember")
 
     def _log_failure(self, asked: Asked, error: Exception) -> None:
         fields = {"topic": asked.topic_id, "error": error}
