@@ -146,9 +146,15 @@ def router_of(daemon: Daemon) -> Router:
         metrics,
         daemon.tasks,
     )
-    own_routes, token = _own_routes(daemon), config.auth.token
     return Router(
-        token, config.limits, daemon.upstream, daemon.topics, daemon.reader, turns, forwarder, own_routes, metrics
+        config.auth.token,
+        config.limits,
+        daemon.upstream,
+        daemon.reader,
+        turns,
+        forwarder,
+        _own_routes(daemon),
+        metrics,
     )
 
 
