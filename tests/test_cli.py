@@ -105,6 +105,11 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
     assert "Usage: memd" in result.stderr
 
 
+def test_a_misspelt_command_is_told_the_nearest_ones() -> None:
+    result = memd("serch")
+    assert result.exit_code == 2 and "'search'" in result.output
+
+
 def test_a_model_and_an_upstream_exclude_each_other(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.touch()

@@ -50,6 +50,14 @@ class CommandGroup(click.Group):
             wrong_usage = isinstance(error, ConfigError | BadTopicId | BadQuestion) and not isinstance(error, NotFound)
             ctx.exit(WRONG_USAGE if wrong_usage else FOUND_SOMETHING)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is named, or name the nearest ones."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise click.exceptions.NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
+        return super().resolve_command(ctx, args)
+
     def list_commands(self, ctx: click.Context | None = None) -> list[str]:
         """The names of all commands."""
         return list(COMMANDS)

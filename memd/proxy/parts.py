@@ -116,18 +116,17 @@ async def make_parts(
         archiver=Archiver(config, encoder, counter, tasks, indexer, redactor, metrics, events),
         indexer=indexer,
         receipts=receipts,
-        reader=RequestReader(
-            config.limits,
-            redactor,
-            token=config.auth.token,
-            history=config.conversation.history,
-            ignored=config.ingest.ignore,
-        ),
+        reader=_reader(config, redactor),
         events=events,
         metrics=metrics,
         tasks=tasks,
         writer=writer,
     )
+
+
+def _reader(config: Config, redactor: Redactor) -> RequestReader:
+    token, history, ignored = config.auth.token, config.conversation.history, config.ingest.ignore
+    return RequestReader(config.limits, redactor, token=token, history=history, ignored=ignored)
 
 
 def router_of(daemon: Daemon) -> Router:
