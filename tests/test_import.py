@@ -186,6 +186,8 @@ def test_what_was_said_comes_back_with_its_speakers_and_a_line_from_before_them_
     run(tmp_path / "new", written(tmp_path / "lines.jsonl", lines))
     assert without_new(exported(tmp_path / "new")) == without_new(lines)
     assert run(tmp_path / "new", written(tmp_path / "lines.jsonl", lines)).entries == 0
+    without_speakers = {name: value for name, value in line.items() if name != "speakers"}
+    assert run(tmp_path / "new", written(tmp_path / "older.jsonl", [without_speakers])).entries == 0
     snapshot = opened(tmp_path / "new", embedder).topic("default").snapshot()
     vectors = [snapshot.entry(hit).vector for hit in snapshot.search(embedder.embed_query("Which port?"), 2)]
     assert vectors == [embedder.embed(text).tobytes() for text in ("Which port?\n8765.", line["content"])]
