@@ -97,7 +97,7 @@ class RequestReader:
     ) -> None:
         """
         Args:
-            token: `auth.token`.
+            token: the setting `auth.token`.
             history: `conversation.history`, for requests that do not say who keeps it.
             ignored: `ingest.ignore`, regular expressions.
         """

@@ -49,7 +49,7 @@ class Router:
         own_routes: OwnRoutes,
         metrics: Metrics,
     ) -> None:
-        """`token`: `auth.token`; `own_routes` answers what is under `/memd/`."""
+        """`token` is the setting `auth.token`; `own_routes` answers what is under `/memd/`."""
         self._token = token
         self._limits = limits
         self._upstream = upstream
