@@ -40,7 +40,7 @@ def test_a_stream_in_flight_is_finished_before_the_end(
         chunks = iter(stream)
         seen = [next(chunks)]
         daemon.send_signal(number)
-        wait_until(lambda: "ending" in daemon.log.read_text(), lambda: repr(daemon))
+        wait_until(lambda: "stopping after replies in flight" in daemon.log.read_text(), lambda: repr(daemon))
         gate.set()
         seen += chunks
         assert stream.ended_properly
