@@ -100,7 +100,7 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True):
         return all(0 <= at < then for at, then in itertools.pairwise([*offsets, len(self.content) + 1]))
 
     @property
-    def shown(self) -> str:
+    def displayed(self) -> str:
         """The content as people and models read it: every message opened by its role."""
         if self.speakers is UNSET:
             return self.content

@@ -37,7 +37,7 @@ async def topic(stage: Stage) -> Topic:
 
 
 def shown(topic: Topic) -> list[str]:
-    return [entry.shown for entry in live_entries(topic)]
+    return [entry.displayed for entry in live_entries(topic)]
 
 
 def is_in_trouble(topic: Topic) -> bool:
@@ -55,7 +55,7 @@ async def test_what_was_said_is_in_the_log_with_its_speakers_and_its_digests(sta
     assert entry.content == "Where is the spare lamp of the lighthouse?\nOn the second landing, behind the rope."
     assert entry.speakers == (Speaker(0, "user"), Speaker(43, "assistant"))
     assert (
-        entry.shown
+        entry.displayed
         == "user: Where is the spare lamp of the lighthouse?\nassistant: On the second landing, behind the rope."
     )
     assert entry.roles == ("user", "assistant")
@@ -230,7 +230,7 @@ async def test_a_note_is_durable_at_once_recalled_without_a_role_and_no_copy_of_
     )
     known = await again.topics.get("talk")
     found = await retriever.retrieve(NOTE, [known.log], Budget(2000))
-    assert [one.entry.shown for one in found.shown] == [f"user: {NOTE}", NOTE, NOTE]
+    assert [one.entry.displayed for one in found.shown] == [f"user: {NOTE}", NOTE, NOTE]
     retriever.close()
     await again.close()
 

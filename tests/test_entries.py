@@ -35,23 +35,23 @@ def spoken(content: str, *speakers: Speaker) -> Entry:
 
 def test_roles_are_written_where_a_text_is_shown_and_nowhere_else() -> None:
     said = spoken("Which port?\n8765.\nThanks!", Speaker(0, "user"), Speaker(12, "assistant"), Speaker(18, "user"))
-    assert said.shown == "user: Which port?\nassistant: 8765.\nuser: Thanks!"
+    assert said.displayed == "user: Which port?\nassistant: 8765.\nuser: Thanks!"
     assert said.spoken == "Which port?\n8765.\nThanks!"
 
 
 def test_a_text_that_goes_on_with_a_message_has_its_speaker_and_shows_none() -> None:
     said = spoken("and so on.\nThanks!", Speaker(0, "assistant", continues=True), Speaker(11, "user"))
-    assert said.shown == "and so on.\nuser: Thanks!"
+    assert said.displayed == "and so on.\nuser: Thanks!"
 
 
 def test_a_line_of_a_text_that_looks_like_a_role_is_text() -> None:
     said = spoken(YAML, Speaker(0, "tool"))
-    assert (said.shown, said.spoken) == (f"tool: {YAML}", YAML)
+    assert (said.displayed, said.spoken) == (f"tool: {YAML}", YAML)
 
 
 def test_an_entry_from_before_is_shown_as_it_is_and_embedded_without_its_roles() -> None:
     old = entry(content="user: Which database?\nassistant: PostgreSQL.\ntool: {}\nan assistant: is no opening")
-    assert old.shown == old.content
+    assert old.displayed == old.content
     assert old.spoken == "Which database?\nPostgreSQL.\n{}\nan assistant: is no opening"
     assert without_written_roles("user: ") == "user: "
 

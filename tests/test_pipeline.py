@@ -99,7 +99,7 @@ def test_text_without_a_speaker_has_no_role_and_no_digest_and_is_shown_as_it_is(
     for draft in drafts:
         assert (draft.kind, draft.source) == ("document", "a.md")
         assert (draft.speakers, draft.roles, draft.digests) == ((), (), ())
-        assert draft.shown == draft.spoken == draft.content
+        assert draft.displayed == draft.spoken == draft.content
     topic.append(drafts)
     assert make.passages(topic, [long, SENTENCE], kind="document", source="a.md") == []
 

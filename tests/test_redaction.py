@@ -432,7 +432,7 @@ def test_who_speaks_where_is_still_true_of_what_is_left_of_a_text() -> None:
     kept = REDACTOR.draft(draft)
     name = REDACTOR.identifier(SECRET)
     mark = "[redacted:api_key]"
-    assert kept.shown == f"user: it is {mark}!\nassistant: Noted.\n{name}: {mark} and {mark}"
+    assert kept.displayed == f"user: it is {mark}!\nassistant: Noted.\n{name}: {mark} and {mark}"
     assert kept.speakers_fit and REDACTOR.draft(kept) is kept
 
 
@@ -441,7 +441,7 @@ def test_a_message_that_lies_within_a_secret_speaks_no_more() -> None:
     speakers = (Speaker(0, "user"), Speaker(3, "tool"), Speaker(5, "user"))
     draft = Draft(uuid=bytes(16), content="ab\nc\nd e", vector=b"", created_at=1, speakers=speakers)
     kept = redactor.draft(draft)
-    assert kept.shown == "user: a[redacted:span]user:  e"
+    assert kept.displayed == "user: a[redacted:span]user:  e"
     assert kept.speakers_fit
 
 

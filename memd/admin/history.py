@@ -168,10 +168,10 @@ def _event(snapshot: Snapshot, place: Place) -> LogEvent:
         entry = snapshot.read(place)
     except StoreError as error:
         return _damaged(snapshot, place, str(error))
-    content = entry.shown
+    content = entry.displayed
     if entry.status is not Status.ACTIVE:
         earlier = [one for one in snapshot.history(entry.uuid) if one.canonical_id < entry.canonical_id]
-        content = next((one.shown for one in reversed(earlier) if one.content), "")
+        content = next((one.displayed for one in reversed(earlier) if one.content), "")
     return LogEvent(
         canonical_id=entry.canonical_id,
         at=entry.canonical_id,

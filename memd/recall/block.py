@@ -83,7 +83,7 @@ def render(shown: Sequence[Candidate], *, own_topic_id: str, header: str, taken:
         ids[candidate.entry.uuid] = shown_id(candidate.entry, used)
         used.add(ids[candidate.entry.uuid])
     lines = [f"{BLOCK_OPENING} {header}"]
-    lines += [chunk_line(ids[candidate.entry.uuid], candidate.entry.shown) for candidate in shown]
+    lines += [chunk_line(ids[candidate.entry.uuid], candidate.entry.displayed) for candidate in shown]
     lines.append(BLOCK_CLOSING)
     chunks = tuple(
         BlockChunk(ids[candidate.entry.uuid], candidate.entry.uuid, candidate.topic_id, candidate.entry.origin_id)

@@ -84,7 +84,7 @@ def search_answer(retrieved: Retrieved, as_of: int | None = None) -> SearchAnswe
                 **_fields(one),
                 created_at=one.candidate.entry.created_at,
                 roles=one.candidate.entry.roles,
-                content=one.candidate.entry.shown,
+                content=one.candidate.entry.displayed,
             )
             for one in retrieved.candidates
         ),

@@ -189,14 +189,14 @@ class TopicLog:
         An entry that cannot be read does not count.
         """
         snapshot = self._snapshot
-        wanted = (draft.kind, draft.source, draft.shown)
-        for text in dict.fromkeys((draft.content, draft.shown)):  # entries without `speakers` have the shown text
+        wanted = (draft.kind, draft.source, draft.displayed)
+        for text in dict.fromkeys((draft.content, draft.displayed)):  # entries without `speakers` have the shown text
             for place in snapshot.live_places_of_text(text_hash(text)):
                 try:
                     entry = snapshot.read(place)
                 except StoreError:
                     continue
-                if (entry.kind, entry.source, entry.shown) == wanted:
+                if (entry.kind, entry.source, entry.displayed) == wanted:
                     return True
         return False
 
