@@ -131,6 +131,8 @@ async def test_a_chunk_from_before_the_speakers_were_data_is_recognised(stage: S
 async def test_a_compaction_takes_out_of_the_prompt_what_is_durable(stage: Stage, topic: Topic) -> None:
     conversation = talk(topic.buffer, *LAMP, *FERRY)
     assert await stage.archiver.compact(topic, conversation)
+    assert (conversation.left_out, conversation.stored) == (2, 0)
+    await stage.tasks.finish(5)
     assert texts(conversation) == ["(left out)", "(left out)", *(one[2:] for one in FERRY)]
     assert [text for text in shown(topic) if "lamp" in text] and not [text for text in shown(topic) if "ferry" in text]
     await stage.close()
@@ -140,19 +142,56 @@ async def test_a_compaction_takes_out_of_the_prompt_what_is_durable(stage: Stage
     await again.close()
 
 
-async def test_a_compaction_whose_append_fails_leaves_the_prompt_as_it_is(stage: Stage, topic: Topic) -> None:
+async def test_what_left_before_it_was_embedded_is_on_disk_and_is_stored_once_after_a_power_cut(
+    stage: Stage, topic: Topic
+) -> None:
     conversation = talk(topic.buffer, *LAMP, *FERRY)
+    stage.embedder.fails = True
+    assert await stage.archiver.compact(topic, conversation)
+    assert conversation.left_out == 2
+    again = Stage(stage.config, stage.files.after_power_cut("lost"))
+    reopened = await again.topics.get("talk")
+    (known,) = reopened.buffer.conversations()
+    assert texts(known) == [one[2:] for one in (*LAMP, *FERRY)]
+    await again.archiver.tend_topic(reopened)
+    await again.archiver.tend_topic(reopened)
+    assert len([text for text in shown(reopened) if "lamp" in text]) == 1
+    await again.close()
+
+
+async def test_where_the_journal_cannot_be_forced_to_disk_only_what_is_stored_leaves(
+    stage: Stage, topic: Topic
+) -> None:
+    conversation = talk(topic.buffer, *LAMP, *FERRY, "u:And the mail?", "a:On Mondays.")
     stage.fail_next_write()
     assert not await stage.archiver.compact(topic, conversation)
     assert (conversation.left_out, conversation.stored) == (0, 0)
-
-
-async def test_a_compaction_whose_append_fails_takes_what_was_stored_before(stage: Stage, topic: Topic) -> None:
-    conversation = talk(topic.buffer, *LAMP, *FERRY, "u:And the mail?", "a:On Mondays.")
     assert await stage.archiver.store(topic, conversation, 2)
-    stage.fail_next_write()
+    talk(topic.buffer, *LAMP, *FERRY, "u:And the mail?", "a:On Mondays.", "u:And the oil?", "a:In the cellar.")
+    stage.files.bytes_left = 0
     assert await stage.archiver.compact(topic, conversation, excess_tokens=35)
     assert (conversation.left_out, conversation.stored) == (2, 2)
+    stage.files.bytes_left = None
+
+
+async def test_forcing_to_disk_waits_for_what_others_are_writing_and_tells_of_their_failure(
+    stage: Stage, topic: Topic
+) -> None:
+    talk(topic.buffer, *LAMP)
+    stage.fail_next_write()
+    saving = asyncio.ensure_future(topic.save())
+    await asyncio.sleep(0)
+    assert not await stage.archiver.make_durable(topic), "the messages were in the save that failed"
+    await saving
+    assert await stage.archiver.make_durable(topic)
+    talk(topic.buffer, *FERRY)
+    syncing = asyncio.ensure_future(topic.save(sync=True))
+    await asyncio.sleep(0)
+    assert await stage.archiver.make_durable(topic)
+    cut = Stage(stage.config, stage.files.after_power_cut("lost"))
+    assert len((await cut.topics.get("talk")).buffer.conversations()) == 2
+    await syncing
+    await cut.close()
 
 
 async def test_corrections_are_appended_as_one_group_and_told(stage: Stage, topic: Topic) -> None:

@@ -182,11 +182,14 @@ def test_marks_only_advance() -> None:
     assert (conversation.stored, conversation.left_out) == (4, 4)
 
 
-def test_only_stored_messages_may_be_left_out() -> None:
+def test_the_marks_do_not_wait_for_each_other_and_a_text_goes_when_both_have_passed_it() -> None:
     conversation = conversation_of(*LONG)
+    conversation.mark_left_out(3)
+    assert texts(conversation) == ["1", "2", "3", "4", "5", "6"] and conversation.settled == 0
     conversation.mark_stored(2)
-    with pytest.raises(ValueError, match="only stored messages"):
-        conversation.mark_left_out(3)
+    assert texts(conversation) == ["(left out)"] * 2 + ["3", "4", "5", "6"]
+    conversation.mark_stored(6)
+    assert texts(conversation) == ["(left out)"] * 3 + ["4", "5", "6"] and conversation.settled == 3
 
 
 def test_a_message_that_is_left_out_keeps_its_identity_and_loses_its_text_and_block() -> None:

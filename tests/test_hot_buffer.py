@@ -296,18 +296,32 @@ def test_compaction_of_a_conversation_cannot_reach_a_request_that_went_back_in_i
     assert texts(arrival.conversation) == ["1", "2", "3"]
 
 
-def test_marks_never_go_back_and_never_pass_each_other() -> None:
+def test_marks_never_go_back_and_never_pass_the_end() -> None:
     buffer = new_buffer()
     conversation = talk(buffer, *LONG)
     buffer.mark(conversation, left_out=4)
-    assert (conversation.stored, conversation.left_out) == (0, 0)
+    assert (conversation.stored, conversation.left_out) == (0, 4)
     buffer.mark(conversation, stored=4)
     buffer.mark(conversation, stored=2)
     buffer.mark(conversation, left_out=100)
     buffer.mark(conversation, left_out=1)
-    assert (conversation.stored, conversation.left_out) == (4, 4)
+    assert (conversation.stored, conversation.left_out) == (4, 6)
     buffer.mark(conversation, stored=100)
     assert conversation.stored == 6
+
+
+def test_a_message_that_left_before_it_was_stored_keeps_its_text_until_it_is_after_a_restart_too() -> None:
+    buffer = new_buffer()
+    conversation = talk(buffer, *LONG)
+    buffer.mark(conversation, left_out=4)
+    assert buffer.has_unstored and texts(conversation) == ["1", "2", "3", "4", "5", "6"]
+    for events in (buffer.take_unsaved(), buffer.as_events()):
+        (again,) = replayed(events).conversations()
+        assert (again.stored, again.left_out, texts(again)) == (0, 4, texts(conversation))
+    buffer.mark(conversation, stored=2)
+    assert texts(conversation) == ["(left out)"] * 2 + ["3", "4", "5", "6"]
+    buffer.mark(conversation, stored=6)
+    assert texts(conversation) == ["(left out)"] * 4 + ["5", "6"]
 
 
 def test_a_branch_shares_marks_and_blocks_up_to_where_it_leaves() -> None:
@@ -561,13 +575,15 @@ class ClientsAndRestarts(RuleBasedStateMachine):
         self.said.add(conversation.messages[arrival.end].digest)
         client.history.append(answer)
 
-    @rule(data=st.data(), fraction=st.sampled_from([0.1, 0.5, 1.0]))
-    def a_conversation_is_compacted(self, data: st.DataObject, fraction: float) -> None:
+    @rule(data=st.data(), fraction=st.sampled_from([0.1, 0.5, 1.0]), stored=st.booleans())
+    def a_conversation_is_compacted(self, data: st.DataObject, fraction: float, stored: bool) -> None:
         conversation = self._any(data)
         cut = None if conversation is None else compaction.choose_cut(conversation, fraction=fraction)
         if conversation is not None and cut is not None:
-            self.gone.update(one.digest for one in conversation.messages[:cut])
-            left_out(self.buffer, conversation, cut)
+            if stored:
+                self.gone.update(one.digest for one in conversation.messages[:cut])
+                self.buffer.mark(conversation, stored=cut)
+            self.buffer.mark(conversation, left_out=cut)
             assert conversation.left_out == cut
 
     @rule(data=st.data(), closing=st.sampled_from([False, False, False, True]))
@@ -612,22 +628,27 @@ class ClientsAndRestarts(RuleBasedStateMachine):
         kept = data.draw(st.lists(st.booleans(), min_size=len(self.journal), max_size=len(self.journal)))
         rest = replayed([event for event, keep in zip(self.journal, kept, strict=True) if keep])
         for conversation in rest.conversations():
-            assert 0 <= conversation.left_out <= conversation.stored <= len(conversation)
+            assert 0 <= conversation.left_out <= len(conversation) and 0 <= conversation.stored <= len(conversation)
         receive(rest, "u:x", "a:yes", "u:x2")
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        held = {one.digest for conversation in self.buffer.conversations() for one in conversation.messages}
+        held = {
+            one.digest
+            for conversation in self.buffer.conversations()
+            for one in conversation.messages
+            if one.message is not None
+        }
         assert self.said <= held | self.gone
 
     @invariant()
     def conversations_are_sound(self) -> None:
         for conversation in self.buffer.conversations():
             messages = conversation.messages
-            assert 0 <= conversation.left_out <= conversation.stored <= len(messages)
+            assert 0 <= conversation.left_out <= len(messages) and 0 <= conversation.stored <= len(messages)
             assert [one.digest for one in messages] == chain_all(one.content_digest for one in messages)
             for position, one in enumerate(messages):
-                assert (one.message is None) == (position < conversation.left_out)
+                assert (one.message is None) == (position < conversation.left_out and position < conversation.stored)
                 assert position >= conversation.left_out or one.digest not in conversation.blocks
 
     @invariant()

@@ -5,11 +5,9 @@ Rule: the client's array is the truth for the live part; a conversation only eve
 
 Every message has a digest that is chained to its predecessors', so equal digests at one position mean equal histories
 up to there, and the longest known prefix is found by bisection. A conversation has two marks, both counts of messages
-from its beginning:
-
-    0 ......... left_out ......... stored ......... end
-    | in the log, not   | in the log and  | only in the
-    | in the prompt     | in the prompt   | hot buffer
+from its beginning, and neither waits for the other: `stored` (in the log up to here) and `left_out` (out of the prompt
+up to here). Who moves `left_out` beyond `stored` has forced the journal to disk first. A message keeps its text until
+both marks have passed it.
 """
 
 from __future__ import annotations
@@ -29,7 +27,8 @@ class Buffered(msgspec.Struct, frozen=True):
     tokens: int
     """Counted with the bundled tokenizer, before the model's drift."""
     message: Message | None
-    """None once the message is stored and out of the prompt: then only its identity matters."""
+    """None once the message is stored and out of the prompt: then only its identity matters. Out of the prompt but not
+    stored it keeps its text, which is still to be stored and meanwhile found by its words."""
 
 
 class TurnKey(msgspec.Struct, frozen=True):
@@ -94,17 +93,26 @@ class Conversation:
 
     def mark_stored(self, position: int) -> None:
         """Note that everything before `position` is in the log."""
+        done = self.settled
         self.stored = max(self.stored, position)
+        self._drop_texts(done)
 
     def mark_left_out(self, position: int) -> None:
-        """Take everything before `position` out of the prompt, with its blocks. It must be stored."""
-        if position > self.stored:
-            raise ValueError(f"only stored messages may be left out: {position} > {self.stored}")
-        for index in range(self.left_out, position):
-            buffered = self.messages[index]
+        """Take everything before `position` out of the prompt, with its blocks. It must be durable."""
+        for buffered in self.messages[self.left_out : position]:
             self.blocks.pop(buffered.digest, None)
-            self.messages[index] = msgspec.structs.replace(buffered, message=None)
+        done = self.settled
         self.left_out = max(self.left_out, position)
+        self._drop_texts(done)
+
+    @property
+    def settled(self) -> int:
+        """Everything before this position is in the log and out of the prompt, and has no text here any more."""
+        return min(self.stored, self.left_out)
+
+    def _drop_texts(self, start: int) -> None:
+        for index in range(start, self.settled):
+            self.messages[index] = msgspec.structs.replace(self.messages[index], message=None)
 
     def fork(self, conversation_id: str, at: int) -> Conversation:
         """A new conversation with the first `at` messages of this one."""

@@ -165,7 +165,7 @@ class HotBuffer:
     # -- for the archiver ---------------------------------------------------------------------------------
 
     def mark(self, conversation: Conversation, *, stored: int = 0, left_out: int = 0) -> None:
-        """Advance the marks; they never move back."""
+        """Advance the marks; they never move back. What is left out must be durable, in the log or in the journal."""
         self._record(Marked(conversation.id, max(stored, conversation.stored), max(left_out, conversation.left_out)))
 
     def close(self, conversation: Conversation) -> None:
@@ -278,7 +278,7 @@ class HotBuffer:
             conversation.abandoned = True
         elif isinstance(event, Marked):
             conversation.mark_stored(min(event.stored, len(conversation)))
-            conversation.mark_left_out(min(event.left_out, conversation.stored))
+            conversation.mark_left_out(min(event.left_out, len(conversation)))
         elif isinstance(event, Arrived):
             conversation.arrivals.pop(event.key, None)
             conversation.arrivals[event.key] = event.at

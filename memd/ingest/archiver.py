@@ -1,7 +1,8 @@
 """Moves turns from the hot buffer into the log, and appends entries of other sources and corrections.
 
-Rule: nothing else in a daemon appends. Messages count as stored only after their chunks are durable, and leave the
-prompt only after that. A failed append of messages changes nothing but the time of the next attempt.
+Rule: nothing else in a daemon appends. Messages count as stored only after their chunks are durable. They leave the
+prompt only when they are durable, in the log or, for the time until they are embedded, in the journal. A failed append
+of messages changes nothing but the time of the next attempt.
 """
 
 from __future__ import annotations
@@ -70,13 +71,16 @@ class Archiver:
         self._metrics = metrics
         self._events = events
         self._compacting: set[str] = set()
+        self._storing: set[str] = set()
         self._failures: dict[str, int] = {}
         self._retry_at: dict[str, float] = {}
 
     # -- on behalf of requests ----------------------------------------------------------------------------------
 
     async def compact(self, topic: Topic, conversation: Conversation, excess_tokens: int = 0) -> bool:
-        """Store the oldest part of a conversation and take it out of its prompt; False if nothing could be taken out.
+        """Take the oldest part of a conversation out of its prompt; False if nothing could be taken out.
+
+        It is forced to disk first and stored in the background: nobody waits for its embedding.
 
         Args:
             excess_tokens: the least that must go, in raw tokens, where turn boundaries allow it; 0 if no request waits.
@@ -86,6 +90,17 @@ class Archiver:
         if compacted:
             self._metrics.compactions.add(time.perf_counter() - started, "hard" if excess_tokens else "soft")
         return compacted
+
+    async def make_durable(self, topic: Topic) -> bool:
+        """Force all that was said to disk, so that it may leave prompts; False (disk full): only what is stored may."""
+        return await topic.make_durable()
+
+    def store_later(self, topic: Topic, conversation: Conversation, upto: int) -> None:
+        """Store all messages before `upto` in the background; where that fails, `tend` tries again."""
+        if upto > conversation.stored and conversation.id not in self._storing:
+            self._storing.add(conversation.id)
+            topic.hold()
+            self._tasks.spawn(self._store_in_background(topic, conversation, upto), "storing")
 
     async def store(self, topic: Topic, conversation: Conversation, upto: int) -> bool:
         """Make all messages before `upto` durable in the log; False if that failed and is to be tried again later."""
@@ -100,8 +115,12 @@ class Archiver:
                 self._back_off(topic, error)
                 return False
             self._failures.pop(topic.id, None)
+            settled = conversation.settled
             topic.buffer.mark(conversation, stored=upto)
-        await topic.save()
+        if conversation.settled > settled:
+            await topic.rewrite_journal()  # without the texts that are in the log now
+        else:
+            await topic.save()
         self._indexer.look_after(topic)
         return True
 
@@ -191,8 +210,9 @@ class Archiver:
         for index, conversation in enumerate(conversations):
             closing = index < surplus
             due = closing or conversation.used_at < idle_before
-            if due and not conversation.abandoned and conversation.stored < len(conversation):
-                await self.store(topic, conversation, len(conversation))
+            end = len(conversation) if due else conversation.left_out
+            if not conversation.abandoned and conversation.stored < end:
+                await self.store(topic, conversation, end)
             if closing and (conversation.abandoned or conversation.stored == len(conversation)):
                 topic.buffer.close(conversation)
         if surplus > 0:
@@ -204,14 +224,19 @@ class Archiver:
     async def _compacted(self, topic: Topic, conversation: Conversation, excess_tokens: int) -> bool:
         fraction = self._config.compaction.fraction
         cut = compaction.choose_cut(conversation, fraction=fraction, excess_tokens=excess_tokens)
-        if cut is not None and not await self.store(topic, conversation, cut):
+        if cut is not None and cut > conversation.stored and not await self.make_durable(topic):
             stored = (place for place in compaction.cut_positions(conversation) if place <= conversation.stored)
             cut = max(stored, default=None)
         if cut is None:
             return False
         if cut > conversation.left_out:
+            settled = conversation.settled
             topic.buffer.mark(conversation, left_out=cut)
-            await topic.rewrite_journal()
+            if conversation.settled > settled:
+                await topic.rewrite_journal()
+            else:
+                await topic.save()
+        self.store_later(topic, conversation, cut)
         return True
 
     async def _compact_in_background(self, topic: Topic, conversation: Conversation) -> None:
@@ -219,6 +244,13 @@ class Archiver:
             await self.compact(topic, conversation)
         finally:
             self._compacting.discard(conversation.id)
+            topic.release()
+
+    async def _store_in_background(self, topic: Topic, conversation: Conversation, upto: int) -> None:
+        try:
+            await self.store(topic, conversation, upto)
+        finally:
+            self._storing.discard(conversation.id)
             topic.release()
 
     async def _store_all(self, topic: Topic, finished: Sequence[tuple[Conversation, int]]) -> None:

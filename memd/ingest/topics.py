@@ -134,6 +134,15 @@ class Topic:
         except StoreError:
             self._journal_behind = True
 
+    async def make_durable(self) -> bool:
+        """Force all that the buffer has to disk, in the journal; False if that failed (the disk is full, …).
+
+        Unlike `save` it also waits for what others are writing: True means that no crash can lose what is said so far.
+        """
+        self._journal_unsynced = True  # also where a sync is under way, whose end must be waited for
+        await self.save(sync=True)
+        return not self._journal_behind
+
     async def rewrite_journal(self) -> None:
         """Replace `hot.log` by the shortest journal of the present buffer, durably."""
         self.buffer.take_unsaved()  # the whole buffer is written, and these events with it

@@ -52,6 +52,9 @@ class Journal:
         """
         files.remove(path.with_name(path.name + TEMPORARY_SUFFIX))
         if files.size(path) is None:
+            # Before the file is there, so that a crash in between is no reason to leave it out: the topic's directory
+            # may be new, and a journal in a directory that a power cut takes is as good as none.
+            files.sync_directory(path.parent.parent)
             journal = cls(path, files, HEADER_BYTES, [])
             journal.rewrite([])
             return journal, []
