@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
-from histories import conversation_of
+from histories import conversation_of, said
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memd.conversation.compaction import (
-    choose_cut,
+    Departure,
     contiguous,
     cut_positions,
+    departure,
     distinct,
     finished_end,
     is_stored_kind,
+    surplus_instructions,
+    turns,
 )
-from memd.conversation.conversation import Conversation
+from memd.conversation.conversation import Conversation, Line
 from memd.conversation.window import Thresholds, thresholds
 from memd.messages import Message, ToolCall
 
@@ -161,20 +167,60 @@ ANSWERS: list[tuple[str, ...]] = [
 TURNS = st.lists(st.sampled_from(ANSWERS), min_size=1, max_size=8)
 
 
-@given(TURNS, st.floats(0, 1), st.integers(0, 500))
-def test_a_cut_never_splits_a_unit_and_never_takes_the_open_turn(
-    answers: list[tuple[str, ...]], fraction: float, excess: int
-) -> None:
-    history = [one for answer in answers for one in ("u:q", *answer)]
+def taken(conversation: Conversation, chosen: Departure) -> list[str]:
+    """The texts that stay in the prompt, in shorthand; `-` for a result that a line replaces."""
+    conversation.mark_left_out(chosen.left_out)
+    conversation.mark_gone(chosen.gone, {position: Line("-", 4) for position in chosen.replaced})
+    stay = [(p, conversation.messages[p].message) for p in conversation.visible_positions()]
+    return ["-" if p in conversation.lines else shorthand(message) for p, message in stay if message is not None]
+
+
+def shorthand(message: Message) -> str:
+    if message.tool_calls:
+        return f"c:#{','.join(call.id for call in message.tool_calls)}"
+    return f"{message.role[0]}:{message.text}"
+
+
+def weighed(*history: str, left_out: int = 0, **tokens: int) -> Conversation:
+    """A conversation whose results weigh 500 tokens, or as given by kind, and all else 10."""
     conversation = conversation_of(*history)
-    cut = choose_cut(conversation, fraction=fraction, excess_tokens=excess)
-    if cut is None:
-        return
-    last = conversation.last_user_position()
-    assert last is not None and 0 < cut <= last and history[cut].startswith("u:")
-    waiting = {one for call in history[:cut] if call.startswith("c:") for one in call.partition("#")[2].split(",")}
-    after = next((one for one in history[cut:] if one[0] in "ct"), "")
-    assert not after.startswith("t:") or after.partition("#")[2] not in waiting
+    weights = {"t": 500} | tokens
+    for position, one in enumerate(history):
+        item = conversation.messages[position]
+        conversation.messages[position] = msgspec.structs.replace(item, tokens=weights.get(one[0], 10))
+    return conversation
+
+
+LOOP = ("u:q", "c:f#1", "t:r1#1", "c:f#2", "t:r2#2", "c:f#3", "t:r3#3", "c:f#4", "t:r4#4")
+"""An open turn of four units."""
+
+
+@given(TURNS, st.floats(0, 1), st.integers(0, 3_000), st.booleans())
+def test_whatever_leaves_the_prompt_stays_valid(
+    answers: list[tuple[str, ...]], fraction: float, excess: int, forced: bool
+) -> None:
+    numbered = [[one.replace("#", f"#{n}").replace(",", f",{n}") for one in answer] for n, answer in enumerate(answers)]
+    history = [one for answer in numbered for one in ("u:q", *answer)]
+    conversation = weighed(*history)
+    stay = taken(conversation, departure(conversation, fraction=fraction, excess_tokens=excess, forced=forced))
+    positions = conversation.visible_positions()
+    calls = {one for position in positions for one in call_ids(conversation, position)}
+    results = [conversation.messages[p].message for p in positions if history[p].startswith("t:")]
+    answered = {result.tool_call_id for result in results if result is not None}
+    has_result = {one.partition("#")[2] for one in history if one.startswith("t:")}
+    assert stay[0] == "u:q" and conversation.last_user_position() in positions
+    assert answered <= calls and calls & has_result <= answered
+    assert doubled(stay) <= doubled([shorthand(said(one)) for one in history])
+
+
+def doubled(texts: Sequence[str]) -> int:
+    """How often two user messages stand side by side."""
+    return sum(one[0] == other[0] == "u" for one, other in itertools.pairwise(texts))
+
+
+def call_ids(conversation: Conversation, position: int) -> list[str]:
+    message = conversation.messages[position].message
+    return [] if message is None else [call.id for call in message.tool_calls]
 
 
 @pytest.mark.parametrize(
@@ -183,17 +229,73 @@ def test_a_cut_never_splits_a_unit_and_never_takes_the_open_turn(
 def test_at_least_the_fraction_and_the_excess_are_taken_where_turns_allow_it(
     fraction: float, excess: int, cut: int
 ) -> None:
-    assert choose_cut(conversation_of(*THREE_TURNS), fraction=fraction, excess_tokens=excess) == cut
+    assert departure(conversation_of(*THREE_TURNS), fraction=fraction, excess_tokens=excess) == Departure(cut)
 
 
 def test_the_fraction_is_one_of_the_visible_tokens() -> None:
     history = [f"{'ua'[i % 2]}:{i}" for i in range(12)]
-    assert choose_cut(compacted(*history, left_out=4), fraction=0.5) == 8
+    assert departure(compacted(*history, left_out=4), fraction=0.5) == Departure(8)
 
 
-def test_nothing_is_taken_of_a_single_turn() -> None:
-    assert choose_cut(conversation_of("u:1", "a:2"), fraction=0.5) is None
-    assert choose_cut(conversation_of(), fraction=0.5) is None
+def test_nothing_is_taken_of_a_single_turn_without_tools() -> None:
+    assert departure(conversation_of("u:1", "a:2"), fraction=0.5, excess_tokens=99).is_empty
+    assert departure(conversation_of("u:1"), fraction=0.5, excess_tokens=99).is_empty
+    assert departure(conversation_of(), fraction=0.5).is_empty
+
+
+def test_a_unit_is_an_assistants_message_with_all_its_results() -> None:
+    [turn] = turns(conversation_of("u:1", "c:f#1,2", "t:x#1", "s:be quick", "t:x#2", "a:so", "c:f#3", "t:x#3"))
+    assert turn.units == (range(1, 5), range(5, 6), range(6, 8))
+
+
+def test_of_an_open_turn_that_is_too_long_the_oldest_results_become_lines() -> None:
+    stay = taken(conversation := weighed(*LOOP), departure(conversation, fraction=0.2, excess_tokens=300))
+    assert stay == ["u:q", "c:#1", "-", "c:#2", "t:r2", "c:#3", "t:r3", "c:#4", "t:r4"]
+
+
+def test_where_lines_do_not_free_enough_whole_units_of_the_open_turn_leave_but_never_the_last_two() -> None:
+    conversation = weighed(*LOOP, c=400)
+    assert taken(conversation, departure(conversation, fraction=0.37, excess_tokens=1_200)) == [
+        "u:q", "c:#2", "-", "c:#3", "t:r3", "c:#4", "t:r4",
+    ]  # fmt: skip
+    assert taken(conversation, departure(conversation, fraction=0.4, excess_tokens=9_000))[-4:] == [
+        "c:#3", "t:r3", "c:#4", "t:r4",
+    ]  # fmt: skip
+
+
+def test_results_of_the_last_two_units_become_lines_only_where_the_request_would_be_refused() -> None:
+    conversation = weighed("u:q", "c:f#1", "t:huge#1", t=9_000)
+    assert departure(conversation, fraction=0.5, excess_tokens=5_000).is_empty
+    assert taken(conversation, departure(conversation, fraction=0.5, excess_tokens=5_000, forced=True)) == [
+        "u:q", "c:#1", "-",
+    ]  # fmt: skip
+
+
+def test_nothing_of_the_open_turn_leaves_before_a_request_needs_the_room() -> None:
+    assert departure(weighed(*LOOP), fraction=0.5).is_empty
+
+
+def test_a_long_finished_turn_leaves_unit_by_unit() -> None:
+    conversation = weighed(*LOOP, "a:done", "u:thanks")
+    stay = taken(conversation, departure(conversation, fraction=0.4, excess_tokens=100))
+    assert stay == ["u:q", "c:#3", "t:r3", "c:#4", "t:r4", "a:done", "u:thanks"]
+    assert taken(conversation, departure(conversation, fraction=1.0, excess_tokens=100)) == ["u:thanks"]
+
+
+def test_only_what_is_durable_leaves() -> None:
+    conversation = weighed(*LOOP, "a:done", "u:thanks")
+    assert departure(conversation, fraction=0.9, excess_tokens=100, upto=4).gone == (1, 2)
+    assert departure(conversation, fraction=0.9, excess_tokens=100, upto=0).is_empty
+
+
+def test_instructions_in_mid_conversation_stay_until_they_take_too_much() -> None:
+    conversation = conversation_of("u:1", "s:be brief", "a:2", "u:3", "s:in French", "a:4", "u:5")
+    stay = taken(conversation, departure(conversation, fraction=1.0, excess_tokens=99))
+    assert stay == ["s:be brief", "s:in French", "u:5"]
+    assert surplus_instructions(conversation, 20) == []
+    assert surplus_instructions(conversation, 19) == [1]
+    conversation.mark_gone([1], {})
+    assert [p for p in conversation.visible_positions()] == [4, 6] and conversation.owed == {1}
 
 
 # -- what can be stored while a conversation goes on ------------------------------------------------------------------

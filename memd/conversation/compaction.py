@@ -1,21 +1,180 @@
-"""Where a conversation may be cut when its oldest turns leave the prompt, and how much leaves.
+"""What leaves the prompt when a conversation outgrows the model's window, and how much of it.
 
-Rule: a cut is only made in front of a user message that opens a turn, never between a tool call and its results, and
-never inside the open turn.
+Rule: a prompt stays valid whatever leaves: results with their calls, a turn with its user message, no two user messages
+side by side where the client had none. What leaves goes from the oldest to the newest, in this order: whole finished
+turns; units of the last finished turn; of the open turn the results, each replaced by a line, then whole units.
+
+A *unit* is an assistant's message with the results of its calls; a *turn* is a user's message and its units:
+
+    user | assistant, tool, tool | assistant, tool | assistant
+           `----- unit -----'      `--- unit --'     `-unit-'
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.conversation.conversation import Conversation
+from memd.conversation.conversation import Conversation, is_instruction
 from memd.messages import LEADING_ROLES, Message
 
 RESULT_ROLES = frozenset({"tool", "function"})
+OPEN_UNITS_KEPT = 2
+"""Units at the end of the open turn that stay whole: the model is at work with them."""
+LINE_TOKENS = 40
+"""About the tokens of the line that takes a result's place; a result of no more than twice as many stays."""
+LINE_IDS_MAX = 6
+"""Ids of chunks that the line names."""
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """A turn of the visible part of a conversation; it ends where the next one begins."""
+
+    start: int
+    """The position of the user's message; of the first visible message, where that is not a user's."""
+    units: tuple[range, ...]
+    end: int
+
+
+class Departure(msgspec.Struct, frozen=True):
+    """The parts of a conversation that leave its prompt next. Empty, nothing may leave."""
+
+    left_out: int = 0
+    """Whole turns: everything before this position leaves, its instructions excepted."""
+    gone: tuple[int, ...] = ()
+    """Positions behind it that leave one by one."""
+    replaced: tuple[int, ...] = ()
+    """Positions of results in whose place a line stays."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing leaves."""
+        return not (self.left_out or self.gone or self.replaced)
+
+    @property
+    def end(self) -> int:
+        """The position behind the last message that leaves: up to there the conversation must be durable."""
+        return max((self.left_out, *(position + 1 for position in (*self.gone, *self.replaced))))
+
+
+def turns(conversation: Conversation) -> list[Turn]:
+    """The turns of the visible part, oldest first. The last one is open, or was answered a moment ago."""
+    starts = [conversation.left_out, *cut_positions(conversation)]
+    if conversation.left_out == len(conversation):
+        return []
+    return [_turn(conversation, start, end) for start, end in itertools.pairwise([*starts, len(conversation)])]
+
+
+def departure(
+    conversation: Conversation,
+    *,
+    fraction: float,
+    excess_tokens: int = 0,
+    upto: int | None = None,
+    forced: bool = False,
+) -> Departure:
+    """Choose what leaves next: at least `fraction` of the visible tokens and `excess_tokens`, where that may leave.
+
+    Args:
+        excess_tokens: the tokens (raw) by which the prompt is too long; 0 if no request waits for room.
+        upto: only what stands before this position may leave, for what is not durable.
+        forced: the request would be refused otherwise: the open turn's last units may lose their results too.
+    """
+    visible = turns(conversation)
+    if not visible:
+        return Departure()
+    limit = len(conversation) if upto is None else upto
+    wanted = max(math.ceil(conversation.visible_tokens() * fraction), excess_tokens)
+    chosen = _Chosen(conversation, wanted, limit)
+    *finished, last = visible
+    for turn in finished:
+        chosen.take_turn(turn)
+    is_answered = finished_end(conversation) == len(conversation)
+    if chosen.is_short and (excess_tokens or is_answered):
+        kept = last.units[-1:] if is_answered else last.units[-OPEN_UNITS_KEPT:]
+        free = last.units[: len(last.units) - len(kept)]
+        chosen.replace_results(free)
+        if chosen.freed < max(excess_tokens, wanted // 2):  # else the calls may stay a while longer
+            chosen.take_units(free)
+        if forced and chosen.freed < excess_tokens:
+            chosen.replace_results(kept)
+    return chosen.departure
+
+
+class _Chosen:
+    """Collects what leaves, until `wanted` tokens are free."""
+
+    def __init__(self, conversation: Conversation, wanted: int, limit: int) -> None:
+        self._conversation = conversation
+        self._wanted = wanted
+        self._limit = limit
+        self._left_out = conversation.left_out
+        self._gone: set[int] = set()
+        self._replaced: set[int] = set()
+        self.freed = 0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether more has to leave."""
+        return self.freed < self._wanted
+
+    @property
+    def departure(self) -> Departure:
+        """The choice so far."""
+        if self._left_out == self._conversation.left_out and not self._gone and not self._replaced:
+            return Departure()
+        return Departure(self._left_out, tuple(sorted(self._gone)), tuple(sorted(self._replaced)))
+
+    def take_turn(self, turn: Turn) -> None:
+        """Take a finished turn, or only as many units of it as are wanted, if all of it is more."""
+        places = range(turn.start, turn.end)
+        if self.freed + sum(self._tokens(place) for place in places) > self._wanted:
+            self.take_units(turn.units[:-1])  # without the last, its user's message would stand alone
+        if self.is_short and turn.end <= self._limit and turn.start == self._left_out:
+            self.freed += sum(self._tokens(place) for place in places if place not in self._gone)
+            self._left_out = turn.end
+            self._gone.difference_update(places)
+
+    def take_units(self, units: Iterable[range]) -> None:
+        """Take whole units, but for the instructions in them."""
+        for unit in units:
+            if not self.is_short or unit.stop > self._limit:
+                return
+            left = [p for p in unit if self._conversation.is_visible(p) and not self._stays(p)]
+            self.freed += sum(self._tokens(place) - self._saved(place) for place in left)
+            self._gone.update(left)
+            self._replaced.difference_update(left)
+
+    def replace_results(self, units: Iterable[range]) -> None:
+        """Put a line in place of each long result."""
+        for unit in units:
+            if unit.stop > self._limit:
+                return
+            for place in unit:
+                if self.is_short and self._is_long_result(place):
+                    self._replaced.add(place)
+                    self.freed += self._saved(place)
+
+    def _is_long_result(self, position: int) -> bool:
+        item = self._conversation.messages[position]
+        is_shown = self._conversation.is_visible(position) and position not in self._conversation.lines
+        is_result = item.message is not None and item.message.role in RESULT_ROLES
+        return is_shown and is_result and item.tokens > 2 * LINE_TOKENS
+
+    def _stays(self, position: int) -> bool:
+        return is_instruction(self._conversation.messages[position].message)
+
+    def _tokens(self, position: int) -> int:
+        return 0 if self._stays(position) else self._conversation.tokens_at(position)
+
+    def _saved(self, position: int) -> int:
+        """The tokens that a line chosen for this position has freed already."""
+        return self._conversation.messages[position].tokens - LINE_TOKENS if position in self._replaced else 0
 
 
 def cut_positions(conversation: Conversation) -> list[int]:
@@ -39,24 +198,36 @@ def cut_positions(conversation: Conversation) -> list[int]:
     return cuts
 
 
-def choose_cut(conversation: Conversation, *, fraction: float, excess_tokens: int = 0) -> int | None:
-    """The cut before which the oldest part leaves; None when nothing may leave.
+def _turn(conversation: Conversation, start: int, end: int) -> Turn:
+    """The turn from `start` to before `end`. A unit goes on until all results of its calls have come."""
+    answered_at: dict[int, int] = {}  # by the position of a message with calls: the last result of one of them
+    called_at: dict[str, int] = {}
+    begins: list[int] = []
+    held_until = -1
+    for position in range(start, end):
+        message = conversation.messages[position].message
+        if message is not None and message.role in RESULT_ROLES and message.tool_call_id in called_at:
+            answered_at[called_at[message.tool_call_id]] = position
+        called_at.update((call.id, position) for call in (message.tool_calls if message is not None else ()))
+    for position in range(start, end):
+        message = conversation.messages[position].message
+        if message is not None and message.role == "assistant" and position > held_until:
+            begins.append(position)
+        held_until = max(held_until, answered_at.get(position, -1))
+    return Turn(start, tuple(range(*pair) for pair in itertools.pairwise([*begins, end])), end)
 
-    At least `fraction` of the visible tokens and at least `excess_tokens` (raw) leave where the turn boundaries allow
-    it, else everything before the open turn.
-    """
-    cuts = cut_positions(conversation)
-    if not cuts:
-        return None
-    start = conversation.left_out
-    wanted = max(math.ceil(conversation.tokens_between(start, len(conversation)) * fraction), excess_tokens)
-    taken, previous = 0, start
-    for cut in cuts:
-        taken += conversation.tokens_between(previous, cut)
-        previous = cut
-        if taken >= wanted:
-            return cut
-    return cuts[-1]
+
+def surplus_instructions(conversation: Conversation, tokens_max: int) -> list[int]:
+    """The oldest instructions in mid-conversation that must leave for the rest to take at most `tokens_max` (raw)."""
+    present = [p for p in conversation.visible_positions() if is_instruction(conversation.messages[p].message)]
+    left = sum(conversation.tokens_at(position) for position in present)
+    surplus = []
+    for position in present:
+        if left <= tokens_max:
+            break
+        surplus.append(position)
+        left -= conversation.tokens_at(position)
+    return surplus
 
 
 def finished_end(conversation: Conversation) -> int:
@@ -73,9 +244,16 @@ def finished_end(conversation: Conversation) -> int:
     return max(cut_positions(conversation), default=conversation.left_out)
 
 
-def is_stored_kind(message: Message) -> bool:
-    """Whether a message is stored at all: empty ones and instructions in mid-conversation are not."""
-    return message.role not in LEADING_ROLES and bool(message.text.strip() or message.tool_calls)
+def is_stored_kind(message: Message, *, instructions: bool = False) -> bool:
+    """Whether a message is stored: an empty one is not, and an instruction only if asked for, once it has left."""
+    return (instructions or message.role not in LEADING_ROLES) and bool(message.text.strip() or message.tool_calls)
+
+
+def line_text(tokens: int, chunk_ids: Sequence[str]) -> str:
+    """The line in place of a result of so many tokens, with the ids of its chunks where they are known."""
+    shown = " ".join(f"mem:{chunk_id}" for chunk_id in chunk_ids[:LINE_IDS_MAX])
+    more = f" and {len(chunk_ids) - LINE_IDS_MAX} more" if len(chunk_ids) > LINE_IDS_MAX else ""
+    return f"[memd: {tokens:,} tokens of this result are in memory{' as ' if shown else ''}{shown}{more}]"
 
 
 def distinct(vectors: NDArray[np.float32], cosine: float) -> list[int]:

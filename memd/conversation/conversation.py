@@ -5,18 +5,25 @@ Rule: the client's array is the truth for the live part; a conversation only eve
 
 Every message has a digest that is chained to its predecessors', so equal digests at one position mean equal histories
 up to there, and the longest known prefix is found by bisection. A conversation has two marks, both counts of messages
-from its beginning, and neither waits for the other: `stored` (in the log up to here) and `left_out` (out of the prompt
-up to here). Who moves `left_out` beyond `stored` has forced the journal to disk first. A message keeps its text until
-both marks have passed it.
+from its beginning:
+
+    0 ........ left_out ........ end        0 ........ stored ........ end
+    | not in the prompt | in it  |          | in the log       | not yet |
+
+Whole turns leave by the mark. There are exceptions on both sides of it: instructions before it that stay (`kept`), and
+behind it messages that left one by one (`gone`) or whose text a line replaces in the prompt (`lines`).
+
+What leaves is durable, in the log or in the journal; a message keeps its text here until it is in the log and out of
+the prompt. So either mark may be ahead of the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from memd.messages import ROOT_DIGEST, Block, Message
+from memd.messages import LEADING_ROLES, ROOT_DIGEST, Block, Message
 
 
 class Buffered(msgspec.Struct, frozen=True):
@@ -29,6 +36,19 @@ class Buffered(msgspec.Struct, frozen=True):
     message: Message | None
     """None once the message is stored and out of the prompt: then only its identity matters. Out of the prompt but not
     stored it keeps its text, which is still to be stored and meanwhile found by its words."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A line that stands in the prompt in place of a long result."""
+
+    text: str
+    tokens: int
+    """Raw, the message around it included."""
+
+
+def is_instruction(message: Message | None) -> bool:
+    """Whether this is a system or developer message; in mid-conversation it stays when its neighbours leave."""
+    return message is not None and message.role in LEADING_ROLES
 
 
 class TurnKey(msgspec.Struct, frozen=True):
@@ -48,6 +68,14 @@ class Conversation:
         self.messages: list[Buffered] = []
         self.stored = 0
         self.left_out = 0
+        self.gone: set[int] = set()
+        """Positions from `left_out` on that left the prompt one by one."""
+        self.kept: set[int] = set()
+        """Positions of instructions before `left_out` that are still in the prompt."""
+        self.owed: set[int] = set()
+        """Positions of instructions that left the prompt and are not in the log yet, wherever `stored` is."""
+        self.lines: dict[int, Line] = {}
+        """By position: what stands in the prompt in place of a result."""
         self.blocks: dict[bytes, Block] = {}
         """By the digest of the user message that each stands before."""
         self.arrivals: dict[TurnKey, float] = {}
@@ -79,6 +107,26 @@ class Conversation:
                 high = middle - 1
         return low
 
+    def is_visible(self, position: int) -> bool:
+        """Whether the message is in the prompt, or a line in its place."""
+        return position in self.kept if position < self.left_out else position not in self.gone
+
+    def visible_positions(self, end: int | None = None) -> list[int]:
+        """The positions of the messages in the prompt, ascending, up to before `end`."""
+        behind = range(self.left_out, len(self) if end is None else end)
+        return [*sorted(self.kept), *(behind if not self.gone else (p for p in behind if p not in self.gone))]
+
+    def tokens_at(self, position: int) -> int:
+        """Raw tokens that the message takes in the prompt: none if it left, those of the line in its place."""
+        if not self.is_visible(position):
+            return 0
+        line = self.lines.get(position)
+        return self.messages[position].tokens if line is None else line.tokens
+
+    def visible_tokens(self) -> int:
+        """Raw tokens of all that is in the prompt."""
+        return sum(self.tokens_at(position) for position in self.visible_positions())
+
     def tokens_between(self, start: int, end: int) -> int:
         """Raw tokens of the messages from `start` to before `end`."""
         return sum(buffered.tokens for buffered in self.messages[start:end])
@@ -91,34 +139,64 @@ class Conversation:
                 return position
         return None
 
-    def mark_stored(self, position: int) -> None:
-        """Note that everything before `position` is in the log."""
+    def mark_stored(self, position: int, instructions: Iterable[int] = ()) -> None:
+        """Note that everything before `position` is in the log, and the instructions at these positions are."""
         done = self.settled
         self.stored = max(self.stored, position)
-        self._drop_texts(done)
+        self._drop_texts(range(done, self.settled))
+        self.owed.difference_update(instructions)
+        self._drop_texts(instructions)
 
     def mark_left_out(self, position: int) -> None:
-        """Take everything before `position` out of the prompt, with its blocks. It must be durable."""
-        for buffered in self.messages[self.left_out : position]:
+        """Take everything before `position` out of the prompt, with its blocks; instructions stay. It must be durable."""
+        for index in range(self.left_out, position):
+            buffered = self.messages[index]
             self.blocks.pop(buffered.digest, None)
+            self.lines.pop(index, None)
+            if index not in self.gone and is_instruction(buffered.message):
+                self.kept.add(index)
+            self.gone.discard(index)
         done = self.settled
         self.left_out = max(self.left_out, position)
-        self._drop_texts(done)
+        self._drop_texts(range(done, self.settled))
+
+    def mark_gone(self, positions: Iterable[int], lines: Mapping[int, Line]) -> None:
+        """Take these messages out of the prompt one by one, and put lines in place of others. They must be durable."""
+        for position in positions:
+            self.lines.pop(position, None)
+            if is_instruction(self.messages[position].message):
+                self.owed.add(position)
+            if position < self.left_out:
+                self.kept.discard(position)
+            else:
+                self.gone.add(position)
+        self.lines.update(lines)
+
+    @property
+    def departed_end(self) -> int:
+        """The position behind the last message that left, or that a line replaced: up to there all is to be stored."""
+        return max(self.left_out, *(position + 1 for position in (*self.gone, *self.lines)), 0)
 
     @property
     def settled(self) -> int:
         """Everything before this position is in the log and out of the prompt, and has no text here any more."""
         return min(self.stored, self.left_out)
 
-    def _drop_texts(self, start: int) -> None:
-        for index in range(start, self.settled):
-            self.messages[index] = msgspec.structs.replace(self.messages[index], message=None)
+    def _drop_texts(self, positions: Iterable[int]) -> None:
+        """Drop the texts that neither a prompt nor the log needs from here."""
+        for index in positions:
+            if index < self.settled and index not in self.kept and index not in self.owed:
+                self.messages[index] = msgspec.structs.replace(self.messages[index], message=None)
 
     def fork(self, conversation_id: str, at: int) -> Conversation:
         """A new conversation with the first `at` messages of this one."""
         branch = Conversation(conversation_id, self.session)
         branch.messages = self.messages[:at]
         branch.stored, branch.left_out = min(self.stored, at), min(self.left_out, at)
+        branch.gone = {position for position in self.gone if position < at}
+        branch.kept = {position for position in self.kept if position < at}
+        branch.owed = {position for position in self.owed if position < at}
+        branch.lines = {position: line for position, line in self.lines.items() if position < at}
         shared = {buffered.digest for buffered in branch.messages}
         branch.blocks = {digest: block for digest, block in self.blocks.items() if digest in shared}
         branch.arrivals = dict(self.arrivals)  # a retry is one wherever it ends up

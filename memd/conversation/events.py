@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from memd.conversation.conversation import Buffered, TurnKey
+from memd.conversation.conversation import Buffered, Line, TurnKey
 from memd.messages import Block, BlockChunk
 
 
@@ -48,6 +48,16 @@ class Marked(msgspec.Struct, frozen=True, tag="marked"):
     conversation: str
     stored: int
     left_out: int
+    instructions: list[int] = []
+    """Positions of instructions before `left_out` that were stored."""
+
+
+class Departed(msgspec.Struct, frozen=True, tag="departed"):
+    """Messages left the prompt one by one, and lines took the place of others."""
+
+    conversation: str
+    positions: list[int]
+    lines: dict[int, Line]
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
@@ -85,7 +95,9 @@ class Closed(msgspec.Struct, frozen=True, tag="closed"):
     conversation: str
 
 
-BufferEvent = Opened | Appended | Forked | Abandoned | Marked | Arrived | Placed | Removed | Injected | Closed
+BufferEvent = (
+    Opened | Appended | Forked | Abandoned | Marked | Departed | Arrived | Placed | Removed | Injected | Closed
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[BufferEvent] = msgspec.msgpack.Decoder(BufferEvent)

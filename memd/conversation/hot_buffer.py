@@ -7,17 +7,18 @@ same buffer and byte for byte the same prompts. This module knows no clock, no t
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from memd.conversation.conversation import Buffered, Conversation, TurnKey
+from memd.conversation.conversation import Buffered, Conversation, Line, TurnKey, is_instruction
 from memd.conversation.events import (
     Abandoned,
     Appended,
     Arrived,
     BufferEvent,
     Closed,
+    Departed,
     Forked,
     Injected,
     Marked,
@@ -164,9 +165,19 @@ class HotBuffer:
 
     # -- for the archiver ---------------------------------------------------------------------------------
 
-    def mark(self, conversation: Conversation, *, stored: int = 0, left_out: int = 0) -> None:
-        """Advance the marks; they never move back. What is left out must be durable, in the log or in the journal."""
-        self._record(Marked(conversation.id, max(stored, conversation.stored), max(left_out, conversation.left_out)))
+    def mark(
+        self, conversation: Conversation, *, stored: int = 0, left_out: int = 0, instructions: Sequence[int] = ()
+    ) -> None:
+        """Advance the marks; they never move back. What is left out must be durable, in the log or in the journal.
+
+        `instructions`: positions of instructions that were stored after they left.
+        """
+        marks = max(stored, conversation.stored), max(left_out, conversation.left_out)
+        self._record(Marked(conversation.id, *marks, list(instructions)))
+
+    def depart(self, conversation: Conversation, positions: Sequence[int], lines: Mapping[int, Line]) -> None:
+        """Take single messages out of the prompt, and put lines in place of others. They must be durable."""
+        self._record(Departed(conversation.id, list(positions), dict(lines)))
 
     def close(self, conversation: Conversation) -> None:
         """Drop a conversation. Its messages must be stored or abandoned."""
@@ -206,7 +217,7 @@ class HotBuffer:
             events.append(Appended(name, list(conversation.messages), conversation.used_at))
             if conversation.abandoned:
                 events.append(Abandoned(name))
-            events.append(Marked(name, conversation.stored, conversation.left_out))
+            events += _marks_of(conversation)
             events += [Arrived(name, key, at) for key, at in conversation.arrivals.items()]
             events += [Placed(name, digest, block) for digest, block in conversation.blocks.items()]
         return events
@@ -267,7 +278,7 @@ class HotBuffer:
             self._apply_to(subject, event)
 
     def _apply_to(
-        self, conversation: Conversation, event: Appended | Abandoned | Marked | Arrived | Placed | Removed
+        self, conversation: Conversation, event: Appended | Abandoned | Marked | Departed | Arrived | Placed | Removed
     ) -> None:
         if isinstance(event, Appended):
             conversation.messages += event.messages
@@ -277,8 +288,10 @@ class HotBuffer:
         elif isinstance(event, Abandoned):
             conversation.abandoned = True
         elif isinstance(event, Marked):
-            conversation.mark_stored(min(event.stored, len(conversation)))
+            conversation.mark_stored(min(event.stored, len(conversation)), event.instructions)
             conversation.mark_left_out(min(event.left_out, len(conversation)))
+        elif isinstance(event, Departed):
+            conversation.mark_gone(event.positions, event.lines)
         elif isinstance(event, Arrived):
             conversation.arrivals.pop(event.key, None)
             conversation.arrivals[event.key] = event.at
@@ -289,6 +302,17 @@ class HotBuffer:
         else:
             for digest in event.digests:
                 conversation.blocks.pop(digest, None)
+
+
+def _marks_of(conversation: Conversation) -> list[BufferEvent]:
+    """The events that bring a new conversation to the marks of this one."""
+    name, left_out = conversation.id, conversation.left_out
+    marks: list[BufferEvent] = [Marked(name, conversation.stored, left_out)]
+    instructions = (p for p in range(left_out) if is_instruction(conversation.messages[p].message))
+    departed = [*(p for p in instructions if p not in conversation.kept), *sorted(conversation.gone)]
+    if departed or conversation.lines:
+        marks.append(Departed(name, departed, conversation.lines))
+    return marks
 
 
 def _kept_count(found: Match, messages: Sequence[Message]) -> int:

@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from memd.conversation import compaction
-from memd.conversation.conversation import Conversation
-from memd.conversation.tokens import TokenCounter
+from memd.conversation.compaction import Departure
+from memd.conversation.conversation import Conversation, Line
+from memd.conversation.tokens import MESSAGE_OVERHEAD, TokenCounter
 from memd.embedding.encoder import Encoder
 from memd.entries import Draft, Entry
 from memd.errors import MemdError
@@ -77,19 +78,40 @@ class Archiver:
 
     # -- on behalf of requests ----------------------------------------------------------------------------------
 
-    async def compact(self, topic: Topic, conversation: Conversation, excess_tokens: int = 0) -> bool:
-        """Take the oldest part of a conversation out of its prompt; False if nothing could be taken out.
+    async def compact(
+        self, topic: Topic, conversation: Conversation, excess_tokens: int = 0, *, forced: bool = False
+    ) -> bool:
+        """Take the oldest part of a conversation out of its prompt; False if nothing may leave.
 
         It is forced to disk first and stored in the background: nobody waits for its embedding.
 
         Args:
-            excess_tokens: the least that must go, in raw tokens, where turn boundaries allow it; 0 if no request waits.
+            excess_tokens: the least that must go, in raw tokens, where that may go at all; 0 if no request waits.
+            forced: see `compaction.departure`.
         """
-        started = time.perf_counter()
-        compacted = await self._compacted(topic, conversation, excess_tokens)
-        if compacted:
-            self._metrics.compactions.add(time.perf_counter() - started, "hard" if excess_tokens else "soft")
-        return compacted
+        started, fraction = time.perf_counter(), self._config.compaction.fraction
+        chosen = compaction.departure(conversation, fraction=fraction, excess_tokens=excess_tokens, forced=forced)
+        if chosen.end > conversation.stored and not await self.make_durable(topic):
+            upto = conversation.stored
+            chosen = compaction.departure(conversation, fraction=fraction, excess_tokens=excess_tokens, upto=upto)
+        if chosen.is_empty:
+            return False
+        self._let_go(topic, conversation, chosen)
+        self._metrics.compactions.add(time.perf_counter() - started, "hard" if excess_tokens else "soft")
+        return True
+
+    def compact_copy(self, topic: Topic, copy: Conversation, excess_tokens: int) -> bool:
+        """Do the same to a detached copy, for which nothing may be written: only what is in the log may leave."""
+        fraction, upto = self._config.compaction.fraction, copy.stored
+        chosen = compaction.departure(copy, fraction=fraction, excess_tokens=excess_tokens, upto=upto)
+        copy.mark_left_out(chosen.left_out)
+        copy.mark_gone(chosen.gone, self._lines(topic, copy, chosen))
+        return not chosen.is_empty
+
+    async def let_instructions_go(self, topic: Topic, conversation: Conversation, positions: Sequence[int]) -> None:
+        """Take instructions in mid-conversation out of the prompt; they are stored in the background."""
+        if await self.make_durable(topic):
+            self._let_go(topic, conversation, Departure(conversation.left_out, tuple(positions)))
 
     async def make_durable(self, topic: Topic) -> bool:
         """Force all that was said to disk, so that it may leave prompts; False (disk full): only what is stored may."""
@@ -97,7 +119,7 @@ class Archiver:
 
     def store_later(self, topic: Topic, conversation: Conversation, upto: int) -> None:
         """Store all messages before `upto` in the background; where that fails, `tend` tries again."""
-        if upto > conversation.stored and conversation.id not in self._storing:
+        if (upto > conversation.stored or conversation.owed) and conversation.id not in self._storing:
             self._storing.add(conversation.id)
             topic.hold()
             self._tasks.spawn(self._store_in_background(topic, conversation, upto), "storing")
@@ -105,18 +127,19 @@ class Archiver:
     async def store(self, topic: Topic, conversation: Conversation, upto: int) -> bool:
         """Make all messages before `upto` durable in the log; False if that failed and is to be tried again later."""
         async with topic.storing:
-            if upto <= conversation.stored:
+            owed = sorted(conversation.owed)
+            if upto <= conversation.stored and not owed:
                 return True
             if self._clock() < self._retry_at.get(topic.id, 0.0):
                 return False
             try:
-                await self._append_turns(topic, conversation, upto)
+                await self._append_turns(topic, conversation, upto, owed)
             except MemdError as error:
                 self._back_off(topic, error)
                 return False
             self._failures.pop(topic.id, None)
             settled = conversation.settled
-            topic.buffer.mark(conversation, stored=upto)
+            topic.buffer.mark(conversation, stored=upto, instructions=owed)
         if conversation.settled > settled:
             await topic.rewrite_journal()  # without the texts that are in the log now
         else:
@@ -210,8 +233,8 @@ class Archiver:
         for index, conversation in enumerate(conversations):
             closing = index < surplus
             due = closing or conversation.used_at < idle_before
-            end = len(conversation) if due else conversation.left_out
-            if not conversation.abandoned and conversation.stored < end:
+            end = len(conversation) if due else conversation.departed_end
+            if not conversation.abandoned and (conversation.stored < end or conversation.owed):
                 await self.store(topic, conversation, end)
             if closing and (conversation.abandoned or conversation.stored == len(conversation)):
                 topic.buffer.close(conversation)
@@ -221,23 +244,27 @@ class Archiver:
 
     # -- private ------------------------------------------------------------------------------------------------
 
-    async def _compacted(self, topic: Topic, conversation: Conversation, excess_tokens: int) -> bool:
-        fraction = self._config.compaction.fraction
-        cut = compaction.choose_cut(conversation, fraction=fraction, excess_tokens=excess_tokens)
-        if cut is not None and cut > conversation.stored and not await self.make_durable(topic):
-            stored = (place for place in compaction.cut_positions(conversation) if place <= conversation.stored)
-            cut = max(stored, default=None)
-        if cut is None:
-            return False
-        if cut > conversation.left_out:
-            settled = conversation.settled
-            topic.buffer.mark(conversation, left_out=cut)
-            if conversation.settled > settled:
-                await topic.rewrite_journal()
-            else:
-                await topic.save()
-        self.store_later(topic, conversation, cut)
-        return True
+    def _let_go(self, topic: Topic, conversation: Conversation, chosen: Departure) -> None:
+        """Take what is durable out of the prompt. An open turn recalls anew: its prompt is read from there anyway."""
+        settled = conversation.settled
+        topic.buffer.mark(conversation, left_out=chosen.left_out)
+        if chosen.gone or chosen.replaced:
+            topic.buffer.depart(conversation, chosen.gone, self._lines(topic, conversation, chosen))
+        opened = conversation.last_user_position()
+        if opened is not None and compaction.finished_end(conversation) <= opened:
+            topic.buffer.remove_blocks(conversation, [conversation.messages[opened].digest])
+        if conversation.settled > settled:
+            self._tasks.spawn(topic.rewrite_journal(), "journal")
+        self.store_later(topic, conversation, conversation.departed_end)
+
+    def _lines(self, topic: Topic, conversation: Conversation, chosen: Departure) -> dict[int, Line]:
+        """The lines that take the places of results: how much is gone, and the ids under which it is in memory."""
+        lines = {}
+        for position in chosen.replaced:
+            item = conversation.messages[position]
+            text = compaction.line_text(item.tokens, topic.chunk_ids.get(item.digest, ()))
+            lines[position] = Line(text, self._counter.count(text) + MESSAGE_OVERHEAD)
+        return lines
 
     async def _compact_in_background(self, topic: Topic, conversation: Conversation) -> None:
         try:
@@ -257,14 +284,20 @@ class Archiver:
         for conversation, end in finished:
             await self.store(topic, conversation, end)
 
-    async def _append_turns(self, topic: Topic, conversation: Conversation, upto: int) -> None:
+    async def _append_turns(
+        self, topic: Topic, conversation: Conversation, upto: int, instructions: Sequence[int]
+    ) -> None:
         messages = [(item.digest, item.message) for item in conversation.messages[conversation.stored : upto]]
+        owed = [conversation.messages[position] for position in instructions]
         tokens = conversation.tokens_between(conversation.stored, upto)
 
         def made() -> tuple[Sequence[Draft], int]:
-            return self._drafter.drafts(topic.log, unstored_runs(topic.log, messages, self._redactor)), tokens
+            runs = unstored_runs(topic.log, messages, self._redactor)
+            for item in owed:  # each by itself: its neighbours were stored without it
+                runs += unstored_runs(topic.log, [(item.digest, item.message)], self._redactor, instructions=True)
+            return self._drafter.drafts(topic.log, runs), tokens
 
-        await self._ingest(topic, made)
+        topic.note_chunks(await self._ingest(topic, made))
 
     async def _ingest(self, topic: Topic, make: Callable[[], tuple[Sequence[Draft], int]]) -> list[Entry]:
         """Append the drafts that `make` returns, with the tokens they came from; the caller holds `topic.storing`."""

@@ -147,18 +147,25 @@ def _knowing_all(drafts: list[Draft], runs: Sequence[Sequence[Utterance]]) -> li
 
 
 def unstored_runs(
-    topic: TopicLog, messages: Sequence[tuple[bytes, Message | None]], redactor: Redactor = NO_REDACTION
+    topic: TopicLog,
+    messages: Sequence[tuple[bytes, Message | None]],
+    redactor: Redactor = NO_REDACTION,
+    *,
+    instructions: bool = False,
 ) -> list[list[Utterance]]:
     """The messages that are to be remembered and are not yet, redacted, in runs of neighbours.
 
     Args:
         messages: consecutive messages of one conversation, each with its chained digest; None stands for one that is in
             the log and out of the prompt.
+        instructions: system and developer messages are to be remembered too; they are once they have left the prompt.
     """
     utterances = {
         position: Utterance(stored_text(kept), kept.role, digest)
         for position, (digest, message) in enumerate(messages)
-        if message is not None and compaction.is_stored_kind(message) and not topic.has_digest(digest)
+        if message is not None
+        and compaction.is_stored_kind(message, instructions=instructions)
+        and not topic.has_digest(digest)
         for kept in [redactor.message(message)]
     }
     return [[utterances[position] for position in run] for run in compaction.contiguous(list(utterances))]

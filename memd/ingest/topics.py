@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import msgspec
 
 from memd.conversation.events import BufferEvent, decode_event, encode_event
 from memd.conversation.hot_buffer import HotBuffer
-from memd.entries import checked_topic_id
+from memd.entries import Entry, checked_topic_id
 from memd.errors import StoreError
 from memd.ingest.redaction.redactor import Redactor
 from memd.settings.model import Config
@@ -27,6 +28,9 @@ from memd.store.store import Store, TopicLog
 
 log = logging.getLogger("memd")
 Result = TypeVar("Result")
+
+CHUNK_IDS_MAX = 4_096
+"""Messages whose chunks' ids are kept in memory: those of some long tool loops."""
 
 
 class Topic:
@@ -49,6 +53,8 @@ class Topic:
         self.trouble: StoreError | None = None
         self.storing = asyncio.Lock()
         """Held while messages are stored: branches share messages, and each must see what the other has stored."""
+        self.chunk_ids: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
+        """The public ids of the chunks that came from each of the messages stored last, by the message's digest."""
         self._journal = journal
         self._redactor = redactor
         self._journal_behind = journal_behind
@@ -153,6 +159,14 @@ class Topic:
             self._journal_behind = False
         except StoreError:
             self._journal_behind = True
+
+    def note_chunks(self, entries: Sequence[Entry]) -> None:
+        """Note which chunks came from which messages, for `chunk_ids`."""
+        for entry in entries:
+            for digest in entry.digests:
+                self.chunk_ids[digest] = (*self.chunk_ids.get(digest, ()), entry.public_id)
+        while len(self.chunk_ids) > CHUNK_IDS_MAX:
+            self.chunk_ids.popitem(last=False)
 
     def close(self) -> None:
         """Close the journal's file, in the writer thread."""

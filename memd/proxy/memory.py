@@ -5,8 +5,11 @@ Rule: memory fails open. An error of recall becomes the request's status, and th
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 
@@ -85,15 +88,36 @@ class Memory:
         self._timeout_seconds = timeout_seconds
         self._retriever = retriever
         self._counter = counter
+        self._recalling: dict[tuple[str, str, bytes], asyncio.Event] = {}
 
     async def recall(self, received: Received, room: PromptRoom) -> Recalled:
         """Compute this turn's block, unless it has one: steps and retries of the turn show the same block again."""
         prompt, turn = received.prompt, received.prompt.turn_digest
-        if turn is None or not received.needs_block or not room.fits or room.thresholds.injection <= 0:
+        if turn is None or not room.fits or room.thresholds.injection <= 0:
             return Recalled()
-        if turn in prompt.conversation.blocks:  # asked again much later: recalled afresh
-            remove_blocks(received, [turn])
-        question, budget_tokens = self._question(received), room.thresholds.injection
+        async with self._alone(received, turn) as was_recalled:
+            if was_recalled or (prompt.has_block and not received.needs_block):
+                return Recalled()
+            if prompt.has_block:  # asked again much later: recalled afresh
+                remove_blocks(received, [turn])
+            return await self._recall(received, turn, room.thresholds.injection)
+
+    @asynccontextmanager
+    async def _alone(self, received: Received, turn: bytes) -> AsyncIterator[bool]:
+        """Let one of several equal requests recall at a time; tells whether another one did while this one waited."""
+        key = received.topic.id, received.prompt.conversation.id, turn
+        waited = False
+        while key in self._recalling:
+            waited = True
+            await self._recalling[key].wait()
+        self._recalling[key] = asyncio.Event()
+        try:
+            yield waited and received.prompt.has_block
+        finally:
+            self._recalling.pop(key).set()
+
+    async def _recall(self, received: Received, turn: bytes, budget_tokens: int) -> Recalled:
+        prompt, question = received.prompt, self._question(received)
         try:
             recalled, placed = await self._retrieved(received, question, budget_tokens)
         except TimeoutError:

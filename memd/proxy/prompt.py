@@ -10,11 +10,15 @@ from collections.abc import Iterator
 
 import msgspec
 
-from memd.conversation.conversation import Buffered, Conversation
+from memd.conversation.conversation import Conversation
 from memd.conversation.hot_buffer import Arrival
 from memd.messages import ROOT_DIGEST, Block, BlockChunk, Message
 from memd.wire.api import Api, Placement
 from memd.wire.request import Insertion, ModelRequest
+
+
+_GONE = Message("user", "")
+"""In a thin client's history the place of a message that has left the prompt, and leaves this one too."""
 
 
 class Prompt:
@@ -44,7 +48,7 @@ class Prompt:
 
     def user_texts(self) -> Iterator[str]:
         """The visible user messages, newest first."""
-        for position in reversed(list(self._visible())):
+        for position in reversed(self._visible()):
             message = self._message(position)
             if message.role == "user":
                 yield message.text
@@ -71,8 +75,9 @@ class Prompt:
         return any(message.attachments for message in self._request.messages)
 
     def visible_digests(self) -> set[bytes]:
-        """The digests of the messages in the prompt."""
-        return {item.digest for item in self._visible_items()}
+        """The digests of the messages that are whole in the prompt."""
+        conversation = self.conversation
+        return {conversation.messages[p].digest for p in self._visible() if p not in conversation.lines}
 
     def blocks(self) -> list[tuple[int, Block]]:
         """The blocks in the prompt, each with the position of the message that it stands before."""
@@ -93,32 +98,41 @@ class Prompt:
 
     def tokens(self) -> int:
         """Raw tokens of the whole prompt."""
-        visible = sum([item.tokens for item in self._visible_items()])
-        return self.standing_tokens + visible + self.block_tokens()
+        return self.standing_tokens + self.history_tokens() + self.block_tokens()
+
+    def history_tokens(self) -> int:
+        """Raw tokens of the visible messages."""
+        conversation, head = self.conversation, self._arrival.head
+        counted = [conversation.tokens_at(p) if p >= head else conversation.messages[p].tokens for p in self._visible()]
+        return sum(counted)
 
     def body(self, placement: Placement | None) -> bytes:
         """Encode the body to forward; `placement` None leaves all memory out."""
         insertions = []
         if placement is not None:
             insertions = [Insertion(self._index(position), block.text) for position, block in self.blocks()]
-        first = self._lead + self._arrival.head
-        gone = range(first, max(first, self.conversation.left_out - self._arrival.offset + self._lead))
-        return self._api.encode(self._request, leave_out=gone, insertions=insertions, placement=placement or "merged")
+        visible = self._visible()
+        shown = {self._index(position) for position in visible}
+        gone = [index for index in range(self._lead, len(self._request.messages)) if index not in shown]
+        lines = self.conversation.lines
+        replaced = {self._index(position): lines[position].text for position in visible if position in lines}
+        return self._api.encode(
+            self._request,
+            leave_out=gone,
+            replaced=replaced,
+            insertions=insertions,
+            placement=placement or "merged",
+        )
 
-    def _visible(self) -> Iterator[int]:
-        """The positions of the visible messages: a head that the client keeps, and those that were not left out."""
-        yield from range(self._arrival.head)
-        yield from range(self._first_behind_head(), self._arrival.end)
-
-    def _visible_items(self) -> list[Buffered]:
-        messages = self.conversation.messages
-        return messages[: self._arrival.head] + messages[self._first_behind_head() : self._arrival.end]
+    def _visible(self) -> list[int]:
+        """The positions of the visible messages: a head that the client keeps, and those that did not leave."""
+        first = self._arrival.offset + self._arrival.head
+        behind = (position for position in self.conversation.visible_positions(self._arrival.end) if position >= first)
+        return [*range(self._arrival.head), *behind]
 
     def _is_visible(self, position: int) -> bool:
-        return position < self._arrival.head or position >= self._first_behind_head()
-
-    def _first_behind_head(self) -> int:
-        return max(self.conversation.left_out, self._arrival.offset + self._arrival.head)
+        is_sent = position >= self._arrival.offset + self._arrival.head
+        return position < self._arrival.head or (is_sent and self.conversation.is_visible(position))
 
     def _message(self, position: int) -> Message:
         return self._request.messages[self._index(position)]
@@ -129,9 +143,9 @@ class Prompt:
 
 def with_live_turns(api: Api, request: ModelRequest, arrival: Arrival, lead: int) -> tuple[ModelRequest, Arrival]:
     """Put the visible turns of the buffer in front of the request of a thin client, which sends only new messages."""
-    live = arrival.conversation.messages[arrival.conversation.left_out : arrival.offset]
-    messages = [item.message for item in live if item.message is not None]
-    assert len(messages) == len(live), "what is not left out has its text"
+    conversation = arrival.conversation
+    live = conversation.messages[min(conversation.kept, default=conversation.left_out) : arrival.offset]
+    messages = [_GONE if item.message is None else item.message for item in live]
     raw = [api.encode_message(message) for message in messages]
     before = [None, *messages][: len(messages)]
     continues = [api.continues(message, previous) for message, previous in zip(messages, before, strict=True)]

@@ -16,6 +16,8 @@ from memd.settings.model import BufferSettings, InjectionSettings
 
 HARD_ROUNDS_MAX = 4
 """Compactions before one request: each halves the prompt or takes all that may be taken."""
+INSTRUCTIONS_SHARE_MAX = 8
+"""Instructions in mid-conversation stay, as long as together they take no more than an eighth of the window."""
 COUNT_MARGIN = 1.15
 """An estimate this close to the hard threshold is checked with the upstream's exact count."""
 COUNT_MARGIN_UNKNOWN = 6.0
@@ -65,7 +67,8 @@ class RoomMaker:
             injection_tokens=self._injection.budget_tokens,
             sticky_tokens=self._injection.sticky_tokens,
         )
-        fits = await self._fit(received, limits.hard)
+        await self._limit_instructions(received, facts.window)
+        fits = await self._fit(received, limits)
         if not fits:
             remove_blocks(received, list(prompt.conversation.blocks))
         sticky = int(limits.sticky / drift.factor(request.model))
@@ -73,15 +76,31 @@ class RoomMaker:
         remove_blocks(received, overflow)
         return PromptRoom(limits, fits)
 
-    async def _fit(self, received: Received, hard: int) -> bool:
-        """Compact until the prompt takes no more than `hard` tokens; False if that cannot be reached."""
+    async def _fit(self, received: Received, limits: window.Thresholds) -> bool:
+        """Compact until the history takes no more than the hard threshold; False if that cannot be reached.
+
+        What the upstream would refuse even without memory loses the results of the open turn's last units too.
+        """
+        used = await self._used_tokens(received, limits.hard)
         for _ in range(HARD_ROUNDS_MAX):
-            used = await self._used_tokens(received, hard)
-            if used <= hard:
+            if used <= limits.hard:
                 return True
-            if not await self._take_oldest(received, used - hard):
-                return False
-        return await self._used_tokens(received, hard) <= hard
+            if not await self._take_oldest(received, used - limits.hard):
+                break
+            used = await self._used_tokens(received, limits.hard)
+        if used > limits.hard + limits.injection and await self._take_oldest(received, used - limits.hard, forced=True):
+            used = await self._used_tokens(received, limits.hard)
+        return used <= limits.hard
+
+    async def _limit_instructions(self, received: Received, window_tokens: int | None) -> None:
+        """Let the oldest instructions in mid-conversation leave where together they take too much of the window."""
+        if window_tokens is None or not received.is_traced:
+            return
+        share = window_tokens // INSTRUCTIONS_SHARE_MAX
+        raw = int(share / self._counter.drift.factor(received.request.model))
+        surplus = compaction.surplus_instructions(received.prompt.conversation, raw)
+        if surplus:
+            await self._archiver.let_instructions_go(received.topic, received.prompt.conversation, surplus)
 
     async def _used_tokens(self, received: Received, hard: int) -> int:
         """Model tokens of the buffer's part of the prompt: estimated, near the limit counted by the upstream."""
@@ -99,17 +118,14 @@ class RoomMaker:
             drift.observe(model, prompt.tokens(), exact)
         return exact - drift.drifted(model, prompt.standing_tokens)
 
-    async def _take_oldest(self, received: Received, excess: int) -> bool:
+    async def _take_oldest(self, received: Received, excess: int, *, forced: bool = False) -> bool:
         """Compact so that at least `excess` model tokens leave; False if nothing may leave."""
         conversation = received.prompt.conversation
         raw = int(excess / self._counter.drift.factor(received.request.model)) + 1
         if received.is_traced:
-            return await self._archiver.compact(received.topic, conversation, raw)
-        # A detached copy, for which nothing may be stored: only what is in the log already may leave.
-        cuts = (place for place in compaction.cut_positions(conversation) if place <= conversation.stored)
-        cut = max(cuts, default=0)
-        conversation.mark_left_out(cut)
-        return cut > 0
+            return await self._archiver.compact(received.topic, conversation, raw, forced=forced)
+        # A detached copy, for which nothing may be written: only what is in the log already may leave.
+        return self._archiver.compact_copy(received.topic, conversation, raw)
 
 
 def remove_blocks(received: Received, digests: list[bytes]) -> None:

@@ -6,7 +6,7 @@ them all.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, Protocol
 
 from msgspec import Raw
@@ -15,7 +15,7 @@ from memd.messages import Message
 from memd.wire.capture import Reply
 from memd.wire.message_cache import MessageCache
 from memd.wire.reply_stream import ReplyStream
-from memd.wire.request import Insertion, ModelRequest
+from memd.wire.request import NOTHING_REPLACED, Insertion, ModelRequest
 from memd.wire.sideband import MemoryOut
 
 Placement = Literal["separate", "merged"]
@@ -46,12 +46,15 @@ class Api(Protocol):
         request: ModelRequest,
         *,
         leave_out: Collection[int] = (),
+        replaced: Mapping[int, str] = NOTHING_REPLACED,
         insertions: Sequence[Insertion] = (),
         placement: Placement = "separate",
     ) -> bytes:
         """Encode the body to forward: `request` without the messages at the indices `leave_out`, with `insertions`.
 
-        Insertions at one position keep their order. An insertion before a message that is left out is left out too.
+        `replaced`: by the index of a tool's result the text that takes the place of its content; it stays the answer to
+        its call. Insertions at one position keep their order. An insertion before a message that is left out is left
+        out too.
         """
 
     def encode_message(self, message: Message) -> Raw:

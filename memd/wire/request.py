@@ -19,6 +19,8 @@ from memd.wire.sideband import MemoryIn, decode_memory_in
 
 _TOKENS_BOUND = 2.0**53  # a larger `max_tokens` is no bound (and may be infinite)
 
+NOTHING_REPLACED: Mapping[int, str] = {}
+
 _object_decoder = msgspec.json.Decoder(dict[str, Raw])
 _list_decoder = msgspec.json.Decoder(list[Raw])
 _NULL = Raw(b"null")

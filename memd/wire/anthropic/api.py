@@ -6,7 +6,7 @@ again. A block is always merged into the user message, because the API allows no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -15,7 +15,7 @@ from msgspec import Raw
 from memd.errors import BadRequestBody
 from memd.messages import Message
 from memd.wire.anthropic.capture import AnthropicCapture, parse_reply
-from memd.wire.anthropic.message import encode_message, joined, parse_message, pieces_of
+from memd.wire.anthropic.message import encode_message, joined, parse_message, pieces_of, with_result
 from memd.wire.api import Placement
 from memd.wire.capture import Reply
 from memd.wire.chat.message import with_text_in_front
@@ -23,6 +23,7 @@ from memd.wire.lenient_json import decode_or_none
 from memd.wire.message_cache import MessageCache
 from memd.wire.reply_stream import ReplyStream
 from memd.wire.request import (
+    NOTHING_REPLACED,
     Insertion,
     ModelRequest,
     encode_body,
@@ -82,18 +83,24 @@ class AnthropicApi:
         request: ModelRequest,
         *,
         leave_out: Collection[int] = (),
+        replaced: Mapping[int, str] = NOTHING_REPLACED,
         insertions: Sequence[Insertion] = (),
         placement: Placement = "separate",
     ) -> bytes:
         """See `Api.encode`. Either placement is in front of the message's own content, behind its tool results."""
-        if request.original is not None and not leave_out and not insertions:
+        if request.original is not None and not leave_out and not insertions and not replaced:
             return request.original
         left_out = frozenset(leave_out)
         texts = {at: "\n\n".join(blocks) for at, blocks in texts_by_position(request, insertions).items()}
         elements: list[Raw] = []
         for element in _elements(request.continues):
             shown = [position for position in element if position not in left_out]
-            raw = [request.raw_messages[position] for position in shown]
+            raw = [
+                with_result(request.raw_messages[position], replaced[position])
+                if position in replaced
+                else request.raw_messages[position]
+                for position in shown
+            ]
             if len(element) > 1 and shown:
                 elements.append(joined(raw, [texts.get(position, "") for position in shown]))
             elif shown:

@@ -19,7 +19,7 @@ from msgspec import Raw
 from memd.errors import BadRequestBody
 from memd.messages import Message
 from memd.wire.chat import message
-from memd.wire.chat.message import with_text_in_front
+from memd.wire.chat.message import with_content, with_text_in_front
 from memd.wire.lenient_json import UNREADABLE, decode_or_none, is_list, is_object
 
 _PLACES = "memd_places"  # member of a piece: the places of its blocks in the element; never forwarded
@@ -114,6 +114,13 @@ def joined(pieces: Sequence[Raw], texts: Sequence[str]) -> Raw:
     placed.sort(key=lambda block: block[0])
     element["content"] = Raw(msgspec.json.encode([block for _, block in placed]))
     return Raw(msgspec.json.encode(element))
+
+
+def with_result(piece: Raw, text: str) -> Raw:
+    """Put `text` in place of the content of the tool result that a piece consists of."""
+    members = _object_decoder.decode(piece)
+    blocks = [with_content(block, text) for block in _list_decoder.decode(members["content"])]
+    return Raw(msgspec.json.encode(members | {"content": blocks}))
 
 
 def encode_message(message: Message) -> Raw:

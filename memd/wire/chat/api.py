@@ -5,7 +5,7 @@ Rule: one message is one element of `messages`, and keeps its bytes unless a blo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 from msgspec import Raw
@@ -14,10 +14,11 @@ from memd.messages import Message
 from memd.wire.api import Placement
 from memd.wire.capture import Reply
 from memd.wire.chat.capture import ChatCapture, parse_reply
-from memd.wire.chat.message import encode_message, parse_message, with_text_in_front
+from memd.wire.chat.message import encode_message, parse_message, with_content, with_text_in_front
 from memd.wire.message_cache import MessageCache
 from memd.wire.reply_stream import ReplyStream
 from memd.wire.request import (
+    NOTHING_REPLACED,
     Insertion,
     ModelRequest,
     encode_body,
@@ -58,11 +59,12 @@ class ChatApi:
         request: ModelRequest,
         *,
         leave_out: Collection[int] = (),
+        replaced: Mapping[int, str] = NOTHING_REPLACED,
         insertions: Sequence[Insertion] = (),
         placement: Placement = "separate",
     ) -> bytes:
         """See `Api.encode`. 'separate': a developer message of its own. 'merged': in front of the message's content."""
-        if request.original is not None and not leave_out and not insertions:
+        if request.original is not None and not leave_out and not insertions and not replaced:
             return request.original
         left_out = frozenset(leave_out)
         texts = texts_by_position(request, insertions)
@@ -75,7 +77,7 @@ class ChatApi:
                 messages.append(with_text_in_front(raw, "\n\n".join(blocks)))
                 continue
             messages += [Raw(msgspec.json.encode({"role": "developer", "content": text})) for text in blocks]
-            messages.append(raw)
+            messages.append(with_content(raw, replaced[position]) if position in replaced else raw)
         return encode_body(request, "messages", messages)
 
     def encode_message(self, message: Message) -> Raw:

@@ -125,6 +125,11 @@ def with_text_in_front(raw: Raw | bytes, text: str, *, part_type: str = "text") 
     return Raw(msgspec.json.encode(members))
 
 
+def with_content(raw: Raw | bytes, text: str, member: str = "content") -> Raw:
+    """Put `text` in place of the content (or another `member`) of the message `raw`; all else keeps its bytes."""
+    return Raw(msgspec.json.encode(_object_decoder.decode(raw) | {member: text}))
+
+
 def _content(content: bytes) -> tuple[str, tuple[bytes, ...]]:
     """Return the text of a message's content and the digests of its parts that are not text."""
     if not is_list(content):

@@ -16,11 +16,12 @@ from memd.messages import Message
 from memd.wire.api import Placement
 from memd.wire.capture import Reply
 from memd.wire.chat.api import CHAT
-from memd.wire.chat.message import with_text_in_front
+from memd.wire.chat.message import with_content, with_text_in_front
 from memd.wire.lenient_json import is_string
 from memd.wire.message_cache import MessageCache
 from memd.wire.reply_stream import ReplyStream
 from memd.wire.request import (
+    NOTHING_REPLACED,
     Insertion,
     ModelRequest,
     encode_body,
@@ -69,11 +70,12 @@ class ResponsesApi:
         request: ModelRequest,
         *,
         leave_out: Collection[int] = (),
+        replaced: Mapping[int, str] = NOTHING_REPLACED,
         insertions: Sequence[Insertion] = (),
         placement: Placement = "separate",
     ) -> bytes:
         """See `Api.encode`. 'separate' makes a developer message; 'merged' puts it in front of a user's content."""
-        if request.original is not None and not leave_out and not insertions:
+        if request.original is not None and not leave_out and not insertions and not replaced:
             return request.original
         left_out = frozenset(leave_out)
         texts = texts_by_position(request, insertions)
@@ -89,7 +91,7 @@ class ResponsesApi:
                 elements.append(with_text_in_front(items, "\n\n".join(blocks), part_type="input_text"))
                 continue
             elements += [block_item(text) for text in blocks]
-            elements.append(items)
+            elements.append(with_content(items, replaced[position], "output") if position in replaced else items)
         return encode_body(request, "input", elements)
 
     def encode_message(self, message: Message) -> Raw:
