@@ -295,7 +295,7 @@ def test_instructions_in_mid_conversation_stay_until_they_take_too_much() -> Non
     assert surplus_instructions(conversation, 20) == []
     assert surplus_instructions(conversation, 19) == [1]
     conversation.mark_gone([1], {})
-    assert [p for p in conversation.visible_positions()] == [4, 6] and conversation.owed == {1}
+    assert conversation.visible_positions() == [4, 6] and conversation.owed == {1}
 
 
 # -- what can be stored while a conversation goes on ------------------------------------------------------------------

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from memd.conversation import compaction
-from memd.conversation.conversation import Conversation, TurnKey
+from memd.conversation.conversation import Conversation, Line, TurnKey
 from memd.conversation.events import Appended, BufferEvent, Closed, Forked, Marked, Opened, decode_event
 from memd.conversation.hot_buffer import ARRIVALS_KEPT, Arrival, HotBuffer
 from memd.messages import BlockChunk, chain_all
@@ -575,16 +575,20 @@ class ClientsAndRestarts(RuleBasedStateMachine):
         self.said.add(conversation.messages[arrival.end].digest)
         client.history.append(answer)
 
-    @rule(data=st.data(), fraction=st.sampled_from([0.1, 0.5, 1.0]), stored=st.booleans())
-    def a_conversation_is_compacted(self, data: st.DataObject, fraction: float, stored: bool) -> None:
+    @rule(data=st.data(), fraction=st.sampled_from([0.1, 0.5, 1.0]), stored=st.booleans(), excess=st.integers(0, 99))
+    def a_conversation_is_compacted(self, data: st.DataObject, fraction: float, stored: bool, excess: int) -> None:
         conversation = self._any(data)
-        cut = None if conversation is None else compaction.choose_cut(conversation, fraction=fraction)
-        if conversation is not None and cut is not None:
-            if stored:
-                self.gone.update(one.digest for one in conversation.messages[:cut])
-                self.buffer.mark(conversation, stored=cut)
-            self.buffer.mark(conversation, left_out=cut)
-            assert conversation.left_out == cut
+        if conversation is None:
+            return
+        chosen = compaction.departure(conversation, fraction=fraction, excess_tokens=excess, forced=True)
+        if stored:
+            self.gone.update(one.digest for one in conversation.messages[: chosen.end])
+            self.buffer.mark(conversation, stored=chosen.end)
+        self.buffer.mark(conversation, left_out=chosen.left_out)
+        lines = {position: Line("[memd: …]", 9) for position in chosen.replaced}
+        self.buffer.depart(conversation, chosen.gone, lines)
+        assert not any(conversation.is_visible(position) for position in chosen.gone)
+        assert conversation.left_out >= chosen.left_out and conversation.lines.items() >= lines.items()
 
     @rule(data=st.data(), closing=st.sampled_from([False, False, False, True]))
     def a_conversation_is_stored(self, data: st.DataObject, closing: bool) -> None:

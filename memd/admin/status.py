@@ -189,7 +189,7 @@ class TopicRoutes:
         for one in on_disk:
             topic = is_open.get(one.topic_id)
             conversations = [] if topic is None else topic.buffer.conversations()
-            tokens = sum(talk.tokens_between(talk.left_out, len(talk)) for talk in conversations)
+            tokens = sum(talk.visible_tokens() for talk in conversations)
             known.append(
                 KnownTopic(
                     **{name: getattr(one, name) for name in one.__struct_fields__},
@@ -249,14 +249,14 @@ def _conversation(talk: Conversation) -> BufferedConversation:
             text="" if item.message is None else item.message.text[:PREVIEW_CHARACTERS],
             tokens=item.tokens,
             stored=position < talk.stored,
-            left_out=position < talk.left_out,
+            left_out=not talk.is_visible(position),
         )
         for position, item in enumerate(talk.messages[start:], start)
     ]
     return BufferedConversation(
         conversation=talk.id,
         messages=len(talk),
-        tokens=talk.tokens_between(talk.left_out, len(talk)),
+        tokens=talk.visible_tokens(),
         left_out=talk.left_out,
         stored=talk.stored,
         last_at=int(talk.used_at * 1e6),

@@ -244,6 +244,13 @@ def finished_end(conversation: Conversation) -> int:
     return max(cut_positions(conversation), default=conversation.left_out)
 
 
+def storable_end(conversation: Conversation) -> int:
+    """The end of what can be stored while the conversation goes on, the open turn's earlier units included."""
+    visible = turns(conversation)
+    done = visible[-1].units[:-OPEN_UNITS_KEPT] if visible else ()
+    return max([finished_end(conversation), *(unit.stop for unit in done)])
+
+
 def is_stored_kind(message: Message, *, instructions: bool = False) -> bool:
     """Whether a message is stored: an empty one is not, and an instruction only if asked for, once it has left."""
     return (instructions or message.role not in LEADING_ROLES) and bool(message.text.strip() or message.tool_calls)

@@ -148,7 +148,7 @@ class Conversation:
         self._drop_texts(instructions)
 
     def mark_left_out(self, position: int) -> None:
-        """Take everything before `position` out of the prompt, with its blocks; instructions stay. It must be durable."""
+        """Take everything before `position` out of the prompt, with its blocks; instructions stay. It is durable."""
         for index in range(self.left_out, position):
             buffered = self.messages[index]
             self.blocks.pop(buffered.digest, None)
@@ -162,7 +162,7 @@ class Conversation:
 
     def mark_gone(self, positions: Iterable[int], lines: Mapping[int, Line]) -> None:
         """Take these messages out of the prompt one by one, and put lines in place of others. They must be durable."""
-        for position in positions:
+        for position in (one for one in positions if one < len(self)):
             self.lines.pop(position, None)
             if is_instruction(self.messages[position].message):
                 self.owed.add(position)
@@ -170,7 +170,7 @@ class Conversation:
                 self.kept.discard(position)
             else:
                 self.gone.add(position)
-        self.lines.update(lines)
+        self.lines.update((position, line) for position, line in lines.items() if position < len(self))
 
     @property
     def departed_end(self) -> int:

@@ -269,6 +269,7 @@ class Archiver:
     async def _compact_in_background(self, topic: Topic, conversation: Conversation) -> None:
         try:
             await self.compact(topic, conversation)
+            await self.store(topic, conversation, compaction.storable_end(conversation))
         finally:
             self._compacting.discard(conversation.id)
             topic.release()

@@ -57,7 +57,7 @@ class Gauges:
     def _buffer_gauges(self) -> Iterator[Gauge]:
         topics = self._topics.opened()
         conversations = [conversation for topic in topics for conversation in topic.buffer.conversations()]
-        visible = sum(one.tokens_between(one.left_out, len(one)) for one in conversations)
+        visible = sum(one.visible_tokens() for one in conversations)
         unstored = sum(one.tokens_between(one.stored, len(one)) for one in conversations if not one.abandoned)
         yield gauge("memd_conversations", "Live conversations in memory", len(conversations))
         yield gauge("memd_buffer_tokens", "Tokens of their turns that are still in the prompt", visible)

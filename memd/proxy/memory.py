@@ -138,7 +138,8 @@ class Memory:
         status = recalled.trouble or corrected.trouble or ("injected" if chunks else "none")
         if topic.trouble is not None and received.is_traced:
             status = degraded(topic.trouble)
-        if received.needs_block and chunks and received.is_traced:
+        has_recalled = received.needs_block or recalled.question is not None
+        if has_recalled and chunks and received.is_traced:
             topic.buffer.injected(chunks)
         failed = (Signal(type="correction_failed", chunk_id=chunk_id) for chunk_id in corrected.failed_ids)
         return SettledPrompt(

@@ -16,7 +16,6 @@ from memd.messages import ROOT_DIGEST, Block, BlockChunk, Message
 from memd.wire.api import Api, Placement
 from memd.wire.request import Insertion, ModelRequest
 
-
 _GONE = Message("user", "")
 """In a thin client's history the place of a message that has left the prompt, and leaves this one too."""
 

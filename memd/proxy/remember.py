@@ -86,7 +86,7 @@ class Rememberer:
             tokens = self._counter.message(reply.message, reply.message.content_digest)
             conversation = topic.buffer.reply(received.arrival, reply.message, tokens, time.time())
         await topic.save(sync=self._is_synced)
-        visible = conversation.tokens_between(conversation.left_out, len(conversation))
+        visible = conversation.visible_tokens()
         if drift.drifted(model, visible + prompt.block_tokens()) > room.thresholds.soft:
             self._archiver.compact_later(topic, conversation)
 

@@ -1,0 +1,93 @@
+"""A turn that outgrows the window: one user message and step after step of a tool loop, on the real llama.cpp."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import WINDOW, MakeDaemon
+from daemon_process import Answer, DaemonProcess, ask
+from recording_upstream import RecordingUpstream, recording_upstream
+
+STEPS = 36
+"""Results of one turn: twice what the window holds."""
+REPLY_TOKENS = 64
+SECRET = "the upload goes to the bucket KINGFISHER9"
+TASK = "Read every log in turn, then say to which bucket the upload goes."
+
+
+def step(number: int, result: str, *, calls: int = 1) -> list[dict[str, Any]]:
+    """A step of a tool loop: the assistant's calls, and the result of each."""
+    ids = [f"call_{number}_{call}" for call in range(calls)]
+    function = {"name": "read", "arguments": json.dumps({"path": f"log/{number}.txt"})}
+    made = [{"id": one, "type": "function", "function": function} for one in ids]
+    results = [{"role": "tool", "tool_call_id": one, "content": result} for one in ids]
+    return [{"role": "assistant", "content": None, "tool_calls": made}, *results]
+
+
+def log_of(number: int) -> str:
+    note = f"row 0: {SECRET}\n" if number == 2 else ""
+    return note + "".join(f"row {row} of log {number} is fine, {number * row} bytes\n" for row in range(12))
+
+
+@pytest.fixture
+def upstream(llama: str) -> Iterator[RecordingUpstream]:
+    """The real llama.cpp, with every request to it written down."""
+    with recording_upstream() as recorded:
+        recorded.behind = llama
+        yield recorded
+
+
+def play(daemon: DaemonProcess, *, calls: int = 1, **members: Any) -> tuple[list[dict[str, Any]], list[Answer]]:
+    """Play a long open turn; returns the client's history and the answers."""
+    history: list[dict[str, Any]] = [{"role": "user", "content": TASK}]
+    answers = []
+    for number in range(STEPS // calls):
+        answers.append(daemon.chat(history, max_tokens=REPLY_TOKENS, **members))
+        history += step(number, log_of(number), calls=calls)
+    return history, answers
+
+
+@pytest.mark.parametrize("calls", [1, 2], ids=["single calls", "parallel calls"])
+def test_a_turn_longer_than_the_window_is_never_refused(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, llama: str, calls: int
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+    history, answers = play(daemon, calls=calls)
+    assert {answer.status for answer in answers} == {200}
+    assert max(answer.json["usage"]["prompt_tokens"] for answer in answers) + REPLY_TOKENS <= WINDOW
+    everything = ask(f"{llama}/v1/chat/completions/input_tokens", {"messages": history}).json["input_tokens"]
+    assert everything > 2 * WINDOW, "or this test shows nothing"
+    for prompt in map(json.loads, upstream.prompts):
+        asked = [call["id"] for message in prompt for call in message.get("tool_calls", ())]
+        assert asked == [message["tool_call_id"] for message in prompt if message["role"] == "tool"]
+        assert [message["role"] for message in prompt][:2] in (["user"], ["user", "assistant"])
+        assert TASK in prompt[0]["content"]
+    last = json.loads(upstream.prompts[-1])
+    assert [message["content"] for message in last if message["role"] == "tool"][-calls:] == [log_of(STEPS // calls - 2)] * calls
+
+
+def test_results_that_left_are_told_in_a_line_and_recalled_in_the_same_turn(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+    play(daemon)
+    last = json.loads(upstream.prompts[-1])
+    assert SECRET not in json.dumps(last[1:])
+    assert SECRET in last[0]["content"], "the block in front of the question has it"
+    lines = [message["content"] for message in last if message["content"] and "[memd: " in message["content"]]
+    assert all(line.startswith("[memd: ") and "tokens of this result are in memory" in line for line in lines) and lines
+
+
+def test_nothing_of_a_turn_that_outgrew_the_window_is_lost_when_the_daemon_is_killed(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+    history, _ = play(daemon)
+    before = json.loads(upstream.prompts[-1])
+    daemon.kill()
+    daemon.start()
+    assert daemon.chat(history[:-2], max_tokens=REPLY_TOKENS).status == 200
+    assert json.loads(upstream.prompts[-1])[1:] == before[1:], "the same messages and lines as before"
