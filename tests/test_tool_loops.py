@@ -65,8 +65,8 @@ def test_a_turn_longer_than_the_window_is_never_refused(
         assert asked == [message["tool_call_id"] for message in prompt if message["role"] == "tool"]
         assert [message["role"] for message in prompt][:2] in (["user"], ["user", "assistant"])
         assert TASK in prompt[0]["content"]
-    last = json.loads(upstream.prompts[-1])
-    assert [message["content"] for message in last if message["role"] == "tool"][-calls:] == [log_of(STEPS // calls - 2)] * calls
+    results = [message["content"] for message in json.loads(upstream.prompts[-1]) if message["role"] == "tool"]
+    assert results[-calls:] == [log_of(STEPS // calls - 2)] * calls
 
 
 def test_results_that_left_are_told_in_a_line_and_recalled_in_the_same_turn(

@@ -1,4 +1,4 @@
-"""What leaves the prompt when a conversation outgrows the model's window, and how much of it.
+"""The part of a conversation that leaves the prompt when the model's window gets too small for it.
 
 Rule: a prompt stays valid whatever leaves: results with their calls, a turn with its user message, no two user messages
 side by side where the client had none. What leaves goes from the oldest to the newest, in this order: whole finished

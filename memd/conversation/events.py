@@ -42,7 +42,7 @@ class Abandoned(msgspec.Struct, frozen=True, tag="abandoned"):
     conversation: str
 
 
-class Marked(msgspec.Struct, frozen=True, tag="marked"):
+class Marked(msgspec.Struct, frozen=True, tag="marked", omit_defaults=True):
     """The two marks of a conversation advanced."""
 
     conversation: str
