@@ -31,7 +31,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 from unittest.mock import patch
 
 import numpy as np
@@ -113,10 +113,10 @@ def costs(
         segment_entries_max=1_000_000,
     )
     log = store.topic("costs")
-    drafter = Drafter(Config(), counter, spent.timed("embedding", embedder.embed_many), budget_seconds=60)
+    drafter = Drafter(Config(), counter, spent.timed("embedding", embedder.embed_many))
     tokens = chunks = 0
     started = time.perf_counter()
-    with patch.object(pipeline, "split", spent.timed("split", _telling_boundaries(spent))):
+    with patch.object(pipeline, "split", spent.timed("split", split)):
         for seed in itertools.count():
             if time.perf_counter() - started > seconds:
                 break
@@ -135,21 +135,11 @@ def costs(
     }
 
 
-def _telling_boundaries(spent: Spent) -> Callable[..., Any]:
-    """The drafter's `split`, whose embeddings are those of boundaries."""
-
-    def run(*args: Any, embed: Callable[[str], Any], **kwargs: Any) -> Any:
-        return split(*args, embed=spent.timed("boundaries", embed), **kwargs)
-
-    return run
-
-
 def _per_million(seconds: Mapping[str, float], tokens: int, chunks: int, seal_seconds: float) -> Figures:
     parts = {
-        "boundary_embedding": seconds["boundaries"],
-        "chunk_embedding": seconds["embedding"] - seconds["boundaries"],
-        "chunking": seconds["split"] - seconds["boundaries"],
-        "repeats": seconds["drafts"] - seconds["split"] - (seconds["embedding"] - seconds["boundaries"]),
+        "embedding": seconds["embedding"],
+        "chunking": seconds["split"],
+        "repeats": seconds["drafts"] - seconds["split"] - seconds["embedding"],
         "append": seconds["append"],
         "words": seconds["words"],
         "seal": seal_seconds * chunks,
@@ -329,7 +319,7 @@ def report(by_kind: dict[str, Figures], rows: dict[str, Figures]) -> None:
     """Print where the time goes, and what a recall takes."""
     console = Console(width=120)
     table = Table(title="seconds per million tokens, one step after the other")
-    shares = ("boundary embedding", "chunk embedding", "chunking", "repeats", "append", "words", "seal")
+    shares = ("embedding", "chunking", "repeats", "append", "words", "seal")
     for column in ("text", "tokens per chunk", *shares, "all but embedding ÷ embedding"):
         table.add_column(column, justify="left" if column == "text" else "right")
     for kind, row in by_kind.items():

@@ -21,6 +21,7 @@ from memd.conversation.compaction import (
     distinct,
     finished_end,
     is_stored_kind,
+    part_starts,
     surplus_instructions,
     turns,
 )
@@ -140,6 +141,24 @@ def test_the_open_turn_is_behind_the_last_cut() -> None:
 )
 def test_a_call_stays_with_its_results(history: tuple[str, ...], cuts: list[int]) -> None:
     assert cut_positions(conversation_of(*history)) == cuts
+
+
+@pytest.mark.parametrize(
+    ("history", "starts"),
+    [
+        (("u:1", "a:2", "u:3", "a:4", "a:5"), [0, 2]),
+        (("u:1", "c:read#1,2", "t:x#1", "t:x#2", "a:2", "u:3"), [0, 5]),
+        (
+            ("u:1", "a:Let me see.", "c:read#1", "t:x#1", "c:read#2", "t:x#2", "a:And", "c:read#3", "t:x#3", "a:z"),
+            [0, 4, 7],
+        ),
+        (("c:read#1", "c:read#2", "t:x#1", "t:x#2", "c:read#3"), [0, 4]),
+        ((), []),
+    ],
+    ids=["no calls", "one round", "two rounds", "parallel calls one by one", "nothing"],
+)
+def test_a_part_is_a_turn_or_one_round_of_calls_with_their_results(history: tuple[str, ...], starts: list[int]) -> None:
+    assert part_starts([said(one) for one in history]) == starts
 
 
 def test_call_ids_that_are_used_again_do_not_tie_turns_together() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from memd.errors import ConfigError
 from memd.settings.file import read_settings
 from memd.settings.loading import known_keys, load_config, variable_of
-from memd.settings.model import IGNORED_BY_DEFAULT, Config
+from memd.settings.model import IGNORED_BY_DEFAULT, ChunkingSettings, Config
 
 SHIPPED = Path(__file__).parent.parent / "config.yaml"
 
@@ -183,8 +183,6 @@ WRONG = {
     "upstream: {url: 'http://h:99999'}": "Port out of range",
     "upstream: {url: 'http://h/?a=b'}": "more than an address",
     "chunking:\n  max_tokens: 50": "config.yaml, line 2: chunking.min_tokens is 50; it must be below max_tokens 50",
-    "chunking: {window_tokens: 301}": "chunking.window_tokens is 301, above max_tokens 300",
-    "chunking: {overlap_tokens: 88}": "chunking.overlap_tokens is 88, more than half of window_tokens",
     "buffer: {soft_tokens: 5000, hard_tokens: 4000}": "buffer.soft_tokens is 5000, above buffer.hard_tokens 4000",
     "listen:\n  port: 1\n  port: 2": "line 3: listen.port is given twice, first in line 2; remove one",
     "listen: {port: 1}\nlisten: {host: a}": "line 2: listen is given twice, first in line 1",
@@ -221,6 +219,17 @@ def test_a_wrong_setting_is_named_with_its_place_and_the_remedy(config_file: Pat
 )
 def test_a_wrong_variable_is_named(config_file: Path, name: str, value: str, expected: str) -> None:
     assert expected in complaint(config_file, "", **{name: value})
+
+
+def test_a_setting_of_an_earlier_version_is_told_of_and_stops_nobody(config_file: Path) -> None:
+    config_file.write_text("chunking:\n  similarity: 0.75\n  min_tokens: 40\n")
+    told: list[str] = []
+    config = load_config(config_file, {"MEMD_CHUNKING_BUDGET_MS": "2000"}, {}, tell=told.append)
+    assert config.chunking == ChunkingSettings(min_tokens=40)
+    assert [line.partition(" has no effect any more: ")[0] for line in told] == [
+        f"{config_file}, line 2: chunking.similarity",
+        "MEMD_CHUNKING_BUDGET_MS: chunking.budget_ms",
+    ]
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -80,7 +79,7 @@ def runs(count: int) -> list[list[Utterance]]:
 def test_chunks_are_embedded_in_batches_with_the_prefix_of_a_text(
     topic: TopicLog, embedder: RemoteEmbedder, encoder: Encoder
 ) -> None:
-    drafts = Drafter(Config(), COUNTER, encoder.embed_texts, budget_seconds=math.inf).drafts(topic, runs(10))
+    drafts = Drafter(Config(), COUNTER, encoder.embed_texts).drafts(topic, runs(10))
     assert [len(request) for request in embedder.requests] == [4, 4, 2]
     assert [draft.vector for draft in drafts] == [vector_of(f"passage: {draft.spoken}").tobytes() for draft in drafts]
 
@@ -88,7 +87,7 @@ def test_chunks_are_embedded_in_batches_with_the_prefix_of_a_text(
 def test_a_question_has_the_prefix_of_a_question_and_finds_among_the_texts(
     topic: TopicLog, embedder: RemoteEmbedder, encoder: Encoder
 ) -> None:
-    topic.append(Drafter(Config(), COUNTER, encoder.embed_texts, budget_seconds=math.inf).drafts(topic, runs(3)))
+    topic.append(Drafter(Config(), COUNTER, encoder.embed_texts).drafts(topic, runs(3)))
     question = encoder.embed_query("Which lamp?")
     assert embedder.requests[-1] == ["query: Which lamp?"]
     assert len(topic.snapshot().search(question, 3)) == 3
@@ -99,7 +98,7 @@ def test_an_embedder_that_does_not_answer_stores_nothing(
 ) -> None:
     embedder.is_there = False
     with pytest.raises(EmbeddingError, match="does not answer"):
-        Drafter(Config(), COUNTER, encoder.embed_texts, budget_seconds=math.inf).drafts(topic, runs(2))
+        Drafter(Config(), COUNTER, encoder.embed_texts).drafts(topic, runs(2))
     assert topic.snapshot().live_count == 0
 
 

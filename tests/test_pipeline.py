@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import pytest
@@ -51,9 +50,7 @@ def run_of(*texts: str) -> list[Utterance]:
 
 def drafter(embedder: HashEmbedder, redactor: Redactor | None = None) -> Drafter:
     config = Config(ingest=IngestSettings(redact=True, redact_patterns=OWN))
-    return Drafter(
-        config, COUNTER, embedder.embed_many, budget_seconds=math.inf, redactor=redactor or Redactor.of(config.ingest)
-    )
+    return Drafter(config, COUNTER, embedder.embed_many, redactor=redactor or Redactor.of(config.ingest))
 
 
 def test_a_sentence_of_a_chat_and_the_same_of_two_documents_are_three_chunks(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,8 @@ def config_of(path: Path | None, given: dict[str, Any]) -> Config:
     Raises:
         ConfigError: a setting is wrong.
     """
-    return load_config(path, os.environ, {key: value for key, value in given.items() if value is not None})
+    flags = {key: value for key, value in given.items() if value is not None}
+    return load_config(path, os.environ, flags, tell=partial(click.echo, err=True))
 
 
 def config_of_existing(config_path: Path | None, data_dir: str | None) -> Config:

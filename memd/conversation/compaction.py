@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -279,11 +279,33 @@ def distinct(vectors: NDArray[np.float32], cosine: float) -> list[int]:
     return firsts
 
 
-def contiguous(positions: Sequence[int]) -> list[list[int]]:
-    """Runs of neighbouring positions: text that did not stand together must not be joined in one chunk."""
+def part_starts(messages: Sequence[Message | None]) -> list[int]:
+    """The positions at which the parts begin that are cut into chunks each on its own, so that the same text is always
+    cut the same way, whatever is stored together.
+
+    A part is a turn without tool calls. In a turn with calls it is one round of calls with their results: the first
+    with what is said before it, the last with the answer behind it. None stands for a message without text.
+    """
+    starts = []
+    has_result = False
+    for position, message in enumerate(messages):
+        is_call = message is not None and bool(message.tool_calls)
+        if position == 0 or message is None or message.role == "user" or (is_call and has_result):
+            starts.append(position)
+            has_result = False
+        has_result = has_result or (message is not None and message.role in RESULT_ROLES)
+    return starts
+
+
+def contiguous(positions: Sequence[int], starts: Collection[int] = ()) -> list[list[int]]:
+    """Runs of neighbouring positions: text that did not stand together must not be joined in one chunk.
+
+    `starts`: positions at which a run begins in any case.
+    """
+    starts = set(starts)
     runs: list[list[int]] = []
     for position in positions:
-        if runs and runs[-1][-1] == position - 1:
+        if runs and runs[-1][-1] == position - 1 and position not in starts:
             runs[-1].append(position)
         else:
             runs.append([position])

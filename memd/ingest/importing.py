@@ -7,7 +7,6 @@ its uuid, its history and its place in time (`origin_id`); only its canonical id
 
 from __future__ import annotations
 
-import math
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +34,7 @@ GROUP_ENTRIES = 256
 """Entries of an export that are appended with one fsync: about three seconds of embedding."""
 STRETCH_MESSAGES = 64
 """Messages of a conversation after which the next user message begins a new append."""
-_VECTORS_MAX = 4096  # the corrections of a chunk repeat its text, and a piece is often a chunk
+_VECTORS_MAX = 4096  # the corrections of a chunk repeat its text
 
 
 class ImportCounts(msgspec.Struct):
@@ -119,8 +118,7 @@ class Importer:
         self._store = store
         self._embed_many = _RecentVectors(embed_many)
         self._redactor = Redactor.of(config.ingest)
-        # Nobody waits for an import: all boundaries are found, none is cut by the clock.
-        self._drafter = Drafter(config, counter, self._embed_many, budget_seconds=math.inf, redactor=self._redactor)
+        self._drafter = Drafter(config, counter, self._embed_many, redactor=self._redactor)
         self._topic_id = checked_topic_id(topic_id) if topic_id is not None else None
         self._pending: list[Draft] = []
         self._pending_topic_id = ""

@@ -6,7 +6,6 @@ their exact text, and of chunks that say the same within one batch all but the f
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections.abc import Sequence
@@ -16,14 +15,12 @@ import msgspec
 from memd.conversation import compaction
 from memd.conversation.tokens import TokenCounter
 from memd.embedding.embedder import EmbedMany
-from memd.entries import Draft, Vector
+from memd.entries import Draft
 from memd.ingest.chunking import Chunk, Utterance, split
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
 from memd.messages import Message, stored_text
 from memd.settings.model import Config
 from memd.store.store import TopicLog
-
-log = logging.getLogger("memd")
 
 
 class Drafter:
@@ -35,20 +32,13 @@ class Drafter:
         counter: TokenCounter,
         embed_many: EmbedMany,
         *,
-        budget_seconds: float,
         redactor: Redactor = NO_REDACTION,
     ) -> None:
-        """
-        Args:
-            embed_many: `Embedder.embed_many`, or a caller's version of it; boundaries are found text by text, chunks
-                are embedded together.
-            budget_seconds: the time for finding boundaries in one batch; the rest is cut in fixed windows.
-        """
+        """`embed_many`: `Embedder.embed_many`, or a caller's version of it."""
         self._chunking = config.chunking
         self._dedupe_cosine = config.dedupe.cosine
         self._counter = counter
         self._embed_many = embed_many
-        self._budget_seconds = budget_seconds
         self._redactor = redactor
 
     def drafts(
@@ -69,7 +59,8 @@ class Drafter:
         now_us = time.time_ns() // 1000
         made = [
             self._redactor.draft(_draft(chunk, kind=kind, source=source, created_at=now_us))
-            for chunk in self._chunks(topic, runs)
+            for run in runs
+            for chunk in split(run, settings=self._chunking, count=self._counter.count)
         ]
         new = [draft for draft in made if not topic.has_live_copy(draft)]
         if not new:
@@ -97,27 +88,6 @@ class Drafter:
         """
         runs = [[Utterance(self._redactor.text(text))] for text in texts if text.strip()]
         return self.drafts(topic, runs, kind=kind, source=source)
-
-    def _chunks(self, topic: TopicLog, runs: Sequence[Sequence[Utterance]]) -> list[Chunk]:
-        started = time.monotonic()
-        chunks: list[Chunk] = []
-        for run in runs:
-            result = split(
-                run,
-                settings=self._chunking,
-                count=self._counter.count,
-                embed=self._embed,
-                expired=lambda: time.monotonic() - started > self._budget_seconds,
-            )
-            if result.used_fallback:
-                took = "boundaries took longer than chunking.budget_ms; fixed windows used"
-                log.info(took, extra={"topic": topic.topic_id})
-            chunks += result.chunks
-        return chunks
-
-    def _embed(self, text: str) -> Vector:
-        vector: Vector = self._embed_many([text])[0]
-        return vector
 
 
 def _draft(chunk: Chunk, *, kind: str, source: str | None, created_at: int) -> Draft:
@@ -153,7 +123,7 @@ def unstored_runs(
     *,
     instructions: bool = False,
 ) -> list[list[Utterance]]:
-    """The messages that are to be remembered and are not yet, redacted, in runs of neighbours.
+    """The messages that are to be remembered and are not yet, redacted, in runs of neighbours; none crosses two parts.
 
     Args:
         messages: consecutive messages of one conversation, each with its chained digest; None stands for one that is in
@@ -168,4 +138,5 @@ def unstored_runs(
         and not topic.has_digest(digest)
         for kept in [redactor.message(message)]
     }
-    return [[utterances[position] for position in run] for run in compaction.contiguous(list(utterances))]
+    starts = compaction.part_starts([message for _, message in messages])
+    return [[utterances[position] for position in run] for run in compaction.contiguous(list(utterances), starts)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import urlsplit
@@ -24,6 +24,16 @@ from memd.settings.model import Config, RedactionName, Text, is_this_machine
 DEFAULT_PATH = Path("config.yaml")
 ENVIRONMENT_PREFIX = "MEMD_"
 CONFIG_VARIABLE = "MEMD_CONFIG"
+
+
+_NO_BOUNDARIES = "chunks end where they have chunking.min_tokens"
+REMOVED = {
+    "chunking.similarity": _NO_BOUNDARIES,
+    "chunking.budget_ms": _NO_BOUNDARIES,
+    "chunking.window_tokens": _NO_BOUNDARIES,
+    "chunking.overlap_tokens": _NO_BOUNDARIES,
+}
+"""Settings of earlier versions, and why they are gone. They stop nobody from starting."""
 
 
 def known_keys() -> dict[str, Any]:
@@ -42,13 +52,19 @@ def variable_of(key: str) -> str:
     return ENVIRONMENT_PREFIX + key.replace(".", "_").upper()
 
 
-def load_config(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, object]) -> Config:
+def load_config(
+    path: Path | None,
+    env: Mapping[str, str],
+    overrides: Mapping[str, object],
+    tell: Callable[[str], None] = lambda line: None,
+) -> Config:
     """Return the settings: the defaults, overridden by the file, the environment and the command line, in this order.
 
     Args:
         path: The config file; None takes the one that MEMD_CONFIG names, else `./config.yaml` if there is one.
         env: The environment; only names that begin with `MEMD_` are looked at.
         overrides: Values from the command line by dotted key.
+        tell: Called with a sentence for each setting that has no effect any more.
 
     Raises:
         ConfigError: a file that cannot be read, or a setting that is unknown or not allowed.
@@ -60,6 +76,9 @@ def load_config(path: Path | None, env: Mapping[str, str], overrides: Mapping[st
     for setting in _given(path, env, overrides):
         if setting.key in _GROUPS and setting.value in (None, {}):
             continue  # a group whose lines are all commented out
+        if setting.key in REMOVED:
+            tell(f"{setting.place}: {setting.key} has no effect any more: {REMOVED[setting.key]}; remove it")
+            continue
         values[setting.key] = _checked(setting)
         places[setting.key] = setting.place
         if setting.key == "data_dir":
@@ -88,8 +107,6 @@ _KEYS = known_keys()
 _PARTNERS = {
     "buffer.soft_tokens": ("buffer.hard_tokens",),
     "chunking.min_tokens": ("chunking.max_tokens",),
-    "chunking.window_tokens": ("chunking.max_tokens",),
-    "chunking.overlap_tokens": ("chunking.window_tokens",),
 }
 """Settings that must fit another one: the error names the place of the one that was given."""
 
@@ -107,7 +124,7 @@ def _given(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, ob
     """Yield the settings that users gave; a later one overrides an earlier one."""
     if path is not None:
         yield from read_settings(path)
-    key_of = {variable_of(key): key for key in _KEYS}
+    key_of = {variable_of(key): key for key in (*_KEYS, *REMOVED)}
     for name in sorted(env):
         if not name.startswith(ENVIRONMENT_PREFIX) or name == CONFIG_VARIABLE:
             continue
@@ -116,7 +133,7 @@ def _given(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, ob
             remedy = f"did you mean {near[0]}?" if near else "docs/settings.md lists them all"
             raise ConfigError(f"{name}: there is no such setting; {remedy} (or unset the variable)")
         key = key_of[name]
-        is_text = isinstance(msgspec.inspect.type_info(_KEYS[key]), msgspec.inspect.StrType)
+        is_text = key in REMOVED or isinstance(msgspec.inspect.type_info(_KEYS[key]), msgspec.inspect.StrType)
         yield Setting(key, env[name] if is_text else parse_value(env[name], name), name)
     for key, value in overrides.items():
         yield Setting(key, value, "the command line")
@@ -209,10 +226,6 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
     chunking = config.chunking
     if chunking.min_tokens >= chunking.max_tokens:
         yield "chunking.min_tokens", f"is {chunking.min_tokens}; it must be below max_tokens {chunking.max_tokens}"
-    if chunking.window_tokens > chunking.max_tokens:
-        yield "chunking.window_tokens", f"is {chunking.window_tokens}, above max_tokens {chunking.max_tokens}; lower it"
-    if chunking.overlap_tokens * 2 > chunking.window_tokens:
-        yield "chunking.overlap_tokens", f"is {chunking.overlap_tokens}, more than half of window_tokens; lower it"
     if "[" in config.injection.header or "]" in config.injection.header:
         yield "injection.header", "has a square bracket, which would be mistaken for memd's own marks; remove it"
     for pattern in config.ingest.ignore:

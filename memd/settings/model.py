@@ -86,18 +86,10 @@ class CompactionSettings(msgspec.Struct, frozen=True, kw_only=True):
 class ChunkingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Cutting turns into the chunks that are stored and recalled. Tokens are cl100k tokens."""
 
-    similarity: Annotated[float, Meta(ge=0, le=1)] = 0.75
-    """A chunk ends where the cosine between neighbouring pieces falls below this."""
     min_tokens: Annotated[int, Meta(ge=1, le=2_000)] = 50
-    """A chunk goes on until it has this many tokens."""
+    """A chunk goes on until it has this many tokens, or its turn ends."""
     max_tokens: Annotated[int, Meta(ge=20, le=4_000)] = 300
     """A chunk ends before it has more than this."""
-    budget_ms: Milliseconds = 2000
-    """Time for finding boundaries in one compaction; the rest is cut in fixed windows."""
-    window_tokens: Annotated[int, Meta(ge=20, le=4_000)] = 175
-    """Length of those fixed windows."""
-    overlap_tokens: Annotated[int, Meta(ge=0, le=1_000)] = 20
-    """The overlap of neighbouring fixed windows."""
 
 
 class DedupeSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from memd.cli.check import data, installation, settings, upstream
-from memd.cli.check.result import CheckResult, Mark, failed, failed_with
+from memd.cli.check.result import CheckResult, Mark, failed, failed_with, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import ConfigError, StoreError
 from memd.settings.loading import load_config, places_of_settings
@@ -41,14 +41,17 @@ def outcomes(
     """
     yield installation.packages()
     yield installation.tokenizer()
+    useless: list[str] = []
     try:
-        config = load_config(path, env, given)
+        config = load_config(path, env, given, tell=useless.append)
         file, places = places_of_settings(path, env, given)
     except ConfigError as error:
         yield failed_with(settings.SETTINGS, error)
         yield failed("the rest", "was not looked at", "correct the settings first, then ask again")
         return
     yield settings.origin(file, places)
+    for line in useless:
+        yield warning(settings.SETTINGS, *line.split("; ", 1))
     yield settings.access(config, file, places)
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     yield from _stored(config, daemon, files or DiskFiles())
