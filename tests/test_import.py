@@ -393,7 +393,7 @@ def test_an_interrupted_import_of_a_long_conversation_goes_on_where_it_was(run: 
     def failing(texts: Sequence[str]) -> NDArray[np.float32]:
         nonlocal embedded
         embedded += len(texts)
-        if embedded > 200:  # of about 300
+        if embedded > 120:  # of about 200
             raise StopError
         return hashed(texts)
 
