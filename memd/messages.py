@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 DIGEST_BYTES = 16
 ROOT_DIGEST = bytes(DIGEST_BYTES)
@@ -51,12 +52,19 @@ class Message(msgspec.Struct, frozen=True):
     """16-byte digests of the parts that are not text, in order."""
     interrupted: bool = False
     """An assistant reply whose client or upstream left before its end."""
+    own_words: str | UnsetType = UNSET
+    """The part of `text` that was said (see `speech.Speech`), where that is not all of it."""
+
+    @property
+    def said(self) -> str:
+        """The text without what programs wrap around it: what is hashed, stored and asked. Prompts have `text`."""
+        return self.text if self.own_words is UNSET else self.own_words
 
     @property
     def content_digest(self) -> bytes:
         """16-byte BLAKE2b of the normalised form: what stays the same when a client re-serialises the message."""
         calls = [[call.name, canonical_arguments(call.arguments)] for call in self.tool_calls]
-        form = [self.role, self.text.strip(), list(self.attachments), self.name, calls, self.tool_call_id]
+        form = [self.role, self.said.strip(), list(self.attachments), self.name, calls, self.tool_call_id]
         return hashlib.blake2b(_encoder.encode(form), digest_size=DIGEST_BYTES).digest()
 
 
@@ -100,8 +108,8 @@ def leading_count(messages: Sequence[Message]) -> int:
 
 
 def stored_text(message: Message) -> str:
-    """The message as a chunk has it: its text verbatim, tool calls spelled out."""
-    parts = [message.text] if message.text else []
+    """The message as a chunk has it: what was said, verbatim, and tool calls spelled out."""
+    parts = [message.said] if message.said else []
     parts += [f"[call {call.name} {call.arguments}]" for call in message.tool_calls]
     if message.interrupted:
         parts.append("[interrupted]")

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 FILE_LINES_MAX = 450
 FUNCTION_LINES_MAX = 50
 
-WORDS = {"errors", "entries", "messages", "wording", "settings"}
+WORDS = {"errors", "entries", "messages", "speech", "wording", "settings"}
 """The words every layer speaks."""
 LOWER = WORDS | {"assets", "wire", "embedding", "store", "telemetry"}
 MIDDLE = LOWER | {"conversation", "recall", "ingest"}
@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "errors": set[str](),
     "entries": {"errors"},
     "messages": {"errors"},
+    "speech": {"messages"},
     "wording": set[str](),
     "settings": {"errors"},
     "assets": set[str](),
@@ -46,8 +47,8 @@ MAY_IMPORT = {
 """For each folder or module right below `memd`: what it may import besides itself and `memd` (the version)."""
 
 PURE = {
-    *("entries", "messages", "errors", "wording", "wire", "conversation", "ingest.redaction", "ingest.chunking"),
-    *("ingest.pieces", "recall.fusion", "recall.ranking", "recall.block"),
+    *("entries", "messages", "speech", "errors", "wording", "wire", "conversation", "ingest.redaction"),
+    *("ingest.chunking", "ingest.pieces", "recall.fusion", "recall.ranking", "recall.block"),
 }
 """Modules, and folders with all that is in them, that do no I/O and ask neither clock nor chance."""
 # A lock (threading) and an object's size (sys) are neither I/O nor clock nor chance.

@@ -252,8 +252,8 @@ def storable_end(conversation: Conversation) -> int:
 
 
 def is_stored_kind(message: Message, *, instructions: bool = False) -> bool:
-    """Whether a message is stored: an empty one is not, and an instruction only if asked for, once it has left."""
-    return (instructions or message.role not in LEADING_ROLES) and bool(message.text.strip() or message.tool_calls)
+    """Whether a message is stored: not one that says nothing; an instruction only if asked for, once it has left."""
+    return (instructions or message.role not in LEADING_ROLES) and bool(message.said.strip() or message.tool_calls)
 
 
 def line_text(tokens: int, chunk_ids: Sequence[str]) -> str:

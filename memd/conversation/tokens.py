@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import tiktoken
+from msgspec import UNSET
 
 from memd.messages import Message
 
@@ -67,7 +68,7 @@ class TokenCounter:
     def __init__(self, encoding: tiktoken.Encoding) -> None:
         self.drift = Drift()
         self._encoding = encoding
-        self._counts: OrderedDict[tuple[bytes, int], int] = OrderedDict()
+        self._counts: OrderedDict[tuple[bytes, int, int], int] = OrderedDict()
         self._lock = threading.Lock()
         self.count_again = lru_cache(maxsize=_TEXTS_MAX)(self.count)
         """`count` with a cache, for short texts that recur, as recalled chunks do."""
@@ -170,5 +171,6 @@ class Drift:
                 self._factors.popitem(last=False)
 
 
-def _key(message: Message, content_digest: bytes) -> tuple[bytes, int]:
-    return content_digest, len(message.text)  # the digest ignores outer white space, which may be long
+def _key(message: Message, content_digest: bytes) -> tuple[bytes, int, int]:
+    # The digest ignores outer white space, which may be long, and what was not said, which may be anything.
+    return content_digest, len(message.text), 0 if message.own_words is UNSET else hash(message.text)

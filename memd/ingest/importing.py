@@ -26,6 +26,7 @@ from memd.ingest.pipeline import Drafter, unstored_runs
 from memd.ingest.redaction.redactor import Redactor
 from memd.messages import Message, chain_all, leading_count
 from memd.settings.model import Config
+from memd.speech import Speech
 from memd.store.store import Store
 from memd.store.tools.export_line import decode_line, state_of
 from memd.wire.chat.message import parse_message
@@ -118,6 +119,7 @@ class Importer:
         self._store = store
         self._embed_many = _RecentVectors(embed_many)
         self._redactor = Redactor.of(config.ingest)
+        self._speech = Speech(config.ingest.strip)
         self._drafter = Drafter(config, counter, self._embed_many, redactor=self._redactor)
         self._topic_id = checked_topic_id(topic_id) if topic_id is not None else None
         self._pending: list[Draft] = []
@@ -208,7 +210,7 @@ class Importer:
 
     def _conversation(self, messages: Sequence[Message]) -> None:
         self._flush()
-        said = messages[leading_count(messages) :]
+        said = [self._speech.heard(message) for message in messages[leading_count(messages) :]]
         digests = chain_all(message.content_digest for message in said)
         topic = self._store.topic(self._topic_id or DEFAULT_TOPIC_ID)
         for stretch in _stretches(list(zip(digests, said, strict=True))):

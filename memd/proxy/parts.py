@@ -42,6 +42,7 @@ from memd.proxy.turn import Forwarder, TurnRunner
 from memd.proxy.upstream.client import Upstream
 from memd.recall.retrieve import Budget, Retriever
 from memd.settings.model import Config
+from memd.speech import Speech
 from memd.store.receipts import ReceiptRing
 from memd.store.store import Store
 from memd.telemetry.events import Events
@@ -65,6 +66,7 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     indexer: Indexer
     receipts: Receipts
     reader: RequestReader
+    speech: Speech
     events: Events
     metrics: Metrics
     tasks: Tasks
@@ -102,6 +104,7 @@ async def make_parts(
     retriever = Retriever(encoder, config.retrieval, priority, header=header, count=count)
     stack.callback(retriever.close)
     topics = Topics(store, config, writer, redactor)
+    speech = Speech(config.ingest.strip)
     stack.push_async_callback(topics.close)
     return Daemon(
         base_url=base_url,
@@ -116,7 +119,8 @@ async def make_parts(
         archiver=Archiver(config, encoder, counter, tasks, indexer, redactor, metrics, events),
         indexer=indexer,
         receipts=receipts,
-        reader=_reader(config, redactor),
+        reader=_reader(config, redactor, speech),
+        speech=speech,
         events=events,
         metrics=metrics,
         tasks=tasks,
@@ -124,9 +128,9 @@ async def make_parts(
     )
 
 
-def _reader(config: Config, redactor: Redactor) -> RequestReader:
+def _reader(config: Config, redactor: Redactor, speech: Speech) -> RequestReader:
     token, history, ignored = config.auth.token, config.conversation.history, config.ingest.ignore
-    return RequestReader(config.limits, redactor, token=token, history=history, ignored=ignored)
+    return RequestReader(config.limits, redactor, speech, token=token, history=history, ignored=ignored)
 
 
 def router_of(daemon: Daemon) -> Router:
@@ -141,7 +145,7 @@ def router_of(daemon: Daemon) -> Router:
         RoomMaker(config.buffer, config.injection, daemon.upstream, counter, archiver),
         Memory(config.injection, config.retrieval.timeout_ms / 1000, daemon.retriever, counter),
         forwarder,
-        Rememberer(counter, archiver, daemon.receipts, daemon.tasks, is_synced=is_synced),
+        Rememberer(counter, archiver, daemon.receipts, daemon.speech, daemon.tasks, is_synced=is_synced),
         metrics,
         daemon.tasks,
     )

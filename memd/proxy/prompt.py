@@ -46,11 +46,11 @@ class Prompt:
         return None if self.turn_position is None else self.conversation.messages[self.turn_position].digest
 
     def user_texts(self) -> Iterator[str]:
-        """The visible user messages, newest first."""
+        """The words of the visible user messages, newest first; messages that only programs wrote have none."""
         for position in reversed(self._visible()):
             message = self._message(position)
-            if message.role == "user":
-                yield message.text
+            if message.role == "user" and message.said.strip():
+                yield message.said
 
     @property
     def last_digest(self) -> bytes:

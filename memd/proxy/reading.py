@@ -22,6 +22,7 @@ from memd.errors import BadRequestBody
 from memd.ingest.redaction.redactor import Redactor
 from memd.proxy.relay import forwarded_headers
 from memd.settings.model import LimitsSettings
+from memd.speech import Speech
 from memd.wire.api import Api
 from memd.wire.message_cache import MessageCache
 from memd.wire.request import ModelRequest
@@ -93,10 +94,18 @@ class RequestReader:
     """Reads requests; keeps parsed messages, because clients send their history again and again."""
 
     def __init__(
-        self, limits: LimitsSettings, redactor: Redactor, *, token: str, history: str, ignored: Iterable[str]
+        self,
+        limits: LimitsSettings,
+        redactor: Redactor,
+        speech: Speech,
+        *,
+        token: str,
+        history: str,
+        ignored: Iterable[str],
     ) -> None:
         """
         Args:
+            speech: finds what was said in a message.
             token: the setting `auth.token`.
             history: `conversation.history`, for requests that do not say who keeps it.
             ignored: `ingest.ignore`, regular expressions.
@@ -105,7 +114,7 @@ class RequestReader:
         self._token = token
         self._history = history
         self._redactor = redactor
-        self._cache = MessageCache()
+        self._cache = MessageCache(speech=speech)
         self._ignored = [re.compile(pattern) for pattern in ignored]
 
     @property
@@ -162,7 +171,7 @@ class RequestReader:
         if problem is not None:
             log.warning("a request goes on without memory", extra={"problem": problem})
             return "bad-memory-in"
-        last = next((message.text for message in reversed(request.messages) if message.role == "user"), "")
+        last = next((message.said for message in reversed(request.messages) if message.role == "user"), "")
         return "none" if any(pattern.search(last) for pattern in self._ignored) else None
 
 

@@ -19,6 +19,7 @@ from memd.ingest.archiver import Archiver
 from memd.proxy.memory import Recalled, SettledPrompt
 from memd.proxy.receive import Received
 from memd.proxy.room import PromptRoom
+from memd.speech import Speech
 from memd.telemetry.tasks import Tasks
 from memd.wire.api import Placement
 from memd.wire.capture import Reply
@@ -43,9 +44,17 @@ class Rememberer:
     """Keeps a turn's reply and receipt, and starts compaction."""
 
     def __init__(
-        self, counter: TokenCounter, archiver: Archiver, receipts: Receipts, tasks: Tasks, *, is_synced: bool
+        self,
+        counter: TokenCounter,
+        archiver: Archiver,
+        receipts: Receipts,
+        speech: Speech,
+        tasks: Tasks,
+        *,
+        is_synced: bool,
     ) -> None:
-        """`is_synced`: the journal is forced to disk after each reply."""
+        """`speech`: finds what was said in a reply; `is_synced`: the journal is forced to disk after each reply."""
+        self._speech = speech
         self._is_synced = is_synced
         self._counter = counter
         self._archiver = archiver
@@ -83,8 +92,9 @@ class Rememberer:
             return
         conversation = prompt.conversation
         if reply.message is not None and topic.buffer.is_open(conversation):
-            tokens = self._counter.message(reply.message, reply.message.content_digest)
-            conversation = topic.buffer.reply(received.arrival, reply.message, tokens, time.time())
+            message = self._speech.heard(reply.message)
+            tokens = self._counter.message(message, message.content_digest)
+            conversation = topic.buffer.reply(received.arrival, message, tokens, time.time())
         await topic.save(sync=self._is_synced)
         visible = conversation.visible_tokens()
         if drift.drifted(model, visible + prompt.block_tokens()) > room.thresholds.soft:

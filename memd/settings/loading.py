@@ -228,11 +228,12 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
         yield "chunking.min_tokens", f"is {chunking.min_tokens}; it must be below max_tokens {chunking.max_tokens}"
     if "[" in config.injection.header or "]" in config.injection.header:
         yield "injection.header", "has a square bracket, which would be mistaken for memd's own marks; remove it"
-    for pattern in config.ingest.ignore:
-        try:
-            re.compile(pattern)
-        except (re.error, RecursionError, OverflowError) as error:
-            yield "ingest.ignore", f"has {pattern[:60]!r}, which is no regular expression ({error}); correct it"
+    for key in ("ignore", "strip"):
+        for pattern in getattr(config.ingest, key):
+            try:
+                re.compile(pattern)
+            except (re.error, RecursionError, OverflowError) as error:
+                yield f"ingest.{key}", f"has {pattern[:60]!r}, which is no regular expression ({error}); correct it"
     for name, pattern in config.ingest.redact_patterns.items():
         problem = _redaction_problem(name, pattern)
         if problem:

@@ -13,6 +13,8 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
+from memd.settings.clients import STRIPPED_BY_DEFAULT
+
 Seconds = Annotated[float, Meta(ge=0, le=604_800)]
 PositiveSeconds = Annotated[float, Meta(ge=0.01, le=3_600)]
 Milliseconds = Annotated[int, Meta(ge=0, le=600_000)]
@@ -165,11 +167,14 @@ class ConversationSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IngestSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that are not remembered, and secrets that are replaced."""
+    """Requests that are not remembered, text that is not, and secrets that are replaced."""
 
     ignore: tuple[Text, ...] = IGNORED_BY_DEFAULT
     r"""Regular expressions (Python `re.search`); a request whose last user message matches one is not remembered. `\A`
     is the beginning of the message."""
+    strip: tuple[Text, ...] = STRIPPED_BY_DEFAULT
+    """Regular expressions; their matches are left out of what is stored and asked, never out of the prompt. Of one with
+    a group `said` the group is kept."""
     redact: bool = False
     """Replace secrets by `[redacted:NAME]` before anything is written to disk; the prompt is not changed."""
     redact_builtin: tuple[RedactionName, ...] = get_args(RedactionName)

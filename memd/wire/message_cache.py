@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from memd.messages import DIGEST_BYTES, Message
+from memd.speech import THINKING_ALONE, Speech
 
 CACHE_BYTES_MAX = 64 * 1024 * 1024  # about 30,000 messages of 2 KB
 _ENTRY_BYTES = 600  # key, structs and dictionary slots of one cached message (measured with tracemalloc)
@@ -31,8 +32,10 @@ class ParsedMessage(msgspec.Struct, frozen=True):
 class MessageCache:
     """Parsed messages by the hash of their bytes; evicts the least recently used beyond `bytes_max`. Thread-safe."""
 
-    def __init__(self, bytes_max: int = CACHE_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int = CACHE_BYTES_MAX, speech: Speech = THINKING_ALONE) -> None:
+        """`speech`: finds what was said in each message."""
         self.bytes_max = bytes_max
+        self._speech = speech
         self.bytes_held = 0
         self._entries: OrderedDict[bytes, tuple[ParsedMessage, int]] = OrderedDict()
         self._lock = threading.Lock()
@@ -56,14 +59,14 @@ class MessageCache:
         found = []
         for key, raw, entry in zip(keys, raws, known, strict=True):
             entry = entry or self._entries.get(key)  # a message that a request has twice is parsed once
-            parsed = parsed_message(raw, parse) if entry is None else entry[0]
+            parsed = parsed_message(raw, parse, self._speech) if entry is None else entry[0]
             if entry is None:
                 self._keep(key, parsed)
             found.append(parsed)
         return found
 
     def _keep(self, key: bytes, parsed: ParsedMessage) -> None:
-        held = _ENTRY_BYTES + sys.getsizeof(parsed.message.text)
+        held = _ENTRY_BYTES + sys.getsizeof(parsed.message.text) + sys.getsizeof(parsed.message.own_words)
         held += sum(_ENTRY_BYTES + sys.getsizeof(call.arguments) for call in parsed.message.tool_calls)
         with self._lock:
             if held > self.bytes_max or key in self._entries:
@@ -75,7 +78,7 @@ class MessageCache:
                 self.bytes_held -= dropped
 
 
-def parsed_message(raw: Raw, parse: Callable[[Raw], Message]) -> ParsedMessage:
-    """Parse `raw` with `parse`, and compute its digest."""
-    message = parse(raw)
+def parsed_message(raw: Raw, parse: Callable[[Raw], Message], speech: Speech = THINKING_ALONE) -> ParsedMessage:
+    """Parse `raw` with `parse`, find what was said in it, and compute its digest."""
+    message = speech.heard(parse(raw))
     return ParsedMessage(message, message.content_digest)

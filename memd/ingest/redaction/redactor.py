@@ -98,6 +98,7 @@ class Redactor:
             message,
             role=self._role(message.role),
             text=self.text(message.text),
+            own_words=UNSET if message.own_words is UNSET else self.text(message.own_words),
             tool_calls=calls,
             tool_call_id=self.identifier(message.tool_call_id),
             name=self.identifier(message.name),

@@ -1,0 +1,88 @@
+"""Finds the words that were said in a message: its text without what programs wrap around it and what models think.
+
+Rule: pure, and linear in the text, which is untrusted. The prompt has the text as it came; the digest, the stored text
+and the question asked of memory have what was said. A text in which nothing is found is said as it stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from memd.messages import Message
+
+SAID_GROUP = "said"
+"""Of a pattern with a group of this name the group was said; only what is around it is left out."""
+SEARCHED_CHARACTERS_MAX = 1_000_000
+"""A longer text is a dump of data and is taken as it is: the user's own patterns may be slower than linear."""
+
+_THINKING = "<think>", "</think>"
+"""The marks of DeepSeek-R1, Qwen 3 and others; clients and chat templates take the thinking out of old answers."""
+
+
+class Speech:
+    """Finds what was said, for one list of patterns."""
+
+    def __init__(self, patterns: Iterable[str] = ()) -> None:
+        """`patterns`: `ingest.strip`, regular expressions."""
+        self._patterns = [re.compile(pattern) for pattern in patterns]
+
+    def heard(self, message: Message) -> Message:
+        """The message with `said` found; the message itself where all of its text was said."""
+        said = self.said(message.role, message.text)
+        return message if said is None else msgspec.structs.replace(message, own_words=said)
+
+    def said(self, role: str, text: str) -> str | None:
+        """The part of a text that was said by `role`; None if that is all of it."""
+        rest = _without_thinking(text) if role == "assistant" else text
+        if len(rest) <= SEARCHED_CHARACTERS_MAX:
+            for pattern in self._patterns:
+                rest = _without(pattern, rest)
+        return None if rest == text else rest
+
+
+THINKING_ALONE = Speech()
+"""Without patterns: nothing but an assistant's thinking is left out."""
+
+
+def _without_thinking(text: str) -> str:
+    """`text` without the thinking that it begins with; an open end is an interrupted reply's, and stays."""
+    opening, closing = _THINKING
+    begun = text[:64].lstrip()
+    if not begun.startswith(opening):
+        return text
+    _, end, answer = text.partition(closing)
+    return answer.strip() if end else text
+
+
+def _without(pattern: re.Pattern[str], text: str) -> str:
+    """`text` without the matches; what they separated meets with the least white space that keeps lines and words."""
+    kept: list[str] = []
+    done = 0
+    for found in pattern.finditer(text):
+        if found.end() == found.start():
+            continue
+        kept.append(text[done : found.start()])
+        if SAID_GROUP in pattern.groupindex and found[SAID_GROUP] is not None:
+            kept.append(found[SAID_GROUP])
+        done = found.end()
+    return _joined([*kept, text[done:]]) if done else text
+
+
+def _joined(parts: Iterable[str]) -> str:
+    joined: list[str] = []
+    space = ""  # the white space since the last word
+    for part in parts:
+        words = part.strip()
+        if not words:
+            space += part
+            continue
+        begins = part.index(words[0]) if part else 0
+        space += part[:begins]
+        if joined:
+            joined.append("\n" if "\n" in space else " " if space else "")
+        joined.append(words)
+        space = part[begins + len(words) :]
+    return "".join(joined)
