@@ -60,6 +60,8 @@ def test_a_turn_longer_than_the_window_is_never_refused(
     assert max(answer.json["usage"]["prompt_tokens"] for answer in answers) + REPLY_TOKENS <= WINDOW
     everything = ask(f"{llama}/v1/chat/completions/input_tokens", {"messages": history}).json["input_tokens"]
     assert everything > 2 * WINDOW, "or this test shows nothing"
+    counted = [request for request in upstream.requests if request.target.endswith("/input_tokens")]
+    assert len(counted) <= STEPS // 4, "the count of the prompt before is enough, but where much changed"
     for prompt in map(json.loads, upstream.prompts):
         asked = [call["id"] for message in prompt for call in message.get("tool_calls", ())]
         assert asked == [message["tool_call_id"] for message in prompt if message["role"] == "tool"]

@@ -51,6 +51,14 @@ def is_instruction(message: Message | None) -> bool:
     return message is not None and message.role in LEADING_ROLES
 
 
+class Counted(msgspec.Struct, frozen=True):
+    """A model's own count of a prompt, beside ours: only what changes afterwards must be estimated."""
+
+    model: str
+    raw_tokens: int
+    prompt_tokens: int
+
+
 class TurnKey(msgspec.Struct, frozen=True):
     """Two requests with equal keys are one request, sent twice."""
 
@@ -83,6 +91,8 @@ class Conversation:
         self.abandoned = False
         """Its client continued from an earlier point (edit, regenerate): unstored messages are no longer wanted."""
         self.used_at = 0.0
+        self.counted: Counted | None = None
+        """Of the latest prompt; not journalled, the next answer tells it again."""
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -201,4 +211,5 @@ class Conversation:
         branch.blocks = {digest: block for digest, block in self.blocks.items() if digest in shared}
         branch.arrivals = dict(self.arrivals)  # a retry is one wherever it ends up
         branch.used_at = self.used_at
+        branch.counted = self.counted
         return branch

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 import msgspec
 
 from memd.admin.receipts import Receipt, Receipts
+from memd.conversation.conversation import Counted
 from memd.conversation.tokens import TokenCounter
 from memd.ingest.archiver import Archiver
 from memd.proxy.memory import Recalled, SettledPrompt
@@ -87,7 +88,9 @@ class Rememberer:
         prompt, topic, reply = received.prompt, received.topic, answered.reply
         drift, model = self._counter.drift, received.request.model
         if reply.usage is not None and answered.shown.prompt_tokens and not prompt.has_attachments:
-            drift.observe(model, answered.shown.prompt_tokens, reply.usage.prompt_tokens)
+            counts = answered.shown.prompt_tokens, reply.usage.prompt_tokens
+            drift.observe(model, *counts)
+            prompt.conversation.counted = Counted(model, *counts)
         if not received.is_traced:
             return
         conversation = prompt.conversation
