@@ -30,6 +30,8 @@ log = logging.getLogger("memd")
 
 FOLLOW_UP_TOKENS = 12
 """A question shorter than this is retrieved together with the user's messages before it."""
+STEP_CHARACTERS = 400
+"""Of the model's latest step, in the question of a turn that recalls anew: its calls, without a whole file to write."""
 FOLLOW_UP_TURNS = 3
 """The most messages that are joined for it."""
 
@@ -151,13 +153,16 @@ class Memory:
         )
 
     def _question(self, received: Received) -> str:
-        """The text to retrieve for. A short follow-up ("yes, do that") is put behind the user's messages before it."""
+        """The text to retrieve for. A short follow-up ("yes, do that") is put behind the user's messages before it.
+
+        In the middle of a tool loop the model's latest step tells as well what is needed now.
+        """
         texts: list[str] = []
         for text in itertools.islice(received.prompt.user_texts(), FOLLOW_UP_TURNS):
             texts.insert(0, text)
             if self._counter.count(" ".join(texts)) >= FOLLOW_UP_TOKENS:
                 break
-        return "\n".join(texts)
+        return "\n".join([*texts, received.prompt.latest_step()[:STEP_CHARACTERS]]).strip()
 
     async def _retrieved(self, received: Received, question: str, budget_tokens: int) -> tuple[Recalled, Block]:
         """Retrieve for the question; the block shows what fits the budget, in the model's tokens."""

@@ -12,7 +12,7 @@ import msgspec
 
 from memd.conversation.conversation import Conversation
 from memd.conversation.hot_buffer import Arrival
-from memd.messages import ROOT_DIGEST, Block, BlockChunk, Message
+from memd.messages import ROOT_DIGEST, Block, BlockChunk, Message, stored_text
 from memd.wire.api import Api, Placement
 from memd.wire.request import Insertion, ModelRequest
 
@@ -51,6 +51,16 @@ class Prompt:
             message = self._message(position)
             if message.role == "user" and message.said.strip():
                 yield message.said
+
+    def latest_step(self) -> str:
+        """The text and calls of the assistant's latest message in the open turn; empty if there is none."""
+        for position in reversed(self._visible()):
+            message = self._message(position)
+            if position == self.turn_position:
+                return ""
+            if message.role == "assistant":
+                return stored_text(message)
+        return ""
 
     @property
     def last_digest(self) -> bytes:
