@@ -49,6 +49,8 @@ class RecordingUpstream:
         self.url = ""
         self.is_loading = False
         """Whether it answers everything as llama-server does until its model is loaded."""
+        self.answers_all = False
+        """Whether `answer` is asked about llama-server's own routes, too."""
         self.behind = ""
         """The base URL of a server that is to answer all requests."""
 
@@ -86,6 +88,8 @@ def recording_upstream(*, window: int | None = 4096) -> Iterator[RecordingUpstre
                 self._send(Response((json.dumps({"error": error}).encode(),), status=503))
             elif upstream.behind:
                 self._send(passed_on(request, upstream.behind))
+            elif upstream.answers_all:
+                self._send(upstream.answer(request))
             elif self.path == "/props" and window is not None:
                 told = {"default_generation_settings": {"n_ctx": window}, "model_alias": "recorded"}
                 self._send(Response((json.dumps(told).encode(),)))
