@@ -48,6 +48,19 @@ class Client:
         async with self.post(*texts, **options) as answer:
             return answer.status, answer.headers.get("X-Memory-Status", ""), await answer.json()
 
+    async def chat(self, messages: list[dict[str, Any]]) -> None:
+        """A chat of any messages, answered."""
+        url = f"{self.daemon.base_url}/v1/chat/completions"
+        async with self._session.post(url, json={"messages": messages}) as answer:
+            assert answer.status == 200, await answer.text()
+
+    async def stored(self, topic_id: str = "default") -> None:
+        """All that was said is in the log."""
+        topic = await self.daemon.topics.get(topic_id)
+        await self.settled(topic_id)
+        for conversation in topic.buffer.conversations():
+            assert await self.daemon.archiver.store(topic, conversation, len(conversation))
+
     async def settled(self, topic_id: str = "default") -> None:
         """Nothing of a turn is under way any more, and nobody holds the topic."""
         await _until(lambda: not self.daemon.tasks.names - STANDING_TASKS)
@@ -219,6 +232,32 @@ async def test_the_corrections_of_a_request_that_is_sent_twice_are_applied_once(
             assert status == 200 and not [s for s in answer["memory_out"].get("signals", ()) if "failed" in s["type"]]
             await client.settled()
         assert topic.log.stats().entries == entries + len(shown)
+
+
+async def test_equal_requests_at_the_same_moment_all_get_the_same_block(tmp_path: Path) -> None:
+    async with daemon_in_process(tmp_path) as client:
+        await client.ask(FACT)
+        await client.stored()
+        answers = await asyncio.gather(*(client.ask(QUESTION) for _ in range(10)))
+        assert {status for _, status, _ in answers} == {"injected"}
+        prompts = set(client.upstream.prompts[1:])
+    assert len(prompts) == 1 and FACT in prompts.pop()
+
+
+async def test_instructions_in_mid_conversation_stay_until_they_exceed_an_eighth_of_the_window(tmp_path: Path) -> None:
+    async with daemon_in_process(tmp_path, window=1024) as client:
+        history = [{"role": "user", "content": "Let us begin."}, {"role": "assistant", "content": "Gladly."}]
+        for number in range(12):
+            told = {"role": "system", "content": f"Rule {number}: {'always answer in French. ' * 4}"}
+            asked = {"role": "user", "content": f"Question {number}: {'what about the harbour and its boats? ' * 5}"}
+            history += [told, asked, {"role": "assistant", "content": f"Answer {number}: none."}]
+            await client.chat(history[:-1])
+        rules = [one["content"][:7] for one in json.loads(client.upstream.prompts[-1]) if one["role"] == "system"]
+        assert rules[-1] == "Rule 11" and 2 <= len(rules) < 12, rules
+        await client.stored()
+        log = (tmp_path / "memory" / "default" / "active.bin").read_bytes()
+        assert b"Rule 0:" in log, "the oldest left and are stored"
+        assert b"Rule 11:" not in log, "the others are in the prompt"
 
 
 async def _until(holds: Callable[[], bool]) -> None:
