@@ -296,12 +296,14 @@ def test_memd_in_front_of_memd_is_recognised(tmp_path: Path, daemon: DaemonProce
     assert set(failures) == {"upstream"} and "in circles" in failures["upstream"]
 
 
-def test_a_server_that_hides_its_window_is_a_warning_unless_the_thresholds_are_set(tmp_path: Path) -> None:
+def test_a_server_that_hides_its_window_is_a_warning_unless_the_settings_have_it(tmp_path: Path) -> None:
     with recording_upstream(window=None) as upstream:
         place = Place(tmp_path, {"upstream": {"url": upstream.url}})
-        assert "4,000 tokens are assumed" in place.warnings()["model"]
+        assert "nothing leaves the prompt until it is known → set upstream.window" in place.warnings()["model"]
         place = Place(tmp_path, {"upstream": {"url": upstream.url}, "buffer": {"hard_tokens": 9000}})
-        assert place.warnings() == {}
+        assert "→ set upstream.window" in place.warnings()["model"]
+        code, found = Place(tmp_path, {"upstream": {"url": upstream.url, "window": 9000}}).check()
+        assert code == 0 and found["model"][0]["said"].endswith("window 9,000 tokens (upstream.window)")
 
 
 def test_a_server_that_wants_a_key_is_said_to_want_one(tmp_path: Path) -> None:

@@ -26,22 +26,9 @@ from memd.conversation.compaction import (
     turns,
 )
 from memd.conversation.conversation import Conversation, Line
-from memd.conversation.window import Thresholds, thresholds
 from memd.messages import Message, ToolCall
 
 THREE_TURNS = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")
-
-
-def limits(window: int | None, **given_instead: Any) -> Thresholds:
-    settings: dict[str, Any] = {
-        "max_tokens": None,
-        "standing_tokens": 0,
-        "soft": "auto",
-        "hard": "auto",
-        "injection_tokens": 2_000,
-        "sticky_tokens": 4_000,
-    }
-    return thresholds(window=window, **(settings | given_instead))
 
 
 def compacted(*history: str, left_out: int = 0) -> Conversation:
@@ -49,64 +36,6 @@ def compacted(*history: str, left_out: int = 0) -> Conversation:
     conversation.mark_stored(left_out)
     conversation.mark_left_out(left_out)
     return conversation
-
-
-# -- thresholds -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("window", "max_tokens", "standing", "expected"),
-    [
-        # window, max_tokens, system prompt and tools → injection, sticky, soft, hard
-        (None, None, 0, (2_000, 4_000, 3_500, 4_000)),
-        (None, 500, 300, (2_000, 4_000, 3_500, 4_000)),
-        (131_072, None, 0, (2_000, 4_000, 98_602, 112_688)),
-        (131_072, 4_096, 10_000, (2_000, 4_000, 100_604, 114_976)),
-        (32_768, 1_024, 1_500, (2_000, 4_000, 24_713, 28_244)),
-        (8_192, 512, 500, (2_000, 2_048, 4_532, 5_180)),
-        (4_096, None, 0, (1_024, 1_024, 2_240, 2_560)),
-        (4_096, 256, 500, (1_024, 1_024, 2_026, 2_316)),
-        (4_096, 100_000, 0, (1_024, 1_024, 896, 1_024)),  # as long as it gets: half the window is kept for it
-        (4_096, -1, 0, (1_024, 1_024, 2_240, 2_560)),
-        (4_096, 0, 0, (1_024, 1_024, 2_240, 2_560)),
-        (4_096, None, 5_000, (1_024, 1_024, 0, 0)),
-        (512, None, 0, (128, 128, 280, 320)),
-        (8, None, 0, (2, 2, 4, 5)),
-        (1, None, 0, (0, 0, 0, 1)),
-    ],
-)
-def test_thresholds_follow_from_the_window(
-    window: int | None, max_tokens: int | None, standing: int, expected: tuple[int, int, int, int]
-) -> None:
-    injection, sticky, soft, hard = expected
-    found = limits(window, max_tokens=max_tokens, standing_tokens=standing)
-    assert found == Thresholds(injection=injection, sticky=sticky, soft=soft, hard=hard)
-
-
-def test_configured_thresholds_count_where_the_window_has_room_for_them() -> None:
-    assert (limits(32_768, soft=1_000, hard=2_000).soft, limits(32_768, soft=1_000, hard=2_000).hard) == (1_000, 2_000)
-    assert limits(32_768, hard=2_000).soft == 1_750
-    assert limits(None, soft=6_000, hard=8_000) == Thresholds(injection=2_000, sticky=4_000, soft=6_000, hard=8_000)
-
-
-def test_no_configured_threshold_lets_a_prompt_outgrow_a_known_window() -> None:
-    assert limits(4_096, hard=50_000).hard == limits(4_096).hard
-    assert limits(4_096, soft=50_000, hard=50_000).soft == limits(4_096).hard
-
-
-def test_the_soft_threshold_is_never_above_the_hard_one() -> None:
-    assert limits(4_096, soft=4_000).soft == limits(4_096).hard
-
-
-@given(st.integers(1, 300_000), st.none() | st.integers(-1, 10**9), st.integers(0, 100_000), st.integers(0, 10_000))
-def test_reply_memory_and_buffer_always_fit_the_window(
-    window: int, max_tokens: int | None, standing: int, injection: int
-) -> None:
-    found = limits(window, max_tokens=max_tokens, standing_tokens=standing, injection_tokens=injection)
-    asked = max_tokens if max_tokens is not None and max_tokens > 0 else window // 8
-    assert 0 <= found.soft <= found.hard
-    assert found.hard == 0 or found.hard + found.injection + standing + min(asked, window // 2) <= window
-    assert found.injection <= window // 4 and found.sticky <= window // 4
 
 
 # -- cuts -------------------------------------------------------------------------------------------------------------

@@ -115,6 +115,16 @@ def test_own_patterns_are_given_in_the_file_or_in_a_variable(config_file: Path) 
     assert ingest.redact_patterns == {"ticket": r"TCK-\d+"}
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("auto", "auto"), ("32768", 32_768), ("{qwen3:32b: 32768, 'google/gemma-3': 8192}", None)],
+)
+def test_a_window_is_a_number_or_one_for_each_model(config_file: Path, given: str, expected: object) -> None:
+    by_model = {"qwen3:32b": 32_768, "google/gemma-3": 8_192}
+    assert loaded(config_file, f"upstream:\n  window: {given}").upstream.window == (expected or by_model)
+    assert loaded(config_file, "", MEMD_UPSTREAM_WINDOW=given).upstream.window == (expected or by_model)
+
+
 def test_the_data_dir_of_a_file_is_relative_to_the_file(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = config_file.parent / "elsewhere"
     elsewhere.mkdir()
@@ -168,6 +178,10 @@ WRONG = {
     "ingest: {ignore: ['(']}": "ingest.ignore has '(', which is no regular expression",
     "ingest: {redact: maybe}": "ingest.redact is 'maybe'; give true or false",
     "ingest: {redact_builtin: [jwt, cards]}": "ingest.redact_builtin is ['jwt', 'cards']; give a list, each of its",
+    "upstream: {window: 100}": "upstream.window is 100; give one `name: value` per line: a value is a whole number",
+    "upstream: {window: {qwen: lots}}": "or auto",
+    "upstream: {window: none}": "upstream.window is 'none'; give",
+    "upstream: {api_key: [hunter2]}": "upstream.api_key is not a text; give one line of text",
     "ingest: {redact_patterns: [a]}": "ingest.redact_patterns is ['a']; give one `name: value` per line",
     "ingest: {redact_patterns: {'a b': c}}": "a name has letters, digits, _ and -",
     "ingest: {redact_patterns: {7: c}}": "a name has letters, digits, _ and -",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from memd.assets import ranks_bytes
 from memd.conversation.conversation import Conversation
 from memd.conversation.tokens import TokenCounter, cl100k_base
-from memd.conversation.window import sticky_overflow
+from memd.conversation.window import earlier_blocks
 from memd.messages import NO_BLOCK, Block, BlockChunk, without_memory_blocks
 from memd.recall.block import (
     chunk_line,
@@ -199,37 +199,25 @@ def with_blocks(*tokens: int) -> Conversation:
     return conversation
 
 
-def leaving(conversation: Conversation, budget: int) -> list[int]:
-    """The turns whose blocks leave, while the fourth turn is the current one."""
+def earlier(conversation: Conversation) -> dict[int, int]:
+    """The tokens of the blocks of earlier turns, by turn, while the fourth turn is the current one."""
     digests = [digest_at(HISTORY[: 2 * turn + 1]) for turn in range(4)]
-    found = sticky_overflow(conversation, budget_tokens=budget, current=digests[3])
-    return [digests.index(digest) for digest in found]
+    return {digests.index(digest): size for digest, size in earlier_blocks(conversation, digests[3]).items()}
 
 
-@pytest.mark.parametrize(
-    ("budget", "turns"),
-    [(60, []), (59, [0, 1, 2]), (0, [0, 1, 2])],
-)
-def test_blocks_of_earlier_turns_leave_together_so_that_a_prompt_changes_rarely(budget: int, turns: list[int]) -> None:
-    assert leaving(with_blocks(10, 20, 30, 1_000), budget) == turns
-
-
-def test_the_block_of_the_present_turn_is_not_counted_and_stays() -> None:
-    assert leaving(with_blocks(0, 0, 0, 10_000), 1) == []
-    assert sticky_overflow(with_blocks(5, 5), budget_tokens=0, current=None) == [
-        digest_at(HISTORY[:1]),
-        digest_at(HISTORY[:3]),
-    ]
+def test_the_block_of_the_present_turn_is_not_one_of_an_earlier_turn() -> None:
+    assert earlier(with_blocks(10, 20, 30, 1_000)) == {0: 10, 1: 20, 2: 30}
+    assert len(earlier_blocks(with_blocks(5, 5), None)) == 2
 
 
 def test_blocks_that_left_with_their_messages_are_not_counted() -> None:
     conversation = with_blocks(10, 20, 30, 0)
     conversation.mark_stored(4)
     conversation.mark_left_out(4)
-    assert leaving(conversation, 30) == [] and leaving(conversation, 29) == [2]
+    assert earlier(conversation) == {2: 30}
 
 
 def test_a_turn_without_memory_costs_nothing() -> None:
     conversation = with_blocks(10)
     conversation.blocks[digest_at(HISTORY[:3])] = NO_BLOCK
-    assert leaving(conversation, 10) == []
+    assert earlier(conversation) == {0: 10}

@@ -34,6 +34,7 @@ from memd.proxy.connections import listen
 from memd.proxy.parts import Daemon, make_parts, router_of
 from memd.proxy.relay import Relayed
 from memd.proxy.routing import Router
+from memd.proxy.upstream.client import window_unknown
 from memd.proxy.upstream.llama_child import LlamaChild
 from memd.recall.retrieve import Retriever
 from memd.settings.model import Config
@@ -167,6 +168,8 @@ def _announce(daemon: Daemon, seconds: float) -> None:
         where = {"url": daemon.base_url, "data_dir": config.data_dir, "topics": topics}
         upstream = {"upstream": daemon.upstream.url, "reachable": facts.reachable, "window": facts.window}
         log.info("listening", extra={"version": __version__, **where, **upstream, "ready_seconds": seconds})
+        if facts.reachable and not facts.window:
+            log.warning(window_unknown(facts))
         return
     lines = [
         f"memd {__version__}: listening on {daemon.base_url} (ready in {seconds:.1f} s)",
@@ -176,8 +179,10 @@ def _announce(daemon: Daemon, seconds: float) -> None:
     if daemon.redactor:
         lines.append(f"  redacted before stored {', '.join(daemon.redactor.names)}")
     if facts.reachable:
-        window = f"window {facts.window:,} tokens" if facts.window else "window unknown"
+        window = f"window {facts.window:,} tokens" if facts.window else "window unknown yet"
         lines.append(f"  upstream               {daemon.upstream.url}  ({facts.model or 'model unknown'}, {window})")
+        if not facts.window:
+            lines.append(f"                         {window_unknown(facts)}")
     else:
         lines.append(f"  upstream               {daemon.upstream.url}  NOT REACHABLE yet: requests get 502 until it is")
     sys.stdout.write("\n".join(lines) + "\n")

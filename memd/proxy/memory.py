@@ -95,14 +95,14 @@ class Memory:
     async def recall(self, received: Received, room: PromptRoom) -> Recalled:
         """Compute this turn's block, unless it has one: steps and retries of the turn show the same block again."""
         prompt, turn = received.prompt, received.prompt.turn_digest
-        if turn is None or not room.fits or room.thresholds.injection <= 0:
+        if turn is None or not room.fits or room.injection <= 0:
             return Recalled()
         async with self._alone(received, turn) as was_recalled:
             if was_recalled or (prompt.has_block and not received.needs_block):
                 return Recalled()
             if prompt.has_block:  # asked again much later: recalled afresh
                 remove_blocks(received, [turn])
-            return await self._recall(received, turn, room.thresholds.injection)
+            return await self._recall(received, turn, room.injection)
 
     @asynccontextmanager
     async def _alone(self, received: Received, turn: bytes) -> AsyncIterator[bool]:

@@ -87,6 +87,18 @@ async def relay(
     return response
 
 
+async def read_refusal(answer: aiohttp.ClientResponse) -> bytes | None:
+    """The body of an error; None if it is no text to be read."""
+    if answer.headers.get("Content-Encoding", "identity") != "identity":
+        return None
+    if "event-stream" in answer.headers.get("Content-Type", ""):
+        return None
+    try:
+        return await answer.read()
+    except (aiohttp.ClientError, TimeoutError):
+        return None  # whoever reads on is told again
+
+
 class BrokenAnswer(UpstreamError):
     """The upstream died in the middle of an answer."""
 
@@ -111,7 +123,11 @@ async def parts_of(answer: aiohttp.ClientResponse, record: RequestRecord) -> Asy
 class ModelRelay:
     """Streams a model's answer back, adds `memory_out`, and captures the reply; `reply` may be asked at any time."""
 
-    def __init__(self, api: Api, request: web.Request, answer: aiohttp.ClientResponse, bytes_max: int) -> None:
+    def __init__(
+        self, api: Api, request: web.Request, answer: aiohttp.ClientResponse, bytes_max: int, body: bytes | None = None
+    ) -> None:
+        """`body`: that of an error which has been read already."""
+        self._body = body
         self._api = api
         self._request = request
         self._answer = answer
@@ -129,6 +145,8 @@ class ModelRelay:
 
     async def run(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
         """Relay the answer until it ends, the client leaves (cancellation) or the upstream breaks off."""
+        if self._body is not None:
+            return await self._run_json(out, extra)
         if self._answer.headers.get("Content-Encoding", "identity") != "identity":
             return await relay(self._request, self._answer, extra)  # compressed although `identity` was asked for
         if self._api.stream_type in self._answer.headers.get("Content-Type", ""):
@@ -154,7 +172,7 @@ class ModelRelay:
 
     async def _run_json(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
         try:
-            body = b"".join([part async for part in parts_of(self._answer, record_of(self._request))])
+            body = self._body or b"".join([part async for part in parts_of(self._answer, record_of(self._request))])
         except BrokenAnswer as error:
             response = prepared(self._answer, extra, body_changes=True)
             await response.prepare(self._request)

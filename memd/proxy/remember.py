@@ -99,8 +99,8 @@ class Rememberer:
             tokens = self._counter.message(message, message.content_digest)
             conversation = topic.buffer.reply(received.arrival, message, tokens, time.time())
         await topic.save(sync=self._is_synced)
-        visible = conversation.visible_tokens()
-        if drift.drifted(model, visible + prompt.block_tokens()) > room.thresholds.soft:
+        visible = conversation.visible_tokens()  # without blocks: those of earlier turns leave before history does
+        if drift.drifted(model, visible) > room.thresholds.soft:
             self._archiver.compact_later(topic, conversation)
 
     def _receipt(

@@ -1,20 +1,23 @@
 """Room in the model's window: what a prompt may take, and what leaves it until it fits.
 
-Rule: only what is durable may leave. A prompt that still does not fit is sent without memory.
+Rule: only what is durable may leave, and memory gives way before history does (`conversation/window.py` says in which
+order). A prompt that still does not fit is sent without memory.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 
 import msgspec
 
 from memd.conversation import compaction, window
-from memd.conversation.conversation import Counted
+from memd.conversation.conversation import Conversation, Counted
 from memd.conversation.tokens import TokenCounter
 from memd.ingest.archiver import Archiver
 from memd.proxy.receive import Received
 from memd.proxy.upstream.client import Upstream
+from memd.proxy.upstream.refusals import LengthRefusal
 from memd.settings.model import BufferSettings, InjectionSettings
 
 HARD_ROUNDS_MAX = 4
@@ -33,6 +36,8 @@ class PromptRoom(msgspec.Struct, frozen=True):
 
     thresholds: window.Thresholds
     """In the model's tokens."""
+    injection: int
+    """The most that this turn's block may take; 0 if there is no room for it."""
     fits: bool
     """False: no more may leave, and there is no room for memory."""
 
@@ -53,48 +58,90 @@ class RoomMaker:
         self._upstream = upstream
         self._counter = counter
         self._archiver = archiver
+        self._left_out: weakref.WeakKeyDictionary[Conversation, int] = weakref.WeakKeyDictionary()
+        """The mark of each conversation when its prompt was last made."""
 
     async def make_room(self, received: Received) -> PromptRoom:
-        """Let the oldest turns leave until the prompt fits, and earlier blocks when they exceed the sticky budget.
+        """Let earlier blocks and the oldest turns leave until the prompt fits. May be called again for a request.
 
         Raises:
             MemdError: what leaves could not be written.
         """
-        facts = await self._upstream.refresh(wait=False)
+        conversation = received.prompt.conversation
+        limits = await self._limits(received)
+        await self._used_tokens(received, limits.hard)  # may teach the drift, in which the limits are expressed
+        limits = await self._limits(received)
+        await self._limit_instructions(received, limits.window)
+        await self._let_blocks_leave(received, limits)
+        reserved = max(0, limits.injection_min - self._current_tokens(received))
+        fits = await self._fit(received, limits.room - reserved, limits.room)
+        used = await self._used_tokens(received, limits.room)
+        if used > limits.room:
+            remove_blocks(received, list(conversation.blocks))
+            used = await self._used_tokens(received, limits.room)
+        self._left_out[conversation] = conversation.left_out
+        free = limits.room - used + (self._current_tokens(received) if received.needs_block else 0)
+        return PromptRoom(limits, max(0, min(limits.injection, free)), fits or free >= 0)
+
+    def learn(self, received: Received, refusal: LengthRefusal) -> None:
+        """Learn from the upstream's refusal of the prompt as it is now; then room can be made again."""
         drift, request, prompt = self._counter.drift, received.request, received.prompt
-        limits = window.thresholds(
-            window=facts.window,
+        if refusal.prompt_tokens is not None and not prompt.has_attachments:
+            drift.observe(request.model, prompt.tokens(), refusal.prompt_tokens)
+            prompt.conversation.counted = Counted(request.model, prompt.tokens(), refusal.prompt_tokens)
+        sent = refusal.prompt_tokens or drift.drifted(request.model, prompt.tokens())
+        reply = max(0, request.max_tokens or 0) if refusal.counts_reply else 0
+        self._upstream.refused(request.model, refusal, sent + reply)
+
+    async def _limits(self, received: Received) -> window.Thresholds:
+        request, drift = received.request, self._counter.drift
+        known = await self._upstream.window(request.model, received.asked.credentials)
+        return window.thresholds(
+            window=known.tokens,
+            counts_reply=known.counts_reply,
             max_tokens=request.max_tokens,
-            standing_tokens=drift.drifted(request.model, prompt.standing_tokens),
+            standing_tokens=drift.drifted(request.model, received.prompt.standing_tokens),
             soft=self._buffer.soft_tokens,
             hard=self._buffer.hard_tokens,
             injection_tokens=self._injection.budget_tokens,
             sticky_tokens=self._injection.sticky_tokens,
         )
-        await self._limit_instructions(received, facts.window)
-        fits = await self._fit(received, limits)
-        if not fits:
-            remove_blocks(received, list(prompt.conversation.blocks))
-        sticky = int(limits.sticky / drift.factor(request.model))
-        overflow = window.sticky_overflow(prompt.conversation, budget_tokens=sticky, current=prompt.turn_digest)
-        remove_blocks(received, overflow)
-        return PromptRoom(limits, fits)
 
-    async def _fit(self, received: Received, limits: window.Thresholds) -> bool:
-        """Compact until the history takes no more than the hard threshold; False if that cannot be reached.
+    async def _let_blocks_leave(self, received: Received, limits: window.Thresholds) -> None:
+        """Take the blocks of earlier turns out where their room is needed, or where the prompt has changed anyway."""
+        prompt, conversation = received.prompt, received.prompt.conversation
+        earlier = window.earlier_blocks(conversation, prompt.turn_digest)
+        if not earlier:
+            return
+        moved = conversation.left_out > self._left_out.get(conversation, conversation.left_out)
+        tokens = self._counter.drift.drifted(received.request.model, sum(earlier.values()))
+        current = self._current_tokens(received)
+        text = await self._used_tokens(received, limits.room) - tokens - current
+        if moved or not window.keeps_earlier_blocks(limits, text=text, earlier=tokens, current=current):
+            remove_blocks(received, list(earlier))
 
-        What the upstream would refuse even without memory loses the results of the open turn's last units too.
+    def _current_tokens(self, received: Received) -> int:
+        """Model tokens of the block that this turn has already."""
+        prompt = received.prompt
+        block = None if prompt.turn_digest is None else prompt.conversation.blocks.get(prompt.turn_digest)
+        return 0 if block is None else self._counter.drift.drifted(received.request.model, block.tokens)
+
+    async def _fit(self, received: Received, hard: int, room: int) -> bool:
+        """Compact until the prompt takes no more than `hard`; False if that cannot be reached.
+
+        What the upstream would refuse, because it takes more than `room`, loses the results of the open turn's last
+        units too.
         """
-        used = await self._used_tokens(received, limits.hard)
+        used = await self._used_tokens(received, hard)
         for _ in range(HARD_ROUNDS_MAX):
-            if used <= limits.hard:
+            if used <= hard:
                 return True
-            if not await self._take_oldest(received, used - limits.hard):
+            if not await self._take_oldest(received, used - hard):
                 break
-            used = await self._used_tokens(received, limits.hard)
-        if used > limits.hard + limits.injection and await self._take_oldest(received, used - limits.hard, forced=True):
-            used = await self._used_tokens(received, limits.hard)
-        return used <= limits.hard
+            used = await self._used_tokens(received, hard)
+        if used > room and await self._take_oldest(received, used - hard, forced=True):
+            used = await self._used_tokens(received, hard)
+        return used <= hard
 
     async def _limit_instructions(self, received: Received, window_tokens: int | None) -> None:
         """Let the oldest instructions in mid-conversation leave where together they take too much of the window."""

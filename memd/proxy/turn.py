@@ -8,22 +8,25 @@ the steps before it returned; the conversation itself lives in the topic's buffe
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 
 import aiohttp
+import msgspec
 from aiohttp import web
 
 from memd.errors import MemdError
 from memd.ingest.topics import Topics
-from memd.proxy.correct import Corrector
+from memd.proxy.correct import CorrectionResult, Corrector
 from memd.proxy.memory import Memory, Recalled, SettledPrompt, forget
 from memd.proxy.reading import Asked, Plain
 from memd.proxy.receive import Received, Receiver
-from memd.proxy.relay import NO_REPLY, ModelRelay, relay
+from memd.proxy.relay import NO_REPLY, ModelRelay, read_refusal, relay
 from memd.proxy.remember import Answered, Rememberer
-from memd.proxy.room import RoomMaker
+from memd.proxy.room import PromptRoom, RoomMaker
 from memd.proxy.upstream.client import REFUSALS, Upstream
+from memd.proxy.upstream.refusals import LengthRefusal, refusal_for_length
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.request_log import RequestRecord, record_of
 from memd.telemetry.tasks import Tasks
@@ -31,6 +34,20 @@ from memd.wire.api import Placement
 from memd.wire.sideband import memory_headers
 
 log = logging.getLogger("memd")
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A prompt that is ready to be forwarded."""
+
+    room: PromptRoom
+    recalled: Recalled
+    shown: SettledPrompt
+
+
+Learn = Callable[[LengthRefusal], None]
+"""Learns from a refusal of the prompt for its length."""
+PrepareAgain = Callable[[], Awaitable[Prepared | None]]
+"""Prepares the prompt again after that; None if it got no shorter."""
 
 
 class TurnRunner:
@@ -71,23 +88,44 @@ class TurnRunner:
                 record.end_step("receive")
                 corrected = await self._corrector.correct(received)
                 record.end_step("correct")
-                # Room comes before recall: what leaves the prompt now can be recalled into it.
-                room = await self._room_maker.make_room(received)
-                record.end_step("room")
-                recalled = await self._memory.recall(received, room)
-                shown = self._memory.settle(received, corrected, recalled)
-                record.end_step("recall")
+                prepared = await self._prepare(received, corrected, record)
                 self._tasks.spawn(topic.save(), "journal")
             except Exception as error:
                 self._log_failure(asked, error)
                 return await self._forwarder.without_memory(client, asked.without_memory("degraded:store"))
-            forwarding = Forwarding(self._forwarder, received, recalled, shown)
+            learn = partial(self._room_maker.learn, received)
+            again = partial(self._prepare_again, received, corrected)
+            forwarding = Forwarding(self._forwarder, received, prepared, learn, again)
             try:
                 return await forwarding.run(client, record)
             finally:  # also after a cancellation: what was said is remembered, without keeping anybody waiting
+                room, recalled = forwarding.prepared.room, forwarding.prepared.recalled
                 answered, spans_ms = forwarding.answered, record.spans_ms
                 work = self._rememberer.remember(received, room, recalled, answered, spans_ms, holding.pop_all())
                 self._tasks.spawn(work, "remember")
+
+    async def _prepare(
+        self, received: Received, corrected: CorrectionResult, record: RequestRecord | None = None
+    ) -> Prepared:
+        """Make room, and then recall: what leaves the prompt now can be recalled into it."""
+        room = await self._room_maker.make_room(received)
+        if record is not None:
+            record.end_step("room")
+        recalled = await self._memory.recall(received, room)
+        shown = self._memory.settle(received, corrected, recalled)
+        if record is not None:
+            record.end_step("recall")
+        return Prepared(room, recalled, shown)
+
+    async def _prepare_again(self, received: Received, corrected: CorrectionResult) -> Prepared | None:
+        """Make a prompt shorter that was refused; None if nothing more of it may leave."""
+        tokens = received.prompt.tokens()
+        try:
+            prepared = await self._prepare(received, corrected)
+        except Exception as error:
+            self._log_failure(received.asked, error)
+            return None
+        return prepared if received.prompt.tokens() < tokens else None
 
     def _log_failure(self, asked: Asked, error: Exception) -> None:
         fields = {"topic": asked.topic_id, "error": error}
@@ -117,12 +155,15 @@ class Forwarder:
 class Forwarding:
     """One request on its way to the upstream and back. `answered` may be asked at any time."""
 
-    def __init__(self, forwarder: Forwarder, received: Received, recalled: Recalled, shown: SettledPrompt) -> None:
+    def __init__(
+        self, forwarder: Forwarder, received: Received, prepared: Prepared, learn: Learn, prepare_again: PrepareAgain
+    ) -> None:
         self._upstream = forwarder.upstream
         self._capture_bytes_max = forwarder.capture_bytes_max
         self._received = received
-        self._recalled = recalled
-        self._shown = shown
+        self.prepared = prepared
+        self._learn = learn
+        self._prepare_again = prepare_again
         self._placement: Placement | None = None
         self._http_status: int | None = None
         self._relay: ModelRelay | None = None
@@ -131,7 +172,7 @@ class Forwarding:
     def answered(self) -> Answered:
         """The outcome so far."""
         return Answered(
-            shown=self._shown,
+            shown=self.prepared.shown,
             placement=self._placement,
             reply=NO_REPLY if self._relay is None else self._relay.reply,
             http_status=self._http_status,
@@ -143,49 +184,88 @@ class Forwarding:
         Raises:
             aiohttp.ClientError, TimeoutError: no answer came.
         """
-        received, recalled = self._received, self._recalled
+        received = self._received
         self._note(record)
-        async with self._accepted() as answer:
+        async with self._accepted() as (answer, body):
             self._note(record)
             self._http_status = answer.status
-            self._relay = ModelRelay(received.asked.api, client, answer, self._capture_bytes_max)
-            out = self._shown.memory_out(received) if answer.status == 200 else None
+            self._relay = ModelRelay(received.asked.api, client, answer, self._capture_bytes_max, body)
+            shown = self.prepared.shown
+            out = shown.memory_out(received) if answer.status == 200 else None
             try:
-                return await self._relay.run(out, self._shown.headers(received, recalled))
+                return await self._relay.run(out, shown.headers(received, self.prepared.recalled))
             finally:
                 record.usage = self._relay.reply.usage
 
     @asynccontextmanager
-    async def _accepted(self) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The upstream's answer; a prompt that it refuses is offered again with memory merged, then without memory."""
+    async def _accepted(self) -> AsyncIterator[tuple[aiohttp.ClientResponse, bytes | None]]:
+        """The upstream's answer, and its body if that has been read.
+
+        A prompt that is refused as too long is sent once more with what fits, if anything may leave; else the refusal
+        is the answer.
+        """
+        answer, body = await self._offered()
+        if self._learned(answer, body):
+            shorter = await self._prepare_again()
+            if shorter is not None:
+                self.prepared = shorter
+                second, second_body = await self._offered()
+                if self._learned(second, second_body):
+                    second.close()
+                else:
+                    answer.close()
+                    answer, body = second, second_body
+        async with answer:
+            yield answer, body
+
+    def _learned(self, answer: aiohttp.ClientResponse, body: bytes | None) -> bool:
+        """Whether the answer is a refusal for length; then its window is known from now on."""
+        refusal = None if body is None else refusal_for_length(body)
+        if refusal is None:
+            return False
+        fields = {"turn": self._received.asked.turn_id, "window": refusal.window, "http_status": answer.status}
+        log.warning("the upstream refused a prompt as too long", extra=fields)
+        self._learn(refusal)
+        return True
+
+    async def _offered(self) -> tuple[aiohttp.ClientResponse, bytes | None]:
+        """Offer the prompt, and where it is refused for its memory, with memory merged and then without memory.
+
+        Returns the answer, and its body if it is a refusal.
+        """
         asked, prompt = self._received.asked, self._received.prompt
         headers = asked.headers.copy()
         headers["Accept-Encoding"] = "identity"  # a compressed answer could not be read
         preferred = self._upstream.placement
         attempts: list[Placement | None] = [preferred]
-        if self._shown.chunks:
+        if self.prepared.shown.chunks:
             attempts = [preferred, None] if preferred == "merged" else [preferred, "merged", None]
         refused_bodies: list[bytes] = []
-        for placement in attempts:
+        while True:
+            placement = attempts.pop(0)
             body = prompt.body(placement)
             if body in refused_bodies and placement is not None:  # an API may know one placement only
                 continue
             self._placement = placement
             answer = await self._upstream.send("POST", asked.target, headers, body)
-            refused = answer.status in REFUSALS
-            if refused and placement is not attempts[-1]:
-                fields = {"turn": asked.turn_id, "placement": placement, "http_status": answer.status}
-                log.warning("the upstream refused a prompt with memory", extra=fields)
-                answer.close()
-                refused_bodies.append(body)
-                continue
-            if placement is None and not refused:  # else it was not memory that the upstream did not like
-                self._shown = forget(self._received, self._shown)
-            async with answer:
-                yield answer
-            return
+            if answer.status not in REFUSALS:
+                if placement is None:  # else it was not memory that the upstream did not like
+                    self._forget()
+                return answer, None
+            refusal = await read_refusal(answer)
+            if not attempts or (refusal is not None and refusal_for_length(refusal) is not None):
+                return answer, refusal
+            fields = {"turn": asked.turn_id, "placement": placement, "http_status": answer.status}
+            log.warning("the upstream refused a prompt with memory", extra=fields)
+            answer.close()
+            refused_bodies.append(body)
+
+    def _forget(self) -> None:
+        shown = forget(self._received, self.prepared.shown)
+        self.prepared = msgspec.structs.replace(self.prepared, shown=shown)
 
     def _note(self, record: RequestRecord) -> None:
-        record.note_status(self._received.asked.turn_id, self._received.asked.mode, self._shown.status)
-        record.note_recall(self._recalled.candidate_count, self._recalled.spans_ms)
-        record.note_injection(len(self._shown.chunks), self._shown.block_tokens)
+        shown, recalled = self.prepared.shown, self.prepared.recalled
+        record.note_status(self._received.asked.turn_id, self._received.asked.mode, shown.status)
+        record.note_recall(recalled.candidate_count, recalled.spans_ms)
+        record.note_injection(len(shown.chunks), shown.block_tokens)

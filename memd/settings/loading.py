@@ -19,7 +19,7 @@ import msgspec
 
 from memd.errors import ConfigError
 from memd.settings.file import Setting, parse_value, read_settings
-from memd.settings.model import Config, RedactionName, Text, is_this_machine
+from memd.settings.model import PATTERN_NAME, Config, RedactionName, Text, is_this_machine
 
 DEFAULT_PATH = Path("config.yaml")
 ENVIRONMENT_PREFIX = "MEMD_"
@@ -104,6 +104,7 @@ def places_of_settings(
 
 _GROUPS = frozenset(field.name for field in msgspec.structs.fields(Config) if field.name != "data_dir")
 _KEYS = known_keys()
+_SECRET = frozenset({"auth.token", "upstream.api_key"})
 _PARTNERS = {
     "buffer.soft_tokens": ("buffer.hard_tokens",),
     "chunking.min_tokens": ("chunking.max_tokens",),
@@ -148,6 +149,8 @@ def _checked(setting: Setting) -> Any:
         return msgspec.convert(setting.value, expected)
     except (msgspec.ValidationError, RecursionError):  # RecursionError: a YAML list that contains itself
         shown = "empty" if setting.value in (None, "") else f"{setting.value!r:.60}"
+        if setting.key in _SECRET and shown != "empty":
+            shown = "not a text"  # messages end in logs and in bug reports
         allowed = _allowed(msgspec.inspect.type_info(expected))
         raise ConfigError(f"{setting.place}: {setting.key} is {shown}; give {allowed}") from None
 
@@ -184,10 +187,9 @@ def _allowed(kind: msgspec.inspect.Type) -> str:
             return f"a list, each of its items {_allowed(kind.item_type)}"
         case msgspec.inspect.BoolType():
             return "true or false"
-        case msgspec.inspect.DictType():
-            return "one `name: value` per line: a name has letters, digits, _ and -, a value is " + _allowed(
-                kind.value_type
-            )
+        case msgspec.inspect.DictType(key_type=msgspec.inspect.StrType(pattern=pattern)):
+            names = "a name has letters, digits, _ and -, " if pattern == PATTERN_NAME else ""
+            return f"one `name: value` per line: {names}a value is {_allowed(kind.value_type)}"
         case _:
             return "one line of text (in quotes if YAML would take it for something else)"
 

@@ -18,7 +18,8 @@ from memd.settings.clients import STRIPPED_BY_DEFAULT
 Seconds = Annotated[float, Meta(ge=0, le=604_800)]
 PositiveSeconds = Annotated[float, Meta(ge=0.01, le=3_600)]
 Milliseconds = Annotated[int, Meta(ge=0, le=600_000)]
-Threshold = Literal["auto"] | Annotated[int, Meta(ge=256, le=100_000_000)]
+Tokens = Annotated[int, Meta(ge=256, le=100_000_000)]
+Threshold = Literal["auto"] | Tokens
 Text = Annotated[str, Meta(min_length=1, max_length=4_096, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 # The side requests of Open WebUI and LibreChat as their default prompts word them. Deliberately narrow: Open WebUI also
@@ -53,6 +54,10 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     url: Text = "http://127.0.0.1:8080"
     """The server's address, without a trailing `/` or `/v1` (both are dropped if given)."""
+    window: Literal["auto"] | Tokens | dict[Text, Tokens] = "auto"
+    """The context of a request in tokens, or that of each model by its name; auto: what the server tells."""
+    api_key: str = ""
+    """The key that memd shows when it asks the server for its window on its own; clients send theirs."""
     connect_timeout_seconds: PositiveSeconds = 10.0
     """How long connecting may take; there is no limit on answering."""
     keepalive_seconds: Seconds = 3.0

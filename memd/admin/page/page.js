@@ -85,7 +85,7 @@ function drawHealth() {
   const size = topics.reduce((sum, topic) => sum + topic.log_bytes, 0);
   const items = health
     ? [item("Store", health.status === "ok", `${health.status}, ${number(topics.length)} topics, ${bytes(size)}`),
-      item("Model", upstream.reachable, upstream.window ? `window of ${number(upstream.window)} tokens` : "window unknown"),
+      item("Model", upstream.reachable, upstream.window ? `window of ${number(upstream.window)} tokens` : "window unknown: nothing leaves the prompt; set upstream.window"),
       item("Upstream", upstream.reachable, `${upstream.url} ${upstream.reachable ? "answers" : "does not answer"}`)]
     : [item("memd", false, "does not answer")];
   document.getElementById("health").replaceChildren(...items, item("Events", isLive, isLive ? "live" : "reconnecting …"));

@@ -12,7 +12,6 @@ import msgspec
 from memd.cli.check.live import ASKED, EXPECTED, LiveAnswer, ask_without_memory, recall_a_fact
 from memd.cli.check.result import CheckResult, failed, ok, warning
 from memd.cli.running import RunningDaemon
-from memd.conversation.window import WINDOW_UNKNOWN_HARD_TOKENS
 from memd.errors import MemdError
 from memd.proxy.upstream.probing import UpstreamProbe, probe_upstream
 from memd.settings.model import Config
@@ -23,6 +22,7 @@ START_IT = (
     "start it there (for llama.cpp: llama-server -m MODEL.gguf --port 8080), or set upstream.url to where it runs"
 )
 WANTS_KEY = frozenset({401, 403})
+SET_WINDOW = "set upstream.window to what the model can take, for example upstream.window: 32768"
 
 
 def as_served(config: Config, daemon: RunningDaemon) -> Config:
@@ -62,20 +62,16 @@ def live(config: Config, probe: UpstreamProbe, daemon: RunningDaemon | None) -> 
 def _window(config: Config, probe: UpstreamProbe) -> CheckResult:
     name = probe.model or "a model that the server does not name"
     if probe.window is not None:
-        return ok(WINDOW, f"{name}, window {counted(probe.window, 'token')}")
+        source = " (upstream.window)" if probe.window_source == "upstream.window" else ""
+        return ok(WINDOW, f"{name}, window {counted(probe.window, 'token')}{source}")
     if isinstance(config.buffer.hard_tokens, int):
-        said = f"{name}, window not told; buffer.hard_tokens {config.buffer.hard_tokens:,} is used"
-        return ok(WINDOW, said)
-    reason = (
-        "the server wants a key before it tells its window"
-        if probe.wants_key
-        else "the server does not tell its window"
-    )
-    return warning(
-        WINDOW,
-        f"{name}; {reason}, so {WINDOW_UNKNOWN_HARD_TOKENS:,} tokens are assumed",
-        "set buffer.hard_tokens and buffer.soft_tokens to what the model can take",
-    )
+        said = f"{name}; its window is not told, buffer.hard_tokens {config.buffer.hard_tokens:,} bounds what is sent"
+        return warning(WINDOW, said, SET_WINDOW)
+    if probe.wants_key:
+        said = f"{name}; the server wants a key before it tells its window: until a client shows one, nothing leaves"
+        return warning(WINDOW, f"{said} the prompt", "set upstream.api_key, or upstream.window")
+    said = f"{name}; the server does not tell its window: nothing leaves the prompt until it is known"
+    return warning(WINDOW, said, SET_WINDOW)
 
 
 def _counts(probe: UpstreamProbe) -> Iterator[CheckResult]:

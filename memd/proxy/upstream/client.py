@@ -1,7 +1,8 @@
 """The model server behind memd: one pooled client, and what memd learns from it (window, model, chat template).
 
 Rule: memd works without anything that the upstream does not tell. A probe never delays a request by more than
-`ASK_SECONDS`, and never fails one.
+`ASK_SECONDS`, and never fails one. A question of memd's own carries the credentials of the client's request that gave
+rise to it, else `upstream.api_key`; neither is kept.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterable
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,7 +22,10 @@ import msgspec
 from multidict import CIMultiDict
 from yarl import URL
 
+from memd.proxy.upstream.refusals import LengthRefusal
 from memd.proxy.upstream.template_probe import Messages, shows_in_place
+from memd.proxy.upstream.window_answers import ModelWindow, is_router
+from memd.proxy.upstream.windows import KnownWindows, ask_windows
 from memd.settings.model import Config
 from memd.telemetry.tasks import Tasks
 from memd.wire.api import Placement
@@ -30,9 +36,12 @@ ASK_SECONDS = 2.0
 REFRESH_SECONDS = 30.0
 """Age at which the window and the template are probed again: the model behind an address may change."""
 RETRY_SECONDS = 3.0
-"""Pause before an upstream that did not answer, or is still loading its model, is probed again."""
+"""Pause before an upstream that did not answer, is still loading its model, or told no window is probed again."""
+MODELS_MAX = 256
+"""Model names whose probes are remembered: clients choose them freely."""
 LOADING = 503
 """llama-server's answer to everything until its model is loaded."""
+WANTS_KEY = frozenset({401, 403})
 REFUSALS = frozenset({400, 422, 500})
 """Statuses with which an upstream may refuse a prompt because of the memory in it (an error of its chat template)."""
 
@@ -58,12 +67,21 @@ class UpstreamFacts(msgspec.Struct, frozen=True):
 
     reachable: bool = False
     window: int | None = None
-    """Context tokens per slot."""
+    """The window in tokens of `model`, or of all models; None if it is not known or differs from model to model."""
+    wants_key: bool = False
+    """It tells nothing without a key."""
     model: str = ""
     template: bytes = b""
     """The 16-byte digest of the chat template; empty if unknown."""
     shows_separate: bool | None = None
     """Whether this model's template renders a separate memory message in its place; None if not probed."""
+
+
+def window_unknown(facts: UpstreamFacts) -> str:
+    """Say why no window is known, what that means, and what to do."""
+    reason = "without a key the server tells nothing" if facts.wants_key else "the server tells no window"
+    remedy = "set upstream.api_key, or upstream.window" if facts.wants_key else "set upstream.window"
+    return f"{reason}: nothing leaves the prompt until it is known; {remedy}"
 
 
 class Upstream:
@@ -73,10 +91,16 @@ class Upstream:
         parts = urlsplit(config.upstream.url)
         path = parts.path.rstrip("/").removesuffix("/v1")
         self.url = f"{parts.scheme}://{parts.netloc}{path}"
-        self.facts = UpstreamFacts()
+        self._facts = UpstreamFacts()
+        self._latest_model = ""  # the one that a request named last
+        self._warned: set[str] = set()  # the models of which the log has said that their window is not known
+        self._windows = KnownWindows(config.upstream.window)
+        self._api_key = config.upstream.api_key
         self._wants_separate = config.injection.role == "separate"
         self._tasks = tasks
-        self._asked_at = float("-inf")
+        self._asked_at: OrderedDict[str, float] = OrderedDict()
+        """By the model that was asked for; the empty name stands for all where one window holds for all."""
+        self._asked_with = 0  # the hash of the credentials that the last probe carried
         self._is_settled = False  # whether the last probe was answered
         self._asking: asyncio.Task[None] | None = None
         self._session = aiohttp.ClientSession(
@@ -89,6 +113,11 @@ class Upstream:
         )
 
     @property
+    def facts(self) -> UpstreamFacts:
+        """All that is known now; the window is that of the model that was used last."""
+        return msgspec.structs.replace(self._facts, window=self._windows.of(self._latest_model).tokens)
+
+    @property
     def placement(self) -> Placement:
         """How a block is placed before the user's message: merged, unless the settings want it separate and that works.
 
@@ -96,7 +125,7 @@ class Upstream:
         whole prompt again when a block that is a message of its own leaves, and only what is necessary when a merged
         one does. Every chat template takes a merged block, but many drop, move or refuse a separate one.
         """
-        return "separate" if self._wants_separate and self.facts.shows_separate is not False else "merged"
+        return "separate" if self._wants_separate and self._facts.shows_separate is not False else "merged"
 
     async def close(self) -> None:
         """Close all connections."""
@@ -124,66 +153,127 @@ class Upstream:
             try:
                 return await self._session.request(method, target, headers=headers, data=body, allow_redirects=False)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-                self._asked_at = float("-inf")  # it may come back as another model
+                self._asked_at.clear()  # it may come back as another model
                 if attempts <= 0 or isinstance(error, aiohttp.ClientConnectorError):
                     raise
 
-    async def refresh(self, *, wait: bool) -> UpstreamFacts:
-        """Return the known facts. Old ones start a new probe; it is waited for if `wait`, or if nothing is known."""
-        age = time.monotonic() - self._asked_at
-        due = age > (REFRESH_SECONDS if self._is_settled else RETRY_SECONDS)
-        if due and self._asking is None:
-            self._asking = self._tasks.spawn(self._probe(), "ask-upstream")
-        unknown = not self._is_settled and self.facts.window is None
-        if self._asking is not None and (wait or unknown):
-            await asyncio.wait({self._asking}, timeout=ASK_SECONDS)
-        return self.facts
+    async def refresh(
+        self, *, wait: bool, model: str = "", credentials: CIMultiDict[str] | None = None
+    ) -> UpstreamFacts:
+        """Return the known facts. Old ones start a new probe; it is waited for if `wait`, or if nothing is known.
 
-    async def count_tokens(self, path: str, body: bytes, headers: CIMultiDict[str]) -> int | None:
+        Args:
+            model: the one that a request names; where models differ, it is asked for.
+            credentials: those of that request.
+        """
+        deadline = time.monotonic() + ASK_SECONDS
+        while True:
+            asked_for = "" if self._windows.is_told_for_all() else model
+            asked_at, is_unknown = self._asked_at.get(asked_for), self._windows.of(model).tokens is None
+            running = self._asking or self._probe_if_due(asked_for, asked_at, is_unknown, credentials)
+            must_know = is_unknown and (asked_at is None or not self._is_settled)
+            if running is None or not (wait or must_know):
+                return self.facts
+            done, _ = await asyncio.wait({running}, timeout=max(0.0, deadline - time.monotonic()))
+            if not done or asked_at is not None or asked_for in self._asked_at:
+                return self.facts  # else the probe under way was for another model
+
+    def known_window(self, model: str) -> ModelWindow:
+        """The window of a model as far as it is known now."""
+        return self._windows.of(model)
+
+    async def window(self, model: str, credentials: CIMultiDict[str]) -> ModelWindow:
+        """The window of a request's model; see `refresh`."""
+        self._latest_model = model
+        await self.refresh(wait=False, model=model, credentials=credentials)
+        window = self._windows.of(model)
+        if window.tokens is None and model not in self._warned and len(self._warned) < MODELS_MAX:
+            self._warned.add(model)
+            log.warning(window_unknown(self._facts), extra={"model": model})
+        return window
+
+    def refused(self, model: str, refusal: LengthRefusal, sent_tokens: int) -> ModelWindow:
+        """Learn the window of a model from a refusal for length; see `KnownWindows.refused`."""
+        return self._windows.refused(model, refusal, sent_tokens)
+
+    async def count_tokens(self, path: str, body: bytes, credentials: CIMultiDict[str]) -> int | None:
         """Have llama-server count the prompt tokens of a request body; None if it does not answer."""
-        answer = await self._ask_json("POST", path, body, headers)
+        answer = await self._ask_json("POST", path, body, self.with_key(credentials))
         count = answer.get("input_tokens") if isinstance(answer, dict) else None
         return count if isinstance(count, int) else None
 
+    def with_key(self, credentials: CIMultiDict[str] | None) -> CIMultiDict[str]:
+        """The headers of a question of memd's own: the credentials of a client's request, else the configured key."""
+        if credentials:
+            return credentials
+        return CIMultiDict({"Authorization": f"Bearer {self._api_key}"} if self._api_key else {})
+
     # -- private ------------------------------------------------------------------------------------------------
 
-    async def _probe(self) -> None:
+    def _probe_if_due(
+        self, model: str, asked_at: float | None, is_unknown: bool, credentials: CIMultiDict[str] | None
+    ) -> asyncio.Task[None] | None:
+        pause = RETRY_SECONDS if is_unknown or not self._is_settled else REFRESH_SECONDS
+        due = asked_at is None or time.monotonic() - asked_at > pause
+        if self._facts.wants_key and credentials:  # this client may have the key that another one had not
+            due = due or hash(tuple(credentials.items())) != self._asked_with
+        if due:
+            headers = self.with_key(credentials)
+            self._asked_with = hash(tuple(headers.items()))
+            self._asking = self._tasks.spawn(self._probe(model, headers), "ask-upstream")
+        return self._asking
+
+    async def _probe(self, model: str, headers: CIMultiDict[str]) -> None:
         try:
-            facts, self._is_settled = await self._read_props()
-            self.facts = facts
+            facts, props = await self._read_props(headers)
+            self._is_settled = props is not None
+            if props is not None:
+                windows = await ask_windows(partial(self._ask_json, headers=headers), props, model)
+                if windows or not facts.wants_key:
+                    self._windows.told(windows)
+                self._is_settled = bool(windows) or not facts.wants_key
+            self._facts = facts
             if self._wants_separate and self._is_settled and facts.shows_separate is None:
-                self.facts = msgspec.structs.replace(facts, shows_separate=await shows_in_place(self._rendered))
+                shows = await shows_in_place(lambda messages: self._rendered(messages, headers))
+                self._facts = msgspec.structs.replace(self._facts, shows_separate=shows)
         finally:
-            self._asked_at = time.monotonic()
+            self._asked_at[model] = time.monotonic()
+            self._asked_at.move_to_end(model)
+            if len(self._asked_at) > MODELS_MAX:
+                self._asked_at.popitem(last=False)
             self._asking = None
 
-    async def _read_props(self) -> tuple[UpstreamFacts, bool]:
-        """Ask `/props`; the second value is whether that was answered.
+    async def _read_props(self, headers: CIMultiDict[str]) -> tuple[UpstreamFacts, dict[str, Any] | None]:
+        """Ask `/props`; the second value is what it says, empty if it is not llama-server's, None without an answer.
 
         An upstream that is away, busy or still loading its model most likely comes back unchanged, so its window stays
         known: without a window, prompts could outgrow it.
         """
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                answer = await self.send("GET", "/props", CIMultiDict(), None)
+                answer = await self.send("GET", "/props", headers, None)
                 async with answer:
                     body = await answer.read()
         except TimeoutError:
-            return self.facts, False
+            return self._facts, None
         except aiohttp.ClientError:
-            return msgspec.structs.replace(self.facts, reachable=False), False
+            self._windows.forget_refusals()
+            return msgspec.structs.replace(self._facts, reachable=False), None
         if answer.status == LOADING:
-            return msgspec.structs.replace(self.facts, reachable=True), False
-        return self._with_known_placement(_facts_from(body if answer.status == 200 else b"")), True
+            return msgspec.structs.replace(self._facts, reachable=True), None
+        if answer.status in WANTS_KEY:
+            return msgspec.structs.replace(self._facts, reachable=True, wants_key=True), {}
+        props = _props_of(body) if answer.status == 200 else {}
+        return self._with_known_placement(_facts_from(props)), props
 
     def _with_known_placement(self, facts: UpstreamFacts) -> UpstreamFacts:
         """Keep the result of the placement probe as long as the same model has the same template."""
-        same = (facts.model, facts.template) == (self.facts.model, self.facts.template)
-        return msgspec.structs.replace(facts, shows_separate=self.facts.shows_separate) if same else facts
+        same = (facts.model, facts.template) == (self._facts.model, self._facts.template)
+        return msgspec.structs.replace(facts, shows_separate=self._facts.shows_separate) if same else facts
 
-    async def _rendered(self, messages: Messages) -> str | None:
+    async def _rendered(self, messages: Messages, headers: CIMultiDict[str]) -> str | None:
         """Have the server render a conversation: empty if its template refuses it, None without an answer."""
-        sent = CIMultiDict({"Content-Type": "application/json"})
+        sent = CIMultiDict(headers, **{"Content-Type": "application/json"})
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 body = msgspec.json.encode({"messages": list(messages)})
@@ -197,10 +287,8 @@ class Upstream:
         prompt = told.get("prompt") if isinstance(told, dict) and answer.status == 200 else None
         return prompt if isinstance(prompt, str) else None
 
-    async def _ask_json(
-        self, method: str, path: str, body: bytes | None = None, headers: CIMultiDict[str] | None = None
-    ) -> Any:
-        sent = CIMultiDict(headers or {})
+    async def _ask_json(self, method: str, path: str, body: bytes | None, headers: CIMultiDict[str]) -> Any:
+        sent = CIMultiDict(headers)
         if body is not None:
             sent["Content-Type"] = "application/json"
         try:
@@ -212,18 +300,18 @@ class Upstream:
             return None
 
 
-def _facts_from(body: bytes) -> UpstreamFacts:
-    """Decode an answer to `/props`; one that is not llama-server's gives only that the server is reachable."""
+def _props_of(body: bytes) -> dict[str, Any]:
+    """Decode an answer to `/props`; one that is none is empty."""
     try:
-        props = msgspec.json.decode(body, type=dict[str, Any])
+        return msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.DecodeError:
-        return UpstreamFacts(reachable=True)
-    settings = props.get("default_generation_settings")
-    window = settings.get("n_ctx") if isinstance(settings, dict) else None
+        return {}
+
+
+def _facts_from(props: dict[str, Any]) -> UpstreamFacts:
     template = str(props.get("chat_template") or "")
     return UpstreamFacts(
         reachable=True,
-        window=window if isinstance(window, int) and window > 0 else None,
-        model=str(props.get("model_alias") or props.get("model_path") or ""),
+        model="" if is_router(props) else str(props.get("model_alias") or props.get("model_path") or ""),
         template=hashlib.blake2b(template.encode(), digest_size=16).digest() if template else b"",
     )

@@ -50,6 +50,8 @@ class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: unknown."""
     window: int | None = None
     """Tokens; None: unknown."""
+    window_source: str = ""
+    """Where it comes from: an address of the server, or `upstream.window`."""
     counts_exactly: bool = False
     """Whether it counts the tokens of a prompt."""
     placement: Placement = "merged"
@@ -79,14 +81,18 @@ async def _probe(config: Config) -> UpstreamProbe:
             return UpstreamProbe(url=upstream.url, is_memd=True)
         facts = await upstream.refresh(wait=True)
         models = await _request(upstream, "GET", "/v1/models")
-        body = msgspec.json.encode({"model": facts.model, "messages": _CONVERSATION})
+        model = facts.model or _first_name(models.value)
+        await upstream.refresh(wait=True, model=model)
+        window = upstream.known_window(model)
+        body = msgspec.json.encode({"model": model, "messages": _CONVERSATION})
         count = await upstream.count_tokens(CHAT.count_path, body, CIMultiDict())
         return UpstreamProbe(
             url=upstream.url,
             is_loading=health.status == LOADING,
-            wants_key=models.status in REFUSED,
-            model=facts.model or _first_name(models.value),
-            window=facts.window,
+            wants_key=facts.wants_key or models.status in REFUSED,
+            model=model,
+            window=window.tokens,
+            window_source=window.source,
             counts_exactly=count is not None,
             placement=upstream.placement,
             block=await _render(upstream, config.injection.header, body),
@@ -109,7 +115,7 @@ async def _render(upstream: Upstream, header: str, body: bytes) -> Rendering:
 
 
 async def _request(upstream: Upstream, method: str, path: str, body: bytes | None = None) -> _ProbeResponse:
-    headers = CIMultiDict({} if body is None else {"Content-Type": "application/json"})
+    headers = CIMultiDict(upstream.with_key(None), **({} if body is None else {"Content-Type": "application/json"}))
     try:
         async with asyncio.timeout(ASK_SECONDS):
             answer = await upstream.send(method, path, headers, body)

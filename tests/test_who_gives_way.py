@@ -1,0 +1,163 @@
+"""Who gives way when reply, memory and history do not fit the window together: decisions from numbers alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memd.conversation.window import UNLIMITED, Thresholds, keeps_earlier_blocks, thresholds
+
+
+def limits(window: int | None, **given_instead: Any) -> Thresholds:
+    settings: dict[str, Any] = {
+        "counts_reply": False,
+        "max_tokens": None,
+        "standing_tokens": 0,
+        "soft": "auto",
+        "hard": "auto",
+        "injection_tokens": 2_000,
+        "sticky_tokens": 4_000,
+    }
+    return thresholds(window=window, **(settings | given_instead))
+
+
+@pytest.mark.parametrize(
+    ("window", "max_tokens", "standing", "expected"),
+    [
+        # window, max_tokens, system prompt and tools → injection, history, room of history and blocks
+        (131_072, None, 0, (2_000, 120_880, 122_880)),
+        (131_072, 4_096, 10_000, (2_000, 114_976, 116_976)),
+        (32_768, 1_024, 1_500, (2_000, 28_244, 30_244)),
+        (32_768, 32_000, 18_000, (2_000, 10_720, 12_720)),  # issue 17: half of the window stayed empty
+        (16_384, 8_192, 6_000, (2_000, 8_336, 9_360)),  # the same
+        (8_192, 512, 500, (2_000, 6_668, 7_180)),
+        (4_096, None, 0, (1_024, 3_328, 3_584)),
+        (4_096, 256, 500, (1_024, 3_084, 3_340)),
+        (4_096, 100_000, 0, (1_024, 3_328, 3_584)),
+        (4_096, -1, 0, (1_024, 3_328, 3_584)),
+        (4_096, None, 5_000, (1_024, 0, 0)),
+        (512, None, 0, (128, 416, 448)),
+        (1, None, 0, (0, 1, 1)),
+    ],
+)
+def test_thresholds_follow_from_the_window(
+    window: int, max_tokens: int | None, standing: int, expected: tuple[int, int, int]
+) -> None:
+    injection, hard, room = expected
+    found = limits(window, max_tokens=max_tokens, standing_tokens=standing)
+    assert found == Thresholds(injection, 4_000, hard * 7 // 8, hard, room, window)
+
+
+def test_as_long_as_no_window_is_known_nothing_leaves() -> None:
+    found = limits(None, max_tokens=32_000, standing_tokens=18_000)
+    assert found.room == UNLIMITED and found.hard > 10**15 and found.soft > 10**15
+    assert keeps_earlier_blocks(found, text=10**9, earlier=4_000, current=0)
+    assert found.injection == 2_000
+
+
+def test_a_threshold_set_by_hand_is_an_upper_bound_whether_the_window_is_known_or_not() -> None:
+    assert (limits(32_768, soft=1_000, hard=2_000).soft, limits(32_768, soft=1_000, hard=2_000).hard) == (1_000, 2_000)
+    assert limits(32_768, hard=2_000).soft == 1_750
+    assert (limits(None, soft=6_000, hard=8_000).soft, limits(None, soft=6_000, hard=8_000).hard) == (6_000, 8_000)
+    assert limits(None, hard=8_000).room == 10_000
+    assert limits(4_096, hard=50_000).hard == limits(4_096).hard
+    assert limits(4_096, soft=50_000, hard=50_000).soft == limits(4_096).hard
+
+
+def test_system_prompt_reply_and_memory_are_subtracted_from_a_threshold_set_by_hand_too() -> None:
+    assert limits(16_384, hard=16_384, standing_tokens=6_000).hard == limits(16_384, standing_tokens=6_000).hard
+
+
+def test_where_the_server_counts_max_tokens_the_reply_does_not_shrink() -> None:
+    counted = limits(32_768, counts_reply=True, max_tokens=20_000, standing_tokens=2_000)
+    assert counted.room == 32_768 - 20_000 - 2_000
+    assert limits(32_768, counts_reply=True) == limits(32_768), "without max_tokens it takes what is left"
+
+
+def test_where_max_tokens_cannot_fit_whatever_leaves_nothing_is_given_up_for_it() -> None:
+    hopeless = limits(32_768, counts_reply=True, max_tokens=32_000, standing_tokens=18_000)
+    assert hopeless == limits(32_768, max_tokens=32_000, standing_tokens=18_000)
+
+
+@given(
+    st.integers(1, 300_000),
+    st.none() | st.integers(-1, 10**9),
+    st.integers(0, 100_000),
+    st.integers(0, 10_000),
+    st.booleans(),
+)
+def test_history_memory_and_a_reply_always_fit_the_window(
+    window: int, max_tokens: int | None, standing: int, injection: int, counts_reply: bool
+) -> None:
+    found = limits(
+        window,
+        max_tokens=max_tokens,
+        standing_tokens=standing,
+        injection_tokens=injection,
+        counts_reply=counts_reply,
+    )
+    asked = max_tokens if max_tokens is not None and max_tokens > 0 else window // 8
+    assert 0 <= found.soft <= found.hard <= found.room
+    assert found.room == 0 or found.room + standing + min(asked, max(512, window // 16), window // 2) <= window
+    assert found.injection <= window // 4 and 0 <= found.injection_min <= max(window // 16, 0)
+
+
+# -- the blocks of earlier turns --------------------------------------------------------------------------------------
+
+
+def test_blocks_of_earlier_turns_stay_as_long_as_there_is_room() -> None:
+    found = limits(8_192)
+    assert keeps_earlier_blocks(found, text=3_000, earlier=3_900, current=0)
+    assert not keeps_earlier_blocks(found, text=100, earlier=4_001, current=0), "more than injection.sticky_tokens"
+    assert not keeps_earlier_blocks(limits(8_192, sticky_tokens=0), text=0, earlier=1, current=0)
+
+
+def test_they_leave_before_history_does() -> None:
+    found = limits(8_192)
+    assert not keeps_earlier_blocks(found, text=found.hard, earlier=1, current=0)
+    assert keeps_earlier_blocks(found, text=found.hard - 1, earlier=1, current=0)
+    assert not keeps_earlier_blocks(found, text=found.hard - 1, earlier=1, current=found.injection_min + 1)
+
+
+@pytest.mark.parametrize(
+    ("window", "said", "recalled", "ratio_max"),
+    [
+        *((8_192, *shape, 1.55) for shape in ((80, 400), (80, 1_500), (300, 600), (700, 500), (1_500, 400))),
+        *((32_768, *shape, 1.2) for shape in ((80, 400), (80, 1_500), (300, 1_500), (3_000, 300))),
+    ],
+)
+def test_the_beginning_of_a_prompt_rarely_changes_between_compactions(
+    window: int, said: int, recalled: int, ratio_max: float
+) -> None:
+    """Tokens read over those that are new or injected, as bench/kv.py counts them, in turns without a compaction."""
+    found = limits(window, standing_tokens=window // 8)
+    chosen, turns, read, new, has_moved = random.Random(3), [(0, 0)][:0], 0, 0, False
+    for _ in range(400):
+        text, wanted = max(20, int(chosen.expovariate(1 / said))), int(max(0.0, chosen.gauss(recalled, recalled / 2)))
+        if sum(turn[0] for turn in turns) + text > found.hard:
+            turns, has_moved = halved(turns), True
+        visible, earlier = sum(turn[0] for turn in turns) + text, sum(turn[1] for turn in turns)
+        first_changed = len(turns)
+        if has_moved or not keeps_earlier_blocks(found, text=visible, earlier=earlier, current=0):
+            first_changed = next((at for at, turn in enumerate(turns) if turn[1]), first_changed)
+            turns, earlier = [(turn[0], 0) for turn in turns], 0
+        block = max(0, min(wanted, found.injection, found.room - visible - earlier))
+        if not has_moved:
+            read += sum(turn[0] + turn[1] for turn in turns[first_changed:]) + text + block
+            new += text + block
+        turns.append((text, block))
+        has_moved = visible > found.soft
+        turns = halved(turns) if has_moved else turns
+    assert read / new <= ratio_max, f"{read / new:.2f}"
+
+
+def halved(turns: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What a compaction leaves of turns of so many tokens each, without and with their blocks."""
+    kept = list(turns)
+    while len(kept) > 1 and sum(turn[0] for turn in kept) > sum(turn[0] for turn in turns) // 2:
+        kept.pop(0)
+    return kept
