@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from memd.errors import ConfigError
 from memd.settings.file import read_settings
 from memd.settings.loading import known_keys, load_config, variable_of
-from memd.settings.model import IGNORED_BY_DEFAULT, ChunkingSettings, Config
+from memd.settings.model import ChunkingSettings, Config
 
 SHIPPED = Path(__file__).parent.parent / "config.yaml"
 
@@ -272,36 +272,3 @@ def test_any_file_is_loaded_or_refused_with_a_config_error(
     path.write_bytes(data)
     with contextlib.suppress(ConfigError):
         load_config(path, {}, {})
-
-
-# What is not remembered by default
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        "### Task:\nGenerate a concise, 3-5 word title with an emoji summarizing the chat history.\n### Guidelines:",
-        "### Task:\nGenerate 1-3 broad tags categorizing the main themes of the chat history, along with",
-        "### Task:\nSuggest 3-5 relevant follow-up questions or prompts that the user might naturally ask next",
-        "### Task:\nAnalyze the chat history to determine the necessity of generating search queries, in the given",
-        "### Task:\nYou are an autocompletion system. Continue the text in `<text>` based on the",
-        "\n### Task:\nGenerate a detailed prompt for am image generation task based on the given language",
-        "Create a concise, 3-5 word phrase as a header for the following query",
-        "Provide a concise, 5-word-or-less title for the conversation, using title case conventions.",
-    ],
-)
-def test_side_requests_of_chat_clients_are_ignored_by_default(prompt: str) -> None:
-    assert any(re.search(pattern, prompt) for pattern in IGNORED_BY_DEFAULT)
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        "### Task:\nRespond to the user query using the provided context, incorporating inline citations",
-        "### Task:\nGenerate a REST endpoint for bookings",
-        "What does '### Task:\nGenerate a concise, 3-5 word title' do in Open WebUI?",
-        "Write a concise, well-tested parser for the title line",
-    ],
-)
-def test_real_questions_are_not_ignored_by_default(prompt: str) -> None:
-    assert not any(re.search(pattern, prompt) for pattern in IGNORED_BY_DEFAULT)

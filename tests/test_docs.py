@@ -15,7 +15,11 @@ from memd.settings.loading import known_keys
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "memd").rglob("*.md")])
 PAGES += sorted([*(ROOT / "clients").glob("*/*.md"), *(ROOT / "packaging").glob("*.md")])
-LISTS = {"ingest.ignore", "ingest.strip"}  # too long for a table: the page refers to config.yaml
+LISTS = {
+    "ingest.ignore",
+    "ingest.ignore_system",
+    "ingest.strip",
+}  # too long for a table
 
 COMMANDS = {name: command for name in main.list_commands() if (command := main.get_command(None, name))}
 

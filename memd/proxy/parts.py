@@ -38,6 +38,7 @@ from memd.proxy.receive import Receiver
 from memd.proxy.remember import Rememberer
 from memd.proxy.room import RoomMaker
 from memd.proxy.routing import Router
+from memd.proxy.side_requests import SideRequests
 from memd.proxy.turn import Forwarder, TurnRunner
 from memd.proxy.upstream.client import Upstream
 from memd.recall.retrieve import Budget, Retriever
@@ -129,8 +130,9 @@ async def make_parts(
 
 
 def _reader(config: Config, redactor: Redactor, speech: Speech) -> RequestReader:
-    token, history, ignored = config.auth.token, config.conversation.history, config.ingest.ignore
-    return RequestReader(config.limits, redactor, speech, token=token, history=history, ignored=ignored)
+    side_requests = SideRequests(config.ingest.ignore, config.ingest.ignore_system)
+    token, history = config.auth.token, config.conversation.history
+    return RequestReader(config.limits, redactor, speech, side_requests, token=token, history=history)
 
 
 def router_of(daemon: Daemon) -> Router:

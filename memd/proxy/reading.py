@@ -7,9 +7,7 @@ judge, and passes untouched.
 from __future__ import annotations
 
 import logging
-import re
 import uuid
-from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -21,6 +19,7 @@ from memd.entries import DEFAULT_TOPIC_ID
 from memd.errors import BadRequestBody
 from memd.ingest.redaction.redactor import Redactor
 from memd.proxy.relay import forwarded_headers
+from memd.proxy.side_requests import SideRequests
 from memd.settings.model import LimitsSettings
 from memd.speech import Speech
 from memd.wire.api import Api
@@ -98,24 +97,23 @@ class RequestReader:
         limits: LimitsSettings,
         redactor: Redactor,
         speech: Speech,
+        side_requests: SideRequests,
         *,
         token: str,
         history: str,
-        ignored: Iterable[str],
     ) -> None:
         """
         Args:
             speech: finds what was said in a message.
             token: the setting `auth.token`.
             history: `conversation.history`, for requests that do not say who keeps it.
-            ignored: `ingest.ignore`, regular expressions.
         """
         self._limits = limits
         self._token = token
         self._history = history
         self._redactor = redactor
         self._cache = MessageCache(speech=speech)
-        self._ignored = [re.compile(pattern) for pattern in ignored]
+        self._side_requests = side_requests
 
     @property
     def cache_bytes(self) -> int:
@@ -171,8 +169,7 @@ class RequestReader:
         if problem is not None:
             log.warning("a request goes on without memory", extra={"problem": problem})
             return "bad-memory-in"
-        last = next((message.said for message in reversed(request.messages) if message.role == "user"), "")
-        return "none" if any(pattern.search(last) for pattern in self._ignored) else None
+        return "none" if self._side_requests.includes(request) else None
 
 
 def new_turn_id() -> str:

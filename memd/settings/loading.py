@@ -230,7 +230,7 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
         yield "chunking.min_tokens", f"is {chunking.min_tokens}; it must be below max_tokens {chunking.max_tokens}"
     if "[" in config.injection.header or "]" in config.injection.header:
         yield "injection.header", "has a square bracket, which would be mistaken for memd's own marks; remove it"
-    for key in ("ignore", "strip"):
+    for key in ("ignore", "ignore_system", "strip"):
         for pattern in getattr(config.ingest, key):
             try:
                 re.compile(pattern)

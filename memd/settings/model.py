@@ -13,7 +13,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from memd.settings.clients import STRIPPED_BY_DEFAULT
+from memd.settings.clients import IGNORED_BY_DEFAULT, IGNORED_SYSTEM_BY_DEFAULT, STRIPPED_BY_DEFAULT
 
 Seconds = Annotated[float, Meta(ge=0, le=604_800)]
 PositiveSeconds = Annotated[float, Meta(ge=0.01, le=3_600)]
@@ -21,18 +21,6 @@ Milliseconds = Annotated[int, Meta(ge=0, le=600_000)]
 Tokens = Annotated[int, Meta(ge=256, le=100_000_000)]
 Threshold = Literal["auto"] | Tokens
 Text = Annotated[str, Meta(min_length=1, max_length=4_096, pattern=r"^[^\x00-\x1f\x7f]+$")]
-
-# The side requests of Open WebUI and LibreChat as their default prompts word them. Deliberately narrow: Open WebUI also
-# opens a real question about documents with "### Task:", and that one must be remembered.
-IGNORED_BY_DEFAULT = (
-    r"\A\s*### Task:\s+Generate a concise, \d+-\d+ word title",
-    r"\A\s*### Task:\s+Generate \d+-\d+ broad tags",
-    r"\A\s*### Task:\s+Suggest \d+-\d+ relevant follow-up questions",
-    r"\A\s*### Task:\s+Analyze the chat history to determine the necessity of generating search queries",
-    r"\A\s*### Task:\s+You are an autocompletion system",
-    r"\A\s*### Task:\s+Generate a detailed prompt for a[nm]? image generation task",
-    r"\A\s*(?:Create|Provide|Write) a concise, \d[^.\n]{0,20}word[^.\n]{0,20} (?:title|phrase)\b",
-)
 
 
 RedactionName = Literal["private_key", "url_credentials", "jwt", "api_key", "bearer_token", "password", "card_number"]
@@ -177,6 +165,8 @@ class IngestSettings(msgspec.Struct, frozen=True, kw_only=True):
     ignore: tuple[Text, ...] = IGNORED_BY_DEFAULT
     r"""Regular expressions (Python `re.search`); a request whose last user message matches one is not remembered. `\A`
     is the beginning of the message."""
+    ignore_system: tuple[Text, ...] = IGNORED_SYSTEM_BY_DEFAULT
+    """The same for the instructions in front of the messages: the system prompt of a request for a title or summary."""
     strip: tuple[Text, ...] = STRIPPED_BY_DEFAULT
     """Regular expressions; their matches are left out of what is stored and asked, never out of the prompt. Of one with
     a group `said` the group is kept."""

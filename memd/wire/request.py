@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Raw
 
 from memd.errors import BadMemoryIn, BadRequestBody
-from memd.messages import Message
-from memd.wire.lenient_json import UNREADABLE, decode_or_none, is_object
+from memd.messages import Message, leading_count
+from memd.wire.lenient_json import UNREADABLE, decode_or_none, is_list, is_object, is_string, lenient_text
 from memd.wire.message_cache import MessageCache, parsed_message
 from memd.wire.sideband import MemoryIn, decode_memory_in
 
@@ -21,10 +21,16 @@ _TOKENS_BOUND = 2.0**53  # a larger `max_tokens` is no bound (and may be infinit
 
 NOTHING_REPLACED: Mapping[int, str] = {}
 
+
+class _TextPart(msgspec.Struct):
+    text: Raw = Raw()
+
+
 _object_decoder = msgspec.json.Decoder(dict[str, Raw])
 _list_decoder = msgspec.json.Decoder(list[Raw])
 _NULL = Raw(b"null")
 _text_decoder = msgspec.json.Decoder(str)
+_parts_decoder = msgspec.json.Decoder(list[_TextPart])
 _number_decoder = msgspec.json.Decoder(float)
 
 
@@ -48,6 +54,8 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     max_tokens: int | None
     """The bound of the reply; None if it has none."""
+    instructions: str
+    """The text of the system prompt: of a member of its own, if the API has one, and the leading system messages."""
     standing_text: str
     """JSON text that takes room in the window besides the messages: tool definitions, separate instructions."""
     memory_in: MemoryIn | None
@@ -74,6 +82,7 @@ def request_from(
     cache: MessageCache | None,
     bounds: Sequence[str],
     standing: Sequence[str],
+    instructions: str = "",
 ) -> ModelRequest:
     """Make a request of a body's top-level members; of a member that appears twice the last counts, as in llama.cpp.
 
@@ -82,6 +91,7 @@ def request_from(
         parse: parses one of `raw_messages`.
         bounds: the members that bound the reply, in order of precedence.
         standing: the members that take room in the window besides the messages.
+        instructions: the member that holds the system prompt, if the API has one.
 
     Raises:
         BadRequestBody: a message is unreadable or nested too deeply.
@@ -92,23 +102,32 @@ def request_from(
         )
         fields, messages_at, sidebands = _without_sideband(members, list_name)
         memory_in, memory_in_error = _memory_in(sidebands)
+        messages = [one.message for one in parsed]
         return ModelRequest(
             original=None if sidebands else body,
             fields=fields,
             messages_at=messages_at,
             raw_messages=raw_messages,
-            messages=[one.message for one in parsed],
+            messages=messages,
             digests=[one.digest for one in parsed],
             continues=continues,
             stream=bytes(fields.get("stream", b"")) == b"true",
             model=decode_or_none(_text_decoder, fields.get("model", _NULL)) or "",
             max_tokens=_first_bound(fields, bounds),
+            instructions=_instructions(fields.get(instructions, _NULL), messages),
             standing_text="".join(bytes(fields[name]).decode(errors="replace") for name in standing if name in fields),
             memory_in=memory_in,
             memory_in_error=memory_in_error,
         )
     except RecursionError as error:
         raise BadRequestBody("the request body is nested too deeply") from error
+
+
+def _instructions(raw: Raw, messages: Sequence[Message]) -> str:
+    """Join a member's text, or the text parts that it lists, and the leading system messages."""
+    parts = decode_or_none(_parts_decoder, raw) if is_list(raw) else None
+    texts = [lenient_text(raw)] if is_string(raw) else [lenient_text(part.text) for part in parts or ()]
+    return "\n".join([*texts, *(message.text for message in messages[: leading_count(messages)])])
 
 
 def top_level(body: bytes) -> dict[str, Raw]:

@@ -76,6 +76,7 @@ class AnthropicApi:
             cache=cache,
             bounds=("max_tokens",),
             standing=("system", "tools"),
+            instructions="system",
         )
 
     def encode(

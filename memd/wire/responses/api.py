@@ -63,6 +63,7 @@ class ResponsesApi:
             cache=cache,
             bounds=("max_output_tokens",),
             standing=("instructions", "tools"),
+            instructions="instructions",
         )
 
     def encode(
