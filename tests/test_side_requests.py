@@ -46,7 +46,8 @@ ASKED = {
     " work.",
     "zed: summary": "Generate a detailed summary of this conversation. Include:\n1. A brief overview of what was",
     "claude code: compaction": "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.\n\n- Do NOT use Read, Bash,"
-    " Grep, Glob, Edit, Write, or ANY other tool.\n\nYour task is to create a detailed summary of the",
+    " Grep, Glob, Edit, Write, or ANY other tool.\n- Your entire response must be plain text: an <analysis> block"
+    " followed by a <summary> block.\n\nYour task is to create a detailed summary of the conversation so far,",
     "claude code, zed, roo: compaction": "Your task is to create a detailed summary of the conversation so far, paying"
     " close attention to the user's explicit requests and your previous actions.",
     "claude code: title": "Please write a 5-10 word title the following conversation:\n\nUser: hi",

@@ -68,7 +68,7 @@ IGNORED_BY_DEFAULT = (
     r"\A\s*You are compacting this conversation into a handoff for another agent that will resume the work\.",
     r"\A\s*Generate a detailed summary of this conversation\. Include:",
     # Claude Code's and Zed's and Roo Code's (src/shared/support-prompt.ts) compaction; Claude Code's titles.
-    r"\A\s*(?:CRITICAL: Respond with TEXT ONLY\. Do NOT call any tools\.[^<]{0,2000}?)?"
+    r"\A\s*(?:CRITICAL: Respond with TEXT ONLY\. Do NOT call any tools\.[\s\S]{0,2000}?)?"
     r"Your task is to create a detailed summary of the (?:RECENT portion of the )?conversation",
     r"\A\s*Please write a \d+-\d+ word title (?:for )?the following conversation:",
     # Cline (src/core/prompts/contextManagement.ts).
