@@ -33,6 +33,7 @@ MARKER_OF_FIXTURE = {
     "memd": "process",
     "llama": "llama",
     "calling_llama": "llama",
+    "calling_gguf": "llama",
     "scripted_gguf": "llama",
     "typescript": "node",
     "memd_client": "node",
@@ -124,13 +125,19 @@ def llama(scripted_gguf: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def calling_llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real llama.cpp whose model calls the tool `read` until `[done]` is in its prompt: then it is "All read!"."""
+def calling_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that calls the tool `read` until `[done]` is in its prompt: then it is "All read!"."""
     from tiny_model import write_scripted_model
 
     path = tmp_path_factory.mktemp("calling") / "tiny.gguf"
     write_scripted_model(path, marker=ANSWERED_MARKER, reply=CALL, reply_seen=REPLY_AFTER_CALLS)
-    with running_llama(path, context=WINDOW, log=path.with_suffix(".log")) as url:
+    return path
+
+
+@pytest.fixture(scope="session")
+def calling_llama(calling_gguf: Path) -> Iterator[str]:
+    """The base URL of a real llama.cpp with that model."""
+    with running_llama(calling_gguf, context=WINDOW, log=calling_gguf.with_suffix(".log")) as url:
         yield url
 
 

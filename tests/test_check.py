@@ -21,10 +21,11 @@ from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
 from daemon_process import DaemonProcess, clean_environment, wait_until
 from full_disk import FullDisk
 from llama_server import running_llama
-from recording_upstream import Request, Response, recording_upstream
+from recording_upstream import Request, Response, chat_answer, recording_upstream
+from strict_llama import StrictLlama
 
 from memd.assets import ranks_bytes
-from memd.cli.check import data, installation
+from memd.cli.check import data, installation, loop
 from memd.cli.check.report import line, outcomes
 from memd.cli.check.result import CheckResult, ok
 from memd.cli.main import main
@@ -343,17 +344,56 @@ def test_live_remembers_across_conversations_and_leaves_no_trace(make_daemon: Ma
     before = contents(daemon.data_dir)
     done = daemon.run("check", "--live", "--json", "--config", str(daemon.config))
     live = [outcome for outcome in json.loads(done.stdout)["checks"] if outcome["check"] == "live"]
-    assert done.returncode == 0 and [outcome["mark"] for outcome in live] == ["ok", "ok"], done.stdout
+    assert done.returncode == 0 and [outcome["mark"] for outcome in live] == ["ok", "ok", "ok"], done.stdout
     assert daemon.base_url in live[0]["said"] and "its memory answers" in live[0]["said"]
-    assert "the model was shown it" in live[1]["said"]
+    assert "the model was shown it" in live[1]["said"] and "was held" in live[2]["said"]
     assert contents(daemon.data_dir) == before
     assert daemon.restart().run("verify").returncode == 0 and len(daemon.export()) == 1
 
 
 def test_live_without_a_daemon_makes_nothing_in_the_data_directory(place: Place) -> None:
     code, found = place.check("--live")
-    assert code == 0 and len(found["live"]) == 1
+    assert code == 0 and len(found["live"]) == 2
     assert not place.data_dir.exists()
+
+
+@pytest.mark.llama
+def test_live_holds_a_tool_loop_longer_than_the_models_window(tmp_path: Path, calling_gguf: Path) -> None:
+    with running_llama(calling_gguf, context=3072, log=tmp_path / "llama.log") as url:
+        code, found = Place(tmp_path, {"upstream": {"url": url}}).check("--live")
+    assert code == 0 and found["live"][1]["mark"] == "ok", found["live"]
+    assert "was held (window 3,072;" in found["live"][1]["said"]
+
+
+def test_live_says_that_a_loop_was_refused_and_what_to_do(tmp_path: Path) -> None:
+    def without_results(request: Request) -> Response:
+        refused = Response((b'{"error": {"message": "Only user and assistant roles are supported!"}}',), status=400)
+        return refused if b'"tool_call_id"' in request.body else chat_answer(request)
+
+    with recording_upstream() as upstream:
+        upstream.answer = without_results
+        failures = Place(tmp_path, {"upstream": {"url": upstream.url}}).failures("--live")
+    assert set(failures) == {"live"} and "was not held (window 4,096; 1 step," in failures["live"]
+    assert "Only user and assistant roles" in failures["live"] and "template" in failures["live"].partition("→ ")[2]
+
+
+def test_live_ends_a_loop_of_a_slow_model_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "LOOP_SECONDS_MAX", 0.0)
+    with recording_upstream() as upstream:
+        upstream.answer, upstream.answers_all = StrictLlama(4000), True
+        code, found = Place(tmp_path, {"upstream": {"url": upstream.url}}).check("--live")
+    assert code == 0 and "the model is slow" in found["live"][1]["said"] and found["live"][1]["mark"] == "warning"
+
+
+def test_live_says_where_a_server_takes_no_tools(tmp_path: Path) -> None:
+    def without_tools(request: Request) -> Response:
+        refused = Response((b'{"error": {"message": "tools param requires --jinja flag"}}',), status=500)
+        return refused if b'"tools"' in request.body else chat_answer(request)
+
+    with recording_upstream() as upstream:
+        upstream.answer = without_tools
+        code, found = Place(tmp_path, {"upstream": {"url": upstream.url}}).check("--live")
+    assert code == 0 and found["live"][1]["mark"] == "warning" and "--jinja" in found["live"][1]["remedy"]
 
 
 def test_live_fails_where_the_settings_let_nothing_be_remembered(place: Place) -> None:

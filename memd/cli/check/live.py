@@ -1,4 +1,4 @@
-"""A short conversation with the real model server, for `memd check --live`.
+"""Short conversations with the real model server, for `memd check --live`.
 
 Rule: nothing of it is kept. It is held with a daemon of its own, in a temporary folder that is removed; a running
 daemon only forwards a request (`X-Memory-Mode: off`).
@@ -40,6 +40,10 @@ class LiveAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """`X-Memory-Status`."""
     text: str = ""
     """The reply, or the text of the error."""
+    message: dict[str, Any] = {}
+    """The model's message as it came; empty if there is none."""
+    prompt_tokens: int = 0
+    """By the server's count; 0: not told."""
 
 
 def recall_a_fact(config: Config, model: str) -> LiveAnswer:
@@ -51,17 +55,22 @@ def recall_a_fact(config: Config, model: str) -> LiveAnswer:
     """
     try:
         with tempfile.TemporaryDirectory(prefix="memd-check-") as folder:
-            scratch = msgspec.structs.replace(
-                config,
-                listen=ListenSettings(port=0),
-                auth=AuthSettings(),
-                data_dir=Path(folder) / "memory",
-                buffer=msgspec.structs.replace(config.buffer, handover_ms=_HANDOVER_MS),
-                conversation=ConversationSettings(),
-            )
-            return asyncio.run(_recall_a_fact(scratch, model))
+            scratch = scratch_config(config, Path(folder))
+            buffer = msgspec.structs.replace(scratch.buffer, handover_ms=_HANDOVER_MS)
+            return asyncio.run(_recall_a_fact(msgspec.structs.replace(scratch, buffer=buffer), model))
     except (MemdError, OSError) as error:
         return LiveAnswer(problem=str(error))
+
+
+def scratch_config(config: Config, folder: Path) -> Config:
+    """The settings of a daemon that nobody else finds and whose memory is in `folder`."""
+    return msgspec.structs.replace(
+        config,
+        listen=ListenSettings(port=0),
+        auth=AuthSettings(),
+        data_dir=folder / "memory",
+        conversation=ConversationSettings(),
+    )
 
 
 def ask_without_memory(base_url: str, token: str, model: str) -> LiveAnswer:
@@ -89,28 +98,42 @@ async def _send(
 ) -> LiveAnswer:
     """Send a request that opens a conversation."""
     body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": REPLY_TOKENS}
+    return await send(session, base_url, body, headers, ANSWER_SECONDS_MAX)
+
+
+async def send(
+    session: aiohttp.ClientSession, base_url: str, body: object, headers: Mapping[str, str], seconds: float
+) -> LiveAnswer:
+    """Send a chat request and wait so many seconds for the whole answer."""
     try:
-        async with asyncio.timeout(ANSWER_SECONDS_MAX):
+        async with asyncio.timeout(seconds):
             async with session.post(f"{base_url}/v1/chat/completions", json=body, headers=headers) as answer:
                 told = await answer.read()
     except TimeoutError:
-        return LiveAnswer(problem=f"no answer came within {ANSWER_SECONDS_MAX:g} s")
+        return LiveAnswer(problem=f"no answer came within {seconds:.0f} s")
     except aiohttp.ClientError as error:
         return LiveAnswer(problem=str(error) or type(error).__name__)
+    memory_status = answer.headers.get("X-Memory-Status", "")
+    if answer.status != 200:
+        return LiveAnswer(status=answer.status, memory_status=memory_status, text=_refusal(told))
+    message, prompt_tokens = _reply(told)
     return LiveAnswer(
         status=answer.status,
-        memory_status=answer.headers.get("X-Memory-Status", ""),
-        text=_reply(told) if answer.status == 200 else _refusal(told),
+        memory_status=memory_status,
+        text=str(message.get("content") or ""),
+        message=message,
+        prompt_tokens=prompt_tokens,
     )
 
 
-def _reply(body: bytes) -> str:
-    """Return the text of a reply, empty if there is none."""
+def _reply(body: bytes) -> tuple[dict[str, Any], int]:
+    """Return the message of a reply, empty if there is none, and the tokens of its prompt."""
     try:
-        message: Any = msgspec.json.decode(body)["choices"][0]["message"]
-        return str(message.get("content") or "")
-    except (msgspec.DecodeError, LookupError, TypeError, AttributeError):
-        return ""
+        whole: Any = msgspec.json.decode(body)
+        usage = whole.get("usage") or {}
+        return dict(whole["choices"][0]["message"]), int(usage.get("prompt_tokens") or 0)
+    except (msgspec.DecodeError, LookupError, TypeError, AttributeError, ValueError):
+        return {}, 0
 
 
 def _refusal(body: bytes) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from memd.cli.check.live import ASKED, EXPECTED, LiveAnswer, ask_without_memory, recall_a_fact
+from memd.cli.check.loop import HeldLoop, hold_a_loop
 from memd.cli.check.result import CheckResult, failed, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import MemdError
@@ -56,7 +57,10 @@ def live(config: Config, probe: UpstreamProbe, daemon: RunningDaemon | None) -> 
     """Hold a conversation; of a running daemon check what leaves no trace in it."""
     if daemon is not None:
         yield _judge_forwarding(daemon, ask_without_memory(daemon.url, config.auth.token, probe.model or "any"))
-    yield _judge_recall(recall_a_fact(config, probe.model or "any"))
+    recalled = recall_a_fact(config, probe.model or "any")
+    yield _judge_recall(recalled)
+    if not recalled.problem and recalled.status == 200:
+        yield _judge_loop(hold_a_loop(config, probe.model or "any", probe.window))
 
 
 def _window(config: Config, probe: UpstreamProbe) -> CheckResult:
@@ -123,6 +127,27 @@ def _judge_recall(answer: LiveAnswer) -> CheckResult:
         )
     seen = "and answered with it" if EXPECTED in answer.text else "though its answer does not use it"
     return ok(LIVE, f"told once, asked in a new conversation: the model was shown it {seen}; nothing of it was kept")
+
+
+def _judge_loop(loop: HeldLoop) -> CheckResult:
+    size = f"{counted(loop.steps, 'step')}, {counted(loop.sent_tokens, 'token')}"
+    room = f"window {loop.window:,}" if loop.is_window else f"taking {loop.window:,} tokens of the window"
+    if loop.steps == 0 and loop.last.status not in (0, 200):
+        said = f"the model server takes no tools ({loop.last.status}: {loop.last.text})"
+        return warning(LIVE, said, "for agents start llama-server with --jinja and a template that knows tools")
+    said = f"a tool loop longer than the window was not held ({room}; {size}): "
+    if loop.last.status not in (0, 200):
+        remedy = "if it was too long set buffer.hard_tokens to what the model can take; else its template is to blame"
+        return failed(LIVE, f"{said}{loop.last.status}: {loop.last.text}", remedy)
+    if loop.most_tokens > loop.window:
+        said += f"a prompt had {loop.most_tokens:,} tokens"
+        return failed(LIVE, said, "tell it to memd's authors, with the model and its template")
+    if loop.sent_tokens > loop.window:
+        return ok(LIVE, f"a tool loop longer than the window was held ({room}; {size}); nothing of it was kept")
+    if loop.last.problem and not loop.is_out_of_time:
+        return failed(LIVE, f"no answer in a tool loop: {loop.last.problem}", "look at the model server's log")
+    said = f"a tool loop was held as long as there was time ({room}; {size}): the model is slow"
+    return warning(LIVE, said, "ask again when the model server has nothing else to do")
 
 
 def _problem(answer: LiveAnswer) -> CheckResult | None:
