@@ -47,7 +47,7 @@ def scores(evidence: list[Evidence], lexical_weight: float = 0.5, neighbour_weig
 
 @given(evidences)
 def test_without_words_and_neighbours_it_is_exactly_the_cosine_times_the_multiplier(evidence: list[Evidence]) -> None:
-    assert scores(linked(evidence), 0.0, 0.0) == [max(0.0, one.cosine) * one.multiplier for one in evidence]
+    assert scores(linked(evidence), 0.0, 0.0) == [max(0.0, one.cosine or 0.0) * one.multiplier for one in evidence]
 
 
 @given(evidences)
@@ -61,7 +61,7 @@ def test_no_chunk_is_carried_beyond_the_best_cosine_unless_it_has_the_question_w
     evidence: list[Evidence], lexical_weight: float, neighbour_weight: float
 ) -> None:
     parts = fuse(linked(evidence), lexical_weight=lexical_weight, neighbour_weight=neighbour_weight)
-    highest = max((max(0.0, one.cosine) for one in evidence), default=0.0)
+    highest = max((max(0.0, one.cosine or 0.0) for one in evidence), default=0.0)
     coverage = max((one.coverage for one in evidence), default=0.0)
     for part in parts:
         assert -1e-9 <= part.cosine + part.lexical + part.neighbours <= max(highest, coverage / 2) + 1e-9

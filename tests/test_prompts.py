@@ -102,7 +102,9 @@ def test_side_requests_of_chat_programs_leave_no_trace_and_get_no_memory(
 def test_beyond_the_bound_the_least_recently_used_conversation_is_stored_and_closed(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
-    daemon = make_daemon(upstream.url, {"conversation": {"max_open": 2}, "buffer": {"handover_ms": 0}}).start()
+    daemon = make_daemon(
+        upstream.url, {"conversation": {"max_open": 2}, "buffer": {"store_after_seconds": 3600}}
+    ).start()
     for number in range(4):
         daemon.chat([said(f"Chat {number}: the gate code is {number * 1319}.")])
 

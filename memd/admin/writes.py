@@ -75,6 +75,7 @@ class CorrectionRoutes:
             raise BadQuestion("content belongs to Update: Helpful and Unhelpful leave a chunk as it is")
         correction = Correction(tuple(body.chunk_ids), body.action, body.reason, body.content)
         async with self._topics.held_one(body.topic_id) as topic:
+            await self._archiver.store_named(topic, body.chunk_ids)
             applied = await corrections.correct(
                 [correction],
                 find=partial(history.find, topic.log.snapshot()),

@@ -163,6 +163,10 @@ class HotBuffer:
                     return chunk
         return None
 
+    def injected_uuids(self) -> set[bytes]:
+        """The chunks that were recently injected."""
+        return {chunk.uuid for chunks in self._injected for chunk in chunks}
+
     # -- for the archiver ---------------------------------------------------------------------------------
 
     def mark(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from memd.conversation import compaction
 from memd.conversation.compaction import Departure
@@ -20,9 +20,10 @@ from memd.embedding.encoder import Encoder
 from memd.entries import Draft, Entry
 from memd.errors import MemdError
 from memd.ingest.indexer import Indexer
-from memd.ingest.pipeline import Drafter, unstored_runs
+from memd.ingest.pipeline import Drafter
 from memd.ingest.redaction.redactor import Redactor, redacted_drafts
 from memd.ingest.topics import Topic, Topics
+from memd.ingest.unstored import Part, owed_parts, parts_of
 from memd.settings.model import Config
 from memd.telemetry.events import Events
 from memd.telemetry.metrics import Metrics
@@ -34,6 +35,8 @@ log = logging.getLogger("memd")
 BACKOFF_SECONDS_MAX = 300.0
 TEND_SECONDS = 0.5
 """The interval at which idle conversations are stored, journals synced and indexes brought up to date."""
+BATCH_CHARACTERS = 8_000
+"""Text that is embedded and appended at once, if a part is not longer: about a second's work."""
 UNLOAD_SECONDS = 5.0
 """The interval at which idle topics are closed."""
 
@@ -53,8 +56,10 @@ class Archiver:
         events: Events,
         *,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`clock`: seconds, for the pauses between attempts that fail."""
+        """`clock`: seconds, for the pauses between attempts that fail; `wall_clock`: seconds since the epoch."""
+        self._wall_clock = wall_clock
         self._config = config
         self._clock = clock
         self._redactor = redactor
@@ -67,6 +72,7 @@ class Archiver:
         self._events = events
         self._compacting: set[str] = set()
         self._storing: set[str] = set()
+        self._tending: set[str] = set()
         self._failures: dict[str, int] = {}
         self._retry_at: dict[str, float] = {}
 
@@ -119,40 +125,59 @@ class Archiver:
             self._tasks.spawn(self._store_in_background(topic, conversation, upto), "storing")
 
     async def store(self, topic: Topic, conversation: Conversation, upto: int) -> bool:
-        """Make all messages before `upto` durable in the log; False if that failed and is to be tried again later."""
-        async with topic.storing:
-            owed = sorted(conversation.owed)
-            if upto <= conversation.stored and not owed:
-                return True
-            if self._clock() < self._retry_at.get(topic.id, 0.0):
-                return False
-            try:
-                await self._append_turns(topic, conversation, upto, owed)
-            except MemdError as error:
-                self._back_off(topic, error)
-                return False
-            self._failures.pop(topic.id, None)
-            settled = conversation.settled
-            topic.buffer.mark(conversation, stored=upto, instructions=owed)
-        if conversation.settled > settled:
-            await topic.rewrite_journal()  # without the texts that are in the log now
-        else:
-            await topic.save()
-        self._indexer.look_after(topic)
-        return True
+        """Make all messages before `upto` durable in the log; False if that failed and is to be tried again later.
 
-    async def hand_over(self, topic: Topic, opened: Conversation) -> None:
-        """As a conversation opens, store the finished turns of the topic's others; wait `handover_ms` at most."""
-        finished = [
-            (other, end)
-            for other in topic.buffer.conversations()
-            if other is not opened and not other.abandoned
-            for end in [compaction.finished_end(other)]
-            if end > other.stored
-        ]
-        if finished:
-            work = self._tasks.spawn(self._store_all(topic, finished), "hand-over")
-            await asyncio.wait({work}, timeout=self._config.buffer.handover_ms / 1000)
+        It is done part by part, so that much text is found by its meaning bit by bit. A part that is not complete yet
+        waits for its end, unless `upto` is the conversation's.
+        """
+        closing = upto == len(conversation)
+        while True:
+            async with topic.storing:
+                parts = parts_of(conversation, upto, closing=closing)
+                owed = sorted(conversation.owed)
+                if not parts and not owed:
+                    return True
+                if self._clock() < self._retry_at.get(topic.id, 0.0):
+                    return False
+                batch = _batch(parts)
+                try:
+                    await self._append_parts(topic, [*batch, *owed_parts(conversation)])
+                except MemdError as error:
+                    self._back_off(topic, error)
+                    return False
+                self._failures.pop(topic.id, None)
+                settled = conversation.settled
+                end = batch[-1].end if batch else conversation.stored
+                topic.buffer.mark(conversation, stored=end, instructions=owed)
+            if len(batch) < len(parts):
+                continue
+            if conversation.settled > settled:
+                await topic.rewrite_journal()  # without the texts that are in the log now
+            else:
+                await topic.save()
+            self._indexer.look_after(topic)
+            return True
+
+    async def store_named(self, topic: Topic, chunk_ids: Iterable[str]) -> None:
+        """Store pending chunks at once, each with the part of a conversation that it is in: somebody corrects them.
+
+        Args:
+            chunk_ids: public ids or hex digits of uuids; those of chunks that are not pending are ignored.
+
+        Raises:
+            EmbeddingError, StoreError: not all were stored.
+        """
+        for chunk_id in chunk_ids:
+            async with topic.storing:
+                find = topic.unstored().part_with
+                part = await asyncio.get_running_loop().run_in_executor(None, find, chunk_id.replace("-", "").lower())
+                if part is not None:
+                    await self._append_parts(topic, [part])  # the marks follow when its conversation is stored
+
+    def cut_later(self, topic: Topic) -> None:
+        """Cut in the background what was said, so that no search has to wait for that."""
+        if unstored := topic.unstored():
+            asyncio.get_running_loop().run_in_executor(None, unstored.chunks)
 
     async def append_drafts(self, topic: Topic, make: Callable[[Drafter], Sequence[Draft]]) -> list[Entry]:
         """Append what is no conversation's (a note, a document), durably and as one group; return the entries.
@@ -203,15 +228,15 @@ class Archiver:
     # -- periodically -------------------------------------------------------------------------------------------
 
     async def tend(self, topics: Topics) -> None:
-        """Store idle conversations, close surplus ones, sync journals and close idle topics, until cancelled."""
+        """Store what is due, close surplus conversations, sync journals and close idle topics, until cancelled."""
         synced_at = unloaded_at = time.monotonic()
         while True:
             await asyncio.sleep(TEND_SECONDS)
             sync_due = time.monotonic() - synced_at >= self._config.buffer.journal_fsync_seconds
             for topic in topics.opened():
-                with topic.held():
-                    await self.tend_topic(topic)
-                    if sync_due:
+                self._tend_later(topic)  # storing may take long, and journals are synced meanwhile
+                if sync_due:
+                    with topic.held():
                         await topic.save(sync=True)
             if sync_due:
                 synced_at = time.monotonic()
@@ -220,14 +245,12 @@ class Archiver:
                 unloaded_at = time.monotonic()
 
     async def tend_topic(self, topic: Topic) -> None:
-        """Store the topic's idle conversations, and close the least recently used ones above `max_open`."""
+        """Store finished turns a moment after their reply and idle conversations whole; close surplus conversations."""
         conversations = topic.buffer.conversations()
         surplus = len(conversations) - self._config.conversation.max_open
-        idle_before = time.time() - self._config.buffer.idle_seconds
         for index, conversation in enumerate(conversations):
             closing = index < surplus
-            due = closing or conversation.used_at < idle_before
-            end = len(conversation) if due else conversation.departed_end
+            end = self._due_end(conversation, closing=closing)
             if not conversation.abandoned and (conversation.stored < end or conversation.owed):
                 await self.store(topic, conversation, end)
             if closing and (conversation.abandoned or conversation.stored == len(conversation)):
@@ -256,7 +279,7 @@ class Archiver:
         lines = {}
         for position in chosen.replaced:
             item = conversation.messages[position]
-            text = compaction.line_text(item.tokens, topic.chunk_ids.get(item.digest, ()))
+            text = compaction.line_text(item.tokens, topic.ids_of(item.digest))
             lines[position] = Line(text, self._counter.count(text) + MESSAGE_OVERHEAD)
         return lines
 
@@ -275,22 +298,37 @@ class Archiver:
             self._storing.discard(conversation.id)
             topic.release()
 
-    async def _store_all(self, topic: Topic, finished: Sequence[tuple[Conversation, int]]) -> None:
-        for conversation, end in finished:
-            await self.store(topic, conversation, end)
+    def _tend_later(self, topic: Topic) -> None:
+        async def tended() -> None:
+            try:
+                with topic.held():
+                    await self.tend_topic(topic)
+            finally:
+                self._tending.discard(topic.id)
 
-    async def _append_turns(
-        self, topic: Topic, conversation: Conversation, upto: int, instructions: Sequence[int]
-    ) -> None:
-        messages = [(item.digest, item.message) for item in conversation.messages[conversation.stored : upto]]
-        owed = [conversation.messages[position] for position in instructions]
-        tokens = conversation.tokens_between(conversation.stored, upto)
+        if topic.id not in self._tending:
+            self._tending.add(topic.id)
+            self._tasks.spawn(tended(), "tending")
+
+    def _due_end(self, conversation: Conversation, *, closing: bool) -> int:
+        """The position up to which a conversation is to be stored now."""
+        idle_seconds = self._wall_clock() - conversation.used_at
+        if closing or idle_seconds > self._config.buffer.idle_seconds:
+            return len(conversation)
+        departed = conversation.departed_end
+        if idle_seconds < self._config.buffer.store_after_seconds:
+            return departed
+        return max(departed, compaction.finished_end(conversation))
+
+    async def _append_parts(self, topic: Topic, parts: Sequence[Part]) -> None:
+        shown = topic.buffer.injected_uuids()
 
         def made() -> tuple[Sequence[Draft], int]:
-            runs = unstored_runs(topic.log, messages, self._redactor)
-            for item in owed:  # each by itself: its neighbours were stored without it
-                runs += unstored_runs(topic.log, [(item.digest, item.message)], self._redactor, instructions=True)
-            return self._drafter.drafts(topic.log, runs), tokens
+            cut = topic.cutter.cut(parts)
+            drafts = [chunk.draft for part in cut for chunk in part.chunks]
+            digests = [digest for part in cut for digest in part.digests]
+            tokens = sum(self._counter.count(draft.content) for draft in drafts)
+            return self._drafter.embedded(topic.log, drafts, digests, is_shown=shown.__contains__), tokens
 
         topic.note_chunks(await self._ingest(topic, made))
 
@@ -319,3 +357,15 @@ class Archiver:
         self._metrics.errors.add("store")
         fields = {"topic": topic.id, "retry_seconds": pause, "error": error}
         log.warning("storing failed and is tried again, nothing is lost", extra=fields)
+
+
+def _batch(parts: Sequence[Part]) -> list[Part]:
+    """The first parts, as many as are stored at once: at least one, where there is one."""
+    batch: list[Part] = []
+    characters = 0
+    for part in parts:
+        characters += sum(len(message.text) for _, message in part.messages if message is not None)
+        if batch and characters > BATCH_CHARACTERS:
+            break
+        batch.append(part)
+    return batch

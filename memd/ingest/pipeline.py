@@ -6,9 +6,11 @@ their exact text, and of chunks that say the same within one batch all but the f
 
 from __future__ import annotations
 
+import hashlib
 import time
 import uuid
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -17,27 +19,48 @@ from memd.conversation.tokens import TokenCounter
 from memd.embedding.embedder import EmbedMany
 from memd.entries import Draft
 from memd.ingest.chunking import Chunk, Utterance, split
+from memd.ingest.pieces import Count
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
 from memd.messages import Message, stored_text
-from memd.settings.model import Config
+from memd.settings.model import ChunkingSettings, Config
 from memd.store.store import TopicLog
+
+
+class Cutter:
+    """Cuts text into drafts without vectors. Any thread may use it."""
+
+    def __init__(self, chunking: ChunkingSettings, count: Count, redactor: Redactor = NO_REDACTION) -> None:
+        self.redactor = redactor
+        self._chunking = chunking
+        self._count = count
+
+    def cut(
+        self, topic_id: str, runs: Sequence[Sequence[Utterance]], *, kind: str = "turn", source: str | None = None
+    ) -> list[Draft]:
+        """Cut and redact; a chunk never crosses two runs. The same messages make the same chunks, uuids and all."""
+        now_us = time.time_ns() // 1000
+        drafts = []
+        for run in runs:
+            places: Counter[bytes] = Counter()
+            for chunk in split(run, settings=self._chunking, count=self._count):
+                draft = self.redactor.draft(_draft(chunk, kind=kind, source=source, created_at=now_us))
+                if chunk.digests:
+                    first = chunk.digests[0]
+                    place, places[first] = places[first], places[first] + 1
+                    draft = msgspec.structs.replace(draft, uuid=_derived_uuid(topic_id, first, place, draft))
+                drafts.append(draft)
+        return drafts
 
 
 class Drafter:
     """Makes drafts with one embedding model and one set of settings. Use it in one thread at a time."""
 
     def __init__(
-        self,
-        config: Config,
-        counter: TokenCounter,
-        embed_many: EmbedMany,
-        *,
-        redactor: Redactor = NO_REDACTION,
+        self, config: Config, counter: TokenCounter, embed_many: EmbedMany, *, redactor: Redactor = NO_REDACTION
     ) -> None:
         """`embed_many`: `Embedder.embed_many`, or a caller's version of it."""
-        self._chunking = config.chunking
+        self._cutter = Cutter(config.chunking, counter.count, redactor)
         self._dedupe_cosine = config.dedupe.cosine
-        self._counter = counter
         self._embed_many = embed_many
         self._redactor = redactor
 
@@ -56,26 +79,43 @@ class Drafter:
         Raises:
             EmbeddingError: the model failed on a text.
         """
-        now_us = time.time_ns() // 1000
-        made = [
-            self._redactor.draft(_draft(chunk, kind=kind, source=source, created_at=now_us))
-            for run in runs
-            for chunk in split(run, settings=self._chunking, count=self._counter.count)
-        ]
-        new = [draft for draft in made if not topic.has_live_copy(draft)]
+        digests = [message.digest for run in runs for message in run if message.digest is not None]
+        return self.embedded(topic, self._cutter.cut(topic.topic_id, runs, kind=kind, source=source), digests)
+
+    def embedded(
+        self,
+        topic: TopicLog,
+        drafts: Sequence[Draft],
+        digests: Sequence[bytes],
+        *,
+        is_shown: Callable[[bytes], bool] = lambda uuid: False,
+    ) -> list[Draft]:
+        """Embed one batch, but for what repeats the topic's chunks or earlier ones of the batch.
+
+        Args:
+            digests: of all messages of the batch.
+            is_shown: whether a prompt has shown the chunk with this uuid: then it is kept, for it may be corrected.
+
+        Raises:
+            EmbeddingError: the model failed on a text.
+        """
+        new = [draft for draft in drafts if is_shown(draft.uuid) or not topic.has_live_copy(draft)]
         if not new:
             return []
         vectors = self._embed_many([draft.spoken for draft in new])
         firsts = compaction.distinct(vectors, self._dedupe_cosine)
-        digests: dict[int, dict[bytes, None]] = {first: {} for first in firsts}
+        firsts = [own if is_shown(new[own].uuid) else first for own, first in enumerate(firsts)]
+        known: dict[int, dict[bytes, None]] = {first: {} for first in firsts}
         for draft, first in zip(new, firsts, strict=True):
             # A chunk that repeats an earlier one is not stored, but its messages are known by the one that is.
-            digests[first] |= dict.fromkeys(draft.digests)
-        drafts = [
-            msgspec.structs.replace(new[first], vector=vectors[first].astype("<f4").tobytes(), digests=tuple(known))
-            for first, known in digests.items()
+            known[first] |= dict.fromkeys(draft.digests)
+        made = [
+            msgspec.structs.replace(
+                new[first], vector=vectors[first].astype("<f4").tobytes(), digests=tuple(known[first])
+            )
+            for first in known
         ]
-        return _knowing_all(drafts, runs)
+        return _knowing_all(made, digests)
 
     def passages(self, topic: TopicLog, texts: Sequence[str], *, kind: str, source: str | None = None) -> list[Draft]:
         """Redact, cut and embed texts without a speaker, such as a note or the sections of a document, as one batch.
@@ -105,15 +145,20 @@ def _draft(chunk: Chunk, *, kind: str, source: str | None, created_at: int) -> D
     )
 
 
-def _knowing_all(drafts: list[Draft], runs: Sequence[Sequence[Utterance]]) -> list[Draft]:
+def _knowing_all(drafts: list[Draft], digests: Sequence[bytes]) -> list[Draft]:
     """Add the digests of messages that were left out, because their text is in the log, to the last draft.
 
     Otherwise those alone would be cut into other chunks the next time, and be stored.
     """
     known = {digest for draft in drafts for digest in draft.digests}
-    digests = (message.digest for run in runs for message in run)
-    left_out = [digest for digest in digests if digest is not None and digest not in known]
+    left_out = [digest for digest in digests if digest not in known]
     return [*drafts[:-1], msgspec.structs.replace(drafts[-1], digests=(*drafts[-1].digests, *left_out))]
+
+
+def _derived_uuid(topic_id: str, first_digest: bytes, place: int, draft: Draft) -> bytes:
+    """16-byte BLAKE2b of the topic, the digest of the first message in the chunk, the chunk's place in it, the text."""
+    head = b"%s\0%s%d\0" % (topic_id.encode(), first_digest, place)
+    return hashlib.blake2b(head + draft.content.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def unstored_runs(

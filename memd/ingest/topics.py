@@ -21,7 +21,10 @@ from memd.conversation.events import BufferEvent, decode_event, encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Entry, checked_topic_id
 from memd.errors import StoreError
+from memd.ingest.pieces import Count
+from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.unstored import BufferedText, PartCutter
 from memd.settings.model import Config
 from memd.store.log.journal import Journal, read_journal
 from memd.store.store import Store, TopicLog
@@ -43,6 +46,7 @@ class Topic:
         journal: Journal,
         writer: ThreadPoolExecutor,
         redactor: Redactor,
+        cutter: Cutter,
         *,
         journal_behind: bool = False,
     ) -> None:
@@ -55,6 +59,8 @@ class Topic:
         """Held while messages are stored: branches share messages, and each must see what the other has stored."""
         self.chunk_ids: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
         """The public ids of the chunks that came from each of the messages stored last, by the message's digest."""
+        self.cutter = PartCutter(log_, cutter)
+        log_.unstored = self.unstored
         self._journal = journal
         self._redactor = redactor
         self._journal_behind = journal_behind
@@ -100,6 +106,14 @@ class Topic:
     def is_on_disk(self) -> bool:
         """Whether the topic can be closed without losing anything."""
         return not self._journal_behind and not self._journal_unsynced and not self.buffer.has_unstored
+
+    def unstored(self) -> BufferedText:
+        """All that was said and is not in the log, as of now: every search of the topic's log asks for it."""
+        return BufferedText(self.buffer, self.cutter)
+
+    def ids_of(self, digest: bytes) -> tuple[str, ...]:
+        """The public ids of the chunks that came from a message: of those stored lately, or of pending ones."""
+        return self.chunk_ids.get(digest) or self.cutter.ids_of(digest)
 
     async def write(self, work: Callable[[], Result]) -> Result:
         """Run `work` in the writer thread, and keep its error, if any, as `trouble`.
@@ -180,7 +194,11 @@ class Topic:
 class Topics:
     """Opens topics on first use."""
 
-    def __init__(self, store: Store, config: Config, writer: ThreadPoolExecutor, redactor: Redactor) -> None:
+    def __init__(
+        self, store: Store, config: Config, writer: ThreadPoolExecutor, redactor: Redactor, count: Count
+    ) -> None:
+        """`count`: raw tokens of a text; called from several threads."""
+        self._cutter = Cutter(config.chunking, count, redactor)
         self._store = store
         self._redactor = redactor
         self._config = config
@@ -277,7 +295,7 @@ class Topics:
         buffer, is_as_kept = self._buffer_of(topic_id, payloads)
         for finding in (*log_.findings, *journal.findings):
             log.warning("found in the log", extra={"topic": topic_id, "finding": finding})
-        return Topic(log_, buffer, journal, self._writer, self._redactor, journal_behind=not is_as_kept)
+        return Topic(log_, buffer, journal, self._writer, self._redactor, self._cutter, journal_behind=not is_as_kept)
 
     def _last_use_and_work(self, topic_id: str) -> tuple[float | None, bool]:
         """When the topic was last used, by its journal, and whether there is work to do in it."""

@@ -64,6 +64,7 @@ class Corrector:
         return corrected
 
     async def _apply(self, topic: Topic, asked: Sequence[Correction]) -> FailedIds:
+        await self._store_pending(topic, asked)
         applied = await corrections.correct_shown(
             asked,
             own=topic.log.snapshot(),
@@ -73,6 +74,16 @@ class Corrector:
             append=partial(self._archiver.append_corrections, topic),
         )
         return applied.failed
+
+    async def _store_pending(self, topic: Topic, asked: Sequence[Correction]) -> None:
+        """Store the chunks that were shown before they were in a log: only what is there can be corrected."""
+        named = dict.fromkeys(one for correction in asked for one in correction.chunk_ids)
+        for chunk in filter(None, map(topic.buffer.resolve, named)):
+            source = topic if chunk.topic_id == topic.id else await self._topics.existing(chunk.topic_id)
+            logs = [topic.log] if source is None else [topic.log, source.log]
+            if source is not None and not any(one.snapshot().knows(chunk.uuid) for one in logs):
+                with source.used():
+                    await self._archiver.store_named(source, [chunk.uuid.hex()])
 
     async def _snapshot_of(self, topic_id: str) -> Snapshot | None:
         topic = await self._topics.existing(topic_id)

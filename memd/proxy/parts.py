@@ -104,7 +104,7 @@ async def make_parts(
     header, count = config.injection.header, counter.count_again
     retriever = Retriever(encoder, config.retrieval, priority, header=header, count=count)
     stack.callback(retriever.close)
-    topics = Topics(store, config, writer, redactor)
+    topics = Topics(store, config, writer, redactor, counter.count)
     speech = Speech(config.ingest.strip)
     stack.push_async_callback(topics.close)
     return Daemon(
@@ -142,7 +142,7 @@ def router_of(daemon: Daemon) -> Router:
     forwarder = Forwarder(daemon.upstream, config.limits.capture_bytes_max)
     turns = TurnRunner(
         daemon.topics,
-        Receiver(daemon.topics, counter, idempotency, archiver, config.injection.freeze_seconds),
+        Receiver(daemon.topics, counter, idempotency, config.injection.freeze_seconds),
         Corrector(idempotency, daemon.topics, daemon.encoder, archiver, metrics),
         RoomMaker(config.buffer, config.injection, daemon.upstream, counter, archiver),
         Memory(config.injection, config.retrieval.timeout_ms / 1000, daemon.retriever, counter),

@@ -15,7 +15,6 @@ import msgspec
 from memd.conversation.conversation import TurnKey
 from memd.conversation.hot_buffer import Arrival
 from memd.conversation.tokens import TokenCounter
-from memd.ingest.archiver import Archiver
 from memd.ingest.topics import Topic, Topics
 from memd.messages import leading_count
 from memd.proxy.idempotency import IdempotencyKeys
@@ -70,14 +69,12 @@ class Receiver:
         topics: Topics,
         counter: TokenCounter,
         idempotency: IdempotencyKeys,
-        archiver: Archiver,
         freeze_seconds: float,
     ) -> None:
         """`freeze_seconds`: how long the same request again counts as a retry."""
         self._topics = topics
         self._counter = counter
         self._idempotency = idempotency
-        self._archiver = archiver
         self._freeze_seconds = freeze_seconds
 
     async def receive(self, asked: Asked, topic: Topic) -> Received:
@@ -106,7 +103,7 @@ class Receiver:
             key = topic.id, prompt.conversation.id, turn_key
             if not is_retry:
                 self._idempotency.register(key)
-        received = Received(
+        return Received(
             asked=asked,
             topic=topic,
             related=await self._related(request, topic),
@@ -118,9 +115,6 @@ class Receiver:
             needs_block=not prompt.is_step and not (is_retry and prompt.has_block),
             is_step=prompt.is_step,
         )
-        if arrival.opened and asked.mode == "full":
-            await self._archiver.hand_over(topic, prompt.conversation)
-        return received
 
     async def _related(self, request: ModelRequest, own: Topic) -> tuple[Topic, ...]:
         """The related topics that exist, each once."""

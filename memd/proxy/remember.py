@@ -98,6 +98,7 @@ class Rememberer:
             message = self._speech.heard(reply.message)
             tokens = self._counter.message(message, message.content_digest)
             conversation = topic.buffer.reply(received.arrival, message, tokens, time.time())
+        self._archiver.cut_later(topic)
         await topic.save(sync=self._is_synced)
         visible = conversation.visible_tokens()  # without blocks: those of earlier turns leave before history does
         if drift.drifted(model, visible) > room.thresholds.soft:

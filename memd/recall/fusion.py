@@ -11,7 +11,7 @@ With w the lexical weight, scaled down to nothing where the best chunk has littl
 
 A chunk that contains a rare identifier of the question is not averaged: a low cosine means nothing for a name. A share
 of the relevance of its two chronological neighbours is added, and all is scaled down so that the best value stays as it
-was.
+was. A chunk that is not embedded yet has no cosine; its words count for both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ WORD_BY_WORD = 0.5
 class Evidence(msgspec.Struct, frozen=True):
     """The evidence for one chunk."""
 
-    cosine: float
+    cosine: float | None
+    """None: it is not embedded yet."""
     multiplier: float = 1.0
     lexical: float = 0.0
     """BM25, 0 or more."""
@@ -46,7 +47,7 @@ class Parts(msgspec.Struct, frozen=True):
     """A score and its parts; `cosine`, `lexical` and `neighbours` add up to the relevance."""
 
     similarity: float
-    """The cosine itself; `cosine` is the share of it that counts."""
+    """The cosine itself, 0 where it is not known; `cosine` is the share of it that counts."""
     cosine: float
     lexical: float
     neighbours: float
@@ -69,7 +70,7 @@ class Parts(msgspec.Struct, frozen=True):
 
 def fuse(evidence: Sequence[Evidence], *, lexical_weight: float, neighbour_weight: float) -> list[Parts]:
     """The score of each chunk, in the order given; weights from 0 to 1."""
-    best_cosine = max((max(0.0, one.cosine) for one in evidence), default=0.0)
+    best_cosine = max((max(0.0, one.cosine or 0.0) for one in evidence), default=0.0)
     best_lexical = max((one.lexical for one in evidence), default=0.0)
     coverage = max((one.coverage for one in evidence), default=0.0)
     weight = lexical_weight * min(1.0, coverage / COVERAGE_FULL) if best_lexical > 0 else 0.0
@@ -80,14 +81,14 @@ def fuse(evidence: Sequence[Evidence], *, lexical_weight: float, neighbour_weigh
     highest = max((one + more for one, more in zip(relevance, added, strict=True)), default=0.0)
     shrunk = max(relevance, default=0.0) / highest if highest and neighbour_weight else 1.0
     return [
-        Parts(one.cosine, cosine * shrunk, lexical * shrunk, more * shrunk, one.multiplier)
+        Parts(one.cosine or 0.0, cosine * shrunk, lexical * shrunk, more * shrunk, one.multiplier)
         for (cosine, lexical), more, one in zip(own, added, evidence, strict=True)
     ]
 
 
 def _own(one: Evidence, weight: float, unit: float) -> tuple[float, float]:
     """The shares of meaning and of words, without neighbours."""
-    cosine, lexical = max(0.0, one.cosine), one.lexical * unit
-    if one.is_exact and weight and lexical > cosine:
+    cosine, lexical = max(0.0, one.cosine or 0.0), one.lexical * unit
+    if one.cosine is None or (one.is_exact and weight and lexical > cosine):
         return 0.0, lexical
     return (1 - weight) * cosine, weight * lexical

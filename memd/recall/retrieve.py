@@ -11,11 +11,13 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from memd.embedding.encoder import Encoder
 from memd.embedding.priority import Priority
@@ -23,10 +25,11 @@ from memd.errors import StoreError
 from memd.recall import block
 from memd.recall.fusion import Evidence, Parts, fuse
 from memd.recall.ranking import Candidate, Judged, Ranked, Selection, is_visible, rank, select
-from memd.recall.topic_search import TopicSearch
+from memd.recall.topic_search import Pending, TopicSearch
 from memd.settings.model import RetrievalSettings
 from memd.store.as_of import TopicAsOf
-from memd.store.lexical.bm25 import LexicalQuery
+from memd.store.lexical.bm25 import ChunkTerms, LexicalQuery
+from memd.store.pending import UnstoredText
 from memd.store.store import Hit, Snapshot, TopicLog
 from memd.wording import unsearched
 
@@ -46,8 +49,12 @@ class Searchable(Protocol):
     def snapshot(self) -> Snapshot:
         """Its present content."""
 
-    def lexical_query(self, text: str) -> LexicalQuery:
-        """Prepare a search for `text` in the lexical index; raises StoreError if the index cannot be searched."""
+    def unstored(self) -> UnstoredText:
+        """Return the text that was said and is not in its log yet; asked on the event loop."""
+
+    def lexical_query(self, text: str, pending: Mapping[int, ChunkTerms] | None = None) -> LexicalQuery:
+        """Prepare a search for `text` in the lexical index and in pending chunks (canonical_id → terms); raises
+        StoreError if the index cannot be searched."""
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -141,14 +148,16 @@ class Retriever:
             EmbeddingError, StoreError: recall is not possible now.
             TimeoutError: it took longer than `budget.seconds`.
         """
-        if not any(len(view.rows) for topic in topics for view in topic.snapshot().views.values()):
+        unstored = [topic.unstored() for topic in topics]
+        has_entries = any(len(view.rows) for topic in topics for view in topic.snapshot().views.values())
+        if not has_entries and not any(unstored):
             return Retrieved(question=question, topic_ids=tuple(topic.topic_id for topic in topics), budget=budget)
         with self._priority.held():
             async with asyncio.timeout(budget.seconds):
                 for load in [self.load(topic) for topic in topics if isinstance(topic, TopicLog)]:
                     await asyncio.shield(load)  # goes on for the next request if this one cannot wait for it
                 return await asyncio.get_running_loop().run_in_executor(
-                    self._searches, self._retrieved, question, topics, budget, filters or Filters()
+                    self._searches, self._retrieved, question, topics, unstored, budget, filters or Filters()
                 )
 
     async def as_of(self, topics: Sequence[TopicLog], canonical_id: int) -> list[Searchable]:
@@ -184,11 +193,18 @@ class Retriever:
 
     # -- in a search thread: all of it in one, as each change of threads costs the request a wait --------------------
 
-    def _retrieved(self, question: str, topics: Sequence[Searchable], budget: Budget, filters: Filters) -> Retrieved:
+    def _retrieved(
+        self,
+        question: str,
+        topics: Sequence[Searchable],
+        unstored: Sequence[UnstoredText],
+        budget: Budget,
+        filters: Filters,
+    ) -> Retrieved:
         times = [time.perf_counter()]
         queries = self._encoder.embed_query(question)
         times.append(time.perf_counter())
-        searches = [TopicSearch(topic.snapshot(), queries, self._words(topic, question)) for topic in topics]
+        searches = [self._search(question, queries, *one) for one in zip(topics, unstored, strict=True)]
         ranked = self._ranked(searches, filters)
         times.append(time.perf_counter())
         filled = self._filled(ranked, budget, filters)
@@ -219,11 +235,20 @@ class Retriever:
             notes.append(f"Searched by meaning alone: {', '.join(wordless)}.")
         return " ".join(notes) or None
 
-    def _words(self, topic: Searchable, question: str) -> LexicalQuery | None:
+    def _search(
+        self, question: str, queries: NDArray[np.float32], topic: Searchable, unstored: UnstoredText
+    ) -> TopicSearch:
+        # Pending chunks come first: one that is stored meanwhile is then in both, and not in neither.
+        pending = Pending(unstored.chunks())
+        snapshot = topic.snapshot()
+        pending.forget(snapshot.knows)
+        return TopicSearch(snapshot, queries, self._words(topic, question, pending), pending)
+
+    def _words(self, topic: Searchable, question: str, pending: Pending) -> LexicalQuery | None:
         if not self._settings.lexical_weight:
             return None
         try:
-            return topic.lexical_query(question)
+            return topic.lexical_query(question, pending.terms)
         except StoreError as error:
             log.error("searched without its words", extra={"topic": topic.topic_id, "error": error})
             return None

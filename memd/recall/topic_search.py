@@ -1,14 +1,15 @@
 """One topic's part of a recall: its candidates by meaning and by words, with all evidence for each.
 
 Rule: every candidate gets the same evidence, its exact cosine and its lexical score, whichever search found it. The
-neighbours of the strongest are candidates too, and neighbouring chunks count as evidence for each other.
+neighbours of the strongest are candidates too, and neighbouring chunks count as evidence for each other. Chunks that
+are not stored yet have words and neighbours only.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,8 @@ from memd.errors import StoreError
 from memd.recall.fusion import Evidence, fuse
 from memd.recall.ranking import stream_of
 from memd.settings.model import RetrievalSettings
-from memd.store.lexical.bm25 import LexicalHit, LexicalQuery
+from memd.store.lexical.bm25 import ChunkTerms, LexicalHit, LexicalQuery
+from memd.store.pending import PendingChunk
 from memd.store.snapshot import Place
 from memd.store.store import Hit, Snapshot
 
@@ -30,15 +32,69 @@ common words are in nearly every chunk, so no score ends that list."""
 NEIGHBOURED_SHARE = 3 / 8
 """The share of the `k` strongest chunks whose neighbours become candidates. A larger one costs time and finds nothing
 more (bench/NOTES.md, 2026-11-22)."""
+PENDING_SEGMENT = -1
+"""In the places of chunks that are not stored yet; the row is their number."""
 _NO_WORDS = LexicalHit(0, 0.0, 0.0, False)
 
 
-class TopicSearch:
-    """A search for one question in one snapshot of a topic."""
+class Pending:
+    """The chunks of a topic that are not in its log yet, each with a place that no stored one has."""
 
-    def __init__(self, snapshot: Snapshot, queries: NDArray[np.float32], words: LexicalQuery | None) -> None:
+    def __init__(self, told: Sequence[Sequence[PendingChunk]]) -> None:
+        """`told`: chunks that were said one after the other together."""
+        self._chunks = [chunk for chunks in told for chunk in chunks]
+        self._beside: dict[int, tuple[int, ...]] = {}
+        first = 0
+        for chunks in told:
+            last = first + len(chunks) - 1
+            for row in range(first, last + 1):
+                self._beside[row] = tuple(other for other in (row - 1, row + 1) if first <= other <= last)
+            first = last + 1
+        self.places: dict[int, Place] = {
+            chunk.entry.canonical_id: (PENDING_SEGMENT, row) for row, chunk in enumerate(self._chunks)
+        }
+
+    def forget(self, is_stored: Callable[[bytes], bool]) -> None:
+        """Leave out the chunks (by uuid) that are stored."""
+        stored = [chunk.entry.canonical_id for chunk in self._chunks if is_stored(chunk.entry.uuid)]
+        for canonical_id in stored:
+            del self.places[canonical_id]
+
+    @property
+    def terms(self) -> dict[int, ChunkTerms]:
+        """By canonical_id."""
+        return {canonical_id: self._chunks[row].terms for canonical_id, (_, row) in self.places.items()}
+
+    def entry(self, row: int) -> Entry:
+        """The chunk in the form of an entry."""
+        return self._chunks[row].entry
+
+    def beside(self, row: int) -> list[Place]:
+        """The chunks said just before and after, as far as they are pending too."""
+        ids = (self.entry(other).canonical_id for other in self._beside[row])
+        return [self.places[one] for one in ids if one in self.places]
+
+    def hits(self, places: Iterable[Place]) -> dict[Place, Hit]:
+        """Hits without a cosine."""
+        entries = {place: self.entry(place[1]) for place in places}
+        return {
+            place: Hit(entry.uuid, entry.canonical_id, math.nan, 1.0, 0.0, *place) for place, entry in entries.items()
+        }
+
+
+class TopicSearch:
+    """A search for one question in one snapshot of a topic, and in what waits to be stored."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        queries: NDArray[np.float32],
+        words: LexicalQuery | None,
+        pending: Pending | None = None,
+    ) -> None:
         """`words`: the same question as a lexical query; None: search by meaning only."""
         self.snapshot = snapshot
+        self._pending = pending or Pending(())
         self.is_exhausted = False
         """Whether a larger `k` would find nothing more; set by `evidence`."""
         self._queries = queries
@@ -56,6 +112,8 @@ class TopicSearch:
         Raises:
             StoreError: it cannot be read.
         """
+        if place[0] == PENDING_SEGMENT:
+            return self._pending.entry(place[1])
         if place not in self._entries:
             self._entries[place] = self.snapshot.read(place)
         return self._entries[place]
@@ -70,14 +128,19 @@ class TopicSearch:
         lexical = self._best_by_words(k)
         is_enough = len(lexical) < k or k >= LEXICAL_ROUNDS * settings.top_k
         self.is_exhausted = (len(dense) < k or dense[-1].score < settings.min_score) and is_enough
-        hits |= self.snapshot.hits_at(self._queries, [place for place in lexical if place not in hits])
+        hits |= self._hits_at(place for place in lexical if place not in hits)
         words = {one.canonical_id: one for one in lexical.values()}
         beside: dict[Place, tuple[Place, ...]] = {}
         if settings.neighbour_weight:
             beside = self._beside(self._strongest(hits, words, settings, math.ceil(NEIGHBOURED_SHARE * k)))
-            new = self.snapshot.hits_at(self._queries, [place for place in beside if place not in hits])
-            hits |= new
+            hits |= self._hits_at([place for place in beside if place not in hits])
         return list(hits.values()), _evidence(hits, self._words_of(hits.values(), words), beside, first)
+
+    def _hits_at(self, places: Iterable[Place]) -> dict[Place, Hit]:
+        by_kind: dict[bool, list[Place]] = {True: [], False: []}
+        for place in places:
+            by_kind[place[0] == PENDING_SEGMENT].append(place)
+        return self.snapshot.hits_at(self._queries, by_kind[False]) | self._pending.hits(by_kind[True])
 
     def _strongest(
         self, hits: dict[Place, Hit], words: Mapping[int, LexicalHit], settings: RetrievalSettings, count: int
@@ -89,8 +152,13 @@ class TopicSearch:
     def _beside(self, places: Sequence[Place]) -> dict[Place, tuple[Place, ...]]:
         """Return for each chunk its neighbours in its stream; each neighbour also has the chunk as its own."""
         beside: dict[Place, dict[Place, None]] = {}
-        for place, pair in zip(places, self.snapshot.neighbours(places), strict=True):
-            for other in pair:
+        stored = [place for place in places if place[0] != PENDING_SEGMENT]
+        pairs: list[tuple[Place, Sequence[Place | None]]] = [
+            *zip(stored, self.snapshot.neighbours(stored), strict=True)
+        ]
+        pairs += [(place, self._pending.beside(place[1])) for place in places if place[0] == PENDING_SEGMENT]
+        for place, others in pairs:
+            for other in others:
                 if other is not None and self._is_one_stream(place, other):
                     beside.setdefault(place, {})[other] = None
                     beside.setdefault(other, {})[place] = None
@@ -108,7 +176,7 @@ class TopicSearch:
         places: dict[int, Place] = {}
 
         def is_live(canonical_id: int) -> bool:
-            place = self.snapshot.live_place(canonical_id)
+            place = self._pending.places.get(canonical_id) or self.snapshot.live_place(canonical_id)
             if place is not None:
                 places[canonical_id] = place
             return place is not None
@@ -140,7 +208,7 @@ def _evidence(
         one = words.get(hit.canonical_id, _NO_WORDS)
         evidence.append(
             Evidence(
-                cosine=hit.cosine,
+                cosine=None if math.isnan(hit.cosine) else hit.cosine,
                 multiplier=hit.multiplier,
                 lexical=one.score,
                 coverage=one.coverage,

@@ -61,8 +61,8 @@ class BufferSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Above this a compaction runs before the request is forwarded; auto: what the model's window leaves."""
     idle_seconds: Seconds = 300.0
     """A conversation without a request for this long is stored completely (and stays in its prompt)."""
-    handover_ms: Milliseconds = 500
-    """How long a new conversation may wait while the topic's other conversations are stored."""
+    store_after_seconds: Seconds = 1.0
+    """Finished turns are stored so long after their reply, in the background (and stay in their prompt)."""
     journal_fsync: Literal["interval", "always"] = "interval"
     """When `hot.log` is synced to disk: every `journal_fsync_seconds`, or on every turn."""
     journal_fsync_seconds: PositiveSeconds = 1.0

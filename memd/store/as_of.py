@@ -7,14 +7,16 @@ log and scanned, and terms are indexed in memory, so a search of the past is exa
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
 from memd.errors import StoreError
 from memd.store.index.sealed_index import Candidates
-from memd.store.lexical.bm25 import LexicalQuery, TermsCache
+from memd.store.lexical.bm25 import ChunkTerms, LexicalQuery, TermsCache
 from memd.store.lexical.index import LexicalIndex
 from memd.store.log.columns import Floats, superseded
+from memd.store.pending import NOTHING_UNSTORED, UnstoredText
 from memd.store.snapshot import IndexView, SearchTimes, SegmentView, Snapshot
 from memd.store.topic import TopicLog
 
@@ -45,11 +47,15 @@ class TopicAsOf:
         """Return the topic as it was."""
         return self._snapshot
 
-    def lexical_query(self, text: str) -> LexicalQuery:
+    def unstored(self) -> UnstoredText:
+        """Return nothing: the past is in the log, or it is unknown."""
+        return NOTHING_UNSTORED
+
+    def lexical_query(self, text: str, pending: Mapping[int, ChunkTerms] | None = None) -> LexicalQuery:
         """Prepare a lexical search for `text` in the topic as it was."""
         if self._lexical is None:
             raise StoreError(f"more than {LEXICAL_ENTRIES_MAX:,} entries: its past can be searched by meaning alone")
-        return self._lexical.lexical_query(text, self._snapshot)
+        return self._lexical.lexical_query(text, self._snapshot, pending)
 
 
 def snapshot_as_of(snapshot: Snapshot, canonical_id: int) -> Snapshot:

@@ -7,7 +7,7 @@ merging may run in others; readers take a snapshot and wait for none of them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from memd.store.index.public_ids import PublicIds
 from memd.store.index.sealed_index import SealedIndex
 from memd.store.index.sealing import write_sealed
 from memd.store.layout import TopicLayout
-from memd.store.lexical.bm25 import LexicalQuery, TermsCache
+from memd.store.lexical.bm25 import ChunkTerms, LexicalQuery, TermsCache
 from memd.store.lexical.index import LexicalIndex
 from memd.store.lexical.stamp import StampedFolder
 from memd.store.locks import LockOrder, OrderedLock
@@ -31,6 +31,7 @@ from memd.store.log.format import FRAME_BYTES, HEADER_BYTES, ModelId, Span, enco
 from memd.store.log.recovery import Finding
 from memd.store.log.segment import GrowingSegment, SealedSegment, create_active, rotate
 from memd.store.opening import open_topic, reread_segment
+from memd.store.pending import NOTHING_UNSTORED, UnstoredText
 from memd.store.snapshot import SegmentView, Snapshot
 from memd.store.transitions import (
     after_append,
@@ -132,7 +133,11 @@ class TopicLog:
         self._active = opened.active
         self._file = AppendFile(self._files, layout.active, opened.active_end) if opened.active else None
         self._snapshot = first_snapshot(self._files, self.topic_id, opened.segments, opened.index_files)
+        self._reserved: dict[bytes, str] = {}
         self._public_ids = self._new_public_ids()
+        self.unstored: Callable[[], UnstoredText] = lambda: NOTHING_UNSTORED
+        """Asked at each search for what was said and is not in the log; set by who keeps the buffer, which is on the
+        event loop, and so is who asks."""
         for segment in opened.segments.values():
             shared.clock.observe(int(segment.rows["canonical_id"].max(initial=0)))
         if count := sum(len(rows) for _, rows in self.unsearched()):
@@ -156,7 +161,8 @@ class TopicLog:
             if self._closed:
                 raise StoreError(f"topic {self.topic_id}: the store is closed; open it again to append")
             active, file = self._open_active()
-            fresh: dict[bytes, str] = {}
+            fresh = {one.uuid: self._reserved[one.uuid] for one in drafts if one.uuid in self._reserved}
+            reserved = set(fresh)
             try:
                 public_ids = self._public_ids.assign(drafts, fresh)
                 entries = [self._entry(draft, public_ids[i], len(drafts) - 1 - i) for i, draft in enumerate(drafts)]
@@ -164,8 +170,10 @@ class TopicLog:
                 start = file.end
                 file.append(b"".join(map(encode_record, payloads)), sync=True)
             except StoreError:
-                self._public_ids.discard(fresh)
+                self._public_ids.discard(fresh.keys() - reserved)
                 raise
+            for uuid in reserved:
+                del self._reserved[uuid]
             spans = []
             for payload in payloads:
                 spans.append(Span(start, len(payload)))
@@ -174,6 +182,18 @@ class TopicLog:
             if active.count >= self._shared.segment_entries_max:
                 self._rotate(active, file)
             return entries
+
+    def reserve(self, drafts: Sequence[Draft]) -> list[Entry]:
+        """Reserve the public ids of new chunks, and return what the chunks look like until they are appended.
+
+        A draft may name an id, which it gets unless another chunk has it.
+        """
+        with self._state:
+            public_ids = self._public_ids.assign(drafts, self._reserved)
+            return [
+                draft.as_entry(public_id=public_id, canonical_id=self._shared.clock.next(), group_left=0)
+                for draft, public_id in zip(drafts, public_ids, strict=True)
+            ]
 
     def snapshot(self) -> Snapshot:
         """Return the topic as it is now."""
@@ -273,15 +293,17 @@ class TopicLog:
         """
         self._lexical.update(self._snapshot, give_way)
 
-    def lexical_query(self, text: str) -> LexicalQuery:
+    def lexical_query(self, text: str, pending: Mapping[int, ChunkTerms] | None = None) -> LexicalQuery:
         """Prepare a lexical search for `text`, also in new entries unless the index lags far behind.
+
+        `pending`: canonical_id → terms of chunks that are not in the log yet.
 
         Raises:
             StoreError: the index cannot be read or written; all else works.
         """
         snapshot = self._snapshot
         self._lexical.open(snapshot, wait_seconds=_WAIT_SECONDS)
-        return self._lexical.lexical_query(text, snapshot)
+        return self._lexical.lexical_query(text, snapshot, pending)
 
     @property
     def is_loaded(self) -> bool:
@@ -363,7 +385,9 @@ class TopicLog:
         return draft.as_entry(public_id=public_id, canonical_id=self._shared.clock.next(), group_left=group_left)
 
     def _public_id_of(self, uuid: bytes) -> str:
-        """The public id of a chunk that the topic has."""
+        """The public id of a chunk that the topic has, or that is reserved for one."""
+        if uuid in self._reserved:
+            return self._reserved[uuid]
         segment_id, row = next(self._snapshot.places(uuid))
         return uuid.hex()[: int(self._snapshot.views[segment_id].rows[row]["public_digits"])]
 
@@ -409,4 +433,4 @@ class TopicLog:
     def _new_public_ids(self) -> PublicIds:
         growing = [view.segment for view in self._snapshot.views.values() if isinstance(view.segment, GrowingSegment)]
         uuids = (uuid for segment in growing for uuid in segment.uuids)
-        return PublicIds(self._snapshot.uuid_index, uuids, self._public_id_of)
+        return PublicIds(self._snapshot.uuid_index, [*uuids, *self._reserved], self._public_id_of)

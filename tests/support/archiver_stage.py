@@ -1,11 +1,12 @@
 """What an archiver works with, in one process: a real store on a disk in memory, a model that is a hash, no daemon.
 
-Rule: nothing waits for time: the clock of the archiver's retries stands until a test moves it.
+Rule: nothing waits for time: the archiver's clocks stand until a test moves them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -75,6 +76,7 @@ class Stage:
         self.tasks = Tasks(self.metrics)
         self.events = Events()
         self.now = 0.0
+        self.wall = time.time()
         self.store = Store.open(
             DATA_DIR,
             dimension=DIMENSION,
@@ -84,7 +86,7 @@ class Stage:
             files=self.files,
         )
         self.writer = ThreadPoolExecutor(max_workers=1)
-        self.topics = Topics(self.store, config, self.writer, self.redactor)
+        self.topics = Topics(self.store, config, self.writer, self.redactor, COUNTER.count)
         self.indexer = Indexer(self.tasks, Priority(), config.retrieval, self.metrics)
         self.archiver = Archiver(
             config,
@@ -96,6 +98,7 @@ class Stage:
             self.metrics,
             self.events,
             clock=lambda: self.now,
+            wall_clock=lambda: self.wall,
         )
 
     async def close(self) -> None:

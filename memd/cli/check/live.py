@@ -26,8 +26,6 @@ EXPECTED = "4519"
 REPLY_TOKENS = 48
 ANSWER_SECONDS_MAX = 180.0
 """A large model that reads its first prompt on a CPU takes this long."""
-_HANDOVER_MS = 60_000
-"""The fact is stored before the question is answered, however slow the machine is."""
 
 
 class LiveAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,9 +53,7 @@ def recall_a_fact(config: Config, model: str) -> LiveAnswer:
     """
     try:
         with tempfile.TemporaryDirectory(prefix="memd-check-") as folder:
-            scratch = scratch_config(config, Path(folder))
-            buffer = msgspec.structs.replace(scratch.buffer, handover_ms=_HANDOVER_MS)
-            return asyncio.run(_recall_a_fact(msgspec.structs.replace(scratch, buffer=buffer), model))
+            return asyncio.run(_recall_a_fact(scratch_config(config, Path(folder)), model))
     except (MemdError, OSError) as error:
         return LiveAnswer(problem=str(error))
 

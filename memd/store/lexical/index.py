@@ -7,7 +7,7 @@ it itself (bm25.py). If its files are damaged or belong to another log, they are
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import tantivy
@@ -45,14 +45,16 @@ class LexicalIndex:
         """Return how many entries of the snapshot are not indexed; all of them before the index is opened."""
         return sum(len(rows) for _, rows in _later(snapshot, self._stamp.upto if self._searcher else 0))
 
-    def lexical_query(self, text: str, snapshot: Snapshot) -> LexicalQuery:
-        """Prepare a query on the index as it is now and on the snapshot's unindexed entries.
+    def lexical_query(
+        self, text: str, snapshot: Snapshot, pending: Mapping[int, ChunkTerms] | None = None
+    ) -> LexicalQuery:
+        """Prepare a query on the index as it is now, on the snapshot's unindexed entries and on pending chunks.
 
-        If these are more than `FRESH_ENTRIES_MAX`, they are left out.
+        If the unindexed entries are more than `FRESH_ENTRIES_MAX`, they are left out.
         """
         stamp = self._stamp  # read before the searcher, which `_add` sets first: no entry can be in neither
         searcher = self._searcher
-        fresh = self._fresh(snapshot, stamp.upto)
+        fresh = self._fresh(snapshot, stamp.upto) | dict(pending or {})
         length = stamp.terms + sum(terms.length for terms in fresh.values())
         mean_terms = max(1.0, length / max(1, stamp.texts + len(fresh)))
         return LexicalQuery(searcher, text, mean_terms=mean_terms, terms_cache=self._terms_cache, fresh=fresh)

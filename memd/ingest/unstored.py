@@ -1,0 +1,153 @@
+"""The text of a topic's buffer that is not in the log yet, cut into chunks before it is embedded.
+
+Rule: a chunk that is shown while it is pending is the one that is stored: same text, same uuid, same public id. So
+whatever is stored of a conversation is cut here, part by part (`compaction.part_starts`), and cut once. The parts are
+listed on the event loop, which owns the buffer; the cutting is done in threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from memd.conversation import compaction
+from memd.conversation.conversation import Conversation
+from memd.conversation.hot_buffer import HotBuffer
+from memd.ingest.pipeline import Cutter, unstored_runs
+from memd.messages import Message
+from memd.store.lexical.analyzer import analyze
+from memd.store.lexical.bm25 import ChunkTerms
+from memd.store.pending import PendingChunk, UnstoredText
+from memd.store.store import TopicLog
+
+_SPARE_PARTS = 64
+"""Parts that are kept although nobody asks for them now: a fork or a retry may."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Consecutive messages that are cut together."""
+
+    messages: tuple[tuple[bytes, Message | None], ...]
+    """Each with its digest."""
+    end: int
+    """The position behind them in their conversation."""
+    instructions: bool = False
+    """It is an instruction that has left the prompt."""
+
+    @property
+    def key(self) -> tuple[bytes, bytes]:
+        """Digests are chained, so the first and the last tell all between them."""
+        return self.messages[0][0], self.messages[-1][0]
+
+
+class CutPart(msgspec.Struct, frozen=True):
+    """A part in chunks."""
+
+    chunks: tuple[PendingChunk, ...]
+    digests: tuple[bytes, ...]
+    """Of all messages that are remembered with it, those included whose text the log has already."""
+
+
+def parts_of(conversation: Conversation, upto: int | None = None, *, closing: bool = False) -> list[Part]:
+    """The parts from `stored` on that are complete and end at or before `upto`.
+
+    `closing`: what is left behind them up to `upto` is a part too, although it may go on.
+    """
+    start = conversation.stored
+    items = conversation.messages[start : len(conversation) if upto is None else upto]
+    behind = conversation.messages[start + len(items) : start + len(items) + 1]
+    starts = compaction.part_starts([item.message for item in (*items, *behind)])
+    is_whole = closing or (not behind and compaction.finished_end(conversation) == len(conversation))
+    ends = [*starts[1:], *([len(items)] if is_whole else [])]
+    found = [(begin, end) for begin, end in zip(starts, ends, strict=False) if begin < end <= len(items)]
+    return [Part(tuple((item.digest, item.message) for item in items[a:b]), start + b) for a, b in found]
+
+
+def owed_parts(conversation: Conversation) -> list[Part]:
+    """The instructions that left the prompt, each on its own: its neighbours were stored without it."""
+    items = (conversation.messages[position] for position in sorted(conversation.owed))
+    return [Part(((item.digest, item.message),), 0, instructions=True) for item in items]
+
+
+class PartCutter:
+    """Cuts the parts of one topic and keeps them as long as they are pending. Thread-safe."""
+
+    def __init__(self, log: TopicLog, cutter: Cutter) -> None:
+        self._log = log
+        self._cutter = cutter
+        self._lock = threading.Lock()
+        self._known: dict[tuple[bytes, bytes], CutPart] = {}
+
+    def cut(self, parts: Iterable[Part]) -> list[CutPart]:
+        """The parts in chunks. Slow where they were not cut before: 0.5 s per megabyte of text, and as much again to
+        find their words."""
+        cut = []
+        with self._lock:
+            for part in parts:
+                known = self._known.get(part.key)
+                if known is None or any(map(self._log.has_digest, known.digests)):  # a branch has stored some of it
+                    known = self._known[part.key] = self._new(part)
+                cut.append(known)
+        return cut
+
+    def forget_but(self, parts: Sequence[Part]) -> None:
+        """Drop what is no longer pending."""
+        with self._lock:
+            if len(self._known) > len(parts) + _SPARE_PARTS:
+                wanted = {part.key for part in parts}
+                self._known = {key: part for key, part in self._known.items() if key in wanted}
+
+    def ids_of(self, digest: bytes) -> tuple[str, ...]:
+        """The public ids of the pending chunks that came from a message, if it was cut yet."""
+        chunks = (chunk for part in list(self._known.values()) if digest in part.digests for chunk in part.chunks)
+        return tuple(chunk.entry.public_id for chunk in chunks if digest in chunk.draft.digests)
+
+    def _new(self, part: Part) -> CutPart:
+        runs = unstored_runs(self._log, part.messages, self._cutter.redactor, instructions=part.instructions)
+        drafts = [draft for draft in self._cutter.cut(self._log.topic_id, runs) if not self._log.has_live_copy(draft)]
+        entries = self._log.reserve(drafts)
+        return CutPart(
+            tuple(
+                PendingChunk(draft, entry, ChunkTerms.of(analyze(draft.content)))
+                for draft, entry in zip(drafts, entries, strict=True)
+            ),
+            tuple(utterance.digest for run in runs for utterance in run if utterance.digest is not None),
+        )
+
+
+class BufferedText(UnstoredText):
+    """All that a buffer has and the log has not, as it is now; see `UnstoredText`."""
+
+    def __init__(self, buffer: HotBuffer, cutter: PartCutter) -> None:
+        self._cutter = cutter
+        self._parts = [
+            [*parts_of(one), *owed_parts(one)]
+            for one in buffer.conversations()
+            if not one.abandoned and (one.stored < len(one) or one.owed)
+        ]
+
+    def __bool__(self) -> bool:
+        return any(self._parts)
+
+    def chunks(self) -> list[list[PendingChunk]]:
+        """See `UnstoredText.chunks`."""
+        self._cutter.forget_but([part for parts in self._parts for part in parts])
+        seen: set[bytes] = set()  # branches share their beginning
+
+        def new(parts: Sequence[Part]) -> Iterator[PendingChunk]:
+            for chunk in (chunk for part in self._cutter.cut(parts) for chunk in part.chunks):
+                if chunk.draft.uuid not in seen:
+                    seen.add(chunk.draft.uuid)
+                    yield chunk
+
+        return [list(new(parts)) for parts in self._parts]
+
+    def part_with(self, chunk_id: str) -> Part | None:
+        """The part with the chunk of this public id or uuid; None if it is not pending. Called in a thread."""
+        for parts in self._parts:
+            for part, cut in zip(parts, self._cutter.cut(parts), strict=True):
+                if any(chunk_id in (chunk.entry.public_id, chunk.entry.uuid.hex()) for chunk in cut.chunks):
+                    return part
+        return None

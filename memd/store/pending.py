@@ -1,0 +1,46 @@
+"""Chunks that are not in the log yet: text that was said and waits for its embedding.
+
+Rule: a pending chunk has the uuid and the public id that it keeps in the log, so it can be shown and named in a
+correction at once. It has no vector: until it is embedded it is found by its words alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from memd.entries import Draft, Entry
+from memd.store.lexical.bm25 import ChunkTerms
+
+
+class PendingChunk(msgspec.Struct, frozen=True):
+    """A chunk before it is stored."""
+
+    draft: Draft
+    """To be stored, without its vector."""
+    entry: Entry
+    """How it is shown meanwhile; its ids in time are those of the moment at which it was cut."""
+    terms: ChunkTerms
+
+
+class UnstoredText(Protocol):
+    """The text of a topic that was said and is not in its log, as of one moment."""
+
+    def __bool__(self) -> bool:
+        """Whether there is any; known at once."""
+
+    def chunks(self) -> Sequence[Sequence[PendingChunk]]:
+        """Its chunks, those that were said one after the other together. Called in a thread: text may be cut first."""
+
+
+class _Nothing(UnstoredText):
+    def __bool__(self) -> bool:
+        return False
+
+    def chunks(self) -> Sequence[Sequence[PendingChunk]]:
+        return ()
+
+
+NOTHING_UNSTORED: UnstoredText = _Nothing()

@@ -1,0 +1,255 @@
+"""Text that is not stored yet: found by its words at once, under the id that it keeps, and lost at no moment."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from archiver_stage import Stage, live_entries
+from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
+from histories import receive, talk
+
+from memd.conversation.conversation import Conversation
+from memd.conversation.hot_buffer import HotBuffer
+from memd.embedding.priority import Priority
+from memd.entries import Correction
+from memd.ingest.topics import Topic
+from memd.ingest.unstored import parts_of
+from memd.messages import BlockChunk
+from memd.proxy.correct import Corrector
+from memd.proxy.idempotency import IdempotencyKeys
+from memd.recall.ranking import Candidate
+from memd.recall.retrieve import Budget, Filters, Retriever
+from memd.settings.model import BufferSettings, Config
+from memd.store.store import TopicLog
+
+LAMP = "u:Where is the spare lamp of the lighthouse?", "a:On the second landing, behind the rope."
+FERRY = "u:When does the last ferry leave?", "a:At ten past nine."
+MAIL = "u:And the mail?", "a:On Mondays, with the baker's boat."
+LOOP = ("u:Look.", "c:read#1", "t:the key is KINGFISHER9#1", "c:read#2", "t:nothing#2", "c:read#3", "t:nothing#3")
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    stage = Stage(Config())
+    yield stage
+    await stage.close()
+
+
+@pytest.fixture
+async def topic(stage: Stage) -> Topic:
+    return await stage.topics.get("talk")
+
+
+async def recalled(stage: Stage, question: str, *logs: TopicLog, filters: Filters | None = None) -> list[Candidate]:
+    settings = stage.config.retrieval
+    retriever = Retriever(stage.encoder, settings, Priority(), header="Excerpts.", count=lambda text: len(text.split()))
+    try:
+        return list((await retriever.retrieve(question, logs, Budget(2000), filters)).shown)
+    finally:
+        retriever.close()
+
+
+async def test_a_finished_turn_is_found_by_its_words_before_it_is_stored_and_keeps_its_id(
+    stage: Stage, topic: Topic
+) -> None:
+    conversation = talk(topic.buffer, *LAMP)
+    (pending,) = await recalled(stage, "Where is the spare lamp?", topic.log)
+    assert pending.entry.displayed == "user: " + LAMP[0][2:] + "\nassistant: " + LAMP[1][2:]
+    assert live_entries(topic) == [] and stage.embedder.texts == ["Where is the spare lamp?"]
+    talk(topic.buffer, *FERRY)
+    assert await stage.archiver.store(topic, conversation, 2)
+    (stored,) = await recalled(stage, "Where is the spare lamp?", topic.log)
+    assert (stored.entry.uuid, stored.entry.public_id) == (pending.entry.uuid, pending.entry.public_id)
+    assert [one.uuid for one in live_entries(topic)] == [stored.entry.uuid]
+
+
+async def test_after_a_power_cut_it_is_found_under_the_same_id(stage: Stage, topic: Topic) -> None:
+    talk(topic.buffer, *LAMP)
+    assert await stage.archiver.make_durable(topic)
+    (before,) = await recalled(stage, "Where is the spare lamp?", topic.log)
+    again = Stage(stage.config, stage.files.after_power_cut("lost"))
+    reopened = await again.topics.get("talk")
+    (after,) = await recalled(again, "Where is the spare lamp?", reopened.log)
+    assert (after.entry.uuid, after.entry.public_id) == (before.entry.uuid, before.entry.public_id)
+    await again.close()
+
+
+async def test_a_related_topic_is_searched_in_the_same_way(stage: Stage, topic: Topic) -> None:
+    other = await stage.topics.get("other")
+    talk(other.buffer, *LAMP)
+    talk(topic.buffer, *FERRY)
+    (found,) = await recalled(stage, "Where is the spare lamp?", topic.log, other.log)
+    assert found.topic_id == "other"
+
+
+async def test_what_is_in_the_prompt_is_not_shown_and_an_open_turn_is_not_ready(stage: Stage, topic: Topic) -> None:
+    conversation = talk(topic.buffer, *LAMP)
+    visible = {item.digest for item in conversation.messages}
+    assert await recalled(stage, "the spare lamp", topic.log, filters=Filters(visible_digests=visible)) == []
+    receive(topic.buffer, "u:The bell of the harbour is green.", session="open")
+    assert await recalled(stage, "Which colour is the harbour bell?", topic.log) == []
+
+
+async def test_a_finished_round_of_calls_in_an_open_turn_is_found_with_its_id_known(stage: Stage, topic: Topic) -> None:
+    conversation = receive(topic.buffer, *LOOP).conversation
+    (found,) = await recalled(stage, "KINGFISHER9", topic.log)
+    result = conversation.messages[2].digest
+    assert result in found.entry.digests and topic.ids_of(result) == (found.entry.public_id,)
+    assert await stage.archiver.store(topic, conversation, 3)
+    assert [one.uuid for one in live_entries(topic)] == [found.entry.uuid]
+    assert topic.ids_of(result) == (found.entry.public_id,)
+
+
+async def test_a_round_that_is_not_complete_waits_for_its_end(stage: Stage, topic: Topic) -> None:
+    conversation = receive(topic.buffer, *LOOP).conversation
+    assert await stage.archiver.store(topic, conversation, 4)
+    assert conversation.stored == 3
+    assert await stage.archiver.store(topic, conversation, len(conversation))
+    assert conversation.stored == len(conversation)
+
+
+def test_parts_are_the_same_whatever_of_them_is_stored() -> None:
+    conversation = talk(HotBuffer(lambda: "1", 4), *LAMP, *LOOP, "a:Done.", *MAIL)
+    whole = [part.messages for part in parts_of(conversation)]
+    assert [len(messages) for messages in whole] == [2, 3, 2, 3, 2]
+    for count in range(len(whole)):
+        conversation.stored = sum(len(messages) for messages in whole[:count])
+        assert [part.messages for part in parts_of(conversation)] == whole[count:]
+
+
+def corrector_of(stage: Stage) -> Corrector:
+    return Corrector(IdempotencyKeys(stage.tasks), stage.topics, stage.encoder, stage.archiver, stage.metrics)
+
+
+@pytest.mark.parametrize("where", ["talk", "other"])
+async def test_a_correction_of_a_pending_chunk_is_applied_and_not_undone_when_the_rest_is_stored(
+    stage: Stage, topic: Topic, where: str
+) -> None:
+    source = await stage.topics.get(where)
+    conversation = talk(source.buffer, *FERRY, *LAMP, *MAIL)
+    (found,) = await recalled(stage, "Where is the spare lamp?", source.log)
+    entry = found.entry
+    topic.buffer.injected([BlockChunk(entry.public_id, entry.uuid, where, entry.origin_id)])
+    update = Correction((entry.public_id,), "Update", "it was moved", "The spare lamp is in the boat.")
+    assert await corrector_of(stage)._apply(topic, [update]) == ()
+    assert await stage.archiver.store(source, conversation, len(conversation))
+    contents = [one.content for one in live_entries(topic)]
+    assert "The spare lamp is in the boat." in contents
+    if source is topic:
+        assert not any("second landing" in content for content in contents)
+    assert sum("ferry" in one.content for one in live_entries(source)) == 1
+    assert sum("Mondays" in one.content for one in live_entries(source)) == 1
+
+
+async def test_a_correction_of_a_pending_chunk_that_cannot_be_stored_loses_nothing(stage: Stage, topic: Topic) -> None:
+    conversation = talk(topic.buffer, *LAMP)
+    (found,) = await recalled(stage, "Where is the spare lamp?", topic.log)
+    stage.embedder.fails = True
+    with pytest.raises(Exception, match="the model is not there"):
+        await stage.archiver.store_named(topic, [found.entry.public_id])
+    stage.embedder.fails = False
+    assert await stage.archiver.store(topic, conversation, 2)
+    assert [one.uuid for one in live_entries(topic)] == [found.entry.uuid]
+
+
+async def test_turns_are_stored_a_moment_after_their_reply_and_not_before(topic: Topic, stage: Stage) -> None:
+    now = stage.wall
+    talk(topic.buffer, *LAMP, now=now)
+    receive(topic.buffer, *LAMP, FERRY[0], now=now)
+    await stage.archiver.tend_topic(topic)
+    assert live_entries(topic) == []
+    stage.wall += 2
+    await stage.archiver.tend_topic(topic)
+    assert ["lamp" in one.content for one in live_entries(topic)] == [True], "the open turn waits for its answer"
+
+
+async def test_a_long_history_is_stored_bit_by_bit(stage: Stage, topic: Topic) -> None:
+    turns = [said for number in range(40) for said in (f"u:Turn {number}. " + "word " * 100, f"a:Yes, {number}.")]
+    conversation = talk(topic.buffer, *turns)
+    seen: list[int] = []
+    embed = stage.embedder.embed_many
+
+    def watched(texts: object) -> object:
+        seen.append(conversation.stored)
+        return embed(texts)  # type: ignore[arg-type]
+
+    stage.embedder.embed_many = watched  # type: ignore[method-assign,assignment]
+    assert await stage.archiver.store(topic, conversation, len(conversation))
+    assert sorted(set(seen)) == list(dict.fromkeys(seen)) and len(set(seen)) > 2
+
+
+async def played(files: CrashFiles) -> tuple[Stage, Topic, Conversation]:
+    """Three turns, of which the first leaves before it is embedded; then all is stored."""
+    stage = Stage(Config(buffer=BufferSettings(store_after_seconds=0, idle_seconds=0)), files)
+    try:
+        topic = await stage.topics.get("talk")
+        conversation = talk(topic.buffer, *LAMP, *FERRY, *MAIL, now=stage.wall - 5)
+        await stage.archiver.compact(topic, conversation)
+        await stage.tasks.finish(5)
+        stage.now += 10
+        await stage.archiver.tend_topic(topic)
+    except PowerCutError:
+        await stage.close()
+        raise
+    return stage, topic, conversation
+
+
+async def assert_whole(files: CrashFiles, *, left: bool) -> None:
+    """After a start on these files all that had left is stored once, or visible and to be stored."""
+    stage = Stage(Config(buffer=BufferSettings(store_after_seconds=0, idle_seconds=0)), files)
+    topic = await stage.topics.get("talk")
+    for conversation in topic.buffer.conversations():
+        for position, item in enumerate(conversation.messages):
+            assert conversation.is_visible(position) or topic.log.has_digest(item.digest) or item.message is not None
+    await stage.archiver.tend_topic(topic)
+    contents = "\n".join(one.content for one in live_entries(topic))
+    for text in ("second landing", "ten past nine", "Mondays"):
+        assert contents.count(text) <= 1
+        assert contents.count(text) == 1 or not left
+    await stage.close()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+async def test_wherever_the_power_fails_what_left_is_neither_lost_nor_doubled(loss: Loss) -> None:
+    files = CrashFiles()
+    stage, _, _ = await played(files)
+    await stage.close()
+    operations, synced = files.operations, files.log.index("sync hot.log")
+    assert operations > 8
+    for cut in range(operations + 1):
+        files = CrashFiles()
+        files.cut_after = cut
+        try:
+            stage, _, _ = await played(files)
+            await stage.close()
+        except PowerCutError:
+            pass
+        await assert_whole(files.after_power_cut(loss), left=cut > synced)
+
+
+async def test_wherever_the_disk_fails_or_is_full_what_left_is_neither_lost_nor_doubled() -> None:
+    files = CrashFiles()
+    stage, _, _ = await played(files)
+    await stage.close()
+    operations, size = files.operations, sum(map(len, files.contents().values()))
+    empty = Stage(Config())
+    await empty.topics.get("talk")
+    await empty.close()
+    for number in range(empty.files.operations, operations):
+        files = CrashFiles()
+        files.fail_at = {number}
+        stage, _, _ = await played(files)
+        await stage.close()
+        await assert_whole(files, left=True)
+    for bytes_left in range(200, size, 300):
+        files = CrashFiles()
+        files.bytes_left = bytes_left
+        stage, topic, conversation = await played(files)
+        assert topic.log.has_digest(conversation.messages[0].digest) or conversation.messages[0].message is not None
+        files.bytes_left = None
+        stage.now += 1000
+        await stage.archiver.tend_topic(topic)
+        await topic.save(sync=True)
+        await stage.close()
+        await assert_whole(files, left=True)
