@@ -43,6 +43,7 @@ def entries(daemon: DaemonProcess, topic_id: str = "default") -> list[dict[str, 
 def key_id(daemon: DaemonProcess) -> str:
     """The id under which the fact was shown."""
     daemon.chat([said(KEY)])
+    daemon.wait_stored(KEY)
     [chunk_id] = ids(asked(daemon, WHERE))
     return chunk_id
 
@@ -136,6 +137,7 @@ def test_a_budget_that_overflows_is_signalled(daemon: DaemonProcess) -> None:
 )
 def test_memory_in_is_read_from_every_place_and_form(daemon: DaemonProcess, more: dict[str, Any]) -> None:
     daemon.chat([said(KEY)], memory_in={"topic_id": "t"})
+    daemon.wait_stored(KEY)
     answer = daemon.chat([said(WHERE)], **more)
     assert answer.headers["X-Memory-Status"] == "injected"
     [chunk] = answer.json["memory_out"]["injected_chunks"]

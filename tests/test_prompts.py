@@ -79,7 +79,6 @@ def test_a_chunk_that_is_visible_is_not_shown_again(memd: DaemonProcess, upstrea
 def test_a_short_follow_up_is_understood_with_the_question_before_it(
     memd: DaemonProcess, upstream: RecordingUpstream, follow_up: str
 ) -> None:
-    memd.chat([said("Something else.")])  # stores the fact
     readonly = {"X-Memory-Mode": "readonly"}  # no block of the first question stays in the prompt
     answer = {"role": "assistant", "content": "I would have to look."}
     memd.chat([said("Tell me something."), answer, said(follow_up)], headers=readonly)

@@ -208,6 +208,12 @@ class DaemonProcess:
         """The text of every entry of the log, each message opened by its role."""
         return [shown_text(line) for line in self.export()]
 
+    def wait_stored(self, *texts: str) -> None:
+        """Return when all of these texts are in the log."""
+        wait_until(
+            lambda: all(any(text in one for one in self.said()) for text in texts), lambda: f"stored: {self.said()}"
+        )
+
 
 class Stream:
     """A server-sent event stream that is being read."""

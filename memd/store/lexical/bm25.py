@@ -26,6 +26,9 @@ B = 0.4
 """Of BM25; measured better on conversations than the textbook's 1.2 and 0.75."""
 EXACT_WEIGHT = 3
 """A rare identifier counts as much as this many words; its parts count besides."""
+CHUNKS_MIN = 100
+"""A smaller topic is taken for one of so many chunks: in three chunks, a word that none of them has would weigh five
+times as much as a name that one has, and no chunk would cover half of a question."""
 QUERY_TERMS_MAX = 64
 """Of a long query (a stack trace, pasted code) only the rarest terms count."""
 SLACK = 2
@@ -220,7 +223,7 @@ class LexicalQuery:
             with native("lexical"):
                 count, having = count + self._searcher.num_docs, having + self._searcher.doc_freq("terms", name)
         rare = max(1, min(count // 2, max(3, count // 100)))
-        idf = math.log1p((max(count, having) - having + 0.5) / (having + 0.5))
+        idf = math.log1p((max(count, having, CHUNKS_MIN) - having + 0.5) / (having + 0.5))
         counts_as_exact = is_exact and having <= rare
         return _QueryTerm(name, spaced, idf, idf * (EXACT_WEIGHT if counts_as_exact else 1), counts_as_exact)
 
