@@ -124,6 +124,7 @@ def test_mode_off_is_pure_pass_through(memd: DaemonProcess, upstream: RecordingU
 def test_mode_readonly_shows_memories_and_leaves_no_trace(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
     memd.chat([said(FACT)])
     memd.chat([said("Something else.")])
+    memd.wait_stored(FACT, "Something else.")
     before = memd.export()
     readonly = {"X-Memory-Mode": "readonly"}
     praise = {"chunk_ids": [before[0]["id"]], "action": "Helpful", "reason": "it was"}
@@ -180,6 +181,7 @@ def test_a_topic_in_the_path_is_the_default_and_memory_in_outranks_it(
     assert ask(url, {"messages": [said(QUESTION)], "memory_in": {}}).headers["X-Memory-Status"] == "injected"
     other = ask(url, {"messages": [said(QUESTION)], "memory_in": {"topic_id": "kitchen"}})
     assert other.headers["X-Memory-Status"] == "none"
+    memd.wait_stored(FACT)
     assert {entry["topic_id"] for entry in memd.export()} == {"garden"}
     models = ask(f"{memd.base_url}/t/garden/v1/models?x=1")
     assert models.status == 200
