@@ -7,9 +7,10 @@ in its prompt; memory takes 20 ms of a request whatever leaves; the model reads 
 Shapes of seven agents (agents_shapes.py) say what two real runs say, stretched to 40 and 200 steps (agents_runs.py),
 through a daemon process in front of a model server that refuses whatever the strictest refuses (tests/support/
 strict_llama.py), and one loop in front of the real llama.cpp. The second table has a line or more for each of the
-sixteen failures from which this came (agents_leaving.py, agents_keeping.py, agents_rewriting.py).
+sixteen failures from which this came (agents_leaving.py, agents_keeping.py, agents_rewriting.py,
+agents_real.py).
 
-    python bench/agents.py --runs FOLDER [--quick] [--only 7 | --only opencode | --only real] [--json FILE]
+    python bench/agents.py --runs FOLDER [--quick] [--only 7 | --only opencode] [--json FILE]
 
 Takes about a quarter of an hour, `--quick` five minutes. Exit code 1 if something is not as promised.
 """
@@ -29,6 +30,7 @@ sys.path[:0] = [str(ROOT / "tests" / "support")]  # the daemon's process and the
 
 import agents_keeping  # noqa: E402  # needs the path above
 import agents_leaving  # noqa: E402
+import agents_real  # noqa: E402
 import agents_rewriting  # noqa: E402
 from agents_leaving import Finding, Stage  # noqa: E402
 from agents_replay import Played, dumped, house, play  # noqa: E402
@@ -47,7 +49,7 @@ LONG: tuple[tuple[str, int, int], ...] = (
     ("Claude Code", 200, 131_072),
 )
 QUICK: tuple[tuple[int, int], ...] = ((12, 8_192),)
-_MODULES = (agents_leaving, agents_keeping, agents_rewriting)
+_MODULES = (agents_leaving, agents_keeping, agents_rewriting, agents_real)
 SCENARIOS = {number: [one.SCENARIOS[number] for one in _MODULES if number in one.SCENARIOS] for number in range(1, 17)}
 
 

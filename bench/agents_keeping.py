@@ -218,16 +218,16 @@ SIDE_REQUESTS: dict[str, str] = {
     "Continue, title": "Given the following... please reply with a title for the chat that is 3-4 words in length, "
     "all words used should be directly related to the content of the chat, avoid using verbs unless they are directly "
     "related to the content of the chat, no additional text or explanation, you don't need ending punctuation.\n\n{}",
-    "LobeChat, title": "user: {}\nassistant: Yes.\n\nPlease summarize the above conversation into a title within 10 "
-    "characters, without punctuation marks, output language: en-US",
     "Codex, compaction": "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff summary for another LLM "
     "that will resume the task.\n\nInclude:\n- Current progress and key decisions made\n{}",
     "Claude Code, compaction": "Your task is to create a detailed summary of the conversation so far, paying close "
     "attention to the user's explicit requests and your previous actions.\n{}",
 }
 """open-webui backend/open_webui/{config,utils/middleware}.py; zed crates/agent; continue core/util/chatDescriber.ts;
-lobe-chat src/chains/summaryTitle.ts; codex core/templates/compact/prompt.md."""
-OPENCODE_TITLE = "Generate a title for this conversation:\n"
+lobe-chat packages/prompts/src/chains/summaryTitle.ts; opencode packages/opencode/src/agent/prompt/title.txt;
+codex core/templates/compact/prompt.md."""
+OPENCODE_TITLE = "You are a title generator. You output ONLY a thread title. Nothing else.\n\n<task>\nGenerate a title"
+LOBECHAT_TITLE = "You are a professional conversation summarizer. Generate a concise title that captures the essence."
 SPOKEN = (
     "Generate a title for my novel about the harbour, please. {}",
     "Query the database for the tide tables of {} and summarise them.",
@@ -243,7 +243,11 @@ def side_requests(staged: Stage) -> list[Finding]:
             codes[words.code()] = name
             home.say([user(text.format(list(codes)[-1]))], "Title")
         codes[words.code()] = "opencode, title"
-        home.say([user(OPENCODE_TITLE), user(f"Please remember {list(codes)[-1]}.")], "Title")
+        asked = [user("Generate a title for this conversation:\n"), user(f"Please remember {list(codes)[-1]}.")]
+        home.say([{"role": "system", "content": OPENCODE_TITLE}, *asked], "Title")
+        codes[words.code()] = "LobeChat, title"
+        told = f"user: Where is {list(codes)[-1]}?\nassistant: Here.\n\nRespond in en-US."
+        home.say([{"role": "system", "content": LOBECHAT_TITLE}, user(told)], "Title")
         for text in SPOKEN:
             spoken.append(words.code())
             home.say([user(text.format(spoken[-1]))])

@@ -122,6 +122,7 @@ def last_user(events: Sequence[Event]) -> int:
 # -- opencode -------------------------------------------------------------------------------------------------------
 
 PRUNE_PROTECT, PRUNE_MINIMUM = 40_000, 20_000
+OPENCODE_TITLE = "You are a title generator. You output ONLY a thread title. Nothing else."
 CLEARED = "[Old tool result content cleared]"
 
 
@@ -148,7 +149,7 @@ def _opencode_asides(events: Sequence[Event]) -> list[list[Json]]:
     asked = {"role": "user", "content": "Generate a title for this conversation:\n"}
     return [
         [
-            {"role": "system", "content": "You are a title generator."},
+            {"role": "system", "content": OPENCODE_TITLE},
             asked,
             {"role": "user", "content": events[0].text},
         ]
