@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 
+import pytest
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess
 from recording_upstream import RecordingUpstream
 
+from memd.conversation.events import decode_event
+from memd.conversation.hot_buffer import HotBuffer
+from memd.store.disk import DiskFiles
+from memd.store.log.journal import read_journal
+
 THIN = {"X-Memory-History": "daemon"}
+KILLS = 5
 
 
 def shown(upstream: RecordingUpstream) -> list[tuple[str, str]]:
@@ -43,3 +51,33 @@ def test_sessions_keep_thin_clients_apart(make_daemon: MakeDaemon, upstream: Rec
     say(daemon, "left two", **{"X-Memory-Session": "left"})
     texts = [text.rpartition("\n")[2] for role, text in shown(upstream) if role == "user"]
     assert texts == ["left one", "left two"]
+
+
+def answers_in_journal(daemon: DaemonProcess) -> int:
+    """The answers that the journal has, read as a start would."""
+    buffer = HotBuffer(lambda: "new", 64)
+    buffer.replay([decode_event(one) for one in read_journal(daemon.data_dir / "default" / "hot.log", DiskFiles())])
+    roles = [one.message.role for talk in buffer.conversations() for one in talk.messages if one.message is not None]
+    return roles.count("assistant")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("fsync", "headers"), [("always", THIN), ("interval", THIN), ("always", {})], ids=["always", "thin", "full"]
+)
+def test_a_daemon_killed_right_after_the_complete_answer_has_it_in_the_journal(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, fsync: str, headers: dict[str, str], stream: bool
+) -> None:
+    daemon = make_daemon(upstream.url, {"buffer": {"journal_fsync": fsync, "store_after_seconds": 3600}})
+    for number in range(KILLS):
+        daemon.start()
+        body = {"model": "tiny", "stream": stream, "messages": [{"role": "user", "content": f"Question {number}"}]}
+        asked = urllib.request.Request(
+            f"{daemon.base_url}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json", "X-Memory-Session": str(number), **headers},
+        )
+        with urllib.request.urlopen(asked, timeout=20) as answer:
+            answer.read()
+        daemon.kill()
+        assert answers_in_journal(daemon) == number + 1

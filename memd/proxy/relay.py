@@ -7,7 +7,7 @@ handler is cancelled); an upstream that dies in mid-answer ends the client's str
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 
 import aiohttp
 from aiohttp import web
@@ -124,10 +124,21 @@ class ModelRelay:
     """Streams a model's answer back, adds `memory_out`, and captures the reply; `reply` may be asked at any time."""
 
     def __init__(
-        self, api: Api, request: web.Request, answer: aiohttp.ClientResponse, bytes_max: int, body: bytes | None = None
+        self,
+        api: Api,
+        request: web.Request,
+        answer: aiohttp.ClientResponse,
+        bytes_max: int,
+        body: bytes | None = None,
+        keep: Callable[[Reply], Awaitable[None]] | None = None,
     ) -> None:
-        """`body`: that of an error which has been read already."""
+        """
+        Args:
+            body: that of an error which has been read already.
+            keep: awaited with the whole reply before the end of it goes to the client.
+        """
         self._body = body
+        self._keep = keep
         self._api = api
         self._request = request
         self._answer = answer
@@ -159,16 +170,25 @@ class ModelRelay:
         await response.prepare(self._request)
         try:
             async for part in parts_of(self._answer, record_of(self._request)):
-                if passed := stream.feed(part):
+                passed = stream.feed(part)
+                if stream.finished:
+                    await self._keep_reply()
+                if passed:
                     await response.write(passed)
         except BrokenAnswer as error:
             self._broken = True
             await _write_held(response, stream)
             break_off(self._request, error)
             return response
+        await self._keep_reply()
         await _write_held(response, stream)
         await response.write_eof()
         return response
+
+    async def _keep_reply(self) -> None:
+        keep, self._keep = self._keep, None
+        if keep is not None:
+            await keep(self.reply)
 
     async def _run_json(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
         try:
@@ -180,6 +200,7 @@ class ModelRelay:
             return response
         if self._answer.status == 200:
             self._whole = self._api.parse_reply(body)
+            await self._keep_reply()
             body = body if out is None else splice_memory_out_json(body, out)
         response = prepared(self._answer, extra, body_changes=True)
         response.content_length = len(body)

@@ -1,7 +1,8 @@
 """The end of a turn: its reply goes into the buffer, its receipt is kept, and the buffer is compacted if it is full.
 
 Rule: it runs after the answer, in the background, also when the client left; nobody waits for it, and an error of the
-receipt costs only the receipt.
+receipt costs only the receipt. But a reply that nobody else keeps, or that is to be on disk, is in the journal
+before the answer ends (`is_promised`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import ExitStack
 import msgspec
 
 from memd.admin.receipts import Receipt, Receipts
-from memd.conversation.conversation import Counted
+from memd.conversation.conversation import Conversation, Counted
 from memd.conversation.tokens import TokenCounter
 from memd.ingest.archiver import Archiver
 from memd.proxy.memory import Recalled, SettledPrompt
@@ -39,6 +40,8 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     reply: Reply
     http_status: int | None
     """None: no answer came."""
+    kept: Conversation | None = None
+    """The conversation that has the reply already."""
 
 
 class Rememberer:
@@ -84,6 +87,24 @@ class Rememberer:
             if kept is not None:
                 await kept
 
+    def is_promised(self, received: Received) -> bool:
+        """Whether the reply must be in the journal before the answer ends: with `journal_fsync: always`, and where the
+        client does not keep it itself."""
+        return received.is_traced and (self._is_synced or received.asked.is_thin)
+
+    async def save(self, received: Received) -> None:
+        """Write the reply into the journal, to the disk itself where that is asked for; a failure is tried again."""
+        await received.topic.save(sync=self._is_synced)
+
+    def keep_reply(self, received: Received, reply: Reply) -> Conversation:
+        """Put the reply into the buffer, once; returns the conversation that it is in."""
+        conversation, buffer = received.prompt.conversation, received.topic.buffer
+        if reply.message is None or not buffer.is_open(conversation):
+            return conversation
+        message = self._speech.heard(reply.message)
+        tokens = self._counter.message(message, message.content_digest)
+        return buffer.reply(received.arrival, message, tokens, time.time())
+
     async def _remember_reply(self, received: Received, room: PromptRoom, answered: Answered) -> None:
         prompt, topic, reply = received.prompt, received.topic, answered.reply
         drift, model = self._counter.drift, received.request.model
@@ -93,11 +114,7 @@ class Rememberer:
             prompt.conversation.counted = Counted(model, *counts)
         if not received.is_traced:
             return
-        conversation = prompt.conversation
-        if reply.message is not None and topic.buffer.is_open(conversation):
-            message = self._speech.heard(reply.message)
-            tokens = self._counter.message(message, message.content_digest)
-            conversation = topic.buffer.reply(received.arrival, message, tokens, time.time())
+        conversation = answered.kept or self.keep_reply(received, reply)
         self._archiver.cut_later(topic)
         await topic.save(sync=self._is_synced)
         visible = conversation.visible_tokens()  # without blocks: those of earlier turns leave before history does

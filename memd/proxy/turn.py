@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from memd.conversation.conversation import Conversation
 from memd.errors import MemdError
 from memd.ingest.topics import Topics
 from memd.proxy.correct import CorrectionResult, Corrector
@@ -31,6 +32,7 @@ from memd.telemetry.metrics import Metrics
 from memd.telemetry.request_log import RequestRecord, record_of
 from memd.telemetry.tasks import Tasks
 from memd.wire.api import Placement
+from memd.wire.capture import Reply
 from memd.wire.sideband import memory_headers
 
 log = logging.getLogger("memd")
@@ -95,7 +97,7 @@ class TurnRunner:
                 return await self._forwarder.without_memory(client, asked.without_memory("degraded:store"))
             learn = partial(self._room_maker.learn, received)
             again = partial(self._prepare_again, received, corrected)
-            forwarding = Forwarding(self._forwarder, received, prepared, learn, again)
+            forwarding = Forwarding(self._forwarder, self._rememberer, received, prepared, learn, again)
             try:
                 return await forwarding.run(client, record)
             finally:  # also after a cancellation: what was said is remembered, without keeping anybody waiting
@@ -156,8 +158,16 @@ class Forwarding:
     """One request on its way to the upstream and back. `answered` may be asked at any time."""
 
     def __init__(
-        self, forwarder: Forwarder, received: Received, prepared: Prepared, learn: Learn, prepare_again: PrepareAgain
+        self,
+        forwarder: Forwarder,
+        rememberer: Rememberer,
+        received: Received,
+        prepared: Prepared,
+        learn: Learn,
+        prepare_again: PrepareAgain,
     ) -> None:
+        self._rememberer = rememberer
+        self._kept: Conversation | None = None
         self._upstream = forwarder.upstream
         self._capture_bytes_max = forwarder.capture_bytes_max
         self._received = received
@@ -176,6 +186,7 @@ class Forwarding:
             placement=self._placement,
             reply=NO_REPLY if self._relay is None else self._relay.reply,
             http_status=self._http_status,
+            kept=self._kept,
         )
 
     async def run(self, client: web.Request, record: RequestRecord) -> web.StreamResponse:
@@ -189,13 +200,22 @@ class Forwarding:
         async with self._accepted() as (answer, body):
             self._note(record)
             self._http_status = answer.status
-            self._relay = ModelRelay(received.asked.api, client, answer, self._capture_bytes_max, body)
+            keep = self._keep if self._rememberer.is_promised(received) else None
+            self._relay = ModelRelay(received.asked.api, client, answer, self._capture_bytes_max, body, keep)
             shown = self.prepared.shown
             out = shown.memory_out(received) if answer.status == 200 else None
             try:
                 return await self._relay.run(out, shown.headers(received, self.prepared.recalled))
             finally:
                 record.usage = self._relay.reply.usage
+
+    async def _keep(self, reply: Reply) -> None:
+        """Keep a reply before the client has all of it."""
+        try:
+            self._kept = self._rememberer.keep_reply(self._received, reply)
+            await self._rememberer.save(self._received)
+        except Exception:  # a bug here must not cost the user the end of an answer
+            log.exception("a reply is not in the journal yet", extra=self._received.log_fields())
 
     @asynccontextmanager
     async def _accepted(self) -> AsyncIterator[tuple[aiohttp.ClientResponse, bytes | None]]:
