@@ -76,7 +76,7 @@ def test_a_typescript_client_s_tool_loop_is_stored_once(
     steps = typescript.run(script, url, asked)["steps"]
     assert [step["reply"] for step in steps] == ["", "", "", "".join(REPLY_AFTER_CALLS)]
     assert [len(step["memory_out"]) for step in steps] == [1] * 4
-    daemon.chat([{"role": "user", "content": "Good morning."}])  # opens another conversation: the loop is stored
+    daemon.chat([{"role": "user", "content": "Good morning."}])
     stored_once(daemon, QUESTION, "tool: Line 1.", "tool: Line 2.", "tool: Line 3.", "".join(REPLY_AFTER_CALLS))
 
 

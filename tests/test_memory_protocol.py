@@ -94,7 +94,7 @@ def test_a_full_uuid_names_a_shown_chunk_and_ids_survive_a_restart(daemon: Daemo
 
 def test_a_chunk_of_a_related_topic_is_corrected_in_the_current_one_alone(daemon: DaemonProcess) -> None:
     daemon.chat([said(KEY)], memory_in={"topic_id": "shared"})
-    asked(daemon, "Next.", topic_id="shared")  # opens another conversation: the first is stored
+    asked(daemon, "Next.", topic_id="shared")
     seen = asked(daemon, WHERE, topic_id="mine", related_topic_ids=["shared"])
     [chunk_id] = [chunk["id"] for chunk in seen["injected_chunks"] if chunk["topic_id"] == "shared"][:1]
     update = correction("Update", chunk_id, content="The deploy key lives in the safe.")

@@ -272,6 +272,7 @@ def correction(chunk_id: str, action: str, content: str | None = None) -> dict[s
 def shown_for(daemon: DaemonProcess, question: str, words: str) -> list[str]:
     """The ids of the chunks that are recalled for a question and have these words."""
     chunks = daemon.chat([said(question)], memory_in={}).json["memory_out"]["injected_chunks"]
+    wait_until(lambda: {one["id"] for one in chunks} <= {one["id"] for one in daemon.export()}, lambda: repr(chunks))
     contents = {entry["id"]: entry["content"] for entry in daemon.export()}
     return [chunk["id"] for chunk in chunks if words in contents[chunk["id"]]]
 

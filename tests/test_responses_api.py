@@ -86,7 +86,7 @@ def test_one_conversation_goes_on_through_the_other_api(daemon: DaemonProcess) -
     second = daemon.chat(history)
     output = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": second.reply}]}
     reply_of(respond(daemon, [history[0], *first.json["output"], history[2], output, said("And the goat?")]))
-    daemon.chat([said("Good morning.")])  # opens another conversation: the first is stored
+    daemon.chat([said("Good morning.")])
     contents = [entry["content"] for entry in daemon.export()]
     assert sum(FACT in content for content in contents) == 1
     assert sum("boat" in content for content in contents) == 1
@@ -140,7 +140,7 @@ def test_a_tool_loop_of_three_steps_keeps_its_block_and_is_one_turn(
     assert text_of(response) == "".join(REPLY_AFTER_CALLS)
     assert shown == [injected] * 3
     assert len(injected) == 1
-    respond(daemon, "Good morning.", tools=TOOLS)  # opens another conversation: the loop is stored
+    respond(daemon, "Good morning.", tools=TOOLS)
     told = "\n".join(daemon.said())
     assert told.count(f"[call read {TOOL_ARGUMENTS}]") == 3
     assert told.count("tool: There is line 2") == 1
@@ -237,7 +237,7 @@ def test_what_was_said_before_the_client_left_is_kept(make_daemon: MakeDaemon, u
     numbers = itertools.count()
 
     def is_kept() -> bool:
-        respond(daemon, f"Good morning number {next(numbers)}.")  # opens another conversation: the first is stored
+        respond(daemon, f"Good morning number {next(numbers)}.")
         return any(text.endswith("assistant: No\n[interrupted]") for text in daemon.said())
 
     try:
