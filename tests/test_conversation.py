@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from histories import block, conversation_of, digest_at, said, texts
 
+from memd.conversation import aligning
 from memd.conversation.conversation import Conversation
+from memd.conversation.index import ConversationIndex
 from memd.conversation.matching import Match, match
 from memd.messages import ROOT_DIGEST
 
@@ -13,7 +15,10 @@ LONG = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")
 
 
 def matched(conversations: list[Conversation], *history: str, session: str | None = None) -> Match:
-    return match(conversations, [said(one).content_digest for one in history], session)
+    index = ConversationIndex()
+    for conversation in reversed(conversations):
+        index.note(conversation)
+    return match(index, [said(one).content_digest for one in history], session)
 
 
 def in_session(session: str, *history: str) -> Conversation:
@@ -30,7 +35,7 @@ def in_session(session: str, *history: str) -> Conversation:
         (LONG[:5], 5),
         (LONG[:1], 1),
         ((*LONG[:4], "u:other"), 4),
-        (("u:1", "a:other", "u:3"), 1),
+        (("u:1", "a:other", "u:new"), 1),
     ],
     ids=["extension", "the same", "without the answer", "the first message", "an edit", "another answer"],
 )
@@ -40,7 +45,7 @@ def test_the_longest_known_prefix_decides(history: tuple[str, ...], known: int) 
 
 
 def test_what_shares_nothing_belongs_to_no_conversation() -> None:
-    assert matched([conversation_of(*LONG)], "u:other", "a:2", "u:3") == Match(None)
+    assert matched([conversation_of(*LONG)], "u:other", "a:2", "u:also other") == Match(None)
     assert matched([], "u:1") == Match(None)
     assert matched([conversation_of(*LONG)]) == Match(None)
 
@@ -87,8 +92,32 @@ def test_one_message_in_common_is_no_trimmed_history() -> None:
     assert matched([conversation_of(*LONG)], "u:5", "u:7") == Match(None)
 
 
-def test_a_run_in_the_middle_of_a_conversation_is_no_trimmed_history() -> None:
-    assert matched([conversation_of(*LONG)], "a:2", "u:3", "u:new") == Match(None)
+def test_a_run_in_the_middle_of_a_conversation_is_no_trimmed_history_but_a_rewritten_one() -> None:
+    conversation = conversation_of(*LONG)
+    assert matched([conversation], "a:2", "u:3", "u:new") == Match(conversation, 0, 2, runs=((0, 1, 2),))
+    assert matched([conversation], "a:2", "u:new") == Match(None), "one message proves nothing"
+
+
+@pytest.mark.parametrize(
+    ("history", "runs"),
+    [
+        (("u:edited", *LONG[1:], "u:7"), [(1, 1, 5)]),
+        ((*LONG[:2], "u:edited", *LONG[3:], "u:7"), [(0, 0, 2), (3, 3, 3)]),
+        ((*LONG[2:4], "u:edited", "a:6", "u:7"), [(0, 2, 2), (3, 5, 1)]),
+        (("u:0", *LONG, "u:7"), [(1, 0, 6)]),
+    ],
+    ids=["the first message replaced", "an edit", "an edit in a trimmed history", "a message put in front"],
+)
+def test_a_rewritten_history_has_the_messages_that_stayed(history: tuple[str, ...], runs: list[aligning.Run]) -> None:
+    conversation = conversation_of(*LONG)
+    found = matched([conversation, conversation_of("u:1", "a:no")], *history)
+    assert found.conversation is conversation and list(found.runs) == runs and found.known == aligning.total(runs)
+
+
+def test_an_end_that_a_rewritten_history_has_in_common_with_an_older_branch_is_no_reason_to_store_the_rest() -> None:
+    whole, branch = conversation_of(*LONG, "u:7", "a:8"), conversation_of(*LONG[:2])
+    found = matched([branch, whole], *LONG[:2], "u:edited", *LONG[3:], "u:7", "a:8")
+    assert found.conversation is whole and found.known == 7
 
 
 def test_a_trimmed_history_full_of_repetitions_rejoins_with_all_it_has() -> None:

@@ -533,6 +533,17 @@ class ClientsAndRestarts(RuleBasedStateMachine):
         position = data.draw(st.integers(0, len(client.history) - 1))
         client.history[position:] = [f"u:edited{data.draw(st.integers(0, 2))}"]
 
+    @rule(client=clients, data=st.data(), said_instead=st.sampled_from(["", "u:other words", "a:no", "s:remember"]))
+    def it_rewrites_its_history(self, client: Client, data: st.DataObject, said_instead: str) -> None:
+        """A message is edited, deleted, put in front or pruned."""
+        position = data.draw(st.integers(0, len(client.history) - 1))
+        former = client.history[position]
+        if former.startswith(("t:", "c:")):  # a call and its result stay together
+            client.history[position] = former.replace("t:done", "t:-")
+        else:
+            client.history[position : position + data.draw(st.integers(0, 1))] = [said_instead] if said_instead else []
+        client.history = client.history or ["u:from the beginning"]
+
     @rule(client=clients)
     def it_drops_the_answer(self, client: Client) -> None:
         if len(client.history) > 1:
@@ -557,7 +568,7 @@ class ClientsAndRestarts(RuleBasedStateMachine):
         assert arrival.end == arrival.offset + len(asked) == len(conversation)
         opened = max((i for i, one in enumerate(history) if one.startswith("u:")), default=len(history) - 1)
         assert conversation.left_out <= arrival.offset + opened or opened < arrival.head
-        self.said.update(one.digest for one in conversation.messages)
+        self.said.update(one.identity for one in conversation.messages)
         key = TurnKey(conversation.end_digest, b"")
         self.buffer.note_arrival(conversation, key, self.clock, 5.0)
         assert self.buffer.note_arrival(conversation, key, self.clock, 5.0)
@@ -572,7 +583,7 @@ class ClientsAndRestarts(RuleBasedStateMachine):
         conversation = self.buffer.reply(arrival, said(answer), 10, self.clock)
         assert self.buffer.is_open(conversation)
         assert conversation.messages[arrival.end].content_digest == said(answer).content_digest
-        self.said.add(conversation.messages[arrival.end].digest)
+        self.said.add(conversation.messages[arrival.end].identity)
         client.history.append(answer)
 
     @rule(data=st.data(), fraction=st.sampled_from([0.1, 0.5, 1.0]), stored=st.booleans(), excess=st.integers(0, 99))
@@ -582,7 +593,7 @@ class ClientsAndRestarts(RuleBasedStateMachine):
             return
         chosen = compaction.departure(conversation, fraction=fraction, excess_tokens=excess, forced=True)
         if stored:
-            self.gone.update(one.digest for one in conversation.messages[: chosen.end])
+            self.gone.update(one.identity for one in conversation.messages[: chosen.end])
             self.buffer.mark(conversation, stored=chosen.end)
         self.buffer.mark(conversation, left_out=chosen.left_out)
         lines = {position: Line("[memd: …]", 9) for position in chosen.replaced}
@@ -596,7 +607,7 @@ class ClientsAndRestarts(RuleBasedStateMachine):
         if conversation is None:
             return
         end = len(conversation) if closing else compaction.finished_end(conversation)
-        self.gone.update(one.digest for one in conversation.messages[:end])
+        self.gone.update(one.identity for one in conversation.messages[:end])
         if not conversation.abandoned:
             self.buffer.mark(conversation, stored=end)
         if closing:
@@ -606,7 +617,7 @@ class ClientsAndRestarts(RuleBasedStateMachine):
     def a_block_is_placed(self, data: st.DataObject, name: str) -> None:
         conversation = self._any(data)
         position = None if conversation is None else conversation.last_user_position()
-        if conversation is not None and position is not None:
+        if conversation is not None and position is not None and conversation.is_visible(position):
             self.buffer.place(conversation, conversation.messages[position].digest, block(name))
             self.buffer.injected(block(name).chunks)
 
@@ -638,7 +649,7 @@ class ClientsAndRestarts(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost(self) -> None:
         held = {
-            one.digest
+            one.identity
             for conversation in self.buffer.conversations()
             for one in conversation.messages
             if one.message is not None
@@ -652,7 +663,11 @@ class ClientsAndRestarts(RuleBasedStateMachine):
             assert 0 <= conversation.left_out <= len(messages) and 0 <= conversation.stored <= len(messages)
             assert [one.digest for one in messages] == chain_all(one.content_digest for one in messages)
             for position, one in enumerate(messages):
-                assert (one.message is None) == (position < conversation.left_out and position < conversation.stored)
+                is_settled = position < conversation.left_out and position < conversation.stored
+                # What a rewritten history has behind an edit may be in the log beyond the mark.
+                in_log = position < conversation.left_out and one.identity in self.gone
+                stays = position in conversation.kept or position in conversation.owed
+                assert (is_settled and not stays) <= (one.message is None) <= ((is_settled or in_log) and not stays)
                 assert position >= conversation.left_out or one.digest not in conversation.blocks
 
     @invariant()

@@ -19,14 +19,16 @@ the prompt. So either mark may be ahead of the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from itertools import islice
 
 import msgspec
 
-from memd.messages import LEADING_ROLES, ROOT_DIGEST, Block, Message
+from memd.conversation.aligning import Run
+from memd.messages import LEADING_ROLES, ROOT_DIGEST, Block, Message, chain
 
 
-class Buffered(msgspec.Struct, frozen=True):
+class Buffered(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message of a conversation."""
 
     digest: bytes
@@ -36,6 +38,13 @@ class Buffered(msgspec.Struct, frozen=True):
     message: Message | None
     """None once the message is stored and out of the prompt: then only its identity matters. Out of the prompt but not
     stored it keeps its text, which is still to be stored and meanwhile found by its words."""
+    stored_as: bytes = b""
+    """The digest under which it was first said, where a client has rewritten the history before it."""
+
+    @property
+    def identity(self) -> bytes:
+        """The digest by which the log knows it, whatever was rewritten before it since."""
+        return self.stored_as or self.digest
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -44,6 +53,24 @@ class Line(msgspec.Struct, frozen=True):
     text: str
     tokens: int
     """Raw, the message around it included."""
+
+
+class Rewriting(msgspec.Struct, frozen=True, array_like=True):
+    """How the messages of a branch come from those of its parent."""
+
+    runs: list[Run]
+    """Taken over as they are."""
+    added: list[Buffered]
+    """The others in order, without chained digests; without a text where the one in `same` has it."""
+    same: list[tuple[int, int]]
+    """Positions of added messages that count as a message of the parent, each with its place there."""
+    stored: int
+    left_out: int
+    blocks: list[tuple[int, int]]
+    """Places of user messages of the parent whose blocks stay, each with its position in the branch."""
+    gone: list[int] = []
+    """Positions that left the prompt one by one, as in `Departed`."""
+    lines: dict[int, Line] = {}
 
 
 def is_instruction(message: Message | None) -> bool:
@@ -89,7 +116,9 @@ class Conversation:
         self.arrivals: dict[TurnKey, float] = {}
         """The first arrival of each recent request, in seconds of the caller's clock."""
         self.abandoned = False
-        """Its client continued from an earlier point (edit, regenerate): unstored messages are no longer wanted."""
+        """Its client continued from an earlier point. What was said here is stored all the same."""
+        self.dropped_from: int | None = None
+        """From here on it is an answer that was given anew elsewhere: only that one is stored."""
         self.used_at = 0.0
         self.counted: Counted | None = None
         """Of the latest prompt; not journalled, the next answer tells it again."""
@@ -102,20 +131,14 @@ class Conversation:
         return f"<Conversation {self.id} {state}left_out={self.left_out} stored={self.stored} end={len(self)}>"
 
     @property
+    def wanted_end(self) -> int:
+        """The position up to which its messages are stored."""
+        return len(self) if self.dropped_from is None else self.dropped_from
+
+    @property
     def end_digest(self) -> bytes:
         """The digest that the next message is chained to."""
         return self.messages[-1].digest if self.messages else ROOT_DIGEST
-
-    def common_length(self, digests: Sequence[bytes]) -> int:
-        """The number of leading messages shared with a history, which is given by its chained digests."""
-        low, high = 0, min(len(self.messages), len(digests))
-        while low < high:  # equal digests at a position mean equal histories up to it: bisect
-            middle = (low + high + 1) // 2
-            if self.messages[middle - 1].digest == digests[middle - 1]:
-                low = middle
-            else:
-                high = middle - 1
-        return low
 
     def is_visible(self, position: int) -> bool:
         """Whether the message is in the prompt, or a line in its place."""
@@ -213,3 +236,38 @@ class Conversation:
         branch.used_at = self.used_at
         branch.counted = self.counted
         return branch
+
+    def rewritten(self, conversation_id: str, session: str | None, way: Rewriting) -> Conversation:
+        """A new conversation with a history that the client rewrote."""
+        branch = Conversation(conversation_id, session)
+        same, added = dict(way.same), iter(way.added)
+        for start, place, length in [*way.runs, (len(way.added) + len(self), len(self), 0)]:
+            for item in islice(added, max(0, start - len(branch))):
+                former = self.messages[same[len(branch)]] if same.get(len(branch), len(self)) < len(self) else None
+                branch._extend([item if former is None else _standing_for(item, former)])
+            taken = self.messages[place : place + length]
+            if branch.end_digest == (self.messages[place - 1].digest if 0 < place <= len(self) else ROOT_DIGEST):
+                branch.messages += taken  # so far nothing was rewritten
+            else:
+                branch._extend(taken)
+        for place, position in way.blocks:
+            if max(place - len(self), position - len(branch)) < 0 and self.messages[place].digest in self.blocks:
+                branch.blocks[branch.messages[position].digest] = self.blocks[self.messages[place].digest]
+        branch.mark_stored(min(way.stored, len(branch)))
+        branch.mark_left_out(min(way.left_out, len(branch)))
+        branch.mark_gone(way.gone, way.lines)
+        return branch
+
+    def _extend(self, items: Iterable[Buffered]) -> None:
+        """Append messages from elsewhere, chained to those before; they stay known by the digests that they had."""
+        digest = self.end_digest
+        for item in items:
+            digest, former = chain(digest, item.content_digest), item.identity
+            stored_as = b"" if former == digest else former
+            self.messages.append(Buffered(digest, item.content_digest, item.tokens, item.message, stored_as))
+
+
+def _standing_for(item: Buffered, former: Buffered) -> Buffered:
+    """A message that counts as a former one, with that one's text if it has it still."""
+    message = item.message if former.message is None else former.message
+    return Buffered(b"", item.content_digest, item.tokens, message, former.identity)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from memd.conversation.conversation import Buffered, Line, TurnKey
+from memd.conversation.conversation import Buffered, Line, Rewriting, TurnKey
 from memd.messages import Block, BlockChunk
 
 
@@ -36,10 +36,22 @@ class Forked(msgspec.Struct, frozen=True, tag="forked"):
     position: int
 
 
-class Abandoned(msgspec.Struct, frozen=True, tag="abandoned"):
+class Branched(msgspec.Struct, frozen=True, tag="branched"):
+    """A new conversation begins with a history that its client rewrote."""
+
+    conversation: str
+    parent: str
+    session: str | None
+    rewriting: Rewriting
+    at: float
+
+
+class Abandoned(msgspec.Struct, frozen=True, omit_defaults=True, tag="abandoned"):
     """The client continued from an earlier point of this conversation. A later append revives it."""
 
     conversation: str
+    dropped_from: int | None = None
+    """Where the answer begins that was given anew."""
 
 
 class Marked(msgspec.Struct, frozen=True, tag="marked", omit_defaults=True):
@@ -96,7 +108,18 @@ class Closed(msgspec.Struct, frozen=True, tag="closed"):
 
 
 BufferEvent = (
-    Opened | Appended | Forked | Abandoned | Marked | Departed | Arrived | Placed | Removed | Injected | Closed
+    Opened
+    | Appended
+    | Forked
+    | Branched
+    | Abandoned
+    | Marked
+    | Departed
+    | Arrived
+    | Placed
+    | Removed
+    | Injected
+    | Closed
 )
 
 _encoder = msgspec.msgpack.Encoder()

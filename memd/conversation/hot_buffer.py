@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from memd.conversation.conversation import Buffered, Conversation, Line, TurnKey, is_instruction
+from memd.conversation.conversation import Buffered, Conversation, Line, Rewriting, TurnKey
 from memd.conversation.events import (
     Abandoned,
     Appended,
     Arrived,
+    Branched,
     BufferEvent,
     Closed,
     Departed,
@@ -26,7 +27,10 @@ from memd.conversation.events import (
     Placed,
     Removed,
 )
+from memd.conversation.index import ConversationIndex
 from memd.conversation.matching import SHARED_MIN, Match, match
+from memd.conversation.retelling import retold
+from memd.conversation.rewriting import rewriting
 from memd.messages import Block, BlockChunk, Message, chain_all
 
 ARRIVALS_KEPT = 16
@@ -53,6 +57,7 @@ class HotBuffer:
     def __init__(self, new_id: Callable[[], str], window_turns: int) -> None:
         self._new_id = new_id
         self._conversations: OrderedDict[str, Conversation] = OrderedDict()
+        self._index = ConversationIndex()
         self._injected: deque[list[BlockChunk]] = deque(maxlen=window_turns)
         self._unsaved: list[BufferEvent] = []
 
@@ -76,8 +81,13 @@ class HotBuffer:
             now: seconds since the epoch.
             thin: the client sends only new messages.
         """
-        found = match(reversed(self._conversations.values()), content_digests, session, thin=thin)
+        found = match(self._index, content_digests, session, thin=thin)
         parent, kept = found.conversation, _kept_count(found, messages)
+        if parent is not None and found.runs:
+            way = _rewriting(parent, found, messages, content_digests, tokens)
+            branch = self._branch(parent, session, way, now)
+            self._record(Abandoned(parent.id))
+            return Arrival(branch, 0, len(branch), opened=False)
         conversation = self._open(session, now) if parent is None else self._fork(parent, found.offset + kept)
         self._append(conversation, messages[kept:], content_digests[kept:], tokens[kept:], now)
         end = found.offset + len(messages)
@@ -85,7 +95,7 @@ class HotBuffer:
         if parent is None or parent is conversation:
             return arrival
         if found.known < len(messages):
-            self._abandon(parent, found.offset + kept)
+            self._abandon(parent, found.offset + kept, messages[kept])
             return arrival
         return msgspec.structs.replace(arrival, former=parent)
 
@@ -99,8 +109,12 @@ class HotBuffer:
         thin: bool = False,
     ) -> Arrival:
         """Like `receive`, but without a trace: the request gets a detached copy of the conversation."""
-        found = match(reversed(self._conversations.values()), content_digests, session, thin=thin)
+        found = match(self._index, content_digests, session, thin=thin)
         parent, kept = found.conversation, _kept_count(found, messages)
+        if parent is not None and found.runs:
+            way = _rewriting(parent, found, messages, content_digests, tokens)
+            branch = parent.rewritten("glance", session, way)
+            return Arrival(branch, 0, len(branch), opened=False)
         copy = Conversation("glance", session) if parent is None else parent.fork("glance", found.offset + kept)
         copy.messages += _as_buffered(copy, messages[kept:], content_digests[kept:], tokens[kept:])
         return Arrival(copy, found.offset, len(copy), opened=parent is None, head=found.head)
@@ -118,7 +132,7 @@ class HotBuffer:
                 if former.messages[position].content_digest == message.content_digest:
                     self.close(conversation)  # a retry with the same answer: nothing new
                     return former
-                self._abandon(former, position)
+                self._abandon(former, position, message)
             self._append(conversation, *answer, now)
             return conversation
         there = conversation.messages[position]
@@ -127,7 +141,7 @@ class HotBuffer:
         branch = self._fork(conversation, position)
         self._append(branch, *answer, now)
         if there.message is not None and there.message.role == "assistant":
-            self._abandon(conversation, position)
+            self._abandon(conversation, position, message)
         else:
             self._append(conversation, [], [], [], conversation.used_at)  # stays the one used last
         return branch
@@ -193,8 +207,8 @@ class HotBuffer:
 
     @property
     def has_unstored(self) -> bool:
-        """Whether a conversation that is not abandoned has messages that are not stored."""
-        return any(not one.abandoned and one.stored < len(one) for one in self._conversations.values())
+        """Whether a conversation has messages that are to be stored and are not."""
+        return any(one.stored < one.wanted_end for one in self._conversations.values())
 
     def is_open(self, conversation: Conversation) -> bool:
         """Whether the conversation is still in the buffer: it may be closed while a request is using it."""
@@ -214,17 +228,7 @@ class HotBuffer:
 
     def as_events(self) -> list[BufferEvent]:
         """The shortest journal that rebuilds this buffer."""
-        events: list[BufferEvent] = [Injected(chunks) for chunks in self._injected]
-        for conversation in self._conversations.values():
-            name = conversation.id
-            events.append(Opened(name, conversation.session, conversation.used_at))
-            events.append(Appended(name, list(conversation.messages), conversation.used_at))
-            if conversation.abandoned:
-                events.append(Abandoned(name))
-            events += _marks_of(conversation)
-            events += [Arrived(name, key, at) for key, at in conversation.arrivals.items()]
-            events += [Placed(name, digest, block) for digest, block in conversation.blocks.items()]
-        return events
+        return [*map(Injected, self._injected), *retold(self._conversations.values())]
 
     # -- private ------------------------------------------------------------------------------------------------
 
@@ -241,11 +245,20 @@ class HotBuffer:
         self._record(Forked(name, conversation.id, position))
         return self._conversations[name]
 
-    def _abandon(self, conversation: Conversation, position: int) -> None:
-        """Abandon the branch behind `position`, unless it may be another client's: a conversation that began with the
-        same few words and has gone on for more than an answer."""
+    def _branch(self, parent: Conversation, session: str | None, way: Rewriting, now: float) -> Conversation:
+        name = self._new_id()
+        self._record(Branched(name, parent.id, session or parent.session, way, now))
+        return self._conversations[name]
+
+    def _abandon(self, conversation: Conversation, position: int, instead: Message) -> None:
+        """Abandon the branch behind `position`, where the client goes on with another message.
+
+        Not if it may be another client's: a conversation that began with the same few words and has gone on for more
+        than an answer.
+        """
         if position >= SHARED_MIN or len(conversation) == position + 1:
-            self._record(Abandoned(conversation.id))
+            dropped_from = position if _is_regenerated(conversation.messages[position:], instead) else None
+            self._record(Abandoned(conversation.id, dropped_from))
 
     def _append(
         self,
@@ -269,17 +282,26 @@ class HotBuffer:
         if isinstance(event, Opened):
             conversation = Conversation(event.conversation, event.session)
             conversation.used_at = event.at
-            self._conversations[event.conversation] = conversation
+            self._take_in(conversation)
             return
-        subject = self._conversations.get(event.parent if isinstance(event, Forked) else event.conversation)
+        subject = self._conversations.get(event.parent if isinstance(event, Forked | Branched) else event.conversation)
         if subject is None:
             return
         if isinstance(event, Forked):
-            self._conversations[event.conversation] = subject.fork(event.conversation, event.position)
+            self._take_in(subject.fork(event.conversation, event.position))
+        elif isinstance(event, Branched):
+            branch = subject.rewritten(event.conversation, event.session, event.rewriting)
+            branch.used_at = event.at
+            self._take_in(branch)
         elif isinstance(event, Closed):
             del self._conversations[event.conversation]
+            self._index.remove(subject)
         else:
             self._apply_to(subject, event)
+
+    def _take_in(self, conversation: Conversation) -> None:
+        self._conversations[conversation.id] = conversation
+        self._index.note(conversation)
 
     def _apply_to(
         self, conversation: Conversation, event: Appended | Abandoned | Marked | Departed | Arrived | Placed | Removed
@@ -287,10 +309,11 @@ class HotBuffer:
         if isinstance(event, Appended):
             conversation.messages += event.messages
             conversation.used_at = event.at
-            conversation.abandoned = False
+            conversation.abandoned, conversation.dropped_from = False, None
             self._conversations.move_to_end(conversation.id)
+            self._index.note(conversation)
         elif isinstance(event, Abandoned):
-            conversation.abandoned = True
+            conversation.abandoned, conversation.dropped_from = True, event.dropped_from
         elif isinstance(event, Marked):
             conversation.mark_stored(min(event.stored, len(conversation)), event.instructions)
             conversation.mark_left_out(min(event.left_out, len(conversation)))
@@ -308,17 +331,6 @@ class HotBuffer:
                 conversation.blocks.pop(digest, None)
 
 
-def _marks_of(conversation: Conversation) -> list[BufferEvent]:
-    """The events that bring a new conversation to the marks of this one."""
-    name, left_out = conversation.id, conversation.left_out
-    marks: list[BufferEvent] = [Marked(name, conversation.stored, left_out)]
-    instructions = (p for p in range(left_out) if is_instruction(conversation.messages[p].message))
-    departed = [*(p for p in instructions if p not in conversation.kept), *sorted(conversation.gone)]
-    if departed or conversation.lines:
-        marks.append(Departed(name, departed, conversation.lines))
-    return marks
-
-
 def _kept_count(found: Match, messages: Sequence[Message]) -> int:
     """How many of a request's messages stay where the conversation has them: all that it knows, with one exception.
 
@@ -332,6 +344,26 @@ def _kept_count(found: Match, messages: Sequence[Message]) -> int:
     while opened > 0 and messages[opened].role != "user":
         opened -= 1
     return min(found.known, opened) if found.head <= opened < visible_from else found.known
+
+
+def _is_regenerated(tail: Sequence[Buffered], instead: Message) -> bool:
+    """Whether the end of a conversation is an answer for which the model, or the client, has now given another."""
+    roles = [item.message.role if item.message is not None else "user" for item in tail]
+    return instead.role == "assistant" and roles[:1] == ["assistant"] and "user" not in roles
+
+
+def _rewriting(
+    parent: Conversation,
+    found: Match,
+    messages: Sequence[Message],
+    content_digests: Sequence[bytes],
+    tokens: Sequence[int],
+) -> Rewriting:
+    items = [
+        Buffered(b"", content_digest, count, message)
+        for content_digest, count, message in zip(content_digests, tokens, messages, strict=True)
+    ]
+    return rewriting(parent, found.runs, items)
 
 
 def _as_buffered(

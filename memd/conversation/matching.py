@@ -1,24 +1,29 @@
 """Which conversation a request belongs to, and how much of it is known already.
 
 Rule: digests decide, nothing else: equal chained digests at one position mean equal histories up to there. A client
-that trims its own history is recognised by runs of content digests.
+that trims its own history, or rewrites its middle, is recognised by runs of content digests.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
+from memd.conversation import aligning
+from memd.conversation.aligning import Run
 from memd.conversation.conversation import Conversation
-from memd.messages import chain_all
+from memd.conversation.index import ConversationIndex
 
 SHARED_MIN = 2
 """Messages that a request must share with a conversation before it is taken for an edit of it or for its trimmed
 history. One alone proves nothing: many conversations begin with the same words."""
 LAST_EXCHANGE = 2
 """Messages at the end of a conversation that a trimmed history may lack or replace: a question and its answer."""
+HEAD_MAX = 4
+"""Messages that a client which drops its middle keeps at the front (Cline keeps two). They stay in the prompt for as
+long as it sends them, so where it keeps more, its history is taken for a rewritten one, whose front can leave."""
 
 
 class Match(msgspec.Struct, frozen=True):
@@ -33,6 +38,9 @@ class Match(msgspec.Struct, frozen=True):
     known: int = 0
     """How many of the request's messages the conversation has already, the head included."""
     head: int = 0
+    runs: tuple[Run, ...] = ()
+    """The history was rewritten: these are the messages that it has in common with the conversation, and neither
+    `offset` nor `head` says anything."""
 
     @property
     def reaches_end(self) -> bool:
@@ -41,68 +49,99 @@ class Match(msgspec.Struct, frozen=True):
 
 
 def match(
-    conversations: Iterable[Conversation], content_digests: Sequence[bytes], session: str | None, *, thin: bool = False
+    index: ConversationIndex, content_digests: Sequence[bytes], session: str | None, *, thin: bool = False
 ) -> Match:
     """Find the conversation that a request continues.
 
     Args:
-        conversations: the topic's open conversations, most recently used first.
+        index: the topic's open conversations.
         content_digests: the request's messages after the leading system messages, each by itself (not chained).
         session: the client's name of the conversation, if it gives one; then only that conversation is considered,
             and a request that shares nothing with it is appended.
         thin: the client sends only new messages: they are appended, however they begin.
     """
-    candidates = [c for c in conversations if session is None or c.session == session]
+    contents = list(content_digests)
+    newest = index.newest(session) if thin or session is not None else None
     if thin:
-        return _newest_only(candidates[0], content_digests) if candidates else Match(None)
-    digests = chain_all(content_digests)
-    prefixes = [Match(c, 0, c.common_length(digests)) for c in candidates]
+        return Match(None) if newest is None else _newest_only(newest, contents)
+    known, holders = index.prefixes(contents, session)
     # Of several branches that share equally much, the one that ends there is continued.
-    best = max(prefixes, key=lambda one: (one.known, one.reaches_end), default=Match(None))
-    if best.known and (best.known == len(digests) or best.reaches_end):
+    ending = next((one for one in holders if len(one) == known), None)
+    best = Match(ending or holders[0], 0, known) if known else Match(None)
+    new = contents[known:]
+    if known and (not new or (ending is not None and (len(new) <= LAST_EXCHANGE or not index.knows(new)))):
         return best
-    pinned = [run for one in prefixes if (run := _rejoin_behind_head(one, content_digests)) is not None]
-    runs = [run for c in candidates if (run := _rejoin(c, content_digests)) is not None]
-    best = max(
-        [best, *pinned, *runs], key=lambda one: one.known
-    )  # of equals the first: an edit is the simplest explanation
-    if best.known:
-        return best
-    if session is not None and candidates:
-        return _newest_only(candidates[0], content_digests)
-    return Match(None)
+    best = _by_runs(index, contents, session, best, holders)
+    if best.conversation is None and newest is not None:
+        return _newest_only(newest, contents)
+    return best
 
 
-def _rejoin_behind_head(prefix: Match, content_digests: Sequence[bytes]) -> Match | None:
+def _by_runs(
+    index: ConversationIndex,
+    contents: list[bytes],
+    session: str | None,
+    prefix: Match,
+    holders: Sequence[Conversation],
+) -> Match:
+    """The best explanation of a history that is no continuation: of equals the first, an edit being the simplest."""
+    candidates = index.likeliest(contents, session)
+    pinned = (_rejoin_behind_head(index.contents(one), one, prefix.known, contents) for one in holders[:2])
+    trimmed = (_rejoin(index.contents(one), one, contents) for one in candidates)
+    options = [prefix, *(one for one in (*pinned, *trimmed) if one is not None)]
+    compared = dict.fromkeys([*holders[:1], *candidates])
+    options += [one for one in (_rewritten(index.contents(one), one, contents) for one in compared) if one is not None]
+    return max(options, key=lambda one: one.known)
+
+
+def _rewritten(known: list[bytes], conversation: Conversation, contents: list[bytes]) -> Match | None:
+    """Match a client that edits, deletes or prunes within its history: by all runs that agree, wherever they are."""
+    runs = aligning.aligned(contents, known)
+    shared = aligning.total(runs)
+    if not runs or runs[-1][0] == runs[-1][1] == 0:
+        return None  # nothing but a prefix
+    if runs[0][:2] != (0, 0) and shared < max(SHARED_MIN, (len(contents) - 1) // 2):
+        return None  # another conversation in which the same was said
+    return Match(conversation, 0, shared, 0, tuple(runs))
+
+
+def _rejoin_behind_head(
+    known: list[bytes], conversation: Conversation, shared: int, contents: list[bytes]
+) -> Match | None:
     """Match a client that keeps the beginning and the end of its history and drops the middle.
 
     The kept end may begin with the same words that follow the kept beginning, so the true head may be a little shorter
-    than the shared prefix.
+    than the `shared` prefix.
     """
     found: Match | None = None
-    for head in range(prefix.known, max(0, prefix.known - LAST_EXCHANGE - 1), -1):
-        assert prefix.conversation is not None, "a known prefix has a conversation"
-        run = _rejoin(prefix.conversation, content_digests[head:], after=head)
+    for head in range(min(shared, HEAD_MAX), max(0, shared - LAST_EXCHANGE - 1), -1):
+        run = _rejoin(known, conversation, contents[head:], after=head)
         if run is not None and (found is None or head + run.known > found.known):
-            found = Match(prefix.conversation, run.offset - head, head + run.known, head)
+            found = Match(conversation, run.offset - head, head + run.known, head)
     return found
 
 
-def _rejoin(conversation: Conversation, content_digests: Sequence[bytes], *, after: int = -1) -> Match | None:
+def _rejoin(known: list[bytes], conversation: Conversation, contents: list[bytes], *, after: int = -1) -> Match | None:
     """Match a client that trims its own history: find the longest run from behind `after` to the conversation's end.
 
     The last exchange may be missing or different (an edit, or a reply that the client never got), but two messages in a
     row must agree.
     """
-    known = [buffered.content_digest for buffered in conversation.messages]
-    theirs = list(content_digests)
-    for offset in range(after + 1, len(known) - SHARED_MIN + 1):
+    offset = after
+    while contents and (offset := _place(known, contents[0], offset + 1)) is not None:
         agreed = max(SHARED_MIN, len(known) - LAST_EXCHANGE - offset)
-        if known[offset : offset + agreed] == theirs[:agreed]:
-            tail = zip(known[offset + agreed :], theirs[agreed:], strict=False)
+        if offset + SHARED_MIN <= len(known) and known[offset : offset + agreed] == contents[:agreed]:
+            tail = zip(known[offset + agreed :], contents[agreed:], strict=False)
             more = itertools.takewhile(lambda pair: pair[0] == pair[1], tail)
             return Match(conversation, offset, agreed + sum(1 for _ in more))
     return None
+
+
+def _place(known: list[bytes], content: bytes, start: int) -> int | None:
+    try:
+        return known.index(content, start)
+    except ValueError:
+        return None
 
 
 def _newest_only(conversation: Conversation, content_digests: Sequence[bytes]) -> Match:
