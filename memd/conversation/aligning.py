@@ -56,7 +56,7 @@ def total(runs: Sequence[Run]) -> int:
 
 
 def gaps(runs: Sequence[Run], history: int, conversation: int) -> list[tuple[range, range]]:
-    """What lies between runs, in a history and in a conversation of these lengths, where either side has something."""
+    """The gaps between runs, in a history and in a conversation of these lengths, where either side has something."""
     found = []
     ours = theirs = 0
     for one, other, length in (*runs, (history, conversation, 0)):

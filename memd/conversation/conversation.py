@@ -40,6 +40,8 @@ class Buffered(msgspec.Struct, frozen=True, omit_defaults=True):
     stored it keeps its text, which is still to be stored and meanwhile found by its words."""
     stored_as: bytes = b""
     """The digest under which it was first said, where a client has rewritten the history before it."""
+    is_pruned: bool = False
+    """The client sends less of it than was said: the text here, and what is stored, is not in the prompt."""
 
     @property
     def identity(self) -> bytes:
@@ -134,6 +136,12 @@ class Conversation:
     def wanted_end(self) -> int:
         """The position up to which its messages are stored."""
         return len(self) if self.dropped_from is None else self.dropped_from
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the last word is the model's, so that no answer is awaited."""
+        last = self.messages[-1].message if self.messages else None
+        return last is not None and last.role == "assistant"
 
     @property
     def end_digest(self) -> bytes:
@@ -264,10 +272,13 @@ class Conversation:
         for item in items:
             digest, former = chain(digest, item.content_digest), item.identity
             stored_as = b"" if former == digest else former
-            self.messages.append(Buffered(digest, item.content_digest, item.tokens, item.message, stored_as))
+            self.messages.append(
+                Buffered(digest, item.content_digest, item.tokens, item.message, stored_as, item.is_pruned)
+            )
 
 
 def _standing_for(item: Buffered, former: Buffered) -> Buffered:
     """A message that counts as a former one, with that one's text if it has it still."""
     message = item.message if former.message is None else former.message
-    return Buffered(b"", item.content_digest, item.tokens, message, former.identity)
+    is_pruned = former.is_pruned or item.content_digest != former.content_digest
+    return Buffered(b"", item.content_digest, item.tokens, message, former.identity, is_pruned)

@@ -47,6 +47,8 @@ class Arrival(msgspec.Struct, frozen=True):
     """The position behind the request's last message, where the reply goes."""
     opened: bool
     head: int = 0
+    leaves_unstored: bool = False
+    """The history was rewritten, and something in it that is out of the prompt may be in the journal alone."""
     former: Conversation | None = None
     """The longer conversation that this request is a prefix of: a retry, or abandoned once another answer comes."""
 
@@ -87,7 +89,8 @@ class HotBuffer:
             way = _rewriting(parent, found, messages, content_digests, tokens)
             branch = self._branch(parent, session, way, now)
             self._record(Abandoned(parent.id))
-            return Arrival(branch, 0, len(branch), opened=False)
+            leaves_unstored = branch.departed_end > branch.stored
+            return Arrival(branch, 0, len(branch), opened=False, leaves_unstored=leaves_unstored)
         conversation = self._open(session, now) if parent is None else self._fork(parent, found.offset + kept)
         self._append(conversation, messages[kept:], content_digests[kept:], tokens[kept:], now)
         end = found.offset + len(messages)
@@ -204,6 +207,10 @@ class HotBuffer:
     def conversations(self) -> list[Conversation]:
         """All open conversations, least recently used first."""
         return list(self._conversations.values())
+
+    def lives_on(self, item: Buffered, conversation: Conversation) -> bool:
+        """Whether another conversation that goes on has a message too."""
+        return any(one is not conversation and not one.abandoned for one in self._index.holders(item.identity))
 
     @property
     def has_unstored(self) -> bool:

@@ -26,6 +26,8 @@ class ConversationIndex:
     def __init__(self) -> None:
         self._at: dict[bytes, Holders] = {}
         self._saying: dict[bytes, Holders] = {}
+        self._standing: dict[bytes, Holders] = {}
+        """By the digest under which a message was first said, where that is not its own any more."""
         self._contents: dict[Conversation, list[bytes]] = {}
         self._used: dict[Conversation, int] = {}
         self._uses = 0
@@ -43,6 +45,7 @@ class ConversationIndex:
         contents += [item.content_digest for item in new]
         _add(self._at, [item.digest for item in new], conversation)
         _add(self._saying, [item.content_digest for item in new], conversation)
+        _add(self._standing, [item.stored_as for item in new if item.stored_as], conversation)
 
     def remove(self, conversation: Conversation) -> None:
         """Forget a conversation."""
@@ -50,6 +53,7 @@ class ConversationIndex:
         contents = self._contents.pop(conversation)
         _remove(self._at, [item.digest for item in conversation.messages], conversation)
         _remove(self._saying, contents, conversation)
+        _remove(self._standing, [item.stored_as for item in conversation.messages if item.stored_as], conversation)
 
     def prefixes(self, contents: Sequence[bytes], session: str | None) -> tuple[int, list[Conversation]]:
         """The longest known beginning of a request, and the conversations that have it, most recently used first.
@@ -70,6 +74,10 @@ class ConversationIndex:
             digest = guide.messages[known - 1].digest
             holders = self._of_session(self._at[digest], session)
         return known, self._newest_first(holders)
+
+    def holders(self, identity: bytes) -> Holders:
+        """The conversations that have the message which the log knows by this digest."""
+        return self._at.get(identity, ()) + self._standing.get(identity, ())
 
     def knows(self, contents: Sequence[bytes]) -> bool:
         """Whether any conversation has any of these contents."""

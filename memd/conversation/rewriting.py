@@ -71,11 +71,11 @@ def _is_pruned(message: Message | None, former: Message | None) -> bool:
     """Whether a message is what a client left of a former one in the same place."""
     if message is None or former is None or message.role != former.role:
         return False
-    if len(message.text) >= len(former.text) or message.attachments or message.tool_calls != former.tool_calls:
+    if len(message.said) >= len(former.said) or message.attachments or message.tool_calls != former.tool_calls:
         return False
     if message.role in RESULT_ROLES:
         return message.tool_call_id == former.tool_call_id
-    return bool(message.text.strip()) and message.text.strip() in former.text
+    return bool(message.said.strip()) and message.said.strip() in former.said
 
 
 def _gone(parent: Conversation, places: dict[int, int], items: Sequence[Buffered], left_out: int) -> list[int]:

@@ -130,7 +130,7 @@ class Archiver:
         It is done part by part, so that much text is found by its meaning bit by bit. A part that is not complete yet
         waits for its end, unless `upto` is the conversation's.
         """
-        closing = upto == len(conversation)
+        closing = upto >= conversation.wanted_end
         while True:
             async with topic.storing:
                 parts = parts_of(conversation, upto, closing=closing)
@@ -251,9 +251,12 @@ class Archiver:
         for index, conversation in enumerate(conversations):
             closing = index < surplus
             end = self._due_end(conversation, closing=closing)
-            if not conversation.abandoned and (conversation.stored < end or conversation.owed):
+            if conversation.abandoned and (conversation.is_answered or closing):
+                if end == conversation.wanted_end:
+                    await self._settle(topic, conversation)
+            elif conversation.stored < end or conversation.owed:
                 await self.store(topic, conversation, end)
-            if closing and (conversation.abandoned or conversation.stored == len(conversation)):
+            if closing and conversation.stored == len(conversation) and topic.buffer.is_open(conversation):
                 topic.buffer.close(conversation)
         if surplus > 0:
             await topic.rewrite_journal()
@@ -279,7 +282,7 @@ class Archiver:
         lines = {}
         for position in chosen.replaced:
             item = conversation.messages[position]
-            text = compaction.line_text(item.tokens, topic.ids_of(item.digest))
+            text = compaction.line_text(item.tokens, topic.ids_of(item.identity))
             lines[position] = Line(text, self._counter.count(text) + MESSAGE_OVERHEAD)
         return lines
 
@@ -314,11 +317,29 @@ class Archiver:
         """The position up to which a conversation is to be stored now."""
         idle_seconds = self._wall_clock() - conversation.used_at
         if closing or idle_seconds > self._config.buffer.idle_seconds:
-            return len(conversation)
-        departed = conversation.departed_end
+            return conversation.wanted_end
+        departed = min(conversation.departed_end, conversation.wanted_end)
         if idle_seconds < self._config.buffer.store_after_seconds:
             return departed
+        if conversation.abandoned and conversation.is_answered:
+            return conversation.wanted_end
         return max(departed, compaction.finished_end(conversation))
+
+    async def _settle(self, topic: Topic, conversation: Conversation) -> None:
+        """Store what an abandoned branch alone has, and close it: the others see to what they share with it."""
+        async with topic.storing:
+            if self._clock() < self._retry_at.get(topic.id, 0.0):
+                return
+            lives_on, end = topic.buffer.lives_on, conversation.wanted_end
+            parts = parts_of(conversation, end, closing=True, is_elsewhere=lambda item: lives_on(item, conversation))
+            try:
+                await self._append_parts(topic, [*parts, *owed_parts(conversation)])
+            except MemdError as error:
+                self._back_off(topic, error)
+                return
+            self._failures.pop(topic.id, None)
+            if conversation.abandoned and end == conversation.wanted_end and topic.buffer.is_open(conversation):
+                topic.buffer.close(conversation)
 
     async def _append_parts(self, topic: Topic, parts: Sequence[Part]) -> None:
         shown = topic.buffer.injected_uuids()

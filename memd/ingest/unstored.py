@@ -8,12 +8,12 @@ listed on the event loop, which owns the buffer; the cutting is done in threads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
 from memd.conversation import compaction
-from memd.conversation.conversation import Conversation
+from memd.conversation.conversation import Buffered, Conversation
 from memd.conversation.hot_buffer import HotBuffer
 from memd.ingest.pipeline import Cutter, unstored_runs
 from memd.messages import Message
@@ -37,9 +37,9 @@ class Part(msgspec.Struct, frozen=True):
     """It is an instruction that has left the prompt."""
 
     @property
-    def key(self) -> tuple[bytes, bytes]:
-        """Digests are chained, so the first and the last tell all between them."""
-        return self.messages[0][0], self.messages[-1][0]
+    def key(self) -> tuple[bytes, ...]:
+        """The digests of all that it has: where a history was rewritten, the first and last do not tell the others."""
+        return tuple(digest if message is not None else b"" for digest, message in self.messages)
 
 
 class CutPart(msgspec.Struct, frozen=True):
@@ -50,25 +50,34 @@ class CutPart(msgspec.Struct, frozen=True):
     """Of all messages that are remembered with it, those included whose text the log has already."""
 
 
-def parts_of(conversation: Conversation, upto: int | None = None, *, closing: bool = False) -> list[Part]:
+def parts_of(
+    conversation: Conversation,
+    upto: int | None = None,
+    *,
+    closing: bool = False,
+    is_elsewhere: Callable[[Buffered], bool] = lambda _: False,
+) -> list[Part]:
     """The parts from `stored` on that are complete and end at or before `upto`.
 
-    `closing`: what is left behind them up to `upto` is a part too, although it may go on.
+    Args:
+        closing: what is left behind them up to `upto` is a part too, although it may go on.
+        is_elsewhere: whether another conversation sees to a message.
     """
-    start = conversation.stored
-    items = conversation.messages[start : len(conversation) if upto is None else upto]
+    start, end = conversation.stored, conversation.wanted_end
+    items = conversation.messages[start : end if upto is None else min(upto, end)]
     behind = conversation.messages[start + len(items) : start + len(items) + 1]
     starts = compaction.part_starts([item.message for item in (*items, *behind)])
     is_whole = closing or (not behind and compaction.finished_end(conversation) == len(conversation))
     ends = [*starts[1:], *([len(items)] if is_whole else [])]
     found = [(begin, end) for begin, end in zip(starts, ends, strict=False) if begin < end <= len(items)]
-    return [Part(tuple((item.digest, item.message) for item in items[a:b]), start + b) for a, b in found]
+    texts = [(item.identity, None if is_elsewhere(item) else item.message) for item in items]
+    return [Part(tuple(texts[a:b]), start + b) for a, b in found]
 
 
 def owed_parts(conversation: Conversation) -> list[Part]:
     """The instructions that left the prompt, each on its own: its neighbours were stored without it."""
     items = (conversation.messages[position] for position in sorted(conversation.owed))
-    return [Part(((item.digest, item.message),), 0, instructions=True) for item in items]
+    return [Part(((item.identity, item.message),), 0, instructions=True) for item in items]
 
 
 class PartCutter:
@@ -78,7 +87,7 @@ class PartCutter:
         self._log = log
         self._cutter = cutter
         self._lock = threading.Lock()
-        self._known: dict[tuple[bytes, bytes], CutPart] = {}
+        self._known: dict[tuple[bytes, ...], CutPart] = {}
 
     def cut(self, parts: Iterable[Part]) -> list[CutPart]:
         """The parts in chunks. Slow where they were not cut before: 0.5 s per megabyte of text, and as much again to
@@ -125,7 +134,7 @@ class BufferedText(UnstoredText):
         self._parts = [
             [*parts_of(one), *owed_parts(one)]
             for one in buffer.conversations()
-            if not one.abandoned and (one.stored < len(one) or one.owed)
+            if one.stored < one.wanted_end or one.owed
         ]
 
     def __bool__(self) -> bool:

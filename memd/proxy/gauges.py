@@ -58,7 +58,7 @@ class Gauges:
         topics = self._topics.opened()
         conversations = [conversation for topic in topics for conversation in topic.buffer.conversations()]
         visible = sum(one.visible_tokens() for one in conversations)
-        unstored = sum(one.tokens_between(one.stored, len(one)) for one in conversations if not one.abandoned)
+        unstored = sum(one.tokens_between(one.stored, one.wanted_end) for one in conversations)
         yield gauge("memd_conversations", "Live conversations in memory", len(conversations))
         yield gauge("memd_buffer_tokens", "Tokens of their turns that are still in the prompt", visible)
         yield gauge("memd_buffer_unstored_tokens", "Those that are not in the log yet, but in its journal", unstored)

@@ -86,7 +86,8 @@ class Prompt:
     def visible_digests(self) -> set[bytes]:
         """The digests of the messages that are whole in the prompt."""
         conversation = self.conversation
-        return {conversation.messages[p].digest for p in self._visible() if p not in conversation.lines}
+        shown = [conversation.messages[position] for position in self._visible() if position not in conversation.lines]
+        return {item.digest for item in shown} | {item.identity for item in shown if not item.is_pruned}
 
     def blocks(self) -> list[tuple[int, Block]]:
         """The blocks in the prompt, each with the position of the message that it stands before."""

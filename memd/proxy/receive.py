@@ -91,6 +91,8 @@ class Receiver:
             arrival = topic.buffer.receive(*new, session=asked.session, now=now, thin=asked.is_thin)
         else:
             arrival = topic.buffer.glance(*new, session=asked.session, thin=asked.is_thin)
+        if asked.mode == "full" and arrival.leaves_unstored:
+            await self._archiver.make_durable(topic)
         completed, place = request, arrival
         if asked.is_thin:
             completed, place = with_live_turns(asked.api, request, arrival, lead)

@@ -20,7 +20,8 @@ from typing import Any, get_args
 import msgspec
 from msgspec import UNSET
 
-from memd.conversation.events import Appended, BufferEvent, Opened, Placed
+from memd.conversation.conversation import Buffered
+from memd.conversation.events import Appended, Branched, BufferEvent, Opened, Placed
 from memd.entries import REDACTED_AS, Draft, Speaker, Vector
 from memd.errors import StoreError
 from memd.ingest.redaction.shapes import BUILT_IN, Find, Span, matches
@@ -110,17 +111,23 @@ class Redactor:
         if not self._patterns:
             return event
         if isinstance(event, Appended):
-            items = [
-                item if item.message is None else msgspec.structs.replace(item, message=self.message(item.message))
-                for item in event.messages
-            ]
-            return msgspec.structs.replace(event, messages=items)
+            return msgspec.structs.replace(event, messages=self._buffered(event.messages))
+        if isinstance(event, Branched):
+            way = msgspec.structs.replace(event.rewriting, added=self._buffered(event.rewriting.added))
+            session = None if event.session is None else self.identifier(event.session)
+            return msgspec.structs.replace(event, rewriting=way, session=session)
         if isinstance(event, Placed):
             block = msgspec.structs.replace(event.block, text=self.text(event.block.text))
             return msgspec.structs.replace(event, block=block)
         if isinstance(event, Opened) and event.session is not None:
             return msgspec.structs.replace(event, session=self.identifier(event.session))
         return event
+
+    def _buffered(self, items: Sequence[Buffered]) -> list[Buffered]:
+        return [
+            item if item.message is None else msgspec.structs.replace(item, message=self.message(item.message))
+            for item in items
+        ]
 
     def draft(self, draft: Draft) -> Draft:
         """An entry as it may be stored, but with the vector of the content that it had."""

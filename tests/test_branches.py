@@ -1,0 +1,146 @@
+"""Branches in the log: whatever clients make of their histories, all that was said is stored, and once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from archiver_stage import Stage, live_entries
+from histories import receive, said, talk
+
+from memd.ingest.topics import Topic
+from memd.settings.model import Config, ConversationSettings
+
+DOCUMENT = "u:Here is the log of the lighthouse for May: the lamp failed twice.", "a:I have read it."
+QUESTIONS = [(f"u:Question {number} about the lamp?", f"a:The answer to question {number}.") for number in range(6)]
+STEPS = 12
+LATER = 10_000.0
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    stage = Stage(Config(conversation=ConversationSettings(max_open=64)))
+    yield stage
+    await stage.close()
+
+
+@pytest.fixture
+async def topic(stage: Stage) -> Topic:
+    return await stage.topics.get("talk")
+
+
+async def stored_texts(stage: Stage, topic: Topic) -> str:
+    """All that is in the log once everything has come to rest."""
+    for conversation in topic.buffer.conversations():
+        conversation.used_at = -LATER
+    await stage.archiver.tend_topic(topic)
+    return "\n".join(entry.content for entry in live_entries(topic))
+
+
+def assert_each_once(text: str, shorthands: Sequence[str]) -> None:
+    counts = {one: text.count(said(one).text) for one in shorthands}
+    assert all(count == 1 for count in counts.values()), counts
+
+
+async def test_questions_that_fan_out_from_one_beginning_are_all_stored(stage: Stage, topic: Topic) -> None:
+    talk(topic.buffer, *DOCUMENT)
+    for question in QUESTIONS:
+        talk(topic.buffer, *DOCUMENT, *question)
+    assert_each_once(await stored_texts(stage, topic), [*DOCUMENT, *(text for pair in QUESTIONS for text in pair)])
+
+
+async def test_questions_that_fan_out_at_once_are_all_stored(stage: Stage, topic: Topic) -> None:
+    talk(topic.buffer, *DOCUMENT)
+    arrivals = [receive(topic.buffer, *DOCUMENT, question) for question, _ in QUESTIONS]
+    await stage.archiver.tend_topic(topic)  # no branch is closed while its answer is awaited
+    for arrival, (_, answer) in zip(arrivals, QUESTIONS, strict=True):
+        topic.buffer.reply(arrival, said(answer), 10, 0.0)
+    assert_each_once(await stored_texts(stage, topic), [*DOCUMENT, *(text for pair in QUESTIONS for text in pair)])
+
+
+async def test_an_answer_that_was_given_anew_is_stored_as_it_is_now(stage: Stage, topic: Topic) -> None:
+    for number in range(4):
+        talk(topic.buffer, *DOCUMENT, "u:How often?", f"a:Version {number} of the answer.")
+    text = await stored_texts(stage, topic)
+    assert_each_once(text, [*DOCUMENT, "u:How often?", "a:Version 3 of the answer."])
+    assert text.count("Version") == 1
+
+
+async def test_a_turn_that_was_edited_away_is_stored_with_its_answer(stage: Stage, topic: Topic) -> None:
+    talk(topic.buffer, *DOCUMENT, "u:How often?", "a:Twice.", "u:And why?", "a:The oil.")
+    talk(topic.buffer, *DOCUMENT, "u:On which days?", "a:The 3rd and the 9th.")
+    everything = [*DOCUMENT, "u:How often?", "a:Twice.", "u:And why?", "a:The oil.", "u:On which", "a:The 3rd"]
+    assert_each_once(await stored_texts(stage, topic), everything)
+
+
+def call(number: int) -> list[str]:
+    return [f"c:read_{number}#{number}", f"t:The content of file {number}, which is long.#{number}"]
+
+
+def pruned(history: list[str]) -> list[str]:
+    """The history of a client that keeps the last two results (opencode and Cline do so with more)."""
+    results = [position for position, one in enumerate(history) if one.startswith("t:The content")]
+    return [f"t:[cleared]#{one.partition('#')[2]}" if i in results[:-2] else one for i, one in enumerate(history)]
+
+
+async def test_results_that_a_client_prunes_step_by_step_are_stored_once_and_whole(stage: Stage, topic: Topic) -> None:
+    history = ["u:Read the files of the lighthouse."]
+    for number in range(STEPS):
+        history += call(number)
+        talk(topic.buffer, *pruned(history)[:-1])
+    talk(topic.buffer, *pruned(history), "a:All are read.")
+    text = await stored_texts(stage, topic)
+    assert_each_once(text, [f"t:The content of file {number}," for number in range(STEPS)])
+    assert_each_once(text, [history[0], "a:All are read."])
+    assert "[cleared]" not in text
+
+
+async def test_a_history_that_is_rewritten_behind_the_back_of_the_log_is_not_stored_again(
+    stage: Stage, topic: Topic
+) -> None:
+    history = [*DOCUMENT, *(text for pair in QUESTIONS for text in pair)]
+    talk(topic.buffer, *history)
+    await stored_texts(stage, topic)
+    before = len(live_entries(topic))
+    changed = ["u:Another document, in the place of the first one.", *history[1:4], *history[6:]]
+    talk(topic.buffer, *changed, "u:More?", "a:No more.")
+    assert_each_once(await stored_texts(stage, topic), [*history, changed[0], "u:More?", "a:No more."])
+    assert len(live_entries(topic)) - before <= 2
+
+
+async def test_branches_whose_messages_are_stored_or_live_on_do_not_stay_open(stage: Stage, topic: Topic) -> None:
+    history = ["u:Read the files of the lighthouse."]
+    for number in range(STEPS):
+        history += call(number)
+        talk(topic.buffer, *pruned(history)[:-1])
+        await stored_texts(stage, topic)
+        assert len(topic.buffer.conversations()) <= 2
+
+
+async def test_what_was_left_out_stays_out_of_a_rewritten_history(stage: Stage, topic: Topic) -> None:
+    history = [*DOCUMENT, *(text for pair in QUESTIONS for text in pair)]
+    conversation = talk(topic.buffer, *history)
+    assert await stage.archiver.store(topic, conversation, 6)
+    topic.buffer.mark(conversation, left_out=6)
+    branch = talk(topic.buffer, "u:Instead of the document.", *history[1:], "u:More?", "a:No more.")
+    assert branch is not conversation and branch.left_out == 6
+    assert [item.identity for item in branch.messages[1:12]] == [item.digest for item in conversation.messages[1:12]]
+
+
+async def test_several_tasks_that_rewrite_at_once_lose_nothing(stage: Stage, topic: Topic) -> None:
+    async def client(name: str) -> list[str]:
+        history: list[str] = []
+        for number in range(STEPS):
+            history.append(f"u:Question {number} of {name}.")
+            arrival = receive(topic.buffer, *history)
+            await asyncio.sleep(0)
+            history.append(f"a:Answer {number} to {name}.")
+            topic.buffer.reply(arrival, said(history[-1]), 10, 0.0)
+            if number % 3 == 2:
+                del history[2:4]
+            await stage.archiver.tend_topic(topic)
+        return [f"u:Question {n} of {name}." for n in range(STEPS)] + [f"a:Answer {n} to {name}." for n in range(STEPS)]
+
+    everything = [text for texts in await asyncio.gather(client("Ann"), client("Bob")) for text in texts]
+    assert_each_once(await stored_texts(stage, topic), everything)
