@@ -109,8 +109,8 @@ class ConversationIndex:
 
 
 def _add(table: dict[bytes, Holders], keys: Sequence[bytes], conversation: Conversation) -> None:
-    alone = last = (conversation,)
-    held: Holders = ()
+    alone: Holders = (conversation,)
+    held, last = Holders(), alone
     for key in keys:
         present = table.get(key)
         if present is None:

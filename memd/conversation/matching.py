@@ -127,8 +127,8 @@ def _rejoin(known: list[bytes], conversation: Conversation, contents: list[bytes
     The last exchange may be missing or different (an edit, or a reply that the client never got), but two messages in a
     row must agree.
     """
-    offset = after
-    while contents and (offset := _place(known, contents[0], offset + 1)) is not None:
+    offset: int | None = after
+    while contents and offset is not None and (offset := _place(known, contents[0], offset + 1)) is not None:
         agreed = max(SHARED_MIN, len(known) - LAST_EXCHANGE - offset)
         if offset + SHARED_MIN <= len(known) and known[offset : offset + agreed] == contents[:agreed]:
             tail = zip(known[offset + agreed :], contents[agreed:], strict=False)

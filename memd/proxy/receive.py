@@ -92,7 +92,7 @@ class Receiver:
         else:
             arrival = topic.buffer.glance(*new, session=asked.session, thin=asked.is_thin)
         if asked.mode == "full" and arrival.leaves_unstored:
-            await self._archiver.make_durable(topic)
+            await topic.make_durable()
         completed, place = request, arrival
         if asked.is_thin:
             completed, place = with_live_turns(asked.api, request, arrival, lead)
