@@ -130,6 +130,14 @@ def test_coverage_is_the_share_of_what_is_asked_for(tmp_path: Path) -> None:
     assert 0 < part.coverage < 0.4
 
 
+def test_of_a_long_question_a_chunk_may_cover_one_clause(tmp_path: Path) -> None:
+    topic = filled(tmp_path, {"told": "The release code of the copper windmill 532 is hidden."}).topic("talk")
+    long = "Go on with the next part as before, and report at the end what the northern quarry 77 costs"
+    [whole] = topic.lexical_query(f"{long}, the copper windmill 532, the ferry.").best(1)
+    [part] = topic.lexical_query(f"{long}, the copper bridge 91 of the harbour, the ferry.").best(1)
+    assert whole.coverage == pytest.approx(1.0) and part.coverage < 0.5
+
+
 def test_scores_for_given_chunks_are_those_of_the_search(tmp_path: Path) -> None:
     topic = filled(tmp_path).topic("talk")
     question = topic.lexical_query("red session.py on the river")

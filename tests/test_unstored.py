@@ -64,6 +64,13 @@ async def test_a_finished_turn_is_found_by_its_words_before_it_is_stored_and_kee
     assert [one.uuid for one in live_entries(topic)] == [stored.entry.uuid]
 
 
+async def test_what_waits_is_found_by_one_clause_of_a_long_question(stage: Stage, topic: Topic) -> None:
+    talk(topic.buffer, *LAMP)
+    long = "Go on with the next part of the work as agreed before, and when the harbour gate and the crane are painted"
+    (pending,) = await recalled(stage, f"{long}, tell me where the spare lamp in the boathouse is.", topic.log)
+    assert "spare lamp" in pending.entry.content
+
+
 async def test_after_a_power_cut_it_is_found_under_the_same_id(stage: Stage, topic: Topic) -> None:
     talk(topic.buffer, *LAMP)
     assert await stage.archiver.make_durable(topic)

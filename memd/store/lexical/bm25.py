@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,12 +30,17 @@ EXACT_WEIGHT = 3
 CHUNKS_MIN = 100
 """A smaller topic is taken for one of so many chunks: in three chunks, a word that none of them has would weigh five
 times as much as a name that one has, and no chunk would cover half of a question."""
+CLAUSES_CHARACTERS_MAX = 8_000
 QUERY_TERMS_MAX = 64
 """Of a long query (a stack trace, pasted code) only the rarest terms count."""
+CLAUSE_MARGIN = 3.0
+"""A clause counts by itself if its idf mass exceeds the logarithm of the number of chunks by this: were words spread by
+chance, one topic in twenty would have a chunk with all of them."""
 SLACK = 2
 """Candidates per result: tantivy orders them by other parameters, and some are dead."""
 TERMS_CACHE_BYTES_MAX = 32 * 1024 * 1024
 """The terms of about 30,000 chunks."""
+_CLAUSE_END = re.compile(r"[.!?;:,]\s|\n|[。！？、，]")
 _ENTRY_BYTES = 300
 """Of the key and table entry of one chunk (measured with tracemalloc)."""
 
@@ -54,7 +60,8 @@ class LexicalHit(msgspec.Struct, frozen=True):
     score: float
     """BM25; comparable within one query."""
     coverage: float
-    """The share of the query's idf mass that the chunk has, 0 to 1: comparable between queries."""
+    """The share of the query's idf mass that the chunk has, or of one clause's where that is more, 0 to 1: comparable
+    between queries, long ones too."""
     is_exact: bool
     """Whether the chunk has a rare identifier of the query as a whole."""
 
@@ -160,10 +167,12 @@ class LexicalQuery:
         self._mean_terms = mean_terms
         self._terms_cache = terms_cache
         self._fresh = fresh
+        self._count = len(fresh) + (0 if searcher is None else searcher.num_docs)
         weighed = [self._weigh(name, is_exact) for name, is_exact in analyze_query(text).items()]
         weighed.sort(key=lambda term: -term.weight)
         self._terms = sorted(weighed[:QUERY_TERMS_MAX])  # sorted: sums do not depend on the order of the query
         self._mass = sum(term.idf for term in self._terms)
+        self._clauses = self._clause_masses(text)
 
     def best(self, k: int, is_wanted: Callable[[int], bool] = lambda canonical_id: True) -> list[LexicalHit]:
         """Return the best `k` chunks that `is_wanted`, by score; ties by canonical_id.
@@ -218,14 +227,25 @@ class LexicalQuery:
 
     def _weigh(self, name: str, is_exact: bool) -> _QueryTerm:
         spaced = f" {name} "
-        count, having = len(self._fresh), sum(terms.count(spaced) > 0 for terms in self._fresh.values())
+        count, having = self._count, sum(terms.count(spaced) > 0 for terms in self._fresh.values())
         if self._searcher is not None:
             with native("lexical"):
-                count, having = count + self._searcher.num_docs, having + self._searcher.doc_freq("terms", name)
+                having += self._searcher.doc_freq("terms", name)
         rare = max(1, min(count // 2, max(3, count // 100)))
         idf = math.log1p((max(count, having, CHUNKS_MIN) - having + 0.5) / (having + 0.5))
         counts_as_exact = is_exact and having <= rare
         return _QueryTerm(name, spaced, idf, idf * (EXACT_WEIGHT if counts_as_exact else 1), counts_as_exact)
+
+    def _clause_masses(self, text: str) -> list[tuple[frozenset[str], float]]:
+        """The terms of each clause of a longer query, and their idf mass."""
+        idfs = {term.spaced: term.idf for term in self._terms}
+        clauses = [part for part in _CLAUSE_END.split(text[:CLAUSES_CHARACTERS_MAX]) if part.strip()]
+        if len(clauses) < 2:
+            return []
+        terms = (frozenset(f" {name} " for name in analyze_query(part)) & idfs.keys() for part in clauses)
+        least = math.log(max(self._count, CHUNKS_MIN)) + CLAUSE_MARGIN
+        masses = ((names, sum(idfs[name] for name in names)) for names in terms)
+        return [(names, mass) for names, mass in masses if least <= mass < self._mass]
 
     def _search(self, searcher: tantivy.Searcher, query: tantivy.Query, limit: int) -> list[LexicalHit]:
         with native("lexical"):
@@ -244,13 +264,19 @@ class LexicalQuery:
         slowdown = K1 * (1 - B + B * terms.length / self._mean_terms)
         score = covered = 0.0
         has_exact = False
+        found: set[str] = set()
         for _, spaced, idf, weight, is_exact in self._terms:
             frequency = terms.count(spaced)
             if frequency:
                 score += weight * frequency * (K1 + 1) / (frequency + slowdown)
                 covered += idf
                 has_exact = has_exact or is_exact
-        return LexicalHit(canonical_id, score, min(1.0, covered / self._mass) if self._mass else 0.0, has_exact)
+                found.add(spaced)
+        coverage = covered / self._mass if self._mass else 0.0
+        for names, mass in self._clauses:
+            idfs = (idf for _, spaced, idf, _, _ in self._terms if spaced in names and spaced in found)
+            coverage = max(coverage, sum(idfs) / mass)
+        return LexicalHit(canonical_id, score, min(1.0, coverage), has_exact)
 
 
 @contextmanager
