@@ -44,7 +44,6 @@ Json = dict[str, Any]
 GRID: tuple[tuple[int, int], ...] = ((40, 4_096), (40, 8_192), (40, 32_768))
 LONG: tuple[tuple[str, int, int], ...] = (
     ("opencode", 200, 32_768),
-    ("Cline", 200, 32_768),
     ("LangGraph", 200, 8_192),
     ("Claude Code", 200, 131_072),
 )

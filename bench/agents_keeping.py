@@ -163,14 +163,16 @@ def echoes(staged: Stage) -> list[Finding]:
     code, other, new = words.code(), words.code(), words.code()
     ways = ("Tell me", "Can you tell me", "Do you know", "Please say", "I ask again")
     with house(8192) as home:
-        home.say([user(f"Write down: the ledger of the old boathouse is kept in cabinet {code}.")])
+        moved = f"When everything was painted the blue account book of the boathouse went to cabinet {code}."
+        home.say([user(f"{words.prose(50)} {moved} {words.prose(50)}")])
         home.settled([code])
         for number in range(10 if staged.is_quick else 40):
-            question = f"{ways[number % 5]} where the ledger of the old boathouse is kept, attempt {number}."
-            home.say([user(question)], f"I am afraid that I do not know where the ledger is kept. {words.prose(15)}")
+            question = f"{ways[number % 5]} where the account book of the old boathouse is, time {number}."
+            useless = f"I do not know where the account book of the old boathouse is, not at time {number} either."
+            home.say([user(question)], useless)
             time.sleep(0.1)
         time.sleep(SETTLING_SECONDS)
-        _, prompts = home.say([user("Where is the ledger of the old boathouse kept?")])
+        _, prompts = home.say([user("Where is the account book of the old boathouse?")])
         shown = bool(prompts) and code in prompts[-1].text
         home.say([user(f"Write down: the mooring fee of the north pier is {other} crowns.")])
         home.settled([other])
