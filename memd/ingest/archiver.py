@@ -23,7 +23,7 @@ from memd.ingest.indexer import Indexer
 from memd.ingest.pipeline import Drafter
 from memd.ingest.redaction.redactor import Redactor, redacted_drafts
 from memd.ingest.topics import Topic, Topics
-from memd.ingest.unstored import Part, owed_parts, parts_of
+from memd.ingest.unstored import BufferedText, Part, owed_parts, parts_of
 from memd.settings.model import Config
 from memd.telemetry.events import Events
 from memd.telemetry.metrics import Metrics
@@ -176,8 +176,13 @@ class Archiver:
 
     def cut_later(self, topic: Topic) -> None:
         """Cut in the background what was said, so that no search has to wait for that."""
+
+        async def cut(unstored: BufferedText) -> None:
+            with topic.held():
+                await asyncio.get_running_loop().run_in_executor(None, unstored.chunks)
+
         if unstored := topic.unstored():
-            asyncio.get_running_loop().run_in_executor(None, unstored.chunks)
+            self._tasks.spawn(cut(unstored), "cutting")
 
     async def append_drafts(self, topic: Topic, make: Callable[[Drafter], Sequence[Draft]]) -> list[Entry]:
         """Append what is no conversation's (a note, a document), durably and as one group; return the entries.
@@ -260,6 +265,8 @@ class Archiver:
                 topic.buffer.close(conversation)
         if surplus > 0:
             await topic.rewrite_journal()
+        if not topic.unstored():
+            topic.cutter.forget_but(())
         self._indexer.look_after(topic)
 
     # -- private ------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from memd.errors import StoreError
 from memd.ingest.pieces import Count
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
-from memd.ingest.unstored import BufferedText, PartCutter
+from memd.ingest.unstored import BufferedText, ListedParts, PartCutter
 from memd.settings.model import Config
 from memd.store.log.journal import Journal, read_journal
 from memd.store.store import Store, TopicLog
@@ -60,6 +60,7 @@ class Topic:
         self.chunk_ids: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
         """The public ids of the chunks that came from each of the messages stored last, by the message's digest."""
         self.cutter = PartCutter(log_, cutter)
+        self._listed: ListedParts = {}
         log_.unstored = self.unstored
         self._journal = journal
         self._redactor = redactor
@@ -109,7 +110,7 @@ class Topic:
 
     def unstored(self) -> BufferedText:
         """All that was said and is not in the log, as of now: every search of the topic's log asks for it."""
-        return BufferedText(self.buffer, self.cutter)
+        return BufferedText(self.buffer, self.cutter, self._listed)
 
     def ids_of(self, digest: bytes) -> tuple[str, ...]:
         """The public ids of the chunks that came from a message: of those stored lately, or of pending ones."""

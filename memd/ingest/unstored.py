@@ -126,16 +126,27 @@ class PartCutter:
         )
 
 
+ListedParts = dict[str, tuple[tuple[int, int, int, int, frozenset[int]], list[Part]]]
+"""The parts of each conversation, by its id, with the state of it in which they were listed."""
+
+
 class BufferedText(UnstoredText):
     """All that a buffer has and the log has not, as it is now; see `UnstoredText`."""
 
-    def __init__(self, buffer: HotBuffer, cutter: PartCutter) -> None:
+    def __init__(self, buffer: HotBuffer, cutter: PartCutter, listed: ListedParts) -> None:
+        """`listed`: the parts as they were listed the last time; brought up to date."""
         self._cutter = cutter
-        self._parts = [
-            [*parts_of(one), *owed_parts(one)]
-            for one in buffer.conversations()
-            if one.stored < one.wanted_end or one.owed
-        ]
+        for gone in listed.keys() - {one.id for one in buffer.conversations()}:
+            del listed[gone]
+        self._parts = []
+        for one in buffer.conversations():
+            if one.stored >= one.wanted_end and not one.owed:
+                continue
+            state = len(one), one.wanted_end, one.stored, one.left_out, frozenset(one.owed)
+            known = listed.get(one.id)
+            if known is None or known[0] != state:  # listing takes 10 µs, and there may be hundreds
+                known = listed[one.id] = state, [*parts_of(one), *owed_parts(one)]
+            self._parts.append(known[1])
 
     def __bool__(self) -> bool:
         return any(self._parts)
