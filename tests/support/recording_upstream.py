@@ -66,8 +66,13 @@ class RecordingUpstream:
 
 
 @contextmanager
-def recording_upstream(*, window: int | None = 4096) -> Iterator[RecordingUpstream]:
-    """Serve on a free loopback port; `/props` tells a window of `window` tokens, if any; there is no template probe."""
+def recording_upstream(
+    *, window: int | None = 4096, answer: Callable[[Request], Response] | None = None
+) -> Iterator[RecordingUpstream]:
+    """Serve on a free loopback port; `/props` tells a window of `window` tokens, if any; there is no template probe.
+
+    With `answer` it is that which decides about every request, those for llama-server's own addresses too.
+    """
     upstream = RecordingUpstream()
 
     class Handler(BaseHTTPRequestHandler):
@@ -91,6 +96,8 @@ def recording_upstream(*, window: int | None = 4096) -> Iterator[RecordingUpstre
                 self._send(passed_on(request, upstream.behind))
             elif upstream.answers_all:
                 self._send(upstream.answer(request))
+            elif answer is not None:
+                self._send(answer(request))
             elif self.path == "/props" and window is not None:
                 told = {"default_generation_settings": {"n_ctx": window}, "model_alias": "recorded"}
                 self._send(Response((json.dumps(told).encode(),)))

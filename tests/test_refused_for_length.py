@@ -1,0 +1,180 @@
+"""Servers that hide their window, want a key, serve many models, or refuse: the whole daemon against each of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from recording_upstream import recording_upstream
+from strict_server import StrictServer, prompt_tokens
+
+from memd.proxy.app import running
+from memd.proxy.parts import Daemon
+from memd.settings import model as settings
+
+WORDS = "harbour lantern because the quietly seventeen of boats was painted "
+
+
+class Agent:
+    """A client with its own long history."""
+
+    def __init__(self, daemon: Daemon, session: aiohttp.ClientSession) -> None:
+        self.daemon = daemon
+        self._session = session
+
+    async def send(self, messages: list[dict[str, Any]], *, key: str = "", **body: Any) -> tuple[int, str, Any]:
+        """Status, `X-Memory-Status` and the answer."""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        url = f"{self.daemon.base_url}/v1/chat/completions"
+        async with self._session.post(
+            url, json={"model": "m", "messages": messages, **body}, headers=headers
+        ) as answer:
+            return answer.status, answer.headers.get("X-Memory-Status", ""), await answer.json()
+
+
+@asynccontextmanager
+async def agent_of(server: StrictServer, folder: Path, **upstream: Any) -> AsyncIterator[Agent]:
+    with recording_upstream(answer=server.answer) as recorded:
+        config = settings.Config(
+            listen=settings.ListenSettings(port=0),
+            upstream=settings.UpstreamSettings(url=recorded.url, **upstream),
+            data_dir=folder / "memory",
+        )
+        async with running(config) as daemon, aiohttp.ClientSession() as session:
+            yield Agent(daemon, session)
+
+
+def history(count: int, words: int = 6) -> list[dict[str, Any]]:
+    """So many messages of user and assistant in turn, the last one a user's."""
+    roles = ("user", "assistant")
+    return [{"role": roles[place % 2], "content": f"Message {place}: {WORDS * words}"} for place in range(count)]
+
+
+def props(window: int) -> dict[str, Any]:
+    return {"default_generation_settings": {"n_ctx": window}, "model_alias": "m"}
+
+
+async def test_as_long_as_no_window_is_known_all_messages_are_heard(tmp_path: Path) -> None:
+    server = StrictServer(1_000_000)
+    async with agent_of(server, tmp_path) as agent:
+        status, _, _ = await agent.send(history(99, words=20))
+        assert status == 200 and agent.daemon.upstream.facts.window is None
+    assert len(server.accepted[0]["messages"]) == 99
+
+
+@pytest.mark.parametrize("refusal", ["llama.cpp", "vllm", "silent"])
+async def test_a_refusal_is_learned_from_and_the_request_is_made_to_fit(tmp_path: Path, refusal: str) -> None:
+    server = StrictServer(8_192, refusal=refusal)
+    messages = history(99)
+    async with agent_of(server, tmp_path) as agent:
+        assert (await agent.send(messages))[0] == 200
+        assert len(server.refused) == 1 and 10 < len(server.accepted[0]["messages"]) < 99
+        messages += [{"role": "assistant", "content": "Noted."}, {"role": "user", "content": "And now?"}]
+        assert (await agent.send(messages))[0] == 200
+        known = agent.daemon.upstream.known_window("m").tokens
+    assert len(server.refused) == 1, "what was learned is kept"
+    assert known == 8_192 if refusal != "silent" else known is not None and known < prompt_tokens(server.refused[0])
+
+
+async def test_settings_that_promise_more_than_the_server_has_do_not_fail_again_and_again(tmp_path: Path) -> None:
+    server = StrictServer(4_096)
+    async with agent_of(server, tmp_path, window=16_384) as agent:
+        for count in (99, 101, 103):
+            assert (await agent.send(history(count)))[0] == 200
+    assert len(server.refused) == 1 and len(server.accepted) == 3
+
+
+async def test_where_it_cannot_be_made_to_fit_the_client_gets_the_server_s_error(tmp_path: Path) -> None:
+    server = StrictServer(1_024)
+    async with agent_of(server, tmp_path) as agent:
+        status, _, answer = await agent.send([{"role": "user", "content": WORDS * 200}])
+        assert status == 400 and answer["error"]["type"] == "exceed_context_size_error"
+        assert len(server.refused) == 1, "it was not sent again"
+        assert (await agent.send([{"role": "user", "content": "Something short."}]))[0] == 200
+
+
+async def test_a_second_refusal_is_not_followed_by_a_third_try(tmp_path: Path) -> None:
+    server = StrictServer(2_048, refusal="silent")
+    messages = history(199)
+    async with agent_of(server, tmp_path) as agent:
+        status, _, answer = await agent.send(messages)
+        assert status == 400 and "context window" in answer["error"] and len(server.refused) == 2
+        for _ in range(3):  # each refusal teaches a little more
+            status = (await agent.send(messages))[0]
+        assert status == 200
+
+
+@pytest.mark.parametrize("shown_by", ["client", "settings"])
+async def test_the_window_of_a_server_that_wants_a_key_is_asked_with_a_key(tmp_path: Path, shown_by: str) -> None:
+    server = StrictServer(4_096, tells={"/props": props(4_096)}, key="sesame")
+    given = {"api_key": "sesame"} if shown_by == "settings" else {}
+    async with agent_of(server, tmp_path, **given) as agent:
+        assert agent.daemon.upstream.facts.window == (4_096 if given else None)
+        assert (await agent.send(history(1)))[0] == 401, "memd lends nobody its key"
+        assert (await agent.send(history(99), key="sesame"))[0] == 200
+        assert agent.daemon.upstream.facts.window == 4_096
+    assert not server.refused and len(server.accepted) == 1
+
+
+async def test_a_router_has_a_window_for_each_of_its_models(tmp_path: Path) -> None:
+    router = {"role": "router", "default_generation_settings": {"n_ctx": 0}}
+    models = {"data": [{"id": "m", "owned_by": "llamacpp", "context_length": 131_072}, {"id": "n"}]}
+    server = StrictServer(4_096, tells={"/props": router, "/v1/models": models})
+    async with agent_of(server, tmp_path) as agent:
+        assert agent.daemon.upstream.facts.window is None
+        server.tells["/props?model=m&autoload=false"] = props(4_096)
+        assert (await agent.send(history(99)))[0] == 200
+    assert not server.refused
+
+
+async def test_a_server_that_counts_max_tokens_gets_prompts_that_leave_room_for_it(tmp_path: Path) -> None:
+    models = {"data": [{"id": "m", "max_model_len": 8_192}]}
+    server = StrictServer(8_192, tells={"/v1/models": models}, counts_reply=True, refusal="vllm")
+    async with agent_of(server, tmp_path) as agent:
+        for count in (5, 51, 101):
+            assert (await agent.send(history(count), max_tokens=4_096))[0] == 200
+    assert not server.refused
+
+
+async def test_that_max_tokens_counts_is_learned_from_a_refusal(tmp_path: Path) -> None:
+    server = StrictServer(8_192, counts_reply=True, refusal="vllm")
+    async with agent_of(server, tmp_path, window=8_192) as agent:
+        assert (await agent.send(history(99), max_tokens=5_000))[0] == 200
+        assert (await agent.send(history(101), max_tokens=5_000))[0] == 200
+    assert len(server.refused) == 1
+
+
+@pytest.mark.parametrize(
+    ("window", "standing", "max_tokens"), [(32_768, 18_000, 32_000), (16_384, 6_000, 8_192)], ids=["32k", "16k"]
+)
+async def test_a_large_system_prompt_and_max_tokens_leave_history_and_memory_their_room(
+    tmp_path: Path, window: int, standing: int, max_tokens: int
+) -> None:
+    system = {"role": "system", "content": "Obey. " * (standing * 4 // 6)}
+    server = StrictServer(window, tells={"/props": props(window)})
+    messages: list[dict[str, Any]] = []
+    async with agent_of(server, tmp_path) as agent:
+        await agent.send([system, {"role": "user", "content": "The spare key hangs behind the blue bicycle."}])
+        for turn in range(30):
+            messages.append({"role": "user", "content": f"Where does the spare key hang? {turn} {WORDS * 10}"})
+            status, memory, answer = await agent.send([system, *messages], max_tokens=max_tokens)
+            assert (status, memory) == (200, "injected")
+            messages.append(answer["choices"][0]["message"])
+    assert not server.refused
+    taken = [prompt_tokens(body) for body in server.accepted]
+    assert max(taken) > window * 0.75, "the window is used"
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_requests_of_other_apis_are_made_to_fit_too(tmp_path: Path, path: str) -> None:
+    server = StrictServer(4_096)
+    field = "messages" if path == "/v1/messages" else "input"
+    async with agent_of(server, tmp_path) as agent, aiohttp.ClientSession() as session:
+        body = {"model": "m", field: history(99), "max_tokens": 100}
+        async with session.post(agent.daemon.base_url + path, json=body) as answer:
+            assert answer.status == 200
+    assert len(server.refused) == 1 and 5 < len(server.accepted[0][field]) < 99
