@@ -134,7 +134,7 @@ class InjectionSettings(msgspec.Struct, frozen=True, kw_only=True):
     budget_tokens: Annotated[int, Meta(ge=64, le=1_000_000)] = 2000
     """The most that one turn's memory block may take; never more than a quarter of the window."""
     sticky_tokens: Annotated[int, Meta(ge=0, le=1_000_000)] = 4000
-    """The most that the blocks kept from earlier turns may take together; never more than a quarter of the window."""
+    """The most that the blocks kept from earlier turns may take together; they leave before history does."""
     freeze_seconds: Seconds = 120.0
     """A request repeated within this time is a retry: same block, corrections not applied again."""
     role: Literal["auto", "separate", "merged"] = "auto"
