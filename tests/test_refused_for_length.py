@@ -43,6 +43,7 @@ async def agent_of(server: StrictServer, folder: Path, **upstream: Any) -> Async
             listen=settings.ListenSettings(port=0),
             upstream=settings.UpstreamSettings(url=recorded.url, **upstream),
             data_dir=folder / "memory",
+            buffer=settings.BufferSettings(handover_ms=20_000),
         )
         async with running(config) as daemon, aiohttp.ClientSession() as session:
             yield Agent(daemon, session)
@@ -160,7 +161,7 @@ async def test_a_large_system_prompt_and_max_tokens_leave_history_and_memory_the
     async with agent_of(server, tmp_path) as agent:
         await agent.send([system, {"role": "user", "content": "The spare key hangs behind the blue bicycle."}])
         for turn in range(30):
-            messages.append({"role": "user", "content": f"Where does the spare key hang? {turn} {WORDS * 10}"})
+            messages.append({"role": "user", "content": f"Where does the spare key hang? {turn} {WORDS * 25}"})
             status, memory, answer = await agent.send([system, *messages], max_tokens=max_tokens)
             assert (status, memory) == (200, "injected")
             messages.append(answer["choices"][0]["message"])
@@ -178,3 +179,4 @@ async def test_requests_of_other_apis_are_made_to_fit_too(tmp_path: Path, path: 
         async with session.post(agent.daemon.base_url + path, json=body) as answer:
             assert answer.status == 200
     assert len(server.refused) == 1 and 5 < len(server.accepted[0][field]) < 99
+

@@ -138,7 +138,7 @@ LM_STUDIO_KEEP = (
     [
         (LLAMA_CPP, LengthRefusal(8_192, 9_412)),
         ({"error": {"message": OPENAI, "code": "context_length_exceeded"}}, LengthRefusal(8_192, 8_100, True)),
-        ({"object": "error", "message": VLLM_INPUT, "code": 400}, LengthRefusal(65_536, 99_103)),
+        ({"object": "error", "message": VLLM_INPUT, "code": 400}, LengthRefusal(65_536, 99_103, True)),
         ({"error": {"message": VLLM_REPLY}}, LengthRefusal(32_768, 1_000, True)),
         ({"error": LM_STUDIO_KEEP}, LengthRefusal(4_096)),
         ({"error": "prompt too long; exceeded max context length by 1200 tokens"}, LengthRefusal()),  # Ollama

@@ -69,6 +69,12 @@ def scratch_config(config: Config, folder: Path) -> Config:
     )
 
 
+def key_headers(config: Config) -> dict[str, str]:
+    """The key that the model server wants, as a client shows it; none unless it is in the settings."""
+    key = config.upstream.api_key
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
 def ask_without_memory(base_url: str, token: str, model: str) -> LiveAnswer:
     """Let a running daemon forward a question to the model without memory."""
     return asyncio.run(
@@ -77,7 +83,7 @@ def ask_without_memory(base_url: str, token: str, model: str) -> LiveAnswer:
 
 
 async def _recall_a_fact(config: Config, model: str) -> LiveAnswer:
-    async with running(config) as daemon, aiohttp.ClientSession() as session:
+    async with running(config) as daemon, aiohttp.ClientSession(headers=key_headers(config)) as session:
         told = await _send(session, daemon.base_url, model, TOLD, {})
         if told.problem or told.status != 200:
             return told

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from memd.cli.check.live import LiveAnswer, scratch_config, send
+from memd.cli.check.live import LiveAnswer, key_headers, scratch_config, send
 from memd.errors import MemdError
 from memd.proxy.app import running
 from memd.settings.model import Config
@@ -112,7 +112,7 @@ class _Loop:
 
     async def play(self, config: Config) -> None:
         """Ask, answer the model's call or one in its place, and ask again until it is long enough."""
-        async with running(config) as daemon, aiohttp.ClientSession() as session:
+        async with running(config) as daemon, aiohttp.ClientSession(headers=key_headers(config)) as session:
             while self.steps < STEPS_MAX and self.sent_tokens <= self._room * LENGTH and self.seconds_left > 0:
                 body = {
                     "model": self._model,

@@ -46,7 +46,8 @@ _LENGTH = re.compile(
     re.IGNORECASE,
 )
 _COUNTS_REPLY = re.compile(
-    r"max_(?:new_|completion_)?tokens|in the (?:completion|output)|output tokens|tokens (?:from|for|in) the completion",
+    # The first are the words of OpenAI and of all that speak like it, and those count, also where they do not say so.
+    r"maximum context length (?:is|of)|max_(?:new_|completion_)?tokens|in the (?:completion|output)|output tokens|tokens (?:from|for|in) the completion",
     re.IGNORECASE,
 )
 _PROMPT = re.compile(
@@ -64,7 +65,7 @@ class LengthRefusal(msgspec.Struct, frozen=True):
     prompt_tokens: int | None = None
     """The server's own count of the prompt."""
     counts_reply: bool = False
-    """It speaks of the reply too: prompt and `max_tokens` together have to fit."""
+    """Prompt and `max_tokens` together have to fit: it says so, or comes from a server that is known for it."""
 
 
 def refusal_for_length(body: bytes) -> LengthRefusal | None:
