@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,14 @@ from memd.proxy.parts import Daemon
 from memd.settings import model as settings
 
 WORDS = "harbour lantern because the quietly seventeen of boats was painted "
+
+
+KEY_QUESTIONS = {
+    0: "Where does the spare key hang?",
+    20: "Behind which bicycle is the key?",
+    35: "What hangs behind the blue bicycle?",
+}
+"""By turn."""
 
 
 class Agent:
@@ -43,7 +52,6 @@ async def agent_of(server: StrictServer, folder: Path, **upstream: Any) -> Async
             listen=settings.ListenSettings(port=0),
             upstream=settings.UpstreamSettings(url=recorded.url, **upstream),
             data_dir=folder / "memory",
-            buffer=settings.BufferSettings(handover_ms=20_000),
         )
         async with running(config) as daemon, aiohttp.ClientSession() as session:
             yield Agent(daemon, session)
@@ -155,16 +163,24 @@ async def test_that_max_tokens_counts_is_learned_from_a_refusal(tmp_path: Path) 
 async def test_a_large_system_prompt_and_max_tokens_leave_history_and_memory_their_room(
     tmp_path: Path, window: int, standing: int, max_tokens: int
 ) -> None:
-    system = {"role": "system", "content": "Obey. " * (standing * 4 // 6)}
+    system = {"role": "system", "content": WORDS * (standing * 4 // len(WORDS))}
     server = StrictServer(window, tells={"/props": props(window)})
     messages: list[dict[str, Any]] = []
     async with agent_of(server, tmp_path) as agent:
         await agent.send([system, {"role": "user", "content": "The spare key hangs behind the blue bicycle."}])
-        for turn in range(30):
-            messages.append({"role": "user", "content": f"Where does the spare key hang? {turn} {WORDS * 25}"})
+        [conversation] = (await agent.daemon.topics.get("default")).buffer.conversations()
+        async with asyncio.timeout(30):
+            while not 0 < len(conversation) == conversation.stored:  # noqa: ASYNC110  # it has no event
+                await asyncio.sleep(0.01)
+        for turn in range(36):
+            asked = KEY_QUESTIONS.get(turn, f"Turn {turn}. {WORDS * 25}")
+            messages.append({"role": "user", "content": asked})
             status, memory, answer = await agent.send([system, *messages], max_tokens=max_tokens)
-            assert (status, memory) == (200, "injected")
             messages.append(answer["choices"][0]["message"])
+            assert status == 200
+            assert turn not in KEY_QUESTIONS or memory == "injected", "there is room for memory"
+            heard = server.accepted[-1]["messages"]
+            assert len(heard) >= min(len(messages), 12), "more than the system prompt and the last message"
     assert not server.refused
     taken = [prompt_tokens(body) for body in server.accepted]
     assert max(taken) > window * 0.75, "the window is used"
@@ -179,4 +195,3 @@ async def test_requests_of_other_apis_are_made_to_fit_too(tmp_path: Path, path: 
         async with session.post(agent.daemon.base_url + path, json=body) as answer:
             assert answer.status == 200
     assert len(server.refused) == 1 and 5 < len(server.accepted[0][field]) < 99
-

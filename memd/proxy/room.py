@@ -15,6 +15,7 @@ from memd.conversation import compaction, window
 from memd.conversation.conversation import Conversation, Counted
 from memd.conversation.tokens import TokenCounter
 from memd.ingest.archiver import Archiver
+from memd.proxy.prompt import Prompt
 from memd.proxy.receive import Received
 from memd.proxy.upstream.client import Upstream
 from memd.proxy.upstream.refusals import LengthRefusal
@@ -60,6 +61,8 @@ class RoomMaker:
         self._archiver = archiver
         self._left_out: weakref.WeakKeyDictionary[Conversation, int] = weakref.WeakKeyDictionary()
         """The mark of each conversation when its prompt was last made."""
+        self._standing: weakref.WeakKeyDictionary[Prompt, int] = weakref.WeakKeyDictionary()
+        """Model tokens of system prompt and tools, the same in all that is decided about a prompt."""
 
     async def make_room(self, received: Received) -> PromptRoom:
         """Let earlier blocks and the oldest turns leave until the prompt fits. May be called again for a request.
@@ -69,7 +72,7 @@ class RoomMaker:
         """
         conversation = received.prompt.conversation
         limits = await self._limits(received)
-        await self._used_tokens(received, limits.hard)  # may teach the drift, in which the limits are expressed
+        await self._used_tokens(received, limits.hard)  # may tell what the system prompt and the tools really take
         limits = await self._limits(received)
         await self._limit_instructions(received, limits.window)
         await self._let_blocks_leave(received, limits)
@@ -94,13 +97,14 @@ class RoomMaker:
         self._upstream.refused(request.model, refusal, sent + reply)
 
     async def _limits(self, received: Received) -> window.Thresholds:
-        request, drift = received.request, self._counter.drift
+        request = received.request
+        self._standing[received.prompt] = self._standing_tokens(received)
         known = await self._upstream.window(request.model, received.asked.credentials)
         return window.thresholds(
             window=known.tokens,
             counts_reply=known.counts_reply,
             max_tokens=request.max_tokens,
-            standing_tokens=drift.drifted(request.model, received.prompt.standing_tokens),
+            standing_tokens=self._standing[received.prompt],
             soft=self._buffer.soft_tokens,
             hard=self._buffer.hard_tokens,
             injection_tokens=self._injection.budget_tokens,
@@ -119,6 +123,14 @@ class RoomMaker:
         text = await self._used_tokens(received, limits.room) - tokens - current
         if moved or not window.keeps_earlier_blocks(limits, text=text, earlier=tokens, current=current):
             remove_blocks(received, list(earlier))
+
+    def _standing_tokens(self, received: Received) -> int:
+        """Model tokens of system prompt and tools: by the last count of this prompt, else by the drift."""
+        prompt, model = received.prompt, received.request.model
+        counted = prompt.conversation.counted
+        if counted is None or counted.model != model or counted.raw_tokens <= 0:
+            return self._counter.drift.drifted(model, prompt.standing_tokens)
+        return math.ceil(prompt.standing_tokens * counted.prompt_tokens / counted.raw_tokens)
 
     def _current_tokens(self, received: Received) -> int:
         """Model tokens of the block that this turn has already."""
@@ -156,7 +168,7 @@ class RoomMaker:
     async def _used_tokens(self, received: Received, hard: int) -> int:
         """Model tokens of the buffer's part of the prompt: estimated, near the limit counted by the upstream."""
         drift, model, prompt = self._counter.drift, received.request.model, received.prompt
-        standing, raw = drift.drifted(model, prompt.standing_tokens), prompt.tokens()
+        standing, raw = self._standing[prompt], prompt.tokens()
         estimate, uncounted = _estimate(prompt.conversation.counted, model, raw, drift.factor(model))
         margin = COUNT_MARGIN if drift.is_known(model) else COUNT_MARGIN_UNKNOWN
         doubt = uncounted * (margin - 1)
@@ -169,7 +181,7 @@ class RoomMaker:
         if not prompt.has_attachments:
             drift.observe(model, raw, exact)
             prompt.conversation.counted = Counted(model, raw, exact)
-        return exact - drift.drifted(model, prompt.standing_tokens)
+        return exact - standing
 
     async def _take_oldest(self, received: Received, excess: int, *, forced: bool = False) -> bool:
         """Compact so that at least `excess` model tokens leave; False if nothing may leave."""

@@ -47,7 +47,8 @@ _LENGTH = re.compile(
 )
 _COUNTS_REPLY = re.compile(
     # The first are the words of OpenAI and of all that speak like it, and those count, also where they do not say so.
-    r"maximum context length (?:is|of)|max_(?:new_|completion_)?tokens|in the (?:completion|output)|output tokens|tokens (?:from|for|in) the completion",
+    r"maximum context length (?:is|of)"
+    r"|max_(?:new_|completion_)?tokens|in the (?:completion|output)|output tokens|tokens for the completion",
     re.IGNORECASE,
 )
 _PROMPT = re.compile(
