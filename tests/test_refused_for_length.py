@@ -146,7 +146,7 @@ async def test_a_server_that_counts_max_tokens_gets_prompts_that_leave_room_for_
     async with agent_of(server, tmp_path) as agent:
         for count in (5, 51, 101):
             assert (await agent.send(history(count), max_tokens=4_096))[0] == 200
-    assert not server.refused
+    assert len(server.refused) <= 1, "once, as long as no answer has told how the model counts"
 
 
 async def test_that_max_tokens_counts_is_learned_from_a_refusal(tmp_path: Path) -> None:
