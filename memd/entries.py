@@ -11,6 +11,7 @@ import enum
 import itertools
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -28,6 +29,9 @@ TOPIC_ID_RULE = "use 1 to 128 letters, digits, '.', '_' or '-', beginning with a
 DEFAULT_TOPIC_ID = "default"
 
 PUBLIC_ID_DIGITS_MIN = 4
+NAME_CHARACTERS_MAX = 64
+SHOWN_MAX = 64
+"""Chunks that are noted as shown to one message; a full block has about thirty."""
 UTILITY_RATIO = 1.5
 UTILITY_STEPS_MIN = -4  # 1.5 ** -4 = 0.198: below the default min_score even for a perfect match, so invisible
 UTILITY_STEPS_MAX = 10  # 1.5 ** 10 = 57.7
@@ -56,6 +60,8 @@ class Speaker(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Annotated[str, Meta(extra={REDACTED_AS: "role"})]
     continues: bool = False
     """The stretch goes on with a message that an earlier chunk begins, so that no role is written in front of it."""
+    name: Name = ""
+    """The client's own name for who speaks, such as one of several users; see `speaker_name`."""
 
 
 class ChunkState(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +96,8 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True):
     speakers: tuple[Speaker, ...] | UnsetType = UNSET
     """The speakers of the stretches of `content`, by ascending offset; empty for a text that is no message's (a
     correction's, a note)."""
+    shown: tuple[bytes, ...] | UnsetType = UNSET
+    """The uuids of the chunks that memory showed to the assistant that speaks in `content`."""
     unknown: dict[str, Any] = {}
     """Fields that a newer version wrote and this one does not know: carried along unchanged."""
 
@@ -161,9 +169,17 @@ class Entry(ChunkState, frozen=True, kw_only=True):
         return utility_multiplier(self.utility_steps)
 
 
-def role_opening(role: str) -> str:
-    """The role as it is written in front of a message's text where that is shown."""
-    return f"{role}: "
+@lru_cache(maxsize=256)
+def speaker_name(name: str) -> str:
+    """A client's name for a speaker as it is kept and shown: on one line, bounded, without what could end it early."""
+    plain = "".join(character if character.isprintable() and character not in "()[]<>|:" else " " for character in name)
+    return " ".join(plain.split())[:NAME_CHARACTERS_MAX].rstrip()
+
+
+def role_opening(role: str, name: str = "") -> str:
+    """The role, and the speaker's name if there is one, as they are written in front of a message's text."""
+    called = speaker_name(name)
+    return f"{role} ({called}): " if called else f"{role}: "
 
 
 def text_with_roles(content: str, speakers: Sequence[Speaker]) -> str:
@@ -172,7 +188,7 @@ def text_with_roles(content: str, speakers: Sequence[Speaker]) -> str:
     done = 0
     for speaker in speakers:
         if not speaker.continues:
-            parts += [content[done : speaker.offset], role_opening(speaker.role)]
+            parts += [content[done : speaker.offset], role_opening(speaker.role, speaker.name)]
             done = speaker.offset
     return "".join([*parts, content[done:]])
 

@@ -55,6 +55,9 @@ class Message(msgspec.Struct, frozen=True):
     own_words: str | UnsetType = UNSET
     """The part of `text` that was said (see `speech.Speech`), where that is not all of it."""
 
+    shown: tuple[bytes, ...] | UnsetType = UNSET
+    """Of an assistant's reply: the uuids of the chunks that memory showed in its prompt."""
+
     @property
     def said(self) -> str:
         """The text without what programs wrap around it: what is hashed, stored and asked. Prompts have `text`."""

@@ -33,11 +33,15 @@ class Utterance(msgspec.Struct, frozen=True):
     """Of a message: from `messages.stored_text`."""
     role: str | None = None
     digest: bytes | None = None
+    name: str = ""
+    """See `Speaker.name`."""
+    shown: tuple[bytes, ...] = ()
+    """See `Message.shown`."""
 
     @property
     def opening(self) -> str:
         """The role as it is written in front of the text where that is shown; empty without one."""
-        return "" if self.role is None else role_opening(self.role)
+        return "" if self.role is None else role_opening(self.role, self.name)
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -49,6 +53,8 @@ class Chunk(msgspec.Struct, frozen=True):
     content: str
     speakers: tuple[Speaker, ...]
     digests: tuple[bytes, ...]
+    shown: tuple[bytes, ...] = ()
+    """Of all its messages together."""
 
 
 class _Piece(msgspec.Struct, frozen=True):
@@ -149,11 +155,12 @@ def _chunk(group: Sequence[_Piece], messages: Sequence[Utterance]) -> Chunk:
     for position, piece in enumerate(group):
         parts.append(JOINT if piece.opening is not None and position > 0 else "")
         length += len(parts[-1])
-        role = messages[piece.message].role
+        role, name = messages[piece.message].role, messages[piece.message].name
         if role is not None and (piece.opening is not None or position == 0):
-            speakers.append(Speaker(length, role, continues=piece.opening is None))
+            speakers.append(Speaker(length, role, piece.opening is None, name))
         parts.append(piece.text)
         length += len(piece.text)
     numbers = dict.fromkeys(piece.message for piece in group)
-    digests = (messages[number].digest for number in numbers)
-    return Chunk("".join(parts), tuple(speakers), tuple(digest for digest in digests if digest is not None))
+    digests = tuple(digest for number in numbers if (digest := messages[number].digest) is not None)
+    shown = dict.fromkeys(uuid for number in numbers for uuid in messages[number].shown)
+    return Chunk("".join(parts), tuple(speakers), digests, tuple(shown))

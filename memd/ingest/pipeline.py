@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
+from msgspec import UNSET
 
 from memd.conversation import compaction
 from memd.conversation.tokens import TokenCounter
 from memd.embedding.embedder import EmbedMany
-from memd.entries import Draft
+from memd.entries import SHOWN_MAX, Draft, speaker_name
 from memd.ingest.chunking import Chunk, Utterance, split
 from memd.ingest.pieces import Count
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
@@ -142,6 +143,7 @@ def _draft(chunk: Chunk, *, kind: str, source: str | None, created_at: int) -> D
         kind=kind,
         source=source,
         speakers=chunk.speakers,
+        shown=chunk.shown[:SHOWN_MAX] or UNSET,
     )
 
 
@@ -176,7 +178,13 @@ def unstored_runs(
         instructions: system and developer messages are to be remembered too; they are once they have left the prompt.
     """
     utterances = {
-        position: Utterance(stored_text(kept), kept.role, digest)
+        position: Utterance(
+            stored_text(kept),
+            kept.role,
+            digest,
+            speaker_name(kept.name),
+            () if kept.shown is UNSET else kept.shown,
+        )
         for position, (digest, message) in enumerate(messages)
         if message is not None
         and compaction.is_stored_kind(message, instructions=instructions)

@@ -17,6 +17,7 @@ import msgspec
 from memd.admin.receipts import Receipt, Receipts
 from memd.conversation.conversation import Conversation, Counted
 from memd.conversation.tokens import TokenCounter
+from memd.entries import SHOWN_MAX
 from memd.ingest.archiver import Archiver
 from memd.proxy.memory import Recalled, SettledPrompt
 from memd.proxy.receive import Received
@@ -96,12 +97,15 @@ class Rememberer:
         """Write the reply into the journal, to the disk itself where that is asked for; a failure is tried again."""
         await received.topic.save(sync=self._is_synced)
 
-    def keep_reply(self, received: Received, reply: Reply) -> Conversation:
+    def keep_reply(self, received: Received, shown: SettledPrompt, reply: Reply) -> Conversation:
         """Put the reply into the buffer, once; returns the conversation that it is in."""
         conversation, buffer = received.prompt.conversation, received.topic.buffer
         if reply.message is None or not buffer.is_open(conversation):
             return conversation
         message = self._speech.heard(reply.message)
+        if shown.chunks:
+            uuids = tuple(chunk.uuid for chunk in shown.chunks[:SHOWN_MAX])
+            message = msgspec.structs.replace(message, shown=uuids)
         tokens = self._counter.message(message, message.content_digest)
         return buffer.reply(received.arrival, message, tokens, time.time())
 
@@ -114,7 +118,7 @@ class Rememberer:
             prompt.conversation.counted = Counted(model, *counts)
         if not received.is_traced:
             return
-        conversation = answered.kept or self.keep_reply(received, reply)
+        conversation = answered.kept or self.keep_reply(received, answered.shown, reply)
         self._archiver.cut_later(topic)
         await topic.save(sync=self._is_synced)
         visible = conversation.visible_tokens()  # without blocks: those of earlier turns leave before history does

@@ -212,7 +212,7 @@ class Forwarding:
     async def _keep(self, reply: Reply) -> None:
         """Keep a reply before the client has all of it."""
         try:
-            self._kept = self._rememberer.keep_reply(self._received, reply)
+            self._kept = self._rememberer.keep_reply(self._received, self.prepared.shown, reply)
             await self._rememberer.save(self._received)
         except Exception:  # a bug here must not cost the user the end of an answer
             log.exception("a reply is not in the journal yet", extra=self._received.log_fields())

@@ -136,7 +136,7 @@ class Redactor:
         speakers = () if draft.speakers is UNSET else draft.speakers
         content, offsets = self._replaced(draft.content, [speaker.offset for speaker in speakers])
         moved = {  # of messages that begin within one secret the last one remains: its text follows
-            offset: Speaker(offset, self._role(speaker.role), speaker.continues)
+            offset: Speaker(offset, self._role(speaker.role), speaker.continues, self.identifier(speaker.name))
             for offset, speaker in zip(offsets, speakers, strict=True)
             if offset < len(content) or content == draft.content
         }

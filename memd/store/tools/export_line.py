@@ -76,6 +76,12 @@ _FORMS = {
     ),
     "utility_steps": _Form("utility_multiplier", Annotated[float, Meta(gt=0)], utility_multiplier, _steps),
     "created_at": _Form("created_at", datetime, _time, _microseconds),
+    "shown": _Form(
+        "shown",
+        tuple[Hex, ...],
+        lambda uuids: [uuid.hex() for uuid in uuids],
+        lambda names: tuple(map(bytes.fromhex, names)),
+    ),
     "supersedes": _Form(
         "supersedes",
         tuple[Hex, ...],
@@ -86,8 +92,8 @@ _FORMS = {
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Entry) if field.name not in _LEFT_OUT}
 _ALL_FORMS = {name: _FORMS.get(name) or _Form(name, field.type) for name, field in _FIELDS.items()}
 _ORDER = dict.fromkeys([*_FIRST, *(form.name for form in _ALL_FORMS.values())])
-_STATE = tuple(name for name in _FIELDS if name not in ("public_id", "uuid", "canonical_id", "speakers"))
-"""Without `speakers`: a line that a version without them wrote tells of the same state."""
+_STATE = tuple(name for name in _FIELDS if name not in ("public_id", "uuid", "canonical_id", "speakers", "shown"))
+"""Without `speakers` and `shown`: a line that a version without them wrote tells of the same state."""
 
 _Line = msgspec.defstruct(
     "_Line",
