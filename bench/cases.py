@@ -8,6 +8,7 @@ question that nothing stored is about. Reads `bench/data/cases.json`, which is o
 
     python bench/cases.py [--json FILE] [--misses]
 
+The cases of `traffic.py` (boilerplate, echoes) are run too.
 Everything goes through the real daemon over HTTP; the block is read out of the prompt that memd forwards.
 """
 
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
+import traffic
 from quality import StandIn, Talk, config_of, serving, tell
 from rich.console import Console
 from rich.table import Table
@@ -138,8 +140,10 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = asyncio.run(run(json.loads(DATA.read_text()), arguments.misses))
     report(rows)
+    found = asyncio.run(traffic.measured())
+    traffic.report(found)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(rows, indent=1))
+        arguments.json.write_text(json.dumps(rows | found, indent=1))
 
 
 if __name__ == "__main__":

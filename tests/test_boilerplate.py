@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from recording_upstream import chat_answer
-from test_turn import FACT, QUESTION, Client, daemon_in_process
+from test_turn import FACT, QUESTION, STANDING_TASKS, Client, _until, daemon_in_process
 
 DETAILS = "<environment_details>\n# Current Time\n10:05, workshop key bicycle\n</environment_details>"
 
 
 async def stored(client: Client) -> list[str]:
     """What the log has, as people read it, once everything is stored."""
-    await client.settled()
+    await _until(lambda: not client.daemon.tasks.names - STANDING_TASKS)
     topic = await client.daemon.topics.get("default")
     for conversation in topic.buffer.conversations():
         await client.daemon.archiver.store(topic, conversation, len(conversation))

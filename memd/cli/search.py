@@ -94,10 +94,11 @@ def _chunk(chunk: FoundChunk, *, explain: bool) -> RenderableType:
     parts: list[RenderableType] = [head]
     if explain:
         share, words, beside = chunk.cosine_share, chunk.lexical, chunk.neighbours
+        echo = "" if chunk.echo == 1 else f", times {chunk.echo:.2f} as an echo"
         parts.append(
             Padding(
                 f"meaning {share:.3f} (cosine {chunk.cosine:.3f}) + words {words:.3f} + neighbours {beside:.3f}, "
-                f"times {chunk.multiplier:g}; strength {chunk.strength:.3f}, {counted(chunk.tokens, 'token')}",
+                f"times {chunk.multiplier:g}{echo}; strength {chunk.strength:.3f}, {counted(chunk.tokens, 'token')}",
                 (0, 0, 0, INDENT),
                 expand=False,
             )

@@ -156,7 +156,7 @@ def _candidates(one: Receipt) -> RenderableType:
     for chunk in one.candidates:
         parts = (chunk.score, chunk.strength, chunk.cosine, chunk.cosine_share, chunk.lexical, chunk.neighbours)
         cells = [f"{value:.3f}" for value in parts]
-        table.add_row(chunk.id, *cells, f"{chunk.multiplier:g}", str(chunk.tokens), chunk.verdict)
+        table.add_row(chunk.id, *cells, f"{chunk.multiplier * chunk.echo:.3g}", str(chunk.tokens), chunk.verdict)
     return table
 
 

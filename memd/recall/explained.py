@@ -17,7 +17,7 @@ EARLIER = str(Verdict.EARLIER)
 
 
 class ScoredChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """One candidate. `score` is (`cosine_share` + `lexical` + `neighbours`) × `multiplier`."""
+    """One candidate. `score` is (`cosine_share` + `lexical` + `neighbours`) × `multiplier` × `echo`."""
 
     id: str
     uuid: str
@@ -25,12 +25,14 @@ class ScoredChunk(msgspec.Struct, frozen=True, kw_only=True):
     canonical_id: int
     score: float
     strength: float
-    """The larger of `score` and `cosine` × `multiplier`, which is compared with `retrieval.min_score`."""
+    """The larger of `score` and `cosine` × `multiplier` × `echo`, which is compared with `retrieval.min_score`."""
     cosine: float
     cosine_share: float
     lexical: float
     neighbours: float
     multiplier: float
+    echo: float = 1.0
+    """The share of its score that a chunk has left which only repeats others."""
     tokens: int
     """The tokens of its line in a prompt, in the model's tokens."""
     verdict: str
@@ -105,6 +107,7 @@ def _fields(judged: Judged) -> dict[str, Any]:
         "lexical": round(parts.lexical, 6),
         "neighbours": round(parts.neighbours, 6),
         "multiplier": parts.multiplier,
+        "echo": round(parts.echo, 6),
         "tokens": judged.tokens,
         "verdict": str(judged.verdict),
     }

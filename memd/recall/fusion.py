@@ -58,11 +58,13 @@ class Parts(msgspec.Struct, frozen=True):
     multiplier: float
     words_alone: float = 0.0
     """The worth of the words of a chunk that is not embedded yet, by themselves; 0 for any other."""
+    echo: float = 1.0
+    """The share that is left of the score of a chunk that only repeats others (see `echoes`)."""
 
     @property
     def score(self) -> float:
-        """relevance x multiplier: the order."""
-        return (self.cosine + self.lexical + self.neighbours) * self.multiplier
+        """relevance x multiplier x echo: the order."""
+        return (self.cosine + self.lexical + self.neighbours) * self.multiplier * self.echo
 
     @property
     def strength(self) -> float:
@@ -71,7 +73,7 @@ class Parts(msgspec.Struct, frozen=True):
         Words only reorder: a chunk that passes by meaning alone is not dropped because other chunks have the words.
         Measured (bench/quality.py): 3 points more of what a question needs in 2,000 tokens, 6 in 4,000.
         """
-        return max(self.score, self.similarity * self.multiplier, self.words_alone)
+        return max(self.score, self.similarity * self.multiplier * self.echo, self.words_alone * self.echo)
 
 
 def fuse(evidence: Sequence[Evidence], *, lexical_weight: float, neighbour_weight: float) -> list[Parts]:

@@ -24,19 +24,6 @@ PRESSURE_FROM = 0.8
 Stream = tuple[str, str | None]
 
 
-class Candidate(msgspec.Struct, frozen=True):
-    """A chunk that a search found, with its score."""
-
-    entry: Entry
-    topic_id: str
-    parts: Parts
-
-    @property
-    def score(self) -> float:
-        """See `Parts.score`."""
-        return self.parts.score
-
-
 class Verdict(enum.StrEnum):
     """The decision on a candidate, in the words that a user reads."""
 
@@ -47,6 +34,23 @@ class Verdict(enum.StrEnum):
     VISIBLE = "in the prompt already"
     REPEATS = "nearly repeats a better one"
     BEYOND = "beyond retrieval.top_k"
+    ASKED_AGAIN = "asks the same as a newer one"
+    RETELLS = "retells what was corrected"
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A chunk that a search found, with its score."""
+
+    entry: Entry
+    topic_id: str
+    parts: Parts
+    aside: Verdict | None = None
+    """Why it is not shown although it matches (see `echoes`)."""
+
+    @property
+    def score(self) -> float:
+        """See `Parts.score`."""
+        return self.parts.score
 
 
 class Ranked(msgspec.Struct, frozen=True):
@@ -109,6 +113,8 @@ def rank(
             excluded = Verdict.WEAK
         elif is_visible(candidate.entry, visible_digests):
             excluded = Verdict.VISIBLE
+        elif candidate.aside is not None:
+            excluded = candidate.aside
         elif kept.count >= top_k:
             excluded = Verdict.BEYOND
         elif not kept.add(candidate.entry):

@@ -23,6 +23,7 @@ from memd.embedding.encoder import Encoder
 from memd.embedding.priority import Priority
 from memd.errors import StoreError
 from memd.recall import block
+from memd.recall.echoes import missing_sources, shown_to, without_echoes
 from memd.recall.fusion import Evidence, Parts, fuse
 from memd.recall.ranking import Candidate, Judged, Ranked, Selection, is_visible, rank, select
 from memd.recall.topic_search import Pending, TopicSearch
@@ -205,7 +206,7 @@ class Retriever:
         queries = self._encoder.embed_query(question)
         times.append(time.perf_counter())
         searches = [self._search(question, queries, *one) for one in zip(topics, unstored, strict=True)]
-        ranked = self._ranked(searches, filters)
+        ranked = self._ranked(question, searches, filters)
         times.append(time.perf_counter())
         filled = self._filled(ranked, budget, filters)
         times.append(time.perf_counter())
@@ -253,15 +254,20 @@ class Retriever:
             log.error("searched without its words", extra={"topic": topic.topic_id, "error": error})
             return None
 
-    def _ranked(self, searches: Sequence[TopicSearch], filters: Filters) -> list[Ranked]:
+    def _ranked(self, question: str, searches: Sequence[TopicSearch], filters: Filters) -> list[Ranked]:
         """The candidates of all topics, best first; the first of `searches` is the request's own topic."""
         settings, own = self._settings, searches[0]
-        k = settings.top_k
+        k, is_complete = settings.top_k, False
         while True:
             hits = self._hits(searches, k)
             strong = [one for one in hits if one.parts.strength >= settings.min_score]
             candidates, seen = _read(strong, own, filters.visible_digests, k)
-            ranked = self._rank(candidates, filters)
+            sources = [] if is_complete else missing_sources(candidates, {one.hit.uuid for one in hits})
+            is_complete = True
+            included = [search.include(sources) for search in searches] if sources else []
+            if any(included):
+                continue
+            ranked = self._rank(question, candidates, searches, filters)
             relevant = [one for one in ranked if one.excluded is None]
             # Excluded ones took places among the best k: look further, unless there is nothing further.
             is_exhausted = seen == len(strong) and all(search.is_exhausted for search in searches)
@@ -270,7 +276,7 @@ class Retriever:
             k *= 4
         if filters.relevant_only:
             return relevant
-        ranked = self._rank(_read(hits, own, (), len(hits))[0], filters)
+        ranked = self._rank(question, _read(hits, own, (), len(hits))[0], searches, filters)
         listed = EXPLAINED_TOP_KS * settings.top_k
         return [one for place, one in enumerate(ranked) if place < listed or one.excluded is None]
 
@@ -296,9 +302,13 @@ class Retriever:
             scored = list({one.hit.uuid: one for one in scored}.values())
         return sorted(scored, key=lambda one: (-one.parts.score, one.hit.canonical_id))
 
-    def _rank(self, candidates: Sequence[Candidate], filters: Filters) -> list[Ranked]:
+    def _rank(
+        self, question: str, candidates: Sequence[Candidate], searches: Sequence[TopicSearch], filters: Filters
+    ) -> list[Ranked]:
+        shown = shown_to(candidates)
+        superseded = {uuid: old for search in searches for uuid, old in search.superseded(shown).items()}
         return rank(
-            candidates,
+            without_echoes(candidates, question, superseded, min_score=self._settings.min_score),
             min_score=self._settings.min_score,
             top_k=self._settings.top_k,
             visible_digests=filters.visible_digests,

@@ -7,6 +7,7 @@ are not stored yet have words and neighbours only.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 
 from memd.entries import Entry
 from memd.errors import StoreError
+from memd.recall.corrections import replacement_of
+from memd.recall.echoes import Superseded
 from memd.recall.fusion import Evidence, fuse
 from memd.recall.ranking import stream_of
 from memd.settings.model import RetrievalSettings
@@ -34,6 +37,8 @@ NEIGHBOURED_SHARE = 3 / 8
 more (bench/NOTES.md, 2026-11-22)."""
 PENDING_SEGMENT = -1
 """In the places of chunks that are not stored yet; the row is their number."""
+SUPERSEDED_MAX = 64
+"""Corrected chunks that are looked up for one question."""
 _NO_WORDS = LexicalHit(0, 0.0, 0.0, False)
 
 
@@ -99,6 +104,7 @@ class TopicSearch:
         """Whether a larger `k` would find nothing more; set by `evidence`."""
         self._queries = queries
         self._words = words
+        self._included: list[Place] = []
         self._entries: dict[Place, Entry] = {}  # read for this question: an entry is needed up to three times
 
     @property
@@ -118,6 +124,27 @@ class TopicSearch:
             self._entries[place] = self.snapshot.read(place)
         return self._entries[place]
 
+    def include(self, uuids: Iterable[bytes]) -> bool:
+        """Make the live ones of these chunks candidates, however they match; False if there is none."""
+        live = [place for uuid in uuids for place in self.snapshot.places(uuid) if self.snapshot.is_live(place)]
+        self._included += live
+        return bool(live)
+
+    def superseded(self, uuids: Iterable[bytes]) -> dict[bytes, Superseded]:
+        """Of some chunks those that an Update has taken out, with what it put in their place."""
+        found = {}
+        for uuid in itertools.islice(self.snapshot.deprecated(set(uuids)), SUPERSEDED_MAX):
+            try:
+                *before, last = self.snapshot.history(uuid)
+                place = self.snapshot.place(last.canonical_id)
+                made = None if place is None else replacement_of(self.snapshot, place, uuid)
+                new = None if made is None else self.snapshot.find(made)
+            except StoreError:  # a damaged entry costs this check and nothing else
+                continue
+            old = next((entry.content for entry in reversed(before) if entry.content), "")
+            found[uuid] = Superseded(old, new.content if new is not None else None)
+        return found
+
     def evidence(self, k: int, settings: RetrievalSettings, *, first: int) -> tuple[list[Hit], list[Evidence]]:
         """Find the best `k` by meaning, the best `k` by words, and the neighbours of the strongest.
 
@@ -129,6 +156,7 @@ class TopicSearch:
         is_enough = len(lexical) < k or k >= LEXICAL_ROUNDS * settings.top_k
         self.is_exhausted = (len(dense) < k or dense[-1].score < settings.min_score) and is_enough
         hits |= self._hits_at(place for place in lexical if place not in hits)
+        hits |= self._hits_at(place for place in self._included if place not in hits)
         words = {one.canonical_id: one for one in lexical.values()}
         beside: dict[Place, tuple[Place, ...]] = {}
         if settings.neighbour_weight:

@@ -11,13 +11,13 @@ import bisect
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.entries import Entry
+from memd.entries import Entry, Status
 from memd.errors import StoreError
 from memd.store.index.sealed_index import Candidates, SealedIndex
 from memd.store.index.uuid_index import UuidIndex
@@ -64,6 +64,12 @@ class SegmentView:
     def live_count(self) -> int:
         """The number of rows that count."""
         return len(self.dead) - int(np.count_nonzero(self.dead))
+
+    @functools.cached_property
+    def deprecated(self) -> frozenset[bytes]:
+        """The uuids of the chunks that have a Deprecated entry here."""
+        rows = self.rows[self.rows["status"] == Status.DEPRECATED]
+        return frozenset(uuid_bytes(row["uuid_high"], row["uuid_low"]) for row in rows)
 
     @functools.cached_property
     def chronology(self) -> tuple[UInts, Rows]:
@@ -292,6 +298,11 @@ class Snapshot:
         """
         place = self._newest_place(uuid)
         return None if place is None else self._read(*place)
+
+    def deprecated(self, uuids: Collection[bytes]) -> list[bytes]:
+        """Return those of some chunks that an Update has taken out and nothing has brought back."""
+        named = {uuid for view in self.views.values() for uuid in view.deprecated.intersection(uuids)}
+        return [uuid for uuid in named if not any(self.is_live(place) for place in self.places(uuid))]
 
     def fingerprint_of(self, uuid: bytes) -> str | None:
         """Return the fingerprint of the model that embedded the newest entry; None if the topic has none."""

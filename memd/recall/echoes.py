@@ -1,0 +1,208 @@
+"""Which candidates only repeat others: answers that memory itself gave the words for, and questions asked again.
+
+Rule: decided from values alone, words and provenance (`ChunkState.shown`), never by judging what is true. A chunk that
+says something of its own is left alone; one that does not never outranks its source.
+
+An assistant's answer to a question about the past contains what memory showed it, or that it does not know. Stored, it
+matches the next such question better than the fact does. So:
+
+- An *echo* says nothing, or what one of the chunks that its prompt showed says: it scores at most `ECHO_SHARE` of the
+  best of those. (All shown chunks together have most words of anything: measured, 3 points less recall.)
+- A chunk that *retells* what was corrected since (it has words of a shown chunk that its replacement has not) counts
+  half, and is shown only if there is nothing else.
+- Of chunks that *ask the same* the newest with an answer of its own is a candidate, and those that say far more.
+
+Two questions are the same if the cosine of their words is at least `SAME_QUESTION_COSINE`. It is computed from text, so
+it costs nothing when a chunk is stored, and holds for logs of every version.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+from msgspec import UNSET
+
+from memd.entries import Entry, Speaker
+from memd.recall.ranking import Candidate, Verdict
+from memd.store.lexical.analyzer import analyze_query
+
+ECHO_SHARE = 0.9
+RETOLD_SHARE = 0.5
+SAME_QUESTION_COSINE = 0.95
+REPEATED_SHARE = 2 / 3
+"""A chunk repeats another that has so many of the words that it adds to the question."""
+TOLD_MIN = 3
+"""Fewer words that a user puts beside a question tell nothing ("Hi!", "Sorry to bother you.")."""
+FAR_MORE = 2
+"""An older answer with more than so many times the own words of a newer one stays a candidate beside it."""
+SOURCE_MIN = 4
+"""A chunk that so many candidates had been shown, and that was not found itself, becomes a candidate."""
+SOURCES_MAX = 8
+_WORDS_MAX = 8192
+
+# Words with which answers are wrapped, and with which they say that there is none; as the analyzer leaves them.
+_EMPTY = frozenset(
+    word
+    for text in (
+        "sorry unfortunately afraid apologize apologies unsure sure certain know knowledge information detail details "
+        "data find found see seem have access available provide provided able unable cannot context conversation chat "
+        "history memory record records excerpt excerpts remember recall mention mentioned previously earlier before "
+        "tell told say said ask asked question answer help assist let need anything something else yes no noted note "
+        "okay happy glad course certainly according based stored specify specific share shared give given memd",
+    )
+    for word in analyze_query(text)
+)
+_QUESTION_MARKS = ("?", "？", "؟", "\u037e")
+_SENTENCE = re.compile(r"[^.!?。！？؟\n]*+[.!?。！？؟\n]?+")
+
+
+class Superseded(NamedTuple):
+    """A chunk that an Update replaced or took out."""
+
+    content: str
+    replacement: str | None
+
+
+class _Spoken(NamedTuple):
+    asked: frozenset[str]
+    """The words of the user."""
+    answered: frozenset[str]
+    """Those of everybody else."""
+    told: frozenset[str]
+    """Those of the user's sentences that are no questions."""
+    is_question: bool
+
+    @property
+    def words(self) -> frozenset[str]:
+        """All of them."""
+        return self.asked | self.answered
+
+
+def missing_sources(candidates: Sequence[Candidate], known: Collection[bytes]) -> list[bytes]:
+    """The chunks that many candidates had been shown and that are not `known`, those shown most often first."""
+    counts: dict[bytes, int] = {}
+    for candidate in candidates:
+        for uuid in _shown(candidate.entry):
+            if uuid not in known:
+                counts[uuid] = counts.get(uuid, 0) + 1
+    often = sorted((uuid for uuid, count in counts.items() if count >= SOURCE_MIN), key=lambda uuid: -counts[uuid])
+    return often[:SOURCES_MAX]
+
+
+def shown_to(candidates: Sequence[Candidate]) -> set[bytes]:
+    """All chunks that were shown to one of the candidates."""
+    return {uuid for candidate in candidates for uuid in _shown(candidate.entry)}
+
+
+def without_echoes(
+    candidates: Sequence[Candidate], question: str, superseded: Mapping[bytes, Superseded], *, min_score: float
+) -> list[Candidate]:
+    """The candidates with what echoes lose, in any order.
+
+    Args:
+        superseded: of the chunks that were shown to a candidate, those that were corrected since.
+    """
+    asked = frozenset(analyze_query(question))
+    oldest_first = sorted(candidates, key=lambda one: one.entry.origin_id)
+    held: dict[bytes, Candidate] = {}
+    own_words: dict[bytes, int] = {}
+    sources: dict[bytes, set[bytes]] = {}
+    for one in oldest_first:
+        shown = [held[uuid] for uuid in _shown(one.entry) if uuid in held]
+        sources[one.entry.uuid] = set(_shown(one.entry)).union(*(sources[source.entry.uuid] for source in shown))
+        said = _said(one.entry, asked)
+        repeated = [source for source in shown if _repeats(said, source.entry)]
+        own_words[one.entry.uuid] = 0 if repeated else len(said)
+        corrected = [superseded[uuid] for uuid in sources[one.entry.uuid] if uuid in superseded]
+        if any(_retells(one.entry, old, asked) for old in corrected):
+            one = _held(one, RETOLD_SHARE, Verdict.RETELLS)
+        if repeated and one.score > 0:
+            best = max(source.score for source in repeated)
+            one = _held(one, min(1.0, ECHO_SHARE * best / one.score), one.aside)
+        held[one.entry.uuid] = one
+    _set_aside_asked_again(held, own_words)
+    if not any(one.aside is None and one.parts.strength >= min_score for one in held.values()):
+        return [msgspec.structs.replace(one, aside=None) for one in held.values()]
+    return list(held.values())
+
+
+def _held(one: Candidate, factor: float, verdict: Verdict | None) -> Candidate:
+    parts = msgspec.structs.replace(one.parts, echo=one.parts.echo * factor)
+    return msgspec.structs.replace(one, parts=parts, aside=verdict)
+
+
+def _said(entry: Entry, asked: Collection[str]) -> frozenset[str]:
+    """The words that an entry adds to its own question and, if its answer adds none, to the one that is asked now."""
+    spoken = _spoken_by(entry)
+    answer, told = spoken.answered - spoken.asked - _EMPTY, spoken.told - _EMPTY
+    if spoken.is_question and len(told) < TOLD_MIN:
+        told = frozenset()
+    return answer | told if answer else told.difference(asked)
+
+
+def _repeats(said: frozenset[str], source: Entry) -> bool:
+    """Whether a source has nearly all of these words; it has if there are none."""
+    return len(said & _spoken_by(source).words) >= REPEATED_SHARE * len(said)
+
+
+def _retells(entry: Entry, old: Superseded, asked: Collection[str]) -> bool:
+    """Whether an entry has the words that a correction took out: its numbers and names, else half of the words."""
+    kept = _words(old.replacement) if old.replacement is not None else frozenset(asked)
+    gone = _words(old.content) - kept
+    codes = {word for word in gone if any(character.isdecimal() for character in word)}
+    words = _spoken_by(entry).words
+    return bool(codes & words) if codes else bool(gone) and 2 * len(gone & words) >= len(gone)
+
+
+def _set_aside_asked_again(held: dict[bytes, Candidate], own_words: Mapping[bytes, int]) -> None:
+    """Of chunks that ask the same, set aside all but the newest with an answer of its own and those that say more."""
+    groups: list[list[Candidate]] = []
+    for one in sorted(held.values(), key=lambda one: -one.entry.origin_id):
+        spoken = _spoken_by(one.entry)
+        if one.aside is None and spoken.asked and spoken.answered and spoken.is_question:
+            for group in groups:
+                if _cosine(_spoken_by(group[0].entry).asked, spoken.asked) >= SAME_QUESTION_COSINE:
+                    group.append(one)
+                    break
+            else:
+                groups.append([one])
+    for group in groups:
+        newest = next((one for one in group if own_words[one.entry.uuid]), group[0])
+        most = max(1, own_words[newest.entry.uuid]) * FAR_MORE
+        for one in group:
+            if one is not newest and own_words[one.entry.uuid] <= most:
+                held[one.entry.uuid] = msgspec.structs.replace(one, aside=Verdict.ASKED_AGAIN)
+
+
+def _cosine(one: frozenset[str], other: frozenset[str]) -> float:
+    return len(one & other) / math.sqrt(len(one) * len(other)) if one and other else 0.0
+
+
+def _shown(entry: Entry) -> tuple[bytes, ...]:
+    return () if entry.shown is UNSET else entry.shown
+
+
+def _spoken_by(entry: Entry) -> _Spoken:
+    return _spoken(entry.content, () if entry.speakers is UNSET else entry.speakers)
+
+
+@lru_cache(_WORDS_MAX)
+def _spoken(content: str, speakers: tuple[Speaker, ...]) -> _Spoken:
+    ends = [speaker.offset for speaker in speakers[1:]] + [len(content)]
+    asked, answered = [], [] if speakers else [content]
+    for speaker, end in zip(speakers, ends, strict=False):
+        (asked if speaker.role == "user" else answered).append(content[speaker.offset : end])
+    sentences = [sentence for text in asked for sentence in _SENTENCE.findall(text)]
+    told = [sentence for sentence in sentences if not sentence.endswith(_QUESTION_MARKS)]
+    is_question = len(told) < len(sentences)
+    words = _words("\n".join(asked))
+    return _Spoken(words, _words("\n".join(answered)), _words("\n".join(told)) if is_question else words, is_question)
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(analyze_query(text))

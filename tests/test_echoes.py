@@ -1,0 +1,121 @@
+"""Answers that repeat what memory showed, and questions asked again, do not crowd out or outlive the fact."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import aiohttp
+import pytest
+from recording_upstream import chat_answer
+from test_boilerplate import stored
+from test_turn import Client, daemon_in_process
+
+from memd.entries import Entry
+from memd.store.store import Snapshot
+from memd.store.tools.export import export
+from memd.store.tools.export_line import decode_line
+
+FACT = "For the record: the staging database listens on port 5432, behind the blue gateway."
+TOLD_IN_OTHER_WORDS = (
+    "Bruno set up the new machine on Friday: Postgres for staging answers on 5432 there, the firewall lets the office"
+    " in, and backups go to the NAS in the cellar at three every night."
+)
+OPENINGS = ["", "Hi! ", "Short question. ", "Me again. ", "Sorry to bother you. "]
+USELESS = [
+    "I don't know.",
+    "I'm sorry, I don't have any information about that in our conversation.",
+    "I could not find that, could you tell me?",
+    "Unfortunately I have no record of that.",
+]
+ASKED = [
+    "On which port does the staging database listen?",
+    "Which port does the staging database listen on?",
+    "Do you remember the port of the staging database?",
+    "What is the staging database's port?",
+    "Port of the staging database, please?",
+    "Could you tell me on which port our staging database listens?",
+    "I forgot the port of the staging database, which one is it?",
+    "Quick one: staging database, which port?",
+]
+
+
+async def ask(client: Client, question: str, answer: str) -> str:
+    """Ask in a chat of its own, get this answer, have it stored; return the prompt."""
+    client.upstream.answer = lambda request: chat_answer(request, text=answer)
+    headers = {"X-Memory-Session": str(len(client.upstream.chats))}
+    body = {"messages": [{"role": "user", "content": question}]}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{client.daemon.base_url}/v1/chat/completions", json=body, headers=headers) as answered,
+    ):
+        assert answered.status == 200
+        await answered.read()
+    await stored(client)
+    return client.upstream.prompts[-1]
+
+
+def fact_in(snapshot: Snapshot) -> Entry:
+    """The chunk with the fact."""
+    [fact] = [one for place in snapshot.latest_places() if FACT in (one := snapshot.read(place)).content]
+    return fact
+
+
+def shown(prompt: str) -> list[str]:
+    """The chunks of the block in a prompt."""
+    _, opening, block = prompt.partition("[memory]")
+    return block.partition("[/memory]")[0].split("[mem:")[1:] if opening else []
+
+
+@pytest.mark.parametrize("variants", [1, 40], ids=["the same question", "similar questions"])
+async def test_after_forty_useless_answers_the_fact_is_in_the_block(tmp_path: Path, variants: int) -> None:
+    questions = [f"{opening}{asked}" for asked in ASKED for opening in OPENINGS][:variants]
+    async with daemon_in_process(tmp_path, window=32_768) as client:
+        await ask(client, TOLD_IN_OTHER_WORDS, "Noted.")
+        for number in range(40):
+            await ask(client, questions[number % variants], USELESS[number % len(USELESS)])
+        chunks = shown(await ask(client, "Tell me the port of the staging database.", "5432."))
+        assert any(TOLD_IN_OTHER_WORDS in chunk for chunk in chunks)
+        best = max((await client.receipt())["candidates"], key=lambda one: one.score)
+        assert best.echo == 1 and best.verdict == "injected"
+
+
+async def test_after_an_update_no_old_answer_tells_the_old_value(tmp_path: Path) -> None:
+    async with daemon_in_process(tmp_path, window=32_768) as client:
+        await ask(client, FACT, "Noted.")
+        for number in range(5):
+            await ask(
+                client, ASKED[number], f"It is port 5432, {'as you said' if number % 2 else 'behind the gateway'}."
+            )
+        await ask(client, "Which colour has the gateway?", "The gateway is blue.")
+        topic = await client.daemon.topics.get("default")
+        correction = {
+            "chunk_ids": [fact_in(topic.log.snapshot()).uuid.hex()],
+            "action": "Update",
+            "reason": "moved",
+            "content": "The staging database listens on port 6000, behind the blue gateway.",
+        }
+        await client.ask(ASKED[0], memory_in={"corrections": [correction]})
+        chunks = shown(await ask(client, ASKED[5], "6000."))
+        assert any("6000" in chunk for chunk in chunks)
+        assert not any("5432" in chunk for chunk in chunks)
+        chunks = shown(await ask(client, "What colour does the gateway have?", "Blue."))
+        assert any("The gateway is blue." in chunk for chunk in chunks), "what was not corrected stays"
+
+
+async def test_what_a_reply_was_shown_survives_a_restart_and_is_exported(tmp_path: Path) -> None:
+    async with daemon_in_process(tmp_path) as client:
+        await ask(client, FACT, "Noted.")
+        client.upstream.answer = lambda request: chat_answer(request, text="5432.")
+        await client.ask(ASKED[0])
+        await client.settled()
+        topic = await client.daemon.topics.get("default")
+        fact = fact_in(topic.log.snapshot())
+    async with daemon_in_process(tmp_path) as client:
+        await stored(client)
+        snapshot = (await client.daemon.topics.get("default")).log.snapshot()
+        newest = snapshot.read(next(snapshot.latest_places()))
+        assert newest.shown == (fact.uuid,)
+        lines = list(export(client.daemon.config.data_dir, client.daemon.store.files, topic_id=None, live_only=True))
+        assert lines[-1]["shown"] == [fact.uuid.hex()]
+        assert decode_line(json.dumps(lines[-1]).encode())[1].shown == (fact.uuid,)
