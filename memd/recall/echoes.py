@@ -6,8 +6,9 @@ says something of its own is left alone; one that does not never outranks its so
 An assistant's answer to a question about the past contains what memory showed it, or that it does not know. Stored, it
 matches the next such question better than the fact does. So:
 
-- An *echo* says nothing, or what one of the chunks that its prompt showed says: it scores at most `ECHO_SHARE` of the
-  best of those. (All shown chunks together have most words of anything: measured, 3 points less recall.)
+- An *echo* answers nothing, or what one of the chunks that its prompt showed says, and its user tells nothing: it
+  scores at most `ECHO_SHARE` of the best of those. (Measured with `bench/quality.py`: all shown chunks together have
+  most words of anything, which cost 3 points, and a user's own words are no echo, which cost 1.)
 - A chunk that *retells* what was corrected since (it has words of a shown chunk that its replacement has not) counts
   half, and is shown only if there is nothing else.
 - Of chunks that *ask the same* the newest with an answer of its own is a candidate, and those that say far more.
@@ -115,9 +116,9 @@ def without_echoes(
     for one in oldest_first:
         shown = [held[uuid] for uuid in _shown(one.entry) if uuid in held]
         sources[one.entry.uuid] = set(_shown(one.entry)).union(*(sources[source.entry.uuid] for source in shown))
-        said = _said(one.entry, asked)
-        repeated = [source for source in shown if _repeats(said, source.entry)]
-        own_words[one.entry.uuid] = 0 if repeated else len(said)
+        said, is_told = _said(one.entry), _is_told(one.entry, asked)
+        repeated = [] if is_told else [source for source in shown if _repeats(said, source.entry)]
+        own_words[one.entry.uuid] = 0 if repeated else len(said) + is_told
         corrected = [superseded[uuid] for uuid in sources[one.entry.uuid] if uuid in superseded]
         if any(_retells(one.entry, old, asked) for old in corrected):
             one = _held(one, RETOLD_SHARE, Verdict.RETELLS)
@@ -136,13 +137,16 @@ def _held(one: Candidate, factor: float, verdict: Verdict | None) -> Candidate:
     return msgspec.structs.replace(one, parts=parts, aside=verdict)
 
 
-def _said(entry: Entry, asked: Collection[str]) -> frozenset[str]:
-    """The words that an entry adds to its own question and, if its answer adds none, to the one that is asked now."""
+def _said(entry: Entry) -> frozenset[str]:
+    """The words that an answer adds to its own question."""
     spoken = _spoken_by(entry)
-    answer, told = spoken.answered - spoken.asked - _EMPTY, spoken.told - _EMPTY
-    if spoken.is_question and len(told) < TOLD_MIN:
-        told = frozenset()
-    return answer | told if answer else told.difference(asked)
+    return spoken.answered - spoken.asked - _EMPTY
+
+
+def _is_told(entry: Entry, asked: Collection[str]) -> bool:
+    """Whether the user tells something in it: that is no echo, whatever is answered."""
+    spoken = _spoken_by(entry)
+    return len(spoken.told.difference(_EMPTY, asked)) >= (TOLD_MIN if spoken.is_question else 1)
 
 
 def _repeats(said: frozenset[str], source: Entry) -> bool:
