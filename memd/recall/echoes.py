@@ -198,7 +198,8 @@ def _spoken_by(entry: Entry) -> _Spoken:
 @lru_cache(_WORDS_MAX)
 def _spoken(content: str, speakers: tuple[Speaker, ...]) -> _Spoken:
     ends = [speaker.offset for speaker in speakers[1:]] + [len(content)]
-    asked, answered = [], [] if speakers else [content]
+    asked: list[str] = []
+    answered: list[str] = [] if speakers else [content]
     for speaker, end in zip(speakers, ends, strict=False):
         (asked if speaker.role == "user" else answered).append(content[speaker.offset : end])
     sentences = [sentence for text in asked for sentence in _SENTENCE.findall(text)]
