@@ -106,7 +106,7 @@ def _session(shape: Shape, steps: int, window: int, tools: list[Json], text: lis
 def report_sessions(console: Console, played: Sequence[Played]) -> int:
     """The first table; how many figures are not as promised."""
     table = Table(title="sessions of agents through memd, strict model server")
-    for column in ("agent", "window", "steps", "requests", "facts"):
+    for column in ("agent", "window", "steps", "requests", "too long", "facts"):
         table.add_column(column, justify="left" if column == "agent" else "right")
     for bound in BOUNDS:
         table.add_column(bound.title, justify="right")
@@ -118,7 +118,9 @@ def report_sessions(console: Console, played: Sequence[Played]) -> int:
             bad += not good
             text = f"{bound.figure(one):,.4g}"
             cells.append(text if good else f"[red]{text} ✗[/]")
-        table.add_row(one.shape, f"{one.window:,}", str(one.steps), str(one.requests), str(one.facts), *cells)
+        table.add_row(
+            one.shape, f"{one.window:,}", str(one.steps), str(one.requests), str(one.too_long), str(one.facts), *cells
+        )
     console.print(table)
     for one in played:
         for line in one.complaints:

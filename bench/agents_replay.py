@@ -30,7 +30,8 @@ Json = dict[str, Any]
 SETTLED_SECONDS_MAX = 90.0
 UNCHANGED_SECONDS = 12.0
 """With nothing new in the log for so long, what is missing is lost."""
-SHINGLE_WORDS = 6
+SHINGLE_WORDS = 12
+KEPT_UNITS = 2
 IDLE_SECONDS = 4
 SETTINGS: dict[str, Json] = {"buffer": {"idle_seconds": IDLE_SECONDS}, "log": {"level": "warning"}}
 _BLOCK = re.compile(r"\[memory\] .*?\n\[/memory\]", re.DOTALL)
@@ -130,7 +131,9 @@ class Played:
     steps: int
     requests: int = 0
     refused: int = 0
-    """Requests whose client got an error."""
+    """Requests whose client got an error, of those that could fit."""
+    too_long: int = 0
+    """Requests that cannot fit: system prompt, tools, the turn's user message and its last two units."""
     beyond: int = 0
     invalid: int = 0
     facts: int = 0
@@ -149,6 +152,7 @@ class Played:
     """What is new, and the blocks and lines of memd."""
     journal_bytes: int = 0
     said_bytes: int = 0
+    """Of every message but the system prompt, once, however often and in what place it was sent."""
     seconds: float = 0.0
     complaints: list[str] = field(default_factory=list)
 
@@ -160,7 +164,8 @@ class Played:
 
 def play(shape: Shape, script: Script, window: int, steps: int, house: House) -> Played:
     """Replay a session and judge it."""
-    played = Played(shape.name, window, steps, facts=len(script.facts), said_bytes=_bytes(script.said))
+    played = Played(shape.name, window, steps, facts=len(script.facts))
+    sent: set[str] = set()
     started = time.monotonic()
     reader = _Reader(played)
     needed: str | None = None
@@ -171,10 +176,11 @@ def play(shape: Shape, script: Script, window: int, steps: int, house: House) ->
         before = script.events[:at]
         body = shape.body(before, window)
         context = context or _context(body, before)
+        sent.update(rendered(body)[1:], rendered({"messages": [shape.reply(event)]})[1:])
         reply = shape.reply(event)
         answer, prompts = house.send(body, reply, api=shape.api)
         played.requests += 1
-        _judge(played, answer, prompts)
+        _judge(played, answer, prompts, least_tokens(body) <= window)
         accepted = answer.status == 200 and bool(prompts)
         if accepted:
             reader.read(rendered(body), reply, prompts[-1])
@@ -185,6 +191,7 @@ def play(shape: Shape, script: Script, window: int, steps: int, house: House) ->
         played.journal_bytes = max(played.journal_bytes, house.journal_bytes)
         for aside in shape.asides(before):
             house.send({"model": "recorded", "messages": aside, "stream": True}, {"role": "assistant", "content": "x"})
+    played.said_bytes = sum(len(text.encode()) for text in sent if not text.startswith("<|im_start|>system"))
     played.room_ms = [turn["timings_ms"]["room"] for turn in house.turns() if "room" in turn["timings_ms"]]
     played.memory_ms = [turn["timings_ms"]["memory"] for turn in house.turns()]
     last = reader.last.text if reader.last else ""
@@ -197,7 +204,21 @@ def play(shape: Shape, script: Script, window: int, steps: int, house: House) ->
     return played
 
 
-def _judge(played: Played, answer: Answer, prompts: Sequence[Prompt]) -> None:
+def least_tokens(body: Json) -> int:
+    """The tokens of a request of which everything has left that may: what stays even where a turn is too long."""
+    tools, *parts = rendered(body)
+    messages = chat_messages(body)
+    users = [at for at, one in enumerate(messages) if one["role"] == "user"]
+    calls = [at for at, one in enumerate(messages) if at > users[-1] and one["role"] == "assistant"]
+    last = range(calls[-KEPT_UNITS] if len(calls) >= KEPT_UNITS else users[-1] + 1, len(messages))
+    leading = range(next((at for at, one in enumerate(messages) if one["role"] != "system"), 0))
+    return tokens_of((tools, *(parts[at] for at in (*leading, users[-1], *last))))
+
+
+def _judge(played: Played, answer: Answer, prompts: Sequence[Prompt], could_fit: bool) -> None:
+    if not could_fit:
+        played.too_long += 1
+        return
     played.beyond += sum(prompt.is_beyond for prompt in prompts)
     played.invalid += sum(bool(prompt.problems) for prompt in prompts)
     for prompt in prompts:
@@ -274,10 +295,6 @@ def _context(body: Json, before: Sequence[Event]) -> list[str]:
                 text = text.replace(event.text, "\n") if event.text else text
             found.append(text)
     return found
-
-
-def _bytes(texts: Sequence[str]) -> int:
-    return sum(len(text.encode()) for text in texts)
 
 
 def _where(script: Script, word: str) -> str:

@@ -36,6 +36,7 @@ funicular""",
 brick granite iron""",
     )
 )
+_CARRIERS = (" See {}.", " ({})", " This is {}.", " Noted as {}.", " Compare {}!", " {} was there before.")
 _SYLLABLES = [one + other for one in "bdfgklmnprtvz" for other in "aeiou"]
 _WORD = re.compile(r"\b[a-z]{5,}\b")
 
@@ -74,8 +75,9 @@ class Script:
 
     @property
     def said(self) -> list[str]:
-        """Every text, once."""
-        return [text for event in self.events for text in event.texts if text]
+        """Every text, once; what a call is given was said, too."""
+        given = [json.dumps(told) for event in self.events for _, _, told in event.calls]
+        return [*(text for event in self.events for text in event.texts if text), *given]
 
 
 class Words:
@@ -106,7 +108,7 @@ class Words:
     def prose(self, tokens: int) -> str:
         """Filler of about that many tokens."""
         words = vocabulary()
-        chosen = [str(words[int(len(words) ** self.chance.random()) - 1]) for _ in range(int(tokens / 2.2))]
+        chosen = [str(words[int(len(words) ** self.chance.random()) - 1]) for _ in range(int(tokens / 2.6))]
         lines = [" ".join(chosen[start : start + 14]).capitalize() + "." for start in range(0, len(chosen), 14)]
         return "\n".join(lines)
 
@@ -211,7 +213,7 @@ def _with_fact(words: Words, script: Script, text: str) -> str:
     """The text with a fact at one of its line ends."""
     lines = text.split("\n")
     at = words.chance.randrange(len(lines))
-    lines[at] += f" The code of the {words.thing()} is {_planted(words, script)}."
+    lines[at] += words.chance.choice(_CARRIERS).format(_planted(words, script))
     return "\n".join(lines)
 
 

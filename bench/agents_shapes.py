@@ -337,6 +337,6 @@ SHAPES: tuple[Shape, ...] = (
           2_500, 0, None, manner="chat", rewrites=True),
     Shape("Open WebUI", "open-webui/open-webui backend/open_webui/{config,utils/middleware}.py", plain,
           0, 0, None, manner="chat", rewrites=True, thinks=True, asides=_open_webui_asides),
-    Shape("LangGraph", "langchain-ai/langgraph libs/prebuilt: create_react_agent", _langgraph, 1_200, 5, None),
+    Shape("LangGraph", "langchain-ai/langgraph libs/prebuilt: create_react_agent", _langgraph, 3_500, 5, None),
 )  # fmt: skip
 """By name, with where each is read from."""
