@@ -5,6 +5,7 @@ Rule: as agents_leaving.py. The words of side requests and reminders are those o
 
 from __future__ import annotations
 
+import gc
 import re
 import statistics
 import time
@@ -15,8 +16,11 @@ from agents_leaving import Finding, Scenario, Stage, assistant, at_least, at_mos
 from agents_replay import House, house
 from agents_runs import Words
 from daemon_process import Answer
-from histories import new_buffer, receive, said
+from histories import conversation_of, said
 from strict_llama import Prompt
+
+from memd.conversation.index import ConversationIndex
+from memd.conversation.matching import match
 
 Json = dict[str, Any]
 
@@ -288,16 +292,19 @@ def last_byte(staged: Stage) -> list[Finding]:
 
 def matching(staged: Stage) -> list[Finding]:
     """256 conversations of 500 messages, and requests that extend, edit, trim, rewrite and begin one."""
-    buffer, held = new_buffer(), list[list[str]]()
+    index, held = ConversationIndex(), list[list[str]]()
     count = 64 if staged.is_quick else 256
     for number in range(count):
         shared = [f"{'ua'[at % 2]}:the same {at}" for at in range(2 if number % 2 else 120)]
         held.append(shared + [f"{'ua'[at % 2]}:said {number} {at}" for at in range(500 - len(shared))])
-        receive(buffer, *held[-1])
-    times = [_glanced(buffer, changed) for number in range(0, count, 4) for changed in _requests(held[number], number)]
-    times.sort()
+        index.note(conversation_of(*held[-1]))
+    gc.freeze()  # as the daemon after its start: what is measured is matching, and not Python's collector
+    times = sorted(
+        _matched(index, changed) for number in range(0, count, 4) for changed in _requests(held[number], number)
+    )
     p99 = times[int(len(times) * 0.99)]
-    return [at_most(13, f"p99 of matching, {count} conversations of 500 ({len(times)} requests)", p99, 1.0, " ms")]
+    what = f"p99 of matching, {count} conversations of 500 ({len(times)} requests)"
+    return [at_most(13, what, round(p99, 2), 1.0, " ms")]
 
 
 def _requests(history: list[str], number: int) -> list[list[str]]:
@@ -313,13 +320,11 @@ def _requests(history: list[str], number: int) -> list[list[str]]:
     ]
 
 
-def _glanced(buffer: Any, history: Sequence[str]) -> float:
-    """Milliseconds of one look, without making the messages."""
-    messages = [said(one) for one in history]
-    digests = [message.content_digest for message in messages]
-    tokens = [10] * len(messages)
+def _matched(index: ConversationIndex, history: Sequence[str]) -> float:
+    """Milliseconds to find one request's conversation, digests given."""
+    digests = [said(one).content_digest for one in history]
     started = time.perf_counter()
-    buffer.glance(messages, digests, tokens, session=None)
+    match(index, digests, None)
     return (time.perf_counter() - started) * 1000
 
 

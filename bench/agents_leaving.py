@@ -192,8 +192,10 @@ def after_a_long_turn(staged: Stage) -> list[Finding]:
                 break
         said = [*script.events[:at], Event("answer", "The first part is done.")]
         body = langgraph.body(said, 32_768)
-        filler = 27_000 - before
-        body["messages"].append(user(f"And now the next part, please. {Words(4).prose(max(50, filler))}"))
+        words, asked = Words(4), "And now the next part, please."
+        while before + tokens_of((asked,)) < 31_000:
+            asked += "\n" + words.prose(400)
+        body["messages"].append(user(asked))
         started = time.monotonic()
         answer, prompts = home.send(body)
         seconds = time.monotonic() - started
