@@ -144,3 +144,29 @@ async def test_several_tasks_that_rewrite_at_once_lose_nothing(stage: Stage, top
 
     everything = [text for texts in await asyncio.gather(client("Ann"), client("Bob")) for text in texts]
     assert_each_once(await stored_texts(stage, topic), everything)
+
+
+ASKED = "u:Tell me about the lamp."
+BEGUN, REST = "The lamp stands on the second", " landing, behind the rope."
+
+
+@pytest.mark.parametrize("is_stored", [False, True], ids=["at once", "after its beginning was stored"])
+async def test_an_answer_that_is_continued_is_stored_once(stage: Stage, topic: Topic, is_stored: bool) -> None:
+    conversation = talk(topic.buffer, ASKED, f"a:{BEGUN}")
+    if is_stored:
+        assert await stage.archiver.store(topic, conversation, 2)
+    whole = talk(topic.buffer, ASKED, f"a:{BEGUN}", f"a:{REST}")
+    after = talk(topic.buffer, ASKED, f"a:{BEGUN}{REST}", "u:Thanks.", "a:Not at all.")
+    assert after is whole
+    text = await stored_texts(stage, topic)
+    assert_each_once(text, [ASKED, f"a:{BEGUN}", f"a:{REST}", "u:Thanks.", "a:Not at all."])
+
+
+async def test_a_prefill_and_its_answer_are_one_message(stage: Stage, topic: Topic) -> None:
+    talk(topic.buffer, ASKED, f"a:{BEGUN}", f"a:{REST}")
+    assert (await stored_texts(stage, topic)) == f"Tell me about the lamp.\n{BEGUN}{REST}"
+
+
+async def test_a_server_that_repeats_the_beginning_makes_no_difference(stage: Stage, topic: Topic) -> None:
+    talk(topic.buffer, ASKED, f"a:{BEGUN}", f"a:{BEGUN}{REST}")
+    assert (await stored_texts(stage, topic)) == f"Tell me about the lamp.\n{BEGUN}{REST}"

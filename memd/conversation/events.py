@@ -36,14 +36,14 @@ class Forked(msgspec.Struct, frozen=True, tag="forked"):
     position: int
 
 
-class Branched(msgspec.Struct, frozen=True, tag="branched"):
+class Branched(msgspec.Struct, frozen=True, tag="branched", omit_defaults=True):
     """A new conversation begins with a history that its client rewrote."""
 
     conversation: str
     parent: str
-    session: str | None
     rewriting: Rewriting
     at: float
+    session: str | None = None
 
 
 class Abandoned(msgspec.Struct, frozen=True, omit_defaults=True, tag="abandoned"):

@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+from msgspec import UNSET
 
 from memd.conversation.conversation import Buffered, Conversation, Line, Rewriting, TurnKey
 from memd.conversation.events import (
@@ -136,6 +137,8 @@ class HotBuffer:
                     self.close(conversation)  # a retry with the same answer: nothing new
                     return former
                 self._abandon(former, position, message)
+            elif (prefill := _prefill(conversation, position, message)) is not None:
+                return self._continue(conversation, prefill, message, tokens, now)
             self._append(conversation, *answer, now)
             return conversation
         there = conversation.messages[position]
@@ -254,7 +257,7 @@ class HotBuffer:
 
     def _branch(self, parent: Conversation, session: str | None, way: Rewriting, now: float) -> Conversation:
         name = self._new_id()
-        self._record(Branched(name, parent.id, session or parent.session, way, now))
+        self._record(Branched(name, parent.id, way, now, session or parent.session))
         return self._conversations[name]
 
     def _abandon(self, conversation: Conversation, position: int, instead: Message) -> None:
@@ -266,6 +269,22 @@ class HotBuffer:
         if position >= SHARED_MIN or len(conversation) == position + 1:
             dropped_from = position if _is_regenerated(conversation.messages[position:], instead) else None
             self._record(Abandoned(conversation.id, dropped_from))
+
+    def _continue(
+        self, conversation: Conversation, prefill: Message, message: Message, tokens: int, now: float
+    ) -> Conversation:
+        """Put an answer and its beginning, which the request ended with, together: clients send them back as one.
+
+        A beginning that is in the log already is not stored again.
+        """
+        start = len(conversation) - 1
+        whole = _joined(prefill, message)
+        text = message if conversation.stored > start else whole
+        branch = self._fork(conversation, start)
+        count = conversation.messages[start].tokens + tokens
+        self._append(branch, [text], [whole.content_digest], [count], now)
+        self._record(Abandoned(conversation.id, start))
+        return branch
 
     def _append(
         self,
@@ -357,6 +376,25 @@ def _is_regenerated(tail: Sequence[Buffered], instead: Message) -> bool:
     """Whether the end of a conversation is an answer for which the model, or the client, has now given another."""
     roles = [item.message.role if item.message is not None else "user" for item in tail]
     return instead.role == "assistant" and roles[:1] == ["assistant"] and "user" not in roles
+
+
+def _prefill(conversation: Conversation, position: int, message: Message) -> Message | None:
+    """The beginning of an answer that a request ended with: a prefill, or an answer that is to be continued.
+
+    llama.cpp goes on from a last message of the assistant's; Open WebUI's and LibreChat's "continue" send it so.
+    """
+    last = conversation.messages[position - 1].message if position else None
+    if last is None or last.role != "assistant" or last.tool_calls or message.role != "assistant":
+        return None
+    return last
+
+
+def _joined(beginning: Message, message: Message) -> Message:
+    """An answer with its beginning; some servers repeat that one themselves."""
+    if message.text.startswith(beginning.text):
+        return message
+    said = beginning.said + message.said if beginning.said + message.said != beginning.text + message.text else UNSET
+    return msgspec.structs.replace(message, text=beginning.text + message.text, own_words=said)
 
 
 def _rewriting(

@@ -18,6 +18,8 @@ Holders = tuple[Conversation, ...]
 
 CANDIDATES_MAX = 3
 """Conversations that are compared with a request message by message."""
+CLEARLY_MORE = 4
+"""A conversation that shares so many times as much with a request as another leaves no doubt about which it is."""
 
 
 class ConversationIndex:
@@ -92,8 +94,8 @@ class ConversationIndex:
             weight = found[key] / len(holders)
             for conversation in self._of_session(holders, session):
                 weights[conversation] = weights.get(conversation, 0.0) + weight
-        best = sorted(weights, key=lambda one: (-weights[one], -self._used[one]))
-        return best[:CANDIDATES_MAX]
+        best = sorted(weights, key=lambda one: (-weights[one], -self._used[one]))[:CANDIDATES_MAX]
+        return [one for one in best if weights[one] * CLEARLY_MORE >= weights[best[0]]]
 
     def newest(self, session: str | None) -> Conversation | None:
         """The conversation used last."""
@@ -110,27 +112,28 @@ class ConversationIndex:
 
 def _add(table: dict[bytes, Holders], keys: Sequence[bytes], conversation: Conversation) -> None:
     alone: Holders = (conversation,)
-    held, last = Holders(), alone
+    changed: dict[int, tuple[Holders, Holders]] = {}  # messages with the same holders share one tuple again
     for key in keys:
         present = table.get(key)
         if present is None:
             table[key] = alone
             continue
-        if present is not held:
-            held = present
-            last = present if conversation in present else (*present, conversation)
-        table[key] = last
+        known = changed.get(id(present))
+        if known is None:
+            known = present, present if conversation in present else (*present, conversation)
+            changed[id(present)] = known
+        table[key] = known[1]
 
 
 def _remove(table: dict[bytes, Holders], keys: Sequence[bytes], conversation: Conversation) -> None:
-    held: Holders = ()
-    last: Holders = ()
+    changed: dict[int, tuple[Holders, Holders]] = {}
     for key in keys:
         present = table.get(key, ())
-        if present is not held:
-            held = present
-            last = tuple(one for one in present if one is not conversation)
-        if last:
-            table[key] = last
+        known = changed.get(id(present))
+        if known is None:
+            known = present, tuple(one for one in present if one is not conversation)
+            changed[id(present)] = known
+        if known[1]:
+            table[key] = known[1]
         else:
             table.pop(key, None)

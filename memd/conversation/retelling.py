@@ -36,7 +36,7 @@ def retold(conversations: Iterable[Conversation]) -> Iterator[BufferEvent]:
         blocks = list(one.blocks.items())
         if like:
             way = _way(one, like[0], aligning.aligned(contents, told.contents(like[0])))
-            yield Branched(one.id, like[0].id, one.session, way, one.used_at)
+            yield Branched(one.id, like[0].id, way, one.used_at, one.session)
             blocks = blocks[len(way.blocks) :]
         else:
             yield Opened(one.id, one.session, one.used_at)
