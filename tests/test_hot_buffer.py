@@ -714,4 +714,6 @@ def test_branches_are_told_as_ranges_of_each_other() -> None:
     for number in range(20):
         talk(buffer, *long, f"u:question {number}", f"a:answer {number}")
         talk(buffer, f"u:instead {number}", *long[1:], f"u:question {number}", f"a:answer {number}")
-    assert sum(len(encode_event(event)) for event in buffer.as_events()) < 5 * sum(map(len, long))
+    assert sum(len(encode_event(event)) for event in buffer.as_events()) < 10 * sum(map(len, long)), (
+        "40 times, if each branch were written out"
+    )
