@@ -39,7 +39,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     """As the client or model wrote them, usually JSON text."""
 
 
-class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+class Message(msgspec.Struct, frozen=True):
     """One message, without memd's own blocks. `content_digest` identifies it apart from its place (see `chain`)."""
 
     role: str
