@@ -163,7 +163,7 @@ def test_praise_for_a_chunk_from_before_the_setting_does_not_write_its_secret_ag
 ) -> None:
     daemon = make_daemon(upstream.url, {}).start()
     daemon.chat([said(SAID[3].format(**BY_USER))])
-    daemon.chat([said("A new conversation.")])
+    daemon.wait_stored("foghorn there is")
     daemon.terminate()
     assert [*secrets_in(daemon.data_dir)] == [BY_USER["password"]]
     daemon.config.write_text('{"ingest": {"redact": true}}')
