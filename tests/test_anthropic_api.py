@@ -185,7 +185,7 @@ def test_calls_leave_the_prompt_with_their_results_and_the_text_beside_those_sta
         upstream.answer = another_call
         daemon = make_daemon(upstream.url).start()
         history: list[Any] = [said("Read the logs.")]
-        for turn in range(12):
+        for turn in range(16):
             content = send(daemon.base_url, history).json["content"]
             history.append({"role": "assistant", "content": content})
             row = result(content[1]["id"], f"row {turn} is fine, says the keeper\n" * 20)
