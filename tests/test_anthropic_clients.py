@@ -58,6 +58,7 @@ def test_the_client_sends_memory_in_and_reads_memory_out_once(ask_client: Ask, d
         return out
 
     assert memory_out(FACT) == {"injected_chunks": []}
+    daemon.wait_stored("cinnamon-42")
     [chunk] = memory_out(QUESTION)["injected_chunks"]
     [stored] = [entry for entry in daemon.export() if entry["id"] == chunk["id"]]
     assert "cinnamon-42" in stored["content"]
@@ -107,8 +108,8 @@ def test_the_client_s_own_tool_loop_works(make_daemon: MakeDaemon, calling_llama
 
 
 def assert_stored_once(daemon: DaemonProcess) -> None:
-    """Every message of the tool loop, once another conversation has opened: each reply was recognised in its echo."""
-    assert daemon.chat([{"role": "user", "content": "Something else."}]).status == 200
+    """Every message of the tool loop, once: each reply was recognised in its echo."""
+    daemon.wait_stored("tool: row two is fine", "assistant: " + "".join(REPLY_AFTER_CALLS))
     stored = "\n".join(daemon.said())
     assert stored.count("user: Read the logs.") == 1
     assert stored.count("[call read ") == 2

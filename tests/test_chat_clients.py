@@ -61,6 +61,7 @@ def test_a_typescript_client_is_remembered(typescript: TypeScriptClient, daemon:
             continue
         [memory_out] = told["memory_out"]  # once, also in a stream
         [chunk] = memory_out["injected_chunks"]
+        wait_until(lambda: sum("cinnamon-42" in one for one in daemon.said()) == len(memories), lambda: "both topics")
         [stored] = [entry for entry in daemon.export() if entry["id"] == chunk["id"]]
         assert "cinnamon-42" in stored["content"]
 

@@ -248,6 +248,7 @@ def test_a_chunk_that_was_shown_before_the_model_changed_is_embedded_again_with_
     key, where = "The deploy key lives in the drawer of desk nine.", "Where does the deploy key live?"
     daemon.chat([{"role": "user", "content": key}])
     shown = daemon.chat([{"role": "user", "content": where}], memory_in={}).json["memory_out"]["injected_chunks"]
+    daemon.wait_stored(key)
     daemon.terminate()
     _as_if_written_by(Halved(bundled), daemon.data_dir, bundled)
     daemon.start()

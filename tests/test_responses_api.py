@@ -76,6 +76,7 @@ def test_a_fact_told_through_chat_completions_is_recalled_in_a_response(daemon: 
 def test_a_fact_told_in_a_response_is_recalled_through_chat_completions(daemon: DaemonProcess) -> None:
     assert reply_of(respond(daemon, FACT)) == FORGETFUL
     assert daemon.chat([said(QUESTION)]).reply == REMEMBERING
+    daemon.wait_stored("cinnamon-42")
     [stored] = [text for text in daemon.said() if "cinnamon-42" in text]
     assert stored == f"user: {FACT}\nassistant: {FORGETFUL}"
 
@@ -86,7 +87,7 @@ def test_one_conversation_goes_on_through_the_other_api(daemon: DaemonProcess) -
     second = daemon.chat(history)
     output = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": second.reply}]}
     reply_of(respond(daemon, [history[0], *first.json["output"], history[2], output, said("And the goat?")]))
-    daemon.chat([said("Good morning.")])
+    daemon.wait_stored(FACT, "boat")
     contents = [entry["content"] for entry in daemon.export()]
     assert sum(FACT in content for content in contents) == 1
     assert sum("boat" in content for content in contents) == 1
@@ -114,7 +115,7 @@ def test_a_streamed_reply_is_recognised_in_the_next_request_and_stored_once(daem
     streamed(daemon, history)
     daemon.restart()
     streamed(daemon, history)
-    streamed(daemon, "Good morning.")
+    daemon.wait_stored("cinnamon-42", "Is the door shut?")
     contents = [entry["content"] for entry in daemon.export()]
     assert len(contents) == len(set(contents))
     assert sum("cinnamon-42" in content for content in contents) == 1
@@ -140,7 +141,7 @@ def test_a_tool_loop_of_three_steps_keeps_its_block_and_is_one_turn(
     assert text_of(response) == "".join(REPLY_AFTER_CALLS)
     assert shown == [injected] * 3
     assert len(injected) == 1
-    respond(daemon, "Good morning.", tools=TOOLS)
+    daemon.wait_stored("tool: There is line 2", "".join(REPLY_AFTER_CALLS))
     told = "\n".join(daemon.said())
     assert told.count(f"[call read {TOOL_ARGUMENTS}]") == 3
     assert told.count("tool: There is line 2") == 1
@@ -166,6 +167,7 @@ def test_a_conversation_longer_than_the_window_goes_on_and_what_left_is_recalled
     assert sum(len(item["content"]) for item in history) > 1.25 * WINDOW
     answer = respond(daemon, [*history[:-1], said(QUESTION)], instructions="You look after a lighthouse.", memory_in={})
     assert reply_of(answer) == REMEMBERING
+    daemon.wait_stored("cinnamon-42")
     contents = {entry["id"]: entry["content"] for entry in daemon.export()}
     shown = [contents[chunk["id"]] for chunk in answer.json["memory_out"]["injected_chunks"]]
     assert any("cinnamon-42" in content for content in shown)
