@@ -165,7 +165,8 @@ def test_a_conversation_longer_than_the_window_goes_on_and_what_left_is_recalled
         history += [{"role": "assistant", "type": "message", "content": reply_of(answer)}]
         history.append(said(f"Day {number}: the boat needs paint because of the storm, page {number * 977}. " * 4))
     assert sum(len(item["content"]) for item in history) > 1.25 * WINDOW
-    answer = respond(daemon, [*history[:-1], said(QUESTION)], instructions="You look after a lighthouse.", memory_in={})
+    asked = f"{QUESTION} It was written on the plate, as I told you."  # a short one is asked with the day before
+    answer = respond(daemon, [*history[:-1], said(asked)], instructions="You look after a lighthouse.", memory_in={})
     assert reply_of(answer) == REMEMBERING
     daemon.wait_stored("cinnamon-42")
     contents = {entry["id"]: entry["content"] for entry in daemon.export()}

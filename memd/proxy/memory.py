@@ -23,7 +23,6 @@ from memd.recall import block, ranking
 from memd.recall.explained import ScoredChunk, scored_chunks
 from memd.recall.retrieve import Budget, Filters, Retriever
 from memd.settings.model import InjectionSettings
-from memd.store.lexical.analyzer import analyze_query
 from memd.telemetry.logging import Content
 from memd.wire.sideband import InjectedChunk, MemoryOut, Signal, memory_headers
 
@@ -33,8 +32,6 @@ FOLLOW_UP_TOKENS = 12
 """A question shorter than this is retrieved together with the user's messages before it."""
 STEP_CHARACTERS = 400
 """Of the model's latest step, in the question of a turn that recalls anew: its calls, without a whole file to write."""
-FOLLOW_UP_TERMS = 4
-"""A short question with so many words of its own ("What is the release word for the lamp?") follows up on nothing."""
 FOLLOW_UP_TURNS = 3
 """The most messages that are joined for it."""
 
@@ -163,7 +160,7 @@ class Memory:
         texts: list[str] = []
         for text in itertools.islice(received.prompt.user_texts(), FOLLOW_UP_TURNS):
             texts.insert(0, text)
-            if self._counter.count(" ".join(texts)) >= FOLLOW_UP_TOKENS or len(analyze_query(text)) >= FOLLOW_UP_TERMS:
+            if self._counter.count(" ".join(texts)) >= FOLLOW_UP_TOKENS:
                 break
         return "\n".join([*texts, received.prompt.latest_step()[:STEP_CHARACTERS]]).strip()
 
