@@ -40,6 +40,7 @@ def test_openai_in_typescript_sends_memory_in_and_reads_memory_out(
         return typescript.chat(f"{daemon.base_url}/v1", question, stream=stream, memory_in=memory_in)
 
     assert ask(FACT)["memory_out"] == [{"injected_chunks": []}]
+    daemon.wait_stored("cinnamon-42")
     told = ask(QUESTION)
     assert told["reply"] == "".join(REPLY_WITH_MEMORY)
     [memory_out] = told["memory_out"]  # once, also in a stream

@@ -95,7 +95,9 @@ def fuse(evidence: Sequence[Evidence], *, lexical_weight: float, neighbour_weigh
 
 
 def _words_alone(one: Evidence) -> float:
-    return one.coverage * WORD_BY_WORD if one.cosine is None else 0.0
+    if one.cosine is not None:
+        return 0.0
+    return WORD_BY_WORD if one.is_exact else one.coverage * WORD_BY_WORD  # a rare identifier says enough
 
 
 def _own(one: Evidence, weight: float, unit: float) -> tuple[float, float]:

@@ -32,6 +32,8 @@ READY_SECONDS_MAX = 120.0
 END_SECONDS_MAX = 60.0
 ANSWER_SECONDS_MAX = 120.0
 POLL_SECONDS = 0.02
+STORED_SECONDS_MAX = 5.0
+"""For a reader of the log: an answer that was regenerated is never stored."""
 RECALL_MILLISECONDS_MAX = 60_000  # on a busy machine too a recall is waited for, unless a test is about that
 
 LISTENING = re.compile(  # llama.cpp has a line that is like the first
@@ -200,9 +202,29 @@ class DaemonProcess:
         return subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
 
     def export(self) -> list[dict[str, Any]]:
-        """All entries of the log, as `memd export` writes them; read in this process, because tests wait by it."""
+        """All entries of the log, as `memd export` writes them; read in this process, because tests wait by it.
+
+        Finished turns are stored a moment after their reply; that is waited for.
+        """
+        deadline = time.monotonic() + STORED_SECONDS_MAX
+        while self._is_storing() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
         entries = export(self.data_dir, DiskFiles(), topic_id=None, live_only=False)
         return [json.loads(msgspec.json.encode(entry)) for entry in entries]
+
+    def _is_storing(self) -> bool:
+        """Whether a running daemon, which can be asked, has a finished turn that is not in the log yet."""
+        if self._process is None or self._process.poll() is not None:
+            return False
+        topics = ask(f"{self.base_url}/memd/topics")
+        known = topics.json["topics"] if topics.status == 200 else []
+        return any(self._has_unstored(topic["topic_id"]) for topic in known if topic["is_open"])
+
+    def _has_unstored(self, topic_id: str) -> bool:
+        told = ask(f"{self.base_url}/memd/buffer?topic={topic_id}")
+        talks = told.json["conversations"] if told.status == 200 else []
+        ends = [talk["latest"][-1] for talk in talks if talk["latest"]]
+        return any(end["role"] == "assistant" and end["text"] and not end["stored"] for end in ends)
 
     def said(self) -> list[str]:
         """The text of every entry of the log, each message opened by its role."""
