@@ -15,6 +15,7 @@ import memd  # noqa: F401 - before numpy: it keeps BLAS at one thread, as in the
 # isort: split
 import asyncio
 import itertools
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,6 +23,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import aiohttp
+
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))  # the questions are shared with the tests
+from asked_again import SIMILAR, USELESS
 from quality import StandIn, config_of, serving
 from rich.console import Console
 from rich.table import Table
@@ -55,25 +59,6 @@ WRAPPINGS: dict[str, Callable[[str, int], str]] = {
 NEVER_ANSWERED = (
     "Bruno set up the new machine on Friday: Postgres for staging answers on 5432 there, behind the firewall."
 )
-SIMILAR = [
-    f"{opening}{question}"
-    for opening in ("", "Hi! ", "Short question. ", "Me again. ", "Sorry to bother you. ")
-    for question in (
-        "On which port does the staging database listen?",
-        "Which port does the staging database listen on?",
-        "Do you remember the port of the staging database?",
-        "What is the staging database's port?",
-        "Port of the staging database, please?",
-        "Could you tell me on which port our staging database listens?",
-        "I forgot the port of the staging database, which one is it?",
-        "Quick one: staging database, which port?",
-    )
-]
-USELESS = [
-    "I don't know.",
-    "I'm sorry, I have no information about that.",
-    "I could not find that in our conversation.",
-]
 
 
 class Chats(NamedTuple):

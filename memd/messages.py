@@ -21,6 +21,9 @@ ROOT_DIGEST = bytes(DIGEST_BYTES)
 LEADING_ROLES = frozenset({"system", "developer"})
 """Roles whose *leading* run is the client's standing instruction: always forwarded, never hashed, never stored."""
 
+RESULT_ROLES = frozenset({"tool", "function"})
+"""Roles of a tool's result; `function` is the older name."""
+
 BLOCK_OPENING = "[memory]"
 BLOCK_CLOSING = "[/memory]"
 CHUNK_MARKER = "[mem:"
@@ -62,6 +65,11 @@ class Message(msgspec.Struct, frozen=True):
     def said(self) -> str:
         """The text without what programs wrap around it: what is hashed, stored and asked. Prompts have `text`."""
         return self.text if self.own_words is UNSET else self.own_words
+
+    @property
+    def opens_turn(self) -> bool:
+        """Whether a user speaks here. What a program alone wrote (a reminder in a tool loop) is part of the turn."""
+        return self.role == "user" and (self.own_words is UNSET or bool(self.own_words.strip()))
 
     @property
     def content_digest(self) -> bytes:

@@ -57,6 +57,13 @@ def test_the_open_turn_is_behind_the_last_cut() -> None:
     assert cut_positions(conversation_of("a:1", "a:2")) == []
 
 
+def test_what_a_program_wrote_in_the_users_name_opens_no_turn() -> None:
+    loop = ("u:1", "a:2", "u:3", "c:read#1", "t:x#1", "p:be quick", "c:read#2", "t:x#2")
+    assert cut_positions(conversation_of(*loop)) == [2]
+    assert turns(conversation_of(*loop))[-1].units == (range(3, 6), range(6, 8))
+    assert part_starts([said(one) for one in loop]) == [0, 2, 6]
+
+
 @pytest.mark.parametrize(
     ("history", "cuts"),
     [

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from asked_again import ASKED, SIMILAR, USELESS
 from recording_upstream import chat_answer
 from test_boilerplate import stored
 from test_turn import Client, daemon_in_process
@@ -21,23 +22,6 @@ TOLD_IN_OTHER_WORDS = (
     "Bruno set up the new machine on Friday: Postgres for staging answers on 5432 there, the firewall lets the office"
     " in, and backups go to the NAS in the cellar at three every night."
 )
-OPENINGS = ["", "Hi! ", "Short question. ", "Me again. ", "Sorry to bother you. "]
-USELESS = [
-    "I don't know.",
-    "I'm sorry, I don't have any information about that in our conversation.",
-    "I could not find that, could you tell me?",
-    "Unfortunately I have no record of that.",
-]
-ASKED = [
-    "On which port does the staging database listen?",
-    "Which port does the staging database listen on?",
-    "Do you remember the port of the staging database?",
-    "What is the staging database's port?",
-    "Port of the staging database, please?",
-    "Could you tell me on which port our staging database listens?",
-    "I forgot the port of the staging database, which one is it?",
-    "Quick one: staging database, which port?",
-]
 
 
 async def ask(client: Client, question: str, answer: str) -> str:
@@ -69,7 +53,7 @@ def shown(prompt: str) -> list[str]:
 
 @pytest.mark.parametrize("variants", [1, 40], ids=["the same question", "similar questions"])
 async def test_after_forty_useless_answers_the_fact_is_in_the_block(tmp_path: Path, variants: int) -> None:
-    questions = [f"{opening}{asked}" for asked in ASKED for opening in OPENINGS][:variants]
+    questions = SIMILAR[:variants]
     async with daemon_in_process(tmp_path, window=32_768) as client:
         await ask(client, TOLD_IN_OTHER_WORDS, "Noted.")
         for number in range(40):

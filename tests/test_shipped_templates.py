@@ -27,7 +27,7 @@ from memd.wire.request import Insertion
 SHIPPED = chat_templates()
 pytestmark = [
     pytest.mark.llama,
-    pytest.mark.skipif(
+    pytest.mark.skipif(  # `make test` fetches them; a bare pytest and `make quick` must still be able to collect this
         not SHIPPED, reason="llama.cpp's sources are not there: python tests/support/llamacpp_sources.py fetches them"
     ),
 ]

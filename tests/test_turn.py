@@ -17,8 +17,9 @@ from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 from memd.proxy.app import running
 from memd.proxy.memory import Memory
 from memd.proxy.parts import Daemon
+from memd.proxy.receive import Received
 from memd.proxy.remember import Rememberer
-from memd.proxy.room import RoomMaker
+from memd.proxy.room import PromptRoom, RoomMaker
 from memd.recall.retrieve import Retriever
 from memd.settings import model as settings
 
@@ -48,11 +49,12 @@ class Client:
         async with self.post(*texts, **options) as answer:
             return answer.status, answer.headers.get("X-Memory-Status", ""), await answer.json()
 
-    async def chat(self, messages: list[dict[str, Any]]) -> None:
-        """A chat of any messages, answered."""
+    async def chat(self, messages: list[dict[str, Any]]) -> str:
+        """A chat of any messages, answered: the prompt that the model got."""
         url = f"{self.daemon.base_url}/v1/chat/completions"
         async with self._session.post(url, json={"messages": messages}) as answer:
             assert answer.status == 200, await answer.text()
+        return self.upstream.prompts[-1]
 
     async def stored(self, topic_id: str = "default") -> None:
         """All that was said is in the log."""
@@ -242,6 +244,60 @@ async def test_equal_requests_at_the_same_moment_all_get_the_same_block(tmp_path
         assert {status for _, status, _ in answers} == {"injected"}
         prompts = set(client.upstream.prompts[1:])
     assert len(prompts) == 1 and FACT in prompts.pop()
+
+
+async def test_equal_requests_do_not_wait_for_one_another_behind_a_recall_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+    asked_together = asyncio.Event()
+    all_have_room = asyncio.Event()
+    make_room, with_room = RoomMaker.make_room, 0
+
+    async def counted(maker: RoomMaker, received: Received) -> PromptRoom:
+        nonlocal with_room
+        with_room += 1
+        if with_room == 5:
+            all_have_room.set()
+        return await make_room(maker, received)
+
+    async def failing(*_: object) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await all_have_room.wait()
+        else:
+            if asked == 5:
+                asked_together.set()
+            await asked_together.wait()
+        raise TimeoutError
+
+    async with daemon_in_process(tmp_path) as client:
+        monkeypatch.setattr(RoomMaker, "make_room", counted)
+        monkeypatch.setattr(Retriever, "retrieve", failing)
+        answers = await asyncio.wait_for(asyncio.gather(*(client.ask(QUESTION) for _ in range(5))), 60)
+    assert {status for _, status, _ in answers} == {"degraded:timeout"} and asked == 5
+
+
+async def test_a_reminder_of_the_program_in_a_tool_loop_keeps_the_turn_and_its_block(tmp_path: Path) -> None:
+    def step(number: int) -> list[dict[str, Any]]:
+        call = {"id": f"call_{number}", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+        result = {"role": "tool", "tool_call_id": f"call_{number}", "content": "nothing here"}
+        return [{"role": "assistant", "content": "", "tool_calls": [call]}, result]
+
+    reminder = {"role": "user", "content": "<system-reminder>\nThe todo list is empty.\n</system-reminder>"}
+    async with daemon_in_process(tmp_path) as client:
+        await client.ask(FACT)
+        await client.stored()
+        loop = [{"role": "user", "content": QUESTION}]
+        first = json.loads(await client.chat(loop))
+        loop += [*step(1), reminder]
+        assert json.loads(await client.chat(loop))[:1] == first, "nothing is recalled anew, the prefix is the same"
+        loop += step(2)
+        last = json.loads(await client.chat(loop))
+        topic = await client.daemon.topics.get("default")
+        assert len(topic.buffer.conversations()[-1].blocks) == 1
+    assert last[:1] == first and FACT in first[0]["content"] and last[1:] == loop[1:]
 
 
 async def test_instructions_in_mid_conversation_stay_until_they_exceed_an_eighth_of_the_window(tmp_path: Path) -> None:

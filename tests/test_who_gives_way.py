@@ -49,7 +49,7 @@ def test_thresholds_follow_from_the_window(
 ) -> None:
     injection, hard, room = expected
     found = limits(window, max_tokens=max_tokens, standing_tokens=standing)
-    assert found == Thresholds(injection, 4_000, hard * 7 // 8, hard, room, window)
+    assert found == Thresholds(injection, 4_000, hard * 7 // 8, hard, room, standing, window)
 
 
 def test_as_long_as_no_window_is_known_nothing_leaves() -> None:

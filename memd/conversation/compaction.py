@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.conversation.conversation import Conversation, is_instruction
-from memd.messages import LEADING_ROLES, Message
+from memd.messages import LEADING_ROLES, RESULT_ROLES, Message
 
-RESULT_ROLES = frozenset({"tool", "function"})
 OPEN_UNITS_KEPT = 2
 """Units at the end of the open turn that stay whole: the model is at work with them."""
 LINE_TOKENS = 40
@@ -189,7 +188,7 @@ def cut_positions(conversation: Conversation) -> list[int]:
         message = item.message
         if message is None:
             continue
-        if message.role == "user" and position > start:
+        if message.opens_turn and position > start:
             cuts.append(position)
         if message.role in RESULT_ROLES and message.tool_call_id in called_at:
             while cuts and cuts[-1] > called_at[message.tool_call_id]:
@@ -290,7 +289,7 @@ def part_starts(messages: Sequence[Message | None]) -> list[int]:
     has_result = False
     for position, message in enumerate(messages):
         is_call = message is not None and bool(message.tool_calls)
-        if position == 0 or message is None or message.role == "user" or (is_call and has_result):
+        if position == 0 or message is None or message.opens_turn or (is_call and has_result):
             starts.append(position)
             has_result = False
         has_result = has_result or (message is not None and message.role in RESULT_ROLES)

@@ -176,7 +176,7 @@ class Conversation:
         """The position of the last user message before `end`, where the open turn begins; None if there is none."""
         for position in range((len(self) if end is None else end) - 1, -1, -1):
             message = self.messages[position].message
-            if message is not None and message.role == "user":
+            if message is not None and message.opens_turn:
                 return position
         return None
 

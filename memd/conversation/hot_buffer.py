@@ -367,7 +367,7 @@ def _kept_count(found: Match, messages: Sequence[Message]) -> int:
         return 0
     visible_from = found.conversation.left_out - found.offset
     opened = max(0, len(messages) - 1)
-    while opened > 0 and messages[opened].role != "user":
+    while opened > 0 and not messages[opened].opens_turn:
         opened -= 1
     return min(found.known, opened) if found.head <= opened < visible_from else found.known
 

@@ -14,9 +14,7 @@ import msgspec
 
 from memd.conversation.aligning import Run, gaps
 from memd.conversation.conversation import Buffered, Conversation, Rewriting
-from memd.messages import Message
-
-RESULT_ROLES = frozenset({"tool", "function"})
+from memd.messages import RESULT_ROLES, Message
 
 
 def rewriting(parent: Conversation, runs: Sequence[Run], items: Sequence[Buffered]) -> Rewriting:
@@ -107,9 +105,7 @@ def _left_out(parent: Conversation, places: dict[int, int], items: Sequence[Buff
     out = [position for position, place in places.items() if place < parent.left_out]
     if not out or 2 * len(out) < out[-1]:
         return 0
-    users = [
-        position for position, item in enumerate(items) if item.message is not None and item.message.role == "user"
-    ]
+    users = [position for position, item in enumerate(items) if item.message is not None and item.message.opens_turn]
     return next((position for position in users if position > out[-1]), users[-1] if users else 0)
 
 

@@ -50,6 +50,8 @@ class Thresholds(msgspec.Struct, frozen=True):
     """History above this leaves before the request is forwarded."""
     room: int
     """For history and all blocks together: the window without system prompt and tools, and the shrunk reply."""
+    standing: int
+    """What system prompt and tools take."""
     window: int | None = None
     """None: not known."""
 
@@ -95,7 +97,7 @@ def thresholds(
         room = min(room, hard + kept)
     hard_tokens = max(0, room - kept)
     soft_tokens = hard_tokens * SOFT_EIGHTHS // 8 if soft == "auto" else min(soft, hard_tokens)
-    return Thresholds(injection, sticky_tokens, soft_tokens, hard_tokens, room, window)
+    return Thresholds(injection, sticky_tokens, soft_tokens, hard_tokens, room, standing_tokens, window)
 
 
 def _reply(window: int, asked: int | None, standing_tokens: int, counts_reply: bool) -> int:

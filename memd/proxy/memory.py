@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import msgspec
 
@@ -97,26 +95,22 @@ class Memory:
         prompt, turn = received.prompt, received.prompt.turn_digest
         if turn is None or not room.fits or room.injection <= 0:
             return Recalled()
-        async with self._alone(received, turn) as was_recalled:
-            if was_recalled or (prompt.has_block and not received.needs_block):
+        key = received.topic.id, prompt.conversation.id, turn
+        if other := self._recalling.get(key):  # the same request at the same moment: both show one block
+            await other.wait()
+            if prompt.has_block:
                 return Recalled()
-            if prompt.has_block:  # asked again much later: recalled afresh
-                remove_blocks(received, [turn])
-            return await self._recall(received, turn, room.injection)
-
-    @asynccontextmanager
-    async def _alone(self, received: Received, turn: bytes) -> AsyncIterator[bool]:
-        """Let one of several equal requests recall at a time; tells whether another one did while this one waited."""
-        key = received.topic.id, received.prompt.conversation.id, turn
-        waited = False
-        while key in self._recalling:
-            waited = True
-            await self._recalling[key].wait()
-        self._recalling[key] = asyncio.Event()
+        if prompt.has_block and not received.needs_block:
+            return Recalled()
+        if prompt.has_block:  # asked again much later: recalled afresh
+            remove_blocks(received, [turn])
+        done = self._recalling[key] = asyncio.Event()
         try:
-            yield waited and received.prompt.has_block
+            return await self._recall(received, turn, room.injection)
         finally:
-            self._recalling.pop(key).set()
+            done.set()
+            if self._recalling.get(key) is done:
+                del self._recalling[key]
 
     async def _recall(self, received: Received, turn: bytes, budget_tokens: int) -> Recalled:
         prompt, question = received.prompt, self._question(received)

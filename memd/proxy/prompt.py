@@ -30,7 +30,7 @@ class Prompt:
         self._lead = lead
         self.standing_tokens = standing_tokens
         """Raw tokens of the leading system messages and the tool definitions."""
-        users = [position for position in self._visible() if self._message(position).role == "user"]
+        users = [position for position in self._visible() if self._message(position).opens_turn]
         self.turn_position = max(users, default=None)
         """Where the open turn begins; None if no user message is visible."""
         self._user_positions = {self.conversation.messages[position].digest: position for position in users}

@@ -15,7 +15,6 @@ from memd.conversation import compaction, window
 from memd.conversation.conversation import Conversation, Counted
 from memd.conversation.tokens import TokenCounter
 from memd.ingest.archiver import Archiver
-from memd.proxy.prompt import Prompt
 from memd.proxy.receive import Received
 from memd.proxy.upstream.client import Upstream
 from memd.proxy.upstream.refusals import LengthRefusal
@@ -61,8 +60,6 @@ class RoomMaker:
         self._archiver = archiver
         self._left_out: weakref.WeakKeyDictionary[Conversation, int] = weakref.WeakKeyDictionary()
         """The mark of each conversation when its prompt was last made."""
-        self._standing: weakref.WeakKeyDictionary[Prompt, int] = weakref.WeakKeyDictionary()
-        """Model tokens of system prompt and tools, the same in all that is decided about a prompt."""
 
     async def make_room(self, received: Received) -> PromptRoom:
         """Let earlier blocks and the oldest turns leave until the prompt fits. May be called again for a request.
@@ -72,16 +69,18 @@ class RoomMaker:
         """
         conversation = received.prompt.conversation
         limits = await self._limits(received)
-        await self._used_tokens(received, limits.hard)  # may tell what the system prompt and the tools really take
+        await self._used_tokens(
+            received, limits, limits.hard
+        )  # may tell what the system prompt and the tools really take
         limits = await self._limits(received)
         await self._limit_instructions(received, limits.window)
         await self._let_blocks_leave(received, limits)
         reserved = max(0, limits.injection_min - self._current_tokens(received))
-        fits = await self._fit(received, limits.room - reserved, limits.room)
-        used = await self._used_tokens(received, limits.room)
+        fits = await self._fit(received, limits, limits.room - reserved)
+        used = await self._used_tokens(received, limits, limits.room)
         if used > limits.room:
             remove_blocks(received, list(conversation.blocks))
-            used = await self._used_tokens(received, limits.room)
+            used = await self._used_tokens(received, limits, limits.room)
         self._left_out[conversation] = conversation.left_out
         free = limits.room - used + (self._current_tokens(received) if received.needs_block else 0)
         return PromptRoom(limits, max(0, min(limits.injection, free)), fits or free >= 0)
@@ -98,13 +97,12 @@ class RoomMaker:
 
     async def _limits(self, received: Received) -> window.Thresholds:
         request = received.request
-        self._standing[received.prompt] = self._standing_tokens(received)
         known = await self._upstream.window(request.model, received.asked.credentials)
         return window.thresholds(
             window=known.tokens,
             counts_reply=known.counts_reply,
             max_tokens=request.max_tokens,
-            standing_tokens=self._standing[received.prompt],
+            standing_tokens=self._standing_tokens(received),
             soft=self._buffer.soft_tokens,
             hard=self._buffer.hard_tokens,
             injection_tokens=self._injection.budget_tokens,
@@ -120,7 +118,7 @@ class RoomMaker:
         moved = conversation.left_out > self._left_out.get(conversation, conversation.left_out)
         tokens = self._counter.drift.drifted(received.request.model, sum(earlier.values()))
         current = self._current_tokens(received)
-        text = await self._used_tokens(received, limits.room) - tokens - current
+        text = await self._used_tokens(received, limits, limits.room) - tokens - current
         if moved or not window.keeps_earlier_blocks(limits, text=text, earlier=tokens, current=current):
             remove_blocks(received, list(earlier))
 
@@ -138,21 +136,21 @@ class RoomMaker:
         block = None if prompt.turn_digest is None else prompt.conversation.blocks.get(prompt.turn_digest)
         return 0 if block is None else self._counter.drift.drifted(received.request.model, block.tokens)
 
-    async def _fit(self, received: Received, hard: int, room: int) -> bool:
+    async def _fit(self, received: Received, limits: window.Thresholds, hard: int) -> bool:
         """Compact until the prompt takes no more than `hard`; False if that cannot be reached.
 
-        What the upstream would refuse, because it takes more than `room`, loses the results of the open turn's last
+        What the upstream would refuse, because it takes more than the room, loses the results of the open turn's last
         units too.
         """
-        used = await self._used_tokens(received, hard)
+        used = await self._used_tokens(received, limits, hard)
         for _ in range(HARD_ROUNDS_MAX):
             if used <= hard:
                 return True
             if not await self._take_oldest(received, used - hard):
                 break
-            used = await self._used_tokens(received, hard)
-        if used > room and await self._take_oldest(received, used - hard, forced=True):
-            used = await self._used_tokens(received, hard)
+            used = await self._used_tokens(received, limits, hard)
+        if used > limits.room and await self._take_oldest(received, used - hard, forced=True):
+            used = await self._used_tokens(received, limits, hard)
         return used <= hard
 
     async def _limit_instructions(self, received: Received, window_tokens: int | None) -> None:
@@ -165,10 +163,10 @@ class RoomMaker:
         if surplus:
             await self._archiver.let_instructions_go(received.topic, received.prompt.conversation, surplus)
 
-    async def _used_tokens(self, received: Received, hard: int) -> int:
-        """Model tokens of the buffer's part of the prompt: estimated, near the limit counted by the upstream."""
+    async def _used_tokens(self, received: Received, limits: window.Thresholds, hard: int) -> int:
+        """Model tokens of the buffer's part of the prompt: estimated, near `hard` counted by the upstream."""
         drift, model, prompt = self._counter.drift, received.request.model, received.prompt
-        standing, raw = self._standing[prompt], prompt.tokens()
+        standing, raw = limits.standing, prompt.tokens()
         estimate, uncounted = _estimate(prompt.conversation.counted, model, raw, drift.factor(model))
         margin = COUNT_MARGIN if drift.is_known(model) else COUNT_MARGIN_UNKNOWN
         doubt = uncounted * (margin - 1)

@@ -1,6 +1,7 @@
 """Histories in shorthand for the tests of the hot buffer: `"u:hello"` is a user's message, `"a:hi"` an answer.
 
-`"c:read#7"` is an assistant that calls a tool with the call id 7, `"t:done#7"` the result of that call.
+`"c:read#7"` is an assistant that calls a tool with the call id 7, `"t:done#7"` the result of that call, `"p:reminder"`
+what a program wrote in the user's name.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ def said(shorthand: str) -> Message:
         return Message("assistant", "", tool_calls=tuple(ToolCall(one, text, "{}") for one in call_id.split(",")))
     if kind == "t":
         return Message("tool", text, tool_call_id=call_id)
+    if kind == "p":
+        return Message("user", text, own_words="")
     return Message({"u": "user", "a": "assistant", "s": "system"}[kind], text)
 
 
