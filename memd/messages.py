@@ -68,7 +68,7 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def opens_turn(self) -> bool:
-        """Whether a user speaks here. What a program alone wrote (a reminder in a tool loop) is part of the turn."""
+        """True where a user speaks; a message that a program alone wrote, such as a reminder, is part of the turn."""
         return self.role == "user" and (self.own_words is UNSET or bool(self.own_words.strip()))
 
     @property

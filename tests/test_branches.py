@@ -67,6 +67,18 @@ async def test_an_answer_that_was_given_anew_is_stored_as_it_is_now(stage: Stage
     assert text.count("Version") == 1
 
 
+async def test_an_answer_that_was_given_anew_after_it_was_stored_is_stored_with_its_question(
+    stage: Stage, topic: Topic
+) -> None:
+    for number in range(3):
+        talk(topic.buffer, *DOCUMENT, "u:How often?", f"a:Version {number} of the answer.")
+        await stored_texts(stage, topic)
+    contents = [entry.content for entry in live_entries(topic) if "Version" in entry.content]
+    assert contents == [f"How often?\nVersion {number} of the answer." for number in range(3)]
+    await stage.archiver.tend_topic(topic)
+    assert len(live_entries(topic)) == 4, "and once"
+
+
 async def test_a_turn_that_was_edited_away_is_stored_with_its_answer(stage: Stage, topic: Topic) -> None:
     talk(topic.buffer, *DOCUMENT, "u:How often?", "a:Twice.", "u:And why?", "a:The oil.")
     talk(topic.buffer, *DOCUMENT, "u:On which days?", "a:The 3rd and the 9th.")

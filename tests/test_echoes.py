@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -103,3 +104,14 @@ async def test_what_a_reply_was_shown_survives_a_restart_and_is_exported(tmp_pat
         lines = list(export(client.daemon.config.data_dir, client.daemon.store.files, topic_id=None, live_only=True))
         assert lines[-1]["shown"] == [fact.uuid.hex()]
         assert decode_line(json.dumps(lines[-1]).encode())[1].shown == (fact.uuid,)
+
+
+async def test_of_an_answer_and_the_one_given_anew_the_newer_is_shown(tmp_path: Path) -> None:
+    question = "On which port does the staging database listen, and who set it up?"
+    async with daemon_in_process(tmp_path) as client:
+        for answer in ("Port 5432, Bruno did.", "Port 6000, Ada did, in March."):
+            client.upstream.answer = partial(chat_answer, text=answer)
+            await client.ask(question)  # the same chat: the user asks for another answer
+            await client.stored()
+        chunks = shown(await client.chat([{"role": "user", "content": "Which port has the staging database?"}]))
+    assert [("6000" in chunk, "5432" in chunk) for chunk in chunks] == [(True, False)], chunks

@@ -230,10 +230,15 @@ class Conversation:
                 self.messages[index] = msgspec.structs.replace(self.messages[index], message=None)
 
     def fork(self, conversation_id: str, at: int) -> Conversation:
-        """A new conversation with the first `at` messages of this one."""
+        """A new conversation with the first `at` messages of this one.
+
+        A question that was answered before the fork is to be stored once more, together with its new answer.
+        """
         branch = Conversation(conversation_id, self.session)
         branch.messages = self.messages[:at]
-        branch.stored, branch.left_out = min(self.stored, at), min(self.left_out, at)
+        asked = branch.messages[-1].message if at else None
+        begun = at - 1 if asked is not None and asked.opens_turn else at
+        branch.stored, branch.left_out = min(self.stored, begun), min(self.left_out, at)
         branch.gone = {position for position in self.gone if position < at}
         branch.kept = {position for position in self.kept if position < at}
         branch.owed = {position for position in self.owed if position < at}

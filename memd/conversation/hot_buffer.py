@@ -281,6 +281,7 @@ class HotBuffer:
         whole = _joined(prefill, message)
         text = message if conversation.stored > start else whole
         branch = self._fork(conversation, start)
+        self.mark(branch, stored=min(conversation.stored, start))
         count = conversation.messages[start].tokens + tokens
         self._append(branch, [text], [whole.content_digest], [count], now)
         self._record(Abandoned(conversation.id, start))

@@ -51,7 +51,7 @@ class Thresholds(msgspec.Struct, frozen=True):
     room: int
     """For history and all blocks together: the window without system prompt and tools, and the shrunk reply."""
     standing: int
-    """What system prompt and tools take."""
+    """The tokens of system prompt and tools."""
     window: int | None = None
     """None: not known."""
 

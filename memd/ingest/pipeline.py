@@ -7,6 +7,7 @@ their exact text, and of chunks that say the same within one batch all but the f
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 import uuid
 from collections import Counter
@@ -172,24 +173,29 @@ def unstored_runs(
 ) -> list[list[Utterance]]:
     """The messages that are to be remembered and are not yet, redacted, in runs of neighbours; none crosses two parts.
 
+    A question in the log is remembered again in front of an answer that is not: without it nobody finds the answer.
+
     Args:
         messages: consecutive messages of one conversation, each with its chained digest; None stands for one that is in
             the log and out of the prompt.
         instructions: system and developer messages are to be remembered too; they are once they have left the prompt.
     """
-    utterances = {
-        position: Utterance(
-            stored_text(kept),
-            kept.role,
-            digest,
-            speaker_name(kept.name),
-            () if kept.shown is UNSET else kept.shown,
-        )
+    wanted = {
+        position
         for position, (digest, message) in enumerate(messages)
         if message is not None
         and compaction.is_stored_kind(message, instructions=instructions)
         and not topic.has_digest(digest)
-        for kept in [redactor.message(message)]
     }
+    for position, ((_, asked), (_, answer)) in enumerate(itertools.pairwise(messages)):
+        if position + 1 in wanted and asked is not None and asked.opens_turn and asked.said.strip():
+            wanted.update([position] if answer is not None and answer.role == "assistant" else [])
+    utterances = {}
+    for position, (digest, message) in enumerate(messages):
+        if message is None or position not in wanted:
+            continue
+        kept = redactor.message(message)
+        shown = () if kept.shown is UNSET else kept.shown
+        utterances[position] = Utterance(stored_text(kept), kept.role, digest, speaker_name(kept.name), shown)
     starts = compaction.part_starts([message for _, message in messages])
     return [[utterances[position] for position in run] for run in compaction.contiguous(list(utterances), starts)]
