@@ -47,6 +47,15 @@ def is_own(request: web.BaseRequest, listen_host: str) -> bool:
     return True
 
 
+def is_from_another_page(request: web.BaseRequest) -> bool:
+    """Whether a browser says that a page of another origin caused the request.
+
+    Such a page cannot read the answer, but it can measure how long the answer takes, and so what is remembered.
+    Programs do not send the header, and a browser sends `none` for an address that its user entered.
+    """
+    return request.headers.get("Sec-Fetch-Site", "none").lower() not in ("same-origin", "none")
+
+
 def is_from_foreign_page(request: web.BaseRequest) -> bool:
     """Whether a browser sent the request for a web page that does not come from this machine.
 

@@ -17,6 +17,9 @@ from memd.wire.chat.api import CHAT
 
 log = logging.getLogger("memd")
 
+OWN_HEADERS = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Options": "nosniff"}
+"""Headers of every answer that is memd's and not the upstream's: no page of another origin may load it as anything."""
+
 
 def error_response(status: int, message: str, kind: str, api: Api = CHAT) -> web.Response:
     """Return an error of memd's own in the shape that clients of `api` understand."""

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from memd.admin import page
-from memd.admin.access import is_own
+from memd.admin.access import is_from_another_page, is_own
 from memd.admin.http import error_response, read_body
 from memd.admin.queries import NoQuery, decode_query
 from memd.admin.reads import LogRoutes, SearchRoutes
@@ -66,6 +66,12 @@ class OwnRoutes:
         """Answer a request whose path begins with `/memd/`, or one for the page."""
         if not self._config.auth.token and not is_own(request, self._config.listen.host):
             return error_response(403, "memd: this path is only for programs on this machine", "forbidden")
+        if is_from_another_page(request):
+            message = (
+                "memd: a web page of another address asked for this, and memd's own paths are closed to those; to see "
+                "memd's page, enter its address in the browser yourself"
+            )
+            return error_response(403, message, "forbidden")
         if page.is_page(request):
             return page.page(request)
         matched = await self._router.resolve(request)

@@ -22,6 +22,7 @@ import uvloop
 from aiohttp import web
 
 from memd import __version__
+from memd.admin.http import OWN_HEADERS
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder
@@ -237,6 +238,8 @@ def _runner(router: Router, metrics: Metrics, grace_seconds: float) -> web.AppRu
     async def prepare(_: web.Request, response: web.StreamResponse) -> None:
         if isinstance(response, Relayed):
             response.remove_added_headers()
+        else:
+            response.headers.update(OWN_HEADERS)
 
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", handle)
