@@ -36,9 +36,11 @@ import zlib
 import msgspec
 import numpy as np
 from msgspec import UNSET
+from numpy.typing import NDArray
 
 from memd.entries import PUBLIC_ID_DIGITS_MIN, UTILITY_STEPS_MAX, UTILITY_STEPS_MIN, Entry, Status
 from memd.errors import CorruptFile, ForeignFile, StoreError
+from memd.store.log.range_crc import RangeChecksums, crc_of_words
 
 FORMAT_VERSION = 1
 MAGIC_LOG = b"memd.log"
@@ -51,6 +53,11 @@ PAYLOAD_BYTES_MAX = 128 << 20
 """Above any request body (100 MiB), so only damage claims more."""
 FINGERPRINT_BYTES = 32
 
+_SEARCH_BYTES_MIN = 4 << 10
+_SEARCH_BYTES_MAX = 1 << 20
+"""Offsets at which a record is looked for at once, in the first and in later steps of a search."""
+_CANDIDATES_MAX = 8 << 10
+"""Of these offsets, those whose checksums are computed at once."""
 _HEADER = struct.Struct("<8sIIII32s8s12x")
 _CRC = struct.Struct("<I")
 _FRAME = struct.Struct("<II")
@@ -190,17 +197,18 @@ def scan_records(data: bytes, start: int = HEADER_BYTES) -> Scan:
     spans: list[Span] = []
     gaps: list[tuple[int, int]] = []
     at = end = start
+    search = _Search(data)
     while at < len(data):
-        payload = payload_at(data, at)
-        if payload is None:
-            following = _next_record(data, at + 1)
+        length = search.record_length(at)
+        if not length:
+            following = search.next_record(at + 1)
             if following is None:
                 break
             gaps.append((at, following))
             at = following
             continue
-        spans.append(Span(at, len(payload)))
-        at = end = at + FRAME_BYTES + len(payload)
+        spans.append(Span(at, length))
+        at = end = at + FRAME_BYTES + length
     return Scan(spans, gaps, end)
 
 
@@ -255,21 +263,53 @@ def _written_count(entry: Entry) -> int:
     return len(_FIELDS) - sum(getattr(entry, name) is UNSET for name in _OPTIONAL)
 
 
-def _next_record(data: bytes, start: int) -> int | None:
-    """The offset of the first readable record at or after `start`.
+class _Search:
+    """Finds readable records after unreadable bytes, in time and memory that grow with the bytes alone.
 
-    Every offset with a possible length field is tried; text and float32 vectors hardly ever look like one.
+    Every offset with a possible length field is tried. Text and float32 vectors hardly ever look like one, random bytes
+    often do, and then each would be a checksum over half of the file: `RangeChecksums` has those at hand.
     """
-    count = len(data) - start - FRAME_BYTES
-    if count <= 0:
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._checksums = RangeChecksums(data)
+
+    def record_length(self, at: int) -> int:
+        """The length of the payload of the record at `at`; 0 if there is no readable one."""
+        length = int.from_bytes(self._data[at : at + 4], "little")
+        if _SEARCH_BYTES_MAX < length <= len(self._data) - at - FRAME_BYTES:  # damaged lengths may all claim the rest
+            return length if self._first_between(at, at + 1) is not None else 0
+        payload = payload_at(self._data, at)
+        return 0 if payload is None else len(payload)
+
+    def next_record(self, start: int) -> int | None:
+        """The offset of the first readable record at or after `start`."""
+        step = _SEARCH_BYTES_MIN  # small at first: damage is mostly short, and there may be much of it
+        while start < len(self._data) - FRAME_BYTES:
+            stop = min(start + step, len(self._data) - FRAME_BYTES)
+            found = self._first_between(start, stop)
+            if found is not None:
+                return found
+            start, step = stop, min(2 * step, _SEARCH_BYTES_MAX)
         return None
-    # The four bytes at each offset as one number: four interleaved views instead of a copy of the file per byte.
-    lengths = np.empty(count, dtype="<u4")
-    for lane in range(min(4, count)):
-        size = (count - lane + 3) // 4
-        lengths[lane::4] = np.frombuffer(data, dtype="<u4", count=size, offset=start + lane)
-    room = np.arange(count, 0, -1, dtype=np.int64)  # payload bytes that fit after the frame at each offset
-    for position in np.flatnonzero((lengths > 0) & (lengths <= room) & (lengths <= PAYLOAD_BYTES_MAX)):
-        if payload_at(data, start + int(position)) is not None:
-            return start + int(position)
-    return None
+
+    def _first_between(self, start: int, stop: int) -> int | None:
+        words = _words_at(self._data, start, stop + FRAME_BYTES // 2)
+        lengths, crcs = words[: stop - start], words[FRAME_BYTES // 2 :]
+        room = len(self._data) - FRAME_BYTES - np.arange(start, stop)  # bytes after the frame at each offset
+        [places] = np.nonzero((lengths > 0) & (lengths <= np.minimum(room, PAYLOAD_BYTES_MAX)))
+        for some in np.array_split(places, len(places) // _CANDIDATES_MAX + 1):
+            payloads, claimed = start + some + FRAME_BYTES, lengths[some]
+            found = self._checksums.of(payloads, claimed.astype(np.int64), crc_of_words(claimed))
+            if (right := np.flatnonzero(found == crcs[some])).size:
+                return start + int(some[right[0]])
+        return None
+
+
+def _words_at(data: bytes, start: int, stop: int) -> NDArray[np.uint32]:
+    """The four bytes at each offset from `start` to before `stop` as one number: four interleaved views."""
+    words = np.empty(stop - start, dtype="<u4")
+    for lane in range(min(4, stop - start)):
+        size = len(words[lane::4])
+        words[lane::4] = np.frombuffer(data, dtype="<u4", count=size, offset=start + lane)
+    return words

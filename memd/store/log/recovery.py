@@ -7,6 +7,7 @@ where they are, and the readable rest is served.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from pathlib import Path
 from typing import Literal
 
@@ -222,8 +223,9 @@ def in_complete_appends(log_file: LogFile) -> list[bool]:
 
 def _neighbours(log_file: LogFile, offset: int) -> str:
     """Describe a loss by the entries before and after it."""
-    before = [entry for entry, span in zip(log_file.entries, log_file.spans, strict=True) if span.end <= offset]
-    after = [entry for entry, span in zip(log_file.entries, log_file.spans, strict=True) if span.offset > offset]
-    first = f"entry {before[-1].canonical_id}" if before else "the start of the file"
-    last = f"entry {after[0].canonical_id}" if after else "the end of the file"
+    entries, spans = log_file.entries, log_file.spans
+    before = bisect_right(spans, offset, key=lambda span: span.end)
+    after = bisect_right(spans, offset, key=lambda span: span.offset)
+    first = f"entry {entries[before - 1].canonical_id}" if before else "the start of the file"
+    last = f"entry {entries[after].canonical_id}" if after < len(entries) else "the end of the file"
     return f"what was stored between {first} and {last} is lost"
