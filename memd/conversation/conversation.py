@@ -213,6 +213,22 @@ class Conversation:
                 self.gone.add(position)
         self.lines.update((position, line) for position, line in lines.items() if position < len(self))
 
+    def mark_lost(self, stored: int, left_out: int) -> None:
+        """Move the marks back, to before what is not in the log after all.
+
+        What has its text here is visible again; what has none is `gone` until its client sends it again.
+        """
+        self.gone |= {p for p in range(left_out, self.left_out) if self.messages[p].message is None}
+        self.kept = {position for position in self.kept if position < left_out}
+        self.stored, self.left_out = min(stored, self.stored), min(left_out, self.left_out)
+
+    def mark_heard(self, messages: Mapping[int, Message]) -> None:
+        """Take in the texts that were lost, by position: they are visible again, and to be stored."""
+        for position, message in messages.items():
+            self.messages[position] = msgspec.structs.replace(self.messages[position], message=message)
+        self.gone.difference_update(messages)
+        self.stored = min([self.stored, *messages])
+
     @property
     def departed_end(self) -> int:
         """The position behind the last message that left, or that a line replaced: up to there all is to be stored."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from memd.conversation.conversation import Buffered, Line, Rewriting, TurnKey
-from memd.messages import Block, BlockChunk
+from memd.messages import Block, BlockChunk, Message
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
@@ -72,6 +72,21 @@ class Departed(msgspec.Struct, frozen=True, tag="departed"):
     lines: dict[int, Line]
 
 
+class Lowered(msgspec.Struct, frozen=True, tag="lowered"):
+    """The two marks were moved back, because the log does not have what they vouched for."""
+
+    conversation: str
+    stored: int
+    left_out: int
+
+
+class Heard(msgspec.Struct, frozen=True, tag="heard"):
+    """The client sent again what was lost: messages by position."""
+
+    conversation: str
+    messages: dict[int, Message]
+
+
 class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
     """A request arrived for the first time."""
 
@@ -107,20 +122,10 @@ class Closed(msgspec.Struct, frozen=True, tag="closed"):
     conversation: str
 
 
-BufferEvent = (
-    Opened
-    | Appended
-    | Forked
-    | Branched
-    | Abandoned
-    | Marked
-    | Departed
-    | Arrived
-    | Placed
-    | Removed
-    | Injected
-    | Closed
-)
+ConversationEvent = Appended | Abandoned | Marked | Departed | Lowered | Heard | Arrived | Placed | Removed
+"""The events of one conversation that leave the others alone."""
+
+BufferEvent = Opened | Forked | Branched | ConversationEvent | Injected | Closed
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[BufferEvent] = msgspec.msgpack.Decoder(BufferEvent)

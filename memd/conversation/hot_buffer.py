@@ -20,15 +20,19 @@ from memd.conversation.events import (
     Branched,
     BufferEvent,
     Closed,
+    ConversationEvent,
     Departed,
     Forked,
+    Heard,
     Injected,
+    Lowered,
     Marked,
     Opened,
     Placed,
     Removed,
 )
 from memd.conversation.index import ConversationIndex
+from memd.conversation.lowering import heard_again, lowered_marks
 from memd.conversation.matching import SHARED_MIN, Match, match
 from memd.conversation.retelling import retold
 from memd.conversation.rewriting import rewriting
@@ -86,6 +90,8 @@ class HotBuffer:
         """
         found = match(self._index, content_digests, session, thin=thin)
         parent, kept = found.conversation, _kept_count(found, messages)
+        if parent is not None and (heard := heard_again(found, messages)):
+            self._record(Heard(parent.id, heard))
         if parent is not None and found.runs:
             way = _rewriting(parent, found, messages, content_digests, tokens)
             branch = self._branch(parent, session, way, now)
@@ -115,6 +121,9 @@ class HotBuffer:
         """Like `receive`, but without a trace: the request gets a detached copy of the conversation."""
         found = match(self._index, content_digests, session, thin=thin)
         parent, kept = found.conversation, _kept_count(found, messages)
+        if parent is not None and (heard := heard_again(found, messages)):
+            parent = parent.fork("glance", len(parent))
+            parent.mark_heard(heard)
         if parent is not None and found.runs:
             way = _rewriting(parent, found, messages, content_digests, tokens)
             branch = parent.rewritten("glance", session, way)
@@ -198,6 +207,16 @@ class HotBuffer:
         """
         marks = max(stored, conversation.stored), max(left_out, conversation.left_out)
         self._record(Marked(conversation.id, *marks, list(instructions)))
+
+    def lower_marks(self, is_in_log: Callable[[bytes], bool]) -> None:
+        """Move all marks back to what the log has, which has lost some of what the journal vouches for.
+
+        `is_in_log`: whether the log has the message that it knows by this digest.
+        """
+        for conversation in self.conversations():
+            marks = lowered_marks(conversation, is_in_log)
+            if marks != (conversation.stored, conversation.left_out):
+                self._record(Lowered(conversation.id, *marks))
 
     def depart(self, conversation: Conversation, positions: Sequence[int], lines: Mapping[int, Line]) -> None:
         """Take single messages out of the prompt, and put lines in place of others. They must be durable."""
@@ -330,9 +349,7 @@ class HotBuffer:
         self._conversations[conversation.id] = conversation
         self._index.note(conversation)
 
-    def _apply_to(
-        self, conversation: Conversation, event: Appended | Abandoned | Marked | Departed | Arrived | Placed | Removed
-    ) -> None:
+    def _apply_to(self, conversation: Conversation, event: ConversationEvent) -> None:
         if isinstance(event, Appended):
             conversation.messages += event.messages
             conversation.used_at = event.at
@@ -346,6 +363,10 @@ class HotBuffer:
             conversation.mark_left_out(min(event.left_out, len(conversation)))
         elif isinstance(event, Departed):
             conversation.mark_gone(event.positions, event.lines)
+        elif isinstance(event, Lowered):
+            conversation.mark_lost(event.stored, event.left_out)
+        elif isinstance(event, Heard):
+            conversation.mark_heard(event.messages)
         elif isinstance(event, Arrived):
             conversation.arrivals.pop(event.key, None)
             conversation.arrivals[event.key] = event.at

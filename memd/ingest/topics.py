@@ -146,7 +146,7 @@ class Topic:
 
         def append() -> None:
             if events:
-                self._journal.append(self._payloads(events))
+                self._journal.append(self._payloads(events), self.log.snapshot().extent)
             if sync:
                 self._journal.sync()
 
@@ -170,7 +170,7 @@ class Topic:
         events = self.buffer.as_events()
         self._journal_unsynced = False
         try:
-            await self.write(lambda: self._journal.rewrite(self._payloads(events)))
+            await self.write(lambda: self._journal.rewrite(self._payloads(events), self.log.snapshot().extent))
             self._journal_behind = False
         except StoreError:
             self._journal_behind = True
@@ -294,9 +294,12 @@ class Topics:
         log_ = self._store.topic(topic_id)
         journal, payloads = Journal.open(log_.hot_path, self._store.files)
         buffer, is_as_kept = self._buffer_of(topic_id, payloads)
-        for finding in (*log_.findings, *journal.findings):
+        if has_lost := log_.has_lost_entries(journal):
+            buffer.lower_marks(log_.has_digest)
+        for finding in log_.findings:
             log.warning("found in the log", extra={"topic": topic_id, "finding": finding})
-        return Topic(log_, buffer, journal, self._writer, self._redactor, self._cutter, journal_behind=not is_as_kept)
+        behind = has_lost or not is_as_kept
+        return Topic(log_, buffer, journal, self._writer, self._redactor, self._cutter, journal_behind=behind)
 
     def _last_use_and_work(self, topic_id: str) -> tuple[float | None, bool]:
         """When the topic was last used, by its journal, and whether there is work to do in it."""

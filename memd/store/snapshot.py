@@ -23,6 +23,7 @@ from memd.store.index.sealed_index import Candidates, SealedIndex
 from memd.store.index.uuid_index import UuidIndex
 from memd.store.index.vectors import best_rows, cosines, multipliers, scores_of
 from memd.store.log.columns import Bits, Floats, Records, Rows, UInts, uuid_bytes
+from memd.store.log.extent import LogExtent
 from memd.store.log.segment import GrowingSegment, SealedSegment
 
 _SCANNED_MIN = 1000
@@ -187,6 +188,27 @@ class Snapshot:
         if self._live_count is None:
             self._live_count = sum(view.live_count for view in self.views.values())
         return self._live_count
+
+    @property
+    def extent(self) -> LogExtent:
+        """How far the log reaches."""
+        filled = [view.rows for view in self.views.values() if len(view.rows)]
+        return LogExtent(int(filled[-1][-1]["canonical_id"]) if filled else 0, sum(map(len, filled)))
+
+    def rows_after(self, canonical_id: int) -> Iterator[tuple[int, range]]:
+        """Yield (segment id, rows) of the entries after this one: ids ascend within a file and from file to file."""
+        for segment_id, view in self.views.items():
+            if len(view.rows) and int(view.rows[-1]["canonical_id"]) > canonical_id:
+                column = view.rows["canonical_id"]
+                yield segment_id, range(int(column.searchsorted(canonical_id, "right")), len(view.rows))
+
+    def count_upto(self, canonical_id: int) -> int:
+        """Return the number of entries up to this one, of whatever status."""
+        return sum(len(view.rows) for view in self.views.values()) - self.count_after(canonical_id)
+
+    def count_after(self, canonical_id: int) -> int:
+        """Return the number of entries after this one, of whatever status."""
+        return sum(len(rows) for _, rows in self.rows_after(canonical_id))
 
     def search(self, queries: Floats, k: int) -> list[Hit]:
         """Return the best `k` live chunks by score, best first; of equal scores the lower canonical_id first.

@@ -27,7 +27,9 @@ from memd.store.lexical.stamp import StampedFolder
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.append_file import AppendFile
 from memd.store.log.columns import Rows, digest_word, text_hash
+from memd.store.log.extent import ahead_of_log
 from memd.store.log.format import FRAME_BYTES, HEADER_BYTES, ModelId, Span, encode_entry, encode_record
+from memd.store.log.journal import Journal
 from memd.store.log.recovery import Finding
 from memd.store.log.segment import GrowingSegment, SealedSegment, create_active, rotate
 from memd.store.opening import open_topic, reread_segment
@@ -140,8 +142,15 @@ class TopicLog:
         event loop, and so is who asks."""
         for segment in opened.segments.values():
             shared.clock.observe(int(segment.rows["canonical_id"].max(initial=0)))
+        self.findings += self._lexical.ahead_of(self._snapshot)
         if count := sum(len(rows) for _, rows in self.unsearched()):
             self.findings.append(Finding("foreign", str(layout.directory), unsearched(count)))
+
+    def has_lost_entries(self, journal: Journal) -> bool:
+        """Whether the log had more when the topic's journal was written; then the findings say it from now on."""
+        lost = ahead_of_log(self.hot_path, journal.extent, self._snapshot.count_upto)
+        self.findings += [*journal.findings, *lost]
+        return bool(lost)
 
     def append(self, drafts: Sequence[Draft]) -> list[Entry]:
         """Store all drafts or none, as one group with one fsync; on return they are durable and in the next snapshot.

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import UNSET
 
 from memd.conversation.conversation import Buffered
-from memd.conversation.events import Appended, Branched, BufferEvent, Opened, Placed
+from memd.conversation.events import Appended, Branched, BufferEvent, Heard, Opened, Placed
 from memd.entries import REDACTED_AS, Draft, Speaker, Vector
 from memd.errors import StoreError
 from memd.ingest.redaction.shapes import BUILT_IN, Find, Span, matches
@@ -116,6 +116,9 @@ class Redactor:
             way = msgspec.structs.replace(event.rewriting, added=self._buffered(event.rewriting.added))
             session = None if event.session is None else self.identifier(event.session)
             return msgspec.structs.replace(event, rewriting=way, session=session)
+        if isinstance(event, Heard):
+            texts = {position: self.message(message) for position, message in event.messages.items()}
+            return msgspec.structs.replace(event, messages=texts)
         if isinstance(event, Placed):
             block = msgspec.structs.replace(event.block, text=self.text(event.block.text))
             return msgspec.structs.replace(event, block=block)

@@ -17,6 +17,8 @@ from memd.errors import CorruptFile, StoreError
 from memd.store.lexical.analyzer import analyze
 from memd.store.lexical.bm25 import SCHEMA, ChunkTerms, LexicalQuery, TermsCache, native
 from memd.store.lexical.stamp import FORMAT, Stamp, StampedFolder
+from memd.store.log.extent import ahead_of_log
+from memd.store.log.recovery import Finding
 from memd.store.snapshot import SegmentView, Snapshot
 
 BATCH_ENTRIES = 5_000
@@ -43,7 +45,14 @@ class LexicalIndex:
 
     def behind(self, snapshot: Snapshot) -> int:
         """Return how many entries of the snapshot are not indexed; all of them before the index is opened."""
-        return sum(len(rows) for _, rows in _later(snapshot, self._stamp.upto if self._searcher else 0))
+        return snapshot.count_after(self._stamp.upto if self._searcher else 0)
+
+    def ahead_of(self, snapshot: Snapshot) -> list[Finding]:
+        """Return the finding that the index on disk has entries which the log has not, if that is so."""
+        stamp = None if self._folder is None else self._folder.read()
+        if self._folder is None or stamp is None:
+            return []
+        return ahead_of_log(self._folder.stamp_path, stamp.extent, snapshot.count_upto)
 
     def lexical_query(
         self, text: str, snapshot: Snapshot, pending: Mapping[int, ChunkTerms] | None = None
@@ -102,7 +111,7 @@ class LexicalIndex:
     def _fresh(self, snapshot: Snapshot, upto: int) -> dict[int, ChunkTerms]:
         """Canonical_id → terms of the live entries after `upto`; empty if there are too many."""
         fresh: dict[int, ChunkTerms] = {}
-        parts = list(_later(snapshot, upto))
+        parts = list(snapshot.rows_after(upto))
         if sum(len(rows) for _, rows in parts) > FRESH_ENTRIES_MAX:
             return fresh
         for segment_id, rows in parts:
@@ -154,7 +163,7 @@ class LexicalIndex:
         newest = max((int(view.rows["canonical_id"].max(initial=0)) for view in snapshot.views.values()), default=0)
         if stamp is None or stamp.format != FORMAT or stamp.upto > newest:
             return None
-        return stamp if stamp.entries == _count(snapshot, stamp.upto) and self._folder.matches(stamp) else None
+        return stamp if stamp.entries == snapshot.count_upto(stamp.upto) and self._folder.matches(stamp) else None
 
     def _add(self, snapshot: Snapshot, batch: Sequence[tuple[int, Entry | None]], give_way: Callable[[], None]) -> None:
         assert self._index is not None, "open"
@@ -171,7 +180,7 @@ class LexicalIndex:
             writer.wait_merging_threads()
             self._index.reload()
         upto = batch[-1][0]
-        stamp = Stamp(upto=upto, entries=_count(snapshot, upto), texts=texts, terms=length)
+        stamp = Stamp(upto=upto, entries=snapshot.count_upto(upto), texts=texts, terms=length)
         if self._folder is not None:
             stamp = self._folder.write(stamp, self._stamp.files)
         self._searcher = self._index.searcher()
@@ -200,16 +209,9 @@ def _document(entry: Entry, terms: Sequence[str]) -> tantivy.Document:
     return document
 
 
-def _later(snapshot: Snapshot, upto: int) -> Iterator[tuple[int, range]]:
-    """(segment id, rows) of the entries after `upto`: ids ascend within a file and from file to file."""
-    for segment_id, view in snapshot.views.items():
-        if len(view.rows) and int(view.rows[-1]["canonical_id"]) > upto:
-            yield segment_id, range(int(view.rows["canonical_id"].searchsorted(upto, "right")), len(view.rows))
-
-
 def _entries(snapshot: Snapshot, upto: int) -> Iterator[tuple[int, Entry | None]]:
     """(canonical_id, entry) after `upto`; None in place of an entry that is dead or cannot be read."""
-    for segment_id, rows in _later(snapshot, upto):
+    for segment_id, rows in snapshot.rows_after(upto):
         view = snapshot.views[segment_id]
         for row in rows:
             record = view.rows[row]
@@ -220,8 +222,3 @@ def _entries(snapshot: Snapshot, upto: int) -> Iterator[tuple[int, Entry | None]
                 except StoreError:
                     pass  # `memd verify` reports it
             yield int(record["canonical_id"]), entry
-
-
-def _count(snapshot: Snapshot, upto: int) -> int:
-    later = sum(len(rows) for _, rows in _later(snapshot, upto))
-    return sum(len(view.rows) for view in snapshot.views.values()) - later

@@ -13,11 +13,12 @@ import msgspec
 
 from memd.errors import StoreError
 from memd.store.disk import LocalDisk
-from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, checksum_of, replace_file
+from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, Files, checksum_of, replace_file
+from memd.store.log.extent import LogExtent
 
 FORMAT = 4
 """Raise it when the terms of a text or the fields change: indexes of another format are rebuilt."""
-_NAME = "stamp.json"
+STAMP_NAME = "stamp.json"
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,12 +36,26 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True):
     files: Mapping[str, FileChecksum] = {}
     """tantivy's files by name."""
 
+    @property
+    def extent(self) -> LogExtent:
+        """Of the log, as far as it was indexed."""
+        return LogExtent(self.upto, self.entries)
+
+
+def read_stamp(files: Files, folder: Path) -> Stamp | None:
+    """Read the stamp of the index in a folder; None if there is no readable one."""
+    try:
+        return msgspec.json.decode(files.read(folder / STAMP_NAME), type=Stamp)
+    except (StoreError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
 
 class StampedFolder:
     """The folder of one index. For one thread."""
 
     def __init__(self, files: LocalDisk, path: Path) -> None:
         self.path = path
+        self.stamp_path = path / STAMP_NAME
         self._files = files
 
     def native_path(self) -> str | None:
@@ -49,10 +64,7 @@ class StampedFolder:
 
     def read(self) -> Stamp | None:
         """Read the stamp; None if there is no readable one."""
-        try:
-            return msgspec.json.decode(self._files.read(self.path / _NAME), type=Stamp)
-        except (StoreError, msgspec.MsgspecError, UnicodeDecodeError):
-            return None
+        return read_stamp(self._files, self.path)
 
     def matches(self, stamp: Stamp) -> bool:
         """Whether the files are those that the stamp vouches for. Reads them all."""
@@ -73,19 +85,19 @@ class StampedFolder:
         """
         stamp = msgspec.structs.replace(stamp, files=self._checksums(known))
         if stamp.files:
-            replace_file(self._files, self.path / _NAME, msgspec.json.encode(stamp))
+            replace_file(self._files, self.stamp_path, msgspec.json.encode(stamp))
         return stamp
 
     def clear(self) -> None:
         """Remove all files, the stamp first."""
-        for name in sorted(self._files.names(self.path), key=lambda name: name != _NAME):
+        for name in sorted(self._files.names(self.path), key=lambda name: name != STAMP_NAME):
             self._files.remove(self.path / name)
 
     def _checksums(self, known: Mapping[str, FileChecksum]) -> dict[str, FileChecksum]:
         checksums: dict[str, FileChecksum] = {}
         for name in self._files.names(self.path):
             size = self._files.size(self.path / name)
-            if name.endswith((".lock", TEMPORARY_SUFFIX)) or name == _NAME or size is None:
+            if name.endswith((".lock", TEMPORARY_SUFFIX)) or name == STAMP_NAME or size is None:
                 continue
             is_known = name in known and not name.endswith(".json") and known[name].bytes == size
             checksums[name] = known[name] if is_known else checksum_of(self._files, self.path / name, size)

@@ -4,6 +4,9 @@ Rule: the journal serves the buffer and is not the log: records that were not sy
 where a part cannot be read, the file is copied and the readable rest is used. For one thread.
 
     | header (magic "memd.hot") | record | record | ...
+
+Among the buffer's records are the journal's own, each with the extent that the log had when the records behind it were
+written: what those say of the log can be trusted only if it still reaches so far.
 """
 
 from __future__ import annotations
@@ -11,9 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from memd.errors import CorruptFile
 from memd.store.files import TEMPORARY_SUFFIX, Files, replace_file
 from memd.store.log.append_file import AppendFile
+from memd.store.log.extent import LogExtent
 from memd.store.log.format import (
     HEADER_BYTES,
     MAGIC_JOURNAL,
@@ -28,13 +34,22 @@ from memd.store.log.format import (
 )
 from memd.store.log.recovery import Finding, cut_torn_tail, save_torn_copy
 
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(LogExtent)
+_EXTENT_BEGINS = b"\x83\xa4type\xa3log"
+"""The first bytes of an encoded LogExtent: a map of three, opened by its tag."""
+
 
 class Journal:
     """An open hot.log. Use `Journal.open`."""
 
-    def __init__(self, path: Path, files: Files, end: int, findings: list[Finding]) -> None:
+    def __init__(
+        self, path: Path, files: Files, end: int, findings: list[Finding], extent: LogExtent | None = None
+    ) -> None:
         self.findings = findings
         """Noticed while opening."""
+        self.extent = extent
+        """The extent of the log when the journal was last written; None in a journal that does not say."""
         self._path = path
         self._files = files
         self._header = _header(path)
@@ -60,7 +75,7 @@ class Journal:
             return journal, []
         data = files.read(path)
         scanned = scan_records(data)
-        payloads = _payloads(data, scanned)
+        payloads, extent = _payloads(data, scanned)
         try:
             decode_header(data, magic=MAGIC_JOURNAL, name=str(path))
             is_damaged = bool(scanned.gaps)
@@ -70,18 +85,23 @@ class Journal:
             kept = save_torn_copy(files, path, data)
             message = f"is damaged; it was copied to {kept.name} and its {len(payloads)} readable records are used"
             journal = cls(path, files, HEADER_BYTES, [Finding("damaged", str(path), message)])
-            journal.rewrite(payloads)
+            journal.rewrite(payloads, extent)
             return journal, payloads
         torn = [cut_torn_tail(files, path, data, scanned.end)] if scanned.end < len(data) else []
-        return cls(path, files, scanned.end, torn), payloads
+        return cls(path, files, scanned.end, torn, extent), payloads
 
-    def append(self, payloads: Sequence[bytes]) -> None:
+    def append(self, payloads: Sequence[bytes], extent: LogExtent | None = None) -> None:
         """Add records without making them durable.
+
+        `extent` is that of the log now, at least as far as the records say.
 
         Raises:
             StoreWriteFailed: none of them was added (DiskFull if the disk is full).
         """
-        self._file.append(b"".join(map(encode_record, payloads)), sync=False)
+        is_new = extent is not None and extent != self.extent
+        own = [_encoder.encode(extent)] if is_new else []
+        self._file.append(b"".join(map(encode_record, [*own, *payloads])), sync=False)
+        self.extent = extent if is_new else self.extent
 
     def sync(self) -> None:
         """Make everything appended durable.
@@ -91,16 +111,21 @@ class Journal:
         """
         self._file.sync()
 
-    def rewrite(self, payloads: Sequence[bytes]) -> None:
+    def rewrite(self, payloads: Sequence[bytes], extent: LogExtent | None = None) -> None:
         """Replace the contents, durably: after a crash the journal is the old or the new one.
+
+        `extent` is that of the log now; None: as it was.
 
         Raises:
             StoreWriteFailed: the old journal is still in place.
         """
-        data = encode_header(self._header) + b"".join(map(encode_record, payloads))
+        extent = extent or self.extent
+        own = [] if extent is None else [_encoder.encode(extent)]
+        data = encode_header(self._header) + b"".join(map(encode_record, [*own, *payloads]))
         self._file.close()
         replace_file(self._files, self._path, data)
         self._file = AppendFile(self._files, self._path, len(data))
+        self.extent = extent
 
     def close(self) -> None:
         """Close the file."""
@@ -116,11 +141,26 @@ def read_journal(path: Path, files: Files) -> list[bytes]:
     if files.size(path) is None:
         return []
     data = files.read(path)
-    return _payloads(data, scan_records(data))
+    return _payloads(data, scan_records(data))[0]
 
 
-def _payloads(data: bytes, scanned: Scan) -> list[bytes]:
-    return [payload for span in scanned.spans if (payload := payload_at(data, span.offset)) is not None]
+def extent_in(data: bytes) -> LogExtent | None:
+    """Return the extent of the log when these bytes of a journal were last written; None if they do not say."""
+    return _payloads(data, scan_records(data))[1]
+
+
+def _payloads(data: bytes, scanned: Scan) -> tuple[list[bytes], LogExtent | None]:
+    """The buffer's payloads, and the journal's own last one."""
+    payloads: list[bytes] = []
+    extent = None
+    for span in scanned.spans:
+        payload = payload_at(data, span.offset)
+        assert payload is not None, "scanned just now"
+        if payload.startswith(_EXTENT_BEGINS):
+            extent = _decoder.decode(payload)
+        else:
+            payloads.append(payload)
+    return payloads, extent
 
 
 def _header(path: Path) -> Header:

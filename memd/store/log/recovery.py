@@ -149,8 +149,7 @@ def cut_torn_tail(files: Files, path: Path, data: bytes, whole_end: int) -> Find
     return Finding(
         "torn",
         str(path),
-        f"an interrupted write of {len(tail)} bytes at offset {whole_end} was moved to {torn.name}; nothing that was "
-        "acknowledged is affected",
+        f"an interrupted write of {len(tail)} bytes at offset {whole_end} was moved to {torn.name}",
     )
 
 

@@ -17,8 +17,11 @@ from memd.errors import CorruptFile, ForeignFile, StoreError
 from memd.store.files import Files, check_file
 from memd.store.index.meta import read_merged_meta, read_segment_meta
 from memd.store.layout import TopicLayout, segments_before, topic_ids_in
+from memd.store.lexical.stamp import STAMP_NAME, read_stamp
 from memd.store.log.columns import rows_from
+from memd.store.log.extent import ahead_of_log
 from memd.store.log.format import MAGIC_JOURNAL, decode_header, scan_records
+from memd.store.log.journal import extent_in
 from memd.store.log.recovery import TORN_SUFFIX, Finding, LogFile, find_damage, read_log_file
 from memd.wording import counted
 
@@ -72,9 +75,15 @@ class _Verification:
         self._is_served = is_served
         self.counts = VerifyCounts()
         self.findings: list[Finding] = []
+        self._ids: set[int] = set()
+        """The canonical_ids of a topic's entries, as read."""
 
     def topic(self, layout: TopicLayout) -> None:
         self.counts.topics += 1
+        # Before the log is read: a running daemon may append to both meanwhile, and to the log first.
+        journal = self._read(layout.hot) if self._files.size(layout.hot) is not None else None
+        stamp = read_stamp(self._files, layout.lexical)
+        self._ids = set()
         active = self._read(layout.active) if self._files.size(layout.active) is not None else None
         active_file = self._decoded(layout.active, active) if active is not None else None
         header = active_file.header if active_file is not None else None
@@ -88,7 +97,11 @@ class _Verification:
         if active_file is not None:
             self._log_file(layout, layout.active, active_file, last_id, is_last=True)
         self._merged(layout)
-        self._journal(layout.hot)
+        if journal is not None:
+            self._journal(layout.hot, journal)
+            self.findings += ahead_of_log(layout.hot, extent_in(journal), self._count_upto)
+        if stamp is not None:
+            self.findings += ahead_of_log(layout.lexical / STAMP_NAME, stamp.extent, self._count_upto)
         for directory in (layout.directory, layout.segments):
             for name in self._files.names(directory):
                 if TORN_SUFFIX in name:
@@ -167,12 +180,10 @@ class _Verification:
             last_id = max(last_id, entry.canonical_id)
         return last_id
 
-    def _journal(self, path: Path) -> None:
-        if self._files.size(path) is None:
-            return
-        data = self._read(path)
-        if data is None:
-            return
+    def _count_upto(self, canonical_id: int) -> int:
+        return sum(number <= canonical_id for number in self._ids)
+
+    def _journal(self, path: Path, data: bytes) -> None:
         try:
             decode_header(data, magic=MAGIC_JOURNAL, name=str(path))
         except CorruptFile as error:
@@ -197,6 +208,7 @@ class _Verification:
             self._add_finding("foreign", path, str(error))
             return None
         self.counts.records += len(log_file.entries)
+        self._ids.update(entry.canonical_id for entry in log_file.entries)
         return log_file
 
     def _read(self, path: Path) -> bytes | None:

@@ -1,0 +1,215 @@
+"""Marks are not trusted over the log: a journal newer than the log is noticed, and what is missing is heard again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from archiver_stage import Stage, live_entries
+from conftest import MakeDaemon
+from crash_files import CrashFiles
+from histories import glance, new_buffer, receive, replayed, said, state, talk, texts
+from recording_upstream import Request, Response, chat_answer, recording_upstream
+
+from memd.conversation.hot_buffer import HotBuffer
+from memd.ingest.topics import Topic
+from memd.settings.model import Config
+
+SMALL_WINDOW = {"buffer": {"soft_tokens": 256, "hard_tokens": 512}, "injection": {"budget_tokens": 64}}
+TURNS = 14
+ACTIVE, HOT = Path("/memory/talk/active.bin"), Path("/memory/talk/hot.log")
+
+
+def fact(number: int) -> str:
+    return f"Fact {number}: the lighthouse number {number} stands on the {number * 7}th rock behind the harbour wall."
+
+
+def answer(request: Request) -> Response:
+    last = json.loads(request.body)["messages"][-1]["content"]
+    return chat_answer(request, f"Understood, this is what I note of it: {last[-60:]}")
+
+
+def test_a_journal_newer_than_the_log_costs_nothing_that_the_client_still_has(make_daemon: MakeDaemon) -> None:
+    with recording_upstream() as upstream:
+        upstream.answer = answer
+        daemon = make_daemon(upstream.url, SMALL_WINDOW).start()
+        topic, aside = daemon.data_dir / "default", daemon.folder / "older.bin"
+        history: list[dict[str, Any]] = []
+        for number in range(TURNS):
+            history.append({"role": "user", "content": fact(number)})
+            history.append({"role": "assistant", "content": daemon.chat(history).reply})
+            if number == 3:
+                daemon.wait_stored("Fact 3:")
+                assert daemon.terminate() == 0
+                shutil.copyfile(topic / "active.bin", aside)
+                daemon.start()
+        daemon.wait_stored(f"Fact {TURNS - 1}:")
+        assert daemon.terminate() == 0
+        assert daemon.run("verify").returncode == 0
+        shutil.copyfile(aside, topic / "active.bin")  # as a restored backup, or rsync beside a running daemon
+
+        verified = daemon.run("verify")
+        assert verified.returncode == 1
+        assert f"{topic / 'hot.log'}: " in verified.stdout and "missing" in verified.stdout
+        assert f"{topic / 'lexical' / 'stamp.json'}: " in verified.stdout
+        assert "all whole" not in verified.stdout
+
+        daemon.config.write_text("{}")  # so that all of the history fits
+        daemon.start()
+        history.append({"role": "user", "content": "Which rock is the last one on?"})
+        daemon.chat(history)
+        heard = upstream.prompts[-1]
+        assert [message["content"] for message in history if message["content"] not in heard] == []
+        daemon.wait_stored(*(fact(number) for number in range(TURNS)))
+        stored = daemon.said()
+        assert [sum(fact(number) in one for one in stored) for number in range(TURNS)] == [1] * TURNS, "once each"
+        assert "missing" in daemon.log.read_text()
+        assert daemon.terminate() == 0
+        assert daemon.run("verify").returncode == 0, "what could be had again is there"
+
+
+def test_a_torn_tail_is_not_said_to_be_harmless_where_the_journal_knows_better(make_daemon: MakeDaemon) -> None:
+    with recording_upstream() as upstream:
+        daemon = make_daemon(upstream.url).start()
+        for number in range(2):
+            daemon.chat([{"role": "user", "content": fact(number)}])
+            daemon.wait_stored(f"Fact {number}:")
+        assert daemon.terminate() == 0
+        active = daemon.data_dir / "default" / "active.bin"
+        active.write_bytes(active.read_bytes()[:-5])
+        daemon.start()
+        daemon.chat([{"role": "user", "content": "Anything?"}])
+        told = daemon.log.read_text()
+        assert "active.bin.torn" in told and "1 of them is missing" in told
+        assert "nothing that was acknowledged" not in told
+
+
+@pytest.fixture
+def files() -> CrashFiles:
+    return CrashFiles()
+
+
+async def opened(files: CrashFiles) -> tuple[Stage, Topic]:
+    stage = Stage(Config(), files)
+    return stage, await stage.topics.get("talk")
+
+
+LAMP = "u:Where is the spare lamp?", "a:On the second landing."
+FERRY = "u:When does the last ferry leave?", "a:At ten past nine."
+OIL = "u:Who brings the oil?", "a:The widow of the harbour master."
+
+
+async def test_only_what_the_log_has_lost_is_lowered_and_it_is_stored_again(files: CrashFiles) -> None:
+    stage, topic = await opened(files)
+    one = talk(topic.buffer, *LAMP)
+    await stage.archiver.store(topic, one, 2)
+    older = files.read(ACTIVE)
+    one = talk(topic.buffer, *LAMP, *FERRY)
+    await stage.archiver.store(topic, one, 4)
+    one = talk(topic.buffer, *LAMP, *FERRY, *OIL)
+    await stage.archiver.store(topic, one, 6)
+    topic.buffer.mark(one, left_out=4)
+    await topic.rewrite_journal()
+    await stage.close()
+
+    files.put(ACTIVE, older)
+    stage, topic = await opened(files)
+    (again,) = topic.buffer.conversations()
+    assert (again.stored, again.left_out) == (4, 2), "the oil is in the journal, the ferry is with the client alone"
+    assert texts(again) == ["(left out)", "(left out)", "(left out)", "(left out)", *(one[2:] for one in OIL)]
+    assert again.visible_positions() == [4, 5]
+    assert any("2 of them are missing" in str(finding) for finding in topic.log.findings)
+    await stage.archiver.store(topic, again, 6)
+    await topic.save(sync=True)
+    assert [entry.content for entry in live_entries(topic)][1:] == [
+        "Who brings the oil?\nThe widow of the harbour master."
+    ]
+    await stage.close()
+
+    stage, topic = await opened(files)
+    assert topic.log.findings == [], "told once"
+    (again,) = topic.buffer.conversations()
+    arrival = receive(topic.buffer, *LAMP, *FERRY, *OIL, "u:And the wick?")
+    assert arrival.conversation is again and again.visible_positions() == [2, 3, 4, 5, 6]
+    assert texts(again)[2:4] == [one[2:] for one in FERRY]
+    await stage.archiver.store(topic, again, 6)
+    assert sorted(entry.content.partition("\n")[0] for entry in live_entries(topic)) == sorted(
+        one[0][2:] for one in (LAMP, FERRY, OIL)
+    )
+    await stage.close()
+
+
+async def test_a_log_that_has_more_than_the_journal_knows_is_no_loss(files: CrashFiles) -> None:
+    stage, topic = await opened(files)
+    one = talk(topic.buffer, *LAMP)
+    await stage.archiver.store(topic, one, 2)
+    await topic.save(sync=True)
+    journal = files.read(HOT)
+    await stage.archiver.store(topic, talk(topic.buffer, *LAMP, *FERRY), 4)
+    await stage.close()
+    files.put(HOT, journal)
+    stage, topic = await opened(files)
+    assert topic.log.findings == []
+    (again,) = topic.buffer.conversations()
+    assert again.stored == 2
+    await stage.close()
+
+
+async def test_words_that_the_log_had_already_do_not_come_back_into_the_prompt_after_a_restart(
+    files: CrashFiles,
+) -> None:
+    stage, topic = await opened(files)
+    await stage.archiver.store(topic, talk(topic.buffer, *LAMP), 2)
+    other = talk(topic.buffer, "u:Hello.", "a:Good evening.", *LAMP, *FERRY, session="other")
+    await stage.archiver.store(topic, other, 6)
+    topic.buffer.mark(other, left_out=4)
+    await topic.rewrite_journal()
+    await stage.close()
+    stage, topic = await opened(files)
+    assert topic.log.findings == []
+    assert max(one.left_out for one in topic.buffer.conversations()) == 4
+    await stage.close()
+
+
+def lowered_buffer(is_in_log: set[str]) -> HotBuffer:
+    buffer = new_buffer()
+    one = talk(buffer, *LAMP, *FERRY, *OIL)
+    buffer.mark(one, stored=6, left_out=4)
+    known = {item.digest for item, text in zip(one.messages, (*LAMP, *FERRY, *OIL), strict=True) if text in is_in_log}
+    buffer.lower_marks(known.__contains__)
+    return buffer
+
+
+def test_lowered_marks_and_what_was_heard_again_survive_the_journal_either_way() -> None:
+    buffer = lowered_buffer({*LAMP, *OIL})
+    assert state(replayed(buffer.as_events())) == state(buffer)
+    receive(buffer, *LAMP, *FERRY, *OIL, "u:And the wick?")
+    events = buffer.take_unsaved()
+    assert state(replayed(events)) == state(buffer)
+    assert state(replayed(buffer.as_events())) == state(buffer)
+
+
+def test_a_read_only_request_hears_what_was_lost_too() -> None:
+    buffer = lowered_buffer({*LAMP, *OIL})
+    before = state(buffer)
+    arrival = glance(buffer, *LAMP, *FERRY, *OIL, "u:And the wick?")
+    assert arrival.conversation.visible_positions() == [2, 3, 4, 5, 6]
+    assert state(buffer) == before
+
+
+def test_an_edit_behind_what_was_lost_hears_it_again_as_well() -> None:
+    buffer = lowered_buffer({*LAMP, *OIL})
+    arrival = receive(buffer, *LAMP, *FERRY, OIL[0], "a:Nobody any more.", "u:Since when?")
+    branch = arrival.conversation
+    assert texts(branch)[2:4] == [one[2:] for one in FERRY]
+    assert branch.visible_positions() == [2, 3, 4, 5, 6] and branch.stored <= 2
+
+
+def test_nothing_moves_where_the_log_has_everything() -> None:
+    buffer = lowered_buffer({*LAMP, *FERRY, *OIL})
+    (one,) = buffer.conversations()
+    assert (one.stored, one.left_out) == (6, 4)
+    assert said(OIL[0]) == one.messages[4].message
