@@ -42,7 +42,8 @@ equal ones stay equal), "role" (the same, the usual roles aside), "identifier" (
 Name = Annotated[str, Meta(extra={REDACTED_AS: "name"})]
 Identifier = Annotated[str, Meta(extra={REDACTED_AS: "identifier"})]
 
-_WRITTEN_ROLES = re.compile("^(?:user|assistant|tool|function): ", re.MULTILINE)
+WRITTEN_ROLES = re.compile("^(?P<role>user|assistant|tool|function): ", re.MULTILINE)
+"""The roles in the content of an entry without `speakers`, and whatever else begins a line like that."""
 
 
 class Status(enum.IntEnum):
@@ -199,7 +200,7 @@ def without_written_roles(content: str) -> str:
     This also takes the first word of a line such as `user: alice` in a YAML file, which is why roles are data now. Only
     entries that have no `speakers` may be read by it.
     """
-    return _WRITTEN_ROLES.sub("", content) or content
+    return WRITTEN_ROLES.sub("", content) or content
 
 
 Action = Literal["Update", "Helpful", "Unhelpful"]

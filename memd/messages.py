@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -43,7 +43,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One message, without memd's own blocks. `content_digest` identifies it apart from its place (see `chain`)."""
+    """One message. `content_digest` identifies it apart from its place (see `chain`)."""
 
     role: str
     text: str
@@ -100,6 +100,12 @@ class Block(msgspec.Struct, frozen=True):
 NO_BLOCK = Block(text="", tokens=0)
 
 
+def block_digest(text: str) -> bytes:
+    """Identifies a block, however the white space at the ends of its lines came back."""
+    lines = "\n".join(line.rstrip() for line in text.split("\n"))
+    return hashlib.blake2b(lines.encode(errors="surrogatepass"), digest_size=DIGEST_BYTES).digest()
+
+
 def chain(previous: bytes, content_digest: bytes) -> bytes:
     """The digest of a message at its place: BLAKE2b over its predecessor's digest and its own normalised form."""
     return hashlib.blake2b(previous + content_digest, digest_size=DIGEST_BYTES).digest()
@@ -127,11 +133,15 @@ def stored_text(message: Message) -> str:
     return "\n".join(parts)
 
 
-def without_memory_blocks(text: str) -> str:
+def without_memory_blocks(text: str, is_own: Callable[[str], bool] = lambda _: True) -> str:
     """`text` without the memory blocks that memd put into an earlier prompt and a client echoes back.
 
     A block goes from a line that opens with `[memory]` to the line `[/memory]`, has a line that opens with `[mem:` in
     between, and takes the blank line behind it along. One pass over the lines: text is untrusted and may be long.
+
+    Args:
+        is_own: tells memd's own from what only looks like one, which stays: else whoever writes a web page could make
+            words vanish from what is stored.
     """
     if BLOCK_OPENING not in text:
         return text
@@ -150,8 +160,9 @@ def without_memory_blocks(text: str) -> str:
             has_chunk = has_chunk or line.startswith(CHUNK_MARKER)
             continue
         else:
-            kept += [] if has_chunk else [*block, line]
-            swallow_blank, block = has_chunk, []
+            swallow_blank = has_chunk and is_own("\n".join([*block, line]))
+            kept += [] if swallow_blank else [*block, line]
+            block = []
             continue
         swallow_blank = False
     return "\n".join(kept + block)

@@ -7,11 +7,12 @@ and the question asked of memory have what was said. A text in which nothing is 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
 
-from memd.messages import Message
+from memd.messages import Message, without_memory_blocks
 
 SAID_GROUP = "said"
 """Of a pattern with a group of this name the group was said; only what is around it is left out."""
@@ -32,7 +33,12 @@ class Speech:
     def heard(self, message: Message) -> Message:
         """The message with `said` found; the message itself where all of its text was said."""
         said = self.said(message.role, message.text)
-        return message if said is None else msgspec.structs.replace(message, own_words=said)
+        return message if said is None else replace(message, own_words=said)
+
+    def heard_alone(self, message: Message, is_own: Callable[[str], bool]) -> Message:
+        """The message heard without the memory blocks that are memd's own; the message itself where it has none."""
+        text = without_memory_blocks(message.text, is_own)
+        return message if text == message.text else self.heard(replace(message, text=text, own_words=UNSET))
 
     def said(self, role: str, text: str) -> str | None:
         """The part of a text that was said by `role`; None if that is all of it."""

@@ -12,11 +12,12 @@ from test_wire_chat import BLOCK, is_plain, json_values, valid_text
 
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
+from memd.speech import THINKING_ALONE
 from memd.wire.anthropic.api import ANTHROPIC
 from memd.wire.anthropic.message import encode_message, parse_message
 from memd.wire.chat.api import CHAT
 from memd.wire.message_cache import MessageCache
-from memd.wire.request import Insertion, ModelRequest
+from memd.wire.request import Insertion, ModelRequest, without_own_blocks
 from memd.wire.sideband import MemoryIn
 
 PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
@@ -147,8 +148,6 @@ def test_a_message_with_one_tool_result_alone_keeps_its_bytes() -> None:
         ([text("a"), text("b", citations=[])], "a\nb"),
         (["a", {"text": "b"}], "a\nb"),
         ([{"type": "thinking", "thinking": "hm"}, {"type": "redacted_thinking", "data": "x"}, text("a")], "a"),
-        (f"{BLOCK}\n\na", "a"),
-        ([text(f"{BLOCK}\n\n"), text("a")], "a"),
         ([{"type": "document", "source": {}}, {"type": "image"}, {"type": "image", "source": 5}, 7], 4),
         ([text("a"), {"type": "text"}], "a\n"),
         ('say "tool_result"', 'say "tool_result"'),
@@ -316,7 +315,8 @@ def test_a_prompt_echoed_with_its_block_holds_the_same_conversation(messages: li
     request = ANTHROPIC.parse(body_of(*messages))
     users = [position for position, message in enumerate(request.messages) if message.role == "user"]
     insertions = [Insertion(position, BLOCK) for position in users if data.draw(st.booleans())]
-    echoed = ANTHROPIC.parse(ANTHROPIC.encode(request, insertions=insertions))
+    body = ANTHROPIC.encode(request, insertions=insertions)
+    echoed = without_own_blocks(ANTHROPIC.parse(body), BLOCK.__eq__, THINKING_ALONE)
     assert echoed.digests == request.digests
 
 

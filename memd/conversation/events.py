@@ -103,6 +103,13 @@ class Placed(msgspec.Struct, frozen=True, tag="placed"):
     block: Block
 
 
+class PlacedBefore(msgspec.Struct, frozen=True, tag="placed before"):
+    """Blocks that stood in prompts, so that a client's echo of one is known from what only looks like one."""
+
+    blocks: list[bytes]
+    """`block_digest` of each, oldest first."""
+
+
 class Removed(msgspec.Struct, frozen=True, tag="removed"):
     """The blocks before these user messages left the prompt."""
 
@@ -125,7 +132,7 @@ class Closed(msgspec.Struct, frozen=True, tag="closed"):
 ConversationEvent = Appended | Abandoned | Marked | Departed | Lowered | Heard | Arrived | Placed | Removed
 """The events of one conversation that leave the others alone."""
 
-BufferEvent = Opened | Forked | Branched | ConversationEvent | Injected | Closed
+BufferEvent = Opened | Forked | Branched | ConversationEvent | Injected | PlacedBefore | Closed
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[BufferEvent] = msgspec.msgpack.Decoder(BufferEvent)

@@ -29,14 +29,16 @@ from memd.conversation.events import (
     Marked,
     Opened,
     Placed,
+    PlacedBefore,
     Removed,
 )
 from memd.conversation.index import ConversationIndex
 from memd.conversation.lowering import heard_again, lowered_marks
 from memd.conversation.matching import SHARED_MIN, Match, match
+from memd.conversation.placed import PlacedBlocks
 from memd.conversation.retelling import retold
 from memd.conversation.rewriting import rewriting
-from memd.messages import Block, BlockChunk, Message, chain_all
+from memd.messages import Block, BlockChunk, Message, block_digest, chain_all
 
 ARRIVALS_KEPT = 16
 """Recent requests remembered per conversation; a client retries fewer at once."""
@@ -66,6 +68,7 @@ class HotBuffer:
         self._conversations: OrderedDict[str, Conversation] = OrderedDict()
         self._index = ConversationIndex()
         self._injected: deque[list[BlockChunk]] = deque(maxlen=window_turns)
+        self.placed = PlacedBlocks()
         self._unsaved: list[BufferEvent] = []
 
     # -- for requests ---------------------------------------------------------------------------------------
@@ -257,7 +260,7 @@ class HotBuffer:
 
     def as_events(self) -> list[BufferEvent]:
         """The shortest journal that rebuilds this buffer."""
-        return [*map(Injected, self._injected), *retold(self._conversations.values())]
+        return [*self.placed.as_events(), *map(Injected, self._injected), *retold(self._conversations.values())]
 
     # -- private ------------------------------------------------------------------------------------------------
 
@@ -324,11 +327,13 @@ class HotBuffer:
     def _apply(self, event: BufferEvent) -> None:
         if isinstance(event, Injected):
             self._injected.append(event.chunks)
-            return
-        if isinstance(event, Opened):
+        elif isinstance(event, PlacedBefore):
+            self.placed.note(event.blocks)
+        elif isinstance(event, Opened):
             conversation = Conversation(event.conversation, event.session)
             conversation.used_at = event.at
             self._take_in(conversation)
+        if isinstance(event, Injected | PlacedBefore | Opened):
             return
         subject = self._conversations.get(event.parent if isinstance(event, Forked | Branched) else event.conversation)
         if subject is None:
@@ -374,6 +379,7 @@ class HotBuffer:
                 del conversation.arrivals[next(iter(conversation.arrivals))]
         elif isinstance(event, Placed):
             conversation.blocks[event.digest] = event.block
+            self.placed.note([block_digest(event.block.text)] if event.block.chunks else [])
         else:
             for digest in event.digests:
                 conversation.blocks.pop(digest, None)

@@ -142,7 +142,7 @@ def router_of(daemon: Daemon) -> Router:
     forwarder = Forwarder(daemon.upstream, config.limits.capture_bytes_max)
     turns = TurnRunner(
         daemon.topics,
-        Receiver(daemon.topics, counter, idempotency, config.injection.freeze_seconds),
+        Receiver(daemon.topics, counter, idempotency, daemon.speech, config.injection.freeze_seconds),
         Corrector(idempotency, daemon.topics, daemon.encoder, archiver, metrics),
         RoomMaker(config.buffer, config.injection, daemon.upstream, counter, archiver),
         Memory(config.injection, config.retrieval.timeout_ms / 1000, daemon.retriever, counter),

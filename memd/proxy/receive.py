@@ -20,7 +20,8 @@ from memd.messages import leading_count
 from memd.proxy.idempotency import IdempotencyKeys
 from memd.proxy.prompt import Prompt, with_live_turns
 from memd.proxy.reading import Asked
-from memd.wire.request import ModelRequest
+from memd.speech import Speech
+from memd.wire.request import ModelRequest, without_own_blocks
 
 COUNTED_AT_ONCE_CHARACTERS = 20_000
 """Text that is counted on the event loop: about a millisecond, hardly more than a switch of threads costs."""
@@ -69,9 +70,11 @@ class Receiver:
         topics: Topics,
         counter: TokenCounter,
         idempotency: IdempotencyKeys,
+        speech: Speech,
         freeze_seconds: float,
     ) -> None:
         """`freeze_seconds`: how long the same request again counts as a retry."""
+        self._speech = speech
         self._topics = topics
         self._counter = counter
         self._idempotency = idempotency
@@ -83,7 +86,8 @@ class Receiver:
         Raises:
             MemdError: a topic cannot be opened.
         """
-        now, request = time.time(), asked.request
+        now, request = time.time(), without_own_blocks(asked.request, topic.buffer.placed.__contains__, self._speech)
+        asked = msgspec.structs.replace(asked, request=request)
         lead = leading_count(request.messages)
         counts = await self._count_messages(request)
         new = request.messages[lead:], request.digests[lead:], counts[lead:]

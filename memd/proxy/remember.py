@@ -102,7 +102,7 @@ class Rememberer:
         conversation, buffer = received.prompt.conversation, received.topic.buffer
         if reply.message is None or not buffer.is_open(conversation):
             return conversation
-        message = self._speech.heard(reply.message)
+        message = self._speech.heard(self._speech.heard_alone(reply.message, buffer.placed.__contains__))
         if shown.chunks:
             uuids = tuple(chunk.uuid for chunk in shown.chunks[:SHOWN_MAX])
             message = msgspec.structs.replace(message, shown=uuids)

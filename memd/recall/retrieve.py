@@ -318,7 +318,7 @@ class Retriever:
         raw: dict[bytes, int] = {}
 
         def cost(candidate: Candidate, left: int) -> int:
-            line = block.chunk_line(candidate.entry.public_id, candidate.entry.displayed) + "\n"
+            line = block.chunk_line(candidate.entry.public_id, block.shown_text(candidate.entry)) + "\n"
             if not filters.relevant_only or budget.drifted(block.tokens_at_least(line)) <= left:
                 tokens = self._count(line)
             else:  # counting takes 0.1 ms, and half of the candidates find no room

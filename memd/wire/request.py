@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Raw
 
 from memd.errors import BadMemoryIn, BadRequestBody
-from memd.messages import Message, leading_count
+from memd.messages import BLOCK_OPENING, Message, leading_count
+from memd.speech import Speech
 from memd.wire.lenient_json import UNREADABLE, decode_or_none, is_list, is_object, is_string, lenient_text
 from memd.wire.message_cache import MessageCache, parsed_message
 from memd.wire.sideband import MemoryIn, decode_memory_in
@@ -128,6 +129,22 @@ def _instructions(raw: Raw, messages: Sequence[Message]) -> str:
     parts = decode_or_none(_parts_decoder, raw) if is_list(raw) else None
     texts = [lenient_text(raw)] if is_string(raw) else [lenient_text(part.text) for part in parts or ()]
     return "\n".join([*texts, *(message.text for message in messages[: leading_count(messages)])])
+
+
+def without_own_blocks(request: ModelRequest, is_own: Callable[[str], bool], speech: Speech) -> ModelRequest:
+    """The request with its messages as they were said: without echoes of memory blocks that `is_own` knows."""
+    messages = [
+        speech.heard_alone(message, is_own) if BLOCK_OPENING in message.text else message
+        for message in request.messages
+    ]
+    changed = [now is not before for now, before in zip(messages, request.messages, strict=True)]
+    if not any(changed):
+        return request
+    digests = [
+        message.content_digest if is_changed else digest
+        for message, digest, is_changed in zip(messages, request.digests, changed, strict=True)
+    ]
+    return msgspec.structs.replace(request, messages=messages, digests=digests)
 
 
 def top_level(body: bytes) -> dict[str, Raw]:

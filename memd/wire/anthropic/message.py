@@ -55,7 +55,7 @@ _source_decoder = msgspec.json.Decoder(_ImageSource)
 
 
 def parse_message(raw: Raw | bytes) -> Message:
-    """Parse one piece into a message without memory blocks and reasoning.
+    """Parse one piece into a message without reasoning.
 
     Raises:
         BadRequestBody: not a JSON object, or text in it is not valid Unicode.

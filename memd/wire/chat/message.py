@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from memd.errors import BadRequestBody
-from memd.messages import DIGEST_BYTES, Message, ToolCall, without_memory_blocks
+from memd.messages import DIGEST_BYTES, Message, ToolCall
 from memd.wire.lenient_json import UNREADABLE, is_list, is_object, is_string, lenient_text
 
 _WHITE_SPACE = b" \t\n\r"
@@ -64,7 +64,7 @@ _object_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 
 def parse_message(raw: Raw | bytes) -> Message:
-    """Parse the JSON object `raw` into a message without memory blocks and reasoning.
+    """Parse the JSON object `raw` into a message without reasoning.
 
     Raises:
         BadRequestBody: not a JSON object, or text in it is not valid Unicode (llama.cpp refuses such a body too).
@@ -85,8 +85,8 @@ def parse_message(raw: Raw | bytes) -> Message:
 
 
 def joined_text(content: str, refusal: str) -> str:
-    """Join the content of a message, without memory blocks, and its refusal to its text."""
-    return "\n".join(text for text in (without_memory_blocks(content), refusal) if text)
+    """Join the content of a message and its refusal to its text."""
+    return "\n".join(text for text in (content, refusal) if text)
 
 
 def encode_message(message: Message) -> bytes:
@@ -149,26 +149,19 @@ def _part(raw: Raw) -> tuple[str | None, bytes | None]:
     """Return a content part's text (None: it does not count) and, unless it is text, its digest."""
     encoded = bytes(raw)
     if is_string(encoded):
-        return _own_text(raw), None
+        return lenient_text(raw), None
     kind = ""
     if is_object(encoded):
         part = _part_decoder.decode(encoded)
         kind = lenient_text(part.type)
         if kind in _TEXT_TYPES or (not kind and bytes(part.text)):
-            return _own_text(part.text), None
+            return lenient_text(part.text), None
         if kind == "refusal":
             return lenient_text(part.refusal), None
         if kind in _UNHASHED_TYPES:
             return None, None
     label = "[image]" if kind in _IMAGE_TYPES else "[audio]" if kind in _AUDIO_TYPES else "[file]"
     return label, hashlib.blake2b(encoded, digest_size=DIGEST_BYTES).digest()
-
-
-def _own_text(raw: Raw) -> str | None:
-    """Return the text of a part without memory blocks; None if it had nothing else: then memd had added the part."""
-    text = lenient_text(raw)
-    own = without_memory_blocks(text)
-    return None if own != text and not own.strip() else own
 
 
 def _tool_calls(members: _MessageMembers) -> tuple[ToolCall, ...]:
