@@ -34,8 +34,8 @@ from memd.store.store import Store
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nobody listens
 CHECKS = (
-    *("installation", "tokenizer", "settings", "access", "data directory", "lock", "log", "embedding model"),
-    *("address", "upstream", "model", "exact counts", "placement"),
+    *("installation", "tokenizer", "settings", "access", "open files", "data directory", "lock", "log"),
+    *("embedding model", "address", "upstream", "model", "exact counts", "placement"),
 )
 
 
@@ -223,6 +223,15 @@ def test_a_model_whose_vectors_are_not_the_known_ones_fails(place: Place, monkey
     wrong = (installation.KNOWN_VECTOR[0] + 2 * installation.TOLERANCE, *installation.KNOWN_VECTOR[1:])
     monkeypatch.setattr(installation, "KNOWN_VECTOR", wrong)
     assert [outcome.check for outcome in told(place) if outcome.mark == "failed"] == ["embedding model"]
+
+
+def test_too_few_descriptors_for_all_connections_are_a_warning_with_the_remedy(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memd.store.descriptors.hard_limit", lambda: 256)
+    [warned] = [outcome for outcome in told(place) if outcome.check == "open files"]
+    assert warned.mark == "warning" and "256 at a time: room for 72 connections" in warned.said
+    assert "ulimit -n" in warned.remedy
 
 
 def test_a_tokenizer_that_counts_otherwise_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,8 @@ from memd.store.store import Store, TopicLog
 log = logging.getLogger("memd")
 Result = TypeVar("Result")
 
+OPEN_MAX = 256
+"""Topics that stay open between two requests: each takes a thread, in which tantivy watches its files."""
 CHUNK_IDS_MAX = 4_096
 """Messages whose chunks' ids are kept in memory: those of some long tool loops."""
 
@@ -227,11 +229,11 @@ class Topics:
         return None if used_last is None else await self.get(used_last[1])
 
     async def let_idle_go(self) -> None:
-        """Close topics that have been idle for long, and sooner while all together take too much memory."""
+        """Close topics that have been idle for long, and sooner while they are too many or take too much memory."""
         settings = self._config.store
         memory_bytes = sum(topic.log.stats().memory_bytes for topic in self._open.values())
         for topic in sorted(self._open.values(), key=lambda topic: -topic.idle_seconds):
-            over = memory_bytes > settings.memory_bytes_max
+            over = memory_bytes > settings.memory_bytes_max or len(self._open) > OPEN_MAX
             if topic.idle_seconds > 0 and (over or topic.idle_seconds >= settings.topic_idle_seconds):
                 memory_bytes -= topic.log.stats().memory_bytes if await self._let_go(topic) else 0
 

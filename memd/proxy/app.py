@@ -39,6 +39,7 @@ from memd.proxy.upstream.client import window_unknown
 from memd.proxy.upstream.llama_child import LlamaChild
 from memd.recall.retrieve import Retriever
 from memd.settings.model import Config
+from memd.store import descriptors
 from memd.store.disk import LocalDisk
 from memd.store.files import Files, replace_file
 from memd.store.layout import ADDRESS_NAME
@@ -128,6 +129,7 @@ def serve(config: Config, model: Path | None = None) -> int:
         MemdError: it could not be started.
     """
     configure_logging(config.log, Redactor.of(config.ingest).text)
+    descriptors.raise_limit()
     malloc.keep_small()
     malloc.starting()
     uvloop.run(_serve(config, model))

@@ -15,6 +15,7 @@ from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from memd.admin.http import error_response
 from memd.settings.model import LimitsSettings
+from memd.store import descriptors
 from memd.telemetry.logging import Content
 
 log = logging.getLogger("memd")
@@ -58,13 +59,27 @@ class _RefusedConnection(asyncio.Protocol):
 
 
 async def listen(server: web.Server, listener: socket.socket, limits: LimitsSettings) -> asyncio.Server:
-    """Accept connections on `listener` and hand their requests to `server`, until the returned server is closed."""
+    """Accept connections on `listener` and hand their requests to `server`, until the returned server is closed.
+
+    There are no more than the limit of descriptors has room for: one that no descriptor is left for would be reset
+    before anything could be said about it, and so would be all others, and nothing could be stored.
+    """
     loop = asyncio.get_running_loop()
+    allowed = descriptors.limit()
+    room = descriptors.connections_max(allowed)
+    connections_max = min(limits.connections_max, room)
+    why = "limits.connections_max are open"
+    if room < limits.connections_max:
+        why = f"{room} are open, and this process may have {allowed} descriptors; {descriptors.REMEDY}"
+        fields = {"connections_max": limits.connections_max}
+        log.warning(
+            f"only {room} connections are accepted: this process may have {allowed} descriptors; {descriptors.REMEDY}",
+            extra=fields,
+        )
 
     def connection() -> asyncio.Protocol:
-        if len(server.connections) >= limits.connections_max:
-            fields = {"connections_max": limits.connections_max}
-            log.warning("a connection was refused: limits.connections_max are open", extra=fields)
+        if len(server.connections) >= connections_max:
+            log.warning(f"a connection was refused: {why}", extra={"connections_max": connections_max})
             return _RefusedConnection()
         return Connection(
             server,

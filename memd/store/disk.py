@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,11 +20,14 @@ from pathlib import Path
 from typing import Protocol
 
 from memd.errors import DiskFull, StoreError, StoreLocked, StoreWriteFailed
+from memd.store import descriptors
+from memd.store.descriptors import KeptOpen
 from memd.store.files import Appender, Files
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 # Another file system; one without hard links; no more links to this file; a sandbox or kernel that does not allow it.
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
+_APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
 _F_FULLFSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync alone leaves data in the drive's cache
 
 
@@ -71,6 +75,10 @@ class LocalDisk(Files, Protocol):
 class DiskFiles:
     """The real file system."""
 
+    def __init__(self, kept_open_max: int | None = None) -> None:
+        """`kept_open_max`: appended files that keep a descriptor; None: what the limit of this process allows."""
+        self._kept_open = KeptOpen(kept_open_max or descriptors.kept_open_max(descriptors.limit()))
+
     def size(self, path: Path) -> int | None:
         """See Files."""
         with _reading(path):
@@ -108,11 +116,11 @@ class DiskFiles:
 
     def create(self, path: Path) -> Appender:
         """See Files."""
-        return _DiskAppender(path, os.O_CREAT | os.O_TRUNC)
+        return _DiskAppender(path, os.O_CREAT | os.O_TRUNC, self._kept_open)
 
     def append_to(self, path: Path) -> Appender:
         """See Files."""
-        return _DiskAppender(path, 0)
+        return _DiskAppender(path, 0, self._kept_open)
 
     def make_directory(self, path: Path) -> None:
         """See Files."""
@@ -245,42 +253,90 @@ class _DiskLock:
 
 
 class _DiskAppender:
-    def __init__(self, path: Path, flags: int) -> None:
+    """Gives its descriptor back where others are used more (`descriptors.KeptOpen`), and gets it again when needed."""
+
+    def __init__(self, path: Path, flags: int, kept_open: KeptOpen) -> None:
         self._path = path
+        self._kept_open = kept_open
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._is_unsynced = False
+        self._sync_error: OSError | None = None
         with _writing(path):
-            self._descriptor: int | None = os.open(path, flags | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._descriptor: int | None = os.open(path, flags | _APPENDING, 0o644)
+            self._identity = _identity(self._descriptor)
+        kept_open.used(self)
 
     def write(self, data: bytes) -> None:
         """See Appender."""
         rest = memoryview(data)
-        with _writing(self._path):
+        with self._opened() as descriptor:
+            self._is_unsynced = True
             while rest:
-                rest = rest[os.write(self._opened, rest) :]
+                rest = rest[os.write(descriptor, rest) :]
 
     def sync(self) -> None:
         """See Appender."""
-        with _writing(self._path):
-            _sync(self._opened)
+        with self._opened() as descriptor:
+            _sync(descriptor)
+            self._is_unsynced = False
 
     def truncate(self, size: int) -> None:
         """See Appender."""
-        with _writing(self._path):
-            os.ftruncate(self._opened, size)
+        with self._opened() as descriptor:
+            self._is_unsynced = True
+            os.ftruncate(descriptor, size)
 
     def close(self) -> None:
         """See Appender."""
+        self._kept_open.forget(self)
+        with self._lock:
+            self._is_closed = True
+            self._close()
+
+    def suspend(self) -> None:
+        """See Suspendable. What was written is synced first: no other descriptor could vouch for it later."""
+        with self._lock:
+            if self._is_unsynced and self._descriptor is not None:
+                try:
+                    _sync(self._descriptor)
+                    self._is_unsynced = False
+                except OSError as error:  # it is told only once, and the owner has to know it
+                    self._sync_error = error
+            self._close()
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        with self._lock, _writing(self._path):
+            if self._is_closed:
+                raise StoreWriteFailed(f"{self._path}: the file was closed before this write; open the store again")
+            if self._sync_error is not None:
+                error, self._sync_error = self._sync_error, None
+                raise error
+            if self._descriptor is None:
+                self._descriptor = os.open(self._path, _APPENDING)
+                if _identity(self._descriptor) != self._identity:
+                    self._close()
+                    raise StoreWriteFailed(
+                        f"{self._path}: is another file than before: something else replaced it; nothing more is "
+                        "appended, restart memd"
+                    )
+            yield self._descriptor
+        self._kept_open.used(self)
+
+    def _close(self) -> None:
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             os.close(descriptor)
 
-    @property
-    def _opened(self) -> int:
-        if self._descriptor is None:
-            raise StoreWriteFailed(f"{self._path}: the file was closed before this write; open the store again")
-        return self._descriptor
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
 
 
 _WRITE_REMEDY = "check that the disk is healthy, mounted writable and that memd may write there"
+_READ_REMEDY = "check the disk and the permissions"
 
 
 @contextmanager
@@ -290,7 +346,7 @@ def _writing(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _FULL:
             raise DiskFull(f"{path}: the disk is full; free some space, memd goes on by itself") from error
-        raise StoreWriteFailed(f"{path}: cannot be written ({error.strerror or error}); {_WRITE_REMEDY}") from error
+        raise StoreWriteFailed(f"{path}: cannot be written {descriptors.told(error, _WRITE_REMEDY)}") from error
 
 
 @contextmanager
@@ -298,9 +354,7 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(
-            f"{path}: cannot be read ({error.strerror or error}); check the disk and the permissions"
-        ) from error
+        raise StoreError(f"{path}: cannot be read {descriptors.told(error, _READ_REMEDY)}") from error
 
 
 @contextmanager

@@ -106,6 +106,8 @@ class DaemonProcess:
         self.log.touch()
         self.upstream = upstream
         self.base_url = ""
+        self.descriptors_max: int | None = None
+        """The hard limit of descriptors of the processes that are started from now on; None: that of this process."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def __repr__(self) -> str:
@@ -121,7 +123,9 @@ class DaemonProcess:
         """What `start` runs."""
         upstream = [] if self.upstream is None else ["--upstream", self.upstream]
         where = ["--config", str(self.config), "--data-dir", str(self.data_dir), "--port", "0"]
-        return [sys.executable, "-m", "memd", "serve", *where, *upstream, *flags]
+        limited = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(self.descriptors_max)]
+        serve = [sys.executable, "-m", "memd", "serve", *where, *upstream, *flags]
+        return serve if self.descriptors_max is None else [*limited, *serve]
 
     def start(self, *flags: str) -> DaemonProcess:
         """Start the daemon and wait until `/memd/health` says that it is ready."""

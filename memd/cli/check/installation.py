@@ -20,10 +20,11 @@ from memd.embedding.embedder import Embedder
 from memd.embedding.loading import BUNDLED, load_embedder
 from memd.errors import EmbeddingError
 from memd.settings.model import Config
+from memd.store import descriptors
 from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.wording import counted
 
-INSTALLATION, TOKENIZER, MODEL = "installation", "tokenizer", "embedding model"
+INSTALLATION, TOKENIZER, MODEL, OPEN_FILES = "installation", "tokenizer", "embedding model", "open files"
 REINSTALL = "install memd again: pip install --force-reinstall memd (from a checkout: pip install -e .)"
 
 KNOWN_COUNTS = {"hello world": 2, "antidisestablishmentarianism": 6, "2 + 2 = 4": 7, "お誕生日おめでとう": 9}
@@ -68,6 +69,16 @@ def tokenizer() -> CheckResult:
         text, count = next(iter(wrong.items()))
         return failed(TOKENIZER, f"{text!r} counts {count} tokens instead of {KNOWN_COUNTS[text]}", REINSTALL)
     return ok(TOKENIZER, f"cl100k_base counts {counted(len(KNOWN_COUNTS), 'known text')} right")
+
+
+def open_files(config: Config) -> CheckResult:
+    """How many descriptors a daemon may have, and whether that is enough for its connections."""
+    allowed, wanted = descriptors.hard_limit(), config.limits.connections_max
+    room = descriptors.connections_max(allowed)
+    said = f"{allowed:,} at a time: room for {counted(min(room, wanted), 'connection')} and any number of topics"
+    if room >= wanted:
+        return ok(OPEN_FILES, said)
+    return warning(OPEN_FILES, f"{said}; limits.connections_max is {wanted}", descriptors.REMEDY)
 
 
 def embedding_model(config: Config, topics: list[TopicDiskUsage]) -> Iterator[CheckResult]:

@@ -53,6 +53,7 @@ def outcomes(
     for line in useless:
         yield warning(settings.SETTINGS, *line.split("; ", 1))
     yield settings.access(config, file, places)
+    yield installation.open_files(config)
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     yield from _stored(config, daemon, files or DiskFiles())
     yield settings.address(config, daemon)

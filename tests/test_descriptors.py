@@ -1,0 +1,153 @@
+"""Descriptors: many topics and many connections need few of them, and nothing fails where a process may have few."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Connect, MakeDaemon
+from daemon_process import DaemonProcess, ask, wait_until
+from recording_upstream import RecordingUpstream
+
+from memd.errors import StoreError, StoreWriteFailed
+from memd.ingest.topics import OPEN_MAX
+from memd.store import descriptors
+from memd.store.disk import DiskFiles
+from memd.store.files import Appender
+from memd.store.tools.export import export
+
+DESCRIPTORS_MAX = 256
+"""What macOS gives a process by default."""
+TOPICS = 400
+
+
+def fact(number: int) -> str:
+    return f"The locker number {number} is opened with the key {number * 37 % 1009}."
+
+
+def tell(daemon: DaemonProcess, number: int) -> None:
+    answer = daemon.chat([{"role": "user", "content": fact(number)}], memory_in={"topic_id": f"topic{number}"})
+    assert answer.status == 200 and answer.headers["X-Memory-Status"] == "none"
+
+
+def test_four_hundred_topics_are_stored_with_256_descriptors_and_all_connections_taken(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, connect: Connect
+) -> None:
+    daemon = make_daemon(upstream.url)
+    daemon.descriptors_max = DESCRIPTORS_MAX
+    daemon.start()
+    for number in range(TOPICS - 1):
+        tell(daemon, number)
+        assert ask(f"{daemon.base_url}/memd/health").status == 200
+    held = [connect(daemon.base_url) for _ in range(DESCRIPTORS_MAX)]
+    wait_until(lambda: "a connection was refused" in daemon.log.read_text(), lambda: f"none refused: {daemon!r}")
+    for client in held:
+        client.close()
+    wait_until(lambda: is_healthy(daemon), lambda: f"it does not heal: {daemon!r}")
+    tell(daemon, TOPICS - 1)
+
+    def missing() -> set[int]:
+        lines = export(daemon.data_dir, DiskFiles(), topic_id=None, live_only=True)
+        stored = "\n".join(line["content"] for line in lines)
+        return {number for number in range(TOPICS) if fact(number) not in stored}
+
+    wait_until(lambda: not missing(), lambda: f"not stored: {missing()}")
+    wait_until(lambda: count_open(daemon) <= OPEN_MAX, lambda: f"{count_open(daemon)} topics are open")
+    said = daemon.log.read_text()
+    assert "Too many open files" not in said and "Traceback" not in said
+    assert f"this process may have {DESCRIPTORS_MAX} descriptors" in said and "ulimit -n" in said
+
+
+def count_open(daemon: DaemonProcess) -> int:
+    return sum(topic["is_open"] for topic in ask(f"{daemon.base_url}/memd/topics").json["topics"])
+
+
+def is_healthy(daemon: DaemonProcess) -> bool:
+    try:
+        return ask(f"{daemon.base_url}/memd/health").status == 200
+    except OSError:
+        return False
+
+
+@pytest.mark.process
+def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
+    code = "from memd.store import descriptors as d; print(d.limit(), d.raise_limit(), d.limit(), d.raise_limit())"
+    limits = 'ulimit -Sn 128 && ulimit -Hn 700 && exec "$@"'
+    told = subprocess.run(["sh", "-c", limits, "sh", sys.executable, "-c", code], capture_output=True, check=True)
+    assert told.stdout.split() == [b"128", b"700", b"700", b"700"]
+
+
+@pytest.mark.parametrize("allowed", [64, 128, 256, 1024, 1 << 18])
+def test_files_and_connections_leave_a_reserve(allowed: int) -> None:
+    kept, connections = descriptors.kept_open_max(allowed), descriptors.connections_max(allowed)
+    assert kept >= descriptors.KEPT_MIN and connections >= descriptors.CONNECTIONS_MIN
+    if allowed >= 128:
+        assert kept + connections * descriptors.PER_CONNECTION + descriptors.RESERVED <= allowed
+
+
+def open_here(folder: Path) -> int:
+    links = (link for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
+    return sum(link.readlink().is_relative_to(folder) for link in links)
+
+
+def appenders(files: DiskFiles, folder: Path, count: int) -> list[Appender]:
+    return [files.create(folder / f"log{number}") for number in range(count)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors by /proc")
+def test_files_beyond_the_limit_give_their_descriptors_back_and_lose_nothing(tmp_path: Path) -> None:
+    files = appenders(DiskFiles(kept_open_max=3), tmp_path, 20)
+    for text in (b"one ", b"two ", b"three"):
+        for file in files:
+            file.write(text)
+            assert open_here(tmp_path) <= 3
+    for file in files:
+        file.truncate(8)
+        file.sync()
+        file.close()
+    assert open_here(tmp_path) == 0
+    assert [path.read_bytes() for path in sorted(tmp_path.iterdir())] == [b"one two "] * 20
+
+
+def test_what_a_file_could_not_sync_when_it_gave_its_descriptor_back_is_an_error_of_its_next_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = appenders(DiskFiles(kept_open_max=1), tmp_path, 2)
+
+    def broken(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    first.write(b"not synced")
+    with monkeypatch.context() as patched:
+        patched.setattr("memd.store.disk._sync", broken)
+        second.write(b"takes the only place")
+    with pytest.raises(StoreWriteFailed, match=r"log0: cannot be written \(Input/output error\)"):
+        first.sync()
+
+
+def test_a_file_that_was_replaced_meanwhile_is_not_appended_to(tmp_path: Path) -> None:
+    first, second = appenders(DiskFiles(kept_open_max=1), tmp_path, 2)
+    second.write(b"takes the only place")
+    (tmp_path / "other").write_bytes(b"something else")
+    (tmp_path / "other").rename(tmp_path / "log0")
+    with pytest.raises(StoreWriteFailed, match="something else replaced it"):
+        first.write(b"lost in the wrong file")
+    assert (tmp_path / "log0").read_bytes() == b"something else"
+
+
+def test_an_error_for_want_of_descriptors_names_the_limit_and_the_remedy(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = DiskFiles()
+    (tmp_path / "log").write_bytes(b"")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(StoreError, match=r"the limit of this process is 3\); allow more: `ulimit -n"):
+            files.read(tmp_path / "log")
+        with pytest.raises(StoreWriteFailed, match=r"the limit of this process is 3\); allow more: `ulimit -n"):
+            files.append_to(tmp_path / "log")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
