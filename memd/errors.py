@@ -71,5 +71,14 @@ class CorruptFile(StoreError):
     """A file's bytes do not match their checksums where an interrupted write cannot be the reason."""
 
 
+class ShortLogFile(CorruptFile):
+    """A full segment has fewer bytes than when it was sealed."""
+
+    def __init__(self, message: str, gap: tuple[int, int]) -> None:
+        """`gap`: (start, end) of the bytes that it lacks."""
+        super().__init__(message)
+        self.gap = gap
+
+
 class ForeignFile(StoreError):
     """A file that this version must not touch: not memd's, of a newer format, or of another vector dimension."""

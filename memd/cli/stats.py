@@ -102,6 +102,7 @@ def _table(figures: StoredFigures) -> list[RenderableType]:
     notes = [f"{unsearched(figures.unsearched_chunks)}."] if figures.unsearched_chunks else []
     if figures.daemon is None:
         return [shown, *notes, "No daemon holds this folder; only a running one knows the last four columns."]
+    notes += [sentence for topic in in_memory.values() for sentence in topic["damage"]]
     used, allowed = figures.daemon["memory_bytes"], figures.daemon["memory_bytes_max"]
     told = [f"The daemon at {figures.daemon_url} has {_megabytes(used)} of at most {_megabytes(allowed)} loaded."]
     redacted = figures.daemon.get("redacted")

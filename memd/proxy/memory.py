@@ -131,7 +131,8 @@ class Memory:
         """Settle what the prompt shows; afterwards only `forget` changes it."""
         topic, prompt = received.topic, received.prompt
         chunks = tuple(prompt.chunks())
-        status = recalled.trouble or corrected.trouble or ("injected" if chunks else "none")
+        found = "injected" if chunks else "degraded:store" if topic.log.is_incomplete else "none"
+        status = recalled.trouble or corrected.trouble or found
         if topic.trouble is not None and received.is_traced:
             status = degraded(topic.trouble)
         has_recalled = received.needs_block or recalled.question is not None

@@ -19,7 +19,7 @@ ADDRESS_NAME = "memd.url"
 RECEIPTS_NAME = "memd.receipts"
 RECEIPTS_OLD_NAME = "memd.receipts.old"
 _OWN_NAMES = {LOCK_NAME, ADDRESS_NAME, ADDRESS_NAME + TEMPORARY_SUFFIX, RECEIPTS_NAME, RECEIPTS_OLD_NAME}
-_SEGMENT = re.compile(r"seg_(\d{4,9})\.bin")
+_SEGMENT = re.compile(r"seg_(\d{4,9})\.(bin|hnsw|meta)")
 _MERGED = re.compile(r"merged_(\d{4,9})_(\d{4,9})\.(?:hnsw|meta)")
 
 
@@ -66,7 +66,21 @@ class TopicLayout:
     def segment_ids(self, files: Files) -> list[int]:
         """Return the numbers of the full segments on disk, ascending."""
         found = (_SEGMENT.fullmatch(name) for name in files.names(self.segments))
-        return sorted(int(match[1]) for match in found if match is not None)
+        return sorted(int(match[1]) for match in found if match is not None and match[2] == "bin")
+
+    def next_segment_id(self, files: Files) -> int:
+        """Return the first number that no file has, though it be only an index whose segment is missing."""
+        found = (_SEGMENT.fullmatch(name) for name in files.names(self.segments))
+        numbers = [int(match[1]) for match in found if match is not None]
+        return max([0, *numbers, *(last for _, last in self.merges(files))]) + 1
+
+    def missing_segment_ids(self, files: Files, active_id: int | None) -> list[int]:
+        """Return the numbers of full segments that must have been there and are not, ascending.
+
+        `active_id`: the number in the header of `active.bin`; None if there is none.
+        """
+        following = max(self.next_segment_id(files), active_id or 0)
+        return sorted(set(range(1, following)) - set(self.segment_ids(files)) - {active_id})
 
 
 def segments_before(files: Files, layout: TopicLayout, active: bytes | None, segment_id: int | None) -> list[int]:

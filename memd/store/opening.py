@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from memd.entries import Entry
-from memd.errors import CorruptFile, ForeignFile, StoreError
+from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError
 from memd.store.files import Files
 from memd.store.index.meta import (
     IndexFile,
@@ -29,10 +29,11 @@ from memd.store.log.recovery import (
     cut_torn_tail,
     find_damage,
     in_complete_appends,
+    missing_segment,
     read_log_file,
     remove_temporaries,
 )
-from memd.store.log.segment import GrowingSegment, SealedSegment, new_header, rotate
+from memd.store.log.segment import GrowingSegment, SealedSegment, new_header, read_header, rotate
 
 _TAIL_BYTES = 64 << 10
 """Read from the end of a log file to find its last entry: about twenty entries."""
@@ -51,6 +52,8 @@ class OpenedTopic(msgspec.Struct, kw_only=True):
     """None until something is appended."""
     active_end: int
     findings: list[Finding]
+    missing: list[Path]
+    """Full segments that are not there."""
 
 
 def open_topic(files: Files, layout: TopicLayout, model: ModelId) -> OpenedTopic:
@@ -62,7 +65,11 @@ def open_topic(files: Files, layout: TopicLayout, model: ModelId) -> OpenedTopic
     """
     remove_temporaries(files, layout.directory)
     remove_temporaries(files, layout.segments)
-    opened = OpenedTopic(segments={}, index_files=[], gaps={}, active=None, active_end=0, findings=[])
+    header = read_header(files, layout.active)
+    missing = layout.missing_segment_ids(files, None if header is None else header.segment_id)
+    opened = OpenedTopic(segments={}, index_files=[], gaps={}, active=None, active_end=0, findings=[], missing=[])
+    opened.missing = [layout.bin(segment_id) for segment_id in missing]
+    opened.findings += map(missing_segment, opened.missing)
     for segment_id in layout.segment_ids(files):
         if not _open_sealed(files, layout, model, segment_id, opened):
             _open_unsealed(files, layout, model, segment_id, opened)
@@ -78,7 +85,7 @@ def reread_segment(files: Files, layout: TopicLayout, model: ModelId, segment_id
     Raises:
         StoreError: the log cannot be read.
     """
-    opened = OpenedTopic(segments={}, index_files=[], gaps={}, active=None, active_end=0, findings=[])
+    opened = OpenedTopic(segments={}, index_files=[], gaps={}, active=None, active_end=0, findings=[], missing=[])
     _open_unsealed(files, layout, model, segment_id, opened)
     return opened
 
@@ -124,7 +131,7 @@ def _last_entry(files: Files, path: Path) -> Entry | None:
 
 
 def _open_sealed(files: Files, layout: TopicLayout, model: ModelId, segment_id: int, opened: OpenedTopic) -> bool:
-    """Open a segment from its derived files; False if they are missing or damaged."""
+    """Open a segment with its derived files; False if they are missing or damaged."""
     if files.size(layout.meta(segment_id)) is None:
         return False
     name = str(layout.bin(segment_id))
@@ -135,6 +142,11 @@ def _open_sealed(files: Files, layout: TopicLayout, model: ModelId, segment_id: 
             if files.size(layout.hnsw(segment_id)) != meta.hnsw_bytes:  # its checksum is verified on loading
                 raise CorruptFile(f"{layout.hnsw(segment_id)}: is missing or not as long as it was")
             opened.index_files.append(own_index_file(layout, segment))
+    except ShortLogFile as error:
+        opened.findings.append(Finding("damaged", name, str(error)))
+        _open_unsealed(files, layout, model, segment_id, opened)
+        opened.gaps.setdefault(segment_id, []).append(error.gap)
+        return True
     except StoreError as error:
         opened.findings.append(Finding("derived", name, f"its index is rebuilt from the log: {error}"))
         return False
@@ -187,7 +199,7 @@ def _open_active(files: Files, layout: TopicLayout, model: ModelId, opened: Open
         findings.append(cut_torn_tail(files, path, data, log_file.whole_end))
         count = log_file.whole_count
     opened.findings += findings
-    segment_id = max([header.segment_id if header else 0, *(number + 1 for number in layout.segment_ids(files)), 1])
+    segment_id = max(header.segment_id if header else 0, layout.next_segment_id(files))
     taken = msgspec.structs.replace(header or new_header(layout, model, segment_id), segment_id=segment_id)
     if header is not None and count == 0 and not model.wrote(header):
         return  # empty: the next append replaces it with a file of this model

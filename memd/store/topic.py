@@ -95,6 +95,8 @@ class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int
     """Live ones."""
     entries: int
+    damage: tuple[str, ...]
+    """Sentences: what was found missing or damaged when the topic was opened or loaded."""
     segments: int
     unsealed: int
     indexes: int
@@ -131,6 +133,8 @@ class TopicLog:
         opened = open_topic(self._files, layout, shared.model)
         self.findings = opened.findings
         """Noticed while opening and loading, oldest first: torn tails that were moved, damage, lost indexes."""
+        self.is_incomplete = bool(opened.missing)
+        """Whether a file of the log was missing when the topic was opened, so that not finding a thing says little."""
         self._gaps = opened.gaps
         self._active = opened.active
         self._file = AppendFile(self._files, layout.active, opened.active_end) if opened.active else None
@@ -369,7 +373,8 @@ class TopicLog:
         segments = [view.segment for view in snapshot.views.values()]
         return TopicStats(
             chunks=snapshot.live_count,
-            entries=sum(len(view.rows) for view in snapshot.views.values()),
+            entries=snapshot.extent.entries,
+            damage=tuple(str(finding) for finding in self.findings if finding.kind == "damaged"),
             segments=len(segments),
             unsealed=len(self.unsealed()),
             indexes=len(indexes),
@@ -403,8 +408,8 @@ class TopicLog:
     def _open_active(self) -> tuple[GrowingSegment, AppendFile]:
         """The active segment and its file; new ones after a rotation."""
         if self._active is None or self._file is None:
-            numbers = [*self._snapshot.views, *self._layout.segment_ids(self._files)]
-            self._active = create_active(self._files, self._layout, self._shared.model, max(numbers, default=0) + 1)
+            number = max(self._layout.next_segment_id(self._files), *(one + 1 for one in self._snapshot.views), 1)
+            self._active = create_active(self._files, self._layout, self._shared.model, number)
             self._file = AppendFile(self._files, self._layout.active, HEADER_BYTES)
         return self._active, self._file
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from memd.errors import CorruptFile, StoreError
+from memd.errors import CorruptFile, ShortLogFile, StoreError
 from memd.store.files import FileChecksum, Files, replace_file
 from memd.store.layout import TopicLayout
 from memd.store.log.columns import ROW, Rows
@@ -109,7 +109,7 @@ def read_segment_meta(files: Files, layout: TopicLayout, segment_id: int) -> tup
     """Read a segment's `.meta` and the header of its .bin, if the two fit together.
 
     Raises:
-        CorruptFile: the `.meta` is damaged or does not fit.
+        CorruptFile: the `.meta` is damaged or does not fit (ShortLogFile if a part of the .bin is missing).
         ForeignFile: it has a newer format.
         StoreError: it cannot be read.
     """
@@ -120,10 +120,16 @@ def read_segment_meta(files: Files, layout: TopicLayout, segment_id: int) -> tup
     fits = (
         meta.segment_id == segment_id == header.segment_id
         and msgspec.structs.replace(header, magic=MAGIC_LOG) == log_header
-        and meta.bin_bytes == files.size(log)
         and len(meta.rows) == meta.chunk_count * ROW.itemsize
     )
-    if not fits:
+    log_bytes = files.size(log) or 0
+    if fits and log_bytes < meta.bin_bytes:
+        raise ShortLogFile(
+            f"{log}: has {log_bytes:,} of its {meta.bin_bytes:,} bytes; what the rest held is lost unless a backup has "
+            "it: stop memd and put that file back",
+            (log_bytes, meta.bin_bytes),
+        )
+    if not fits or log_bytes != meta.bin_bytes:
         raise CorruptFile(f"{path}: describes another file than {log.name}")
     return log_header, meta
 

@@ -130,6 +130,16 @@ def find_damage(log_file: LogFile, *, topic_id: str, is_last: bool) -> list[Find
     ]
 
 
+def missing_segment(path: Path) -> Finding:
+    """Return the finding that a full segment is not there."""
+    return Finding(
+        "damaged",
+        str(path),
+        "is missing: what it held is not found any more. Stop memd and put the file back, out of a backup if need be; "
+        "without it memd goes on with the rest",
+    )
+
+
 def cut_torn_tail(files: Files, path: Path, data: bytes, whole_end: int) -> Finding:
     """Copy the bytes from `whole_end` on to a new `.torn` file beside `path`, then cut them off `path`, durably.
 

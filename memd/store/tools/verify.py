@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from memd.errors import CorruptFile, ForeignFile, StoreError
+from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError
 from memd.store.files import Files, check_file
 from memd.store.index.meta import read_merged_meta, read_segment_meta
 from memd.store.layout import TopicLayout, segments_before, topic_ids_in
@@ -22,7 +22,7 @@ from memd.store.log.columns import rows_from
 from memd.store.log.extent import ahead_of_log
 from memd.store.log.format import MAGIC_JOURNAL, decode_header, scan_records
 from memd.store.log.journal import extent_in
-from memd.store.log.recovery import TORN_SUFFIX, Finding, LogFile, find_damage, read_log_file
+from memd.store.log.recovery import TORN_SUFFIX, Finding, LogFile, find_damage, missing_segment, read_log_file
 from memd.wording import counted
 
 
@@ -88,9 +88,8 @@ class _Verification:
         active_file = self._decoded(layout.active, active) if active is not None else None
         header = active_file.header if active_file is not None else None
         numbers = segments_before(self._files, layout, active, header.segment_id if header is not None else None)
-        following = max([0, *numbers] if header is None else [header.segment_id, *numbers])
-        for number in sorted(set(range(1, following)) - set(numbers)):
-            self._add_finding("damaged", layout.bin(number), "is missing; what it held is lost unless a backup has it")
+        missing = layout.missing_segment_ids(self._files, None if header is None else header.segment_id)
+        self.findings += (missing_segment(layout.bin(number)) for number in missing)
         last_id = 0
         for number in numbers:
             last_id = self._segment(layout, number, last_id)
@@ -131,6 +130,11 @@ class _Verification:
         try:
             _, meta = read_segment_meta(self._files, layout, number)
             self._count_file(path)
+            for start, end in meta.gaps:
+                if end > len(data):
+                    self._add_finding(
+                        "damaged", layout.bin(number), f"bytes {start} to {end} were cut off; what they held is lost"
+                    )
             rows = rows_from(log_file.entries, log_file.spans)
             if meta.bin_crc != zlib.crc32(data) or meta.rows != rows.tobytes():
                 raise CorruptFile(f"{path}: does not agree with {layout.bin(number).name}, which was changed since")
@@ -138,6 +142,8 @@ class _Verification:
             self._count_file(layout.hnsw(number))
         except ForeignFile as error:
             self._add_finding("foreign", path, str(error))
+        except ShortLogFile as error:
+            self._add_finding("damaged", layout.bin(number), str(error))
         except StoreError as error:
             self._add_finding("derived", path, f"is rebuilt from the log at the next start: {error}")
 

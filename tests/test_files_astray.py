@@ -1,0 +1,61 @@
+"""Files of a topic that are missing, or that belong to another topic: the real daemon says it and does not guess."""
+
+from __future__ import annotations
+
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess, ask, wait_until
+from recording_upstream import recording_upstream
+
+SMALL_SEGMENTS = {"segment": {"max_entries": 2}, "retrieval": {"min_score": 0.4}}
+FACTS = (
+    "The password for the boathouse door is heliotrope, and only the ferryman's wife knows it by heart.",
+    "Grandmother's recipe for gooseberry jam takes eleven lemons, no more, and two days of waiting.",
+    "The lighthouse keeper's cat is called Admiral Tegetthoff and is afraid of nothing but the kettle.",
+)
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def told(daemon: DaemonProcess, *facts: str, topic: str = "default") -> None:
+    """Tell facts, each in a conversation of its own, and wait until all that is full is sealed."""
+    for fact in facts:
+        daemon.chat([said(fact)], memory_in={"topic_id": topic})
+        daemon.wait_stored(fact)
+    segments = daemon.data_dir / topic / "segments"
+    wait_until(
+        lambda: len([*segments.glob("seg_*.meta")]) == len([*segments.glob("seg_*.bin")]),
+        lambda: f"unsealed {daemon!r}",
+    )
+
+
+def test_a_missing_segment_is_not_passed_over_in_silence(make_daemon: MakeDaemon) -> None:
+    with recording_upstream() as upstream:
+        daemon = make_daemon(upstream.url, SMALL_SEGMENTS).start()
+        told(daemon, *FACTS)
+        assert daemon.terminate() == 0
+        aside, missing = daemon.folder / "aside.bin", daemon.data_dir / "default" / "segments" / "seg_0001.bin"
+        missing.rename(aside)
+        (daemon.data_dir / "default" / "hot.log").unlink()  # else what it still has is stored again
+        verified = daemon.run("verify")
+        assert verified.returncode == 1 and f"{missing}: is missing" in verified.stdout
+
+        daemon.start()
+        lost = [said("What is the password for the boathouse door?")]
+        answer = daemon.chat(lost)
+        assert answer.headers["X-Memory-Status"] == "degraded:store", "nothing found is not nothing known"
+        assert f"{missing}: is missing" in daemon.log.read_text()
+        assert any(
+            "is missing" in one for one in ask(f"{daemon.base_url}/memd/stats").json["topics"]["default"]["damage"]
+        )
+        assert "is missing" in " ".join(daemon.run("stats").stdout.split())
+        found = daemon.chat([said("What is the lighthouse keeper's cat called?")])
+        assert found.headers["X-Memory-Status"] == "injected", "the rest is served"
+        assert daemon.terminate() == 0
+
+        aside.rename(missing)
+        daemon.start()
+        assert daemon.chat(lost, headers={"X-Memory-Mode": "readonly"}).headers["X-Memory-Status"] == "injected"
+        assert daemon.terminate() == 0
+        assert daemon.run("verify").returncode == 0
