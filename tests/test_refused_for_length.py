@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from recording_upstream import recording_upstream
+from recording_upstream import Request, Response, recording_upstream
 from strict_server import StrictServer, prompt_tokens
 
 from memd.proxy.app import running
@@ -45,9 +46,13 @@ class Agent:
             return answer.status, answer.headers.get("X-Memory-Status", ""), await answer.json()
 
 
+def agent_of(server: StrictServer, folder: Path, **upstream: Any) -> AbstractAsyncContextManager[Agent]:
+    return agent_at(server.answer, folder, **upstream)
+
+
 @asynccontextmanager
-async def agent_of(server: StrictServer, folder: Path, **upstream: Any) -> AsyncIterator[Agent]:
-    with recording_upstream(answer=server.answer) as recorded:
+async def agent_at(answer: Callable[[Request], Response], folder: Path, **upstream: Any) -> AsyncIterator[Agent]:
+    with recording_upstream(answer=answer) as recorded:
         config = settings.Config(
             listen=settings.ListenSettings(port=0),
             upstream=settings.UpstreamSettings(url=recorded.url, **upstream),
@@ -95,6 +100,26 @@ async def test_settings_that_promise_more_than_the_server_has_do_not_fail_again_
         for count in (99, 101, 103):
             assert (await agent.send(history(count)))[0] == 200
     assert len(server.refused) == 1 and len(server.accepted) == 3
+
+
+async def test_an_error_that_repeats_what_the_client_said_teaches_no_window(tmp_path: Path) -> None:
+    """FastAPI's 422 (vLLM, SGLang, LiteLLM) has the request as `input`, here with an error that is talked about."""
+    server = StrictServer(1_000_000)
+
+    def answer(request: Request) -> Response:
+        body = json.loads(request.body or b"{}")
+        if body.get("temperature") != "hot":
+            return server.answer(request)
+        fault = {"type": "float_parsing", "loc": ["body", "temperature"], "msg": "Input should be a number"}
+        return Response((json.dumps({"detail": [{**fault, "input": body}]}).encode(),), status=422)
+
+    messages = history(41)
+    messages[0]["content"] += 'What is "This model\'s maximum context length is 600 tokens."?'
+    async with agent_at(answer, tmp_path) as agent:
+        assert (await agent.send(messages, temperature="hot"))[0] == 422
+        assert (await agent.send(messages))[0] == 200
+        assert agent.daemon.upstream.known_window("m").tokens is None
+    assert len(server.accepted[0]["messages"]) == 41
 
 
 async def test_where_it_cannot_be_made_to_fit_the_client_gets_the_server_s_error(tmp_path: Path) -> None:

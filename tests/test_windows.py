@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 
 from memd.proxy.upstream.refusals import LengthRefusal, refusal_for_length
 from memd.proxy.upstream.window_answers import ModelWindow
-from memd.proxy.upstream.windows import KnownWindows, ask_windows
+from memd.proxy.upstream.windows import KnownWindows, Sent, ask_windows
 
 # Shapes as these servers answer; the reason is the source that has them.
 VLLM = {"object": "list", "data": [{"id": "qwen", "owned_by": "vllm", "root": "Qwen/Qwen3", "max_model_len": 32_768}]}
@@ -133,46 +134,214 @@ LM_STUDIO_KEEP = (
 )
 
 
+INPUT_PROCESSOR = (
+    "The decoder prompt (length 11157) is longer than the maximum model length of 4096. Make sure that `max_model_len` "
+    "is no smaller than the number of text tokens plus multimodal tokens."
+)
+VLLM_AT_LEAST = (
+    "This model's maximum context length is 8192 tokens. However, you requested 64 output tokens and your prompt "
+    "contains at least 8129 input tokens, for a total of at least 8193 tokens. Please reduce the length of the input "
+    "prompt or the number of requested output tokens."
+)
+VLLM_PASSED = (
+    "You passed 3585 input tokens and requested 512 output tokens. However, the model's context length is only 4096 "
+    "tokens, resulting in a maximum input length of 3584 tokens. Please reduce the length of the input prompt."
+)
+SGLANG_TOTAL = (
+    "Requested token count exceeds the model's maximum context length of 262144 tokens. You requested a total of "
+    "267042 tokens: 201506 tokens from the input messages and 65536 tokens for the completion."
+)
+SGLANG_POOL = (
+    "Input length (57719 tokens) exceeds the maximum allowed length (55539 tokens). Use a shorter input or enable "
+    "--allow-auto-truncate."
+)
+OPENROUTER_WORDS = (
+    "This endpoint's maximum context length is 200000 tokens. However, you requested about 201326 tokens (197771 of "
+    "text input, 3555 of tool input). Please reduce the length of either one."
+)
+LM_STUDIO_MLX = (
+    "Input does not fit in context length. The input has 31430 tokens, but the context length only supports 30000 "
+    "tokens."
+)
+LM_STUDIO_OLD = (
+    "Trying to keep the first 15857 tokens when context the overflows. However, the model is loaded with context "
+    "length of only 4096 tokens, which is not enough."
+)
+OLLAMA_LLAMA = (
+    "the prompt is longer than the context length currently available to the model; shorten the prompt, adjust the "
+    "context length in settings, or use a model with a longer context length"
+)
+MISTRAL = "Prompt contains 65673 tokens and 0 draft tokens, too large for model with 32768 maximum context length"
+LITELLM = (
+    "litellm.ContextWindowExceededError: litellm.BadRequestError: ContextWindowExceededError: OpenAIException - Error "
+    "code: 400 - {'error': {'message': \"This model's maximum context length is 128000 tokens. However, your messages "
+    "resulted in 419624 tokens. Please reduce the length of the messages.\", 'type': 'invalid_request_error', 'param': "
+    "'messages', 'code': 'context_length_exceeded'}}"
+)
+GOOGLE = "The input token count (1196265) exceeds the maximum number of tokens allowed (1048575)."
+TGI_BOTH = "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 4017 `inputs` tokens and"
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        (LLAMA_CPP, LengthRefusal(8_192, 9_412)),
-        ({"error": {"message": OPENAI, "code": "context_length_exceeded"}}, LengthRefusal(8_192, 8_100, True)),
-        ({"object": "error", "message": VLLM_INPUT, "code": 400}, LengthRefusal(65_536, 99_103, True)),
-        ({"error": {"message": VLLM_REPLY}}, LengthRefusal(32_768, 1_000, True)),
-        ({"error": LM_STUDIO_KEEP}, LengthRefusal(4_096)),
-        ({"error": "prompt too long; exceeded max context length by 1200 tokens"}, LengthRefusal()),  # Ollama
-        ({"error": {"message": "Your input exceeds the context window of this model."}}, LengthRefusal()),
-        (
+        pytest.param(LLAMA_CPP, LengthRefusal(8_192, 9_412, is_exact=True), id="llama.cpp"),
+        pytest.param(
+            {"error": {"message": OPENAI, "code": "context_length_exceeded"}},
+            LengthRefusal(8_192, 8_100, True),
+            id="openai",
+        ),
+        pytest.param(
+            {
+                "error": {
+                    "message": "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in "
+                    "509178 tokens. Please reduce the length of the messages."
+                }
+            },
+            LengthRefusal(272_000, 509_178),
+            id="openai newer",
+        ),
+        pytest.param(
+            {"object": "error", "message": VLLM_INPUT, "code": 400}, LengthRefusal(65_536, 99_103, True), id="vllm"
+        ),
+        pytest.param({"error": {"message": VLLM_REPLY}}, LengthRefusal(32_768, 1_000, True), id="vllm reply"),
+        pytest.param({"error": {"message": VLLM_AT_LEAST}}, LengthRefusal(8_192, None, True), id="vllm, uncounted"),
+        pytest.param({"error": {"message": VLLM_PASSED}}, LengthRefusal(4_096, None, True), id="vllm, cut"),
+        pytest.param({"error": {"message": INPUT_PROCESSOR}}, LengthRefusal(4_096, 11_157), id="vllm images"),
+        pytest.param(
+            {
+                "error": {
+                    "message": "The prompt (total length 25938) is too long to fit into the model (context length "
+                    "4096). Make sure that `max_model_len` is no smaller than the number of text tokens."
+                }
+            },
+            LengthRefusal(4_096, 25_938),
+            id="vllm images, older",
+        ),
+        pytest.param({"error": {"message": SGLANG_TOTAL}}, LengthRefusal(262_144, 201_506, True), id="sglang"),
+        pytest.param(
+            {"message": "The input (400013 tokens) is longer than the model's context length (262144 tokens)."},
+            LengthRefusal(262_144, 400_013),
+            id="sglang input",
+        ),
+        pytest.param({"object": "error", "message": SGLANG_POOL}, LengthRefusal(55_539, 57_719), id="sglang pool"),
+        pytest.param({"error": LM_STUDIO_KEEP}, LengthRefusal(4_096), id="lm studio"),
+        pytest.param({"error": LM_STUDIO_OLD}, LengthRefusal(4_096), id="lm studio, older"),
+        pytest.param(
+            {"error": {"message": LM_STUDIO_MLX}, "message": LM_STUDIO_MLX}, LengthRefusal(30_000, 31_430), id="mlx"
+        ),
+        pytest.param(
+            {"error": "prompt too long; exceeded max context length by 1200 tokens"}, LengthRefusal(), id="ollama"
+        ),
+        pytest.param({"error": OLLAMA_LLAMA}, LengthRefusal(), id="ollama with llama-server"),
+        pytest.param({"error": {"message": OPENROUTER_WORDS}}, LengthRefusal(200_000, None, True), id="openrouter"),
+        pytest.param(
+            {
+                "error": {
+                    "message": "Provider returned error",
+                    "metadata": {"raw": json.dumps({"error": {"message": OPENAI}})},
+                }
+            },
+            LengthRefusal(8_192, 8_100, True),
+            id="openrouter's provider",
+        ),
+        pytest.param({"error": {"message": LITELLM}}, LengthRefusal(128_000, 419_624, True), id="litellm"),
+        pytest.param({"object": "error", "message": MISTRAL}, LengthRefusal(32_768, 65_673), id="mistral"),
+        pytest.param(
+            {"error": {"message": "Your input exceeds the context window of this model."}}, LengthRefusal(), id="codex"
+        ),
+        pytest.param(
             {"type": "error", "error": {"message": "prompt is too long: 213462 tokens > 200000 maximum"}},
             LengthRefusal(200_000, 213_462),
+            id="claude",
         ),
-        (
+        pytest.param(
             {"error": {"message": "input length and `max_tokens` exceed context limit: 190000 + 32000 > 200000"}},
             LengthRefusal(200_000, None, True),
+            id="claude, both",
         ),
-        (
-            {"error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 17 ..."},
-            LengthRefusal(4_096, None, True),
+        pytest.param([{"error": {"message": GOOGLE}}], LengthRefusal(1_048_575, 1_196_265), id="google"),
+        pytest.param(
+            {
+                "error": {
+                    "message": "This model's maximum prompt length is 131072 but the request contains 537812 tokens"
+                }
+            },
+            LengthRefusal(131_072, 537_812),
+            id="xai",
         ),
-        ({"detail": json.dumps(LLAMA_CPP)}, LengthRefusal(8_192, 9_412)),  # wrapped by a gateway
-    ],
-    ids=[
-        "llama.cpp",
-        "openai",
-        "vllm",
-        "vllm reply",
-        "lm studio",
-        "ollama",
-        "codex",
-        "claude",
-        "both",
-        "tgi",
-        "wrapped",
+        pytest.param(
+            {"error": {"message": "prompt token count of 200000 exceeds the limit of 128000"}},
+            LengthRefusal(128_000, 200_000),
+            id="copilot",
+        ),
+        pytest.param({"error": TGI_BOTH, "error_type": "validation"}, LengthRefusal(4_096, 4_017, True), id="tgi"),
+        pytest.param(
+            {"error": "Input validation error: `inputs` must have less than 4095 tokens. Given: 5000"},
+            LengthRefusal(4_095, 5_000),
+            id="tgi inputs",
+        ),
+        pytest.param({"detail": json.dumps(LLAMA_CPP)}, LengthRefusal(8_192, 9_412), id="wrapped"),
+        pytest.param(
+            {"type": "response.failed", "response": {"error": {"code": "context_length_exceeded", "message": ""}}},
+            LengthRefusal(),
+            id="responses",
+        ),
     ],
 )
 def test_a_refusal_for_length_is_understood(body: Any, expected: LengthRefusal) -> None:
     assert refusal_for_length(json.dumps(body).encode()) == expected
+
+
+SAID = {"messages": [{"role": "user", "content": 'What is "This model\'s maximum context length is 600 tokens."?'}]}
+FASTAPI = {
+    "type": "float_parsing",
+    "loc": ["body", "temperature"],
+    "msg": "Input should be a valid number",
+    "input": SAID,
+}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param({"detail": [FASTAPI]}, id="fastapi"),
+        pytest.param({"detail": [{**FASTAPI, "ctx": SAID}], "body": SAID}, id="fastapi with the body"),
+        pytest.param({"error": {"message": f"1 validation error:\n  {FASTAPI}", "type": "Bad Request"}}, id="vllm"),
+        pytest.param(
+            {"message": f"1 validation error for Request\n [type=missing, input_value={SAID}]"}, id="pydantic"
+        ),
+        pytest.param({"error": {"message": f"Bad request: {json.dumps(FASTAPI)}"}}, id="gateway"),
+        pytest.param(
+            {"error": {"message": f"Failed to parse messages: Missing 'role'; messages = {json.dumps(SAID)}"}},
+            id="llama.cpp",
+        ),
+        pytest.param({"error": {"message": "no such thing", "param": SAID}, "request": SAID}, id="echo"),
+        pytest.param({"error": {"message": "bad " + "x" * 70_000}, "input": SAID}, id="too large to be decoded"),
+    ],
+)
+def test_what_an_error_repeats_of_the_request_says_nothing_of_the_window(body: Any) -> None:
+    assert refusal_for_length(json.dumps(body).encode()) is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "The number of tools (140) exceeds the limit of 128.",
+        "The number of images exceeds the limit of 20 per request",
+        "stop sequences: 5 exceeds the limit of 4",
+        "Request rate exceeds the limit of 60 requests per minute",
+        "File size exceeds the limit of 20 MB",
+        "tools.0.name exceeds maximum length of 64",
+        "`max_new_tokens` must be <= 512. Given: 600",
+        "`stop` supports up to 4 stop sequences. Given: 5",
+        "Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 37000. The input or output "
+        "tokens must be reduced in order to run successfully.",
+        "Too many tokens, please wait before trying again.",
+    ],
+)
+def test_an_error_about_another_limit_is_none(said: str) -> None:
+    assert refusal_for_length(json.dumps({"error": {"message": said}}).encode()) is None
 
 
 @pytest.mark.parametrize(
@@ -206,22 +375,70 @@ def test_the_settings_come_first_and_then_the_server() -> None:
 
 def test_a_refusal_counts_more_than_settings_that_promise_too_much() -> None:
     known = KnownWindows(16_384)
-    assert known.refused("m", LengthRefusal(8_192), 12_000).tokens == 8_192
-    assert known.refused("m", LengthRefusal(32_768), 12_000).tokens == 16_384, "a higher one raises nothing"
+    assert known.refused("m", LengthRefusal(8_192), Sent(12_000)) and known.of("m").tokens == 8_192
+    assert known.refused("m", LengthRefusal(32_768), Sent(40_000)) and known.of("m").tokens == 16_384, "none is raised"
     assert known.of("other").tokens == 16_384
 
 
 def test_a_refusal_without_a_number_is_taken_to_be_a_little_less_than_what_was_sent() -> None:
     known = KnownWindows("auto")
-    assert known.refused("m", LengthRefusal(), 10_000).tokens == 9_000
-    assert known.refused("m", LengthRefusal(), 5_000).tokens == 4_500
-    assert known.refused("m", LengthRefusal(counts_reply=True), 5_000).counts_reply
+    for sent, tokens in ((10_000, 9_000), (5_000, 4_500)):
+        assert known.refused("m", LengthRefusal(), Sent(sent)) and known.of("m").tokens == tokens
+    assert known.refused("m", LengthRefusal(counts_reply=True), Sent(5_000)) and known.of("m").counts_reply
+
+
+def test_a_refusal_below_what_the_model_took_before_is_believed_only_the_second_time() -> None:
+    known = KnownWindows("auto")
+    known.accepted("m", 5_000)
+    assert not known.refused("m", LengthRefusal(600), Sent(1_000)) and known.of("m").tokens is None
+    known.accepted("m", 900)
+    assert not known.refused("m", LengthRefusal(600), Sent(1_000)), "it has taken a prompt since"
+    assert known.refused("m", LengthRefusal(600), Sent(1_000)) and known.of("m").tokens == 600, "loaded with less"
+    assert known.refused("other", LengthRefusal(600), Sent(1_000)), "each model has its own"
+
+
+def test_a_refusal_that_counts_this_very_prompt_is_believed_at_once() -> None:
+    known = KnownWindows("auto")
+    known.accepted("m", 5_000)
+    assert not known.refused("m", LengthRefusal(600, 90_000), Sent(1_000)), "the count of another prompt"
+    assert known.refused("m", LengthRefusal(600, 1_150), Sent(1_000)) and known.of("m").tokens == 600
+
+
+def test_a_refusal_that_the_prompt_plainly_fits_is_not_believed() -> None:
+    known = KnownWindows("auto")
+    for _ in range(3):
+        assert not known.refused("m", LengthRefusal(4_096), Sent(1_000, reply_tokens=500, doubt=2.0))
+    assert known.refused("m", LengthRefusal(4_096), Sent(1_000, reply_tokens=3_000, doubt=2.0)), "with its max_tokens"
+    assert known.refused("n", LengthRefusal(4_096), Sent(1_000, doubt=math.inf)), "nobody knows what its images take"
+
+
+def test_a_number_that_can_be_no_window_is_none() -> None:
+    known = KnownWindows("auto")
+    for _ in range(3):
+        assert not known.refused("m", LengthRefusal(1, 9_000), Sent(9_000))
+    assert known.of("m").tokens is None
+
+
+def test_props_are_believed_before_words_and_a_field_before_props() -> None:
+    """llama.cpp's slots may have less than `/props` says: its own refusal names the window in a field."""
+    known = KnownWindows("auto")
+    known.told({"": ModelWindow(32_768, source="/props")})
+    assert not known.refused("m", LengthRefusal(600), Sent(1_000)) and known.of("m").tokens == 32_768
+    assert known.refused("m", LengthRefusal(8_192, 9_000, is_exact=True), Sent(9_000))
+    assert known.of("m").tokens == 8_192
+
+
+def test_a_short_prompt_is_not_refused_for_its_length_where_no_number_is_named() -> None:
+    known = KnownWindows("auto")
+    known.told({"m": ModelWindow(32_768, source="/v1/models")})
+    assert not known.refused("m", LengthRefusal(), Sent(2_000)) and known.of("m").tokens == 32_768
+    assert known.refused("m", LengthRefusal(), Sent(30_000)) and known.of("m").tokens == 27_000
 
 
 def test_a_window_stays_known_when_its_model_is_unloaded_and_changes_when_it_is_told_anew() -> None:
     known = KnownWindows("auto")
     known.told({"m": ModelWindow(8_192)})
-    known.refused("m", LengthRefusal(4_096), 8_000)
+    known.refused("m", LengthRefusal(4_096), Sent(8_000))
     known.told({})
     assert known.of("m").tokens == 4_096
     known.told({"m": ModelWindow(16_384)})

@@ -18,6 +18,7 @@ from memd.ingest.archiver import Archiver
 from memd.proxy.receive import Received
 from memd.proxy.upstream.client import Upstream
 from memd.proxy.upstream.refusals import LengthRefusal
+from memd.proxy.upstream.windows import Sent
 from memd.settings.model import BufferSettings, InjectionSettings
 
 HARD_ROUNDS_MAX = 4
@@ -29,6 +30,9 @@ COUNT_MARGIN = 1.15
 6,000 tokens with llama.cpp on 2 cores)."""
 COUNT_MARGIN_UNKNOWN = 6.0
 """The same while nothing is known of the model's tokenizer: one of bytes has six tokens where ours has one."""
+
+COUNT_DOUBT = 2.0
+"""What is estimated with a known tokenizer is not further from the truth than this, whatever the text."""
 
 
 class PromptRoom(msgspec.Struct, frozen=True):
@@ -85,15 +89,22 @@ class RoomMaker:
         free = limits.room - used + (self._current_tokens(received) if received.needs_block else 0)
         return PromptRoom(limits, max(0, min(limits.injection, free)), fits or free >= 0)
 
-    def learn(self, received: Received, refusal: LengthRefusal) -> None:
-        """Learn from the upstream's refusal of the prompt as it is now; then room can be made again."""
+    def learn(self, received: Received, refusal: LengthRefusal) -> bool:
+        """Learn from the upstream's refusal of the prompt as it is now; then room can be made again.
+
+        False if the refusal is not believed (`KnownWindows.refused`).
+        """
         drift, request, prompt = self._counter.drift, received.request, received.prompt
+        raw = prompt.tokens()
+        doubt = COUNT_DOUBT if drift.is_known(request.model) else COUNT_MARGIN_UNKNOWN
+        doubt = math.inf if prompt.has_attachments else doubt
+        sent = Sent(drift.drifted(request.model, raw), max(0, request.max_tokens or 0), doubt)
+        if not self._upstream.refused(request.model, refusal, sent):
+            return False
         if refusal.prompt_tokens is not None and not prompt.has_attachments:
-            drift.observe(request.model, prompt.tokens(), refusal.prompt_tokens)
-            prompt.conversation.counted = Counted(request.model, prompt.tokens(), refusal.prompt_tokens)
-        sent = refusal.prompt_tokens or drift.drifted(request.model, prompt.tokens())
-        reply = max(0, request.max_tokens or 0) if refusal.counts_reply else 0
-        self._upstream.refused(request.model, refusal, sent + reply)
+            drift.observe(request.model, raw, refusal.prompt_tokens)
+            prompt.conversation.counted = Counted(request.model, raw, refusal.prompt_tokens)
+        return True
 
     async def _limits(self, received: Received) -> window.Thresholds:
         request = received.request

@@ -46,8 +46,8 @@ class Prepared(msgspec.Struct, frozen=True):
     shown: SettledPrompt
 
 
-Learn = Callable[[LengthRefusal], None]
-"""Learns from a refusal of the prompt for its length."""
+Learn = Callable[[LengthRefusal], bool]
+"""Learns from a refusal of the prompt for its length; False if it is not believed."""
 PrepareAgain = Callable[[], Awaitable[Prepared | None]]
 """Prepares the prompt again after that; None if it got no shorter."""
 
@@ -208,6 +208,12 @@ class Forwarding:
                 return await self._relay.run(out, shown.headers(received, self.prepared.recalled))
             finally:
                 record.usage = self._relay.reply.usage
+                self._note_accepted(self._relay.reply)
+
+    def _note_accepted(self, reply: Reply) -> None:
+        """What the model took before tells which refusals to believe."""
+        if self._http_status == 200 and reply.message is not None and reply.usage is not None:
+            self._upstream.accepted(self._received.request.model, reply.usage.prompt_tokens)
 
     async def _keep(self, reply: Reply) -> None:
         """Keep a reply before the client has all of it."""
@@ -239,14 +245,15 @@ class Forwarding:
             yield answer, body
 
     def _learned(self, answer: aiohttp.ClientResponse, body: bytes | None) -> bool:
-        """Whether the answer is a refusal for length; then its window is known from now on."""
+        """Whether the answer is a refusal for length that is believed; then its window is known from now on."""
         refusal = None if body is None else refusal_for_length(body)
         if refusal is None:
             return False
+        believed = self._learn(refusal)
+        said = "the upstream refused a prompt as too long" + ("" if believed else ", which cannot be: not believed")
         fields = {"turn": self._received.asked.turn_id, "window": refusal.window, "http_status": answer.status}
-        log.warning("the upstream refused a prompt as too long", extra=fields)
-        self._learn(refusal)
-        return True
+        log.warning(said, extra=fields)
+        return believed
 
     async def _offered(self) -> tuple[aiohttp.ClientResponse, bytes | None]:
         """Offer the prompt, and where it is refused for its memory, with memory merged and then without memory.

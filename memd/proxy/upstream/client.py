@@ -25,7 +25,7 @@ from yarl import URL
 from memd.proxy.upstream.refusals import LengthRefusal
 from memd.proxy.upstream.template_probe import Messages, shows_in_place
 from memd.proxy.upstream.window_answers import ModelWindow, is_router
-from memd.proxy.upstream.windows import KnownWindows, ask_windows
+from memd.proxy.upstream.windows import KnownWindows, Sent, ask_windows
 from memd.settings.model import Config
 from memd.telemetry.tasks import Tasks
 from memd.wire.api import Placement
@@ -192,9 +192,13 @@ class Upstream:
             log.warning(window_unknown(self._facts), extra={"model": model})
         return window
 
-    def refused(self, model: str, refusal: LengthRefusal, sent_tokens: int) -> ModelWindow:
+    def refused(self, model: str, refusal: LengthRefusal, sent: Sent) -> bool:
         """Learn the window of a model from a refusal for length; see `KnownWindows.refused`."""
-        return self._windows.refused(model, refusal, sent_tokens)
+        return self._windows.refused(model, refusal, sent)
+
+    def accepted(self, model: str, tokens: int) -> None:
+        """The model took a prompt of so many of its tokens; see `KnownWindows.accepted`."""
+        self._windows.accepted(model, tokens)
 
     async def count_tokens(self, path: str, body: bytes, credentials: CIMultiDict[str]) -> int | None:
         """Have llama-server count the prompt tokens of a request body; None if it does not answer."""

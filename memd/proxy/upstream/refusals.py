@@ -1,7 +1,8 @@
 """Refusals for length: what a model server says when a prompt is too long for the model.
 
 Rule: pure. A refusal is recognised by the words of the servers that are listed here, and a number is taken only from
-where one of them is known to name its window; anything else is the upstream's own affair.
+where one of them is known to name its window, never from what an error repeats of the request; anything else is the
+upstream's own affair.
 """
 
 from __future__ import annotations
@@ -13,36 +14,59 @@ from typing import Any
 import msgspec
 
 BODY_BYTES_MAX = 64 * 1024
-"""An error is a sentence; a larger body is none that could be understood."""
+"""An error is a sentence; a larger body echoes the request (vLLM repeats it for each fault that it found)."""
+TEXT_CHARACTERS_MAX = 2_000
+"""Of each text: what servers say comes first, before what they quote. Gateways put some hundred characters in front."""
+DEPTH_MAX = 8
+_TELLING = ("error", "message", "detail", "msg", "type", "code", "errors", "response", "metadata", "raw")
+"""The members in which a server speaks; all others (`input`, `body`, `ctx`, …) may repeat what the client said. FastAPI
+has `detail[].msg`, a failed response `response.error`, OpenRouter the provider's own error as text in
+`error.metadata.raw`."""
+_QUOTATION = re.compile(
+    r"""['"\\](?:input|messages)\\*['"]\s*:|\binput_value=|\bFailed to parse |\blast read: |\bmessages = """
+)
+"""Where a message goes on with the request: the errors of pydantic (vLLM, SGLang), llama.cpp's parser."""
 
 _N = r"([\d,]+)"
+_ANY = r"[\d,.]+"
 _WINDOW = re.compile(
     "|".join(
         (
-            rf"maximum context length (?:is|of) {_N}",  # OpenAI, vLLM, SGLang, OpenRouter, LiteLLM, DeepSeek
+            rf"maximum context (?:length|size|limit) (?:is|of) {_N}",  # OpenAI, vLLM, SGLang, OpenRouter, DeepSeek
+            rf"maximum context length \({_N}\)",  # vLLM behind gateways
+            rf"context length is only {_N} tokens",  # vLLM; LM Studio with llama.cpp: "context length of only"
+            rf"context length of only {_N} tokens",
+            rf"maximum model length of {_N}",  # vLLM, where images are counted (v1/engine/input_processor)
+            rf"fit into the model \(context length {_N}\)",  # the same, older
+            rf"context length \({_N} tokens\)",  # SGLang (tokenizer_manager), Together
+            rf"Input length \({_ANY} tokens\) exceeds the maximum allowed length \({_N} tokens\)",  # SGLang (scheduler)
+            rf"maximum allowed input length of {_N} tokens",  # Poolside
             rf"available context size \({_N} tokens\)",  # llama.cpp (server-context.cpp)
             rf"max context size \({_N} tokens\)",  # llama.cpp, where a prompt is not split
-            rf"n_ctx: {_N}",  # LM Studio
+            rf"context length \(n_keep: {_ANY} ?>= n_ctx: {_N}\)",  # LM Studio with llama.cpp
+            rf"context length only supports {_N} tokens",  # LM Studio with MLX
             rf"tokens > {_N} maximum",  # Anthropic
-            rf"exceed context limit: [\d,]+ \+ [\d,]+ > {_N}",  # Anthropic, with max_tokens
-            rf"context length \({_N} tokens\)",  # Together
-            rf"with {_N} maximum context length",  # Mistral
-            rf"number of tokens allowed \({_N}\)",  # Google
+            rf"exceed context limit: {_ANY} \+ {_ANY} > {_N}",  # Anthropic, with max_tokens
+            rf"too large for model with {_N} maximum context length",  # Mistral
+            rf"input token count (?:\({_ANY}\) )?exceeds the maximum number of tokens allowed \(?{_N}",  # Google
             rf"maximum prompt length is {_N}",  # xAI
-            rf"exceeds the limit of {_N}",  # GitHub Copilot
-            rf"model token limit: {_N}",  # Moonshot
+            rf"prompt token count of {_ANY} exceeds the limit of {_N}",  # GitHub Copilot
+            rf"exceeded model token limit: {_N}",  # Moonshot
+            rf"Input tokens exceed the configured limit of {_N} tokens",  # OpenAI
+            rf"Range of input length should be \[\d+, {_N}\]",  # Alibaba
             rf"configured context size is {_N}",  # DS4
-            rf"`max_new_tokens` must be <= {_N}",  # text-generation-inference
-            rf"`inputs` must have less than {_N} tokens",  # the same, without max_new_tokens
+            rf"`?inputs`? tokens \+ `?max_new_tokens`? must be <= {_N}",  # text-generation-inference (validation.rs)
+            rf"`?inputs`? must have less than {_N} tokens",  # the same, without max_new_tokens
         )
     ),
     re.IGNORECASE,
 )
 _LENGTH = re.compile(
-    r"exceed_context_size|context[_ ](?:length|window|size)[_ ](?:has been )?exceed|exceeds? the (?:available )?context"
-    r"|(?:greater|longer) than the context|prompt (?:is )?too long|exceeded max context|context window exceeds"
-    r"|reduce the length of the (?:messages|input|prompt)|input is too long for"
-    r"|exceeds max(?:imum)? (?:context )?length|exceed context limit",
+    r"exceed_context_size|(?:context|prompt)[_ ](?:length|window|size)[_ ](?:has been )?exceed"
+    r"|exceeds? the (?:available )?context|(?:greater|longer) than the context|prompt (?:is )?too long"
+    r"|exceeded max context|context window exceeds|reduce the length of the (?:messages|input|prompt)"
+    r"|input is too long for (?:the )?(?:requested )?model|exceeds? (?:the )?max(?:imum)? context"
+    r"|exceed context limit|context window is full",
     re.IGNORECASE,
 )
 _COUNTS_REPLY = re.compile(
@@ -52,8 +76,12 @@ _COUNTS_REPLY = re.compile(
     re.IGNORECASE,
 )
 _PROMPT = re.compile(
-    rf"(?:request|input) \({_N} tokens\)|(?:has|contains) {_N} input tokens|resulted in {_N} tokens"
-    rf"|\({_N} in the messages|too long: {_N} tokens",
+    # Not "at least N input tokens" and "You passed N": vLLM stops to count where its window ends.
+    rf"(?:request|input|input length) \({_N}(?: tokens)?\)|(?:has|contains) {_N} input tokens|resulted in {_N} tokens"
+    rf"|\({_N} in the messages|too long: {_N} tokens|{_N} tokens from the input messages"
+    rf"|prompt \((?:total )?length {_N}\)|The input has {_N} tokens|input token count \({_N}\)"
+    rf"|prompt (?:contains|has) {_N} tokens|the request contains {_N} tokens|prompt token count of {_N}"
+    rf"|must have less than {_ANY} tokens\. Given: {_N}|must be <= {_ANY}\. Given: {_N} `?inputs`? tokens",
     re.IGNORECASE,
 )
 
@@ -67,35 +95,61 @@ class LengthRefusal(msgspec.Struct, frozen=True):
     """The server's own count of the prompt."""
     counts_reply: bool = False
     """Prompt and `max_tokens` together have to fit: it says so, or comes from a server that is known for it."""
+    is_exact: bool = False
+    """It names its window in a field (llama.cpp's `n_ctx`), not in words."""
 
 
 def refusal_for_length(body: bytes) -> LengthRefusal | None:
     """Read an error; None if it is not about the prompt's length.
 
-    A JSON body is searched in all its texts, whatever the shape: OpenAI and llama.cpp have `error.message`, Ollama and
-    LM Studio a text as `error`, older vLLM `message`, and gateways wrap one error into the text of another.
+    A JSON body is searched only where servers speak (`_TELLING`): OpenAI and llama.cpp have `error.message`, Ollama and
+    LM Studio a text as `error`, older vLLM `message`, and gateways wrap one error into the text of another. What a
+    server repeats of the request says nothing of its window.
     """
+    if len(body) > BODY_BYTES_MAX:
+        return None
     try:
-        answer = msgspec.json.decode(body[:BODY_BYTES_MAX])
+        answer = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
-        answer = body[:BODY_BYTES_MAX].decode(errors="replace")
-    text = "\n".join(_texts(answer))
+        answer = body.decode(errors="replace")
+        if answer.lstrip()[:1] in ("{", "["):  # what it says cannot be told from what it repeats
+            return None
+    text = "\n".join(_told(answer, DEPTH_MAX))
     fields = answer.get("error") if isinstance(answer, dict) else None
-    told = fields if isinstance(fields, dict) else {}
-    named = _WINDOW.search(text)
-    window = _number(told.get("n_ctx")) or _first(named)
+    structured = fields if isinstance(fields, dict) else {}
+    window = _number(structured.get("n_ctx"))
+    is_exact = window is not None
+    window = window or _first(_WINDOW.search(text))
     if window is None and _LENGTH.search(text) is None:
         return None
-    prompt_tokens = _number(told.get("n_prompt_tokens")) or _first(_PROMPT.search(text))
-    return LengthRefusal(window, prompt_tokens, _COUNTS_REPLY.search(text) is not None)
+    prompt_tokens = _number(structured.get("n_prompt_tokens")) or _first(_PROMPT.search(text))
+    return LengthRefusal(window, prompt_tokens, _COUNTS_REPLY.search(text) is not None, is_exact)
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _told(value: Any, depth: int) -> Iterator[str]:
+    """The texts of an error in which the server itself speaks, without what it quotes."""
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _texts(inner)
+        nested = _nested(value) if depth else None
+        if nested is not None:
+            yield from _told(nested, depth - 1)
+        else:
+            yield _QUOTATION.split(value[:TEXT_CHARACTERS_MAX], maxsplit=1)[0]
+    elif isinstance(value, list) and depth:
+        for inner in value:
+            yield from _told(inner, depth - 1)
+    elif isinstance(value, dict) and depth:
+        for name in _TELLING:
+            yield from _told(value.get(name), depth - 1)
+
+
+def _nested(text: str) -> dict[str, Any] | None:
+    """The error that is the whole of a text, as gateways pass it on."""
+    if text[:1] != "{":
+        return None
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 def _first(found: re.Match[str] | None) -> int | None:
@@ -106,4 +160,5 @@ def _first(found: re.Match[str] | None) -> int | None:
 
 
 def _number(value: object) -> int | None:
+    """A count of tokens, of a plausible size."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 40 else None

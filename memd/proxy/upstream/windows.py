@@ -1,14 +1,17 @@
 """The windows of the upstream's models: asked of the server, and kept.
 
-Rule: what was told or refused stays known until something newer is; asking never loads a model and changes nothing.
+Rule: what was told or refused stays known until something newer is; asking never loads a model and changes nothing. A
+refusal may be about something else, or repeat what the client said, so it is believed only where the prompt bears it
+out; a window that is too small costs every later request its history.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -20,10 +23,32 @@ from memd.proxy.upstream.window_answers import ModelWindow, Windows
 Ask = Callable[[str, str, bytes | None], Awaitable[Any]]
 """Sends (method, path, JSON body) and returns the decoded JSON of an answer with status 200, else None."""
 
-REFUSED_MODELS_MAX = 256  # clients choose model names freely
+_T = TypeVar("_T")
+
+MODELS_MAX = 256  # clients choose model names freely
 SENT_SHARE = 0.9
 """A refusal that names no number: the window is taken to be this share of what was sent. A compaction halves the
 conversation, so a window that is much smaller is reached in a few requests."""
+WINDOW_MIN = 256
+"""No chat model has less: a smaller number is no window."""
+AGREEMENT = 2
+"""A refusal's own count of the prompt is about this prompt if it and ours differ by no more than this factor."""
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """A prompt as we estimate it, in the model's tokens."""
+
+    tokens: int
+    reply_tokens: int = 0
+    """Its `max_tokens`."""
+    doubt: float = 1.0
+    """The prompt may take so many times as much; infinite where it has images."""
+
+    def agrees_with(self, count: int | None) -> bool:
+        """Whether a server's count can be that of this prompt."""
+        if count is None or math.isinf(self.doubt):
+            return False
+        return self.tokens <= count * AGREEMENT and count <= self.tokens * AGREEMENT
 
 
 class KnownWindows:
@@ -34,13 +59,12 @@ class KnownWindows:
         self._configured = configured
         self._told: dict[str, ModelWindow] = {}
         self._refused: OrderedDict[str, ModelWindow] = OrderedDict()
+        self._accepted: OrderedDict[str, int] = OrderedDict()  # the longest prompt, in the model's tokens
+        self._doubted: OrderedDict[str, bool] = OrderedDict()  # models whose last refusal was not believed
 
     def of(self, model: str) -> ModelWindow:
         """The window of a model: that of the settings, else what the server told; never more than it was refused at."""
-        told = self._told.get(model) or self._told.get("") or ModelWindow()
-        configured = self._configured.get(model) if isinstance(self._configured, Mapping) else self._configured
-        if isinstance(configured, int):
-            told = ModelWindow(configured, told.counts_reply, "upstream.window")
+        told = self._promised(model)
         refused = self._refused.get(model)
         if refused is None:
             return told
@@ -53,30 +77,78 @@ class KnownWindows:
         return "" in self._told or isinstance(self._configured, int)
 
     def told(self, windows: Windows) -> None:
-        """Take in an answer of the server; a window that changed makes refusals out of date."""
+        """Take in an answer of the server; a window that changed makes what it accepted and refused out of date."""
         if "" not in windows:
             self._told.pop("", None)
         changed = {name for name, window in windows.items() if self._told.get(name) != window}
         self._told |= windows
-        for model in [model for model in self._refused if model in changed or "" in changed]:
-            del self._refused[model]
+        for model in {*self._refused, *self._accepted, *self._doubted}:
+            if model in changed or "" in changed:
+                self._forget(model)
 
-    def refused(self, model: str, refusal: LengthRefusal, sent_tokens: int) -> ModelWindow:
-        """Learn from a refusal and return what is known now.
+    def accepted(self, model: str, tokens: int) -> None:
+        """The model took a prompt of so many of its tokens."""
+        self._doubted.pop(model, None)
+        _keep(self._accepted, model, max(tokens, self._accepted.get(model, 0)))
 
-        Args:
-            sent_tokens: what was sent, in the model's tokens, with `max_tokens` if the refusal speaks of that too.
+    def refused(self, model: str, refusal: LengthRefusal, sent: Sent) -> bool:
+        """Learn from a refusal; False if it is not believed, and then nothing is learned.
+
+        A number in words is not believed where the prompt plainly fits it. One below what the model took before, or
+        below llama-server's own `/props`, is believed if the server counts the prompt about as we do (nothing that is
+        merely repeated does) or if it comes twice running: the model may have been loaded anew with less.
         """
-        tokens = refusal.window or max(1, int(sent_tokens * SENT_SHARE))
-        self._refused[model] = ModelWindow(tokens, refusal.counts_reply, "a refusal")
-        self._refused.move_to_end(model)
-        if len(self._refused) > REFUSED_MODELS_MAX:
-            self._refused.popitem(last=False)
-        return self.of(model)
+        reply = sent.reply_tokens if refusal.counts_reply else 0
+        tokens = refusal.window or max(1, int(((refusal.prompt_tokens or sent.tokens) + reply) * SENT_SHARE))
+        if not refusal.is_exact:
+            fits = refusal.window is not None and sent.tokens * sent.doubt + sent.reply_tokens < refusal.window
+            if fits or tokens < WINDOW_MIN:
+                return False
+            contradicts = tokens < self._floor(model, refusal) and not sent.agrees_with(refusal.prompt_tokens)
+            if contradicts and model not in self._doubted:
+                _keep(self._doubted, model, True)
+                return False
+        self._doubted.pop(model, None)
+        if tokens < self._accepted.get(model, 0):
+            del self._accepted[model]
+        _keep(self._refused, model, ModelWindow(tokens, refusal.counts_reply, "a refusal"))
+        return True
 
     def forget_refusals(self) -> None:
-        """The server was away: it may have come back with larger windows."""
-        self._refused.clear()
+        """The server was away: it may have come back with other windows."""
+        for model in {*self._refused, *self._accepted, *self._doubted}:
+            self._forget(model)
+
+    def _forget(self, model: str) -> None:
+        self._refused.pop(model, None)
+        self._accepted.pop(model, None)
+        self._doubted.pop(model, None)
+
+    def _promised(self, model: str) -> ModelWindow:
+        """The window by the settings, else by what the server told."""
+        told = self._told.get(model) or self._told.get("") or ModelWindow()
+        configured = self._configured.get(model) if isinstance(self._configured, Mapping) else self._configured
+        if isinstance(configured, int):
+            return ModelWindow(configured, told.counts_reply, "upstream.window")
+        return told
+
+    def _floor(self, model: str, refusal: LengthRefusal) -> int:
+        """The least window that is likely, after all that is known; settings and lists may promise too much."""
+        promised = self._promised(model)
+        tokens = promised.tokens or 0
+        if refusal.window is not None:
+            tokens = tokens if promised.source.startswith("/props") else 0
+        else:
+            tokens //= 2  # no number: a short prompt is not refused for its length
+        return max(tokens, self._accepted.get(model, 0))
+
+
+def _keep(known: OrderedDict[str, _T], model: str, value: _T) -> None:
+    """Keep it as the newest, and not too many."""
+    known[model] = value
+    known.move_to_end(model)
+    if len(known) > MODELS_MAX:
+        known.popitem(last=False)
 
 
 async def ask_windows(ask: Ask, props: Mapping[str, Any], model: str) -> dict[str, ModelWindow]:
