@@ -32,7 +32,7 @@ COUNT_MARGIN_UNKNOWN = 6.0
 """The same while nothing is known of the model's tokenizer: one of bytes has six tokens where ours has one."""
 
 COUNT_DOUBT = 2.0
-"""What is estimated with a known tokenizer is not further from the truth than this, whatever the text."""
+"""An estimate with a known tokenizer is not further from the truth than this, whatever the text."""
 
 
 class PromptRoom(msgspec.Struct, frozen=True):

@@ -211,7 +211,7 @@ class Forwarding:
                 self._note_accepted(self._relay.reply)
 
     def _note_accepted(self, reply: Reply) -> None:
-        """What the model took before tells which refusals to believe."""
+        """Remember the size of a prompt that the model took: it tells which refusals to believe."""
         if self._http_status == 200 and reply.message is not None and reply.usage is not None:
             self._upstream.accepted(self._received.request.model, reply.usage.prompt_tokens)
 
