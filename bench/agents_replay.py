@@ -27,8 +27,8 @@ from strict_llama import REPLY_HEADER, Prompt, StrictLlama, chat_messages, probl
 
 Json = dict[str, Any]
 
-SETTLED_SECONDS_MAX = 90.0
-UNCHANGED_SECONDS = 12.0
+SETTLED_SECONDS_MAX = 300.0
+UNCHANGED_SECONDS = 60.0
 """With nothing new in the log for so long, what is missing is lost."""
 SHINGLE_WORDS = 12
 KEPT_UNITS = 2

@@ -226,6 +226,30 @@ def test_results_of_the_last_two_units_become_lines_only_where_the_request_would
     ]  # fmt: skip
 
 
+TWO_UNITS = ("u:q", "c:f#1", "t:r1#1", "c:f#2", "t:r2#2")
+
+
+def test_the_newest_result_stays_whole_where_the_one_before_it_frees_enough() -> None:
+    conversation = weighed(*TWO_UNITS)
+    assert taken(conversation, departure(conversation, fraction=0.5, excess_tokens=300, forced=True)) == [
+        "u:q", "c:#1", "-", "c:#2", "t:r2",
+    ]  # fmt: skip
+
+
+def test_a_unit_with_long_arguments_leaves_before_the_newest_result_does() -> None:
+    conversation = weighed(*TWO_UNITS, c=3_000)
+    assert taken(conversation, departure(conversation, fraction=0.5, excess_tokens=2_000, forced=True)) == [
+        "u:q", "c:#2", "t:r2",
+    ]  # fmt: skip
+
+
+def test_of_many_parallel_results_short_ones_become_lines_too_where_they_must() -> None:
+    calls = [str(number) for number in range(30)]
+    conversation = weighed("u:q", f"c:f#{','.join(calls)}", *(f"t:r#{one}" for one in calls), t=80)
+    chosen = departure(conversation, fraction=0.5, excess_tokens=400, forced=True)
+    assert (chosen.left_out, chosen.gone, len(chosen.replaced)) == (0, (), 10)
+
+
 def test_nothing_of_the_open_turn_leaves_before_a_request_needs_the_room() -> None:
     assert departure(weighed(*LOOP), fraction=0.5).is_empty
 

@@ -184,3 +184,19 @@ def test_what_repeats_a_chunk_of_another_kind_or_source_is_a_witness_of_its_own(
     copy = candidate("3", 0.7, "copy", vector=vector, kind="document", source="b.md")
     again = candidate("4", 0.6, "again", vector=vector, kind="document", source="a.md")
     assert contents(best([said, page, copy, again])) == ["said", "page", "copy"]
+
+
+def test_what_another_block_shows_takes_nothing_of_the_room_for_this_one() -> None:
+    found = [candidate(str(number), 0.9 - number / 10, "x" * 6, at=number) for number in range(4)]
+    shown = {found[0].entry.uuid}
+    selection = select(
+        worth_showing(found),
+        budget_tokens=20,
+        frame_tokens=2,
+        cost=lambda one, _: len(one.entry.content),
+        shown_uuids=shown,
+        block_tokens=8,
+    )
+    earlier, new, *no_room = (one.verdict for one in selection.judged)
+    assert (earlier, new, set(no_room)) == (Verdict.EARLIER, Verdict.INJECTED, {Verdict.NO_ROOM})
+    assert selection.fill_ratio == (2 + 3 * 6) / 8

@@ -299,3 +299,20 @@ async def test_what_was_said_beside_a_document_is_no_neighbour_of_it_and_repeats
     assert pairs == {(FACTS[0], "Yes."), ("Yes.", FACTS[0])}, "turns are neighbours across appends, nothing else is"
     kinds = {one.candidate.entry.kind for one in retrieved.candidates if one.candidate.entry.content == FACTS[0]}
     assert kinds == {"document", "turn"}, "each is a witness of its own"
+
+
+async def test_the_last_paragraph_of_a_question_is_asked_alone_too(topic: TopicLog) -> None:
+    task = (
+        "Go through the repository file by file and tidy up what the linter says about imports, names and unused"
+        " variables. Run the checks after each change. Do not touch the deployment, and leave the changelog as it is."
+    )
+    alone = await answered([topic], "When is bread baked?", Filters())
+    behind = await answered([topic], f"{task}\n\nWhen is bread baked?", Filters())
+    assert [one.candidate.entry.uuid for one in behind.candidates[:1]] == [
+        one.candidate.entry.uuid for one in alone.candidates[:1]
+    ]
+    cosine = alone.candidates[0].candidate.parts.similarity
+    assert behind.candidates[0].candidate.parts.similarity == pytest.approx(cosine, abs=1e-4)
+    assert (await answered([topic], f"{task}\n\nGo on!", Filters())).shown == (
+        await answered([topic], f"{task} Go on!", Filters())
+    ).shown, "what says nothing by itself is not asked alone"

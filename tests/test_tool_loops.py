@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,3 +94,26 @@ def test_nothing_of_a_turn_that_outgrew_the_window_is_lost_when_the_daemon_is_ki
     daemon.start()
     assert daemon.chat(history[:-2], max_tokens=REPLY_TOKENS).status == 200
     assert json.loads(upstream.prompts[-1])[1:] == before[1:], "the same messages and lines as before"
+
+
+def test_a_result_longer_than_the_window_is_recalled_from_in_the_same_step(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+    result = "\n".join(map(log_of, range(STEPS)))
+    answer = daemon.chat([{"role": "user", "content": TASK}, *step(0, result)], max_tokens=REPLY_TOKENS)
+    asked, _, line = (message["content"] for message in json.loads(upstream.prompts[-1]))
+    assert answer.status == 200 and line.startswith("[memd: ")
+    assert SECRET in asked
+
+
+def test_the_ids_in_the_lines_are_those_under_which_it_is_stored(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+    play(daemon)  # the logs are nearly the same, and of what says the same one is stored
+    lines = [message["content"] for prompt in map(json.loads, upstream.prompts) for message in prompt]
+    named = [re.findall(r"mem:(\w+)", line) for line in lines if line and line.startswith("[memd: ")]
+    assert any(named) and all(len(ids) == len(set(ids)) for ids in named)
+    daemon.wait_stored(log_of(STEPS - 4).splitlines()[-1])
+    assert {one for ids in named for one in ids} <= {entry["id"] for entry in daemon.export()}

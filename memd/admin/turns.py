@@ -67,7 +67,7 @@ class TurnRoutes:
             raise BadQuestion("memory was not asked in this turn: it showed the block of an earlier one, or none")
         async with self._topics.held_if_there((receipt.topic_id, *receipt.related)) as found:
             logs = [topic.log for topic in found]
-            budget = Budget(receipt.budget_tokens, self._counter.drift.factor(receipt.model))
+            budget = Budget(receipt.budget_tokens, self._counter.drift.factor(receipt.model), receipt.room_tokens)
             earlier = {bytes.fromhex(one.uuid) for one in receipt.candidates if one.verdict == EARLIER}
             filters = Filters(shown_uuids=earlier, relevant_only=False)
             now = search_answer(await self._retriever.retrieve(receipt.question, logs, budget, filters))

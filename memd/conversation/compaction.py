@@ -82,7 +82,7 @@ def departure(
     Args:
         excess_tokens: the tokens (raw) by which the prompt is too long; 0 if no request waits for room.
         upto: only what stands before this position may leave, for what is not durable.
-        forced: the request would be refused otherwise: the open turn's last units may lose their results too.
+        forced: the request would be refused otherwise: of the open turn's last units, too, as much leaves as must.
     """
     visible = turns(conversation)
     if not visible:
@@ -100,8 +100,8 @@ def departure(
         chosen.replace_results(free)
         if chosen.freed < max(excess_tokens, wanted // 2):  # else the calls may stay a while longer
             chosen.take_units(free)
-        if forced and chosen.freed < excess_tokens:
-            chosen.replace_results(kept)
+        if forced:
+            chosen.take_what_must(kept, excess_tokens)
     return chosen.departure
 
 
@@ -149,21 +149,32 @@ class _Chosen:
             self._gone.update(left)
             self._replaced.difference_update(left)
 
-    def replace_results(self, units: Iterable[range]) -> None:
+    def replace_results(self, units: Iterable[range], longer_than: int = 2 * LINE_TOKENS) -> None:
         """Put a line in place of each long result."""
         for unit in units:
             if unit.stop > self._limit:
                 return
             for place in unit:
-                if self.is_short and self._is_long_result(place):
+                if self.is_short and self._is_long_result(place, longer_than):
                     self._replaced.add(place)
                     self.freed += self._saved(place)
 
-    def _is_long_result(self, position: int) -> bool:
+    def take_what_must(self, units: Sequence[range], excess_tokens: int) -> None:
+        """Take of units that the model is at work with what a request must lose to be accepted, and no more.
+
+        The newest unit's results, which the model has not read yet, are the last to go.
+        """
+        self._wanted = excess_tokens
+        self.replace_results(units[:-1])
+        self.take_units(units[:-1])
+        self.replace_results(units[-1:])
+        self.replace_results(units[-1:], longer_than=LINE_TOKENS)
+
+    def _is_long_result(self, position: int, longer_than: int) -> bool:
         item = self._conversation.messages[position]
         is_shown = self._conversation.is_visible(position) and position not in self._conversation.lines
         is_result = item.message is not None and item.message.role in RESULT_ROLES
-        return is_shown and is_result and item.tokens > 2 * LINE_TOKENS
+        return is_shown and is_result and item.tokens > longer_than
 
     def _stays(self, position: int) -> bool:
         return is_instruction(self._conversation.messages[position].message)

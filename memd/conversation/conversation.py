@@ -19,6 +19,7 @@ the prompt. So either mark may be ahead of the other.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
@@ -26,6 +27,8 @@ import msgspec
 
 from memd.conversation.aligning import Run
 from memd.messages import LEADING_ROLES, ROOT_DIGEST, Block, Message, chain
+
+_NAMED = re.compile(r"\bmem:([0-9a-f]+)")
 
 
 class Buffered(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -55,6 +58,11 @@ class Line(msgspec.Struct, frozen=True):
     text: str
     tokens: int
     """Raw, the message around it included."""
+
+    @property
+    def chunk_ids(self) -> list[str]:
+        """The public ids that it names (see `compaction.line_text`)."""
+        return _NAMED.findall(self.text)
 
 
 class Rewriting(msgspec.Struct, frozen=True, array_like=True):

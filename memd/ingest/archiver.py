@@ -349,14 +349,17 @@ class Archiver:
                 topic.buffer.close(conversation)
 
     async def _append_parts(self, topic: Topic, parts: Sequence[Part]) -> None:
-        shown = topic.buffer.injected_uuids()
+        shown, named = topic.buffer.injected_uuids(), tuple(topic.buffer.named_ids())
+
+        def is_shown(uuid: bytes) -> bool:
+            return uuid in shown or uuid.hex().startswith(named)
 
         def made() -> tuple[Sequence[Draft], int]:
             cut = topic.cutter.cut(parts)
             drafts = [chunk.draft for part in cut for chunk in part.chunks]
             digests = [digest for part in cut for digest in part.digests]
             tokens = sum(self._counter.count(draft.content) for draft in drafts)
-            return self._drafter.embedded(topic.log, drafts, digests, is_shown=shown.__contains__), tokens
+            return self._drafter.embedded(topic.log, drafts, digests, is_shown=is_shown), tokens
 
         topic.note_chunks(await self._ingest(topic, made))
 

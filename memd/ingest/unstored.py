@@ -59,6 +59,8 @@ def parts_of(
 ) -> list[Part]:
     """The parts from `stored` on that are complete and end at or before `upto`.
 
+    What has left the prompt is complete, whatever follows: it must be found at once.
+
     Args:
         closing: what is left behind them up to `upto` is a part too, although it may go on.
         is_elsewhere: whether another conversation sees to a message.
@@ -68,7 +70,9 @@ def parts_of(
     behind = conversation.messages[start + len(items) : start + len(items) + 1]
     starts = compaction.part_starts([item.message for item in (*items, *behind)])
     is_whole = closing or (not behind and compaction.finished_end(conversation) == len(conversation))
-    ends = [*starts[1:], *([len(items)] if is_whole else [])]
+    departed = conversation.departed_end - start
+    starts = sorted({*starts, *([departed] if 0 < departed < len(items) else [])})
+    ends = [*starts[1:], *([len(items)] if is_whole or departed >= len(items) else [])]
     found = [(begin, end) for begin, end in zip(starts, ends, strict=False) if begin < end <= len(items)]
     texts = [(item.identity, None if is_elsewhere(item) else item.message) for item in items]
     return [Part(tuple(texts[a:b]), start + b) for a, b in found]
@@ -109,8 +113,9 @@ class PartCutter:
                 self._known = {key: part for key, part in self._known.items() if key in wanted}
 
     def ids_of(self, digest: bytes) -> tuple[str, ...]:
-        """The public ids of the pending chunks that came from a message, if it was cut yet."""
-        chunks = (chunk for part in list(self._known.values()) if digest in part.digests for chunk in part.chunks)
+        """The public ids of the pending chunks that came from a message, as it was cut last."""
+        part = next((one for one in reversed(list(self._known.values())) if digest in one.digests), None)
+        chunks = () if part is None else part.chunks
         return tuple(chunk.entry.public_id for chunk in chunks if digest in chunk.draft.digests)
 
     def _new(self, part: Part) -> CutPart:
@@ -142,7 +147,7 @@ class BufferedText(UnstoredText):
         for one in buffer.conversations():
             if one.stored >= one.wanted_end and not one.owed:
                 continue
-            state = len(one), one.wanted_end, one.stored, one.left_out, len(one.gone), frozenset(one.owed)
+            state = len(one), one.wanted_end, one.stored, one.departed_end, len(one.gone), frozenset(one.owed)
             known = listed.get(one.id)
             if known is None or known[0] != state:  # listing takes 10 µs, and there may be hundreds
                 known = listed[one.id] = state, [*parts_of(one), *owed_parts(one)]

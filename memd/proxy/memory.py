@@ -39,6 +39,9 @@ class Recalled(msgspec.Struct, frozen=True, kw_only=True):
 
     question: str | None = None
     budget_tokens: int = 0
+    """See `Budget.tokens`."""
+    room_tokens: int = 0
+    """See `Budget.block`."""
     candidates: tuple[ScoredChunk, ...] = ()
     candidate_count: int | None = None
     fill_ratio: float = 0.0
@@ -93,7 +96,7 @@ class Memory:
     async def recall(self, received: Received, room: PromptRoom) -> Recalled:
         """Compute this turn's block, unless it has one: steps and retries of the turn show the same block again."""
         prompt, turn = received.prompt, received.prompt.turn_digest
-        if turn is None or not room.fits or room.injection <= 0:
+        if turn is None or not room.fits or room.block <= 0:
             return Recalled()
         key = received.topic.id, prompt.conversation.id, turn
         if other := self._recalling.get(key):  # the same request at the same moment: both show one block
@@ -106,21 +109,24 @@ class Memory:
             remove_blocks(received, [turn])
         done = self._recalling[key] = asyncio.Event()
         try:
-            return await self._recall(received, turn, room.injection)
+            return await self._recall(received, turn, room)
         finally:
             done.set()
             if self._recalling.get(key) is done:
                 del self._recalling[key]
 
-    async def _recall(self, received: Received, turn: bytes, budget_tokens: int) -> Recalled:
-        prompt, question = received.prompt, self._question(received)
+    async def _recall(self, received: Received, turn: bytes, room: PromptRoom) -> Recalled:
+        prompt = received.prompt
+        asked = Recalled(
+            question=self._question(received), budget_tokens=room.thresholds.injection, room_tokens=room.block
+        )
         try:
-            recalled, placed = await self._retrieved(received, question, budget_tokens)
+            recalled, placed = await self._retrieved(received, asked)
         except TimeoutError:
-            return Recalled(question=question, budget_tokens=budget_tokens, trouble="degraded:timeout")
+            return msgspec.structs.replace(asked, trouble="degraded:timeout")
         except MemdError as error:
             log.error("recall failed, the request goes on without memory", extra=received.log_fields(error))
-            return Recalled(question=question, budget_tokens=budget_tokens, trouble=degraded(error))
+            return msgspec.structs.replace(asked, trouble=degraded(error))
         if received.is_traced:
             received.topic.buffer.place(prompt.conversation, turn, placed)
         else:
@@ -157,18 +163,19 @@ class Memory:
             texts.insert(0, text)
             if self._counter.count(" ".join(texts)) >= FOLLOW_UP_TOKENS:
                 break
-        return "\n".join([*texts, received.prompt.latest_step()[:STEP_CHARACTERS]]).strip()
+        return "\n\n".join([*texts, received.prompt.latest_step()[:STEP_CHARACTERS]]).strip()
 
-    async def _retrieved(self, received: Received, question: str, budget_tokens: int) -> tuple[Recalled, Block]:
+    async def _retrieved(self, received: Received, asked: Recalled) -> tuple[Recalled, Block]:
         """Retrieve for the question; the block shows what fits the budget, in the model's tokens."""
-        if not question.strip():
+        question = asked.question
+        if not question:
             return Recalled(), NO_BLOCK
         drift = self._counter.drift.factor(received.request.model)
         earlier = received.prompt.chunks()
         retrieved = await self._retriever.retrieve(
             question,
             [topic.log for topic in (received.topic, *received.related)],
-            Budget(budget_tokens, drift, self._timeout_seconds),
+            Budget(asked.budget_tokens, drift, asked.room_tokens, self._timeout_seconds),
             Filters(visible_digests=received.prompt.visible_digests(), shown_uuids={chunk.uuid for chunk in earlier}),
         )
         placed = block.render(
@@ -180,9 +187,8 @@ class Memory:
         )
         fields = {**received.log_fields(), "question": Content(question), "block": Content(placed.text)}
         log.debug("recalled", extra=fields)
-        recalled = Recalled(
-            question=question,
-            budget_tokens=budget_tokens,
+        recalled = msgspec.structs.replace(
+            asked,
             candidates=scored_chunks(retrieved),
             candidate_count=len(retrieved.candidates),
             fill_ratio=retrieved.fill_ratio,

@@ -154,6 +154,7 @@ class Rememberer:
             question=recalled.question,
             candidates=recalled.candidates,
             budget_tokens=recalled.budget_tokens,
+            room_tokens=recalled.room_tokens,
             block=None if block is None else block.text,
             block_tokens=0 if block is None else drifted(block.tokens),
             shown=tuple(chunk.shown_id for chunk in shown.chunks),

@@ -40,7 +40,7 @@ class PromptRoom(msgspec.Struct, frozen=True):
 
     thresholds: window.Thresholds
     """In the model's tokens."""
-    injection: int
+    block: int
     """The most that this turn's block may take; 0 if there is no room for it."""
     fits: bool
     """False: no more may leave, and there is no room for memory."""
@@ -150,8 +150,7 @@ class RoomMaker:
     async def _fit(self, received: Received, limits: window.Thresholds, hard: int) -> bool:
         """Compact until the prompt takes no more than `hard`; False if that cannot be reached.
 
-        What the upstream would refuse, because it takes more than the room, loses the results of the open turn's last
-        units too.
+        What the upstream would refuse, because it takes more than the room, loses of the open turn's last units too.
         """
         used = await self._used_tokens(received, limits, hard)
         for _ in range(HARD_ROUNDS_MAX):
@@ -160,7 +159,7 @@ class RoomMaker:
             if not await self._take_oldest(received, used - hard):
                 break
             used = await self._used_tokens(received, limits, hard)
-        if used > limits.room and await self._take_oldest(received, used - hard, forced=True):
+        if used > limits.room and await self._take_oldest(received, used - limits.room, forced=True):
             used = await self._used_tokens(received, limits, hard)
         return used <= hard
 

@@ -78,7 +78,7 @@ class Selection(msgspec.Struct, frozen=True):
     shown: tuple[Candidate, ...]
     """In the order in which the model reads them: by `origin_id`, which is chronological."""
     fill_ratio: float
-    """Tokens of a block with all candidates worth showing over the budget: above 1 exactly if one is not shown."""
+    """Tokens of all candidates worth showing over what they may take: above 1 exactly if one is not shown."""
 
 
 def stream_of(entry: Entry) -> Stream:
@@ -157,6 +157,7 @@ def select(
     frame_tokens: int,
     cost: Callable[[Candidate, int], int],
     shown_uuids: Collection[bytes] = (),
+    block_tokens: int | None = None,
 ) -> Selection:
     """Fill the budget with the best candidates.
 
@@ -165,27 +166,33 @@ def select(
 
     Args:
         ranked: best first, as `rank` gives them.
-        budget_tokens: the most that the whole block may take.
+        budget_tokens: the most that chunks for this question may take, those shown already included.
         frame_tokens: the tokens of the block's own first and last line.
         cost: returns the tokens of a chunk's line, given how many are left; it may estimate a line that takes more
             than those, as long as the estimate is also above them.
         shown_uuids: chunks that other blocks of this prompt show.
+        block_tokens: the most that the block itself may take, where the prompt has less room than the budget.
     """
-    left = budget_tokens - frame_tokens
+    block_tokens = budget_tokens if block_tokens is None else min(budget_tokens, block_tokens)
+    left, room = budget_tokens - frame_tokens, block_tokens - frame_tokens
     wanted = frame_tokens if any(one.excluded is None for one in ranked) else 0
+    wanted_new = wanted
     judged, shown = [], []
     for one in ranked:
         candidate, verdict = one.candidate, one.excluded
-        tokens = cost(candidate, left)
+        is_earlier = candidate.entry.uuid in shown_uuids
+        free = left if is_earlier else min(left, room)
+        tokens = cost(candidate, free)
         if verdict is None:
             wanted += tokens
-            fits = tokens <= left
-            left -= tokens if fits else 0
-            verdict = Verdict.INJECTED if fits else Verdict.NO_ROOM
-            if candidate.entry.uuid in shown_uuids:
-                verdict = Verdict.EARLIER
+            wanted_new += 0 if is_earlier else tokens
+            taken = tokens if tokens <= free else 0
+            left -= taken
+            room -= 0 if is_earlier else taken
+            verdict = Verdict.EARLIER if is_earlier else Verdict.INJECTED if taken else Verdict.NO_ROOM
         if verdict is Verdict.INJECTED:
             shown.append(candidate)
         judged.append(Judged(candidate, verdict, tokens))
     shown.sort(key=lambda candidate: (candidate.entry.origin_id, candidate.entry.uuid))
-    return Selection(tuple(judged), tuple(shown), wanted / budget_tokens if budget_tokens > 0 else 0.0)
+    fill_ratio = max(wanted / budget_tokens, wanted_new / block_tokens) if block_tokens > 0 else 0.0
+    return Selection(tuple(judged), tuple(shown), fill_ratio)

@@ -29,6 +29,7 @@ from memd.recall.ranking import Candidate, Judged, Ranked, Selection, is_visible
 from memd.recall.topic_search import Pending, TopicSearch
 from memd.settings.model import RetrievalSettings
 from memd.store.as_of import TopicAsOf
+from memd.store.lexical.analyzer import analyze_query
 from memd.store.lexical.bm25 import ChunkTerms, LexicalQuery
 from memd.store.pending import UnstoredText
 from memd.store.store import Hit, Snapshot, TopicLog
@@ -38,6 +39,10 @@ log = logging.getLogger("memd")
 
 EXPLAINED_TOP_KS = 2
 """Without `Filters.relevant_only`, excluded candidates are returned too, up to `retrieval.top_k` times this many."""
+
+LAST_CHARACTERS_MAX = 500
+LAST_TERMS_MIN = 2
+"""A last paragraph of at most so many characters and at least so many words (stop words apart) is asked alone too."""
 
 
 class Searchable(Protocol):
@@ -62,9 +67,11 @@ class Budget(msgspec.Struct, frozen=True):
     """The limits of a retrieval."""
 
     tokens: int
-    """The most that the whole block may take, in the model's tokens."""
+    """The most that chunks for this question may take, in the model's tokens, those shown already included."""
     drift: float = 1.0
     """The model's tokens for one raw (cl100k_base) token."""
+    block: int | None = None
+    """The most that the new block may take, where the prompt has less room than that."""
     seconds: float | None = None
     """The longest that the caller waits; None: as long as it takes."""
 
@@ -203,7 +210,7 @@ class Retriever:
         filters: Filters,
     ) -> Retrieved:
         times = [time.perf_counter()]
-        queries = self._encoder.embed_query(question)
+        queries = np.concatenate([self._encoder.embed_query(part) for part in _asked(question)])
         times.append(time.perf_counter())
         searches = [self._search(question, queries, *one) for one in zip(topics, unstored, strict=True)]
         ranked = self._ranked(question, searches, filters)
@@ -333,9 +340,21 @@ class Retriever:
             frame_tokens=budget.drifted(frame_tokens),
             cost=cost,
             shown_uuids=filters.shown_uuids,
+            block_tokens=budget.block,
         )
         raw_tokens = sum(raw[one.entry.uuid] for one in selection.shown)
         return _Filled(selection, raw_tokens + frame_tokens if selection.shown else 0)
+
+
+def _asked(question: str) -> list[str]:
+    """The texts to embed: the question, and its last paragraph alone where that says something by itself.
+
+    People ask at the end, of what stands before it, or of something else: then the one vector of all is neither's.
+    """
+    before, _, last = question.rstrip().rpartition("\n\n")
+    if not before.strip() or len(last) > LAST_CHARACTERS_MAX or len(analyze_query(last)) < LAST_TERMS_MIN:
+        return [question]
+    return [question, last]
 
 
 class _ScoredHit(NamedTuple):

@@ -107,7 +107,7 @@ function opened(turn) {
     turn.question && turn.question !== turn.asked && [el("h2", {}, "The question to memory"), said(turn.question)],
     facts({
       Model: turn.model, API: turn.api, Mode: turn.mode, HTTP: turn.http_status, Placement: turn.placement, Related: turn.related.join(", "),
-      Block: `${number(turn.block_tokens)} of ${number(turn.budget_tokens)} tokens`, "Memory in the prompt": `${number(turn.memory_tokens)} tokens`,
+      Block: `${number(turn.block_tokens)} of ${number(turn.room_tokens ?? turn.budget_tokens)} tokens`, "Memory in the prompt": `${number(turn.memory_tokens)} tokens`,
       "In the prompt": turn.shown.length > 0 && el("span", { class: "ids" }, turn.shown.map((id) => chunkLink(turn.topic_id, id))),
       Forwarded: `${number(turn.forwarded_tokens)} tokens`,
       Prompt: turn.prompt_tokens !== null && `${number(turn.prompt_tokens)} tokens, ${number(turn.cached_tokens)} cached`,
