@@ -199,11 +199,6 @@ class HotBuffer:
         """The chunks that were recently injected."""
         return {chunk.uuid for chunks in self._injected for chunk in chunks}
 
-    def named_ids(self) -> set[str]:
-        """The public ids that lines in the places of results name."""
-        lines = (line for one in self._conversations.values() for line in one.lines.values())
-        return {chunk_id for line in lines for chunk_id in line.chunk_ids}
-
     # -- for the archiver ---------------------------------------------------------------------------------
 
     def mark(

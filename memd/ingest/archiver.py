@@ -349,7 +349,9 @@ class Archiver:
                 topic.buffer.close(conversation)
 
     async def _append_parts(self, topic: Topic, parts: Sequence[Part]) -> None:
-        shown, named = topic.buffer.injected_uuids(), tuple(topic.buffer.named_ids())
+        shown = topic.buffer.injected_uuids()
+        lines = (line for one in topic.buffer.conversations() for line in one.lines.values())
+        named = tuple({chunk_id for line in lines for chunk_id in line.chunk_ids})
 
         def is_shown(uuid: bytes) -> bool:
             return uuid in shown or uuid.hex().startswith(named)
