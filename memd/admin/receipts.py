@@ -48,9 +48,9 @@ class Receipt(msgspec.Struct, kw_only=True):
     candidates: tuple[ScoredChunk, ...] = ()
     """The candidates, best first."""
     budget_tokens: int = 0
-    """What chunks for this question could take, those of earlier blocks included."""
+    """The most that chunks for this question could take, those of earlier blocks included."""
     room_tokens: int | None = None
-    """What this turn's block could take; None in receipts of an older memd, where it was the budget."""
+    """The most that the block of this turn could take; None in receipts of an older memd, where it was the budget."""
     block: str | None = None
     """This turn's block exactly as the model saw it."""
     block_tokens: int = 0
