@@ -182,3 +182,42 @@ async def test_a_prefill_and_its_answer_are_one_message(stage: Stage, topic: Top
 async def test_a_server_that_repeats_the_beginning_makes_no_difference(stage: Stage, topic: Topic) -> None:
     talk(topic.buffer, ASKED, f"a:{BEGUN}", f"a:{BEGUN}{REST}")
     assert (await stored_texts(stage, topic)) == f"Tell me about the lamp.\n{BEGUN}{REST}"
+
+
+LOOKED_UP = [*DOCUMENT, "u:Which bucket?", "c:list#1", "t:The backups of March are in KESTREL7.#1"]
+
+
+@pytest.mark.parametrize("is_stored", [False, True], ids=["at once", "after it was stored"])
+async def test_results_are_stored_where_a_client_drops_them_and_changes_the_answer(
+    stage: Stage, topic: Topic, is_stored: bool
+) -> None:
+    talk(topic.buffer, *LOOKED_UP, "a:It is KESTREL7 [1].")
+    if is_stored:
+        await stored_texts(stage, topic)
+    talk(topic.buffer, *LOOKED_UP[:3], "a:It is KESTREL7.", "u:Thanks.", "a:Not at all.")
+    text = await stored_texts(stage, topic)
+    assert_each_once(text, [LOOKED_UP[4], "a:It is KESTREL7 [1].", "a:It is KESTREL7.", "u:Thanks."])
+
+
+@pytest.mark.parametrize("is_stored", [False, True], ids=["at once", "after it was stored"])
+@pytest.mark.parametrize("asked", [LOOKED_UP, LOOKED_UP[:3]], ids=["behind a call", "without calls"])
+async def test_an_answer_that_a_client_cuts_short_is_stored_once_and_whole(
+    stage: Stage, topic: Topic, asked: list[str], is_stored: bool
+) -> None:
+    talk(topic.buffer, *asked, "a:It is KESTREL7, as far as I can see in the list.")
+    if is_stored:
+        await stored_texts(stage, topic)
+    talk(topic.buffer, *LOOKED_UP[:3], "a:It is KESTREL7, as far", "u:Thanks.", "a:Not at all.")
+    text = await stored_texts(stage, topic)
+    assert_each_once(text, ["a:It is KESTREL7, as far as I can see in the list.", *asked[2:3], *asked[4:], "u:Thanks."])
+    assert text.count("It is KESTREL7") == 1
+
+
+async def test_an_answer_given_anew_takes_the_place_of_the_former_but_not_of_its_results(
+    stage: Stage, topic: Topic
+) -> None:
+    talk(topic.buffer, *LOOKED_UP, "a:Version 1.")
+    talk(topic.buffer, *LOOKED_UP[:3], "a:Version 2.")
+    text = await stored_texts(stage, topic)
+    assert_each_once(text, [*DOCUMENT, LOOKED_UP[4], "a:Version 2."])
+    assert "Version 1." not in text

@@ -37,7 +37,7 @@ from memd.conversation.lowering import heard_again, lowered_marks
 from memd.conversation.matching import SHARED_MIN, Match, match
 from memd.conversation.placed import PlacedBlocks
 from memd.conversation.retelling import retold
-from memd.conversation.rewriting import rewriting
+from memd.conversation.rewriting import rewriting, shortened_answer
 from memd.messages import Block, BlockChunk, Message, block_digest, chain_all
 
 ARRIVALS_KEPT = 16
@@ -91,7 +91,7 @@ class HotBuffer:
             now: seconds since the epoch.
             thin: the client sends only new messages.
         """
-        found = match(self._index, content_digests, session, thin=thin)
+        found = self._found(messages, content_digests, session, thin)
         parent, kept = found.conversation, _kept_count(found, messages)
         if parent is not None and (heard := heard_again(found, messages)):
             self._record(Heard(parent.id, heard))
@@ -108,7 +108,7 @@ class HotBuffer:
         if parent is None or parent is conversation:
             return arrival
         if found.known < len(messages):
-            self._abandon(parent, found.offset + kept, messages[kept])
+            self._abandon(parent, found.offset + kept)
             return arrival
         return msgspec.structs.replace(arrival, former=parent)
 
@@ -122,7 +122,7 @@ class HotBuffer:
         thin: bool = False,
     ) -> Arrival:
         """Like `receive`, but without a trace: the request gets a detached copy of the conversation."""
-        found = match(self._index, content_digests, session, thin=thin)
+        found = self._found(messages, content_digests, session, thin)
         parent, kept = found.conversation, _kept_count(found, messages)
         if parent is not None and (heard := heard_again(found, messages)):
             parent = parent.fork("glance", len(parent))
@@ -148,7 +148,7 @@ class HotBuffer:
                 if former.messages[position].content_digest == message.content_digest:
                     self.close(conversation)  # a retry with the same answer: nothing new
                     return former
-                self._abandon(former, position, message)
+                self._abandon(former, position, answered=True)
             elif (prefill := _prefill(conversation, position, message)) is not None:
                 return self._continue(conversation, prefill, message, tokens, now)
             self._append(conversation, *answer, now)
@@ -159,7 +159,7 @@ class HotBuffer:
         branch = self._fork(conversation, position)
         self._append(branch, *answer, now)
         if there.message is not None and there.message.role == "assistant":
-            self._abandon(conversation, position, message)
+            self._abandon(conversation, position, answered=True)
         else:
             self._append(conversation, [], [], [], conversation.used_at)  # stays the one used last
         return branch
@@ -264,6 +264,18 @@ class HotBuffer:
 
     # -- private ------------------------------------------------------------------------------------------------
 
+    def _found(
+        self, messages: Sequence[Message], content_digests: Sequence[bytes], session: str | None, thin: bool
+    ) -> Match:
+        """The place of a request. A client that goes on behind the beginning of an answer has rewritten its history."""
+        found = match(self._index, content_digests, session, thin=thin)
+        parent, known = found.conversation, found.known
+        if parent is None or found.runs or found.head or not 0 < known < len(messages):
+            return found
+        if shortened_answer(parent, found.offset + known, messages[known]) is None:
+            return found
+        return Match(parent, 0, known, runs=((0, found.offset, known),))
+
     def _open(self, session: str | None, now: float) -> Conversation:
         name = self._new_id()
         self._record(Opened(name, session, now))
@@ -282,14 +294,14 @@ class HotBuffer:
         self._record(Branched(name, parent.id, way, now, session or parent.session))
         return self._conversations[name]
 
-    def _abandon(self, conversation: Conversation, position: int, instead: Message) -> None:
-        """Abandon the branch behind `position`, where the client goes on with another message.
+    def _abandon(self, conversation: Conversation, position: int, *, answered: bool = False) -> None:
+        """Abandon the branch behind `position`, where the client goes on, or the model has `answered`, otherwise.
 
         Not if it may be another client's: a conversation that began with the same few words and has gone on for more
         than an answer.
         """
         if position >= SHARED_MIN or len(conversation) == position + 1:
-            dropped_from = position if _is_regenerated(conversation.messages[position:], instead) else None
+            dropped_from = _answer_start(conversation, position) if answered else None
             self._record(Abandoned(conversation.id, dropped_from))
 
     def _continue(
@@ -400,10 +412,14 @@ def _kept_count(found: Match, messages: Sequence[Message]) -> int:
     return min(found.known, opened) if found.head <= opened < visible_from else found.known
 
 
-def _is_regenerated(tail: Sequence[Buffered], instead: Message) -> bool:
-    """Whether the end of a conversation is an answer for which the model, or the client, has now given another."""
-    roles = [item.message.role if item.message is not None else "user" for item in tail]
-    return instead.role == "assistant" and roles[:1] == ["assistant"] and "user" not in roles
+def _answer_start(conversation: Conversation, position: int) -> int | None:
+    """Where the answer behind `position` begins that is dropped once the model has answered anew: behind the results of
+    its calls, which nobody says again. None if there is no answer, or if somebody spoke after it."""
+    tail = [None if item.message is None else item.message.role for item in conversation.messages[position:]]
+    if tail[:1] != ["assistant"] or None in tail or "user" in tail:
+        return None
+    start = max((place + 1 for place, role in enumerate(tail) if role != "assistant"), default=0)
+    return position + start if start < len(tail) else None
 
 
 def _prefill(conversation: Conversation, position: int, message: Message) -> Message | None:

@@ -62,7 +62,25 @@ def _places(parent: Conversation, runs: Sequence[Run], items: Sequence[Buffered]
         for position, place in zip(ours, theirs, strict=True)
         if _is_pruned(items[position].message, parent.messages[place].message)
     }
+    start, place, length = runs[-1]
+    if start + length < len(items):
+        shortened = shortened_answer(parent, place + length, items[start + length].message)
+        pruned |= {} if shortened is None else {start + length: shortened}
     return dict(sorted((places | pruned).items())) if pruned else places
+
+
+def shortened_answer(parent: Conversation, start: int, message: Message | None) -> int | None:
+    """The place of an answer, in the turn that is under way at `start`, of which a client kept this beginning.
+
+    It stopped the answer, or cuts old ones short; it may have left out the calls before it.
+    """
+    for place in range(start, len(parent)):
+        former = parent.messages[place].message
+        if former is None or message is None or former.opens_turn:
+            return None
+        if _is_pruned(message, former) and former.said.strip().startswith(message.said.strip()):
+            return place if message.role == "assistant" else None
+    return None
 
 
 def _is_pruned(message: Message | None, former: Message | None) -> bool:
