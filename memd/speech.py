@@ -1,7 +1,9 @@
 """Finds the words that were said in a message: its text without what programs wrap around it and what models think.
 
 Rule: pure, and linear in the text, which is untrusted. The prompt has the text as it came; the digest, the stored text
-and the question asked of memory have what was said. A text in which nothing is found is said as it stands.
+and the question asked of memory have what was said. A text in which nothing is found is said as it stands. Programs
+wrap a user's words; what a model wrote is its own, and a tool's result, which may be any file, loses no more than what
+stands at its ends, and never all of it.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ from collections.abc import Callable, Iterable
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from memd.messages import Message, without_memory_blocks
+from memd.messages import RESULT_ROLES, Message, without_memory_blocks
 
 SAID_GROUP = "said"
-"""Of a pattern with a group of this name the group was said; only what is around it is left out."""
+"""Of a pattern with a group of this name the group was said; only what is around it is left out. It is a pattern for
+messages, not for results."""
 SEARCHED_CHARACTERS_MAX = 1_000_000
 """A longer text is a dump of data and is taken as it is: the user's own patterns may be slower than linear."""
 
@@ -43,9 +46,9 @@ class Speech:
     def said(self, role: str, text: str) -> str | None:
         """The part of a text that was said by `role`; None if that is all of it."""
         rest = _without_thinking(text) if role == "assistant" else text
-        if len(rest) <= SEARCHED_CHARACTERS_MAX:
+        if role != "assistant" and len(rest) <= SEARCHED_CHARACTERS_MAX:
             for pattern in self._patterns:
-                rest = _without(pattern, rest)
+                rest = _without_at_ends(pattern, rest) if role in RESULT_ROLES else _without(pattern, rest)
         return None if rest == text else rest
 
 
@@ -75,6 +78,24 @@ def _without(pattern: re.Pattern[str], text: str) -> str:
             kept.append(found[SAID_GROUP])
         done = found.end()
     return _joined([*kept, text[done:]]) if done else text
+
+
+def _without_at_ends(pattern: re.Pattern[str], text: str) -> str:
+    """A result without the matches at its beginning and its end; the result itself where nothing would be left."""
+    if SAID_GROUP in pattern.groupindex:
+        return text
+    found = [match.span() for match in pattern.finditer(text)]
+    start, end = 0, len(text)
+    for opening, closing in found:
+        if text[start:opening].strip():
+            break
+        start = closing
+    for opening, closing in reversed(found):
+        if opening < start or text[closing:end].strip():
+            break
+        end = opening
+    rest = text[start:end]
+    return text if (start, end) == (0, len(text)) or not rest.strip() else _joined([rest])
 
 
 def _joined(parts: Iterable[str]) -> str:

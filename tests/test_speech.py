@@ -33,7 +33,6 @@ WRAPPED = {
     "roo": (f"<user_message>\nUse <b>8765</b>.\n</user_message>\n{DETAILS}", "Use <b>8765</b>."),
     "roo answer": (f"<answer>\nyes\n</answer>\n\n{DETAILS}", "yes"),
     "claude code": (f"{REMINDER}\nUse port 8765.\n{REMINDER}", "Use port 8765."),
-    "in a tool's result": (f"1\timport os\n\n{REMINDER}\n", "1\timport os"),
     "an environment": ("Hello\n<env>\nWorking directory: /src\n</env>\nthere", "Hello\nthere"),
     "codex": ("<environment_context>\n  <cwd>/src</cwd>\n</environment_context>", ""),
     "codex instructions": ("# AGENTS.md instructions for /src\n\n<INSTRUCTIONS>\nBe brief.\n</INSTRUCTIONS>", ""),
@@ -62,6 +61,8 @@ def test_what_programs_wrap_around_the_words_is_not_said(text: str, said: str) -
         "  outer white space stays \n",
         "<environment_details> is what Cline writes, and I never close it",
         "The file has <env>PORT=1</env> in it.",
+        "Our launch file:\n<env>\nDATABASE_PASSWORD=OSPREY77\n</env>\nkeep it in mind",
+        "and mine: <environment_context> region FALCON8 </environment_context> and what follows",
         "<task>one</task> is how Ant writes it:\n<target>\n<task>\n  <javac/>\n</target>",
         "# *SEARCH/REPLACE block* Rules: explain them to me",
         "</system-reminder> then words <system-reminder>",
@@ -85,6 +86,35 @@ def test_thinking_before_an_answer_is_not_said() -> None:
     assert SPEECH.said("user", "<think>mine</think> words") is None
     assert SPEECH.said("assistant", "<think>interrupted") is None
     assert SPEECH.said("assistant", "It writes <think>so</think>.") is None
+
+
+RESULT = "1\timport os\n\n    return"
+FILE = "<env>\nWorking directory: OSPREY77\n</env>"
+
+
+@pytest.mark.parametrize("role", ["tool", "function"])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"{RESULT}\n\n{REMINDER}\n", RESULT),
+        (f"{REMINDER}{RESULT}", RESULT),
+        (f"{REMINDER}\n{REMINDER}\n{RESULT}\n{REMINDER} {REMINDER}", RESULT),
+        (f"{FILE}\n{REMINDER}", FILE),
+        (FILE, FILE),
+        (REMINDER, REMINDER),
+        (f"one\n{REMINDER}\n{DETAILS}\ntwo", f"one\n{REMINDER}\n{DETAILS}\ntwo"),
+        ("<task>\nbuild\n</task>", "<task>\nbuild\n</task>"),
+        (f"prompt = 1{AIDER}", f"prompt = 1{AIDER}"),
+    ],
+)
+def test_a_result_loses_only_what_a_program_put_at_its_ends_and_never_all_of_it(
+    role: str, text: str, said: str
+) -> None:
+    assert SPEECH.heard(Message(role, text)).said == said
+
+
+def test_a_model_wraps_nothing() -> None:
+    assert SPEECH.said("assistant", f"Claude Code writes\n{REMINDER}\nand {DETAILS}") is None
 
 
 def test_a_group_said_is_kept() -> None:
@@ -111,6 +141,7 @@ def test_a_hostile_text_takes_no_longer_than_a_long_one(piece: str) -> None:
     text = piece * (SEARCHED_CHARACTERS_MAX // len(piece))
     started = time.process_time()
     SPEECH.said("user", text)
+    SPEECH.said("tool", text)
     assert time.process_time() - started < 2, "a megabyte takes 25 to 100 ms; one that is not linear takes minutes"
 
 

@@ -13,13 +13,13 @@ _TO_ITS_END = r"[^<]*+(?:<(?!/?\1>)[^<]*+)*+</\1>"
 
 STRIPPED_BY_DEFAULT = (
     # environment_details: Cline and Roo Code, behind each message (Roo: src/core/environment/getEnvironmentDetails.ts).
-    # system-reminder: Claude Code, around and within messages and tool results; opencode's plan mode.
-    # environment_context, user_instructions, turn_aborted: Codex, messages of their own (codex-rs/core and
-    # codex-rs/protocol). local-command-caveat: Claude Code, in front of a command's output.
-    r"<(environment_details|system-reminder|environment_context|user_instructions|turn_aborted|local-command-caveat)>"
-    + _TO_ITS_END,
-    # Claude Code and programs like it write it on lines of its own; elsewhere it may be the user's XML.
-    r"(?m)^[ \t]*+<(env)>[ \t]*+\n" + _TO_ITS_END + r"[ \t]*+$",
+    # system-reminder: Claude Code, around and within messages, before and behind a file that it read (issue 50653 of
+    # anthropics/claude-code); opencode's plan mode. local-command-caveat: Claude Code, in front of a command's output.
+    r"<(environment_details|system-reminder|local-command-caveat)>" + _TO_ITS_END,
+    # Codex, messages of their own (codex-rs/core and codex-rs/protocol), on lines of their own.
+    r"(?m)^[ \t]*+<(environment_context|user_instructions|turn_aborted)>[ \t]*+\n" + _TO_ITS_END + r"[ \t]*+$",
+    # Claude Code, opencode and programs like them begin it with the working directory; else it is the user's own file.
+    r"(?m)^[ \t]*+<(env)>[ \t]*+\n\s{0,8}+Working directory:" + _TO_ITS_END + r"[ \t]*+$",
     # Codex: the project's AGENTS.md as a user message (codex-rs/core).
     r"(?m)^# AGENTS\.md instructions[^\n]{0,4096}+\n\s{0,8}+<(INSTRUCTIONS)>" + _TO_ITS_END,
     # Cline: what a hook has to say (sdk/packages/agents/src/agent-runtime.ts).
@@ -34,8 +34,9 @@ STRIPPED_BY_DEFAULT = (
     r"(?s)\A\s*### Task:\s+Respond to the user query using the provided context, incorporating inline citations"
     r"(?>.*?</context>)",
     # Aider, for models with `reminder: user`: the edit format behind the last message, up to its end (aider/coders/
-    # base_coder.py, editblock_prompts.py, udiff_prompts.py, patch_prompts.py, wholefile_prompts.py).
-    r"(?s)\n\n#? ?(?:\*SEARCH/REPLACE block\* Rules:\n\nEvery \*SEARCH/REPLACE block\* must use this format:"
+    # base_coder.py, editblock_prompts.py, udiff_prompts.py, patch_prompts.py, wholefile_prompts.py). Nothing in it was
+    # said; the group keeps the pattern from the ends of results.
+    r"(?s)(?P<said>)\n\n#? ?(?:\*SEARCH/REPLACE block\* Rules:\n\nEvery \*SEARCH/REPLACE block\* must use this format:"
     r"|File editing rules:\n\nReturn edits similar to unified diffs"
     r"|V4A Diff Format Rules:\n\nYour entire response containing the patch MUST start with"
     r"|To suggest changes to a file you MUST return the entire content of the updated file\.\n)"
