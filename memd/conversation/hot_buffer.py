@@ -10,8 +10,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
-from msgspec import UNSET
 
+from memd.conversation.answers import answer_start, joined, prefill
 from memd.conversation.conversation import Buffered, Conversation, Line, Rewriting, TurnKey
 from memd.conversation.events import (
     Abandoned,
@@ -149,8 +149,8 @@ class HotBuffer:
                     self.close(conversation)  # a retry with the same answer: nothing new
                     return former
                 self._abandon(former, position, answered=True)
-            elif (prefill := _prefill(conversation, position, message)) is not None:
-                return self._continue(conversation, prefill, message, tokens, now)
+            elif (beginning := prefill(conversation, position, message)) is not None:
+                return self._continue(conversation, beginning, message, tokens, now)
             self._append(conversation, *answer, now)
             return conversation
         there = conversation.messages[position]
@@ -301,18 +301,18 @@ class HotBuffer:
         than an answer.
         """
         if position >= SHARED_MIN or len(conversation) == position + 1:
-            dropped_from = _answer_start(conversation, position) if answered else None
+            dropped_from = answer_start(conversation, position) if answered else None
             self._record(Abandoned(conversation.id, dropped_from))
 
     def _continue(
-        self, conversation: Conversation, prefill: Message, message: Message, tokens: int, now: float
+        self, conversation: Conversation, beginning: Message, message: Message, tokens: int, now: float
     ) -> Conversation:
         """Put an answer and its beginning, which the request ended with, together: clients send them back as one.
 
         A beginning that is in the log already is not stored again.
         """
         start = len(conversation) - 1
-        whole = _joined(prefill, message)
+        whole = joined(beginning, message)
         text = message if conversation.stored > start else whole
         branch = self._fork(conversation, start)
         self.mark(branch, stored=min(conversation.stored, start))
@@ -410,35 +410,6 @@ def _kept_count(found: Match, messages: Sequence[Message]) -> int:
     while opened > 0 and not messages[opened].opens_turn:
         opened -= 1
     return min(found.known, opened) if found.head <= opened < visible_from else found.known
-
-
-def _answer_start(conversation: Conversation, position: int) -> int | None:
-    """Where the answer behind `position` begins that is dropped once the model has answered anew: behind the results of
-    its calls, which nobody says again. None if there is no answer, or if somebody spoke after it."""
-    tail = [None if item.message is None else item.message.role for item in conversation.messages[position:]]
-    if tail[:1] != ["assistant"] or None in tail or "user" in tail:
-        return None
-    start = max((place + 1 for place, role in enumerate(tail) if role != "assistant"), default=0)
-    return position + start if start < len(tail) else None
-
-
-def _prefill(conversation: Conversation, position: int, message: Message) -> Message | None:
-    """The beginning of an answer that a request ended with: a prefill, or an answer that is to be continued.
-
-    llama.cpp goes on from a last message of the assistant's; Open WebUI's and LibreChat's "continue" send it so.
-    """
-    last = conversation.messages[position - 1].message if position else None
-    if last is None or last.role != "assistant" or last.tool_calls or message.role != "assistant":
-        return None
-    return last
-
-
-def _joined(beginning: Message, message: Message) -> Message:
-    """An answer with its beginning; some servers repeat that one themselves."""
-    if message.text.startswith(beginning.text):
-        return message
-    said = beginning.said + message.said if beginning.said + message.said != beginning.text + message.text else UNSET
-    return msgspec.structs.replace(message, text=beginning.text + message.text, own_words=said)
 
 
 def _rewriting(
