@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess
-from recording_upstream import RecordingUpstream
+from recording_upstream import RecordingUpstream, Request, Response
+from strict_llama import REPLY_HEADER, StrictLlama
 
 from memd.conversation.events import decode_event
 from memd.conversation.hot_buffer import HotBuffer
@@ -81,3 +85,119 @@ def test_a_daemon_killed_right_after_the_complete_answer_has_it_in_the_journal(
             answer.read()
         daemon.kill()
         assert answers_in_journal(daemon) == number + 1
+
+
+def asked(daemon: DaemonProcess, messages: str | list[dict[str, Any]], **headers: str) -> int:
+    new = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    return daemon.chat(new, headers={**THIN, **headers}).status
+
+
+CALLS = [{"id": name, "type": "function", "function": {"name": "read", "arguments": "{}"}} for name in ("one", "two")]
+RESULTS = [{"role": "tool", "tool_call_id": name, "content": f"the file {name}"} for name in ("one", "two")]
+
+
+@pytest.fixture
+def strict(upstream: RecordingUpstream) -> StrictLlama:
+    strict = StrictLlama(8192)
+    strict.replies["calls"] = {"role": "assistant", "content": None, "tool_calls": CALLS}
+    strict.replies["says and calls"] = {"role": "assistant", "content": "I look.", "tool_calls": CALLS}
+    upstream.answer, upstream.answers_all = strict, True
+    return strict
+
+
+def prompt(strict: StrictLlama) -> list[tuple[str, str | None]]:
+    assert not strict.prompts[-1].problems
+    return [(one["role"], one.get("content")) for one in strict.prompts[-1].messages]
+
+
+def fail_once(upstream: RecordingUpstream, strict: StrictLlama) -> None:
+    """The next request to the model fails."""
+
+    def failing(request: Request) -> Response:
+        if not request.target.endswith("/chat/completions"):
+            return strict(request)
+        upstream.answer = strict
+        return Response((b'{"error":{"code":503,"message":"overloaded"}}',), status=503)
+
+    upstream.answer = failing
+
+
+def test_questions_that_failed_stand_in_front_of_the_next_one(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, strict: StrictLlama
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+    assert asked(daemon, "My name is Ann.") == 200
+    for question in ("What is my name?", "Are you there?"):
+        fail_once(upstream, strict)
+        assert asked(daemon, question) == 503
+    for question, said in (("Hello?", "What is my name?\n\nAre you there?\n\nHello?"), ("And now?", "And now?")):
+        assert asked(daemon, question) == 200
+        assert prompt(strict)[-1] == ("user", said)
+    daemon.restart()
+    assert asked(daemon, "After the restart?") == 200
+    users = [text for role, text in prompt(strict) if role == "user"]
+    assert users == [
+        "My name is Ann.",
+        "What is my name?\n\nAre you there?\n\nHello?",
+        "And now?",
+        "After the restart?",
+    ]
+
+
+@pytest.mark.parametrize("results", [0, 1], ids=["no result", "one of two"])
+def test_a_question_instead_of_the_results_leaves_the_calls_out(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, strict: StrictLlama, results: int
+) -> None:
+    strict.allowed[""] = frozenset(["a call without its result"]) if results else frozenset()
+    daemon = make_daemon(upstream.url).start()
+    assert asked(daemon, "Do it", **{REPLY_HEADER: "calls"}) == 200
+    assert not results or asked(daemon, RESULTS[:1], **{REPLY_HEADER: "none"}) == 400
+    assert asked(daemon, "Never mind.") == 200
+    assert prompt(strict) == [("user", "Do it\n\nNever mind.")]
+    assert asked(daemon, "Thanks.", **{REPLY_HEADER: "says and calls"}) == 200
+    assert asked(daemon, "Stop.") == 200
+    assert prompt(strict)[2:] == [("user", "Thanks."), ("assistant", "I look."), ("user", "Stop.")]
+
+
+def test_results_without_an_answer_stay_and_the_next_question_is_valid(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, strict: StrictLlama
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+    assert asked(daemon, "Do it", **{REPLY_HEADER: "calls"}) == 200
+    fail_once(upstream, strict)
+    assert asked(daemon, RESULTS) == 503
+    assert asked(daemon, RESULTS) == 200, "a retry"
+    fail_once(upstream, strict)
+    assert asked(daemon, [{"role": "user", "content": "And?"}]) == 503
+    assert asked(daemon, "Again", **{REPLY_HEADER: "calls"}) == 200
+    fail_once(upstream, strict)
+    assert asked(daemon, RESULTS) == 503
+    assert asked(daemon, "What was in them?") == 200
+    shown = prompt(strict)
+    assert shown[-4:] == [
+        ("tool", "the file one"),
+        ("tool", "the file two"),
+        ("assistant", "[no answer]"),
+        ("user", "What was in them?"),
+    ]
+    assert ("user", "And?\n\nAgain") in shown
+
+
+def test_the_second_of_two_requests_at_once_stands_behind_the_first(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, strict: StrictLlama
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+    both = threading.Barrier(2)
+
+    def together(request: Request) -> Response:
+        if request.target.endswith("/chat/completions"):
+            both.wait(20)
+        return strict(request)
+
+    upstream.answer = together
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda text: asked(daemon, text), ("First?", "Second?"))) == [200, 200]
+    upstream.answer = strict
+    assert sorted(len(one.messages) for one in strict.prompts) == [1, 1]
+    assert asked(daemon, "Third?") == 200
+    assert prompt(strict)[-1] == ("user", "Third?")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from itertools import permutations
 
+import msgspec
 import pytest
 
+from memd.messages import Message
 from memd.telemetry.metrics import Metrics
 from memd.wire import registry
+from memd.wire.api import Api
 from memd.wire.chat.api import ChatApi
 from memd.wire.registry import APIS, api_of
 
@@ -48,3 +51,14 @@ def test_an_api_that_is_added_to_the_registry_is_routed_and_counted_under_its_na
     metrics = Metrics()
     metrics.requests.add("new", "full", "none")
     assert counted(metrics) == {*(api.name for api in APIS), "new"}, "nothing is counted as `other`"
+
+
+@pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
+def test_a_text_is_put_in_front_of_a_message(api: Api) -> None:
+    name = "input" if api.name == "responses" else "messages"
+    own = api.encode_message(Message("user", "And now?"))
+    for content in ("And now?", [{"type": "input_text" if name == "input" else "text", "text": "And now?"}], own):
+        message = {"role": "user", "content": content} if content is not own else own
+        raw = api.parse(msgspec.json.encode({name: [message]})).raw_messages[0]
+        again = api.parse(msgspec.json.encode({name: [api.in_front(raw, "Before.")]}))
+        assert again.messages[0].text.split() == ["Before.", "And", "now?"]

@@ -8,29 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from memd.conversation.conversation import Conversation
-from memd.conversation.hot_buffer import Arrival
 from memd.messages import ROOT_DIGEST, Block, BlockChunk, Message, stored_text
+from memd.proxy.live_turns import LiveTurns
 from memd.wire.api import Api, Placement
-from memd.wire.request import Insertion, ModelRequest
-
-_GONE = Message("user", "")
-"""In a thin client's history the place of a message that has left the prompt, and leaves this one too."""
+from memd.wire.request import Insertion
 
 
 class Prompt:
     """A request in its conversation. Marks and blocks are looked up at each call, because compaction moves them."""
 
-    def __init__(self, api: Api, request: ModelRequest, arrival: Arrival, lead: int, standing_tokens: int) -> None:
+    def __init__(self, api: Api, live: LiveTurns, lead: int, standing_tokens: int) -> None:
         self._api = api
-        self._request = request
-        self._arrival = arrival
+        self._mended = live.mended
+        self._request = live.request
+        self._arrival = live.arrival
         self._lead = lead
         self.standing_tokens = standing_tokens
         """Raw tokens of the leading system messages and the tool definitions."""
-        users = [position for position in self._visible() if self._message(position).opens_turn]
+        users = [position for position in self._visible() if self._opens_turn(position)]
         self.turn_position = max(users, default=None)
         """Where the open turn begins; None if no user message is visible."""
         self._user_positions = {self.conversation.messages[position].digest: position for position in users}
@@ -122,7 +118,8 @@ class Prompt:
         if placement is not None:
             insertions = [Insertion(self._index(position), block.text) for position, block in self.blocks()]
         visible = self._visible()
-        shown = {self._index(position) for position in visible}
+        shown = {self._index(position) for position in visible if position not in self._mended.covered}
+        shown |= {self._index(position) - 1 for position in self._mended.unanswered if position in visible[1:]}
         gone = [index for index in range(self._lead, len(self._request.messages)) if index not in shown]
         lines = self.conversation.lines
         replaced = {self._index(position): lines[position].text for position in visible if position in lines}
@@ -138,7 +135,12 @@ class Prompt:
         """The positions of the visible messages: a head that the client keeps, and those that did not leave."""
         first = self._arrival.offset + self._arrival.head
         behind = (position for position in self.conversation.visible_positions(self._arrival.end) if position >= first)
-        return [*range(self._arrival.head), *behind]
+        visible = [*range(self._arrival.head), *behind]
+        hidden = self._mended.hidden
+        return [position for position in visible if position not in hidden] if hidden else visible
+
+    def _opens_turn(self, position: int) -> bool:
+        return self._message(position).opens_turn and position not in self._mended.covered
 
     def _is_visible(self, position: int) -> bool:
         is_sent = position >= self._arrival.offset + self._arrival.head
@@ -148,24 +150,6 @@ class Prompt:
         return self._request.messages[self._index(position)]
 
     def _index(self, position: int) -> int:
-        return self._lead + (position if position < self._arrival.head else position - self._arrival.offset)
-
-
-def with_live_turns(api: Api, request: ModelRequest, arrival: Arrival, lead: int) -> tuple[ModelRequest, Arrival]:
-    """Put the visible turns of the buffer in front of the request of a thin client, which sends only new messages."""
-    conversation = arrival.conversation
-    live = conversation.messages[min(conversation.kept, default=conversation.left_out) : arrival.offset]
-    messages = [_GONE if item.message is None else item.message for item in live]
-    raw = [api.encode_message(message) for message in messages]
-    before = [None, *messages][: len(messages)]
-    continues = [api.continues(message, previous) for message, previous in zip(messages, before, strict=True)]
-    digests = [item.content_digest for item in live]
-    completed = msgspec.structs.replace(
-        request,
-        original=None,
-        raw_messages=[*request.raw_messages[:lead], *raw, *request.raw_messages[lead:]],
-        messages=[*request.messages[:lead], *messages, *request.messages[lead:]],
-        continues=[*request.continues[:lead], *continues, *request.continues[lead:]],
-        digests=[*request.digests[:lead], *digests, *request.digests[lead:]],
-    )
-    return completed, msgspec.structs.replace(arrival, offset=arrival.offset - len(live))
+        if position < self._arrival.head:
+            return self._lead + position
+        return self._lead + position - self._arrival.offset + self._mended.shift(position)

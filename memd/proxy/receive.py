@@ -18,7 +18,8 @@ from memd.conversation.tokens import TokenCounter
 from memd.ingest.topics import Topic, Topics
 from memd.messages import leading_count
 from memd.proxy.idempotency import IdempotencyKeys
-from memd.proxy.prompt import Prompt, with_live_turns
+from memd.proxy.live_turns import LiveTurns, with_live_turns
+from memd.proxy.prompt import Prompt
 from memd.proxy.reading import Asked
 from memd.speech import Speech
 from memd.wire.request import ModelRequest, without_own_blocks
@@ -97,11 +98,11 @@ class Receiver:
             arrival = topic.buffer.glance(*new, session=asked.session, thin=asked.is_thin)
         if asked.mode == "full" and arrival.leaves_unstored:
             await topic.make_durable()
-        completed, place = request, arrival
+        live = LiveTurns(request, arrival)
         if asked.is_thin:
-            completed, place = with_live_turns(asked.api, request, arrival, lead)
+            live = with_live_turns(asked.api, request, arrival, lead)
         standing_tokens = sum(counts[:lead]) + self._counter.count(request.standing_text)
-        prompt = Prompt(asked.api, completed, place, lead, standing_tokens)
+        prompt = Prompt(asked.api, live, lead, standing_tokens)
         key, is_retry = None, False
         if asked.mode == "full":
             turn_key = TurnKey(prompt.last_digest, _memory_in_digest(request))

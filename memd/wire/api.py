@@ -60,6 +60,9 @@ class Api(Protocol):
     def encode_message(self, message: Message) -> Raw:
         """Encode a message in the syntax of `raw_messages`, without attachments; the text has `[image]` for each."""
 
+    def in_front(self, raw: Raw, text: str) -> Raw:
+        """Put `text` and an empty line in front of the content of a user's message in the syntax of `raw_messages`."""
+
     def continues(self, message: Message, previous: Message | None) -> bool:
         """Tell whether a message must share one element of the list with the message before it."""
 

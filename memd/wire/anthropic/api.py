@@ -112,6 +112,10 @@ class AnthropicApi:
         """See `Api.encode_message`."""
         return encode_message(message)
 
+    def in_front(self, raw: Raw, text: str) -> Raw:
+        """See `Api.in_front`."""
+        return with_text_in_front(raw, text)
+
     def continues(self, message: Message, previous: Message | None) -> bool:
         """See `Api.continues`: the results of parallel calls share one user message."""
         return message.role == "tool" and previous is not None and previous.role == "tool"

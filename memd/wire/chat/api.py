@@ -84,6 +84,10 @@ class ChatApi:
         """See `Api.encode_message`."""
         return Raw(encode_message(message))
 
+    def in_front(self, raw: Raw, text: str) -> Raw:
+        """See `Api.in_front`."""
+        return with_text_in_front(raw, text)
+
     def continues(self, message: Message, previous: Message | None) -> bool:
         """See `Api.continues`: never, each message is an element of its own."""
         return False

@@ -99,6 +99,10 @@ class ResponsesApi:
         """See `Api.encode_message`."""
         return encode_items(message)
 
+    def in_front(self, raw: Raw, text: str) -> Raw:
+        """See `Api.in_front`."""
+        return with_text_in_front(item_of_string(raw) if is_string(raw) else raw, text, part_type="input_text")
+
     def continues(self, message: Message, previous: Message | None) -> bool:
         """See `Api.continues`: never, no two messages share an item."""
         return False
