@@ -95,6 +95,29 @@ def test_the_beginning_of_what_was_said_that_a_receipt_keeps_does_not_end_within
     assert [path.name for path in files if secret[8:begun].encode() in path.read_bytes()] == []
 
 
+def test_a_secret_that_is_given_as_a_chunks_id_is_on_no_disk(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, REDACTING).start()
+    daemon.chat([said(SAID[0].format(**BY_USER))])
+    daemon.wait_stored("lighthouse")
+    [known, *_] = shown_for(daemon, "What is new at the lighthouse?", "lighthouse")
+    shapeless, hexadecimal = "vermilion-walrus-quartz", "0123456789abcdef0123456789abcdef"
+    wrong = [shapeless, hexadecimal, IN_CORRECTION, "dead"]
+    asked = {"corrections": [{"chunk_ids": [known, *wrong], "action": "Helpful", "reason": "r"}]}
+    answer = daemon.chat([said("Good.")], memory_in=asked)
+    assert [one["chunk_id"] for one in answer.json["memory_out"]["signals"]] == wrong, "its own client may know"
+    assert not any(one in str(answer.headers) for one in wrong[:3])
+    wait_until(lambda: "correction_failed" in daemon.run("turn", "--json").stdout, lambda: repr(daemon))
+    told = json.loads(daemon.run("turn", "--json").stdout)["turns"][0]
+    assert [known, "dead"] == [one for one in told["corrections"][0]["chunk_ids"] if not one.startswith("redacted-")]
+    assert len(told["corrections"][0]["chunk_ids"]) == 5
+    assert daemon.terminate() == 0
+    for secret in wrong[:3]:
+        found = [path for path in daemon.data_dir.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+        assert found == [] and secret not in daemon.log.read_text()
+
+
 def test_without_the_setting_everything_is_there(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
     upstream.answer = answer_with_a_secret
     daemon = make_daemon(upstream.url, SETTINGS).start()

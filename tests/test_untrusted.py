@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from conftest import Connect, MakeDaemon
 from daemon_process import DaemonProcess, ask, clean_environment
 from raw_wire import Peer, RawUpstream, answer, chunked, raw_upstream, request
+
+from memd.proxy.wrong_tokens import ADDRESSES_MAX, REST, WrongTokens
 
 CHAT = b"/v1/chat/completions"
 BODY_BYTES_MAX = 1 << 20
@@ -217,6 +219,39 @@ def test_without_the_token_nothing_is_answered_and_with_it_everything(
     assert b"Authorization: Bearer k" in heads[-1]
     assert TOKEN not in memd.log.read_text()
     assert memd.run("stats").returncode == 0
+
+
+def test_whoever_tries_tokens_leaves_one_line_and_none_of_the_tokens(make_daemon: MakeDaemon, raw: RawUpstream) -> None:
+    memd = make_daemon(raw.url, {"auth": {"token": TOKEN}}).start()
+    for number in range(60):
+        wrong = {"Authorization": f"Bearer almost-{number}"}
+        assert ask(f"{memd.base_url}/v1/models", headers=wrong).status == 401
+    [line] = [line for line in memd.log.read_text().splitlines() if "auth.token" in line]
+    assert "remote=127.0.0.1 attempts=1" in line
+    assert "almost-" not in memd.log.read_text()
+
+
+def test_the_attempts_of_each_minute_are_counted_by_address(caplog: pytest.LogCaptureFixture) -> None:
+    due: list[tuple[Callable[[str], None], str]] = []
+    wrong = WrongTokens(lambda _, call, address: due.append((call, address)))
+
+    def a_minute_later() -> list[tuple[str, int]]:
+        caplog.clear()
+        for call, address in [due.pop(0) for _ in due[:]]:
+            call(address)
+        return [(vars(record)["remote"], vars(record)["attempts"]) for record in caplog.records]
+
+    for _ in range(41):
+        wrong.note("10.0.0.7")
+    wrong.note("10.0.0.8")
+    assert [vars(record)["attempts"] for record in caplog.records] == [1, 1]
+    assert a_minute_later() == [("10.0.0.7", 40)]
+    wrong.note("10.0.0.7")
+    assert a_minute_later() == [("10.0.0.7", 1)]
+    assert a_minute_later() == [] and not due
+    for number in range(ADDRESSES_MAX + 100):
+        wrong.note(f"10.1.{number // 256}.{number % 256}")
+    assert a_minute_later() == [(REST, 99)] and len(due) == 1
 
 
 ORIGINS = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +23,8 @@ from memd.telemetry.events import Events
 log = logging.getLogger("memd")
 
 ASKED_CHARACTERS = 400
+_CHUNK_ID = re.compile("[0-9A-Fa-f-]{1,36}")
+_SHORT_ID = re.compile("[0-9A-Fa-f]{1,12}")
 
 
 class Receipt(msgspec.Struct, kw_only=True):
@@ -156,9 +159,25 @@ def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
     def kept(text: str | None) -> str | None:
         return None if text is None else redactor.text(text)
 
+    failed = {signal["chunk_id"] for signal in receipt.signals if signal.get("chunk_id")}
+
+    def kept_id(chunk_id: str) -> str:
+        """An id of a chunk; whatever else a client gave as one, as a secret need not look like any."""
+        is_id = _CHUNK_ID.fullmatch(chunk_id) if chunk_id not in failed else _SHORT_ID.fullmatch(chunk_id)
+        return chunk_id if is_id else redactor.pseudonym(chunk_id)
+
     corrections = tuple(
-        msgspec.structs.replace(one, reason=redactor.text(one.reason), content=kept(one.content))
+        msgspec.structs.replace(
+            one,
+            chunk_ids=tuple(map(kept_id, one.chunk_ids)),
+            reason=redactor.text(one.reason),
+            content=kept(one.content),
+        )
         for one in receipt.corrections
+    )
+    signals = (
+        signal | {"chunk_id": kept_id(signal["chunk_id"])} if signal.get("chunk_id") else signal
+        for signal in receipt.signals
     )
     return msgspec.structs.replace(
         receipt,
@@ -166,6 +185,7 @@ def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
         question=kept(receipt.question),
         block=kept(receipt.block),
         corrections=corrections,
+        signals=tuple(signals),
         error=kept(receipt.error),
         model=redactor.identifier(receipt.model),
     )

@@ -5,6 +5,7 @@ Rule: what memory has no part in is forwarded byte for byte, whatever its method
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from urllib.parse import unquote
@@ -21,6 +22,7 @@ from memd.proxy.reading import Mode, Plain, RequestReader, new_turn_id
 from memd.proxy.relay import forwarded_headers, pass_through
 from memd.proxy.turn import Forwarder, TurnRunner
 from memd.proxy.upstream.client import Upstream
+from memd.proxy.wrong_tokens import WrongTokens
 from memd.settings.model import LimitsSettings
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.request_log import CLIENT_GONE, RequestRecord, record_of, recorded
@@ -49,7 +51,12 @@ class Router:
         own_routes: OwnRoutes,
         metrics: Metrics,
     ) -> None:
-        """`token` is the setting `auth.token`; `own_routes` answers what is under `/memd/`."""
+        """Make it inside a running event loop.
+
+        Args:
+            token: the setting `auth.token`.
+            own_routes: answers what is under `/memd/`.
+        """
         self._token = token
         self._limits = limits
         self._upstream = upstream
@@ -58,12 +65,14 @@ class Router:
         self._forwarder = forwarder
         self._own_routes = own_routes
         self._metrics = metrics
+        self._wrong_tokens = WrongTokens(asyncio.get_running_loop().call_later)
 
     async def route(self, request: web.Request) -> web.StreamResponse:
         """Answer any request."""
         target = request.raw_path if request.raw_path.startswith("/") else str(request.rel_url)
         is_page = page.is_page(request)  # it holds no data, and a browser that opens an address can show no token
         if not is_page and not shows_token(request, self._token):
+            self._wrong_tokens.note(request.remote)
             message = f"memd: show its auth.token, as `Authorization: Bearer TOKEN` or in the header {TOKEN_HEADER}"
             return error_response(401, message, "authentication_error", api_of("POST", _path(target)) or CHAT)
         if is_page or target.startswith(OWN_PREFIX):

@@ -23,7 +23,10 @@ Threshold = Literal["auto"] | Tokens
 Text = Annotated[str, Meta(min_length=1, max_length=4_096, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
-RedactionName = Literal["private_key", "url_credentials", "jwt", "api_key", "bearer_token", "password", "card_number"]
+RedactionName = Literal[
+    "private_key", "url_credentials", "jwt", "api_key", "bearer_token", "password", "login", "cookie", "card_number",
+    "iban",
+]  # fmt: skip
 """The built-in redaction patterns; `ingest/redaction/shapes.py` has the patterns."""
 PATTERN_NAME = r"^[A-Za-z0-9_-]{1,40}$"
 

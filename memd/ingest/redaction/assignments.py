@@ -31,7 +31,11 @@ _KEY = re.compile(
     r"|[ \t]{0,20}(?:=>|:=|={1,3}|!==?|:(?!//|:))|>|[ \t](?=[^\s:=]))[ \t]{0,8}+)",
     re.IGNORECASE,
 )
-_WORDS_OF_KEYS = ("pass", "pwd", "secret", "token", "key", "credential", "kennwort")
+# A key begins so, in lower case: found in a twentieth of the time that looking for `_KEY` takes.
+_KEY_BEGINS = re.compile(
+    "pass|pwd|kennwort|secret|token|credential|api[_-]?key"
+    "|(?:access|auth|private|signing|encryption|master|account|license|subscription|service|storage|shared)[_-]?key"
+)
 _QUOTE = re.compile(r"[bfruBFRU]{0,2}(?P<escapes>\\{0,15})(?P<quote>[\"'`])")
 _UNQUOTED = re.compile(
     r"(?:[^\s\"'`\\<>,;&)\]}|]|\\(?![\"'nrtbfu/])"
@@ -55,16 +59,20 @@ _PATH = re.compile(r"[A-Za-z_$][\w$]*+(?:(?:\.|->|::|\?\.)[A-Za-z_$][\w$]*+)++")
 _CALL = re.compile(r"(?:[A-Za-z_$][\w$]*+(?:(?:\.|->|::|\?\.)[A-Za-z_$][\w$]*+)*+)?[(\[{]")
 _NUMBER = re.compile(r"[0-9]++(?:\.[0-9]++)")
 _FLAG = re.compile(r"(?:--[\w-]*|(?:^|[^\w-])-[\w-]*)$")
+_IN_CODE_MARKS = re.compile(r"`[\w.-]*+\Z")
 _SPACES = " \t"
 
 
 def assigned_secrets(text: str) -> Iterator[tuple[int, int]]:
     """The spans of the values, without their quotes, in order."""
     lowered = text.lower()
-    if not any(word in lowered for word in _WORDS_OF_KEYS):
-        return  # half the time that looking for keys would take
+    if len(lowered) != len(text):  # a letter became two
+        lowered = "".join(character if len(character.lower()) > 1 else character.lower() for character in text)
     position = 0
-    while (found := _KEY.search(text, position)) is not None:
+    for begin in _KEY_BEGINS.finditer(lowered):
+        found = _KEY.match(text, begin.start()) if begin.start() >= position else None
+        if found is None:
+            continue
         start, end, quoted = _value(text, found.end())
         value = text[start:end]
         position = found.end()
@@ -105,6 +113,9 @@ def _end_of(pattern: re.Pattern[str], text: str, position: int) -> int:
 def _is_secret(found: re.Match[str], text: str, value: str, end: int, *, quoted: bool) -> bool:
     separator = found["separator"].lstrip("\"'`\\]")
     key, is_password = found["key"].lower(), found["password"] is not None
+    before = text[max(0, found.start() - _FLAG_CHARACTERS_MAX) : found.start()]
+    if text[found.end() : found.end() + 1] == "`" and _IN_CODE_MARKS.search(before):
+        return False  # `password=`, as documentation has it
     if not value or value.startswith("[redacted:") or _PLACEHOLDER.fullmatch(value):
         return False
     if separator.strip() == "" and not _is_flag(text, found.start()):

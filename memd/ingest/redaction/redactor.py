@@ -24,7 +24,8 @@ from memd.conversation.conversation import Buffered
 from memd.conversation.events import Appended, Branched, BufferEvent, Heard, Opened, Placed
 from memd.entries import REDACTED_AS, Draft, Speaker, Vector
 from memd.errors import StoreError
-from memd.ingest.redaction.shapes import BUILT_IN, Find, Span, matches
+from memd.ingest.redaction.shapes import BUILT_IN, matches
+from memd.ingest.redaction.spans import Find, Span
 from memd.messages import LEADING_ROLES, Message, ToolCall
 from memd.settings.model import IngestSettings
 
@@ -83,7 +84,11 @@ class Redactor:
 
     def identifier(self, name: str) -> str:
         """A redacted identifier (of a session, a call); different ones stay different."""
-        if self.text(name) == name or _PSEUDONYM.fullmatch(name):
+        return name if self.text(name) == name else self.pseudonym(name)
+
+    def pseudonym(self, name: str) -> str:
+        """A hash in place of a name, the same for equal ones."""
+        if _PSEUDONYM.fullmatch(name):
             return name
         return PSEUDONYM_OPENING + hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 

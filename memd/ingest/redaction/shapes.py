@@ -8,13 +8,13 @@ too. Secrets stand in prose, in code, in URLs and, with escaped newlines and quo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
+from memd.ingest.redaction.accounts import account_numbers
 from memd.ingest.redaction.assignments import assigned_secrets
-
-Span = tuple[int, int]
-Find = Callable[[str], Iterator[Span]]
-"""The spans of a text that are secrets, in order, none empty, none overlapping."""
+from memd.ingest.redaction.logins import cookies, logins
+from memd.ingest.redaction.spans import Find, Span, apart
+from memd.ingest.redaction.vendor_keys import vendor_keys
 
 SECRET_GROUP = "secret"  # noqa: S105  # a name
 """A pattern with a group of this name means that group alone; without one it means all that it matches."""
@@ -22,18 +22,6 @@ SECRET_GROUP = "secret"  # noqa: S105  # a name
 CARD_DIGITS_MIN, CARD_DIGITS_MAX = 13, 19
 _KEY_CHARACTERS_MAX = 65_536  # of a private key whose beginning is missing
 
-_API_KEY = re.compile(
-    r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4}))"
-    r"sk-(?=[A-Za-z0-9_-]{0,60}?[0-9])[A-Za-z0-9_-]{16,}+"  # OpenAI and many like it; "risk-averse" is none
-    r"|sk-(?:proj|ant|or|svcacct|admin)-[A-Za-z0-9_-]{8,}+"
-    r"|gh[pousr]_[A-Za-z0-9]{20,}+|github_pat_[A-Za-z0-9_]{20,}+|glpat-[A-Za-z0-9_-]{16,}+"
-    r"|(?:AKIA|ASIA)[A-Z0-9]{16}"  # AWS
-    r"|AIza[A-Za-z0-9_-]{30,}+|ya29\.[A-Za-z0-9_-]{20,}+"  # Google
-    r"|xox[a-z]-[A-Za-z0-9-]{8,}+|xapp-[A-Za-z0-9-]{16,}+|hooks\.slack\.com/services/[A-Za-z0-9/_-]{16,}+"  # Slack
-    r"|[prs]k_(?:live|test)_[A-Za-z0-9]{10,}+"  # Stripe
-    r"|gsk_[A-Za-z0-9]{20,}+|hf_[A-Za-z0-9]{20,}+|xai-[A-Za-z0-9]{20,}+"
-    r"|npm_[A-Za-z0-9]{30,}+|pypi-[A-Za-z0-9_-]{40,}+|SG\.[A-Za-z0-9_-]{16,}+\.[A-Za-z0-9_-]{16,}+"
-)
 # Where a run of a token's characters begins, its first "eyJ" (the beginning of every JSON object in base64).
 _JWT = re.compile(
     r"(?<![A-Za-z0-9_-])(?>[A-Za-z0-9_-]*?(?=eyJ))"
@@ -41,8 +29,9 @@ _JWT = re.compile(
     r"(?:eyJ[A-Za-z0-9_-]{6,}+(?:\.[A-Za-z0-9_-]++)?+|[A-Za-z0-9_-]*+\.[A-Za-z0-9_-]++(?:\.[A-Za-z0-9_-]++){0,2}+))"
 )
 _BEARER = re.compile(
-    r"authorization[\"'\\]{0,4}[ \t]{0,4}[:=][ \t]{0,4}[\"'\\]{0,4}(?:bearer|basic|token|apikey)[ \t]{1,4}"
+    r"authorization[\"'\\]{0,4}[ \t]{0,4}[:=][ \t]{0,4}[\"'\\]{0,4}(?:(?:bearer|basic|token|apikey|bot|pat)[ \t]{1,4}"
     r"(?P<secret>[A-Za-z0-9._~+/=-]++)"
+    r"|(?:[A-Za-z][A-Za-z-]{1,20}[ \t]{1,4})?(?P<other>(?=[A-Za-z._~+/=:-]{0,80}[0-9])[A-Za-z0-9._~+/=:-]{16,}+))"
     r"|\bbearer(?:[ \t]{1,4}|%20)(?P<alone>(?=[A-Za-z._~+/=-]*+[0-9])[A-Za-z0-9._~+/=-]{8,}+)",
     re.IGNORECASE,
 )
@@ -57,6 +46,7 @@ _DIGIT_GROUPS = re.compile(
     r"(?:%20)?(?:(?<=%20)|(?<![A-Fa-f0-9])(?<!\d\.)|(?<=\\[bf])|(?<=\\u[0-9A-Fa-f]{4}))"
     r"(?P<groups>\d{3,}+(?:[ \u00a0-]\d{3,}+)*+)(?![A-Fa-f]|\.\d)"
 )
+_MANY_DIGITS = re.compile(r"\d[\d \u00a0-]{11}")
 _GROUP = re.compile(r"\d+")
 _NETWORK = re.compile(r"[3-6]|22[2-9]|2[3-6]|27[01]|2720")  # what the number of a payment card begins with
 _DOUBLED = {str(digit): sum(map(int, str(2 * digit))) for digit in range(10)}
@@ -79,11 +69,16 @@ _KEY_MATERIAL = re.compile(
     rf"(?={_BASE64}{{0,15}}[0-9+/=]|{_BASE64}{{1,15}}[\"'`)}}\]]{{0,4}}(?:\Z|\r?\n|\\{{1,8}}n))"
     rf"{_BASE64}{{1,15}}+)?+"
 )
+_JWK_MEMBER = re.compile(
+    r"\\{0,7}[\"'](?:d|p|q|dp|dq|qi|k)\\{0,7}[\"']\s{0,4}:\s{0,4}\\{0,7}[\"'](?P<secret>[A-Za-z0-9_-]{16,}+)"
+)
+_JWK_CHARACTERS_MAX = 4_096  # of one key, about
 _KEY_LINE_MIN = 16
 _LAST_KEY_LINE = re.compile(r"[0-9+/=]")  # shorter ones are words, unless a line of a key follows upwards
 _KEY_TOKENS = re.compile(rf"(?P<between>{_BETWEEN}++)|(?P<base64>{_BASE64}++)|.", re.DOTALL)
 _KEY_LINE_BREAK = re.compile(r"\r?\n|\\{1,8}n")
 _KEY_LINE = re.compile(rf"{_BASE64}++")
+_FIRST_KEY_LINE = re.compile(rf"{_BASE64}++(?:\r?\n|\\{{1,8}}n)")
 _KEY_WIDTHS = range(48, 81)  # PEM has 64, OpenSSH 70
 
 
@@ -98,10 +93,23 @@ def matches(pattern: re.Pattern[str]) -> Find:
     return find
 
 
+def jwts(text: str) -> Iterator[Span]:
+    """JSON Web Tokens."""
+    return matches(_JWT)(text) if "eyJ" in text else iter(())
+
+
+def url_credentials(text: str) -> Iterator[Span]:
+    """Passwords in URLs."""
+    return matches(_URL_CREDENTIALS)(text) if "@" in text else iter(())
+
+
 def bearer_tokens(text: str) -> Iterator[Span]:
     """The credentials of `Authorization` headers, and what follows "Bearer" and has a digit."""
+    lowered = text.lower()
+    if "bearer" not in lowered and "authorization" not in lowered:
+        return
     for found in _BEARER.finditer(text):
-        group = "secret" if found["secret"] else "alone"
+        group = next(group for group in ("secret", "other", "alone") if found[group])
         if not _BEARER_PLACEHOLDER.fullmatch(found[group]):
             yield found.span(group)
 
@@ -111,6 +119,8 @@ def card_numbers(text: str) -> Iterator[Span]:
 
     Other groups of digits may stand around them: every stretch of groups is tried, longer ones first.
     """
+    if not _MANY_DIGITS.search(text):
+        return
     for run in _DIGIT_GROUPS.finditer(text):
         if len(run["groups"]) < CARD_DIGITS_MIN:
             continue
@@ -130,6 +140,10 @@ def private_keys(text: str) -> Iterator[Span]:
 
     Without both it is one only where nothing else is in the text: a chunk out of the middle of a key.
     """
+    if "----" not in text and "Private-Lines" not in text:
+        if _is_middle_of_key(text):
+            yield 0, len(text)
+        return
     done = 0
     for begin in _KEY_BEGIN.finditer(text):
         if begin.start() < done:
@@ -145,15 +159,27 @@ def private_keys(text: str) -> Iterator[Span]:
 
 
 BUILT_IN: Mapping[str, Find] = {
-    "private_key": private_keys,
-    "url_credentials": matches(_URL_CREDENTIALS),
-    "jwt": matches(_JWT),
-    "api_key": matches(_API_KEY),
+    "private_key": lambda text: apart([*private_keys(text), *_jwk_members(text)]),
+    "url_credentials": url_credentials,
+    "jwt": jwts,
+    "api_key": vendor_keys,
     "bearer_token": bearer_tokens,
     "password": assigned_secrets,
+    "login": logins,
+    "cookie": cookies,
     "card_number": card_numbers,
+    "iban": account_numbers,
 }
 """By name, in the order in which they are applied: a secret is named after the first that finds it."""
+
+
+def _jwk_members(text: str) -> Iterator[Span]:
+    """The private members of JSON Web Keys (RFC 7517)."""
+    if "kty" in text:
+        for found in _JWK_MEMBER.finditer(text):
+            around = max(0, found.start() - _JWK_CHARACTERS_MAX), found.end() + _JWK_CHARACTERS_MAX
+            if text.find("kty", *around) >= 0:
+                yield found.span("secret")
 
 
 def _headless_keys(text: str, start: int, end: int) -> Iterator[Span]:
@@ -175,7 +201,7 @@ def _headless_keys(text: str, start: int, end: int) -> Iterator[Span]:
 
 def _is_middle_of_key(text: str) -> bool:
     """Whether the text is nothing but lines of base64 of one width; the first and the last may be cut off."""
-    if _KEY_LINE.match(text) is None:
+    if _FIRST_KEY_LINE.match(text) is None:
         return False
     lines = _KEY_LINE_BREAK.split(text.rstrip())
     if not all(map(_KEY_LINE.fullmatch, lines)):
