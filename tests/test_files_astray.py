@@ -59,3 +59,28 @@ def test_a_missing_segment_is_not_passed_over_in_silence(make_daemon: MakeDaemon
         assert daemon.chat(lost, headers={"X-Memory-Mode": "readonly"}).headers["X-Memory-Status"] == "injected"
         assert daemon.terminate() == 0
         assert daemon.run("verify").returncode == 0
+
+
+def test_a_lexical_file_that_is_cut_short_under_a_running_daemon_costs_nothing(make_daemon: MakeDaemon) -> None:
+    with recording_upstream() as upstream:
+        daemon = make_daemon(upstream.url, {"retrieval": {"min_score": 0.4}}).start()
+        told(daemon, *FACTS)
+        folder = daemon.data_dir / "default" / "lexical"
+        asked = [said("What is the password for the boathouse door?")]
+
+        def words() -> float:
+            found = ask(f"{daemon.base_url}/memd/search?q=heliotrope").json
+            return max(float(hit["lexical"]) for hit in found["chunks"])
+
+        assert words() > 0
+        wait_until(lambda: (folder / "stamp.json").exists(), lambda: f"not indexed: {daemon!r}")
+        daemon.restart()  # so that the files are opened, not just written
+        assert words() > 0
+        for path in folder.iterdir():
+            if path.suffix not in (".json", ".lock"):
+                path.write_bytes(b"")
+        assert words() > 0, "found in the text, until the index is there again"
+        assert daemon.chat(asked).headers["X-Memory-Status"] == "injected"
+        daemon.wait_stored("boathouse door?")
+        assert daemon.terminate() == 0, repr(daemon)
+        assert daemon.run("verify").returncode == 0

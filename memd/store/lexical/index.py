@@ -63,6 +63,8 @@ class LexicalIndex:
         """
         stamp = self._stamp  # read before the searcher, which `_add` sets first: no entry can be in neither
         searcher = self._searcher
+        if self._is_cut_short(stamp):  # while another thread holds the lock under which it is replaced
+            stamp, searcher = Stamp(), None
         fresh = self._fresh(snapshot, stamp.upto) | dict(pending or {})
         length = stamp.terms + sum(terms.length for terms in fresh.values())
         mean_terms = max(1.0, length / max(1, stamp.texts + len(fresh)))
@@ -71,11 +73,14 @@ class LexicalIndex:
     def open(self, snapshot: Snapshot, *, wait_seconds: float = -1) -> None:
         """Open the index on disk unless it is open, or begin an empty one; see `update`. Reads all its files once.
 
+        An open index whose files something else has cut short is left and begun anew.
+
         Raises:
             StoreError: it cannot be written.
         """
-        if self._index is None and self._lock.acquire(timeout=wait_seconds):
+        if (self._index is None or self._is_cut_short(self._stamp)) and self._lock.acquire(timeout=wait_seconds):
             try:
+                self._leave_if_cut_short()
                 if self._index is None and not self._closed:
                     self._open(snapshot)
             finally:
@@ -93,6 +98,7 @@ class LexicalIndex:
             if self._closed:
                 return
             try:
+                self._leave_if_cut_short()
                 if self._index is None:
                     self._open(snapshot)
                 entries = _entries(snapshot, self._stamp.upto)
@@ -132,6 +138,14 @@ class LexicalIndex:
             return None  # `memd verify` reports it
         self._terms_cache.put(int(view.rows[row]["canonical_id"]), terms)
         return terms
+
+    def _is_cut_short(self, stamp: Stamp) -> bool:
+        """Whether a file that is mapped into memory is shorter than it was: to read it there ends the process."""
+        return self._folder is not None and self._folder.is_cut_short(stamp)
+
+    def _leave_if_cut_short(self) -> None:
+        if self._is_cut_short(self._stamp):
+            self._reset()
 
     def _reset(self) -> None:
         self._terms_cache = self._terms_cache.cache.for_index()

@@ -1,7 +1,8 @@
 """The folder of a lexical index on disk, and the stamp that vouches for its files.
 
 Rule: the stamp is written last. Files that it does not vouch for are never opened, because tantivy trusts the files
-that it maps into memory.
+that it maps into memory. For the same reason their sizes are looked at again before each query and update: whoever cuts
+such a file short under a running daemon (a restore over it, say) would end it with SIGBUS.
 """
 
 from __future__ import annotations
@@ -74,6 +75,15 @@ class StampedFolder:
             return False
         # Files that the stamp does not list are no part of the index: an update was interrupted.
         return bool(stamp.files) and {name: checksums.get(name) for name in stamp.files} == stamp.files
+
+    def is_cut_short(self, stamp: Stamp) -> bool:
+        """Whether a file is shorter than the stamp says. One that was removed is not: its contents stay mapped."""
+        sizes = (
+            (self._files.size(self.path / name), known.bytes)
+            for name, known in stamp.files.items()
+            if not name.endswith(".json")  # tantivy replaces those, and maps none of them
+        )
+        return any(size is not None and size < expected for size, expected in sizes)
 
     def write(self, stamp: Stamp, known: Mapping[str, FileChecksum]) -> Stamp:
         """Write the stamp, durably, with the checksums of the files as they are now; returns it with these.
