@@ -94,6 +94,44 @@ async def test_a_refusal_is_learned_from_and_the_request_is_made_to_fit(tmp_path
     assert known == 8_192 if refusal != "silent" else known is not None and known < prompt_tokens(server.refused[0])
 
 
+def with_pictures(messages: list[dict[str, Any]], every: int) -> list[dict[str, Any]]:
+    """The same, with a picture in each so manieth message of the user."""
+    users = [message for message in messages if message["role"] == "user"][::every]
+    for place, message in enumerate(users):
+        picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,iVBORw0KGgo{place:04}"}}
+        message["content"] = [{"type": "text", "text": message["content"]}, picture]
+    return messages
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "hidden"])
+@pytest.mark.parametrize("refusal", ["llama.cpp", "vllm", "vllm images"])
+async def test_images_that_take_more_than_we_think_are_made_to_fit_too(
+    tmp_path: Path, refusal: str, told: bool
+) -> None:
+    """An image takes 2,500 tokens, as a large one does with Qwen2.5-VL; memd counts 576."""
+    tells = {"/v1/models": {"data": [{"id": "m", "max_model_len": 32_768}]}} if told else {}
+    server = StrictServer(32_768, tells=tells, refusal=refusal, image_tokens=2_500)
+    messages = with_pictures(history(61, words=20), every=2)
+    async with agent_of(server, tmp_path) as agent:
+        for turn in range(4):
+            assert (await agent.send(messages))[0] == 200, turn
+            messages += [{"role": "assistant", "content": "Noted."}, {"role": "user", "content": f"Turn {turn}?"}]
+        factor = agent.daemon.counter.drift.factor("m")
+    assert len(server.refused) == 1, "what was learned is kept"
+    taken = [server.tokens_of(body) for body in server.accepted]
+    assert min(taken) > 32_768 * 0.4, "no more leaves than is needed"
+    assert factor < 1.3, "the text counts as before"
+
+
+async def test_where_nobody_says_how_much_images_take_each_refusal_teaches_a_little(tmp_path: Path) -> None:
+    server = StrictServer(32_768, refusal="uncounted", image_tokens=2_500)
+    messages = with_pictures(history(61, words=20), every=2)
+    async with agent_of(server, tmp_path) as agent:
+        statuses = [(await agent.send(messages))[0] for _ in range(3)]
+        assert statuses[-1] == 200 and agent.daemon.upstream.known_window("m").tokens == 32_768
+    assert server.tokens_of(server.accepted[-1]) > 32_768 * 0.3
+
+
 async def test_settings_that_promise_more_than_the_server_has_do_not_fail_again_and_again(tmp_path: Path) -> None:
     server = StrictServer(4_096)
     async with agent_of(server, tmp_path, window=16_384) as agent:

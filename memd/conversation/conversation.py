@@ -94,6 +94,8 @@ class Counted(msgspec.Struct, frozen=True):
     model: str
     raw_tokens: int
     prompt_tokens: int
+    attachments: int = 0
+    """Images in it; what one takes differs from model to model and from image to image."""
 
 
 class TurnKey(msgspec.Struct, frozen=True):

@@ -61,6 +61,8 @@ class SettledPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Raw tokens of the blocks."""
     prompt_tokens: int
     """Raw tokens of the whole prompt."""
+    attachments: int
+    """Images in it."""
 
     def headers(self, received: Received, recalled: Recalled) -> list[tuple[str, str]]:
         """Memory's response headers."""
@@ -151,6 +153,7 @@ class Memory:
             signals=(*failed, *_pressure(recalled.fill_ratio)),
             block_tokens=prompt.block_tokens(),
             prompt_tokens=prompt.tokens(),
+            attachments=prompt.attachments(),
         )
 
     def _question(self, received: Received) -> str:

@@ -74,10 +74,11 @@ class Prompt:
         """Whether recall was done for the turn; its block may be empty."""
         return self.turn_digest in self.conversation.blocks
 
-    @property
-    def has_attachments(self) -> bool:
-        """Whether there are images, whose tokens differ from model to model."""
-        return any(message.attachments for message in self._request.messages)
+    def attachments(self) -> int:
+        """The images in the prompt, whose tokens differ from model to model."""
+        if not any(message.attachments for message in self._request.messages):
+            return 0
+        return sum(len(self._message(position).attachments) for position in self._visible())
 
     def visible_digests(self) -> set[bytes]:
         """The digests of the messages that are whole in the prompt."""

@@ -21,7 +21,7 @@ from memd.entries import SHOWN_MAX
 from memd.ingest.archiver import Archiver
 from memd.proxy.memory import Recalled, SettledPrompt
 from memd.proxy.receive import Received
-from memd.proxy.room import PromptRoom
+from memd.proxy.room import PromptRoom, count
 from memd.speech import Speech
 from memd.telemetry.tasks import Tasks
 from memd.wire.api import Placement
@@ -112,10 +112,13 @@ class Rememberer:
     async def _remember_reply(self, received: Received, room: PromptRoom, answered: Answered) -> None:
         prompt, topic, reply = received.prompt, received.topic, answered.reply
         drift, model = self._counter.drift, received.request.model
-        if reply.usage is not None and answered.shown.prompt_tokens and not prompt.has_attachments:
-            counts = answered.shown.prompt_tokens, reply.usage.prompt_tokens
-            drift.observe(model, *counts)
-            prompt.conversation.counted = Counted(model, *counts)
+        shown = answered.shown
+        if reply.usage is not None and shown.prompt_tokens:
+            count(
+                drift,
+                prompt.conversation,
+                Counted(model, shown.prompt_tokens, reply.usage.prompt_tokens, shown.attachments),
+            )
         if not received.is_traced:
             return
         conversation = answered.kept or self.keep_reply(received, answered.shown, reply)

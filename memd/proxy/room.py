@@ -13,7 +13,7 @@ import msgspec
 
 from memd.conversation import compaction, window
 from memd.conversation.conversation import Conversation, Counted
-from memd.conversation.tokens import TokenCounter
+from memd.conversation.tokens import ATTACHMENT_TOKENS, Drift, TokenCounter
 from memd.ingest.archiver import Archiver
 from memd.proxy.receive import Received
 from memd.proxy.upstream.client import Upstream
@@ -97,13 +97,16 @@ class RoomMaker:
         drift, request, prompt = self._counter.drift, received.request, received.prompt
         raw = prompt.tokens()
         doubt = COUNT_DOUBT if drift.is_known(request.model) else COUNT_MARGIN_UNKNOWN
-        doubt = math.inf if prompt.has_attachments else doubt
-        sent = Sent(drift.drifted(request.model, raw), max(0, request.max_tokens or 0), doubt)
+        attachments = prompt.attachments()
+        sent = Sent(self._estimate(received)[0], max(0, request.max_tokens or 0), math.inf if attachments else doubt)
         if not self._upstream.refused(request.model, refusal, sent):
             return False
-        if refusal.prompt_tokens is not None and not prompt.has_attachments:
-            drift.observe(request.model, raw, refusal.prompt_tokens)
-            prompt.conversation.counted = Counted(request.model, raw, refusal.prompt_tokens)
+        least = 1 + (refusal.window or 0) - (sent.reply_tokens if refusal.counts_reply else 0)
+        if refusal.prompt_tokens is not None:
+            counted = Counted(request.model, raw, refusal.prompt_tokens, attachments)
+            count(drift, prompt.conversation, counted)
+        elif sent.tokens < least:  # it does not say how much more than we thought
+            prompt.conversation.counted = Counted(request.model, raw, least, attachments)
         return True
 
     async def _limits(self, received: Received) -> window.Thresholds:
@@ -137,7 +140,7 @@ class RoomMaker:
         """Model tokens of system prompt and tools: by the last count of this prompt, else by the drift."""
         prompt, model = received.prompt, received.request.model
         counted = prompt.conversation.counted
-        if counted is None or counted.model != model or counted.raw_tokens <= 0:
+        if counted is None or counted.model != model or counted.raw_tokens <= 0 or counted.attachments:
             return self._counter.drift.drifted(model, prompt.standing_tokens)
         return math.ceil(prompt.standing_tokens * counted.prompt_tokens / counted.raw_tokens)
 
@@ -176,8 +179,8 @@ class RoomMaker:
     async def _used_tokens(self, received: Received, limits: window.Thresholds, hard: int) -> int:
         """Model tokens of the buffer's part of the prompt: estimated, near `hard` counted by the upstream."""
         drift, model, prompt = self._counter.drift, received.request.model, received.prompt
-        standing, raw = limits.standing, prompt.tokens()
-        estimate, uncounted = _estimate(prompt.conversation.counted, model, raw, drift.factor(model))
+        standing = limits.standing
+        estimate, uncounted = self._estimate(received)
         margin = COUNT_MARGIN if drift.is_known(model) else COUNT_MARGIN_UNKNOWN
         doubt = uncounted * (margin - 1)
         if estimate + doubt <= hard + standing or (drift.is_known(model) and estimate - doubt > hard + standing):
@@ -186,26 +189,53 @@ class RoomMaker:
         exact = await self._upstream.count_tokens(asked.api.count_path, body, asked.credentials)
         if exact is None:
             return estimate - standing
-        if not prompt.has_attachments:
-            drift.observe(model, raw, exact)
-            prompt.conversation.counted = Counted(model, raw, exact)
+        count(drift, prompt.conversation, Counted(model, prompt.tokens(), exact, prompt.attachments()))
         return exact - standing
+
+    def _estimate(self, received: Received) -> tuple[int, int]:
+        """The model's tokens of the prompt, and how many of them are estimated rather than counted."""
+        prompt, model = received.prompt, received.request.model
+        now = Counted(model, prompt.tokens(), 0, prompt.attachments())
+        return _estimate(prompt.conversation.counted, now, self._counter.drift.factor(model))
 
     async def _take_oldest(self, received: Received, excess: int, *, forced: bool = False) -> bool:
         """Compact so that at least `excess` model tokens leave; False if nothing may leave."""
         conversation = received.prompt.conversation
-        raw = int(excess / self._counter.drift.factor(received.request.model)) + 1
+        per_raw = self._counter.drift.factor(received.request.model)
+        if received.prompt.attachments():  # ours are the same for each image
+            per_raw = max(per_raw, self._estimate(received)[0] / max(1, received.prompt.tokens()))
+        raw = int(excess / per_raw) + 1
         if received.is_traced:
             return await self._archiver.compact(received.topic, conversation, raw, forced=forced)
         # A detached copy, for which nothing may be written: only what is in the log already may leave.
         return self._archiver.compact_copy(received.topic, conversation, raw)
 
 
-def _estimate(counted: Counted | None, model: str, raw_tokens: int, factor: float) -> tuple[int, int]:
-    """The model's tokens of a prompt of `raw_tokens`, and how many of them are estimated rather than counted."""
-    known = counted if counted is not None and counted.model == model else Counted(model, 0, 0)
-    change = raw_tokens - known.raw_tokens
-    return math.ceil(known.prompt_tokens + change * factor), math.ceil(abs(change) * factor)
+def _estimate(counted: Counted | None, now: Counted, factor: float) -> tuple[int, int]:
+    """The model's tokens of the prompt `now`, and how many of them are estimated rather than counted.
+
+    Args:
+        counted: the last count; what is beyond its text is taken to be its images, in equal parts.
+        factor: model tokens of a raw one, in text.
+    """
+    known = counted if counted is not None and counted.model == now.model else Counted(now.model, 0, 0)
+    image = ATTACHMENT_TOKENS * factor
+    if known.attachments:
+        image = max(1.0, (known.prompt_tokens - _text_tokens(known) * factor) / known.attachments)
+    text = (_text_tokens(now) - _text_tokens(known)) * factor
+    images = (now.attachments - known.attachments) * image
+    return math.ceil(known.prompt_tokens + text + images), math.ceil(abs(text) + abs(images))
+
+
+def _text_tokens(counted: Counted) -> int:
+    return counted.raw_tokens - ATTACHMENT_TOKENS * counted.attachments
+
+
+def count(drift: Drift, conversation: Conversation, counted: Counted) -> None:
+    """Take in a model's own count of a conversation's prompt; images say nothing of how it counts text."""
+    if not counted.attachments:
+        drift.observe(counted.model, counted.raw_tokens, counted.prompt_tokens)
+    conversation.counted = counted
 
 
 def remove_blocks(received: Received, digests: list[bytes]) -> None:

@@ -26,6 +26,7 @@ class StrictServer:
         key: str = "",
         counts_reply: bool = False,
         refusal: str = "llama.cpp",
+        image_tokens: int = 0,
     ) -> None:
         """
         Args:
@@ -33,13 +34,16 @@ class StrictServer:
             tells: by path and query what `GET` answers; everything else is a 404.
             key: what `Authorization: Bearer` has to show.
             counts_reply: prompt and `max_tokens` together have to fit.
-            refusal: whose words it refuses a prompt with: `llama.cpp`, `vllm`, or `silent`, which names no number.
+            refusal: whose words it refuses a prompt with: `llama.cpp`, `vllm`, `vllm images`, `uncounted`, which does
+                not say what the prompt takes, or `silent`, which names no number.
+            image_tokens: what each image takes, whatever its size.
         """
         self.window = window
         self.tells = dict(tells or {})
         self._key = key
         self._counts_reply = counts_reply
         self._refusal = refusal
+        self._image_tokens = image_tokens
         self.accepted: list[dict[str, Any]] = []
         """The bodies of the prompts that it took."""
         self.refused: list[dict[str, Any]] = []
@@ -54,11 +58,11 @@ class StrictServer:
             return NOT_FOUND if told is None else Response((json.dumps(told).encode(),))
         path = request.target.partition("?")[0]
         if path.endswith("/input_tokens") and "/props" in self.tells:
-            return Response((json.dumps({"input_tokens": prompt_tokens(json.loads(request.body))}).encode(),))
+            return Response((json.dumps({"input_tokens": self.tokens_of(json.loads(request.body))}).encode(),))
         if not path.endswith(("/chat/completions", "/messages", "/responses")):
             return NOT_FOUND
         body = json.loads(request.body)
-        tokens, reply = prompt_tokens(body), body.get("max_tokens") or body.get("max_output_tokens") or 0
+        tokens, reply = self.tokens_of(body), body.get("max_tokens") or body.get("max_output_tokens") or 0
         if tokens >= self.window or (self._counts_reply and tokens + reply > self.window):
             self.refused.append(body)
             return Response((json.dumps(self._error(tokens, reply)).encode(),), status=400)
@@ -67,6 +71,17 @@ class StrictServer:
         usage = {"prompt_tokens": tokens, "completion_tokens": 4, "total_tokens": tokens + 4}
         return Response((json.dumps({**reply_to_chat, "usage": usage}).encode(),))
 
+    def tokens_of(self, body: Mapping[str, Any]) -> int:
+        """The tokens of a request, its images included."""
+        parts = [
+            part
+            for message in body.get("messages") or ()
+            if isinstance(message["content"], list)
+            for part in message["content"]
+        ]
+        images = [part for part in parts if part["type"] == "image_url"]
+        return prompt_tokens(body) + len(images) * self._image_tokens - sum(len(json.dumps(one)) // 4 for one in images)
+
     def _error(self, tokens: int, reply: int) -> dict[str, Any]:
         if self._refusal == "silent":
             return {"error": "Your input exceeds the context window of this model."}
@@ -74,6 +89,11 @@ class StrictServer:
             said = f"request ({tokens} tokens) exceeds the available context size ({self.window} tokens), try"
             told = {"n_prompt_tokens": tokens, "n_ctx": self.window, "type": "exceed_context_size_error"}
             return {"error": {"code": 400, "message": f"{said} increasing it", **told}}
+        if self._refusal == "vllm images":
+            said = f"The decoder prompt (length {tokens}) is longer than the maximum model length of {self.window}."
+            return {"error": {"message": said, "type": "BadRequestError", "param": None, "code": 400}}
+        if self._refusal == "uncounted":
+            return {"error": f"tokens are greater than the context length (n_keep: 1 >= n_ctx: {self.window})."}
         said = f"This model's maximum context length is {self.window} tokens and your request has {tokens} input tokens"
         if tokens < self.window:
             said = f"'max_tokens' or 'max_completion_tokens' is too large: {reply}. {said}"
