@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import WINDOW, MakeDaemon
-from daemon_process import Answer, DaemonProcess, ask
+from daemon_process import Answer, DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream, recording_upstream
 
 STEPS = 36
@@ -82,6 +82,43 @@ def test_results_that_left_are_told_in_a_line_and_recalled_in_the_same_turn(
     assert SECRET in last[0]["content"], "the block in front of the question has it"
     lines = [message["content"] for message in last if message["content"] and "[memd: " in message["content"]]
     assert all(line.startswith("[memd: ") and "tokens of this result are in memory" in line for line in lines) and lines
+
+
+def test_what_left_the_prompt_is_told_everywhere_as_the_model_saw_it(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+    history, answers = play(daemon)
+    sent, last = len(history) - 2, json.loads(upstream.prompts[-1])
+    lines = sum((message["content"] or "").startswith("[memd: ") for message in last)
+    assert lines and len(last) < sent, "or this test shows nothing"
+
+    talks = ask(f"{daemon.base_url}/memd/buffer?topic=default").json["conversations"]
+    talk = max(talks, key=lambda talk: talk["messages"])  # the others are branches that end with an answer of the model
+    answered = talk["messages"] - sent
+    assert (talk["in_prompt"], talk["replaced"]) == (len(last) + answered, lines)
+    assert talk["left_out"] == sent - len(last)
+    shown = {message["line"] for message in talk["latest"] if message["line"]}
+    assert shown and shown <= {message["content"] for message in last}
+
+    turn_id = answers[-1].headers["X-Memory-Turn"]
+    wait_until(lambda: ask(f"{daemon.base_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
+    receipt = ask(f"{daemon.base_url}/memd/turns/{turn_id}").json
+    assert (receipt["left_out"], receipt["replaced"]) == (sent - len(last), lines)
+    turns = ask(f"{daemon.base_url}/memd/turns?limit=500").json["turns"]
+    assert sum(turn["freed_tokens"] > 0 for turn in turns) == len(made := left_lines(daemon)) > 0
+    assert f"left_out={sent - len(last)} replaced={lines}" in daemon.log.read_text().splitlines()[-1]
+    assert {line["turn"] for line in made} <= {answer.headers["X-Memory-Turn"] for answer in answers}
+    assert sum(int(line["replaced"]) for line in made) >= lines
+    assert f"not in the prompt: {sent - len(last)} messages; a line in its place: {lines} results" in daemon.run(
+        "turn", turn_id
+    ).stdout.replace("\n", " ")
+
+
+def left_lines(daemon: DaemonProcess) -> list[dict[str, str]]:
+    """The fields of the log's lines about what left for a request."""
+    lines = [line for line in daemon.log.read_text().splitlines() if " left the prompt " in line and "turn=" in line]
+    return [dict(field.split("=", 1) for field in line.split() if "=" in field) for line in lines]
 
 
 def test_nothing_of_a_turn_that_outgrew_the_window_is_lost_when_the_daemon_is_killed(

@@ -64,7 +64,12 @@ class Receipt(msgspec.Struct, kw_only=True):
     forwarded_tokens: int = 0
     placement: str | None = None
     left_out: int = 0
-    """Messages of the conversation that are in the log and not in the prompt."""
+    """Messages of the conversation that are not in the prompt."""
+    replaced: int = 0
+    """Results that a line in the prompt stands for."""
+    freed_tokens: int = 0
+    """What left the prompt before this turn was forwarded; what leaves in the background, after an answer, is not
+    counted here."""
     corrections: tuple[Correction, ...] = ()
     signals: tuple[dict[str, Any], ...] = ()
     timings_ms: dict[str, float] = {}

@@ -114,6 +114,8 @@ class BufferedMessage(msgspec.Struct, frozen=True):
     stored: bool
     left_out: bool
     """Whether it is no longer in the prompt."""
+    line: str | None
+    """What stands in the prompt in its place."""
 
 
 class BufferedConversation(msgspec.Struct, frozen=True):
@@ -123,8 +125,14 @@ class BufferedConversation(msgspec.Struct, frozen=True):
     messages: int
     tokens: int
     """Of the messages in the prompt."""
+    in_prompt: int
+    """Messages in the prompt, those included that a line stands for."""
+    replaced: int
+    """Messages that a line in the prompt stands for."""
     left_out: int
+    """Messages that are not in the prompt."""
     stored: int
+    """Messages that are in the log."""
     last_at: int
     """Microseconds since the epoch."""
     latest: list[BufferedMessage]
@@ -250,14 +258,18 @@ def _conversation(talk: Conversation) -> BufferedConversation:
             tokens=item.tokens,
             stored=position < talk.stored,
             left_out=not talk.is_visible(position),
+            line=None if position not in talk.lines else talk.lines[position].text,
         )
         for position, item in enumerate(talk.messages[start:], start)
     ]
+    left_out = talk.left_out_count()
     return BufferedConversation(
         conversation=talk.id,
         messages=len(talk),
         tokens=talk.visible_tokens(),
-        left_out=talk.left_out,
+        in_prompt=len(talk) - left_out,
+        replaced=len(talk.lines),
+        left_out=left_out,
         stored=talk.stored,
         last_at=int(talk.used_at * 1e6),
         latest=latest,

@@ -23,7 +23,7 @@ from memd.cli.running import daemon_for
 from memd.errors import BadQuestion
 from memd.recall.explained import SearchAnswer
 from memd.settings.model import Config
-from memd.wording import for_terminal
+from memd.wording import counted, for_terminal
 
 QUESTION_CHARACTERS = 60
 
@@ -126,6 +126,7 @@ def _lines(one: Receipt) -> Lines:
         Text.assemble((one.turn_id, "bold"), f"  {time_of(one.at)}  ", (one.topic_id, "cyan"), f"  {one.status}{kind}"),
         Text(f"{one.api}, mode {one.mode}, model {for_terminal(one.model) or '-'}, {answered}"),
         _costs(one),
+        *_left(one),
         "milliseconds: " + ", ".join(f"{name} {value:.1f}" for name, value in one.timings_ms.items()),
     ]
     if one.error:
@@ -147,6 +148,13 @@ def _costs(one: Receipt) -> str:
         return told
     read = "" if one.cached_tokens is None else f", of which it knew {one.cached_tokens:,}"
     return f"{told}; the model counts {one.prompt_tokens:,}{read}"
+
+
+def _left(one: Receipt) -> Lines:
+    if not one.left_out and not one.replaced:
+        return []
+    told = f"not in the prompt: {counted(one.left_out, 'message')}; a line in its place: {counted(one.replaced, 'result')}"
+    return [told + (f"; {counted(one.freed_tokens, 'token')} left for this turn" if one.freed_tokens else "")]
 
 
 def _candidates(one: Receipt) -> RenderableType:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -61,6 +61,19 @@ class Departure(msgspec.Struct, frozen=True):
         return max((self.left_out, *(position + 1 for position in (*self.gone, *self.replaced))))
 
 
+class Left(msgspec.Struct, frozen=True):
+    """What left a prompt."""
+
+    messages: int
+    replaced: int
+    """Results in whose place a line stays."""
+    tokens: int
+    """Raw."""
+
+    def __bool__(self) -> bool:
+        return self.tokens > 0
+
+
 def turns(conversation: Conversation) -> list[Turn]:
     """The turns of the visible part, oldest first. The last one is open, or was answered a moment ago."""
     starts = [conversation.left_out, *cut_positions(conversation)]
@@ -103,6 +116,18 @@ def departure(
         if forced:
             chosen.take_what_must(kept, excess_tokens)
     return chosen.departure
+
+
+def visible_sizes(conversation: Conversation) -> dict[int, int]:
+    """The raw tokens of each message in the prompt, by position."""
+    return {position: conversation.tokens_at(position) for position in conversation.visible_positions()}
+
+
+def left_since(sizes: Mapping[int, int], conversation: Conversation) -> Left:
+    """What has left the prompt since its messages had these `visible_sizes`."""
+    changed = {p: size - now for p, size in sizes.items() if (now := conversation.tokens_at(p)) < size}
+    gone = sum(not conversation.is_visible(position) for position in changed)
+    return Left(messages=gone, replaced=len(changed) - gone, tokens=sum(changed.values()))
 
 
 class _Chosen:

@@ -167,6 +167,10 @@ class Conversation:
         behind = range(self.left_out, len(self) if end is None else end)
         return [*sorted(self.kept), *(behind if not self.gone else (p for p in behind if p not in self.gone))]
 
+    def left_out_count(self, end: int | None = None) -> int:
+        """How many of the messages before `end` are not in the prompt."""
+        return (len(self) if end is None else end) - len(self.visible_positions(end))
+
     def tokens_at(self, position: int) -> int:
         """Raw tokens that the message takes in the prompt: none if it left, those of the line in its place."""
         if not self.is_visible(position):

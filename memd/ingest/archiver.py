@@ -12,6 +12,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
+
 from memd.conversation import compaction
 from memd.conversation.compaction import Departure
 from memd.conversation.conversation import Conversation, Line
@@ -295,7 +297,10 @@ class Archiver:
 
     async def _compact_in_background(self, topic: Topic, conversation: Conversation) -> None:
         try:
+            sizes = compaction.visible_sizes(conversation)
             await self.compact(topic, conversation)
+            if left := compaction.left_since(sizes, conversation):
+                log.info("left the prompt", extra={"topic": topic.id, **msgspec.structs.asdict(left)})
             await self.store(topic, conversation, compaction.storable_end(conversation))
         finally:
             self._compacting.discard(conversation.id)

@@ -99,6 +99,14 @@ class Prompt:
         """The chunks that those blocks show."""
         return [chunk for _, block in self.blocks() for chunk in block.chunks]
 
+    def left_out(self) -> int:
+        """How many messages of the conversation up to here are not in the prompt."""
+        return self.conversation.left_out_count(self._arrival.end)
+
+    def replaced(self) -> int:
+        """How many results have a line in their place."""
+        return sum(position < self._arrival.end for position in self.conversation.lines)
+
     def block_tokens(self) -> int:
         """Raw tokens of those blocks."""
         return sum(block.tokens for _, block in self.blocks())

@@ -41,6 +41,8 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     reply: Reply
     http_status: int | None
     """None: no answer came."""
+    freed_tokens: int = 0
+    """Raw tokens that left the prompt before it was sent."""
     kept: Conversation | None = None
     """The conversation that has the reply already."""
 
@@ -164,7 +166,9 @@ class Rememberer:
             memory_tokens=drifted(shown.block_tokens),
             forwarded_tokens=drifted(shown.prompt_tokens),
             placement=answered.placement,
-            left_out=prompt.conversation.left_out,
+            left_out=prompt.left_out(),
+            replaced=prompt.replaced(),
+            freed_tokens=drifted(answered.freed_tokens),
             corrections=() if memory_in is None else tuple(memory_in.corrections),
             signals=tuple(msgspec.to_builtins(signal) for signal in shown.signals),
             timings_ms={name: round(value, 3) for name, value in timings_ms.items()},

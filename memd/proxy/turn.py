@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from memd.conversation import compaction
 from memd.conversation.conversation import Conversation
 from memd.errors import MemdError
 from memd.ingest.topics import Topics
@@ -44,6 +45,8 @@ class Prepared(msgspec.Struct, frozen=True):
     room: PromptRoom
     recalled: Recalled
     shown: SettledPrompt
+    freed_tokens: int
+    """Raw tokens that left the prompt for it."""
 
 
 Learn = Callable[[LengthRefusal], bool]
@@ -110,14 +113,19 @@ class TurnRunner:
         self, received: Received, corrected: CorrectionResult, record: RequestRecord | None = None
     ) -> Prepared:
         """Make room, and then recall: what leaves the prompt now can be recalled into it."""
+        conversation = received.prompt.conversation
+        sizes = compaction.visible_sizes(conversation)
         room = await self._room_maker.make_room(received)
+        left = compaction.left_since(sizes, conversation)
+        if left:
+            log.info("left the prompt", extra={**received.log_fields(), **msgspec.structs.asdict(left)})
         if record is not None:
             record.end_step("room")
         recalled = await self._memory.recall(received, room)
         shown = self._memory.settle(received, corrected, recalled)
         if record is not None:
             record.end_step("recall")
-        return Prepared(room, recalled, shown)
+        return Prepared(room, recalled, shown, left.tokens)
 
     async def _prepare_again(self, received: Received, corrected: CorrectionResult) -> Prepared | None:
         """Make a prompt shorter that was refused; None if nothing more of it may leave."""
@@ -186,6 +194,7 @@ class Forwarding:
             placement=self._placement,
             reply=NO_REPLY if self._relay is None else self._relay.reply,
             http_status=self._http_status,
+            freed_tokens=self.prepared.freed_tokens,
             kept=self._kept,
         )
 
@@ -234,7 +243,8 @@ class Forwarding:
         if self._learned(answer, body):
             shorter = await self._prepare_again()
             if shorter is not None:
-                self.prepared = shorter
+                freed_tokens = self.prepared.freed_tokens + shorter.freed_tokens
+                self.prepared = msgspec.structs.replace(shorter, freed_tokens=freed_tokens)
                 second, second_body = await self._offered()
                 if self._learned(second, second_body):
                     second.close()
@@ -296,3 +306,4 @@ class Forwarding:
         record.note_status(self._received.asked.turn_id, self._received.asked.mode, shown.status)
         record.note_recall(recalled.candidate_count, recalled.spans_ms)
         record.note_injection(len(shown.chunks), shown.block_tokens)
+        record.note_left(self._received.prompt.left_out(), self._received.prompt.replaced())

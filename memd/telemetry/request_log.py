@@ -41,6 +41,10 @@ class RequestRecord:
         self.injected = 0
         """Chunks in the prompt's memory blocks."""
         self.injected_tokens = 0
+        self.left_out = 0
+        """Messages of the conversation that are not in the prompt."""
+        self.replaced = 0
+        """Results that a line in the prompt stands for."""
         self.candidates: int | None = None
         """Chunks that recall found; None if there was no recall."""
         self.usage: Usage | None = None
@@ -66,6 +70,10 @@ class RequestRecord:
     def note_injection(self, chunks: int, tokens: int) -> None:
         """Note the number of chunks and tokens in memory blocks."""
         self.injected, self.injected_tokens = chunks, tokens
+
+    def note_left(self, left_out: int, replaced: int) -> None:
+        """Note how many messages are not in the prompt, and how many results have a line in their place."""
+        self.left_out, self.replaced = left_out, replaced
 
     def note_answer_start(self) -> None:
         """Note that the upstream has begun to answer; every call but the first does nothing."""
@@ -150,6 +158,8 @@ def _log_fields(record: RequestRecord) -> dict[str, object]:
         "outcome": record.outcome,
         "injected": record.injected,
         "injected_tokens": record.injected_tokens,
+        "left_out": record.left_out,
+        "replaced": record.replaced,
         "candidates": record.candidates,
         "prompt_tokens": None if usage is None else usage.prompt_tokens,
         "cached_tokens": None if usage is None else usage.cached_tokens,

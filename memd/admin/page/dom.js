@@ -100,7 +100,7 @@ export function turnLink(id) {
 
 /** Names and values; a value of null is left out. */
 export function facts(pairs) {
-  const known = Object.entries(pairs).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const known = Object.entries(pairs).filter(([, value]) => value !== null && value !== undefined && value !== false && value !== "");
   return el("dl", { class: "facts" }, known.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 }
 

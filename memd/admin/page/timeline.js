@@ -45,16 +45,17 @@ export async function show(main, { topic, topics, again }) {
 
 function conversation(topicId, told, open) {
   const key = `${topicId}/${told.conversation}`;
-  const inPrompt = told.messages - told.left_out;
   return el("details", { class: "card", "data-key": key, open: open.has(key) },
     el("summary", {}, el("b", {}, `${topicId} · conversation `, el("code", {}, told.conversation.slice(0, 8))),
       el("span", { class: "meta" }, when(told.last_at), el("span", {}, `${number(told.tokens)} tokens`),
-        el("span", {}, `${number(inPrompt)} in the prompt`), el("span", {}, `${number(told.stored)} stored`), el("span", {}, `${number(told.left_out)} left out`))),
+        el("span", {}, `${number(told.in_prompt)} in the prompt`), told.replaced > 0 && el("span", {}, `${number(told.replaced)} of them as a line`),
+        el("span", {}, `${number(told.stored)} stored`), el("span", {}, `${number(told.left_out)} left out`))),
     el("ol", { class: "messages" }, told.latest.map((message) =>
       el("li", { class: message.left_out ? "left-out" : "" },
         el("p", { class: "meta" }, el("b", {}, message.role), el("span", {}, `${number(message.tokens)} tokens`),
-          message.left_out ? badge("left out") : badge("in the prompt", "on"), message.stored && badge("stored")),
-        el("p", { class: "text", dir: "auto" }, line(message.text))))));
+          message.left_out ? badge("left out") : message.line ? badge("a line in its place", "on") : badge("in the prompt", "on"), message.stored && badge("stored")),
+        el("p", { class: "text", dir: "auto" }, line(message.text)),
+        message.line && el("p", { class: "text", dir: "auto" }, line(message.line))))));
 }
 
 /** One entry of the log. */

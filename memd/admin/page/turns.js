@@ -110,6 +110,8 @@ function opened(turn) {
       Block: `${number(turn.block_tokens)} of ${number(turn.room_tokens ?? turn.budget_tokens)} tokens`, "Memory in the prompt": `${number(turn.memory_tokens)} tokens`,
       "In the prompt": turn.shown.length > 0 && el("span", { class: "ids" }, turn.shown.map((id) => chunkLink(turn.topic_id, id))),
       Forwarded: `${number(turn.forwarded_tokens)} tokens`,
+      "Not in the prompt": turn.left_out > 0 && count(turn.left_out, "message"), "A line in its place": turn.replaced > 0 && count(turn.replaced, "result"),
+      "Left for this turn": turn.freed_tokens > 0 && `${number(turn.freed_tokens)} tokens`,
       Prompt: turn.prompt_tokens !== null && `${number(turn.prompt_tokens)} tokens, ${number(turn.cached_tokens)} cached`,
       Reply: turn.completion_tokens !== null && `${number(turn.completion_tokens)} tokens`,
       Signals: turn.signals.map((signal) => JSON.stringify(signal)).join(" "), Corrections: turn.corrections.map((one) => JSON.stringify(one)).join(" "),
