@@ -89,12 +89,17 @@ def test_a_turn_is_one_line_that_says_what_its_headers_said(
 def test_a_turn_whose_upstream_is_gone_or_breaks_off_is_a_line_too(make_daemon: MakeDaemon, raw: RawUpstream) -> None:
     daemon = make_daemon(raw.url, {"log": {"format": "json"}}).start()
     raw.script = lambda peer: peer.abort()
-    assert daemon.chat([said("Hello")]).status == 502
+    unanswered = daemon.chat([said("Hello")])
+    assert unanswered.status == 502
     raw.script = lambda peer: ends_after(peer, CHUNKED + chunked(b"{")[:-5])
     with pytest.raises(LOST):
         daemon.chat([said("Hello again")])
     gone, broken = answered(daemon, 2)
     assert (gone["outcome"], gone["http_status"], gone["status"]) == ("unreachable", 502, "none")
+    turn = unanswered.headers["X-Memory-Turn"]
+    assert (unanswered.headers["X-Memory-Status"], unanswered.headers["X-Memory-Mode"]) == ("none", "full")
+    assert [line["turn"] for line in lines_of(daemon) if line["event"] == "the upstream did not answer"] == [turn]
+    assert gone["turn"] == turn
     assert "upstream_ms" not in gone and gone["recall_ms"] >= 0
     assert (broken["outcome"], broken["http_status"]) == ("broken_answer", 200)
 
@@ -148,7 +153,7 @@ class Talk:
     def be_wrong(self) -> None:
         bad: list[object] = [
             *(SECRET, [SECRET], {"topic_id": f"{SECRET} !"}, {"related_topic_ids": [f"../{SECRET}"]}),
-            {"topic_id": {SECRET: 1}},
+            *({"topic_id": {SECRET: 1}}, {SECRET: 1}, {f"{SECRET}` - at `{SECRET}": 1}),
             *({"corrections": [{"chunk_ids": ["a"], "action": action, "reason": ""}]} for action in ODD_ACTIONS),
             {"corrections": [{"chunk_ids": [SECRET], "action": "Helpful", "reason": "", "content": SECRET}]},
         ]

@@ -30,6 +30,7 @@ BAD_MEMORY_IN: list[object] = [
     {"corrections": [{"chunk_ids": ["a3f9"], "action": "Praise", "reason": ""}]},
     {"corrections": [{"chunk_ids": "a3f9", "action": "Helpful", "reason": ""}]},
     {"related_topic_ids": ["../other"]},
+    {"topik": "house"},
 ]
 UNREADABLE = [
     *(b"", b"{", b"[]", b'"text"', b'{"messages": 3}', b'{"messages": [1]}', b"\xff\xfe", b'{"messages"' + b"[" * 5000),
@@ -118,6 +119,16 @@ def test_mode_off_is_pure_pass_through(memd: DaemonProcess, upstream: RecordingU
     assert answer.headers["X-Memory-Mode"] == "off"
     assert answer.headers["X-Memory-Status"] == "off"
     memd.chat([said(QUESTION)])
+    assert "h\u00e9llo" not in json.dumps(memd.export(), ensure_ascii=False)
+
+
+def test_a_mistyped_mode_stores_nothing_and_says_so(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
+    for mode in ("of", "read-only", "none", "full, off", "0"):
+        answer = ask(f"{memd.base_url}/v1/chat/completions", ODD_JSON, headers={"X-Memory-Mode": mode})
+        assert upstream.chats[-1].body == ODD_JSON
+        assert (answer.headers["X-Memory-Mode"], answer.headers["X-Memory-Status"]) == ("off", "bad-mode"), mode
+        assert f"turn={answer.headers['X-Memory-Turn']} problem=" in memd.log.read_text()
+    assert memd.chat([said(FACT)], {"X-Memory-Mode": ""}).headers["X-Memory-Mode"] == "full"
     assert "h\u00e9llo" not in json.dumps(memd.export(), ensure_ascii=False)
 
 

@@ -63,10 +63,9 @@ def test_a_full_memory_in_is_read() -> None:
         b"{}",
         b' "{}"',
         b'{"topic_id":null,"related_topic_ids":null,"corrections":null}',
-        b'{"later":1e999,"too":[{"a":' + b"9" * 5000 + b"}]}",
     ],
 )
-def test_everything_is_optional_null_is_absent_and_unknown_members_are_ignored(empty: bytes) -> None:
+def test_everything_is_optional_and_null_is_absent(empty: bytes) -> None:
     assert decode_memory_in(empty) == MemoryIn()
 
 
@@ -75,6 +74,28 @@ def test_empty_content_is_no_content_whatever_the_action() -> None:
         {"chunk_ids": ["a3f9"], "action": action, "reason": "r", "content": ""} for action in ("Update", "Helpful")
     ]
     assert [one.content for one in decode({"corrections": corrections}).corrections] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("mistyped", "told"),
+    [
+        ({"topik": "a"}, "did you mean topic_id?"),
+        ({"topicId": "a"}, "did you mean topic_id?"),
+        ({"correction": []}, "did you mean corrections?"),
+        (
+            {"corrections": [{"chunk_ids": ["a"], "action": "Update", "reason": "r", "contnet": "b"}]},
+            "did you mean content? - at `memory_in.corrections[0]`",
+        ),
+        ({"xylophonist": 1}, "a member that memd does not know; expected {topic_id?"),
+        ({"xylophonist` - at `$": [{"a": 1e308}]}, "a member that memd does not know"),
+    ],
+)
+def test_a_member_that_memd_does_not_know_is_refused_with_the_one_that_is_meant(mistyped: Any, told: str) -> None:
+    for value in (mistyped, json.dumps(mistyped)):
+        with pytest.raises(BadMemoryIn) as refusal:
+            decode(value)
+        assert told in str(refusal.value)
+        assert "xylophonist" not in str(refusal.value), "it is logged"
 
 
 @pytest.mark.parametrize(

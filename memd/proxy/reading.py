@@ -7,7 +7,6 @@ judge, and passes untouched.
 from __future__ import annotations
 
 import logging
-import uuid
 from typing import Literal
 
 import msgspec
@@ -22,6 +21,7 @@ from memd.proxy.relay import forwarded_headers
 from memd.proxy.side_requests import SideRequests
 from memd.settings.model import LimitsSettings
 from memd.speech import Speech
+from memd.telemetry.request_log import record_of
 from memd.wire.api import Api
 from memd.wire.message_cache import MessageCache
 from memd.wire.request import ModelRequest
@@ -30,6 +30,7 @@ from memd.wire.sideband import MemoryIn
 log = logging.getLogger("memd")
 
 Mode = Literal["full", "readonly", "off"]
+MODES: tuple[Mode, ...] = ("full", "readonly", "off")
 
 MODE_HEADER = "X-Memory-Mode"
 SESSION_HEADER = "X-Memory-Session"
@@ -120,15 +121,23 @@ class RequestReader:
         """Memory held by the parsed messages."""
         return self._cache.bytes_held
 
-    def mode(self, request: web.Request) -> Mode:
-        """The memory mode that a request asks for; `off` for a web page from elsewhere, where no token protects."""
+    def mode(self, request: web.Request) -> tuple[Mode, str]:
+        """The memory mode that a request asks for, and its status if memory has no part in it.
+
+        It is `off` for a web page from elsewhere, where no token protects, and for a value that is no mode: who mistypes
+        the one that stores nothing must not be stored.
+        """
+        turn_id = record_of(request).id
         if not self._token and is_from_foreign_page(request):
-            log.warning("a web page gets no memory", extra={"origin": request.headers["Origin"][:200]})
-            return "off"
-        named = request.headers.get(MODE_HEADER, "full").strip().lower()
-        if named == "readonly":
-            return "readonly"
-        return "off" if named == "off" else "full"
+            log.warning("a web page gets no memory", extra={"turn": turn_id, "origin": request.headers["Origin"][:200]})
+            return "off", "off"
+        named = ",".join(request.headers.getall(MODE_HEADER, [])).strip().lower() or "full"
+        for mode in MODES:
+            if named == mode:
+                return mode, "off" if mode == "off" else "none"
+        problem = f"{MODE_HEADER} is none of {', '.join(MODES)}"
+        log.warning("a request goes on without memory", extra={"turn": turn_id, "problem": problem})
+        return "off", "bad-mode"
 
     def read(
         self, client: web.Request, body: bytes, api: Api, target: str, path_topic: str | None, mode: Mode
@@ -139,18 +148,18 @@ class RequestReader:
             target: path and query to forward to.
             path_topic: the topic that the path names, if any.
         """
-        headers = forwarded_headers(client, self._token)
+        headers, turn_id = forwarded_headers(client, self._token), record_of(client).id
         try:
             request = api.parse(body, self._cache)
         except BadRequestBody as error:
-            log.debug("a body that is no request of its API is passed on", extra={"error": error})
-            turn_id = new_turn_id()
+            fields = {"turn": turn_id, "error": error}
+            log.debug("a body that is no request of its API is passed on", extra=fields)
             return Plain(turn_id=turn_id, target=target, headers=headers, body=body, mode=mode, status="none")
         memory_in, history = request.memory_in, client.headers.get(HISTORY_HEADER, self._history)
         is_thin = history.strip().lower() == "daemon"
         session = self._redactor.identifier(client.headers.get(SESSION_HEADER, "")[:SESSION_CHARACTERS_MAX])
         asked = Asked(
-            turn_id=new_turn_id(),
+            turn_id=turn_id,
             api=api,
             target=target,
             headers=headers,
@@ -160,21 +169,16 @@ class RequestReader:
             session=session or (THIN_SESSION if is_thin else None),
             is_thin=is_thin,
         )
-        refusal = self._refusal(request)
+        refusal = self._refusal(request, turn_id)
         return asked if refusal is None else asked.without_memory(refusal)
 
-    def _refusal(self, request: ModelRequest) -> str | None:
+    def _refusal(self, request: ModelRequest, turn_id: str) -> str | None:
         """The status of a request that memory has no part in, None if it has."""
         problem = request.memory_in_error or _exceeded_limit(request.memory_in, self._limits)
         if problem is not None:
-            log.warning("a request goes on without memory", extra={"problem": problem})
+            log.warning("a request goes on without memory", extra={"turn": turn_id, "problem": problem})
             return "bad-memory-in"
         return "none" if self._side_requests.includes(request) else None
-
-
-def new_turn_id() -> str:
-    """An id for one request, for `X-Memory-Turn`."""
-    return uuid.uuid4().hex[:16]
 
 
 def _exceeded_limit(memory_in: MemoryIn | None, limits: LimitsSettings) -> str | None:

@@ -18,7 +18,7 @@ from memd.admin.access import TOKEN_HEADER, shows_token
 from memd.admin.http import error_response, read_body
 from memd.admin.routes import OwnRoutes
 from memd.entries import TOPIC_ID_PATTERN, TOPIC_ID_RULE
-from memd.proxy.reading import Mode, Plain, RequestReader, new_turn_id
+from memd.proxy.reading import Plain, RequestReader
 from memd.proxy.relay import forwarded_headers, pass_through
 from memd.proxy.turn import Forwarder, TurnRunner
 from memd.proxy.upstream.client import Upstream
@@ -98,16 +98,17 @@ class Router:
         """Pass the request through, or let memory have its part in it."""
         if api is None:
             return await self._pass_through(request, target)
-        mode = self._reader.mode(request)
+        record = record_of(request)
+        mode, status = self._reader.mode(request)
+        record.note_status(mode, status)
         if mode == "off" or request.headers.get("Content-Encoding", "identity") != "identity":
-            return await self._pass_through(request, target, _unread_headers(request, mode))
+            return await self._pass_through(request, target, _headers(record))
         limits = self._limits
         body = await read_body(request, limits.body_bytes_max, limits.idle_seconds)
         if body is None:
             size = limits.body_bytes_max
             message = f"memd: the request body is larger than {size} bytes; raise limits.body_bytes_max if it has to be"
-            return error_response(413, message, "invalid_request_error", api)
-        record = record_of(request)
+            return _with_headers(error_response(413, message, "invalid_request_error", api), record)
         record.end_step("read")
         asked = self._reader.read(request, body, api, target, path_topic, mode)
         if isinstance(asked, Plain):
@@ -131,20 +132,25 @@ class Router:
             return web.Response(status=CLIENT_GONE)  # nobody reads it
         record.outcome = "unreachable"
         url = self._upstream.url
-        log.warning("the upstream did not answer", extra={"url": url, "error": error})
+        log.warning("the upstream did not answer", extra={"turn": record.id or None, "url": url, "error": error})
         message = (
             f"memd: the model server at {url} did not answer ({type(error).__name__}: {error}). Start it "
             "there (for llama.cpp: llama-server -m MODEL.gguf --port 8080), or set upstream.url to where it runs."
         )
-        return error_response(502, message, "upstream_unreachable", api)
+        return _with_headers(error_response(502, message, "upstream_unreachable", api), record)
 
 
 def _path(target: str) -> str:
     return target.partition("?")[0]
 
 
-def _unread_headers(request: web.Request, mode: Mode) -> list[tuple[str, str]]:
-    """Memory's headers of an answer to a request whose body is not looked at."""
-    turn_id, status = new_turn_id(), "off" if mode == "off" else "none"
-    record_of(request).note_status(turn_id, mode, status)
-    return memory_headers(status=status, turn_id=turn_id, mode=mode)
+def _headers(record: RequestRecord) -> list[tuple[str, str]]:
+    """Memory's headers of an answer that memory has no part in."""
+    return memory_headers(status=record.status, turn_id=record.id, mode=record.mode)
+
+
+def _with_headers(response: web.Response, record: RequestRecord) -> web.Response:
+    """An answer of memd's own, with memory's headers if it is to a request for a model."""
+    if record.api:
+        response.headers.extend(_headers(record))
+    return response

@@ -138,7 +138,7 @@ class TurnRunner:
         return prepared if received.prompt.tokens() < tokens else None
 
     def _log_failure(self, asked: Asked, error: Exception) -> None:
-        fields = {"topic": asked.topic_id, "error": error}
+        fields = {"turn": asked.turn_id, "topic": asked.topic_id, "error": error}
         if isinstance(error, MemdError):
             log.error("the request goes on without memory", extra=fields)
             return
@@ -156,7 +156,7 @@ class Forwarder:
 
     async def without_memory(self, client: web.Request, plain: Plain) -> web.StreamResponse:
         """Forward a request that memory has no part in."""
-        record_of(client).note_status(plain.turn_id, plain.mode, plain.status)
+        record_of(client).note_status(plain.mode, plain.status)
         extra = memory_headers(status=plain.status, turn_id=plain.turn_id, mode=plain.mode)
         async with await self.upstream.send("POST", plain.target, plain.headers, plain.body) as answer:
             return await relay(client, answer, extra)
@@ -303,7 +303,7 @@ class Forwarding:
 
     def _note(self, record: RequestRecord) -> None:
         shown, recalled = self.prepared.shown, self.prepared.recalled
-        record.note_status(self._received.asked.turn_id, self._received.asked.mode, shown.status)
+        record.note_status(self._received.asked.mode, shown.status)
         record.note_recall(recalled.candidate_count, recalled.spans_ms)
         record.note_injection(len(shown.chunks), shown.block_tokens)
         record.note_left(self._received.prompt.left_out(), self._received.prompt.replaced())

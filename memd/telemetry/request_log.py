@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -30,7 +31,7 @@ class RequestRecord:
 
     def __init__(self, api: str) -> None:
         self.api = api
-        self.id = ""
+        self.id = uuid.uuid4().hex[:16] if api else ""
         """Of the turn, as in `X-Memory-Turn`."""
         self.topic = ""
         self.mode = "full"
@@ -58,9 +59,9 @@ class RequestRecord:
         self.spans_ms[step] = (now - self._step_started) * MILLISECONDS
         self._step_started = now
 
-    def note_status(self, turn_id: str, mode: str, status: str) -> None:
+    def note_status(self, mode: str, status: str) -> None:
         """Note the status that the response's headers have."""
-        self.id, self.mode, self.status = turn_id, mode, status
+        self.mode, self.status = mode, status
 
     def note_recall(self, candidates: int | None, spans_ms: Mapping[str, float]) -> None:
         """Note how many chunks recall found, and how long its parts took."""

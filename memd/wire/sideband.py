@@ -6,6 +6,7 @@ it, because it is logged. MemoryOut is spliced into bytes, which are never re-en
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Literal
@@ -21,6 +22,9 @@ _WHITE_SPACE = b" \t\n\r"
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 _QUOTED = re.compile(r""" (['"]).*\1(?=(?: - at `[^`]*`)?\Z)""", re.DOTALL)
 """The part of msgspec's messages that quotes an unexpected value."""
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`((?: - at `\$(?:\.corrections\[\d+\])?`)?)", re.DOTALL)
+"""The message of msgspec that quotes the name of an unknown member, which may be anything."""
+_MEMBERS = ("topic_id", "related_topic_ids", "corrections", "chunk_ids", "action", "reason", "content")
 _SHAPE = "expected {topic_id?, related_topic_ids?, corrections?: [{chunk_ids, action, reason, content?}]}"
 
 
@@ -57,12 +61,16 @@ class MemoryOut(msgspec.Struct, frozen=True, omit_defaults=True):
     signals: tuple[Signal, ...] = ()
 
 
-class _WireMemoryIn(msgspec.Struct):
+class _WireCorrection(Correction, frozen=True, forbid_unknown_fields=True):
+    """A correction as clients write it: an Update with a misspelt `content` would take a chunk out without a replacement."""
+
+
+class _WireMemoryIn(msgspec.Struct, forbid_unknown_fields=True):
     """MemoryIn as clients write it: null is the same as absent."""
 
     topic_id: str | None = None
     related_topic_ids: tuple[str, ...] | None = None
-    corrections: tuple[Correction, ...] | None = None
+    corrections: tuple[_WireCorrection, ...] | None = None
 
 
 _memory_in_decoder = msgspec.json.Decoder(_WireMemoryIn)
@@ -71,10 +79,10 @@ _object_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 
 def decode_memory_in(raw: Raw | bytes) -> MemoryIn:
-    """Decode a MemoryIn from a JSON object or a JSON string that contains one. Unknown members are ignored.
+    """Decode a MemoryIn from a JSON object or a JSON string that contains one.
 
     Raises:
-        BadMemoryIn: `raw` is malformed; the message names the field and may be logged.
+        BadMemoryIn: `raw` is malformed or has an unknown member; the message names the field and may be logged.
     """
     try:
         text = _text_decoder.decode(raw) if bytes(raw).lstrip(_WHITE_SPACE).startswith(b'"') else bytes(raw)
@@ -82,7 +90,7 @@ def decode_memory_in(raw: Raw | bytes) -> MemoryIn:
     except RecursionError as error:
         raise BadMemoryIn(f"memory_in is nested too deeply: {_SHAPE}") from error
     except ValueError as error:
-        problem = _QUOTED.sub("", str(error)).replace("`$", "`memory_in")
+        problem = _without_unknown(_QUOTED.sub("", str(error))).replace("`$", "`memory_in")
         raise BadMemoryIn(f"memory_in: {problem}; {_SHAPE}") from error
     if wire.topic_id is not None:
         _check_topic(wire.topic_id, "topic_id")
@@ -153,7 +161,16 @@ def _checked_correction(correction: Correction, position: int) -> Correction:
     if correction.content and correction.action != "Update":
         field = f"memory_in.corrections[{position}].content"
         raise BadMemoryIn(f"{field} belongs to the action Update, not to {correction.action}; leave it out")
-    return msgspec.structs.replace(correction, content=correction.content or None)
+    return Correction(correction.chunk_ids, correction.action, correction.reason, correction.content or None)
+
+
+def _without_unknown(problem: str) -> str:
+    """The problem without the name of an unknown member, with the known one that is meant if it is much like it."""
+    found = _UNKNOWN.fullmatch(problem)
+    if found is None:
+        return problem
+    near = difflib.get_close_matches(found[1].lower(), _MEMBERS, n=1)
+    return f"it has a member that memd does not know{f'; did you mean {near[0]}?' if near else ''}{found[2]}"
 
 
 def _check_topic(topic_id: str, field: str) -> None:
