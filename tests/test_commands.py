@@ -58,6 +58,8 @@ def test_a_turn_is_explained(told: DaemonProcess) -> None:
     explained = out(told, "turn", latest_turn(told))
     assert "[memory] Excerpts" in explained and FACTS[0] in explained and QUESTION in explained
     assert re.search(r"memory took \d+ tokens", explained)
+    budget = json.loads(out(told, "turn", latest_turn(told), "--json"))["budget_tokens"]
+    assert f"Candidates for a budget of {budget:,} tokens" in explained
     assert re.search(r"[0-9a-f]{4}\s.*\sinjected", explained)
     refused = told.run("turn", "0123456789abcdef")
     assert refused.returncode == 1 and "no receipt" in refused.stderr
@@ -100,7 +102,8 @@ def test_wrong_usage_says_what_to_do(told: DaemonProcess) -> None:
     before = told.export()
     for arguments, says in (
         (["correct", "a3f9"], "--deprecate"),
-        (["correct", "a3f9", "--helpful", "--deprecate"], "say what"),
+        (["correct", "a3f9", "--helpful", "--deprecate"], "not --helpful and --deprecate"),
+        (["correct", "a3f9", "--unhelpful", "--helpful"], "give one of --helpful, --unhelpful"),
         (["correct", "a3f9", "--update", "  "], "needs a text"),
         (["correct", "../etc", "--helpful"], "no chunk's id"),
         (["show", "?"], "no chunk's id"),

@@ -23,7 +23,7 @@ from memd.settings.model import Config
 from memd.wording import counted, for_terminal
 
 INDENT = 2
-NO_FLAG = "say what: --helpful, --unhelpful, --update TEXT or --deprecate"
+ONE_FLAG = "give one of --helpful, --unhelpful, --update TEXT and --deprecate"
 Lines = list[RenderableType]
 
 
@@ -70,8 +70,8 @@ def show(config_path: Path | None, data_dir: str | None, topic: str | None, as_j
 @click.command()
 @settings_flags
 @click.option("--topic", help="The topic of the chunks. Default: the one that has them.")
-@click.option("--helpful", "action", flag_value="Helpful", help="It counts for more from now on.")
-@click.option("--unhelpful", "action", flag_value="Unhelpful", help="It counts for less from now on.")
+@click.option("--helpful", is_flag=True, help="It counts for more from now on.")
+@click.option("--unhelpful", is_flag=True, help="It counts for less from now on.")
 @click.option("--update", "content", metavar="TEXT", help="It is wrong: TEXT takes its place.")
 @click.option("--deprecate", is_flag=True, help="It is wrong: it is not shown any more.")
 @click.option("--reason", default="", help="Why; kept in the log.")
@@ -80,7 +80,8 @@ def correct(
     config_path: Path | None,
     data_dir: str | None,
     topic: str | None,
-    action: str | None,
+    helpful: bool,
+    unhelpful: bool,
     content: str | None,
     deprecate: bool,
     reason: str,
@@ -90,12 +91,15 @@ def correct(
 
     A wrong chunk is kept in the log but not shown any more. `memd undo` takes a correction back.
     """
-    if sum((action is not None, content is not None, deprecate)) != 1:
-        raise BadQuestion(NO_FLAG)
+    given = {"--helpful": helpful, "--unhelpful": unhelpful, "--update": content is not None, "--deprecate": deprecate}
+    named = [flag for flag, is_given in given.items() if is_given]
+    if len(named) != 1:
+        raise BadQuestion(f"{ONE_FLAG}, not {' and '.join(named) or 'none of them'}")
     if content is not None and not content.strip():
         raise BadQuestion("--update needs a text; to take a chunk out without one, say --deprecate")
     config = config_of_existing(config_path, data_dir)
-    done, appended = _correct(config, chunk_ids, topic, action or "Update", content, reason)
+    action = "Helpful" if helpful else "Unhelpful" if unhelpful else "Update"
+    done, appended = _correct(config, chunk_ids, topic, action, content, reason)
     print_lines(appended)
     for chunk_id in done.failed:
         click.echo(f"{chunk_id}: not corrected: no live chunk has this id here")

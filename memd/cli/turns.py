@@ -153,12 +153,15 @@ def _costs(one: Receipt) -> str:
 def _left(one: Receipt) -> Lines:
     if not one.left_out and not one.replaced:
         return []
-    told = f"not in the prompt: {counted(one.left_out, 'message')}; a line in its place: {counted(one.replaced, 'result')}"
+    told = (
+        f"not in the prompt: {counted(one.left_out, 'message')}; a line in its place: {counted(one.replaced, 'result')}"
+    )
     return [told + (f"; {counted(one.freed_tokens, 'token')} left for this turn" if one.freed_tokens else "")]
 
 
 def _candidates(one: Receipt) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Candidates", title_justify="left")
+    title = f"Candidates for a budget of {counted(one.budget_tokens, 'token')}"
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
     for name in ("id", "score", "strength", "cosine", "meaning", "words", "neighbours", "times", "tokens", "verdict"):
         table.add_column(name, justify="left" if name in ("id", "verdict") else "right", no_wrap=True)
     for chunk in one.candidates:
