@@ -129,7 +129,8 @@ class RequestReader:
         """
         turn_id = record_of(request).id
         if not self._token and is_from_foreign_page(request):
-            log.warning("a web page gets no memory", extra={"turn": turn_id, "origin": request.headers["Origin"][:200]})
+            fields = {"turn": turn_id, "origin": request.headers["Origin"][:200]}
+            log.warning("a web page gets no memory", extra=fields)
             return "off", "off"
         named = ",".join(request.headers.getall(MODE_HEADER, [])).strip().lower() or "full"
         for mode in MODES:

@@ -62,7 +62,7 @@ class MemoryOut(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _WireCorrection(Correction, frozen=True, forbid_unknown_fields=True):
-    """A correction as clients write it: an Update with a misspelt `content` would take a chunk out without a replacement."""
+    """A correction as clients write it: an Update whose `content` is misspelt would only take a chunk out."""
 
 
 class _WireMemoryIn(msgspec.Struct, forbid_unknown_fields=True):
