@@ -16,6 +16,13 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else _PLURALS.get(noun, noun + 's')}"
 
 
+def sized(bytes_: int) -> str:
+    """`812 B`, `76 KB`, `4.2 MB`, `1,300 MB`."""
+    if bytes_ < 1e6:
+        return f"{bytes_} B" if bytes_ < 1e3 else f"{bytes_ / 1e3:.0f} KB"
+    return f"{bytes_ / 1e6:,.0f} MB" if bytes_ >= 1e8 else f"{bytes_ / 1e6:.1f} MB"
+
+
 def unsearched(chunks: int) -> str:
     """Say that so many chunks were embedded with another model, and what to do."""
     was, are = ("was", "is") if chunks == 1 else ("were", "are")

@@ -98,6 +98,31 @@ def test_a_chunk_is_taken_out(told: DaemonProcess) -> None:
     assert "is taken out" in out(told, "show", chunk["id"])
 
 
+def test_what_waits_in_the_journal_after_a_kill_is_told_shown_and_corrected(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    never = {"buffer": {"store_after_seconds": 3600, "idle_seconds": 3600, "journal_fsync": "always"}}
+    daemon = make_daemon(upstream.url, never).start()
+    daemon.chat([said(FACTS[0])], memory_in={"topic_id": "work"})
+    daemon.kill()
+    config = ("--config", str(daemon.config))  # without it a command's own daemon would store it after a second
+    waits = "2 messages are not in the log yet and wait in the journal"
+    assert waits in out(daemon, "stats")
+    assert json.loads(out(daemon, "stats", "--json"))["waiting_messages"] == 2
+    assert waits in daemon.run("check", *config).stdout
+    exported = daemon.run("export")
+    assert (exported.returncode, exported.stdout) == (0, "") and waits in exported.stderr
+    assert waits in out(daemon, "log", *config)
+
+    found = json.loads(out(daemon, "search", FACTS[0], "--json", *config))["chunks"][0]
+    shown = out(daemon, "show", found["id"], *config)
+    assert FACTS[0] in shown and "is not in the log yet" in shown
+    assert json.loads(out(daemon, "show", found["uuid"], "--json", *config))["versions"][0]["event"] == "pending"
+    assert "no chunk has the id" in daemon.run("show", "ffffffffffff", *config).stderr
+    assert "Helpful" in out(daemon, "correct", found["id"], "--helpful", *config)
+    assert "is live" in out(daemon, "show", found["id"], *config)
+
+
 def test_wrong_usage_says_what_to_do(told: DaemonProcess) -> None:
     before = told.export()
     for arguments, says in (

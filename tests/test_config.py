@@ -178,8 +178,8 @@ WRONG = {
     "ingest: {ignore: ['(']}": "ingest.ignore has '(', which is no regular expression",
     "ingest: {redact: maybe}": "ingest.redact is 'maybe'; give true or false",
     "ingest: {redact_builtin: [jwt, cards]}": "ingest.redact_builtin is ['jwt', 'cards']; give a list, each of its",
-    "upstream: {window: 100}": "upstream.window is 100; give one `name: value` per line: a value is a whole number",
-    "upstream: {window: {qwen: lots}}": "or auto",
+    "upstream: {window: 100}": "give a whole number from 256 to 100000000 or auto, or lines `name: value` with such values",
+    "upstream: {window: {qwen: lots}}": "or auto, or lines `name: value`",
     "upstream: {window: none}": "upstream.window is 'none'; give",
     "upstream: {api_key: [hunter2]}": "upstream.api_key is not a text; give one line of text",
     "ingest: {redact_patterns: [a]}": "ingest.redact_patterns is ['a']; give one `name: value` per line",
@@ -224,6 +224,7 @@ def test_a_wrong_setting_is_named_with_its_place_and_the_remedy(config_file: Pat
     ("name", "value", "expected"),
     [
         ("MEMD_LISTEN_PROT", "1", "MEMD_LISTEN_PROT: there is no such setting; did you mean MEMD_LISTEN_PORT?"),
+        ("MEMD_FOO", "1", "MEMD_FOO: there is no such setting; docs/settings.md lists them all"),
         ("MEMD_QQQ", "1", "MEMD_QQQ: there is no such setting; docs/settings.md lists them all"),
         ("MEMD_LISTEN_PORT", "x", "MEMD_LISTEN_PORT: listen.port is 'x'; give a whole number from 0 to 65535"),
         ("MEMD_LISTEN_PORT", "", "MEMD_LISTEN_PORT: listen.port is empty; give a whole number"),

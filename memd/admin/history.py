@@ -15,6 +15,7 @@ from memd.errors import BadQuestion, NotFound, StoreError
 from memd.recall.corrections import is_first, replacement_of
 from memd.recall.ranking import stream_of
 from memd.store.log.columns import uuid_bytes
+from memd.store.pending import UnstoredText
 from memd.store.snapshot import Place
 from memd.store.store import Snapshot
 
@@ -34,7 +35,7 @@ class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str
     event: str
     """`told`, `replacement` (by an Update), `Helpful`, `Unhelpful`, `Update` (taken out by one), `Undo`, `re-embedded`,
-    or `damaged`: it cannot be read."""
+    `pending`: said, and not in the log yet, or `damaged`: it cannot be read."""
     reason: str | None
     content: str
     """The chunk's text; of a chunk that was taken out, its last text."""
@@ -137,9 +138,7 @@ def named(snapshots: Iterable[Snapshot], chunk_id: str) -> tuple[Snapshot, bytes
         NotFound: there is none.
         BadQuestion: it is not an id, or several chunks match.
     """
-    digits = chunk_id.strip().lower().replace("-", "").removeprefix("[mem:").removesuffix("]")
-    if not 1 <= len(digits) <= 32 or not set(digits) <= _ID_DIGITS:
-        raise BadQuestion(f"{chunk_id[:60]!r} is no chunk's id: those are hexadecimal digits, as in [mem:a3f9]")
+    digits = _digits(chunk_id)
     found: dict[bytes, Snapshot] = {}
     for snapshot in snapshots:
         uuids = snapshot.uuids_with_prefix(digits)
@@ -155,12 +154,64 @@ def named(snapshots: Iterable[Snapshot], chunk_id: str) -> tuple[Snapshot, bytes
     return snapshot, only
 
 
+def pending_story(unstored: Iterable[tuple[str, UnstoredText]], chunk_id: str) -> ChunkStory | None:
+    """The story of a chunk that is not in the log yet; None if there is none with this id or uuid.
+
+    Args:
+        unstored: the topics, each with its text that is not stored.
+    """
+    digits = _digits(chunk_id)
+    for topic_id, text in unstored:
+        for run in text.chunks():
+            events = [_pending(topic_id, chunk.entry) for chunk in run]
+            for position, event in enumerate(events):
+                if digits == event.id or (len(digits) > len(event.id) and event.uuid.startswith(digits)):
+                    beside = [*events[max(0, position - 1) : position], None], [*events[position + 1 :], None]
+                    return ChunkStory(
+                        topic_id=topic_id,
+                        id=event.id,
+                        uuid=event.uuid,
+                        live=True,
+                        versions=(event,),
+                        before=beside[0][0],
+                        after=beside[1][0],
+                        replaces=(),
+                        replaced_by=(),
+                    )
+    return None
+
+
 def find(snapshot: Snapshot, chunk_id: str) -> tuple[Snapshot, bytes] | None:
     """The chunk of the topic that an id means, for a correction; None where it means none or several."""
     try:
         return named([snapshot], chunk_id)
     except (NotFound, BadQuestion):
         return None
+
+
+def _digits(chunk_id: str) -> str:
+    """The hexadecimal digits of an id, however it is written."""
+    digits = chunk_id.strip().lower().replace("-", "").removeprefix("[mem:").removesuffix("]")
+    if not 1 <= len(digits) <= 32 or not set(digits) <= _ID_DIGITS:
+        raise BadQuestion(f"{chunk_id[:60]!r} is no chunk's id: those are hexadecimal digits, as in [mem:a3f9]")
+    return digits
+
+
+def _pending(topic_id: str, entry: Entry) -> LogEvent:
+    return LogEvent(
+        canonical_id=entry.canonical_id,
+        at=entry.created_at,
+        topic_id=topic_id,
+        id=entry.public_id,
+        uuid=entry.uuid.hex(),
+        event="pending",
+        reason=None,
+        content=entry.displayed,
+        roles=entry.roles,
+        multiplier=entry.multiplier,
+        live=True,
+        supersedes=(),
+    )
 
 
 def _event(snapshot: Snapshot, place: Place) -> LogEvent:

@@ -18,6 +18,8 @@ from memd.admin.queries import ChunksQuery, ExportQuery, LogQuery, SearchQuery, 
 from memd.admin.receipts import Receipts
 from memd.admin.routing import get
 from memd.admin.topics import NamedTopics
+from memd.errors import NotFound
+from memd.ingest.unstored import BufferedText
 from memd.recall.explained import SearchAnswer, search_answer
 from memd.recall.retrieve import Budget, Filters, Retriever, Searchable
 from memd.store.disk import LocalDisk
@@ -88,8 +90,11 @@ class LogRoutes:
 
     @get("/memd/chunks/{id}")
     async def chunk(self, chunk_id: str, query: TopicsQuery) -> history.ChunkStory:
-        """Everything about one chunk."""
-        story = await self._read_snapshots(query, lambda snapshots: history.story(*history.named(snapshots, chunk_id)))
+        """Everything about one chunk, also of one that is not in the log yet."""
+        async with self._topics.held(query.topic) as found:
+            snapshots = [topic.log.snapshot() for topic in found]
+            unstored = [(topic.id, topic.unstored()) for topic in found]
+            story = await _in_thread(lambda: _story(snapshots, unstored, chunk_id))
         turns = await self._receipts.latest(CHUNK_TURNS_MAX, topic_id=None, before=None, uuid=story.uuid)
         return msgspec.structs.replace(story, turns=tuple(one.turn_id for one in turns))
 
@@ -112,6 +117,16 @@ class LogRoutes:
         async with self._topics.held(query.topic) as found:
             snapshots = [topic.log.snapshot() for topic in found]
             return await _in_thread(lambda: read(snapshots))
+
+
+def _story(snapshots: list[Snapshot], unstored: list[tuple[str, BufferedText]], chunk_id: str) -> history.ChunkStory:
+    try:
+        return history.story(*history.named(snapshots, chunk_id))
+    except NotFound:
+        story = history.pending_story(unstored, chunk_id)
+        if story is None:
+            raise
+        return story
 
 
 def _encoded(lines: Iterator[dict[str, Any]]) -> Iterator[bytes]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +55,7 @@ def config_of(path: Path | None, given: dict[str, Any]) -> Config:
         ConfigError: a setting is wrong.
     """
     flags = {key: value for key, value in given.items() if value is not None}
-    return load_config(path, os.environ, flags, tell=partial(click.echo, err=True))
+    return load_config(path, os.environ, flags, tell=lambda line: click.echo(f"memd: {line}", err=True))
 
 
 def config_of_existing(config_path: Path | None, data_dir: str | None) -> Config:

@@ -18,8 +18,10 @@ from rich.text import Text
 from memd.admin.history import ChunkStory, LogEvent, LogPage
 from memd.cli.flags import FOUND_SOMETHING, config_of_existing, print_lines, settings_flags
 from memd.cli.running import RunningDaemon, daemon_for
+from memd.cli.waiting import waiting_messages, waiting_note
 from memd.errors import BadQuestion, NotFound
 from memd.settings.model import Config
+from memd.store.disk import DiskFiles
 from memd.wording import counted, for_terminal
 
 INDENT = 2
@@ -136,6 +138,9 @@ def _log(config: Config, topics: Sequence[str], before: str | None, limit: int) 
     lines: Lines = [_event(event) for event in page.events]
     if not lines:
         lines.append("Nothing is stored.")
+    waiting = [waiting_messages(config.data_dir, DiskFiles(), topic) for topic in topics or (None,)]
+    if note := waiting_note(sum(waiting)):
+        lines.append(note)
     if page.next is not None:
         lines.append(f"There is more: --before {page.next}")
     return told, lines
@@ -147,6 +152,8 @@ def _show(config: Config, chunk_id: str, topic: str | None) -> tuple[bytes, Line
         told = daemon.get(f"/memd/chunks/{_path(chunk_id)}", topic=topic)
     story = msgspec.json.decode(told, type=ChunkStory)
     state = "is live" if story.live else "is taken out"
+    if story.versions[-1].event == "pending":
+        state = "was said and is not in the log yet: it waits in hot.log until memd stores it"
     lines: Lines = [Text(f"{story.id} ({story.uuid}) in topic {story.topic_id} {state}", style="bold"), ""]
     lines += [_event(version) for version in story.versions]
     for name, uuids in (("Took the place of", story.replaces), ("Its place was taken by", story.replaced_by)):

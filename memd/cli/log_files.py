@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from memd.cli.flags import FOUND_SOMETHING, config_of_existing, settings_flags
+from memd.cli.waiting import waiting_messages, waiting_note
 from memd.errors import StoreError
 from memd.store.disk import DiskFiles
 from memd.store.layout import LOCK_NAME
@@ -60,6 +61,8 @@ def export(config_path: Path | None, data_dir: str | None, topic: str | None, li
             for entry in export_log(folder, DiskFiles(), topic_id=topic, live_only=live):
                 file.write(msgspec.json.encode(entry) + b"\n")
             file.flush()
+        if note := waiting_note(waiting_messages(folder, DiskFiles(), topic)):
+            click.echo(f"memd: {note}", err=True)
     except BrokenPipeError:
         # The reader has seen enough (`memd export | head`). Python would complain once more when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

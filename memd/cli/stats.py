@@ -16,12 +16,13 @@ from rich.table import Table
 
 from memd.cli.flags import config_of_existing, print_lines, settings_flags
 from memd.cli.running import RunningDaemon
+from memd.cli.waiting import waiting_messages, waiting_note
 from memd.embedding.loading import load_embedder
 from memd.errors import EmbeddingError
 from memd.settings.model import Config
 from memd.store.disk import DiskFiles
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
-from memd.wording import tallied, unsearched
+from memd.wording import sized, tallied, unsearched
 
 
 @click.command()
@@ -50,6 +51,8 @@ class StoredFigures(msgspec.Struct, frozen=True, kw_only=True):
     daemon_url: str | None
     daemon: dict[str, Any] | None
     """The answer of `/memd/stats`; None if no daemon holds this folder."""
+    waiting_messages: int
+    """Messages that were said and are not in the log yet, only in its journal."""
     unsearched_chunks: int
     """Live chunks that another model than `embedding.model` embedded; 0 if that model is not on this machine."""
 
@@ -70,6 +73,7 @@ def _gather(config: Config) -> StoredFigures:
         topics=topics,
         daemon_url=None if daemon is None else daemon.url,
         daemon=told,
+        waiting_messages=waiting_messages(data_dir, DiskFiles()),
         unsearched_chunks=_unsearched_chunks(config, topics),
     )
 
@@ -96,15 +100,17 @@ def _table(figures: StoredFigures) -> list[RenderableType]:
             topic.topic_id,
             f"{topic.chunks:,}",
             f"{topic.entries:,}",
-            _megabytes(topic.log_bytes + topic.derived_bytes),
+            sized(topic.log_bytes + topic.derived_bytes),
             *_measured(in_memory.get(topic.topic_id)),
         )
     notes = [f"{unsearched(figures.unsearched_chunks)}."] if figures.unsearched_chunks else []
+    if waiting := waiting_note(figures.waiting_messages):
+        notes.append(f"{waiting}.")
     if figures.daemon is None:
         return [shown, *notes, "No daemon holds this folder; only a running one knows the last four columns."]
     notes += [sentence for topic in in_memory.values() for sentence in topic["damage"]]
     used, allowed = figures.daemon["memory_bytes"], figures.daemon["memory_bytes_max"]
-    told = [f"The daemon at {figures.daemon_url} has {_megabytes(used)} of at most {_megabytes(allowed)} loaded."]
+    told = [f"The daemon at {figures.daemon_url} has {sized(used)} of at most {sized(allowed)} loaded."]
     redacted = figures.daemon.get("redacted")
     if redacted is not None:
         told.append(f"Redacted in what it has stored since its start: {tallied(redacted) or 'nothing'}.")
@@ -116,12 +122,8 @@ def _measured(topic: dict[str, Any] | None) -> list[str]:
         return ["-"] * 4
     fan_out, rate = topic["fan_out_ms"], topic["scanned_per_second"]
     return [
-        _megabytes(topic["memory_bytes"]),
+        sized(topic["memory_bytes"]),
         f"{topic['indexes_loaded']}/{topic['indexes']}",
         "-" if fan_out is None else f"{fan_out:.2f} ms",
         "-" if rate is None else f"{rate / 1e6:.1f} M/s",
     ]
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.0f} MB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

@@ -84,6 +84,20 @@ def owed_parts(conversation: Conversation) -> list[Part]:
     return [Part(((item.identity, item.message),), 0, instructions=True) for item in items]
 
 
+def unstored_messages(buffer: HotBuffer) -> int:
+    """How many messages are to be stored and are not, each counted once whatever branches have it."""
+    found: set[bytes] = set()
+    for one in buffer.conversations():
+        owed = (one.messages[position] for position in one.owed)
+        rest = (item for item in one.messages[one.stored : one.wanted_end] if _is_to_be_stored(item))
+        found.update(item.identity for item in (*rest, *owed))
+    return len(found)
+
+
+def _is_to_be_stored(item: Buffered) -> bool:
+    return item.message is not None and compaction.is_stored_kind(item.message)
+
+
 class PartCutter:
     """Cuts the parts of one topic and keeps them as long as they are pending. Thread-safe."""
 

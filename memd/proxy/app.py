@@ -35,7 +35,7 @@ from memd.proxy.connections import listen
 from memd.proxy.parts import Daemon, make_parts, router_of
 from memd.proxy.relay import Relayed
 from memd.proxy.routing import Router
-from memd.proxy.upstream.client import window_unknown
+from memd.proxy.upstream.client import ASK_SECONDS, window_unknown
 from memd.proxy.upstream.llama_child import LlamaChild
 from memd.recall.retrieve import Retriever
 from memd.settings.model import Config
@@ -46,6 +46,7 @@ from memd.store.layout import ADDRESS_NAME
 from memd.store.store import Store
 from memd.telemetry.logging import configure_logging
 from memd.telemetry.metrics import Metrics
+from memd.wording import counted
 
 log = logging.getLogger("memd")
 
@@ -177,7 +178,7 @@ def _announce(daemon: Daemon, seconds: float) -> None:
     lines = [
         f"memd {__version__}: listening on {daemon.base_url} (ready in {seconds:.1f} s)",
         f"  point your client at   {daemon.base_url}/v1",
-        f"  memory in              {config.data_dir}  ({topics} topics)",
+        f"  memory in              {config.data_dir}  ({counted(topics, 'topic')})",
     ]
     if daemon.redactor:
         lines.append(f"  redacted before stored {', '.join(daemon.redactor.names)}")
@@ -186,6 +187,9 @@ def _announce(daemon: Daemon, seconds: float) -> None:
         lines.append(f"  upstream               {daemon.upstream.url}  ({facts.model or 'model unknown'}, {window})")
         if not facts.window:
             lines.append(f"                         {window_unknown(facts)}")
+    elif facts.is_slow:
+        told = f"did not answer within {ASK_SECONDS:g} s: it is asked again in the background"
+        lines.append(f"  upstream               {daemon.upstream.url}  {told}")
     else:
         lines.append(f"  upstream               {daemon.upstream.url}  NOT REACHABLE yet: requests get 502 until it is")
     sys.stdout.write("\n".join(lines) + "\n")

@@ -124,8 +124,8 @@ class RequestReader:
     def mode(self, request: web.Request) -> tuple[Mode, str]:
         """The memory mode that a request asks for, and its status if memory has no part in it.
 
-        It is `off` for a web page from elsewhere, where no token protects, and for a value that is no mode: who mistypes
-        the one that stores nothing must not be stored.
+        It is `off` for a web page from elsewhere, where no token protects, and for a value that is no mode: who
+        mistypes the one that stores nothing must not be stored.
         """
         turn_id = record_of(request).id
         if not self._token and is_from_foreign_page(request):

@@ -242,11 +242,13 @@ class Forwarding:
         answer, body = await self._offered()
         if self._learned(answer, body):
             shorter = await self._prepare_again()
+            self._log_refusal(answer, "nothing more may leave" if shorter is None else "sent again, shorter")
             if shorter is not None:
                 freed_tokens = self.prepared.freed_tokens + shorter.freed_tokens
                 self.prepared = msgspec.structs.replace(shorter, freed_tokens=freed_tokens)
                 second, second_body = await self._offered()
                 if self._learned(second, second_body):
+                    self._log_refusal(second, "passed on to the client")
                     second.close()
                 else:
                     answer.close()
@@ -260,10 +262,14 @@ class Forwarding:
         if refusal is None:
             return False
         believed = self._learn(refusal)
-        said = "the upstream refused a prompt as too long" + ("" if believed else ", which cannot be: not believed")
-        fields = {"turn": self._received.asked.turn_id, "window": refusal.window, "http_status": answer.status}
-        log.warning(said, extra=fields)
+        if not believed:
+            self._log_refusal(answer, "not believed: the prompt is too short for that")
         return believed
+
+    def _log_refusal(self, answer: aiohttp.ClientResponse, then: str) -> None:
+        window = self._upstream.known_window(self._received.request.model).tokens
+        fields = {"turn": self._received.asked.turn_id, "window": window, "http_status": answer.status, "then": then}
+        log.warning("the upstream refused a prompt as too long", extra=fields)
 
     async def _offered(self) -> tuple[aiohttp.ClientResponse, bytes | None]:
         """Offer the prompt, and where it is refused for its memory, with memory merged and then without memory.

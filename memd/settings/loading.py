@@ -131,8 +131,9 @@ def _given(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, ob
         if not name.startswith(ENVIRONMENT_PREFIX) or name == CONFIG_VARIABLE:
             continue
         if name not in key_of:
-            near = difflib.get_close_matches(name, [*key_of, CONFIG_VARIABLE], n=1)
-            remedy = f"did you mean {near[0]}?" if near else "docs/settings.md lists them all"
+            known = [one.removeprefix(ENVIRONMENT_PREFIX) for one in (*key_of, CONFIG_VARIABLE)]
+            near = difflib.get_close_matches(name.removeprefix(ENVIRONMENT_PREFIX), known, n=1)
+            remedy = f"did you mean {ENVIRONMENT_PREFIX}{near[0]}?" if near else "docs/settings.md lists them all"
             raise ConfigError(f"{name}: there is no such setting; {remedy} (or unset the variable)")
         key = key_of[name]
         is_text = key in REMOVED or isinstance(msgspec.inspect.type_info(_KEYS[key]), msgspec.inspect.StrType)
@@ -177,7 +178,9 @@ def _allowed(kind: msgspec.inspect.Type) -> str:
     """Describe the values that a type allows."""
     match kind:
         case msgspec.inspect.UnionType():
-            return " or ".join(_allowed(member) for member in reversed(kind.types))
+            lines = [member for member in kind.types if isinstance(member, msgspec.inspect.DictType)]
+            single = [_allowed(member) for member in reversed(kind.types) if member not in lines]
+            return ", or ".join([" or ".join(single), *("lines `name: value` with such values" for _ in lines)])
         case msgspec.inspect.LiteralType():
             return " or ".join(str(value) for value in kind.values)
         case msgspec.inspect.IntType():

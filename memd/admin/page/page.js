@@ -2,7 +2,7 @@
 // function that takes events; one that was left gets no more of them.
 
 import { get, listen } from "./api.js";
-import { bytes, el, number, problem } from "./dom.js";
+import { bytes, count, el, number, problem } from "./dom.js";
 import { show as chunk } from "./chunk.js";
 import { show as search } from "./search.js";
 import { show as timeline } from "./timeline.js";
@@ -84,7 +84,7 @@ function drawHealth() {
   const upstream = health?.upstream;
   const size = topics.reduce((sum, topic) => sum + topic.log_bytes, 0);
   const items = health
-    ? [item("Store", health.status === "ok", `${health.status}, ${number(topics.length)} topics, ${bytes(size)}`),
+    ? [item("Store", health.status === "ok", `${health.status}, ${count(topics.length, "topic")}, ${bytes(size)}`),
       item("Model", upstream.reachable, upstream.window ? `window of ${number(upstream.window)} tokens` : "window unknown: nothing leaves the prompt; set upstream.window"),
       item("Upstream", upstream.reachable, `${upstream.url} ${upstream.reachable ? "answers" : "does not answer"}`)]
     : [item("memd", false, "does not answer")];

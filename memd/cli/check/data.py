@@ -11,13 +11,14 @@ from pathlib import Path
 from memd import __version__
 from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
 from memd.cli.running import RunningDaemon
+from memd.cli.waiting import waiting_messages, waiting_note
 from memd.errors import StoreError
 from memd.store.disk import LocalDisk
 from memd.store.layout import LOCK_NAME, TopicLayout, topic_ids_in
 from memd.store.log.recovery import Finding
 from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.store.tools.verify import verify
-from memd.wording import counted
+from memd.wording import counted, sized
 
 DIRECTORY, LOCK, LOG = "data directory", "lock", "log"
 FREE_BYTES_LOW = 512 << 20
@@ -83,10 +84,16 @@ def log(data_dir: Path, topics: list[TopicDiskUsage], files: LocalDisk) -> Itera
     """Check that the log is whole; a large one is only counted."""
     stored = sum(topic.log_bytes + topic.derived_bytes for topic in topics)
     chunks = sum(topic.chunks for topic in topics)
-    said = f"{counted(len(topics), 'topic')}, {counted(chunks, 'chunk')}, {stored / 1e6:,.1f} MB"
+    said = f"{counted(len(topics), 'topic')}, {counted(chunks, 'chunk')}, {sized(stored)}"
     if not topics:
         yield ok(LOG, "nothing is stored yet")
         return
+    try:
+        waiting = waiting_note(waiting_messages(data_dir, files))
+    except StoreError as error:
+        yield failed_with(LOG, error)
+    else:
+        said += f"; {waiting}" if waiting else ""
     if stored > READ_BYTES_MAX:
         yield ok(LOG, f"{said}; counted, not read through", "`memd verify` reads every byte of it")
         return

@@ -75,11 +75,10 @@ def key_headers(config: Config) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def ask_without_memory(base_url: str, token: str, model: str) -> LiveAnswer:
+def ask_without_memory(config: Config, base_url: str, model: str) -> LiveAnswer:
     """Let a running daemon forward a question to the model without memory."""
-    return asyncio.run(
-        _ask_without_memory(base_url, {"X-Memory-Mode": "off"} | ({TOKEN_HEADER: token} if token else {}), model)
-    )
+    token = {TOKEN_HEADER: config.auth.token} if config.auth.token else {}
+    return asyncio.run(_ask_without_memory(base_url, {"X-Memory-Mode": "off", **token, **key_headers(config)}, model))
 
 
 async def _recall_a_fact(config: Config, model: str) -> LiveAnswer:

@@ -37,8 +37,9 @@ def access(config: Config, path: Path | None, places: Mapping[str, str]) -> Chec
     if token and path is not None and given.startswith(f"{path}, line ") and _others_may_read(path):
         said, remedy = f"others on this machine may read auth.token in {path}", f"chmod 600 {path}"
         return warning(ACCESS, said, f"{remedy}, or give it as MEMD_AUTH_TOKEN")
-    if is_open and len(token) < TOKEN_CHARACTERS_MIN:
-        said = f"{host} can be reached by others, and auth.token has only {counted(len(token), 'character')}"
+    if (is_open or token) and len(token) < TOKEN_CHARACTERS_MIN:
+        who = f"{host} can be reached by others, and" if is_open else "only this machine, but"
+        said = f"{who} auth.token has only {counted(len(token), 'character')}"
         return warning(ACCESS, said, "take a longer one, for example what `openssl rand -hex 24` prints")
     if is_open:
         said = f"{host} can be reached by others; each request has to show auth.token, and nothing is encrypted"

@@ -15,6 +15,7 @@ from memd.cli.check.result import CheckResult, failed, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import MemdError
 from memd.proxy.upstream.probing import UpstreamProbe, probe_upstream
+from memd.settings.loading import variable_of
 from memd.settings.model import Config
 from memd.wording import counted
 
@@ -22,6 +23,8 @@ UPSTREAM, WINDOW, COUNTS, PLACEMENT, LIVE = "upstream", "model", "exact counts",
 START_IT = (
     "start it there (for llama.cpp: llama-server -m MODEL.gguf --port 8080), or set upstream.url to where it runs"
 )
+FROM_DAEMON = "as the running daemon knows"
+KEY_VARIABLE = variable_of("upstream.api_key")
 WANTS_KEY = frozenset({401, 403})
 SET_WINDOW = "set upstream.window to what the model can take, for example upstream.window: 32768"
 
@@ -35,9 +38,18 @@ def as_served(config: Config, daemon: RunningDaemon) -> Config:
     return msgspec.structs.replace(config, upstream=msgspec.structs.replace(config.upstream, url=url))
 
 
-def upstream(config: Config) -> tuple[UpstreamProbe, list[CheckResult]]:
-    """Check everything that needs no generation."""
+def served_window(daemon: RunningDaemon) -> int | None:
+    """The window that a running daemon knows: a client's key may have told it, or a refusal."""
+    told = daemon.health().get("upstream")
+    window = told.get("window") if isinstance(told, dict) else None
+    return window if isinstance(window, int) else None
+
+
+def upstream(config: Config, served: int | None = None) -> tuple[UpstreamProbe, list[CheckResult]]:
+    """Check everything that needs no generation; `served`: the window that a running daemon knows."""
     probe = probe_upstream(config)
+    if probe.window is None and served is not None:
+        probe = msgspec.structs.replace(probe, window=served, window_source=FROM_DAEMON)
     if probe.problem:
         return probe, [failed(UPSTREAM, f"{probe.url} does not answer: {probe.problem}", START_IT)]
     if probe.is_memd:
@@ -56,9 +68,9 @@ def upstream(config: Config) -> tuple[UpstreamProbe, list[CheckResult]]:
 def live(config: Config, probe: UpstreamProbe, daemon: RunningDaemon | None) -> Iterator[CheckResult]:
     """Hold a conversation; of a running daemon check what leaves no trace in it."""
     if daemon is not None:
-        yield _judge_forwarding(daemon, ask_without_memory(daemon.url, config.auth.token, probe.model or "any"))
+        yield _judge_forwarding(config, daemon, ask_without_memory(config, daemon.url, probe.model or "any"))
     recalled = recall_a_fact(config, probe.model or "any")
-    yield _judge_recall(recalled)
+    yield _judge_recall(config, recalled)
     if not recalled.problem and recalled.status == 200:
         yield _judge_loop(hold_a_loop(config, probe.model or "any", probe.window))
 
@@ -66,14 +78,17 @@ def live(config: Config, probe: UpstreamProbe, daemon: RunningDaemon | None) -> 
 def _window(config: Config, probe: UpstreamProbe) -> CheckResult:
     name = probe.model or "a model that the server does not name"
     if probe.window is not None:
-        source = " (upstream.window)" if probe.window_source == "upstream.window" else ""
+        source = f" ({probe.window_source})" if probe.window_source in ("upstream.window", FROM_DAEMON) else ""
         return ok(WINDOW, f"{name}, window {counted(probe.window, 'token')}{source}")
     if isinstance(config.buffer.hard_tokens, int):
         said = f"{name}; its window is not told, buffer.hard_tokens {config.buffer.hard_tokens:,} bounds what is sent"
         return warning(WINDOW, said, SET_WINDOW)
+    if probe.wants_key and config.upstream.api_key:
+        said = f"{name}; the server refuses the key in upstream.api_key: until a client shows one, nothing leaves"
+        return warning(WINDOW, f"{said} the prompt", f"correct it ({KEY_VARIABLE}), or set upstream.window")
     if probe.wants_key:
         said = f"{name}; the server wants a key before it tells its window: until a client shows one, nothing leaves"
-        return warning(WINDOW, f"{said} the prompt", "set upstream.api_key, or upstream.window")
+        return warning(WINDOW, f"{said} the prompt", f"set upstream.api_key ({KEY_VARIABLE}), or upstream.window")
     said = f"{name}; the server does not tell its window: nothing leaves the prompt until it is known"
     return warning(WINDOW, said, SET_WINDOW)
 
@@ -104,9 +119,9 @@ def _placement(config: Config, probe: UpstreamProbe) -> CheckResult:
     return ok(PLACEMENT, f"{chosen}, and the model's chat template shows it")
 
 
-def _judge_forwarding(daemon: RunningDaemon, answer: LiveAnswer) -> CheckResult:
+def _judge_forwarding(config: Config, daemon: RunningDaemon, answer: LiveAnswer) -> CheckResult:
     name = f"the daemon at {daemon.url}"
-    problem = _problem(answer)
+    problem = _problem(config, answer)
     if problem is not None:
         return problem
     try:
@@ -116,8 +131,8 @@ def _judge_forwarding(daemon: RunningDaemon, answer: LiveAnswer) -> CheckResult:
     return ok(LIVE, f"{name} passes a chat request on, and its memory answers a search")
 
 
-def _judge_recall(answer: LiveAnswer) -> CheckResult:
-    problem = _problem(answer)
+def _judge_recall(config: Config, answer: LiveAnswer) -> CheckResult:
+    problem = _problem(config, answer)
     if problem is not None:
         return problem
     if answer.memory_status != "injected":
@@ -150,15 +165,19 @@ def _judge_loop(loop: HeldLoop) -> CheckResult:
     return warning(LIVE, said, "ask again when the model server has nothing else to do")
 
 
-def _problem(answer: LiveAnswer) -> CheckResult | None:
+def _problem(config: Config, answer: LiveAnswer) -> CheckResult | None:
     """Return the result for a request that got no answer; None if it got one."""
     if answer.problem:
         return failed(
             LIVE, f"no answer: {answer.problem}", "look at the model server's log, and run memd check without --live"
         )
     if answer.status in WANTS_KEY:
-        said = f"the model server wants a key ({answer.status}: {answer.text}), which memd check has not"
-        return warning(LIVE, said, "clients send it: memd passes their Authorization on")
+        told = f"({answer.status}: {answer.text})"
+        if config.upstream.api_key:
+            said = f"the model server refuses the key in upstream.api_key {told}"
+            return warning(LIVE, said, f"correct it ({KEY_VARIABLE}); clients send their own")
+        said = f"the model server wants a key {told}, which memd check has not"
+        return warning(LIVE, said, f"clients send it; for this check set upstream.api_key ({KEY_VARIABLE})")
     if answer.status != 200:
         return failed(
             LIVE, f"the model server answered {answer.status}: {answer.text}", "look at the model server's log"

@@ -33,6 +33,8 @@ from memd.wire.api import Placement
 log = logging.getLogger("memd")
 
 ASK_SECONDS = 2.0
+PROBE_SECONDS = 30.0
+"""The longest that a probe in the background waits for an answer: a server may be busy with a prompt."""
 REFRESH_SECONDS = 30.0
 """Age at which the window and the template are probed again: the model behind an address may change."""
 RETRY_SECONDS = 3.0
@@ -70,6 +72,10 @@ class UpstreamFacts(msgspec.Struct, frozen=True):
     """The window in tokens of `model`, or of all models; None if it is not known or differs from model to model."""
     wants_key: bool = False
     """It tells nothing without a key."""
+    key_refused: bool = False
+    """It tells nothing for the key that the latest probe carried."""
+    is_slow: bool = False
+    """It has not answered the latest probe within `ASK_SECONDS`, or not yet."""
     model: str = ""
     template: bytes = b""
     """The 16-byte digest of the chat template; empty if unknown."""
@@ -80,6 +86,10 @@ class UpstreamFacts(msgspec.Struct, frozen=True):
 def window_unknown(facts: UpstreamFacts) -> str:
     """Say why no window is known, what that means, and what to do."""
     reason = "without a key the server tells nothing" if facts.wants_key else "the server tells no window"
+    if facts.key_refused:
+        reason = "the server refuses the key that it was shown"
+    elif facts.is_slow:
+        reason = f"the server has not told its window within {ASK_SECONDS:g} s and is asked again in the background"
     remedy = "set upstream.api_key, or upstream.window" if facts.wants_key else "set upstream.window"
     return f"{reason}: nothing leaves the prompt until it is known; {remedy}"
 
@@ -171,10 +181,12 @@ class Upstream:
             asked_for = "" if self._windows.is_told_for_all() else model
             asked_at, is_unknown = self._asked_at.get(asked_for), self._windows.of(model).tokens is None
             running = self._asking or self._probe_if_due(asked_for, asked_at, is_unknown, credentials)
-            must_know = is_unknown and (asked_at is None or not self._is_settled)
+            must_know = is_unknown and (asked_at is None or not self._is_settled) and not self._facts.is_slow
             if running is None or not (wait or must_know):
                 return self.facts
             done, _ = await asyncio.wait({running}, timeout=max(0.0, deadline - time.monotonic()))
+            if not done:
+                self._facts = msgspec.structs.replace(self._facts, is_slow=True)
             if not done or asked_at is not None or asked_for in self._asked_at:
                 return self.facts  # else the probe under way was for another model
 
@@ -232,7 +244,8 @@ class Upstream:
             facts, props = await self._read_props(headers)
             self._is_settled = props is not None
             if props is not None:
-                windows = await ask_windows(partial(self._ask_json, headers=headers), props, model)
+                ask = partial(self._ask_json, headers=headers, seconds=PROBE_SECONDS)
+                windows = await ask_windows(ask, props, model)
                 if windows or not facts.wants_key:
                     self._windows.told(windows)
                 self._is_settled = bool(windows) or not facts.wants_key
@@ -254,19 +267,21 @@ class Upstream:
         known: without a window, prompts could outgrow it.
         """
         try:
-            async with asyncio.timeout(ASK_SECONDS):
+            async with asyncio.timeout(PROBE_SECONDS):
                 answer = await self.send("GET", "/props", headers, None)
                 async with answer:
                     body = await answer.read()
         except TimeoutError:
-            return self._facts, None
+            return msgspec.structs.replace(self._facts, is_slow=True), None
         except aiohttp.ClientError:
             self._windows.forget_refusals()
-            return msgspec.structs.replace(self._facts, reachable=False), None
+            return msgspec.structs.replace(self._facts, reachable=False, is_slow=False), None
         if answer.status == LOADING:
-            return msgspec.structs.replace(self._facts, reachable=True), None
+            return msgspec.structs.replace(self._facts, reachable=True, is_slow=False), None
         if answer.status in WANTS_KEY:
-            return msgspec.structs.replace(self._facts, reachable=True, wants_key=True), {}
+            refused = any(name in headers for name in ("Authorization", "X-Api-Key"))
+            known = msgspec.structs.replace(self._facts, reachable=True, is_slow=False)
+            return msgspec.structs.replace(known, wants_key=True, key_refused=refused), {}
         props = _props_of(body) if answer.status == 200 else {}
         return self._with_known_placement(_facts_from(props)), props
 
@@ -291,12 +306,14 @@ class Upstream:
         prompt = told.get("prompt") if isinstance(told, dict) and answer.status == 200 else None
         return prompt if isinstance(prompt, str) else None
 
-    async def _ask_json(self, method: str, path: str, body: bytes | None, headers: CIMultiDict[str]) -> Any:
+    async def _ask_json(
+        self, method: str, path: str, body: bytes | None, headers: CIMultiDict[str], seconds: float = ASK_SECONDS
+    ) -> Any:
         sent = CIMultiDict(headers)
         if body is not None:
             sent["Content-Type"] = "application/json"
         try:
-            async with asyncio.timeout(ASK_SECONDS):
+            async with asyncio.timeout(seconds):
                 answer = await self.send(method, path, sent, body)
                 async with answer:
                     return msgspec.json.decode(await answer.read()) if answer.status == 200 else None
