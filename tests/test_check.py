@@ -23,6 +23,7 @@ from full_disk import FullDisk
 from llama_server import running_llama
 from recording_upstream import Request, Response, chat_answer, recording_upstream
 from strict_llama import StrictLlama
+from strict_server import StrictServer
 
 from memd.assets import ranks_bytes
 from memd.cli.check import data, installation, loop
@@ -285,6 +286,9 @@ def test_a_token_that_others_may_read_or_guess_is_a_warning(tmp_path: Path, llam
     assert f"chmod 600 {place.config}" in place.warnings()["access"]
     place.config.chmod(0o600)
     assert place.warnings() == {}
+    place = Place(tmp_path, {"upstream": {"url": llama}, "auth": {"token": "short"}})
+    place.config.chmod(0o600)
+    assert "only this machine, but auth.token has only 5 characters" in place.warnings()["access"]
     place = Place(
         tmp_path, {"upstream": {"url": llama}, "auth": {"token": "a"}, "listen": {"host": "0.0.0.0", "port": 0}}
     )
@@ -316,15 +320,33 @@ def test_a_server_that_hides_its_window_is_a_warning_unless_the_settings_have_it
         assert code == 0 and found["model"][0]["said"].endswith("window 9,000 tokens (upstream.window)")
 
 
-def test_a_server_that_wants_a_key_is_said_to_want_one(tmp_path: Path) -> None:
+def test_a_server_that_wants_a_key_is_said_to_want_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def refusing(_: Request) -> Response:
         return Response((b'{"error": {"message": "Invalid API Key"}}',), status=401)
 
     with recording_upstream(window=None) as upstream:
         upstream.answer = refusing
         code, found = Place(tmp_path, {"upstream": {"url": upstream.url}}).check("--live")
+        wrong = Place(tmp_path, {"upstream": {"url": upstream.url, "api_key": "not-this-one"}}).check("--live")[1]
     assert code == 0
     assert "wants a key" in found["model"][0]["said"] and found["live"][0]["mark"] == "warning"
+    assert all("MEMD_UPSTREAM_API_KEY" in found[check][0]["remedy"] for check in ("model", "live"))
+    for outcome in (wrong["model"][0], wrong["live"][0]):
+        assert outcome["mark"] == "warning" and "refuses the key in upstream.api_key" in outcome["said"]
+    assert capsys.readouterr().err == "", "the log of its own daemon is not for people"
+
+
+def test_a_window_that_only_the_running_daemon_knows_is_told(make_daemon: MakeDaemon) -> None:
+    told = {"/props": {"default_generation_settings": {"n_ctx": 8192}, "model_alias": "tiny"}}
+    with recording_upstream(answer=StrictServer(8192, tells=told, key="sesame").answer) as upstream:
+        daemon = make_daemon(upstream.url).start()
+        before = json.loads(daemon.run("check", "--json", "--config", str(daemon.config)).stdout)
+        daemon.chat([{"role": "user", "content": "Hello"}], {"Authorization": "Bearer sesame"})
+        after = json.loads(daemon.run("check", "--json", "--config", str(daemon.config)).stdout)
+    [unknown] = [outcome for outcome in before["checks"] if outcome["check"] == "model"]
+    [known] = [outcome for outcome in after["checks"] if outcome["check"] == "model"]
+    assert unknown["mark"] == "warning" and known["mark"] == "ok"
+    assert known["said"].endswith("window 8,192 tokens (as the running daemon knows)")
 
 
 @pytest.mark.llama

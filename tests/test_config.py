@@ -178,7 +178,7 @@ WRONG = {
     "ingest: {ignore: ['(']}": "ingest.ignore has '(', which is no regular expression",
     "ingest: {redact: maybe}": "ingest.redact is 'maybe'; give true or false",
     "ingest: {redact_builtin: [jwt, cards]}": "ingest.redact_builtin is ['jwt', 'cards']; give a list, each of its",
-    "upstream: {window: 100}": "give a whole number from 256 to 100000000 or auto, or lines `name: value` with such values",
+    "upstream: {window: 100}": "100000000 or auto, or lines `name: value` with such values",
     "upstream: {window: {qwen: lots}}": "or auto, or lines `name: value`",
     "upstream: {window: none}": "upstream.window is 'none'; give",
     "upstream: {api_key: [hunter2]}": "upstream.api_key is not a text; give one line of text",

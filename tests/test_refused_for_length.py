@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -11,11 +13,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+from daemon_process import wait_until
 from recording_upstream import Request, Response, recording_upstream
 from strict_server import StrictServer, prompt_tokens
 
 from memd.proxy.app import running
 from memd.proxy.parts import Daemon
+from memd.proxy.upstream.client import ASK_SECONDS, window_unknown
 from memd.settings import model as settings
 
 WORDS = "harbour lantern because the quietly seventeen of boats was painted "
@@ -81,11 +85,16 @@ async def test_as_long_as_no_window_is_known_all_messages_are_heard(tmp_path: Pa
 
 
 @pytest.mark.parametrize("refusal", ["llama.cpp", "vllm", "silent"])
-async def test_a_refusal_is_learned_from_and_the_request_is_made_to_fit(tmp_path: Path, refusal: str) -> None:
+async def test_a_refusal_is_learned_from_and_the_request_is_made_to_fit(
+    tmp_path: Path, refusal: str, caplog: pytest.LogCaptureFixture
+) -> None:
     server = StrictServer(8_192, refusal=refusal)
     messages = history(99)
     async with agent_of(server, tmp_path) as agent:
-        assert (await agent.send(messages))[0] == 200
+        with caplog.at_level("WARNING"):
+            assert (await agent.send(messages))[0] == 200
+        [line] = [one for one in caplog.records if one.msg == "the upstream refused a prompt as too long"]
+        assert vars(line)["then"] == "sent again, shorter"
         assert len(server.refused) == 1 and 10 < len(server.accepted[0]["messages"]) < 99
         messages += [{"role": "assistant", "content": "Noted."}, {"role": "user", "content": "And now?"}]
         assert (await agent.send(messages))[0] == 200
@@ -132,6 +141,25 @@ async def test_where_nobody_says_how_much_images_take_each_refusal_teaches_a_lit
     assert server.tokens_of(server.accepted[-1]) > 32_768 * 0.3
 
 
+async def test_a_server_that_is_slow_to_tell_its_window_keeps_nobody_waiting_and_is_heard(tmp_path: Path) -> None:
+    server, ready = StrictServer(8_192, tells={"/props": props(8_192)}), threading.Event()
+    quick = server.answer
+    server.answer = lambda request: (  # type: ignore[method-assign]  # the whole server, but slow to tell of itself
+        quick(request)._replace(gate=ready) if request.method == "GET" else quick(request)
+    )
+    async with agent_of(server, tmp_path) as agent:
+        facts = agent.daemon.upstream.facts
+        assert facts.is_slow and "asked again in the background" in window_unknown(facts)
+        started = time.monotonic()
+        for count in (1, 3, 5):
+            assert (await agent.send(history(count)))[0] == 200
+        assert time.monotonic() - started < ASK_SECONDS, "only the start has waited"
+        ready.set()
+        upstream = agent.daemon.upstream
+        await asyncio.to_thread(wait_until, lambda: upstream.facts.window == 8_192, lambda: repr(upstream.facts))
+        assert not agent.daemon.upstream.facts.is_slow and agent.daemon.upstream.facts.reachable
+
+
 async def test_settings_that_promise_more_than_the_server_has_do_not_fail_again_and_again(tmp_path: Path) -> None:
     server = StrictServer(4_096)
     async with agent_of(server, tmp_path, window=16_384) as agent:
@@ -160,12 +188,15 @@ async def test_an_error_that_repeats_what_the_client_said_teaches_no_window(tmp_
     assert len(server.accepted[0]["messages"]) == 41
 
 
-async def test_where_it_cannot_be_made_to_fit_the_client_gets_the_server_s_error(tmp_path: Path) -> None:
+async def test_where_it_cannot_be_made_to_fit_the_client_gets_the_server_s_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     server = StrictServer(1_024)
     async with agent_of(server, tmp_path) as agent:
         status, _, answer = await agent.send([{"role": "user", "content": WORDS * 200}])
         assert status == 400 and answer["error"]["type"] == "exceed_context_size_error"
         assert len(server.refused) == 1, "it was not sent again"
+        assert [vars(one)["then"] for one in caplog.records if "too long" in one.msg] == ["nothing more may leave"]
         assert (await agent.send([{"role": "user", "content": "Something short."}]))[0] == 200
 
 

@@ -68,8 +68,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     replaced: int = 0
     """Results that a line in the prompt stands for."""
     freed_tokens: int = 0
-    """What left the prompt before this turn was forwarded; what leaves in the background, after an answer, is not
-    counted here."""
+    """Of what left the prompt before this turn was forwarded, not in the background after an answer."""
     corrections: tuple[Correction, ...] = ()
     signals: tuple[dict[str, Any], ...] = ()
     timings_ms: dict[str, float] = {}

@@ -115,7 +115,7 @@ class BufferedMessage(msgspec.Struct, frozen=True):
     left_out: bool
     """Whether it is no longer in the prompt."""
     line: str | None
-    """What stands in the prompt in its place."""
+    """The line that stands in the prompt in its place."""
 
 
 class BufferedConversation(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What was said and is not in the log yet: it waits in the journals, and commands that read the log say so.
+"""Messages that are not in the log yet: they wait in the journals, and commands that read the log say so.
 
 Rule: the journals are read as they are on disk; nothing is repaired, stored or opened for writing.
 """

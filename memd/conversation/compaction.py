@@ -62,7 +62,7 @@ class Departure(msgspec.Struct, frozen=True):
 
 
 class Left(msgspec.Struct, frozen=True):
-    """What left a prompt."""
+    """The messages and tokens that left a prompt."""
 
     messages: int
     replaced: int
@@ -124,7 +124,7 @@ def visible_sizes(conversation: Conversation) -> dict[int, int]:
 
 
 def left_since(sizes: Mapping[int, int], conversation: Conversation) -> Left:
-    """What has left the prompt since its messages had these `visible_sizes`."""
+    """The part that has left the prompt since its messages had these `visible_sizes`."""
     changed = {p: size - now for p, size in sizes.items() if (now := conversation.tokens_at(p)) < size}
     gone = sum(not conversation.is_visible(position) for position in changed)
     return Left(messages=gone, replaced=len(changed) - gone, tokens=sum(changed.values()))

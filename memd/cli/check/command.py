@@ -30,7 +30,7 @@ def check(config_path: Path | None, data_dir: str | None, upstream: str | None, 
     """
     from memd.cli.check.report import line, outcomes, summary
 
-    logging.getLogger("memd").setLevel(logging.ERROR)  # the results say it
+    logging.getLogger("memd").addHandler(logging.NullHandler())  # the results say it
     found = []
     flags = {"data_dir": data_dir, "upstream.url": upstream}
     given = {name: value for name, value in flags.items() if value is not None}
