@@ -107,6 +107,13 @@ def test_a_step_of_a_tool_loop_has_its_turn_s_block_and_asked_nothing(told: Daem
     step, turn = admin.get("turns", limit=2)["turns"]
     assert step["is_step"] and not turn["is_step"]
     assert step["question"] is None and step["shown"] == turn["shown"] != []
+    alone = admin.get("turns", steps=0)["turns"]
+    assert [one["turn_id"] for one in alone[:1]] == [turn["turn_id"]] and len(alone) == len(FACTS) + 1
+    assert [one["steps"] for one in alone] == [1, *[0] * len(FACTS)]
+    assert admin.get("turns", steps=0, before=turn["turn_id"])["turns"] == alone[1:]
+    listed = told.run("turn").stdout
+    assert turn["turn_id"] in listed and step["turn_id"] not in listed
+    assert step["turn_id"] in told.run("turn", "--steps").stdout
 
 
 def test_receipts_survive_a_restart_and_are_paged(told: DaemonProcess, admin: Admin) -> None:

@@ -197,6 +197,29 @@ def test_a_turn_tells_its_scores_what_was_left_out_its_timings_and_what_it_would
     expect(page.get_by_text("1 fewer")).to_be_visible()
 
 
+def test_the_steps_of_a_tool_loop_are_a_number_beside_their_turn_until_they_are_asked_for(
+    empty: DaemonProcess, open_page: OpenPage
+) -> None:
+    task = "Read every log in turn and say which one has the error."
+    history: list[dict[str, Any]] = [said(task)]
+    page = open_page(empty)
+    for number in range(4):
+        empty.chat(history, memory_in={"topic_id": "bikes"})
+        call = {"id": f"c{number}", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+        history += [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": f"c{number}", "content": "nothing here"},
+        ]
+    expect(rows(page).filter(has_text="3 tool steps")).to_have_count(1)  # counted as they came
+    page.reload()
+    expect(rows(page).filter(has_text="3 tool steps")).to_have_count(1)
+    expect(rows(page)).to_have_count(1)
+    page.get_by_role("button", name="Show tool steps").click()
+    expect(rows(page)).to_have_count(4)
+    page.get_by_role("button", name="Hide tool steps").click()
+    expect(rows(page)).to_have_count(1)
+
+
 def chunk_id(daemon: DaemonProcess, words: str) -> str:
     [found] = ask(f"{daemon.base_url}/memd/chunks?contains={words}").json["chunks"]
     return str(found["uuid"])

@@ -77,6 +77,9 @@ class TurnsQuery(msgspec.Struct, frozen=True, kw_only=True):
     topic: Annotated[str | None, Meta(description="Only this topic.")] = None
     before: Annotated[str | None, Meta(description="Only turns older than the one with this id.")] = None
     limit: Limit = PAGE
+    steps: Annotated[
+        bool, Meta(description="Also the later steps of tool loops; without them each turn has `steps`.")
+    ] = True
 
 
 class ExportQuery(msgspec.Struct, frozen=True, kw_only=True):

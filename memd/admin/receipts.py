@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -42,7 +43,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     http_status: int | None = None
     """None: there was no answer."""
     is_step: bool = False
-    """A step of a tool loop, which shows the block of its turn again."""
+    """A later step of a tool loop. It shows the block of its turn again, unless something of the turn has left."""
     is_retry: bool = False
     asked: str = ""
     """The last message of the user; of a finished turn only its beginning."""
@@ -111,8 +112,31 @@ class Receipts:
         lines = await self._lines()
         return next((found for line in lines if mark in line and (found := _decode(line)) is not None), None)
 
+    async def latest_turns(self, count: int, *, topic_id: str | None, before: str | None) -> list[tuple[Receipt, int]]:
+        """Return the latest turns without their later steps, newest first, each with how many steps it had.
+
+        Args:
+            before: only those older than this turn.
+        """
+        found: list[tuple[Receipt, int]] = []
+        steps: Counter[tuple[str, str]] = Counter()
+        reached = before is None
+        for line in await self._lines():
+            receipt = _decode(line)
+            if receipt is None or topic_id not in (None, receipt.topic_id):
+                continue
+            turn = receipt.topic_id, receipt.asked
+            if receipt.is_step:
+                steps[turn] += 1
+            elif reached:
+                found.append((receipt, steps.pop(turn, 0)))
+            reached = reached or receipt.turn_id == before
+            if len(found) == count:
+                break
+        return found
+
     async def latest(self, count: int, *, topic_id: str | None, before: str | None, uuid: str | None) -> list[Receipt]:
-        """Return the latest turns, newest first.
+        """Return the latest requests, newest first.
 
         Args:
             before: only those older than this turn.

@@ -47,6 +47,9 @@ class TurnRoutes:
     @get("/memd/turns")
     async def turns(self, query: TurnsQuery) -> TurnsPage:
         """The latest turns, without their blocks."""
+        if not query.steps:
+            turns = await self._receipts.latest_turns(query.limit, topic_id=query.topic, before=query.before)
+            return TurnsPage([summary(receipt) | {"steps": steps} for receipt, steps in turns])
         found = await self._receipts.latest(query.limit, topic_id=query.topic, before=query.before, uuid=None)
         return TurnsPage([summary(receipt) for receipt in found])
 

@@ -33,6 +33,7 @@ QUESTION_CHARACTERS = 60
 @click.option("--replay", is_flag=True, help="Also the chunks that the question would find now, and the difference.")
 @click.option("--topic", help="Without ID: only turns of this topic.")
 @click.option("--limit", type=click.IntRange(1, 500), default=20, help="Without ID: how many turns. Default: 20.")
+@click.option("--steps", is_flag=True, help="Without ID: also each step of a tool loop.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 @click.argument("turn_id", metavar="[ID]", required=False)
 def turn(
@@ -41,6 +42,7 @@ def turn(
     replay: bool,
     topic: str | None,
     limit: int,
+    steps: bool,
     as_json: bool,
     turn_id: str | None,
 ) -> int:
@@ -51,7 +53,7 @@ def turn(
     """
     config = config_of_existing(config_path, data_dir)
     if turn_id is None:
-        told, lines = _latest(config, topic, limit)
+        told, lines = _latest(config, topic, limit, steps=steps)
     elif replay:
         told, lines = _replayed(config, turn_id)
     else:
@@ -70,16 +72,16 @@ class Replayed(msgspec.Struct, frozen=True):
     kept: tuple[str, ...]
 
 
-def _latest(config: Config, topic: str | None, limit: int) -> tuple[bytes, Lines]:
+def _latest(config: Config, topic: str | None, limit: int, *, steps: bool) -> tuple[bytes, Lines]:
     """Return the latest turns, as JSON and as text."""
     with daemon_for(config) as daemon:
-        told = daemon.get("/memd/turns", topic=topic, limit=limit)
+        told = daemon.get("/memd/turns", topic=topic, limit=limit, steps=int(steps))
     turns = msgspec.json.decode(told, type=dict[str, list[dict[str, Any]]])["turns"]
     if not turns:
         return told, ["No turn has a receipt; they are kept while receipts.enabled is true."]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("turn", "when", "topic", "status", "shown", "tokens", "ms", "asked"):
-        table.add_column(name, justify="right" if name in ("shown", "tokens", "ms") else "left", no_wrap=True)
+    for name in ("turn", "when", "topic", "status", "shown", "tokens", "ms", "steps", "asked"):
+        table.add_column(name, justify="right" if name in ("shown", "tokens", "ms", "steps") else "left", no_wrap=True)
     for one in turns:
         asked_for = "(a step of its turn)" if one["is_step"] else one["asked"]
         table.add_row(
@@ -90,6 +92,7 @@ def _latest(config: Config, topic: str | None, limit: int) -> tuple[bytes, Lines
             str(len(one["shown"])),
             f"{one['memory_tokens']:,}",
             f"{one['timings_ms'].get('memory', 0):.1f}",
+            f"{one['steps']:,}" if one.get("steps") else "",
             Text(for_terminal(" ".join(asked_for.split())[:QUESTION_CHARACTERS])),
         )
     return told, [table]

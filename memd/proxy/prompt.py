@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memd.conversation.conversation import Conversation
-from memd.messages import ROOT_DIGEST, Block, BlockChunk, Message, stored_text
+from memd.messages import RESULT_ROLES, ROOT_DIGEST, Block, BlockChunk, Message, stored_text
 from memd.proxy.live_turns import LiveTurns
 from memd.wire.api import Api, Placement
 from memd.wire.request import Insertion
@@ -68,6 +68,12 @@ class Prompt:
         """Whether this is a later step of a tool loop: the turn has its block already."""
         begun = self.turn_position is not None and self.turn_position < self._arrival.end - 1
         return begun and self.has_block
+
+    @property
+    def has_results(self) -> bool:
+        """Whether the open turn has results of tools already: this is a later step of its loop."""
+        behind = (p for p in self._visible() if self.turn_position is not None and p > self.turn_position)
+        return any(self._message(position).role in RESULT_ROLES for position in behind)
 
     @property
     def has_block(self) -> bool:

@@ -120,7 +120,7 @@ class Receiver:
             key=key,
             is_retry=is_retry,
             needs_block=not prompt.is_step and not (is_retry and prompt.has_block),
-            is_step=prompt.is_step,
+            is_step=prompt.has_results,
         )
 
     async def _related(self, request: ModelRequest, own: Topic) -> tuple[Topic, ...]:

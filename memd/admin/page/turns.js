@@ -7,10 +7,19 @@ import { announce, badge, chunkLink, count, el, facts, line, ms, number, problem
 
 const SHOWN_MAX = 200; // turns in the list; older ones on request
 const CHARTED = 60;
+const STEP_CHARACTERS = 60; // of the question, which its turn has in full
+
+let withSteps = false; // whether the later steps of tool loops have rows of their own
 
 /** The list; `id` opens that turn. The returned function takes events. */
-export async function show(main, { id, topic }) {
-  let turns = (await get("/memd/turns", { topic, limit: 50 })).turns;
+export async function show(main, { id, topic, again }) {
+  const asking = { topic, limit: 50, steps: Number(withSteps) };
+  const toggle = () => {
+    withSteps = !withSteps;
+    again();
+  };
+  const steps = el("button", { type: "button", "aria-pressed": String(withSteps), click: toggle }, withSteps ? "Hide tool steps" : "Show tool steps");
+  let { turns } = await get("/memd/turns", asking);
   const charts = el("div", { class: "charts" });
   const list = el("ol", { class: "rows", "aria-label": "Turns, newest first" });
   const older = el("button", { type: "button", click: () => more().catch((error) => older.after(problem(error))) }, "Older turns");
@@ -21,17 +30,23 @@ export async function show(main, { id, topic }) {
   };
   const empty = el("p", { class: "empty" }, "No turn yet. Point a client at memd and say something: it appears here at once.");
   const more = async () => {
-    const next = (await get("/memd/turns", { topic, before: turns.at(-1).turn_id, limit: 50 })).turns;
+    const next = (await get("/memd/turns", { ...asking, before: turns.at(-1).turn_id })).turns;
     turns.push(...next);
     list.append(...next.map((turn) => row(turn)));
     older.hidden = next.length < 50;
   };
   if (id && !turns.some((turn) => turn.turn_id === id)) turns.unshift(await get(`/memd/turns/${encodeURIComponent(id)}`));
   list.append(...turns.map((turn) => row(turn, turn.turn_id === id)));
-  main.replaceChildren(el("h1", {}, "Turns"), charts, empty, list, older);
+  main.replaceChildren(el("h1", {}, "Turns"), charts, steps, empty, list, older);
   draw();
   return (name, turn) => {
     if (name !== "turn" || (topic && turn.topic_id !== topic)) return null;
+    const own = turn.is_step && !withSteps && turns.find((one) => !one.is_step && one.topic_id === turn.topic_id && one.asked === turn.asked);
+    if (own) {
+      own.steps = (own.steps ?? 0) + 1;
+      list.querySelector(`[data-turn="${CSS.escape(own.turn_id)}"] .steps`).textContent = count(own.steps, "tool step");
+      return null;
+    }
     turns = [turn, ...turns.filter((other) => other.turn_id !== turn.turn_id)].slice(0, SHOWN_MAX);
     list.querySelector(`[data-turn="${CSS.escape(turn.turn_id)}"]`)?.remove();
     const arrived = row(turn);
@@ -77,12 +92,12 @@ function row(turn, open = false) {
   const weighed = typeof turn.candidates === "number" ? turn.candidates : turn.candidates.length;
   const box = el("details", { open, toggle: fill },
     el("summary", {},
-      el("span", { class: "question", dir: "auto" }, line(asked(turn))),
+      el("span", { class: "question", dir: "auto" }, line(turn.is_step ? `${asked(turn).slice(0, STEP_CHARACTERS)} …` : asked(turn))),
       el("span", { class: "meta" },
         when(turn.at), el("span", {}, turn.topic_id),
         badge(turn.status, kind(turn.status)), turn.mode !== "full" && badge(`memory ${turn.mode}`),
         el("span", {}, `${number(turn.shown.length)} in the prompt, of ${number(weighed)} candidates`),
-        turn.is_step && badge("tool step"), turn.is_retry && badge("retry"), turn.interrupted && badge("interrupted", "bad"),
+        el("span", { class: "steps" }, turn.steps ? count(turn.steps, "tool step") : ""), turn.is_step && badge("tool step"), turn.is_retry && badge("retry"), turn.interrupted && badge("interrupted", "bad"),
         turn.signals.map((signal) => badge(signal.type ?? String(signal), "bad")),
         el("span", {}, `${number(turn.block_tokens)} tokens`), el("span", {}, ms(total(spent(turn)))))),
     body);
