@@ -100,6 +100,7 @@ def test_what_left_the_prompt_is_told_everywhere_as_the_model_saw_it(
     assert talk["left_out"] == sent - len(last)
     shown = {message["line"] for message in talk["latest"] if message["line"]}
     assert shown and shown <= {message["content"] for message in last}
+    assert all(len(ids) == len(set(ids)) for ids in (re.findall(r"mem:(\w+)", line) for line in shown))
 
     turn_id = answers[-1].headers["X-Memory-Turn"]
     wait_until(lambda: ask(f"{daemon.base_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
@@ -110,9 +111,8 @@ def test_what_left_the_prompt_is_told_everywhere_as_the_model_saw_it(
     assert f"left_out={sent - len(last)} replaced={lines}" in daemon.log.read_text().splitlines()[-1]
     assert {line["turn"] for line in made} <= {answer.headers["X-Memory-Turn"] for answer in answers}
     assert sum(int(line["replaced"]) for line in made) >= lines
-    assert f"not in the prompt: {sent - len(last)} messages; a line in its place: {lines} results" in daemon.run(
-        "turn", turn_id
-    ).stdout.replace("\n", " ")
+    told = daemon.run("turn", turn_id).stdout
+    assert f"{sent - len(last)} messages not in the prompt, a line in place of {lines} results" in told
 
 
 def left_lines(daemon: DaemonProcess) -> list[dict[str, str]]:

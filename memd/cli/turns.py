@@ -154,12 +154,10 @@ def _costs(one: Receipt) -> str:
 
 
 def _left(one: Receipt) -> Lines:
-    if not one.left_out and not one.replaced:
-        return []
-    told = (
-        f"not in the prompt: {counted(one.left_out, 'message')}; a line in its place: {counted(one.replaced, 'result')}"
-    )
-    return [told + (f"; {counted(one.freed_tokens, 'token')} left for this turn" if one.freed_tokens else "")]
+    told = [f"{counted(one.left_out, 'message')} not in the prompt"] if one.left_out else []
+    told += [f"a line in place of {counted(one.replaced, 'result')}"] if one.replaced else []
+    told += [f"{counted(one.freed_tokens, 'token')} left for this turn"] if one.freed_tokens else []
+    return [", ".join(told)] if told else []
 
 
 def _candidates(one: Receipt) -> RenderableType:

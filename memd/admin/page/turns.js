@@ -18,7 +18,7 @@ export async function show(main, { id, topic, again }) {
     withSteps = !withSteps;
     again();
   };
-  const steps = el("button", { type: "button", "aria-pressed": String(withSteps), click: toggle }, withSteps ? "Hide tool steps" : "Show tool steps");
+  const steps = el("div", { class: "buttons" }, el("button", { type: "button", click: toggle }, withSteps ? "Hide tool steps" : "Show tool steps"));
   let { turns } = await get("/memd/turns", asking);
   const charts = el("div", { class: "charts" });
   const list = el("ol", { class: "rows", "aria-label": "Turns, newest first" });
@@ -27,6 +27,7 @@ export async function show(main, { id, topic, again }) {
     charts.replaceChildren(...drawn(turns.slice(0, CHARTED).reverse()));
     older.hidden = turns.length < 50;
     empty.hidden = turns.length > 0;
+    steps.hidden = !withSteps && !turns.some((turn) => turn.steps);
   };
   const empty = el("p", { class: "empty" }, "No turn yet. Point a client at memd and say something: it appears here at once.");
   const more = async () => {
@@ -45,7 +46,7 @@ export async function show(main, { id, topic, again }) {
     if (own) {
       own.steps = (own.steps ?? 0) + 1;
       list.querySelector(`[data-turn="${CSS.escape(own.turn_id)}"] .steps`).textContent = count(own.steps, "tool step");
-      return null;
+      return draw();
     }
     turns = [turn, ...turns.filter((other) => other.turn_id !== turn.turn_id)].slice(0, SHOWN_MAX);
     list.querySelector(`[data-turn="${CSS.escape(turn.turn_id)}"]`)?.remove();
@@ -125,7 +126,7 @@ function opened(turn) {
       Block: `${number(turn.block_tokens)} of ${number(turn.room_tokens ?? turn.budget_tokens)} tokens`, "Memory in the prompt": `${number(turn.memory_tokens)} tokens`,
       "In the prompt": turn.shown.length > 0 && el("span", { class: "ids" }, turn.shown.map((id) => chunkLink(turn.topic_id, id))),
       Forwarded: `${number(turn.forwarded_tokens)} tokens`,
-      "Not in the prompt": turn.left_out > 0 && count(turn.left_out, "message"), "A line in its place": turn.replaced > 0 && count(turn.replaced, "result"),
+      "Not in the prompt": turn.left_out > 0 && count(turn.left_out, "message"), "Replaced by a line": turn.replaced > 0 && count(turn.replaced, "result"),
       "Left for this turn": turn.freed_tokens > 0 && `${number(turn.freed_tokens)} tokens`,
       Prompt: turn.prompt_tokens !== null && `${number(turn.prompt_tokens)} tokens, ${number(turn.cached_tokens)} cached`,
       Reply: turn.completion_tokens !== null && `${number(turn.completion_tokens)} tokens`,
