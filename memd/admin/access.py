@@ -34,9 +34,12 @@ def headers_with_token(request: web.BaseRequest, token: str) -> set[str]:
 
 def is_own(request: web.BaseRequest, listen_host: str) -> bool:
     """Whether a request comes from a program, or from a page of memd's own, and is addressed to this machine."""
-    host = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
     origin = request.headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("Host"):
+    try:
+        host = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
+        if origin is not None and urlsplit(origin).netloc != request.headers.get("Host"):
+            return False
+    except ValueError:  # one of them is no address
         return False
     if host in ("localhost", listen_host):
         return True

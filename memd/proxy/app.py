@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 import uvloop
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from memd import __version__
 from memd.admin.http import OWN_HEADERS
@@ -32,6 +32,7 @@ from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.ingest.topics import Topics
 from memd.proxy import malloc
 from memd.proxy.connections import listen
+from memd.proxy.header_bytes import keep_header_bytes
 from memd.proxy.parts import Daemon, make_parts, router_of
 from memd.proxy.relay import Relayed
 from memd.proxy.routing import Router
@@ -241,12 +242,15 @@ def _runner(router: Router, metrics: Metrics, grace_seconds: float) -> web.AppRu
         finally:
             metrics.responses.add(code)
 
-    async def prepare(_: web.Request, response: web.StreamResponse) -> None:
+    async def prepare(request: web.Request, response: web.StreamResponse) -> None:
         if isinstance(response, Relayed):
             response.remove_added_headers()
         else:
             response.headers.update(OWN_HEADERS)
+        if request.version < HttpVersion11 and response.content_length is None:
+            response.force_close()  # nothing else tells such a client where the body ends
 
+    keep_header_bytes()
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", handle)
     application.on_response_prepare.append(prepare)

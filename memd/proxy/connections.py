@@ -14,14 +14,13 @@ from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from memd.admin.http import error_response
+from memd.proxy.upstream.connection import HEADERS_MAX
 from memd.settings.model import LimitsSettings
 from memd.store import descriptors
 from memd.telemetry.logging import Content
 
 log = logging.getLogger("memd")
 
-HEADERS_MAX = 1000
-"""Header lines of one request; a browser sends about twenty."""
 BACKLOG = 128
 """Connections that may wait to be accepted."""
 

@@ -200,7 +200,7 @@ class Memory:
         return recalled, placed
 
 
-def forget(received: Received, shown: SettledPrompt) -> SettledPrompt:
+def forget_blocks(received: Received) -> None:
     """Take all blocks out for good, because the upstream accepted the prompt only without them.
 
     The turn keeps an empty block, so that its later steps and retries are not refused again.
@@ -209,7 +209,11 @@ def forget(received: Received, shown: SettledPrompt) -> SettledPrompt:
     remove_blocks(received, list(prompt.conversation.blocks))
     if received.is_traced and prompt.turn_digest is not None:
         received.topic.buffer.place(prompt.conversation, prompt.turn_digest, NO_BLOCK)
-    tokens = prompt.tokens()
+
+
+def without_blocks(received: Received, shown: SettledPrompt) -> SettledPrompt:
+    """The same prompt as it is without its blocks, which the upstream did not take."""
+    tokens = shown.prompt_tokens - shown.block_tokens
     return msgspec.structs.replace(shown, chunks=(), block_tokens=0, prompt_tokens=tokens, status="degraded:template")
 
 

@@ -7,16 +7,19 @@ handler is cancelled); an upstream that dies in mid-answer ends the client's str
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
-from aiohttp import web
-from multidict import CIMultiDict
+from aiohttp import HttpVersion11, web
+from multidict import CIMultiDict, MultiMapping
 
 from memd.admin.access import headers_with_token
 from memd.admin.http import body_parts
 from memd.errors import UpstreamError
+from memd.proxy.header_bytes import decoded, printable, serialized
 from memd.proxy.upstream.client import HOP_BY_HOP, NOT_FORWARDED, Upstream
+from memd.proxy.upstream.connection import Interim
+from memd.proxy.upstream.refusals import BODY_BYTES_MAX as REFUSAL_BYTES_MAX
 from memd.telemetry.request_log import RequestRecord, record_of
 from memd.wire.api import Api
 from memd.wire.capture import Reply
@@ -37,11 +40,12 @@ _ADDED_HEADERS = ("Content-Type", "Date", "Server")
 
 def forwarded_headers(request: web.BaseRequest, token: str) -> CIMultiDict[str]:
     """The client's headers, without hop-by-hop ones (also those that `Connection` names), memd's own and its token."""
-    named = {name.strip().lower() for value in request.headers.getall("Connection", []) for name in value.split(",")}
-    dropped = NOT_FORWARDED.union(named, OWN_REQUEST_HEADERS, headers_with_token(request, token))
+    dropped = NOT_FORWARDED.union(
+        _named_in_connection(request.headers), OWN_REQUEST_HEADERS, headers_with_token(request, token)
+    )
     spelled: dict[str, str] = {}  # the client library drops all but the last of two that differ in case
     headers: CIMultiDict[str] = CIMultiDict()
-    for name, value in _named(request.raw_headers):
+    for name, value in decoded(request.raw_headers):
         if name.lower() not in dropped:
             headers.add(spelled.setdefault(name.lower(), name), value)
     return headers
@@ -66,7 +70,7 @@ async def pass_through(
             body = body_parts(request, idle_seconds)
         if size is not None:
             headers["Content-Length"] = str(size)
-    answer = await upstream.send(request.method, target, headers, body)
+    answer = await upstream.send(request.method, target, headers, body, interim_to(request))
     async with answer:
         return await relay(request, answer, extra or [])
 
@@ -77,8 +81,15 @@ async def relay(
     """Stream an answer back unread."""
     response = prepared(answer, extra, body_changes=False)
     await response.prepare(request)
+    return await _pass_on(request, response, parts_of(answer, record_of(request)))
+
+
+async def _pass_on(
+    request: web.Request, response: web.StreamResponse, parts: AsyncIterator[bytes]
+) -> web.StreamResponse:
+    """Send the (rest of the) body of a response that has begun."""
     try:
-        async for part in parts_of(answer, record_of(request)):
+        async for part in parts:
             await response.write(part)
     except BrokenAnswer as error:
         break_off(request, error)
@@ -87,28 +98,53 @@ async def relay(
     return response
 
 
-async def read_refusal(answer: aiohttp.ClientResponse) -> bytes | None:
-    """The body of an error; None if it is no text to be read."""
-    if answer.headers.get("Content-Encoding", "identity") != "identity":
-        return None
-    if "event-stream" in answer.headers.get("Content-Type", ""):
-        return None
+def interim_to(request: web.BaseRequest) -> Interim:
+    """Pass on what the upstream says before its answer (1xx), but `100 Continue`: memd itself has told that."""
+
+    def pass_on(status: int, reason: str, raw_headers: tuple[tuple[bytes, bytes], ...]) -> None:
+        if request.version < HttpVersion11 or request.transport is None or request.transport.is_closing():
+            return
+        headers = CIMultiDict((name, printable(value)) for name, value in decoded(raw_headers))
+        request.transport.write(serialized(f"HTTP/1.1 {status} {printable(reason)}", headers))
+
+    return pass_on
+
+
+async def read_refusal(answer: aiohttp.ClientResponse) -> bytes:
+    """The beginning of an error's body, enough to understand it; empty if it is no text to be read."""
+    if encoding_of(answer) != "identity" or media_type_of(answer) == "text/event-stream":
+        return b""
+    body = b""
     try:
-        return await answer.read()
+        while len(body) <= REFUSAL_BYTES_MAX and (part := await answer.content.readany()):
+            body += part
     except (aiohttp.ClientError, TimeoutError):
-        return None  # whoever reads on is told again
+        pass  # whoever reads on is told again
+    return body
+
+
+def media_type_of(answer: aiohttp.ClientResponse) -> str:
+    """The media type, in lower case and without parameters (RFC 9110 section 8.3.1); empty if there is none."""
+    return answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
+def encoding_of(answer: aiohttp.ClientResponse) -> str:
+    """The content coding, in lower case."""
+    return answer.headers.get("Content-Encoding", "identity").strip().lower()
 
 
 class BrokenAnswer(UpstreamError):
     """The upstream died in the middle of an answer."""
 
 
-async def parts_of(answer: aiohttp.ClientResponse, record: RequestRecord) -> AsyncIterator[bytes]:
-    """Yield an answer's body as it arrives.
+async def parts_of(answer: aiohttp.ClientResponse, record: RequestRecord, read: bytes = b"") -> AsyncIterator[bytes]:
+    """Yield an answer's body as it arrives, after what has been `read` of it already.
 
     Raises:
         BrokenAnswer: the connection ended before the body did.
     """
+    if read:
+        yield read
     while True:
         try:
             part = await answer.content.readany()
@@ -129,15 +165,20 @@ class ModelRelay:
         request: web.Request,
         answer: aiohttp.ClientResponse,
         bytes_max: int,
-        body: bytes | None = None,
+        *,
+        read: bytes = b"",
+        wants_stream: bool = False,
         keep: Callable[[Reply], Awaitable[None]] | None = None,
     ) -> None:
         """
         Args:
-            body: that of an error which has been read already.
+            bytes_max: the most that is held of an answer.
+            read: the beginning of its body, where that has been read already.
+            wants_stream: the client asked for a stream.
             keep: awaited with the whole reply before the end of it goes to the client.
         """
-        self._body = body
+        self._read = read
+        self._wants_stream = wants_stream
         self._keep = keep
         self._api = api
         self._request = request
@@ -156,20 +197,27 @@ class ModelRelay:
 
     async def run(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
         """Relay the answer until it ends, the client leaves (cancellation) or the upstream breaks off."""
-        if self._body is not None:
-            return await self._run_json(out, extra)
-        if self._answer.headers.get("Content-Encoding", "identity") != "identity":
+        if encoding_of(self._answer) != "identity":
             return await relay(self._request, self._answer, extra)  # compressed although `identity` was asked for
-        if self._api.stream_type in self._answer.headers.get("Content-Type", ""):
+        if self._streams():
             return await self._run_stream(out, extra)
         return await self._run_json(out, extra)
+
+    def _streams(self) -> bool:
+        """Whether the answer is a stream: it says so, or one was asked for and it is nothing else that is known."""
+        media_type = media_type_of(self._answer)
+        is_json = media_type == "application/json" or media_type.endswith("+json")
+        return media_type == self._api.stream_type or (self._wants_stream and not is_json)
+
+    def _parts(self) -> AsyncIterator[bytes]:
+        return parts_of(self._answer, record_of(self._request), self._read)
 
     async def _run_stream(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
         stream = self._stream = self._api.new_stream(self._bytes_max, out)
         response = prepared(self._answer, extra, body_changes=out is not None)
         await response.prepare(self._request)
         try:
-            async for part in parts_of(self._answer, record_of(self._request)):
+            async for part in self._parts():
                 passed = stream.feed(part)
                 if stream.finished:
                     await self._keep_reply()
@@ -191,13 +239,23 @@ class ModelRelay:
             await keep(self.reply)
 
     async def _run_json(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
+        parts, read = self._parts(), bytearray()
         try:
-            body = self._body or b"".join([part async for part in parts_of(self._answer, record_of(self._request))])
+            while len(read) <= self._bytes_max and (part := await anext(parts, b"")):
+                read += part
         except BrokenAnswer as error:
             response = prepared(self._answer, extra, body_changes=True)
             await response.prepare(self._request)
+            await response.write(read)
             break_off(self._request, error)
             return response
+        if len(read) > self._bytes_max:  # not held whole, so nothing can be added to it or remembered of it
+            log.warning("an answer is too large to be remembered", extra={"turn": record_of(self._request).id or None})
+            response = prepared(self._answer, extra, body_changes=False)
+            await response.prepare(self._request)
+            await response.write(read)
+            return await _pass_on(self._request, response, parts)
+        body = bytes(read)
         if self._answer.status == 200:
             self._whole = self._api.parse_reply(body)
             await self._keep_reply()
@@ -212,11 +270,11 @@ class ModelRelay:
 
 def prepared(answer: aiohttp.ClientResponse, extra: list[tuple[str, str]], *, body_changes: bool) -> web.StreamResponse:
     """A response with the upstream's status and headers, ready to be sent."""
-    dropped = HOP_BY_HOP | ({"content-length"} if body_changes else frozenset())
-    named = ((name, value) for name, value in _named(answer.raw_headers) if name.lower() not in dropped)
-    headers = CIMultiDict(named)
+    dropped = HOP_BY_HOP.union(_named_in_connection(answer.headers), {"content-length"} if body_changes else ())
+    kept = ((name, value) for name, value in decoded(answer.raw_headers) if name.lower() not in dropped)
+    headers = CIMultiDict((name, printable(value)) for name, value in kept)
     headers.extend(extra)
-    return Relayed(status=answer.status, reason=answer.reason, headers=headers)
+    return Relayed(status=answer.status, reason=printable(answer.reason or ""), headers=headers)
 
 
 class Relayed(web.StreamResponse):
@@ -232,9 +290,10 @@ class Relayed(web.StreamResponse):
             self.headers.popall(name, None)
 
 
-def _named(raw_headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[str, str]]:
-    """Decode headers, with their names spelled as on the wire."""
-    return ((name.decode("latin-1"), value.decode(errors="surrogateescape")) for name, value in raw_headers)
+def _named_in_connection(headers: MultiMapping[str]) -> set[str]:
+    """The headers (lower case) that `Connection` names: they are for the next hop alone (RFC 9110 section 7.6.1)."""
+    values = headers.getall("Connection", [])
+    return {name.strip().lower() for value in values for name in value.split(",")}
 
 
 async def _write_held(response: web.StreamResponse, stream: ReplyStream) -> None:

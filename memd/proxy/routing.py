@@ -23,7 +23,9 @@ from memd.proxy.relay import forwarded_headers, pass_through
 from memd.proxy.turn import Forwarder, TurnRunner
 from memd.proxy.upstream.client import Upstream
 from memd.proxy.wrong_tokens import WrongTokens
+from memd.proxy.upstream.connection import is_unreadable
 from memd.settings.model import LimitsSettings
+from memd.telemetry.logging import Content
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.request_log import CLIENT_GONE, RequestRecord, record_of, recorded
 from memd.wire.api import Api
@@ -131,12 +133,16 @@ class Router:
             record.outcome = "interrupted"
             return web.Response(status=CLIENT_GONE)  # nobody reads it
         record.outcome = "unreachable"
-        url = self._upstream.url
-        log.warning("the upstream did not answer", extra={"turn": record.id or None, "url": url, "error": error})
-        message = (
-            f"memd: the model server at {url} did not answer ({type(error).__name__}: {error}). Start it "
-            "there (for llama.cpp: llama-server -m MODEL.gguf --port 8080), or set upstream.url to where it runs."
-        )
+        url, reason = self._upstream.url, self._upstream.reason_of(error)
+        fields = {"turn": record.id or None, "url": url, "error": Content(reason) if is_unreadable(error) else reason}
+        log.warning("the upstream did not answer", extra=fields)
+        if is_unreadable(error):
+            message = f"memd: the model server at {url} gave an answer that memd cannot pass on: {reason}"
+        else:
+            message = (
+                f"memd: the model server at {url} did not answer ({reason}). Start it there (for llama.cpp: "
+                "llama-server -m MODEL.gguf --port 8080), or set upstream.url to where it runs."
+            )
         return _with_headers(error_response(502, message, "upstream_unreachable", api), record)
 
 

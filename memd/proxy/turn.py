@@ -8,8 +8,8 @@ the steps before it returned; the conversation itself lives in the topic's buffe
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from functools import partial
 
 import aiohttp
@@ -21,14 +21,15 @@ from memd.conversation.conversation import Conversation
 from memd.errors import MemdError
 from memd.ingest.topics import Topics
 from memd.proxy.correct import CorrectionResult, Corrector
-from memd.proxy.memory import Memory, Recalled, SettledPrompt, forget
+from memd.proxy.memory import Memory, Recalled, SettledPrompt, forget_blocks, without_blocks
 from memd.proxy.reading import Asked, Plain
 from memd.proxy.receive import Received, Receiver
-from memd.proxy.relay import NO_REPLY, ModelRelay, read_refusal, relay
+from memd.proxy.relay import NO_REPLY, ModelRelay, interim_to, read_refusal, relay
 from memd.proxy.remember import Answered, Rememberer
 from memd.proxy.room import PromptRoom, RoomMaker
 from memd.proxy.upstream.client import REFUSALS, Upstream
-from memd.proxy.upstream.refusals import LengthRefusal, refusal_for_length
+from memd.proxy.upstream.connection import Interim
+from memd.proxy.upstream.refusals import LengthRefusal, may_be_for_memory, refusal_for_length
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.request_log import RequestRecord, record_of
 from memd.telemetry.tasks import Tasks
@@ -47,6 +48,17 @@ class Prepared(msgspec.Struct, frozen=True):
     shown: SettledPrompt
     freed_tokens: int
     """Raw tokens that left the prompt for it."""
+
+
+class Offered(msgspec.Struct, frozen=True):
+    """One attempt: what was offered to the upstream, and what it answered."""
+
+    shown: SettledPrompt
+    placement: Placement | None
+    """None: without memory."""
+    answer: aiohttp.ClientResponse
+    read: bytes = b""
+    """The beginning of the answer's body where it is a refusal: that has been read."""
 
 
 Learn = Callable[[LengthRefusal], bool]
@@ -158,7 +170,8 @@ class Forwarder:
         """Forward a request that memory has no part in."""
         record_of(client).note_status(plain.mode, plain.status)
         extra = memory_headers(status=plain.status, turn_id=plain.turn_id, mode=plain.mode)
-        async with await self.upstream.send("POST", plain.target, plain.headers, plain.body) as answer:
+        headers, on_interim = plain.headers, interim_to(client)
+        async with await self.upstream.send("POST", plain.target, headers, plain.body, on_interim) as answer:
             return await relay(client, answer, extra)
 
 
@@ -182,18 +195,18 @@ class Forwarding:
         self.prepared = prepared
         self._learn = learn
         self._prepare_again = prepare_again
-        self._placement: Placement | None = None
-        self._http_status: int | None = None
+        self._offered: Offered | None = None
         self._relay: ModelRelay | None = None
 
     @property
     def answered(self) -> Answered:
         """The outcome so far."""
+        offered = self._offered
         return Answered(
-            shown=self.prepared.shown,
-            placement=self._placement,
+            shown=self.prepared.shown if offered is None else offered.shown,
+            placement=None if offered is None else offered.placement,
             reply=NO_REPLY if self._relay is None else self._relay.reply,
-            http_status=self._http_status,
+            http_status=None if offered is None else offered.answer.status,
             freed_tokens=self.prepared.freed_tokens,
             kept=self._kept,
         )
@@ -205,83 +218,84 @@ class Forwarding:
             aiohttp.ClientError, TimeoutError: no answer came.
         """
         received = self._received
-        self._note(record)
-        async with self._accepted() as (answer, body):
-            self._note(record)
-            self._http_status = answer.status
-            keep = self._keep if self._rememberer.is_promised(received) else None
-            self._relay = ModelRelay(received.asked.api, client, answer, self._capture_bytes_max, body, keep)
-            shown = self.prepared.shown
-            out = shown.memory_out(received) if answer.status == 200 else None
+        self._note(record, self.prepared.shown)
+        offered = self._offered = await self._accepted(interim_to(client))
+        async with offered.answer as answer:
+            self._note(record, offered.shown)
+            self._relay = ModelRelay(
+                received.asked.api,
+                client,
+                answer,
+                self._capture_bytes_max,
+                read=offered.read,
+                wants_stream=received.request.stream,
+                keep=self._keep if self._rememberer.is_promised(received) else None,
+            )
+            out = offered.shown.memory_out(received) if answer.status == 200 else None
             try:
-                return await self._relay.run(out, shown.headers(received, self.prepared.recalled))
+                return await self._relay.run(out, offered.shown.headers(received, self.prepared.recalled))
             finally:
                 record.usage = self._relay.reply.usage
                 self._note_accepted(self._relay.reply)
 
     def _note_accepted(self, reply: Reply) -> None:
         """Remember the size of a prompt that the model took: it tells which refusals to believe."""
-        if self._http_status == 200 and reply.message is not None and reply.usage is not None:
+        if self.answered.http_status == 200 and reply.message is not None and reply.usage is not None:
             self._upstream.accepted(self._received.request.model, reply.usage.prompt_tokens)
 
     async def _keep(self, reply: Reply) -> None:
         """Keep a reply before the client has all of it."""
         try:
-            self._kept = self._rememberer.keep_reply(self._received, self.prepared.shown, reply)
+            self._kept = self._rememberer.keep_reply(self._received, self.answered.shown, reply)
             await self._rememberer.save(self._received)
         except Exception:  # a bug here must not cost the user the end of an answer
             log.exception("a reply is not in the journal yet", extra=self._received.log_fields())
 
-    @asynccontextmanager
-    async def _accepted(self) -> AsyncIterator[tuple[aiohttp.ClientResponse, bytes | None]]:
-        """The upstream's answer, and its body if that has been read.
+    async def _accepted(self, on_interim: Interim) -> Offered:
+        """Offer the prompt, once more with what fits where it is refused as too long.
 
-        A prompt that is refused as too long is sent once more with what fits, if anything may leave; else the refusal
-        is the answer.
+        If nothing may leave, or that is refused too, the first refusal is the answer.
         """
-        answer, body = await self._offered()
-        if self._learned(answer, body):
-            shorter = await self._prepare_again()
-            self._log_refusal(answer, "nothing more may leave" if shorter is None else "sent again, shorter")
-            if shorter is not None:
-                freed_tokens = self.prepared.freed_tokens + shorter.freed_tokens
-                self.prepared = msgspec.structs.replace(shorter, freed_tokens=freed_tokens)
-                second, second_body = await self._offered()
-                if self._learned(second, second_body):
-                    self._log_refusal(second, "passed on to the client")
-                    second.close()
-                else:
-                    answer.close()
-                    answer, body = second, second_body
-        async with answer:
-            yield answer, body
+        first = await self._offer(on_interim)
+        if not self._learned(first):
+            return first
+        shorter = await self._prepare_again()
+        self._log_refusal(first, "nothing more may leave" if shorter is None else "sent again, shorter")
+        if shorter is None:
+            return first
+        freed_tokens = self.prepared.freed_tokens + shorter.freed_tokens
+        self.prepared = msgspec.structs.replace(shorter, freed_tokens=freed_tokens)
+        second = await self._offer(on_interim)
+        if self._learned(second):
+            self._log_refusal(second, "passed on to the client")
+            second.answer.close()
+            return first
+        first.answer.close()
+        return second
 
-    def _learned(self, answer: aiohttp.ClientResponse, body: bytes | None) -> bool:
+    def _learned(self, offered: Offered) -> bool:
         """Whether the answer is a refusal for length that is believed; then its window is known from now on."""
-        refusal = None if body is None else refusal_for_length(body)
+        refusal = refusal_for_length(offered.read)
         if refusal is None:
             return False
         believed = self._learn(refusal)
         if not believed:
-            self._log_refusal(answer, "not believed: the prompt is too short for that")
+            self._log_refusal(offered, "not believed: the prompt is too short for that")
         return believed
 
-    def _log_refusal(self, answer: aiohttp.ClientResponse, then: str) -> None:
+    def _log_refusal(self, offered: Offered, then: str) -> None:
         window = self._upstream.known_window(self._received.request.model).tokens
-        fields = {"turn": self._received.asked.turn_id, "window": window, "http_status": answer.status, "then": then}
-        log.warning("the upstream refused a prompt as too long", extra=fields)
+        fields = {"turn": self._received.asked.turn_id, "window": window, "http_status": offered.answer.status}
+        log.warning("the upstream refused a prompt as too long", extra={**fields, "then": then})
 
-    async def _offered(self) -> tuple[aiohttp.ClientResponse, bytes | None]:
-        """Offer the prompt, and where it is refused for its memory, with memory merged and then without memory.
-
-        Returns the answer, and its body if it is a refusal.
-        """
-        asked, prompt = self._received.asked, self._received.prompt
+    async def _offer(self, on_interim: Interim) -> Offered:
+        """Offer the prompt, and where it is refused for its memory, with memory merged and then without memory."""
+        asked, prompt, shown = self._received.asked, self._received.prompt, self.prepared.shown
         headers = asked.headers.copy()
         headers["Accept-Encoding"] = "identity"  # a compressed answer could not be read
         preferred = self._upstream.placement
         attempts: list[Placement | None] = [preferred]
-        if self.prepared.shown.chunks:
+        if shown.chunks:
             attempts = [preferred, None] if preferred == "merged" else [preferred, "merged", None]
         refused_bodies: list[bytes] = []
         while True:
@@ -289,26 +303,23 @@ class Forwarding:
             body = prompt.body(placement)
             if body in refused_bodies and placement is not None:  # an API may know one placement only
                 continue
-            self._placement = placement
-            answer = await self._upstream.send("POST", asked.target, headers, body)
+            answer = await self._upstream.send("POST", asked.target, headers, body, on_interim)
+            if placement is None and shown.chunks:
+                shown = without_blocks(self._received, shown)
             if answer.status not in REFUSALS:
                 if placement is None:  # else it was not memory that the upstream did not like
-                    self._forget()
-                return answer, None
+                    forget_blocks(self._received)
+                return Offered(shown, placement, answer)
             refusal = await read_refusal(answer)
-            if not attempts or (refusal is not None and refusal_for_length(refusal) is not None):
-                return answer, refusal
+            if not attempts or not may_be_for_memory(refusal):
+                return Offered(shown, placement, answer, refusal)
             fields = {"turn": asked.turn_id, "placement": placement, "http_status": answer.status}
             log.warning("the upstream refused a prompt with memory", extra=fields)
             answer.close()
             refused_bodies.append(body)
 
-    def _forget(self) -> None:
-        shown = forget(self._received, self.prepared.shown)
-        self.prepared = msgspec.structs.replace(self.prepared, shown=shown)
-
-    def _note(self, record: RequestRecord) -> None:
-        shown, recalled = self.prepared.shown, self.prepared.recalled
+    def _note(self, record: RequestRecord, shown: SettledPrompt) -> None:
+        recalled = self.prepared.recalled
         record.note_status(self._received.asked.mode, shown.status)
         record.note_recall(recalled.candidate_count, recalled.spans_ms)
         record.note_injection(len(shown.chunks), shown.block_tokens)

@@ -41,6 +41,10 @@ class Peer:
         self._left = b""
         self.head = b""
         """The last request or answer up to its empty line, that line not included."""
+        self.heads = 0
+        """How many came."""
+        self.body = b""
+        """What `read_body` last returned."""
 
     def send(self, data: bytes) -> None:
         """Put bytes on the wire."""
@@ -54,6 +58,7 @@ class Peer:
                 return b""
             self._left += data
         self.head, self._left = self._left.split(b"\r\n\r\n", 1)
+        self.heads += 1
         return self.head
 
     def read(self, size: int) -> bytes:
@@ -69,11 +74,10 @@ class Peer:
     def read_body(self) -> bytes:
         """The body that the last head announced."""
         if b"chunked" in (self.header(b"Transfer-Encoding") or b"").lower():
-            parts = []
-            while part := self.read_chunk():
-                parts.append(part)
-            return b"".join(parts)
-        return self.read(int(self.header(b"Content-Length") or 0))
+            self.body = b"".join(iter(self.read_chunk, b""))
+        else:
+            self.body = self.read(int(self.header(b"Content-Length") or 0))
+        return self.body
 
     def read_chunk(self) -> bytes:
         """The next chunk of a chunked body; empty for the last, or where the connection ends."""

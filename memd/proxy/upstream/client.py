@@ -22,6 +22,7 @@ import msgspec
 from multidict import CIMultiDict
 from yarl import URL
 
+from memd.proxy.upstream.connection import Attempt, Interim, attempt_of_task, new_session, reason_of
 from memd.proxy.upstream.refusals import LengthRefusal
 from memd.proxy.upstream.template_probe import Messages, shows_in_place
 from memd.proxy.upstream.window_answers import ModelWindow, is_router
@@ -113,13 +114,11 @@ class Upstream:
         self._asked_with = 0  # the hash of the credentials that the last probe carried
         self._is_settled = False  # whether the last probe was answered
         self._asking: asyncio.Task[None] | None = None
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=config.upstream.keepalive_seconds),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=config.upstream.connect_timeout_seconds),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            read_bufsize=1 << 18,
+        self._header_bytes_max = config.limits.header_bytes_max
+        self._session = new_session(
+            keepalive_seconds=config.upstream.keepalive_seconds,
+            connect_timeout_seconds=config.upstream.connect_timeout_seconds,
+            header_bytes_max=self._header_bytes_max,
         )
 
     @property
@@ -141,31 +140,41 @@ class Upstream:
         """Close all connections."""
         await self._session.close()
 
+    def reason_of(self, error: BaseException) -> str:
+        """Why there is no answer, in words for people."""
+        return reason_of(error, self._header_bytes_max)
+
     async def send(
         self,
         method: str,
         path_and_query: str,
         headers: CIMultiDict[str],
         body: bytes | AsyncIterable[bytes] | None,
+        on_interim: Interim | None = None,
     ) -> aiohttp.ClientResponse:
         """Forward one request. The caller reads the answer's body and closes it.
 
-        The server may have closed a pooled connection in the meantime. So a request whose connection breaks before any
-        byte of an answer is sent once more, on a new connection, if its body can be sent again.
+        The server may have closed a pooled connection in the meantime. So a request whose connection was used before
+        and breaks before any byte of an answer is sent once more, on a new one, if its body can be sent again.
+
+        Args:
+            on_interim: called with what the upstream says before its answer.
 
         Raises:
             aiohttp.ClientError, TimeoutError: no answer came.
         """
-        target = URL(self.url + path_and_query, encoded=True)
-        attempts = 1 if isinstance(body, AsyncIterable) else 2
+        target = _exact_url(self.url, path_and_query)
+        wants_new = False
         while True:
-            attempts -= 1
+            attempt = Attempt(header_bytes_max=self._header_bytes_max, wants_new=wants_new, on_interim=on_interim)
+            attempt_of_task.set(attempt)
             try:
                 return await self._session.request(method, target, headers=headers, data=body, allow_redirects=False)
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                 self._asked_at.clear()  # it may come back as another model
-                if attempts <= 0 or isinstance(error, aiohttp.ClientConnectorError):
+                if wants_new or not attempt.may_be_repeated or isinstance(body, AsyncIterable):
                     raise
+                wants_new = True
 
     async def refresh(
         self, *, wait: bool, model: str = "", credentials: CIMultiDict[str] | None = None
@@ -319,6 +328,12 @@ class Upstream:
                     return msgspec.json.decode(await answer.read()) if answer.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
             return None
+
+
+def _exact_url(base: str, path_and_query: str) -> URL:
+    """The address of a request, with its target as it is: all of it counts as path, or an empty query would be lost."""
+    parts = urlsplit(base)
+    return URL.build(scheme=parts.scheme, authority=parts.netloc, path=parts.path + path_and_query, encoded=True)
 
 
 def _props_of(body: bytes) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Rule: nothing is generated and nothing is changed, on either side; each request 
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import Any, Literal
 
 import aiohttp
@@ -124,19 +123,11 @@ async def _request(upstream: Upstream, method: str, path: str, body: bytes | Non
     except TimeoutError:
         return _ProbeResponse(problem=f"nothing came within {ASK_SECONDS:g} s")
     except aiohttp.ClientError as error:
-        return _ProbeResponse(problem=_reason(error))
+        return _ProbeResponse(problem=upstream.reason_of(error))
     try:
         return _ProbeResponse(answer.status, msgspec.json.decode(data))
     except msgspec.DecodeError:
         return _ProbeResponse(answer.status)
-
-
-def _reason(error: aiohttp.ClientError) -> str:
-    """The reason why there is no connection, as the operating system words it where it does."""
-    if isinstance(error, aiohttp.ClientConnectorError):
-        number = error.os_error.errno or 0
-        return os.strerror(number) if number > 0 else str(error.os_error.strerror or error)
-    return str(error) or type(error).__name__
 
 
 def _first_name(models: Any) -> str:

@@ -1,4 +1,4 @@
-"""Refusals for length: what a model server says when a prompt is too long for the model.
+"""Refusals of a prompt: what a model server says when it is too long for the model, or its memory has no place in it.
 
 Rule: pure. A refusal is recognised by the words of the servers that are listed here, and a number is taken only from
 where one of them is known to name its window, never from what an error repeats of the request; anything else is the
@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+
+from memd.wire.lenient_json import UNREADABLE
 
 BODY_BYTES_MAX = 64 * 1024
 """An error is a sentence; a larger body echoes the request (vLLM repeats it for each fault that it found)."""
@@ -75,6 +77,12 @@ _COUNTS_REPLY = re.compile(
     r"|max_(?:new_|completion_)?tokens|in the (?:completion|output)|output tokens|tokens for the completion",
     re.IGNORECASE,
 )
+_FOR_MEMORY = re.compile(
+    r"templat|jinja"  # llama.cpp, Ollama, vLLM, transformers
+    r"|\broles?\b|alternat|system message"  # what templates and APIs say themselves: Gemma, Mistral, Anthropic, OpenAI
+    r"|content[_ ](?:filter|management policy)|moderation",  # Azure and gateways: the words of an old chunk
+    re.IGNORECASE,
+)
 _PROMPT = re.compile(
     # Not "at least N input tokens" and "You passed N": vLLM stops to count where its window ends.
     rf"(?:request|input|input length) \({_N}(?: tokens)?\)|(?:has|contains) {_N} input tokens|resulted in {_N} tokens"
@@ -106,14 +114,7 @@ def refusal_for_length(body: bytes) -> LengthRefusal | None:
     LM Studio a text as `error`, older vLLM `message`, and gateways wrap one error into the text of another. What a
     server repeats of the request says nothing of its window.
     """
-    if len(body) > BODY_BYTES_MAX:
-        return None
-    try:
-        answer = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        answer = body.decode(errors="replace")
-        if answer.lstrip()[:1] in ("{", "["):  # what it says cannot be told from what it repeats
-            return None
+    answer = _decoded(body)
     text = "\n".join(_told(answer, DEPTH_MAX))
     fields = answer.get("error") if isinstance(answer, dict) else None
     structured = fields if isinstance(fields, dict) else {}
@@ -124,6 +125,23 @@ def refusal_for_length(body: bytes) -> LengthRefusal | None:
         return None
     prompt_tokens = _number(structured.get("n_prompt_tokens")) or _first(_PROMPT.search(text))
     return LengthRefusal(window, prompt_tokens, _COUNTS_REPLY.search(text) is not None, is_exact)
+
+
+def may_be_for_memory(body: bytes) -> bool:
+    """Whether an error may be about the memory in the prompt: its template has no place for it, or a filter."""
+    is_about_it = any(_FOR_MEMORY.search(text) for text in _told(_decoded(body), DEPTH_MAX))
+    return is_about_it and refusal_for_length(body) is None
+
+
+def _decoded(body: bytes) -> Any:
+    """The JSON value, or the text of another body; None where what it says cannot be told from what it repeats."""
+    if len(body) > BODY_BYTES_MAX:
+        return None
+    try:
+        return msgspec.json.decode(body)
+    except UNREADABLE:
+        text = body.decode(errors="replace")
+        return None if text.lstrip()[:1] in ("{", "[") else text
 
 
 def _told(value: Any, depth: int) -> Iterator[str]:
@@ -148,7 +166,7 @@ def _nested(text: str) -> dict[str, Any] | None:
         return None
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return None
 
 

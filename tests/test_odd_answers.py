@@ -1,0 +1,428 @@
+"""Answers that an upstream should not give, as bytes on a socket: each ends clearly, at once, and as what it was."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from conftest import Connect
+from daemon_process import DaemonProcess, ask
+from raw_wire import Peer, RawUpstream, answer, chunked, raw_upstream, request
+
+CHAT = b"/v1/chat/completions"
+PLAIN = b"/v1/embeddings"
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n"
+SSE = b"Content-Type: text/event-stream\r\n"
+REPLY = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"ok"}}]}'
+
+Script = Callable[[Peer], None]
+
+
+@pytest.fixture(scope="module")
+def raw() -> Iterator[RawUpstream]:
+    with raw_upstream() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def memd(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Iterator[DaemonProcess]:
+    settings = {"limits": {"capture_bytes_max": 1 << 20}}
+    daemon = DaemonProcess(tmp_path_factory.mktemp("memd"), raw.url, settings).start()
+    yield daemon
+    daemon.discard()
+
+
+@pytest.fixture
+def asked(memd: DaemonProcess, raw: RawUpstream, connect: Connect) -> Callable[[bytes, Script | bytes], Peer]:
+    """Sends a request and returns its client's end; a script, or the bytes of an answer, is what the upstream plays."""
+
+    def send(data: bytes, played: Script | bytes) -> Peer:
+        def script(peer: Peer) -> None:
+            peer.read_body()
+            if callable(played):
+                played(peer)
+            else:
+                peer.send(played)
+
+        raw.script = script
+        client = connect(memd.base_url)
+        client.send(data)
+        return client
+
+    return send
+
+
+Asked = Callable[[bytes, "Script | bytes"], Peer]
+
+
+def event(text: str) -> bytes:
+    return b"data: %s\n\n" % json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]}).encode()
+
+
+def chat(text: str, *headers: bytes, path: bytes = CHAT, **more: Any) -> bytes:
+    body = {"messages": [{"role": "user", "content": text}], **more}
+    return request(b"POST", path, *headers, body=json.dumps(body).encode())
+
+
+# -- 13: bodies that break ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [CHAT, PLAIN])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_chunked_body_that_becomes_malformed_ends_the_client_s_answer_abnormally_at_once(
+    asked: Asked, path: bytes, stream: bool, closes: bool
+) -> None:
+    held, taken = threading.Event(), threading.Event()
+    begun = event("a") if stream else b'{"choices":'
+    head = CHUNKED + (SSE if stream else b"Content-Type: application/json\r\n") + b"\r\n"
+
+    def script(peer: Peer) -> None:
+        peer.send(head + b"%x\r\n%s\r\n" % (len(begun), begun))
+        assert taken.wait(20)
+        peer.send(b"ZZ\r\nno chunk\r\n")
+        assert closes or held.wait(20)
+        peer.close()
+
+    client = asked(chat("hi", b"Connection: close", stream=stream, path=path), script)
+    if stream or path == PLAIN:
+        client.read_head()
+        assert client.read_chunk() == begun
+    taken.set()
+    end = client.read_to_end()
+    held.set()
+    assert not end.endswith(b"0\r\n\r\n")
+
+
+def test_an_answer_that_is_malformed_from_the_beginning_is_answered_502(asked: Asked) -> None:
+    client = asked(chat("hi"), CHUNKED + b"\r\nZZ\r\nno chunk\r\n")
+    assert client.read_head().startswith(b"HTTP/1.1 502")
+    assert b"no HTTP that could be read" in client.read_body()
+
+
+def test_what_came_of_json_that_breaks_off_is_passed_on(asked: Asked) -> None:
+    begun = b'{"choices":[{"index":0,'
+
+    def script(peer: Peer) -> None:
+        peer.send(OK + b"Content-Type: application/json\r\nContent-Length: 999\r\n\r\n" + begun)
+        peer.close()
+
+    got = asked(chat("hi"), script).read_to_end()
+    assert got.startswith(OK) and begun in got and not got.endswith(b"0\r\n\r\n")
+
+
+# -- 14: what streams --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "media_type",
+    [b"Text/Event-Stream", b"text/event-stream; charset=utf-8", b"TEXT/EVENT-STREAM;x=y", b"text/plain", b""],
+)
+def test_a_stream_streams_and_is_remembered_however_its_type_is_spelt(
+    memd: DaemonProcess, asked: Asked, media_type: bytes
+) -> None:
+    arrived = threading.Event()
+    secret = f"The lock code of shed {len(media_type)}{media_type[:1].hex()} is 4711."
+
+    def script(peer: Peer) -> None:
+        peer.send(CHUNKED + (b"Content-Type: %s\r\n" % media_type if media_type else b"") + b"\r\n")
+        first = event(secret)
+        peer.send(b"%x\r\n%s\r\n" % (len(first), first))
+        assert arrived.wait(20), "the first piece did not arrive before the second was sent"
+        peer.send(chunked(event(" Yes."), b"data: [DONE]\n\n"))
+
+    topic = f"/t/types{len(media_type)}{media_type[:1].hex()}".encode()
+    client = asked(chat("hi", stream=True, path=topic + CHAT), script)
+    client.read_head()
+    assert client.read_chunk() == event(secret)
+    arrived.set()
+    assert client.read_body() == event(" Yes.") + b"data: [DONE]\n\n"
+    memd.wait_stored(f"{secret} Yes.")
+
+
+@pytest.mark.parametrize(
+    "media_type", [b"application/json", b"Application/JSON; charset=utf-8", b"application/problem+json"]
+)
+def test_json_is_an_answer_and_no_stream_even_where_a_stream_was_asked_for(asked: Asked, media_type: bytes) -> None:
+    client = asked(chat("hi", stream=True, memory_in={}), answer(REPLY, b"Content-Type: " + media_type))
+    client.read_head()
+    assert b'"memory_out"' in client.read_body()
+
+
+def test_an_answer_larger_than_what_is_captured_is_not_held(memd: DaemonProcess, asked: Asked) -> None:
+    first, rest = b'{"choices":[' + b" " * (3 << 20), b"]}"
+    arrived = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.send(OK + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(first + rest))
+        peer.send(first)
+        assert arrived.wait(20), "nothing was passed on before the end came"
+        peer.send(rest)
+
+    client = asked(chat("hi", memory_in={}), script)
+    client.read_head()
+    assert client.read(2 << 20) == first[: 2 << 20]
+    arrived.set()
+    assert client.read(len(first) - (2 << 20) + 2).endswith(rest)
+
+
+# -- 15: sent once -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [request(b"POST", PLAIN, body=b"{}"), chat("hi"), request(b"GET", b"/v1/models")])
+@pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 20"])
+def test_a_fresh_connection_that_ends_without_an_answer_is_not_asked_again(
+    memd: DaemonProcess, asked: Asked, data: bytes, begun: bytes
+) -> None:
+    times: list[int] = []
+
+    def script(peer: Peer) -> None:
+        times.append(1)
+        peer.send(begun)
+        peer.close()
+
+    asked(
+        request(b"GET", b"/x", b"Connection: close"), answer(b"", b"Connection: close")
+    ).read_to_end()  # none is pooled
+    client = asked(data, script)
+    assert client.read_head().startswith(b"HTTP/1.1 502")
+    assert len(times) == 1
+
+
+def test_a_reused_connection_that_broke_before_any_byte_is_replaced_by_a_new_one(asked: Asked) -> None:
+    together = threading.Barrier(3)
+
+    def first(peer: Peer) -> None:
+        together.wait(20)
+        peer.send(answer(b"{}"))
+
+    clients = [asked(chat(f"number {number}"), first) for number in range(3)]
+    for client in clients:
+        client.read_head()
+        client.read_body()
+    were_reused: list[bool] = []
+
+    def second(peer: Peer) -> None:
+        were_reused.append(peer.heads > 1)
+        if were_reused[-1]:
+            peer.close()
+        else:
+            peer.send(answer(b"{}"))
+
+    assert asked(chat("again"), second).read_head().startswith(b"HTTP/1.1 200")
+    assert were_reused == [True, False]  # though there are three old ones
+
+
+def test_a_reused_connection_that_broke_in_the_head_of_an_answer_is_the_end_of_it(asked: Asked) -> None:
+    asked(request(b"GET", b"/x"), answer(b"{}")).read_head()
+    times: list[int] = []
+
+    def script(peer: Peer) -> None:
+        times.append(1)
+        peer.send(b"HTTP/1.1 200 OK\r\nX-A:")
+        peer.abort()
+
+    assert asked(chat("once"), script).read_head().startswith(b"HTTP/1.1 502")
+    assert len(times) == 1
+
+
+REFUSALS = {
+    "a wrong field": (b'{"error":{"message":"temperature: must be at most 2","code":400}}', 1),
+    "a wrong type": (b'{"detail":[{"loc":["body","top_p"],"msg":"not a number"}]}', 1),
+    "nothing at all": (b"", 1),
+    "a bug": (b'{"error":{"message":"CUDA error: out of memory"}}', 1),
+    "a template": (b'{"error":{"message":"Jinja Exception: no"}}', 2),
+    "roles": (b'{"object":"error","message":"Conversation roles must alternate user/assistant/user"}', 2),
+    "a filter": (
+        b'{"error":{"message":"The prompt triggered the content management policy","code":"content_filter"}}',
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("status", [b"400 Bad Request", b"422 Unprocessable Entity", b"500 Internal Server Error"])
+@pytest.mark.parametrize("name", REFUSALS)
+def test_only_what_memory_can_have_caused_is_asked_again_without_it(
+    memd: DaemonProcess, asked: Asked, name: str, status: bytes
+) -> None:
+    said, times = REFUSALS[name]
+    topic = f"/t/refused{list(REFUSALS).index(name)}".encode() + CHAT
+    asked(chat("The gate code is 5511.", path=topic), answer(REPLY)).read_head()
+    seen: list[bytes] = []
+
+    def script(peer: Peer) -> None:
+        seen.append(peer.body)
+        peer.send(answer(said, status=status))
+
+    client = asked(chat("What is the gate code?", path=topic), script)
+    assert client.read_head().startswith(b"HTTP/1.1 " + status[:3])
+    assert client.read_body() == said
+    assert [b"5511" in body for body in seen] == [True, False][:times]
+    told = client.header(b"X-Memory-Status"), client.header(b"X-Memory-Injected")
+    assert (told[0] == b"injected") == (times == 1)
+    assert bool(told[1]) == (times == 1)
+    seen.clear()
+    client = asked(chat("What is the gate code?", path=topic), answer(REPLY))
+    client.read_head()
+    assert client.header(b"X-Memory-Status") == b"injected"  # it was not memory that the upstream did not like
+
+
+# -- 16: heads beyond the usual ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("headers", [[b"X-Long: " + b"a" * 40_000], [b"X-%d: a" % number for number in range(600)]])
+@pytest.mark.parametrize("path", [CHAT, PLAIN])
+def test_an_answer_may_have_as_many_headers_as_a_request(asked: Asked, headers: list[bytes], path: bytes) -> None:
+    client = asked(chat("hi", path=path), answer(REPLY, *headers))
+    assert client.read_head().startswith(b"HTTP/1.1 200")
+    assert all(line in client.head for line in headers)
+
+
+@pytest.mark.parametrize(
+    ("head", "named"),
+    [
+        (OK + b"X-Long: " + b"a" * 70_000 + b"\r\n\r\n", b"limits.header_bytes_max"),
+        (
+            OK + b"".join(b"X-%d: %s\r\n" % (number, b"a" * 500) for number in range(900)) + b"\r\n",
+            b"limits.header_bytes_max",
+        ),
+        (OK + b"".join(b"X-%d: a\r\n" % number for number in range(1200)) + b"\r\n", b"1000 header lines"),
+        (OK + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", b"Content-Length"),
+        (b"HTTP/1.1 2000 OK\r\n\r\n", b"status"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/"),
+    ],
+)
+def test_a_head_that_cannot_be_read_is_answered_502_with_the_reason(
+    memd: DaemonProcess, raw: RawUpstream, asked: Asked, head: bytes, named: bytes
+) -> None:
+    client = asked(chat("hi"), head)
+    assert client.read_head().startswith(b"HTTP/1.1 502")
+    message = client.read_body()
+    assert named.lower() in message.lower(), message
+    assert raw.url.encode() in message
+    assert b"did not answer" not in message
+    assert len(message) < 1000
+
+
+# -- 17: HTTP/1.0 ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [CHAT, PLAIN])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_of_http_1_0_that_would_keep_its_connection_sees_the_end_of_a_stream(
+    asked: Asked, path: bytes, stream: bool
+) -> None:
+    pieces = [event("a"), b"data: [DONE]\n\n"] if stream else [REPLY]
+    kind = SSE if stream else b"Content-Type: application/json\r\n"
+    data = chat("hi", b"Connection: keep-alive", stream=stream, path=path).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+    client = asked(data, CHUNKED + kind + b"\r\n" + chunked(*pieces))
+    head = client.read_head()
+    assert b"\r\nTransfer-Encoding:" not in head
+    if (length := client.header(b"Content-Length")) is not None:
+        assert client.read(int(length)) == b"".join(pieces)
+    else:
+        assert client.read_to_end() == b"".join(pieces)
+
+
+# -- 18: bytes of headers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [CHAT, PLAIN])
+def test_header_bytes_that_are_no_utf_8_pass_both_ways(asked: Asked, path: bytes) -> None:
+    heads: list[bytes] = []
+
+    def script(peer: Peer) -> None:
+        heads.append(peer.head)
+        peer.send(answer(REPLY, b"X-Back: caf\xe9 \xff\xfe", b"X-Both: h\xc3\xa9", status=b"200 D\xe9j\xe0"))
+
+    client = asked(chat("hi", b"X-There: na\xefve \x80", b"X-Name: \xc3\xa9", path=path), script)
+    head = client.read_head()
+    assert b"\r\nX-There: na\xefve \x80" in heads[0] and b"\r\nX-Name: \xc3\xa9" in heads[0]
+    assert head.startswith(b"HTTP/1.1 200 D\xe9j\xe0\r\n")
+    assert b"\r\nX-Back: caf\xe9 \xff\xfe" in head and b"\r\nX-Both: h\xc3\xa9" in head
+
+
+# -- 23: smaller -------------------------------------------------------------------------------------------------
+
+
+def test_headers_that_the_answer_names_in_connection_end_at_memd(asked: Asked) -> None:
+    client = asked(
+        request(b"GET", b"/v1/models"), answer(b"{}", b"Connection: X-Hop, keep-alive", b"x-hop: 1", b"X-Stay: 2")
+    )
+    client.read_head()
+    assert client.header(b"X-Hop") is None and client.header(b"X-Stay") == b"2"
+    assert client.header(b"Connection") is None
+
+
+@pytest.mark.parametrize("path", [CHAT, PLAIN])
+def test_what_an_upstream_says_before_its_answer_passes(asked: Asked, path: bytes) -> None:
+    early = b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\n\r\n"
+    client = asked(chat("hi", path=path), b"HTTP/1.1 100 Continue\r\n\r\n" + early + early + answer(REPLY))
+    for _ in range(2):
+        assert client.read_head() + b"\r\n\r\n" == early
+    assert client.read_head().startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_client_of_http_1_0_gets_nothing_before_its_answer(asked: Asked) -> None:
+    data = request(b"GET", b"/v1/models").replace(b"HTTP/1.1", b"HTTP/1.0")
+    client = asked(data, b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + answer(b"{}"))
+    assert b" 200 OK" in client.read_head().split(b"\r\n")[0]
+
+
+def test_trailers_end_at_memd_and_harm_nothing(asked: Asked) -> None:
+    trailers = [b"X-Sum-%d: 1\r\n" % number for number in range(50)]
+    body = chunked(REPLY).removesuffix(b"\r\n") + b"".join(trailers) + b"\r\n"
+    for _ in range(2):  # the second on the same connection
+        client = asked(chat("hi"), CHUNKED + b"Trailer: X-Sum-1\r\n\r\n" + body)
+        client.read_head()
+        assert client.header(b"Trailer") is None
+        assert client.read_body() == REPLY
+
+
+@pytest.mark.parametrize("target", [b"/x?", b"/v1/embeddings?", b"/x??", b"/x?a#b", b"/x%2"])
+def test_an_odd_target_is_passed_on_as_it_is(asked: Asked, target: bytes) -> None:
+    heads: list[bytes] = []
+
+    def script(peer: Peer) -> None:
+        heads.append(peer.head)
+        peer.send(answer(b"{}"))
+
+    assert asked(request(b"GET", target), script).read_head().startswith(b"HTTP/1.1 200")
+    assert heads[0].startswith(b"GET " + target + b" HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize("memory_in", [{}, {"memory_in": {}}])
+@pytest.mark.parametrize("body", [REPLY[:-1], REPLY[:20], b'{"choices":[]', b"[" * 50_000, b"{}x"])
+def test_json_that_is_cut_off_or_unreadable_passes_as_it_is(
+    asked: Asked, body: bytes, memory_in: dict[str, Any]
+) -> None:
+    client = asked(chat("hi", **memory_in), answer(body, b"Content-Type: application/json"))
+    client.read_head()
+    assert client.read_body() == body
+
+
+@pytest.mark.parametrize("path", [CHAT, PLAIN])
+def test_control_characters_of_an_answer_s_head_become_spaces(memd: DaemonProcess, asked: Asked, path: bytes) -> None:
+    said = answer(REPLY, b"X-A: a\x1b[31mb\x07", status=b"200 \x1b]0;owned\x07OK")
+    client = asked(chat("hi", path=path), said)
+    assert client.read_head().startswith(b"HTTP/1.1 200  ]0;owned OK\r\n")
+    assert client.header(b"X-A") == b"a [31mb"
+    assert "Traceback" not in memd.log.read_text() and "\x1b" not in memd.log.read_text()
+
+
+@pytest.mark.parametrize("host", [b"[::1", b"[", b"a]b", b""])
+def test_a_host_that_is_none_is_answered_and_no_traceback(memd: DaemonProcess, connect: Connect, host: bytes) -> None:
+    client = connect(memd.base_url)
+    client.send(b"GET /memd/health HTTP/1.1\r\nHost: %s\r\n\r\n" % host)
+    assert client.read_head().split(b" ")[1] in (b"403", b"400")
+    assert "Traceback" not in memd.log.read_text()
+
+
+@pytest.mark.parametrize("origin", ["http://[::1", "http://["])
+def test_an_origin_that_is_none_gets_no_memory(memd: DaemonProcess, origin: str) -> None:
+    assert ask(memd.base_url + "/memd/health", headers={"Origin": origin}).status == 403
+    assert "Traceback" not in memd.log.read_text()
