@@ -19,7 +19,7 @@ import msgspec
 
 from memd.errors import ConfigError
 from memd.settings.file import Setting, parse_value, read_settings
-from memd.settings.model import PATTERN_NAME, Config, RedactionName, Text, is_this_machine
+from memd.settings.model import PATTERN_NAME, Config, RedactionName, Text, is_this_machine, without_credentials
 
 DEFAULT_PATH = Path("config.yaml")
 ENVIRONMENT_PREFIX = "MEMD_"
@@ -150,7 +150,7 @@ def _checked(setting: Setting) -> Any:
     try:
         return msgspec.convert(setting.value, expected)
     except (msgspec.ValidationError, RecursionError):  # RecursionError: a YAML list that contains itself
-        shown = "empty" if setting.value in (None, "") else f"{setting.value!r:.60}"
+        shown = "empty" if setting.value in (None, "") else f"{without_credentials(repr(setting.value)):.60}"
         if setting.key in _SECRET and shown != "empty":
             shown = "not a text"  # messages end in logs and in bug reports
         allowed = _allowed(msgspec.inspect.type_info(expected))
@@ -223,7 +223,7 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
     """Yield errors that the type of a single setting cannot express: the key, and what is wrong with it."""
     problem = _url_problem(config.upstream.url)
     if problem:
-        yield "upstream.url", f"is {config.upstream.url!r}: {problem}; give http://HOST:PORT"
+        yield "upstream.url", f"is {config.upstream.address!r}: {problem}; give http://HOST:PORT"
     if not config.auth.token and not is_this_machine(config.listen.host):
         yield "listen.host", f"is {config.listen.host!r}, which others can reach: set auth.token, or use 127.0.0.1"
     soft, hard = config.buffer.soft_tokens, config.buffer.hard_tokens
@@ -263,9 +263,10 @@ def _url_problem(url: str) -> str | None:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        return str(error)
+        # A `/` or `#` in a password has probably ended the host too early, and the error quotes it.
+        return "a user and password have to be percent-encoded" if "@" in url else str(error)
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
         return "not the address of an HTTP server"
-    if parts.query or parts.fragment or " " in url:
-        return "more than an address"
+    if parts.query or parts.fragment or "@" in parts.path or " " in url:
+        return "more than an address (a user and password have to be percent-encoded)"
     return None

@@ -6,9 +6,12 @@ checks the settings that users wrote.
 
 from __future__ import annotations
 
+import base64
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Literal, get_args
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -31,6 +34,11 @@ RedactionName = Literal[
 PATTERN_NAME = r"^[A-Za-z0-9_-]{1,40}$"
 
 
+def without_credentials(url: str) -> str:
+    """An address without user and password, also one that is none."""
+    return re.sub(r"(?<=//).*@", "", url)
+
+
 class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The address that memd listens on."""
 
@@ -44,7 +52,8 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The model server that memd forwards to."""
 
     url: Text = "http://127.0.0.1:8080"
-    """The server's address, without a trailing `/` or `/v1` (both are dropped if given)."""
+    """The server's address, without a trailing `/` or `/v1` (both are dropped if given). A user and password in it are
+    shown to the server where a client shows nothing."""
     window: Literal["auto"] | Tokens | dict[Text, Tokens] = "auto"
     """The context of a request in tokens, or that of each model by its name; auto: what the server tells."""
     api_key: str = ""
@@ -53,6 +62,17 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long connecting may take; there is no limit on answering."""
     keepalive_seconds: Seconds = 3.0
     """Idle connections are dropped after this; llama-server closes its own after 5 s, so stay below."""
+
+    @property
+    def address(self) -> str:
+        """`url` without user and password: what may be shown and logged."""
+        return without_credentials(self.url)
+
+    @property
+    def authorization(self) -> str | None:
+        """The header's value for the user and password in `url` (RFC 7617); None if it has none."""
+        user, at, _ = urlsplit(self.url).netloc.rpartition("@")
+        return f"Basic {base64.b64encode(unquote_to_bytes(user)).decode()}" if at else None
 
 
 class BufferSettings(msgspec.Struct, frozen=True, kw_only=True):

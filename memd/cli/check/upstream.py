@@ -33,7 +33,7 @@ def as_served(config: Config, daemon: RunningDaemon) -> Config:
     """Return the settings with the running daemon's model server: it may have been started with `--upstream`."""
     told = daemon.health().get("upstream")
     url = told.get("url") if isinstance(told, dict) else None
-    if not isinstance(url, str) or not url:
+    if not isinstance(url, str) or url in ("", config.upstream.address):
         return config
     return msgspec.structs.replace(config, upstream=msgspec.structs.replace(config.upstream, url=url))
 

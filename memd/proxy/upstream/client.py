@@ -99,9 +99,8 @@ class Upstream:
     """Requests to the model server. Create it inside a running event loop and close it there."""
 
     def __init__(self, config: Config, tasks: Tasks) -> None:
-        parts = urlsplit(config.upstream.url)
-        path = parts.path.rstrip("/").removesuffix("/v1")
-        self.url = f"{parts.scheme}://{parts.netloc}{path}"
+        self.url = config.upstream.address.rstrip("/").removesuffix("/v1").rstrip("/")
+        self._authorization = config.upstream.authorization
         self._facts = UpstreamFacts()
         self._latest_model = ""  # the one that a request named last
         self._warned: set[str] = set()  # the models of which the log has said that their window is not known
@@ -164,6 +163,8 @@ class Upstream:
             aiohttp.ClientError, TimeoutError: no answer came.
         """
         target = _exact_url(self.url, path_and_query)
+        if self._authorization is not None and "Authorization" not in headers:
+            headers = CIMultiDict(headers, Authorization=self._authorization)
         wants_new = False
         while True:
             attempt = Attempt(header_bytes_max=self._header_bytes_max, wants_new=wants_new, on_interim=on_interim)

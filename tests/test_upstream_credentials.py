@@ -1,0 +1,109 @@
+"""A user and a password in `upstream.url`: the server is shown them where a client shows nothing, nobody else is."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Connect
+from daemon_process import DaemonProcess, ask
+from raw_wire import Peer, RawUpstream, answer, raw_upstream, request
+
+from memd.errors import ConfigError
+from memd.settings.loading import load_config
+
+USER = "ann:s%40cret%2Fword"
+SHOWN = b"Basic " + base64.b64encode(b"ann:s@cret/word")
+SECRETS = ("s%40cret", "s@cret", SHOWN.decode()[-12:])
+PATHS = [b"/v1/chat/completions", b"/v1/embeddings"]
+
+
+@pytest.fixture(scope="module")
+def raw() -> Iterator[RawUpstream]:
+    with raw_upstream() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def memd(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Iterator[DaemonProcess]:
+    url = raw.url.replace("//", f"//{USER}@")
+    daemon = DaemonProcess(tmp_path_factory.mktemp("memd"), url).start()
+    yield daemon
+    daemon.discard()
+
+
+def seen(memd: DaemonProcess, raw: RawUpstream, connect: Connect, path: bytes, *headers: bytes) -> list[bytes]:
+    """The credentials that the upstream is shown with a request."""
+    shown: list[bytes] = []
+
+    def script(peer: Peer) -> None:
+        shown.extend(peer.headers(b"Authorization"))
+        peer.read_body()
+        peer.send(answer(b"{}"))
+
+    raw.script = script
+    client = connect(memd.base_url)
+    client.send(request(b"POST", path, *headers, body=b'{"messages":[{"role":"user","content":"hi"}]}'))
+    assert client.read_head().startswith(b"HTTP/1.1 200")
+    return shown
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_they_are_shown_where_a_client_shows_nothing(
+    memd: DaemonProcess, raw: RawUpstream, connect: Connect, path: bytes
+) -> None:
+    assert seen(memd, raw, connect, path) == [SHOWN]
+    assert seen(memd, raw, connect, path, b"X-Api-Key: k") == [SHOWN]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_a_client_shows_is_passed_on_instead(
+    memd: DaemonProcess, raw: RawUpstream, connect: Connect, path: bytes
+) -> None:
+    assert seen(memd, raw, connect, path, b"Authorization: Bearer sk-1") == [b"Bearer sk-1"]
+
+
+def test_nobody_else_is_told(memd: DaemonProcess, raw: RawUpstream) -> None:
+    raw.script = lambda peer: peer.close()
+    refused = ask(memd.base_url + "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
+    assert refused.status == 502
+    health = ask(memd.base_url + "/memd/health")
+    assert health.json["upstream"]["url"] == raw.url
+    raw.script = lambda peer: peer.send(answer(b"{}"))
+    checked = memd.run("check", "--json", "--config", str(memd.config))
+    assert f"{raw.url} answers" in checked.stdout
+    told = [refused.body.decode(), health.body.decode(), memd.log.read_text(), checked.stdout, checked.stderr]
+    assert raw.url in memd.log.read_text()  # the lines of the start
+    assert not [text for text in told for secret in SECRETS if secret in text]
+
+
+def test_memd_check_shows_them_too(raw: RawUpstream, tmp_path: Path, memd: DaemonProcess) -> None:
+    shown: list[bytes] = []
+
+    def script(peer: Peer) -> None:
+        shown.extend(peer.headers(b"Authorization"))
+        peer.read_body()
+        peer.send(answer(b"{}"))
+
+    raw.script = script
+    settings = {"upstream": {"url": raw.url.replace("//", f"//{USER}@")}, "data_dir": str(memd.data_dir)}
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps(settings))
+    memd.run("check", "--config", str(config))
+    assert shown and set(shown) == {SHOWN}
+
+
+@pytest.mark.parametrize("url", [f"ftp://{USER}@host", "http://ann:s@cret/word@host", "http://ann:s@cret#1@host:99999"])
+def test_a_wrong_address_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config(None, {}, {"upstream.url": url})
+    assert not [secret for secret in SECRETS if secret in str(refused.value)]
+
+
+def test_a_wrong_value_is_refused_without_its_password() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config(None, {}, {"upstream.url": [f"http://{USER}@host"]})
+    assert not [secret for secret in SECRETS if secret in str(refused.value)]
