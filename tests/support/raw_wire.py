@@ -6,6 +6,7 @@ Rule: sockets and threads, no HTTP library: what is compared is what was on the 
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -138,18 +139,27 @@ class RawUpstream:
 
 
 @contextmanager
-def raw_upstream() -> Iterator[RawUpstream]:
-    """Listen on a free loopback port until the block is left."""
+def raw_upstream(props: bytes = PROPS, tls: ssl.SSLContext | None = None) -> Iterator[RawUpstream]:
+    """Listen on a free loopback port until the block is left.
+
+    Args:
+        props: the answer to `/props`.
+        tls: the server's side, for an address with https.
+    """
     upstream = RawUpstream()
     listener = socket.create_server(("127.0.0.1", 0))
-    upstream.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    upstream.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{listener.getsockname()[1]}"
 
     def serve(connection: socket.socket) -> None:
-        peer = Peer(connection)
+        try:
+            peer = Peer(connection if tls is None else tls.wrap_socket(connection, server_side=True))
+        except OSError:  # the other side does not trust the certificate
+            connection.close()
+            return
         try:
             while head := peer.read_head():
                 if head.startswith(b"GET /props "):
-                    peer.send(answer(PROPS))
+                    peer.send(answer(props))
                 elif any(path in head for path in (b"/apply-template ", b"/input_tokens ", b"/count_tokens ")):
                     peer.read_body()
                     peer.send(answer(b"{}", status=b"404 Not Found"))

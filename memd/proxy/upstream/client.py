@@ -30,6 +30,7 @@ from memd.proxy.upstream.windows import KnownWindows, Sent, ask_windows
 from memd.settings.model import Config
 from memd.telemetry.tasks import Tasks
 from memd.wire.api import Placement
+from memd.wire.lenient_json import UNREADABLE
 
 log = logging.getLogger("memd")
 
@@ -42,6 +43,8 @@ RETRY_SECONDS = 3.0
 """Pause before an upstream that did not answer, is still loading its model, or told no window is probed again."""
 MODELS_MAX = 256
 """Model names whose probes are remembered: clients choose them freely."""
+TOLD_BYTES_MAX = 16 << 20
+"""Of an answer to a question of memd's own; a list of all the models of a large gateway has a megabyte."""
 LOADING = 503
 """llama-server's answer to everything until its model is loaded."""
 WANTS_KEY = frozenset({401, 403})
@@ -280,7 +283,7 @@ class Upstream:
             async with asyncio.timeout(PROBE_SECONDS):
                 answer = await self.send("GET", "/props", headers, None)
                 async with answer:
-                    body = await answer.read()
+                    told = await told_by(answer)
         except TimeoutError:
             return msgspec.structs.replace(self._facts, is_slow=True), None
         except aiohttp.ClientError:
@@ -292,7 +295,7 @@ class Upstream:
             refused = any(name in headers for name in ("Authorization", "X-Api-Key"))
             known = msgspec.structs.replace(self._facts, reachable=True, is_slow=False)
             return msgspec.structs.replace(known, wants_key=True, key_refused=refused), {}
-        props = _props_of(body) if answer.status == 200 else {}
+        props = told if answer.status == 200 and isinstance(told, dict) else {}
         return self._with_known_placement(_facts_from(props)), props
 
     def _with_known_placement(self, facts: UpstreamFacts) -> UpstreamFacts:
@@ -308,8 +311,8 @@ class Upstream:
                 body = msgspec.json.encode({"messages": list(messages)})
                 answer = await self.send("POST", "/apply-template", sent, body)
                 async with answer:
-                    told = msgspec.json.decode(await answer.read())
-        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
+                    told = await told_by(answer)
+        except (aiohttp.ClientError, TimeoutError):
             return None
         if answer.status in REFUSALS:
             return ""
@@ -326,8 +329,8 @@ class Upstream:
             async with asyncio.timeout(seconds):
                 answer = await self.send(method, path, sent, body)
                 async with answer:
-                    return msgspec.json.decode(await answer.read()) if answer.status == 200 else None
-        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
+                    return await told_by(answer) if answer.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError):
             return None
 
 
@@ -337,12 +340,21 @@ def _exact_url(base: str, path_and_query: str) -> URL:
     return URL.build(scheme=parts.scheme, authority=parts.netloc, path=parts.path + path_and_query, encoded=True)
 
 
-def _props_of(body: bytes) -> dict[str, Any]:
-    """Decode an answer to `/props`; one that is none is empty."""
+async def told_by(answer: aiohttp.ClientResponse) -> Any:
+    """The JSON value that the server answers a question of memd's own with; None if it is none, or without an end.
+
+    Raises:
+        aiohttp.ClientError, TimeoutError: it broke off.
+    """
+    body = bytearray()
+    while part := await answer.content.readany():
+        body += part
+        if len(body) > TOLD_BYTES_MAX:
+            return None
     try:
-        return msgspec.json.decode(body, type=dict[str, Any])
-    except msgspec.DecodeError:
-        return {}
+        return msgspec.json.decode(body)
+    except UNREADABLE:
+        return None
 
 
 def _facts_from(props: dict[str, Any]) -> UpstreamFacts:

@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 from multidict import CIMultiDict
 
-from memd.proxy.upstream.client import ASK_SECONDS, REFUSALS, Upstream
+from memd.proxy.upstream.client import ASK_SECONDS, REFUSALS, Upstream, told_by
 from memd.recall import block
 from memd.settings.model import Config
 from memd.telemetry.metrics import Metrics
@@ -119,15 +119,12 @@ async def _request(upstream: Upstream, method: str, path: str, body: bytes | Non
         async with asyncio.timeout(ASK_SECONDS):
             answer = await upstream.send(method, path, headers, body)
             async with answer:
-                data = await answer.read()
+                told = await told_by(answer)
     except TimeoutError:
         return _ProbeResponse(problem=f"nothing came within {ASK_SECONDS:g} s")
     except aiohttp.ClientError as error:
         return _ProbeResponse(problem=upstream.reason_of(error))
-    try:
-        return _ProbeResponse(answer.status, msgspec.json.decode(data))
-    except msgspec.DecodeError:
-        return _ProbeResponse(answer.status)
+    return _ProbeResponse(answer.status, told)
 
 
 def _first_name(models: Any) -> str:
