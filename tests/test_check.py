@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,9 +19,10 @@ import yaml
 from chat_templates import ALTERNATING, DROPS_DEVELOPERS
 from click.testing import CliRunner
 from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
-from daemon_process import DaemonProcess, clean_environment, wait_until
+from daemon_process import DaemonProcess, ask, clean_environment, wait_until
 from full_disk import FullDisk
 from llama_server import running_llama
+from raw_wire import answer, raw_upstream
 from recording_upstream import Request, Response, chat_answer, recording_upstream
 from strict_llama import StrictLlama
 from strict_server import StrictServer
@@ -34,6 +36,8 @@ from memd.entries import Draft
 from memd.store.store import Store
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nobody listens
+UNTRUSTED = Path(__file__).parent / "support" / "untrusted.pem"
+"""A certificate for 127.0.0.1 that nobody signed, and its key."""
 CHECKS = (
     *("installation", "tokenizer", "settings", "access", "open files", "data directory", "lock", "log"),
     *("embedding model", "address", "upstream", "model", "exact counts", "placement"),
@@ -308,6 +312,32 @@ def test_a_server_that_does_not_answer_fails_and_the_rest_is_still_checked(tmp_p
 def test_memd_in_front_of_memd_is_recognised(tmp_path: Path, daemon: DaemonProcess) -> None:
     failures = Place(tmp_path, {"upstream": {"url": daemon.base_url}}).failures()
     assert set(failures) == {"upstream"} and "in circles" in failures["upstream"]
+
+
+@pytest.mark.parametrize("page", [b"", b"<html>an app that answers everything</html>"])
+def test_a_wrong_path_in_the_address_is_found_out(tmp_path: Path, page: bytes) -> None:
+    with raw_upstream(props=page) as upstream:
+        upstream.script = lambda peer: peer.send(answer(page, status=b"200 OK" if page else b"404 Not Found"))
+        failures = Place(tmp_path, {"upstream": {"url": upstream.url + "/api"}}).failures("--live")
+    assert set(failures) == {"upstream", "live"}
+    assert "/api answers, but" in failures["upstream"] and "upstream.url" in failures["upstream"]
+
+
+def test_a_certificate_that_is_not_trusted_is_named_with_the_remedy(
+    tmp_path: Path, make_daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(UNTRUSTED)
+    with raw_upstream(tls=tls) as upstream:
+        failed = Place(tmp_path, {"upstream": {"url": upstream.url}}).failures()["upstream"]
+        memd = make_daemon(upstream.url).start()
+        refused = ask(memd.base_url + "/v1/models")
+        monkeypatch.setenv("SSL_CERT_FILE", str(UNTRUSTED))
+        trusting = make_daemon(upstream.url).start()
+        assert ask(trusting.base_url + "/v1/models").status == 200
+    for told in (failed, refused.json["error"]["message"], memd.log.read_text()):
+        assert "certificate is not trusted (self-signed certificate)" in told
+        assert "SSL_CERT_FILE" in told
 
 
 def test_a_server_that_hides_its_window_is_a_warning_unless_the_settings_have_it(tmp_path: Path) -> None:

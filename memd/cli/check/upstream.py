@@ -55,6 +55,11 @@ def upstream(config: Config, served: int | None = None) -> tuple[UpstreamProbe, 
     if probe.is_memd:
         said = f"{probe.url} is not a model server but memd: requests would go round in circles"
         return probe, [failed(UPSTREAM, said, "set upstream.url to the model server itself")]
+    if probe.is_elsewhere:
+        said = f"{probe.url} answers, but not as a model server: it has no /v1/chat/completions below that address"
+        return probe, [
+            failed(UPSTREAM, said, "correct upstream.url: it is what stands before /v1 in the server's address")
+        ]
     if probe.is_loading:
         return probe, [warning(UPSTREAM, f"{probe.url} is still loading its model", "ask again when it is ready")]
     return probe, [

@@ -23,6 +23,7 @@ from memd.wire.request import Insertion
 
 REFUSED = frozenset({401, 403})
 LOADING = 503
+NO_SUCH_ADDRESS = frozenset({404, 405})
 _MARKER = "memd looks for these words"
 _CONVERSATION: tuple[dict[str, str], ...] = (
     {"role": "user", "content": "Good morning."},
@@ -43,6 +44,8 @@ class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why it is not reachable; empty if it is."""
     is_memd: bool = False
     """The address belongs to a memd (this one or another), not to a model server."""
+    is_elsewhere: bool = False
+    """Something answers there, but it has no address for chats."""
     is_loading: bool = False
     wants_key: bool = False
     model: str = ""
@@ -80,6 +83,8 @@ async def _probe(config: Config) -> UpstreamProbe:
             return UpstreamProbe(url=upstream.url, is_memd=True)
         facts = await upstream.refresh(wait=True)
         models = await _request(upstream, "GET", "/v1/models")
+        if not isinstance(models.value, dict) and not await _takes_chats(upstream):
+            return UpstreamProbe(url=upstream.url, is_elsewhere=True)
         model = facts.model or _first_name(models.value)
         await upstream.refresh(wait=True, model=model)
         window = upstream.known_window(model)
@@ -99,6 +104,12 @@ async def _probe(config: Config) -> UpstreamProbe:
     finally:
         await upstream.close()
         await tasks.finish(timeout_seconds=ASK_SECONDS)
+
+
+async def _takes_chats(upstream: Upstream) -> bool:
+    """Whether there is an address for chats; a request without messages is refused, but not as one for no address."""
+    answer = await _request(upstream, "POST", f"/v1{CHAT.path}", b"{}")
+    return answer.status not in NO_SUCH_ADDRESS and not (answer.status == 200 and answer.value is None)
 
 
 async def _render(upstream: Upstream, header: str, body: bytes) -> Rendering:
