@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from memd.admin.http import error_response
+from memd.proxy.cross_origin import let_page_read
 from memd.proxy.upstream.connection import HEADERS_MAX
 from memd.settings.model import LimitsSettings
 from memd.store import descriptors
@@ -39,6 +40,7 @@ class Connection(web.RequestHandler):
         if not isinstance(exc, BadHttpMessage):
             super().handle_error(request, status, exc, message)  # says it in the log, with the traceback
             answer = error_response(500, "memd: something went wrong in memd itself; its log says what", "server_error")
+            let_page_read(request, answer, token="")
         else:
             problem = " ".join(str(exc.message).split())[:200]
             fields = {"remote": request.remote, "kind": type(exc).__name__, "problem": Content(problem)}

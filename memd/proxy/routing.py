@@ -18,6 +18,7 @@ from memd.admin.access import TOKEN_HEADER, shows_token
 from memd.admin.http import error_response, read_body
 from memd.admin.routes import OwnRoutes
 from memd.entries import TOPIC_ID_PATTERN, TOPIC_ID_RULE
+from memd.proxy.cross_origin import is_preflight, let_page_read, preflight_answer
 from memd.proxy.reading import Plain, RequestReader
 from memd.proxy.relay import forwarded_headers, pass_through
 from memd.proxy.turn import Forwarder, TurnRunner
@@ -72,6 +73,15 @@ class Router:
     async def route(self, request: web.Request) -> web.StreamResponse:
         """Answer any request."""
         target = request.raw_path if request.raw_path.startswith("/") else str(request.rel_url)
+        is_own = page.is_page(request) or target.startswith(OWN_PREFIX)
+        if self._token and not is_own and is_preflight(request):
+            return preflight_answer(request)
+        response = await self._answer(request, target)
+        if isinstance(response, web.Response) and not is_own:  # what is relayed is no whole `Response`
+            let_page_read(request, response, self._token)
+        return response
+
+    async def _answer(self, request: web.Request, target: str) -> web.StreamResponse:
         is_page = page.is_page(request)  # it holds no data, and a browser that opens an address can show no token
         if not is_page and not shows_token(request, self._token):
             self._wrong_tokens.note(request.remote)
