@@ -1,7 +1,7 @@
 """Web pages of other origins as clients (CORS, https://fetch.spec.whatwg.org/#http-cors-protocol).
 
-Rule: an answer of the upstream has the upstream's own CORS headers. memd adds them only to what it answers itself on the
-routes of clients, never to what is under /memd/; where no token protects, only for pages of this machine.
+Rule: an answer of the upstream has the upstream's own CORS headers. memd adds them only to what it answers itself on
+the routes of clients, never to what is under /memd/; where no token protects, only for pages of this machine.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _ADDED_HEADERS = ("Content-Type", "Date", "Server")
 def forwarded_headers(request: web.BaseRequest, token: str) -> CIMultiDict[str]:
     """The client's headers, without hop-by-hop ones (also those that `Connection` names), memd's own and its token."""
     dropped = NOT_FORWARDED.union(
-        _named_in_connection(request.headers), OWN_REQUEST_HEADERS, headers_with_token(request, token)
+        named_in_connection(request.headers), OWN_REQUEST_HEADERS, headers_with_token(request, token)
     )
     spelled: dict[str, str] = {}  # the client library drops all but the last of two that differ in case
     headers: CIMultiDict[str] = CIMultiDict()
@@ -270,7 +270,7 @@ class ModelRelay:
 
 def prepared(answer: aiohttp.ClientResponse, extra: list[tuple[str, str]], *, body_changes: bool) -> web.StreamResponse:
     """A response with the upstream's status and headers, ready to be sent."""
-    dropped = HOP_BY_HOP.union(_named_in_connection(answer.headers), {"content-length"} if body_changes else ())
+    dropped = HOP_BY_HOP.union(named_in_connection(answer.headers), {"content-length"} if body_changes else ())
     kept = ((name, value) for name, value in decoded(answer.raw_headers) if name.lower() not in dropped)
     headers = CIMultiDict((name, printable(value)) for name, value in kept)
     headers.extend(extra)
@@ -290,7 +290,7 @@ class Relayed(web.StreamResponse):
             self.headers.popall(name, None)
 
 
-def _named_in_connection(headers: MultiMapping[str]) -> set[str]:
+def named_in_connection(headers: MultiMapping[str]) -> set[str]:
     """The headers (lower case) that `Connection` names: they are for the next hop alone (RFC 9110 section 7.6.1)."""
     values = headers.getall("Connection", [])
     return {name.strip().lower() for value in values for name in value.split(",")}

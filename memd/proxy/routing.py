@@ -21,6 +21,7 @@ from memd.entries import TOPIC_ID_PATTERN, TOPIC_ID_RULE
 from memd.proxy.cross_origin import is_preflight, let_page_read, preflight_answer
 from memd.proxy.reading import Plain, RequestReader
 from memd.proxy.relay import forwarded_headers, pass_through
+from memd.proxy.tunnel import tunnel, wants_websocket
 from memd.proxy.turn import Forwarder, TurnRunner
 from memd.proxy.upstream.client import Upstream
 from memd.proxy.wrong_tokens import WrongTokens
@@ -132,6 +133,8 @@ class Router:
         self, request: web.Request, target: str, extra: list[tuple[str, str]] | None = None
     ) -> web.StreamResponse:
         headers = forwarded_headers(request, self._token)
+        if wants_websocket(request):
+            return await tunnel(request, headers, self._upstream, target)
         idle_seconds = self._limits.idle_seconds
         return await pass_through(request, headers, self._upstream, target, idle_seconds=idle_seconds, extra=extra)
 

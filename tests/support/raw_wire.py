@@ -5,6 +5,7 @@ Rule: sockets and threads, no HTTP library: what is compared is what was on the 
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 import threading
@@ -71,6 +72,15 @@ class Peer:
             self._left += data
         data, self._left = self._left[:size], self._left[size:]
         return data
+
+    def read_some(self) -> bytes:
+        """What has come, or comes next; empty at the end of the connection."""
+        data, self._left = self._left, b""
+        return data or self._socket.recv(1 << 16)
+
+    def is_readable(self, seconds: float) -> bool:
+        """Whether something comes within that time, be it the end."""
+        return bool(self._left) or bool(select.select([self._socket], [], [], seconds)[0])
 
     def read_body(self) -> bytes:
         """The body that the last head announced."""
