@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import random
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -45,6 +47,42 @@ def test_counting_in_blocks_is_off_by_no_more_than_the_joints(counter: TokenCoun
     text = "The quick brown fox jumps over the lazy dog, 4711 times. " * 2000
     whole = len(cl100k_base(ranks_bytes()).encode_ordinary(text))
     assert whole <= counter.count(text) <= whole + 2 * (len(text) // 10_000 + 1)
+
+
+PROSE = "It was a bright cold day in April, and the clocks were striking thirteen. "
+CODE = "    if self.left[0] != 4711:\n        return found(number, x=0.25)\n"
+LONG = {
+    "prose": PROSE * 3000,
+    "code": CODE * 3000,
+    "Chinese": "记忆系统保存对话的内容，然后回答问题。" * 5000,
+    "random": base64.b64encode(random.Random(1).randbytes(150_000)).decode(),
+    "a little longer than what is counted": PROSE * 275,
+    "by turns": PROSE * 1500
+    + CODE * 1000
+    + base64.b64encode(random.Random(2).randbytes(60_000)).decode()
+    + PROSE * 500,
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_text_is_estimated_from_samples_and_rather_too_high(counter: TokenCounter, name: str) -> None:
+    exact, estimated = counter.count(LONG[name]), counter.estimate(LONG[name])
+    assert 0.98 * exact <= estimated <= (1.2 if name == "by turns" else 1.05) * exact
+    assert estimated == counter.estimate(LONG[name])
+
+
+def test_a_short_text_is_counted(counter: TokenCounter) -> None:
+    text = PROSE * 200
+    assert counter.estimate(text) == counter.count(text)
+
+
+@pytest.mark.parametrize("unit", ["a", " ", "\n", "记", "👩‍👩‍👧", "\ud800", "\x00"])
+def test_no_text_takes_longer_to_estimate_than_its_samples(counter: TokenCounter, unit: str) -> None:
+    counted: list[str] = []
+    sampled = TokenCounter(cl100k_base(ranks_bytes()))
+    sampled.count = lambda text: counted.append(text) or counter.count(text)  # type: ignore[method-assign, func-returns-value]
+    assert sampled.estimate(unit * (scaled(1_000_000) // len(unit))) > 0
+    assert sum(map(len, counted)) <= 20_000
 
 
 def test_a_message_counts_its_text_its_calls_its_attachments_and_the_template(counter: TokenCounter) -> None:

@@ -50,6 +50,16 @@ async def recalled(stage: Stage, question: str, *logs: TopicLog, filters: Filter
         retriever.close()
 
 
+async def test_what_the_prompt_shows_is_not_cut_for_its_question(topic: Topic) -> None:
+    conversation = talk(topic.buffer, *LAMP)
+    talk(topic.buffer, *FERRY)
+    visible = {item.digest for item in conversation.messages}
+    cut = [chunk.entry.displayed for chunks in topic.unstored().chunks(but=visible) for chunk in chunks]
+    assert len(cut) == 1 and FERRY[1][2:] in cut[0]
+    partly = {conversation.messages[0].digest}
+    assert len([chunk for chunks in topic.unstored().chunks(but=partly) for chunk in chunks]) == 2
+
+
 async def test_a_finished_turn_is_found_by_its_words_before_it_is_stored_and_keeps_its_id(
     stage: Stage, topic: Topic
 ) -> None:

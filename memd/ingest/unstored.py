@@ -8,7 +8,7 @@ listed on the event loop, which owns the buffer; the cutting is done in threads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -40,6 +40,10 @@ class Part(msgspec.Struct, frozen=True):
     def key(self) -> tuple[bytes, ...]:
         """The digests of all that it has: where a history was rewritten, the first and last do not tell the others."""
         return tuple(digest if message is not None else b"" for digest, message in self.messages)
+
+    def has_others_than(self, digests: Collection[bytes]) -> bool:
+        """Whether a message of it that has a text here is none of these."""
+        return any(digest not in digests for digest, message in self.messages if message is not None)
 
 
 class CutPart(msgspec.Struct, frozen=True):
@@ -170,7 +174,7 @@ class BufferedText(UnstoredText):
     def __bool__(self) -> bool:
         return any(self._parts)
 
-    def chunks(self) -> list[list[PendingChunk]]:
+    def chunks(self, but: Collection[bytes] = ()) -> list[list[PendingChunk]]:
         """See `UnstoredText.chunks`."""
         self._cutter.forget_but([part for parts in self._parts for part in parts])
         seen: set[bytes] = set()  # branches share their beginning
@@ -181,7 +185,7 @@ class BufferedText(UnstoredText):
                     seen.add(chunk.draft.uuid)
                     yield chunk
 
-        return [list(new(parts)) for parts in self._parts]
+        return [list(new([part for part in parts if part.has_others_than(but)])) for parts in self._parts]
 
     def part_with(self, chunk_id: str) -> Part | None:
         """The part with the chunk of this public id or uuid; None if it is not pending. Called in a thread."""

@@ -28,6 +28,8 @@ log = logging.getLogger("memd")
 
 FOLLOW_UP_TOKENS = 12
 """A question shorter than this is retrieved together with the user's messages before it."""
+FOLLOW_UP_CHARACTERS = 2_000
+"""That much of a question is looked at to see whether it is that short; the user may have pasted a book."""
 STEP_CHARACTERS = 400
 """Of the model's latest step, in the question of a turn that recalls anew: its calls, without a whole file to write."""
 FOLLOW_UP_TURNS = 3
@@ -164,7 +166,7 @@ class Memory:
         texts: list[str] = []
         for text in itertools.islice(received.prompt.user_texts(), FOLLOW_UP_TURNS):
             texts.insert(0, text)
-            if self._counter.count(" ".join(texts)) >= FOLLOW_UP_TOKENS:
+            if self._counter.count(" ".join(texts)[:FOLLOW_UP_CHARACTERS]) >= FOLLOW_UP_TOKENS:
                 break
         return "\n\n".join([*texts, received.prompt.latest_step()[:STEP_CHARACTERS]]).strip()
 

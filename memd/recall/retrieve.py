@@ -212,7 +212,7 @@ class Retriever:
         times = [time.perf_counter()]
         queries = np.concatenate([self._encoder.embed_query(part) for part in _asked(question)])
         times.append(time.perf_counter())
-        searches = [self._search(question, queries, *one) for one in zip(topics, unstored, strict=True)]
+        searches = [self._search(question, queries, *one, filters) for one in zip(topics, unstored, strict=True)]
         ranked = self._ranked(question, searches, filters)
         times.append(time.perf_counter())
         filled = self._filled(ranked, budget, filters)
@@ -244,10 +244,15 @@ class Retriever:
         return " ".join(notes) or None
 
     def _search(
-        self, question: str, queries: NDArray[np.float32], topic: Searchable, unstored: UnstoredText
+        self,
+        question: str,
+        queries: NDArray[np.float32],
+        topic: Searchable,
+        unstored: UnstoredText,
+        filters: Filters,
     ) -> TopicSearch:
         # Pending chunks come first: one that is stored meanwhile is then in both, and not in neither.
-        pending = Pending(unstored.chunks())
+        pending = Pending(unstored.chunks(but=filters.visible_digests))
         snapshot = topic.snapshot()
         pending.forget(snapshot.knows)
         return TopicSearch(snapshot, queries, self._words(topic, question, pending), pending)

@@ -6,7 +6,7 @@ correction at once. It has no vector: until it is embedded it is found by its wo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import msgspec
@@ -31,15 +31,19 @@ class UnstoredText(Protocol):
     def __bool__(self) -> bool:
         """Whether there is any; known at once."""
 
-    def chunks(self) -> Sequence[Sequence[PendingChunk]]:
-        """Its chunks, those that were said one after the other together. Called in a thread: text may be cut first."""
+    def chunks(self, but: Collection[bytes] = ()) -> Sequence[Sequence[PendingChunk]]:
+        """Its chunks, those that were said one after the other together. Called in a thread: text may be cut first.
+
+        Args:
+            but: digests of messages; what has no other messages is left out, and need not be cut.
+        """
 
 
 class _Nothing(UnstoredText):
     def __bool__(self) -> bool:
         return False
 
-    def chunks(self) -> Sequence[Sequence[PendingChunk]]:
+    def chunks(self, but: Collection[bytes] = ()) -> Sequence[Sequence[PendingChunk]]:
         return ()
 
 
