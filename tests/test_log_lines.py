@@ -185,7 +185,7 @@ class Talk:
             "no chunk": CHUNKED + secret + b"\r\n",
             "no status line": secret + b" 1\r\n\r\n",
             "bad header": b"HTTP/1.1 200 OK\r\n" + secret + b"\r\n\r\n",
-            "refusal": answer(secret, status=b"400 Bad Request"),
+            "refusal": answer(b"no template for " + secret, status=b"400 Bad Request"),
             "gone": b"",
         }
         for name, data in answers.items():
