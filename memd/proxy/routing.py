@@ -24,8 +24,8 @@ from memd.proxy.relay import forwarded_headers, pass_through
 from memd.proxy.tunnel import tunnel, wants_websocket
 from memd.proxy.turn import Forwarder, TurnRunner
 from memd.proxy.upstream.client import Upstream
-from memd.proxy.wrong_tokens import WrongTokens
 from memd.proxy.upstream.connection import is_unreadable
+from memd.proxy.wrong_tokens import WrongTokens
 from memd.settings.model import LimitsSettings
 from memd.telemetry.logging import Content
 from memd.telemetry.metrics import Metrics
