@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
+from memd.admin.access import TOKEN_HEADER
 from memd.telemetry.logging import Content
 from memd.wire.api import Api
 from memd.wire.chat.api import CHAT
@@ -24,6 +25,12 @@ OWN_HEADERS = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Op
 def error_response(status: int, message: str, kind: str, api: Api = CHAT) -> web.Response:
     """Return an error of memd's own in the shape that clients of `api` understand."""
     return web.Response(status=status, body=api.error_body(status, message, kind), content_type="application/json")
+
+
+def token_refusal(api: Api = CHAT) -> web.Response:
+    """Return the answer to a request that does not show `auth.token`."""
+    message = f"memd: show its auth.token, as `Authorization: Bearer TOKEN` or in the header {TOKEN_HEADER}"
+    return error_response(401, message, "authentication_error", api)
 
 
 async def read_body(request: web.Request, bytes_max: int, idle_seconds: float) -> bytes | None:

@@ -53,6 +53,11 @@ class RunningDaemon:
         except (OSError, ValueError, http.client.HTTPException, msgspec.MsgspecError, BadQuestion, DaemonError):
             return {}
 
+    @property
+    def model_url(self) -> str:
+        """Where clients of this daemon find the model; its own address if it does not say."""
+        return str(self.health().get("model_url", self.url))
+
     def get(self, path: str, **query: object) -> bytes:
         """Return the body of the answer to a GET; a query parameter that is None is left out.
 

@@ -107,6 +107,7 @@ _GROUPS = frozenset(field.name for field in msgspec.structs.fields(Config) if fi
 _KEYS = known_keys()
 _SECRET = frozenset({"auth.token", "upstream.api_key"})
 _PARTNERS = {
+    "admin.port": ("listen.port",),
     "buffer.soft_tokens": ("buffer.hard_tokens",),
     "chunking.min_tokens": ("chunking.max_tokens",),
 }
@@ -226,6 +227,8 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
         yield "upstream.url", f"is {config.upstream.address!r}: {problem}; give http://HOST:PORT"
     if not config.auth.token and not is_this_machine(config.listen.host):
         yield "listen.host", f"is {config.listen.host!r}, which others can reach: set auth.token, or use 127.0.0.1"
+    if config.admin.port == config.listen.port != 0:
+        yield "admin.port", f"is {config.admin.port}, as listen.port is; memd's own routes need a port of their own"
     soft, hard = config.buffer.soft_tokens, config.buffer.hard_tokens
     if isinstance(soft, int) and isinstance(hard, int) and soft > hard:
         yield "buffer.soft_tokens", f"is {soft}, above buffer.hard_tokens {hard}; lower it"

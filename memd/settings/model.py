@@ -48,6 +48,14 @@ class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
     """TCP port; 0 takes any free one."""
 
 
+class AdminSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The address of memd's own page and routes."""
+
+    port: Literal["auto"] | Annotated[int, Meta(ge=0, le=65_535)] = "auto"
+    """TCP port, on `listen.host`; 0 takes any free one; auto: one above `listen.port`, or a free one where that is
+    taken."""
+
+
 class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The model server that memd forwards to."""
 
@@ -267,6 +275,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """All settings, one group per field."""
 
     listen: ListenSettings = ListenSettings()
+    admin: AdminSettings = AdminSettings()
     upstream: UpstreamSettings = UpstreamSettings()
     data_dir: Path = Path("memory")
     """The folder of the log; relative to the config file if it comes from there, else to the working directory."""

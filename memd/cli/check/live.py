@@ -18,7 +18,7 @@ import msgspec
 from memd.admin.access import TOKEN_HEADER
 from memd.errors import MemdError
 from memd.proxy.app import running
-from memd.settings.model import AuthSettings, Config, ConversationSettings, ListenSettings
+from memd.settings.model import AdminSettings, AuthSettings, Config, ConversationSettings, ListenSettings
 
 TOLD = "Please remember: the code of the boathouse gate is heron-4519."
 ASKED = "What is the code of the boathouse gate?"
@@ -63,6 +63,7 @@ def scratch_config(config: Config, folder: Path) -> Config:
     return msgspec.structs.replace(
         config,
         listen=ListenSettings(port=0),
+        admin=AdminSettings(),
         auth=AuthSettings(),
         data_dir=folder / "memory",
         conversation=ConversationSettings(),

@@ -73,7 +73,7 @@ def upstream(config: Config, served: int | None = None) -> tuple[UpstreamProbe, 
 def live(config: Config, probe: UpstreamProbe, daemon: RunningDaemon | None) -> Iterator[CheckResult]:
     """Hold a conversation; of a running daemon check what leaves no trace in it."""
     if daemon is not None:
-        yield _judge_forwarding(config, daemon, ask_without_memory(config, daemon.url, probe.model or "any"))
+        yield _judge_forwarding(config, daemon, ask_without_memory(config, daemon.model_url, probe.model or "any"))
     recalled = recall_a_fact(config, probe.model or "any")
     yield _judge_recall(config, recalled)
     if not recalled.problem and recalled.status == 200:

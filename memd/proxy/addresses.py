@@ -1,0 +1,95 @@
+"""The two addresses of a daemon: the model's, which clients use, and memd's own, with the page and all of `/memd/`.
+
+Rule: both are on one host and never on one port. To a browser the port is a part of the origin: a page that the model
+server sends must not be able to act as memd's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import NamedTuple
+
+from memd.errors import MemdError
+from memd.settings.model import Config
+
+PORT_MAX = 65_535
+
+
+class Listeners(NamedTuple):
+    """Sockets at both addresses; they do not listen yet."""
+
+    model: socket.socket
+    own: socket.socket
+    moved: str = ""
+    """Why memd's own address is another one than usual; empty if it is not."""
+
+    def close(self) -> None:
+        """Give both addresses back."""
+        self.model.close()
+        self.own.close()
+
+
+class Addresses(NamedTuple):
+    """The URLs of both addresses, without a path."""
+
+    model: str
+    own: str
+
+
+def bound(config: Config) -> Listeners:
+    """Take the addresses that the settings name.
+
+    Raises:
+        MemdError: one of them cannot be used.
+    """
+    host = config.listen.host
+    with contextlib.ExitStack() as on_error:
+        model = _bound(host, config.listen.port, "--port (or listen.port)")
+        on_error.callback(model.close)
+        listeners = _beside(model, config)
+        on_error.pop_all()
+    return listeners
+
+
+def addresses_of(config: Config, listeners: Listeners) -> Addresses:
+    """Return the URLs at which programs on this machine reach the listeners."""
+    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(config.listen.host, config.listen.host)  # noqa: S104  # compared, not bound
+    shown = f"[{host}]" if ":" in host else host
+    model, own = (f"http://{shown}:{listener.getsockname()[1]}" for listener in (listeners.model, listeners.own))
+    return Addresses(model, own)
+
+
+def own_port(config: Config) -> int:
+    """Return the port of memd's own address as the settings name it; 0: any free one."""
+    if config.admin.port != "auto":
+        return config.admin.port
+    return config.listen.port + 1 if 0 < config.listen.port < PORT_MAX else 0
+
+
+def _beside(model: socket.socket, config: Config) -> Listeners:
+    host, port = config.listen.host, own_port(config)
+    try:
+        return Listeners(model, _bound(host, port, "--admin-port (or admin.port)"))
+    except MemdError as error:
+        if config.admin.port != "auto":
+            raise
+        return Listeners(model, _bound(host, 0, "--admin-port (or admin.port)"), str(error))
+
+
+def _bound(host: str, port: int, setting: str) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(listener.close)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.setblocking(False)
+            on_error.pop_all()
+        return listener
+    except OSError as error:
+        raise MemdError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; stop what uses the port, or choose another "
+            f"with {setting}"
+        ) from None
