@@ -24,6 +24,8 @@ from memd.store import descriptors
 from memd.store.descriptors import KeptOpen
 from memd.store.files import Appender, Files
 
+FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
+"""What was said is nobody else's. Native libraries know no modes: `memd` sets its umask for them (cli/main.py)."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 # Another file system; one without hard links; no more links to this file; a sandbox or kernel that does not allow it.
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
@@ -125,7 +127,7 @@ class DiskFiles:
     def make_directory(self, path: Path) -> None:
         """See Files."""
         with _writing(path):
-            path.mkdir(exist_ok=True)
+            path.mkdir(DIRECTORY_MODE, exist_ok=True)
 
     def rename(self, old: Path, new: Path) -> None:
         """See Files."""
@@ -188,7 +190,7 @@ class DiskFiles:
     def lock(self, path: Path) -> Lock:
         """See LocalDisk."""
         with _writing(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -263,7 +265,7 @@ class _DiskAppender:
         self._is_unsynced = False
         self._sync_error: OSError | None = None
         with _writing(path):
-            self._descriptor: int | None = os.open(path, flags | _APPENDING, 0o644)
+            self._descriptor: int | None = os.open(path, flags | _APPENDING, FILE_MODE)
             self._identity = _identity(self._descriptor)
         kept_open.used(self)
 

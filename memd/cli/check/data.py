@@ -5,6 +5,8 @@ Rule: works with and without a running daemon, and only reads, except for a name
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +28,8 @@ FREE_BYTES_LOW = 512 << 20
 READ_BYTES_MAX = 512 << 20
 """Logs up to this are read through, some seconds; larger ones are left to `memd verify`."""
 FINDINGS_MAX = 5
+OTHERS = 0o077
+"""Permissions of anybody but the user."""
 _PROBE = bytes(64 << 10)
 
 _MARK_OF = {"damaged": failed, "foreign": failed, "derived": warning}
@@ -58,6 +62,19 @@ def directory(data_dir: Path, files: LocalDisk) -> CheckResult:
     if free < FREE_BYTES_LOW:
         return warning(DIRECTORY, f"{data_dir}, only {room}", "make room: on a full disk memd stores nothing more")
     return ok(DIRECTORY, f"{data_dir}, {room}" + ("" if existing == data_dir else "; `memd serve` will create it"))
+
+
+def permissions(data_dir: Path) -> Iterator[CheckResult]:
+    """Warn of files that other users of the machine may read, as earlier versions left them."""
+    try:
+        found = list(_open_to_others(data_dir))
+    except OSError as error:
+        yield failed(DIRECTORY, f"{data_dir}: {error.strerror or error}", "check the permissions of the folders in it")
+        return
+    if found:
+        more = f" and {counted(len(found) - 1, 'path')} in it" if len(found) > 1 else ""
+        said = f"{found[0]}{more} may be read by other users of this machine"
+        yield warning(DIRECTORY, said, f"chmod -R go= {shlex.quote(str(data_dir))}")
 
 
 def lock(data_dir: Path, daemon: RunningDaemon | None, files: LocalDisk) -> CheckResult:
@@ -112,6 +129,15 @@ def log(data_dir: Path, topics: list[TopicDiskUsage], files: LocalDisk) -> Itera
 
 def _outcome_of(finding: Finding) -> CheckResult:
     return _MARK_OF[finding.kind](LOG, str(finding), _REMEDY_OF[finding.kind])
+
+
+def _open_to_others(path: Path) -> Iterator[Path]:
+    """A path and those below it with which other users may do anything."""
+    with contextlib.suppress(FileNotFoundError):  # yet to be created, or removed by a running daemon a moment ago
+        if path.stat().st_mode & OTHERS:
+            yield path
+        for below in sorted(path.iterdir()) if path.is_dir() else ():
+            yield from _open_to_others(below)
 
 
 def _written_to(data_dir: Path, files: LocalDisk) -> Iterator[Path]:
