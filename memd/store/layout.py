@@ -98,6 +98,24 @@ def segments_before(files: Files, layout: TopicLayout, active: bytes | None, seg
     return numbers
 
 
+def check_new_name(files: Files, data_dir: Path, topic_id: str) -> None:
+    """Make sure that a topic may get this name, if it does not exist yet.
+
+    Where a file system takes names that differ only in case for the same, as on macOS and Windows, two such topics
+    would share a folder. So no store may have both, wherever it is: it may be moved.
+
+    Raises:
+        BadTopicId: a topic, or a file of memd's, has a name that differs from it only in case.
+    """
+    names = files.names(data_dir)
+    if topic_id in names:
+        return
+    folded = topic_id.casefold()
+    taken = next((name for name in (*names, *sorted(_OWN_NAMES)) if name.casefold() == folded), None)
+    if taken is not None:
+        raise BadTopicId(f"topic_id {topic_id!r} differs only in case from {taken!r}, which is there; use that name")
+
+
 def topic_ids_in(files: Files, data_dir: Path) -> list[str]:
     """Return the topics that have a directory, sorted."""
     return [

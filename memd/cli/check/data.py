@@ -105,6 +105,7 @@ def log(data_dir: Path, topics: list[TopicDiskUsage], files: LocalDisk) -> Itera
     if not topics:
         yield ok(LOG, "nothing is stored yet")
         return
+    yield from _twins([topic.topic_id for topic in topics])
     try:
         waiting = waiting_note(waiting_messages(data_dir, files))
     except StoreError as error:
@@ -125,6 +126,18 @@ def log(data_dir: Path, topics: list[TopicDiskUsage], files: LocalDisk) -> Itera
     more = len(report.damaged) - FINDINGS_MAX
     if more > 0:
         yield failed(LOG, f"{counted(more, 'finding')} more", "`memd verify` lists them all")
+
+
+def _twins(topic_ids: list[str]) -> Iterator[CheckResult]:
+    """Warn of topics that would share a folder on another file system; today none is created."""
+    seen: dict[str, str] = {}
+    for topic_id in topic_ids:
+        other = seen.setdefault(topic_id.casefold(), topic_id)
+        if other != topic_id:
+            said = f"the topics {other!r} and {topic_id!r} differ only in case: on macOS or Windows they would be mixed"
+            yield warning(
+                LOG, said, "before you move them there, give one another name: memd export, memd import --topic"
+            )
 
 
 def _outcome_of(finding: Finding) -> CheckResult:
