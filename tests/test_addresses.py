@@ -86,7 +86,7 @@ def test_a_port_that_is_taken_stops_a_start_only_where_it_was_asked_for(tmp_path
         listeners = bound(config(tmp_path, port, "auto"))
         try:
             assert f"127.0.0.1:{taken}" in listeners.moved
-            model, own = addresses_of(config(tmp_path, port, "auto"), listeners)
+            model, own, _ = addresses_of(config(tmp_path, port, "auto"), listeners)
             assert model.endswith(f":{port}") and own != model and not own.endswith(f":{taken}")
         finally:
             listeners.close()

@@ -17,6 +17,7 @@ from aiohttp import web
 from memd.admin import page
 from memd.admin.access import is_from_another_page, is_own, same_host, shows_token
 from memd.admin.http import error_response, read_body, token_refusal
+from memd.admin.proof import PROOF, ProofRoutes
 from memd.admin.queries import NoQuery, decode_query
 from memd.admin.reads import LogRoutes, SearchRoutes
 from memd.admin.routing import Route, get, routes_of
@@ -45,7 +46,7 @@ class DescriptionRoutes:
 
 GROUPS: tuple[type, ...] = (
     *(StatusRoutes, TopicRoutes, SearchRoutes, LogRoutes, TurnRoutes, LiveRoutes),
-    *(CorrectionRoutes, BackupRoutes, DescriptionRoutes),
+    *(CorrectionRoutes, BackupRoutes, ProofRoutes, DescriptionRoutes),
 )
 ROUTES = tuple(route for group in GROUPS for route in routes_of(group))
 
@@ -78,7 +79,8 @@ class OwnRoutes:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer any request at memd's own address."""
         leads_on = request.path == "/" and request.method in ("GET", "HEAD")
-        is_open = leads_on or page.is_page(request)  # no data; a browser that opens an address can show no token
+        # No data: a browser that opens an address can show no token, and a command shows it only after the proof.
+        is_open = leads_on or page.is_page(request) or request.path == PROOF
         if not is_open and not shows_token(request, self._config.auth.token):
             self._wrong_tokens.note(request.remote)
             return token_refusal()

@@ -35,6 +35,8 @@ class Addresses(NamedTuple):
 
     model: str
     own: str
+    local: str
+    """memd's own, by an IP address of this machine."""
 
 
 def bound(config: Config) -> Listeners:
@@ -54,10 +56,10 @@ def bound(config: Config) -> Listeners:
 
 def addresses_of(config: Config, listeners: Listeners) -> Addresses:
     """Return the URLs at which programs on this machine reach the listeners."""
-    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(config.listen.host, config.listen.host)  # noqa: S104  # compared, not bound
-    shown = f"[{host}]" if ":" in host else host
-    model, own = (f"http://{shown}:{listener.getsockname()[1]}" for listener in (listeners.model, listeners.own))
-    return Addresses(model, own)
+    host = config.listen.host
+    ports = [listener.getsockname()[1] for listener in (listeners.model, listeners.own)]
+    model, own = (f"http://{_reached(host)}:{port}" for port in ports)
+    return Addresses(model, own, f"http://{_reached(listeners.own.getsockname()[0])}:{ports[1]}")
 
 
 def own_port(config: Config) -> int:
@@ -93,3 +95,10 @@ def _bound(host: str, port: int, setting: str) -> socket.socket:
             f"cannot listen on {host}:{port}: {error.strerror or error}; stop what uses the port, or choose another "
             f"with {setting}"
         ) from None
+
+
+def _reached(host: str) -> str:
+    """How a program on this machine calls the host that memd listens on, as it stands in a URL."""
+    everywhere = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # compared, not bound
+    named = everywhere.get(host, host)
+    return f"[{named}]" if ":" in named else named

@@ -12,7 +12,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from aiohttp import HttpVersion11, web
 
 from memd import __version__
 from memd.admin.http import OWN_HEADERS
+from memd.admin.proof import new_secret
 from memd.admin.wrong_tokens import WrongTokens
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
@@ -43,7 +44,7 @@ from memd.settings.model import Config
 from memd.store import descriptors
 from memd.store.disk import LocalDisk
 from memd.store.files import Files, replace_file
-from memd.store.layout import ADDRESS_NAME
+from memd.store.layout import ADDRESS_NAME, SECRET_NAME
 from memd.store.store import Store
 from memd.telemetry.logging import configure_logging
 from memd.telemetry.metrics import Metrics
@@ -96,8 +97,8 @@ async def _listening(daemon: Daemon, listeners: Listeners) -> AsyncIterator[None
         tasks.spawn(_wake(daemon.topics, daemon.retriever), "wake"),
         tasks.spawn(daemon.archiver.tend(daemon.topics), "tend"),
     ]
-    wrong_tokens = WrongTokens(loop.call_later)
-    own_routes = own_routes_of(daemon, wrong_tokens)
+    wrong_tokens, secret = WrongTokens(loop.call_later), new_secret()
+    own_routes = own_routes_of(daemon, wrong_tokens, secret)
     served = {listeners.model: router_of(daemon, own_routes, wrong_tokens).route, listeners.own: own_routes.answer}
     runners, servers = [], []
     for listener, answer in served.items():
@@ -105,13 +106,15 @@ async def _listening(daemon: Daemon, listeners: Listeners) -> AsyncIterator[None
         await runners[-1].setup()
         assert runners[-1].server is not None, "it was set up"
         servers.append(await listen(runners[-1].server, listener, config.limits))
-    files, address = daemon.store.files, config.data_dir / ADDRESS_NAME
+    files, data_dir = daemon.store.files, config.data_dir
+    told = {data_dir / SECRET_NAME: secret, data_dir / ADDRESS_NAME: daemon.addresses.local}
     try:
-        await loop.run_in_executor(None, _say_where, files, address, daemon.own_url)
+        await loop.run_in_executor(None, _say_where, files, told)
         yield
     finally:
         with contextlib.suppress(StoreError):  # who reads a stale one finds nobody there
-            await loop.run_in_executor(None, files.remove, address)
+            for path in told:
+                await loop.run_in_executor(None, files.remove, path)
         for server in servers:
             server.close()
         daemon.events.end()
@@ -121,9 +124,10 @@ async def _listening(daemon: Daemon, listeners: Listeners) -> AsyncIterator[None
         await tasks.finish(timeout_seconds=config.shutdown.grace_seconds)
 
 
-def _say_where(files: Files, address: Path, url: str) -> None:
+def _say_where(files: Files, told: Mapping[Path, str]) -> None:
     try:
-        replace_file(files, address, url.encode())
+        for path, text in told.items():
+            replace_file(files, path, text.encode())
     except StoreError as error:
         log.warning("commands cannot find this daemon by its folder", extra={"error": error})
 

@@ -13,6 +13,7 @@ from functools import partial
 
 import msgspec
 
+from memd.admin.proof import ProofRoutes
 from memd.admin.reads import LogRoutes, SearchRoutes
 from memd.admin.receipts import Receipts
 from memd.admin.routes import OwnRoutes
@@ -193,8 +194,8 @@ def _gauges_of(daemon: Daemon) -> Gauges:
     )
 
 
-def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
-    """Build what answers at memd's own address."""
+def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> OwnRoutes:
+    """Build what answers at memd's own address; with `secret` it proves that it has the data directory."""
     config, topics, files = daemon.config, daemon.topics, daemon.store.files
     named = NamedTopics(topics, daemon.store.topic_ids)
 
@@ -204,7 +205,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
         model = facts.model if drift.is_known(facts.model) else drift.latest_model
         return Budget(injection_budget(config.injection.budget_tokens, facts.window), drift.factor(model))
 
-    model_url, own_url = daemon.addresses
+    model_url, own_url = daemon.base_url, daemon.own_url
     status = StatusRoutes(
         config,
         topics,
@@ -228,6 +229,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
             LiveRoutes(daemon.events, partial(exposition, daemon.metrics, _gauges_of(daemon), daemon.upstream)),
             CorrectionRoutes(named, daemon.encoder, daemon.archiver),
             BackupRoutes(config.data_dir, files),
+            ProofRoutes(secret, daemon.addresses.local),
         ),
     )
 

@@ -8,6 +8,7 @@ for tests, with power cuts and full disks, is tests/support/crash_files.py.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -26,6 +27,7 @@ from memd.store.files import Appender, Files
 
 FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
 """What was said is nobody else's. Native libraries know no modes: `memd` sets its umask for them (cli/main.py)."""
+LOCK_TRIES, LOCK_RETRY_SECONDS = 5, 0.02
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 # Another file system; one without hard links; no more links to this file; a sandbox or kernel that does not allow it.
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
@@ -192,7 +194,7 @@ class DiskFiles:
         with _writing(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_alone(descriptor)
         except BlockingIOError:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "process unknown"
             os.close(descriptor)
@@ -366,6 +368,16 @@ def _open_descriptor(path: Path, flags: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _lock_alone(descriptor: int) -> None:
+    """Lock a file, or raise BlockingIOError. Whoever asks `is_locked` holds the lock too, for an instant."""
+    for _ in range(LOCK_TRIES - 1):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(LOCK_RETRY_SECONDS)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _pread_all(descriptor: int, offset: int, length: int) -> bytes:

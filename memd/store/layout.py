@@ -15,10 +15,17 @@ from memd.store.files import TEMPORARY_SUFFIX, Files
 
 LOCK_NAME = "memd.lock"
 ADDRESS_NAME = "memd.url"
-"""The URL of the daemon that holds the lock, for commands; after a crash it may be stale, so a reader asks there."""
+"""The URL of the daemon that holds the lock, for commands; after a crash it may be stale, so whoever is there has to
+prove that it has the secret."""
+SECRET_NAME = "memd.secret"  # noqa: S105  # the name of a file
+"""What only the daemon that holds the lock and its user's commands know; the daemon proves itself to them with it."""
 RECEIPTS_NAME = "memd.receipts"
 RECEIPTS_OLD_NAME = "memd.receipts.old"
-_OWN_NAMES = {LOCK_NAME, ADDRESS_NAME, ADDRESS_NAME + TEMPORARY_SUFFIX, RECEIPTS_NAME, RECEIPTS_OLD_NAME}
+_REPLACED = (ADDRESS_NAME, SECRET_NAME)
+_OWN_NAMES = {
+    *(LOCK_NAME, RECEIPTS_NAME, RECEIPTS_OLD_NAME, *_REPLACED),
+    *(name + TEMPORARY_SUFFIX for name in _REPLACED),
+}
 _SEGMENT = re.compile(r"seg_(\d{4,9})\.(bin|hnsw|meta)")
 _MERGED = re.compile(r"merged_(\d{4,9})_(\d{4,9})\.(?:hnsw|meta)")
 

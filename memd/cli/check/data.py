@@ -87,10 +87,12 @@ def lock(data_dir: Path, daemon: RunningDaemon | None, files: LocalDisk) -> Chec
         return failed(
             LOCK,
             f"held by another process ({holder}), and no daemon answers for this folder",
-            "wait if a memd command is at work or a daemon is just starting; with another auth.token ask with that; "
-            "else stop that process",
+            "wait if a memd command is at work or a daemon is just starting; else stop that process",
         )
     version = daemon.health().get("version")
+    if version is None:
+        said = f"held by the daemon at {daemon.url} ({holder}), which does not take this auth.token"
+        return failed(LOCK, said, "give the auth.token that it was started with")
     if version != __version__:
         said = f"held by the daemon at {daemon.url} ({holder}), which is memd {version}; this is {__version__}"
         return warning(LOCK, said, "start the daemon again so that it is the installed version")
