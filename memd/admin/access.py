@@ -19,6 +19,7 @@ from memd.settings.model import is_this_machine
 
 TOKEN_HEADER = "X-Memory-Token"  # noqa: S105  # a header's name
 _BEARER = "bearer "
+_FORWARDING = re.compile(r"forwarded|via|x-forwarded-.*|x-real-ip", re.IGNORECASE)
 _HOST = re.compile(r"[a-z0-9.:_-]{1,253}")
 """A host that may stand in an address, as `urlsplit` gives it."""
 
@@ -51,6 +52,14 @@ def is_own(request: web.BaseRequest, listen_host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def forwarding_header(request: web.BaseRequest) -> str | None:
+    """Return the name of a header by which a proxy says that it passes on somebody else's request; None: there is none.
+
+    To memd such a request comes from this machine, wherever it began.
+    """
+    return next((name for name in request.headers if _FORWARDING.fullmatch(name)), None)
 
 
 def same_host(request: web.BaseRequest, url: str) -> str:

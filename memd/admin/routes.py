@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from memd.admin import page
-from memd.admin.access import is_from_another_page, is_own, same_host, shows_token
+from memd.admin.access import forwarding_header, is_from_another_page, is_own, same_host, shows_token
 from memd.admin.http import error_response, read_body, token_refusal
 from memd.admin.proof import PROOF, ProofRoutes
 from memd.admin.queries import NoQuery, decode_query
@@ -109,6 +109,9 @@ class OwnRoutes:
         """Refuse requests of other machines and of other pages; None for any other."""
         if not self._config.auth.token and not is_own(request, self._config.listen.host):
             return error_response(403, "memd: this path is only for programs on this machine", "forbidden")
+        if not self._config.auth.token and (header := forwarding_header(request)):
+            message = f"memd: a proxy passed this on ({header}); set auth.token before others can reach memd"
+            return error_response(403, message, "forbidden")
         if is_from_another_page(request):
             message = (
                 "memd: a web page of another address asked for this, and memd's own paths are closed to those; to see "

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
+from pathlib import Path
 from typing import NamedTuple
 
 from memd.errors import MemdError
@@ -58,8 +60,33 @@ def addresses_of(config: Config, listeners: Listeners) -> Addresses:
     """Return the URLs at which programs on this machine reach the listeners."""
     host = config.listen.host
     ports = [listener.getsockname()[1] for listener in (listeners.model, listeners.own)]
-    model, own = (f"http://{_reached(host)}:{port}" for port in ports)
-    return Addresses(model, own, f"http://{_reached(listeners.own.getsockname()[0])}:{ports[1]}")
+    scheme = "https" if config.listen.tls_cert else "http"
+    model, own = (f"{scheme}://{_reached(host)}:{port}" for port in ports)
+    return Addresses(model, own, f"{scheme}://{_reached(listeners.own.getsockname()[0])}:{ports[1]}")
+
+
+def tls_of(config: Config) -> ssl.SSLContext | None:
+    """Read the certificate with which both addresses speak TLS; None: they speak plain HTTP.
+
+    Raises:
+        MemdError: it cannot be used.
+    """
+    cert, key = config.listen.tls_cert, config.listen.tls_key
+    if not cert:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    for path in (cert, key):
+        if not Path(path).is_file():
+            raise MemdError(f"{path}: there is no such file; correct listen.tls_cert and listen.tls_key")
+    try:
+        context.load_cert_chain(cert, key, password=lambda: "")  # else OpenSSL asks for a passphrase, and waits
+    except (ssl.SSLError, OSError) as error:
+        raise MemdError(
+            f"{cert} and {key} cannot be used for TLS ({error.strerror or error}); give PEM files of a certificate and "
+            "of its own key without a passphrase, which this user may read"
+        ) from None
+    return context
 
 
 def own_port(config: Config) -> int:

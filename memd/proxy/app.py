@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -32,7 +33,7 @@ from memd.errors import StoreError
 from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.ingest.topics import Topics
 from memd.proxy import malloc
-from memd.proxy.addresses import Listeners, addresses_of, bound
+from memd.proxy.addresses import Listeners, addresses_of, bound, tls_of
 from memd.proxy.connections import listen
 from memd.proxy.header_bytes import keep_header_bytes
 from memd.proxy.parts import Daemon, make_parts, own_routes_of, router_of
@@ -67,7 +68,7 @@ async def running(config: Config, model: Path | None = None, files: LocalDisk | 
         MemdError: the port, the data directory, the model or the embedding model cannot be used.
     """
     async with AsyncExitStack() as stack:
-        listeners = bound(config)
+        tls, listeners = tls_of(config), bound(config)
         stack.callback(listeners.close)
         if listeners.moved:
             log.warning("memd's own address is not the usual one", extra={"problem": listeners.moved})
@@ -85,12 +86,12 @@ async def running(config: Config, model: Path | None = None, files: LocalDisk | 
         addresses = addresses_of(config, listeners)
         daemon = await make_parts(stack, config, store, embedder, counter, redactor, addresses)
         await daemon.upstream.refresh(wait=True)
-        async with _listening(daemon, listeners):
+        async with _listening(daemon, listeners, tls):
             yield daemon
 
 
 @asynccontextmanager
-async def _listening(daemon: Daemon, listeners: Listeners) -> AsyncIterator[None]:
+async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext | None) -> AsyncIterator[None]:
     """The daemon at work: it tends its topics and answers; in the end, replies in flight have their time of grace."""
     config, tasks, loop = daemon.config, daemon.tasks, asyncio.get_running_loop()
     tending = [
@@ -99,13 +100,14 @@ async def _listening(daemon: Daemon, listeners: Listeners) -> AsyncIterator[None
     ]
     wrong_tokens, secret = WrongTokens(loop.call_later), new_secret()
     own_routes = own_routes_of(daemon, wrong_tokens, secret)
-    served = {listeners.model: router_of(daemon, own_routes, wrong_tokens).route, listeners.own: own_routes.answer}
-    runners, servers = [], []
-    for listener, answer in served.items():
-        runners.append(_runner(answer, daemon.metrics, config.shutdown.grace_seconds))
-        await runners[-1].setup()
-        assert runners[-1].server is not None, "it was set up"
-        servers.append(await listen(runners[-1].server, listener, config.limits))
+    router = router_of(daemon, own_routes, wrong_tokens)
+    grace_seconds = config.shutdown.grace_seconds
+    runners = [_runner(answer, daemon.metrics, grace_seconds) for answer in (router.route, own_routes.answer)]
+    for runner in runners:
+        await runner.setup()
+    built = [runner.server for runner in runners if runner.server is not None]
+    served = list(zip(built, (listeners.model, listeners.own), strict=True))
+    servers = await listen(served, config.limits, tls)
     files, data_dir = daemon.store.files, config.data_dir
     told = {data_dir / SECRET_NAME: secret, data_dir / ADDRESS_NAME: daemon.addresses.local}
     try:

@@ -8,6 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
+from collections.abc import Sequence
+from functools import partial
 from http import HTTPStatus
 
 from aiohttp import web
@@ -22,6 +25,7 @@ from memd.telemetry.logging import Content
 
 log = logging.getLogger("memd")
 
+TLS_HANDSHAKE_SECONDS_MAX = 10.0
 BACKLOG = 128
 """Connections that may wait to be accepted."""
 
@@ -59,11 +63,13 @@ class _RefusedConnection(asyncio.Protocol):
         transport.close()
 
 
-async def listen(server: web.Server, listener: socket.socket, limits: LimitsSettings) -> asyncio.Server:
-    """Accept connections on `listener` and hand their requests to `server`, until the returned server is closed.
+async def listen(
+    served: Sequence[tuple[web.Server, socket.socket]], limits: LimitsSettings, tls: ssl.SSLContext | None
+) -> list[asyncio.Server]:
+    """Accept connections on each socket and hand their requests to its server, until the returned ones are closed.
 
-    There are no more than the limit of descriptors has room for: one that no descriptor is left for would be reset
-    before anything could be said about it, and so would be all others, and nothing could be stored.
+    All together have no more than the limit of descriptors has room for: one that no descriptor is left for would be
+    reset before anything could be said about it, and so would be all others, and nothing could be stored.
     """
     loop = asyncio.get_running_loop()
     allowed = descriptors.limit()
@@ -78,8 +84,8 @@ async def listen(server: web.Server, listener: socket.socket, limits: LimitsSett
             extra=fields,
         )
 
-    def connection() -> asyncio.Protocol:
-        if len(server.connections) >= connections_max:
+    def connection(server: web.Server) -> asyncio.Protocol:
+        if sum(len(one.connections) for one, _ in served) >= connections_max:
             log.warning(f"a connection was refused: {why}", extra={"connections_max": connections_max})
             return _RefusedConnection()
         return Connection(
@@ -92,4 +98,10 @@ async def listen(server: web.Server, listener: socket.socket, limits: LimitsSett
             max_headers=HEADERS_MAX,
         )
 
-    return await loop.create_server(connection, sock=listener, backlog=BACKLOG)
+    handshake_seconds = None if tls is None else TLS_HANDSHAKE_SECONDS_MAX
+    return [
+        await loop.create_server(
+            partial(connection, server), sock=sock, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=handshake_seconds
+        )
+        for server, sock in served
+    ]

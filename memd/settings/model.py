@@ -46,6 +46,10 @@ class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Address to bind; anything but a loopback address makes the memory readable from the network."""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8765
     """TCP port; 0 takes any free one."""
+    tls_cert: str = ""
+    """PEM file of the certificate, followed by those that vouch for it; empty: plain HTTP."""
+    tls_key: str = ""
+    """PEM file of the certificate's key, without a passphrase."""
 
 
 class AdminSettings(msgspec.Struct, frozen=True, kw_only=True):

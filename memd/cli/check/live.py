@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 
 from memd.admin.access import TOKEN_HEADER
+from memd.cli.running import unchecked_tls
 from memd.errors import MemdError
 from memd.proxy.app import running
 from memd.settings.model import AdminSettings, AuthSettings, Config, ConversationSettings, ListenSettings
@@ -91,7 +92,7 @@ async def _recall_a_fact(config: Config, model: str) -> LiveAnswer:
 
 
 async def _ask_without_memory(base_url: str, headers: Mapping[str, str], model: str) -> LiveAnswer:
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=unchecked_tls())) as session:
         return await _send(session, base_url, model, ASKED, headers)
 
 

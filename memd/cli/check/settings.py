@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import MemdError
-from memd.proxy.addresses import bound, own_port
+from memd.proxy.addresses import bound, own_port, tls_of
 from memd.settings.model import Config, is_this_machine
 from memd.wording import counted
 
@@ -41,9 +41,11 @@ def access(config: Config, path: Path | None, places: Mapping[str, str]) -> Chec
         who = f"{host} can be reached by others, and" if is_open else "only this machine, but"
         said = f"{who} auth.token has only {counted(len(token), 'character')}"
         return warning(ACCESS, said, "take a longer one, for example what `openssl rand -hex 24` prints")
+    if is_open and config.listen.tls_cert:
+        return ok(ACCESS, f"{host} can be reached by others, by TLS; each request has to show auth.token")
     if is_open:
         said = f"{host} can be reached by others; each request has to show auth.token, and nothing is encrypted"
-        return ok(ACCESS, said, "put a TLS proxy before it where the network is not yours alone")
+        return ok(ACCESS, said, "set listen.tls_cert, or put a TLS proxy before it, if others share the network")
     return ok(ACCESS, "only this machine, " + ("with auth.token" if token else "without a token"))
 
 
@@ -56,6 +58,7 @@ def address(config: Config, daemon: RunningDaemon | None) -> CheckResult:
         said = f"the running daemon listens at {model_url}, its own page is at {daemon.url}/memd/"
         return ok(ADDRESS, said + (f" (the settings say port {port})" if elsewhere else ""))
     try:
+        tls_of(config)
         listeners = bound(config)
     except MemdError as error:
         other = RunningDaemon(f"http://{host}:{port}", "").health().get("data_dir")
