@@ -18,7 +18,7 @@ ADDRESS_NAME = "memd.url"
 """The URL of the daemon that holds the lock, for commands; after a crash it may be stale, so whoever is there has to
 prove that it has the secret."""
 SECRET_NAME = "memd.secret"  # noqa: S105  # the name of a file
-"""What only the daemon that holds the lock and its user's commands know; the daemon proves itself to them with it."""
+"""The secret with which the daemon that holds the lock proves itself to commands."""
 RECEIPTS_NAME = "memd.receipts"
 RECEIPTS_OLD_NAME = "memd.receipts.old"
 _REPLACED = (ADDRESS_NAME, SECRET_NAME)
