@@ -148,7 +148,9 @@ def _outcome_of(finding: Finding) -> CheckResult:
 
 def _open_to_others(path: Path) -> Iterator[Path]:
     """A path and those below it with which other users may do anything."""
-    with contextlib.suppress(FileNotFoundError):  # yet to be created, or removed by a running daemon a moment ago
+    with contextlib.suppress(
+        FileNotFoundError, NotADirectoryError
+    ):  # yet to be created, or removed by a running daemon a moment ago
         if path.stat().st_mode & OTHERS:
             yield path
         for below in sorted(path.iterdir()) if path.is_dir() else ():
