@@ -26,7 +26,7 @@ from memd.store.descriptors import KeptOpen
 from memd.store.files import Appender, Files
 
 FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
-"""Nobody but the user may read what was said. Native libraries know no modes: `memd` sets its umask for them (cli/main.py)."""
+"""Nobody but the user may read what was said. For native libraries, which know no modes, `memd` sets its umask."""
 LOCK_TRIES, LOCK_RETRY_SECONDS = 5, 0.02
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 # Another file system; one without hard links; no more links to this file; a sandbox or kernel that does not allow it.
