@@ -1,23 +1,31 @@
 """Request bodies read within bounds, and errors in the shape that a client's API has.
 
-Rule: a body never takes more memory than its bound, and a client that stops sending one loses its connection.
+Rule: a body never takes more memory than its bound, nor all of them together more than theirs, and a client that stops
+sending one, or sends it too slowly, loses its connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 
 from aiohttp import web
 
-from memd.admin.access import TOKEN_HEADER
+from memd.errors import MemdError
 from memd.telemetry.logging import Content
 from memd.wire.api import Api
 from memd.wire.chat.api import CHAT
 
 log = logging.getLogger("memd")
 
+Take = Callable[[int], None]
+"""Takes room for so many bytes of a body, or raises `TooManyBodies`."""
+BODY_BYTES_PER_SECOND_MIN = 1_024
+"""The slowest that a body may come in the long run; a modem of the nineties sends three times as much."""
+RETRY_SECONDS = 5
+"""The wait that a client is told for which there is no room."""
 OWN_HEADERS = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Options": "nosniff"}
 """Headers of every answer that is memd's and not the upstream's: no page of another origin may load it as anything."""
 
@@ -27,17 +35,60 @@ def error_response(status: int, message: str, kind: str, api: Api = CHAT) -> web
     return web.Response(status=status, body=api.error_body(status, message, kind), content_type="application/json")
 
 
-def token_refusal(api: Api = CHAT) -> web.Response:
-    """Return the answer to a request that does not show `auth.token`."""
-    message = f"memd: show its auth.token, as `Authorization: Bearer TOKEN` or in the header {TOKEN_HEADER}"
-    return error_response(401, message, "authentication_error", api)
+class TooManyBodies(MemdError):
+    """The request bodies that are held at the same time exceed their bound."""
 
 
-async def read_body(request: web.Request, bytes_max: int, idle_seconds: float) -> bytes | None:
+class BodyRoom:
+    """The room for the bodies of all requests. Belongs to the event loop."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._held = 0
+
+    @contextmanager
+    def holding(self) -> Iterator[Take]:
+        """For one request: the function that it takes room with; all that it took is free again in the end."""
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            if self._held + size > self._bytes_max:
+                raise TooManyBodies(
+                    f"the bodies of all requests together exceed {self._bytes_max} bytes; try again in a moment, or "
+                    "raise limits.bodies_bytes_max"
+                )
+            self._held += size
+            taken += size
+
+        try:
+            yield take
+        finally:
+            self._held -= taken
+
+
+def too_many_bodies(error: TooManyBodies, api: Api = CHAT) -> web.Response:
+    """The answer to a request for whose body there is no room now."""
+    response = error_response(503, f"memd: {error}", "overloaded_error", api)
+    response.headers["Retry-After"] = str(RETRY_SECONDS)
+    return response
+
+
+def take_freely(_: int) -> None:
+    """Take room for a body that nothing but its own bound limits."""
+
+
+async def read_body(
+    request: web.Request, bytes_max: int, idle_seconds: float, take: Take = take_freely
+) -> bytes | None:
     """Return the whole request body, or None if it is larger than `bytes_max`.
 
+    Args:
+        take: takes the room for it (see `BodyRoom`).
+
     Raises:
-        TimeoutError: the client sent nothing for `idle_seconds`; its connection is closed.
+        TimeoutError: the client sent nothing for `idle_seconds`, or too little; its connection is closed.
+        TooManyBodies: there is no room for it.
     """
     if request.content_length is not None and request.content_length > bytes_max:
         return None
@@ -47,6 +98,7 @@ async def read_body(request: web.Request, bytes_max: int, idle_seconds: float) -
         size += len(part)
         if size > bytes_max:
             return None
+        take(len(part))
         parts.append(part)
     return b"".join(parts)
 
@@ -55,15 +107,22 @@ async def body_parts(request: web.BaseRequest, idle_seconds: float) -> AsyncIter
     """Yield the parts of a request's body as they arrive.
 
     Raises:
-        TimeoutError: the client sent nothing for `idle_seconds`; its connection is closed.
+        TimeoutError: the client sent nothing for `idle_seconds`, or for longer than that, all its pauses together, less
+            than `BODY_BYTES_PER_SECOND_MIN`; its connection is closed.
     """
+    clock = asyncio.get_running_loop().time
+    waited, size = 0.0, 0
     while True:
+        left = idle_seconds + size / BODY_BYTES_PER_SECOND_MIN - waited
+        began = clock()
         try:
-            async with asyncio.timeout(idle_seconds):
+            async with asyncio.timeout(min(idle_seconds, left)):
                 part = await request.content.readany()
+            waited += clock() - began
+            size += len(part)
         except TimeoutError:
-            fields = {"method": request.method, "path": Content(request.path), "seconds": idle_seconds}
-            log.warning("a client stopped sending its request body", extra=fields)
+            fields = {"method": request.method, "path": Content(request.path), "seconds": idle_seconds, "bytes": size}
+            log.warning("a client stopped sending its request body, or sends it too slowly", extra=fields)
             if request.transport is not None:
                 request.transport.abort()
             raise

@@ -74,10 +74,6 @@ class DaemonHealth(msgspec.Struct, frozen=True):
     topics: int
     """The number of open ones."""
     upstream: UpstreamHealth
-    model_url: str
-    """The address for clients, without `/v1`."""
-    own_url: str
-    """The address of memd's own routes."""
 
 
 class DaemonStats(msgspec.Struct, frozen=True):
@@ -152,23 +148,9 @@ class StatusRoutes:
     """DaemonHealth and memory of the daemon."""
 
     def __init__(
-        self,
-        config: Config,
-        topics: Topics,
-        upstream: ModelServer,
-        redactor: Redactor,
-        cache_bytes: Callable[[], int],
-        *,
-        model_url: str,
-        own_url: str,
+        self, config: Config, topics: Topics, upstream: ModelServer, redactor: Redactor, cache_bytes: Callable[[], int]
     ) -> None:
-        """
-        Args:
-            cache_bytes: returns the size of all caches.
-            model_url, own_url: the two addresses, without a path.
-        """
-        self._model_url = model_url
-        self._own_url = own_url
+        """`cache_bytes` returns the size of all caches."""
         self._config = config
         self._topics = topics
         self._upstream = upstream
@@ -181,8 +163,7 @@ class StatusRoutes:
         facts = self._upstream.facts
         upstream = UpstreamHealth(self._upstream.url, facts.reachable, facts.window)
         data_dir = str(self._config.data_dir.resolve())
-        opened = len(self._topics.opened())
-        return DaemonHealth("ok", __version__, data_dir, opened, upstream, self._model_url, self._own_url)
+        return DaemonHealth("ok", __version__, data_dir, len(self._topics.opened()), upstream)
 
     @get("/memd/stats")
     async def stats(self) -> DaemonStats:

@@ -1,20 +1,25 @@
 """Clients' connections: how many there may be, how slow they may be, and what unreadable requests are answered.
 
-Rule: a client's bad bytes cost it its own connection and one line in the log, never more.
+Rule: a client's bad bytes cost it its own connection and one line in the log, never more. Whoever shows no token never
+keeps out those who do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
-import ssl
+import time
 from collections.abc import Sequence
-from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
+from aiohttp.web_protocol import _ErrInfo
 
 from memd.admin.http import error_response
 from memd.proxy.cross_origin import let_page_read
@@ -25,13 +30,87 @@ from memd.telemetry.logging import Content
 
 log = logging.getLogger("memd")
 
-TLS_HANDSHAKE_SECONDS_MAX = 10.0
+_CHUNK_FRAMING = 8
+"""Times a chunked body's bytes that its framing may take: six for chunks of one byte."""
 BACKLOG = 128
 """Connections that may wait to be accepted."""
+TOLD_SECONDS = 60.0
+"""A full house is told once in this time."""
+
+
+class HeadersTooLarge(BadHttpMessage):
+    """A request's headers exceed their bound, all together."""
 
 
 class Connection(web.RequestHandler):
-    """One client's connection."""
+    """One client's connection.
+
+    aiohttp bounds a header and their number; the bytes of all together are counted here, as they arrive, and so are
+    those around the chunks of a body. Between them at most what is read at once is not counted.
+    """
+
+    def __init__(self, server: web.Server, *, header_bytes_max: int, **settings: Any) -> None:
+        super().__init__(server, max_line_size=header_bytes_max, max_field_size=header_bytes_max, **settings)
+        self.is_proven = False
+        """It has made a request that was let in."""
+        self.is_leaving = False
+        """It is being closed to make room."""
+        self._header_bytes_max = header_bytes_max
+        self._received = 0  # bytes since the end of the last head
+        self._body: StreamReader | None = None
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a request of it is being answered or waits for that."""
+        return self._request_in_progress or bool(self._messages)
+
+    def leave(self) -> None:
+        """Close it at once, to make room."""
+        self.is_leaving = True
+        self.force_close()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, within the bounds."""
+        known = self._request_count
+        body = None if self._body is None or self._body.is_eof() else self._body
+        super().data_received(data)
+        heads = self._request_count - known
+        if heads:
+            self._received = 0
+            self._check_heads(heads)
+        elif data and not self._upgraded and self._payload_parser is None:
+            self._received += len(data)
+            carried = 0 if body is None else _CHUNK_FRAMING * body.total_bytes
+            if self._received > self._header_bytes_max + carried:
+                self._refuse()
+            elif body is not None and body.is_eof():
+                self._received = 0
+
+    def _check_heads(self, count: int) -> None:
+        """Look at the heads of the requests that came last; each is within the bounds of a single header."""
+        for place in range(len(self._messages) - count, len(self._messages)):
+            message, self._body = self._messages[place]
+            if isinstance(message, RawRequestMessage):
+                size = len(message.path) + sum(len(name) + len(value) + 4 for name, value in message.raw_headers)
+                if size > self._header_bytes_max:
+                    while len(self._messages) > place:
+                        self._messages.pop()
+                    self._body = None
+                    self._refuse()
+                    return
+
+    def _refuse(self) -> None:
+        """Answer 431 in place of the request that is coming, and read nothing more."""
+        problem = f"its headers exceed {self._header_bytes_max} bytes; send fewer, or raise limits.header_bytes_max"
+        body_under_way = self._body is not None and not self._body.is_eof() and self.is_at_work
+        if body_under_way or self.transport is None:
+            self.force_close()
+            return
+        error = HeadersTooLarge(problem)
+        self._messages.append((_ErrInfo(status=431, exc=error, message=problem), EMPTY_PAYLOAD))
+        self._upgraded = True  # the parser gets nothing more
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def handle_error(
         self,
@@ -49,11 +128,17 @@ class Connection(web.RequestHandler):
             problem = " ".join(str(exc.message).split())[:200]
             fields = {"remote": request.remote, "kind": type(exc).__name__, "problem": Content(problem)}
             log.info("a request cannot be read", extra=fields)
-            too_large = isinstance(exc, LineTooLong) or "Too many headers" in problem
+            too_large = isinstance(exc, LineTooLong | HeadersTooLarge) or "Too many headers" in problem
             status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE if too_large else HTTPStatus.BAD_REQUEST
             answer = error_response(status, f"memd: the request cannot be read: {problem}", "invalid_request_error")
         answer.force_close()
         return answer
+
+
+def prove(request: web.BaseRequest) -> None:
+    """Note that a request was let in: its connection does not make room for strangers."""
+    if isinstance(request.protocol, Connection):
+        request.protocol.is_proven = True
 
 
 class _RefusedConnection(asyncio.Protocol):
@@ -63,13 +148,11 @@ class _RefusedConnection(asyncio.Protocol):
         transport.close()
 
 
-async def listen(
-    served: Sequence[tuple[web.Server, socket.socket]], limits: LimitsSettings, tls: ssl.SSLContext | None
-) -> list[asyncio.Server]:
-    """Accept connections on each socket and hand their requests to its server, until the returned ones are closed.
+async def listen(server: web.Server, listener: socket.socket, limits: LimitsSettings) -> asyncio.Server:
+    """Accept connections on `listener` and hand their requests to `server`, until the returned server is closed.
 
-    All together have no more than the limit of descriptors has room for: one that no descriptor is left for would be
-    reset before anything could be said about it, and so would be all others, and nothing could be stored.
+    There are no more than the limit of descriptors has room for: one that no descriptor is left for would be reset
+    before anything could be said about it, and so would be all others, and nothing could be stored.
     """
     loop = asyncio.get_running_loop()
     allowed = descriptors.limit()
@@ -84,24 +167,37 @@ async def listen(
             extra=fields,
         )
 
-    def connection(server: web.Server) -> asyncio.Protocol:
-        if sum(len(one.connections) for one, _ in served) >= connections_max:
-            log.warning(f"a connection was refused: {why}", extra={"connections_max": connections_max})
-            return _RefusedConnection()
+    told_at = -math.inf
+
+    def tell(what: str) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= TOLD_SECONDS:  # who opens thousands must not fill the log either
+            told_at = time.monotonic()
+            log.warning(f"{what}: {why}", extra={"connections_max": connections_max})
+
+    def connection() -> asyncio.Protocol:
+        present = [one for one in server.connections if isinstance(one, Connection) and not one.is_leaving]
+        if len(present) >= connections_max:
+            given_up = _least_needed(present)
+            if given_up is None:
+                tell("a connection was refused")
+                return _RefusedConnection()
+            tell("a connection without a token, or an idle one, made room for another")
+            given_up.leave()
         return Connection(
             server,
             loop=loop,
             auto_decompress=False,
             keepalive_timeout=limits.idle_seconds,  # counts from the start, so it bounds a slow head as well
-            max_line_size=limits.header_bytes_max,
-            max_field_size=limits.header_bytes_max,
+            header_bytes_max=limits.header_bytes_max,
             max_headers=HEADERS_MAX,
         )
 
-    handshake_seconds = None if tls is None else TLS_HANDSHAKE_SECONDS_MAX
-    return [
-        await loop.create_server(
-            partial(connection, server), sock=sock, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=handshake_seconds
-        )
-        for server, sock in served
-    ]
+    return await loop.create_server(connection, sock=listener, backlog=BACKLOG)
+
+
+def _least_needed(connections: Sequence[Connection]) -> Connection | None:
+    """Of these, oldest first, the one to close for another: one that has shown nothing, else one that does nothing."""
+    strangers = (one for one in connections if not one.is_proven)
+    idle = (one for one in connections if not one.is_at_work)
+    return next(strangers, None) or next(idle, None)

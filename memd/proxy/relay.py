@@ -14,7 +14,7 @@ from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict, MultiMapping
 
 from memd.admin.access import headers_with_token
-from memd.admin.http import body_parts
+from memd.admin.http import Take, body_parts
 from memd.errors import UpstreamError
 from memd.proxy.header_bytes import decoded, printable, serialized
 from memd.proxy.upstream.client import HOP_BY_HOP, NOT_FORWARDED, Upstream
@@ -58,6 +58,7 @@ async def pass_through(
     target: str,
     *,
     idle_seconds: float,
+    take: Take,
     extra: list[tuple[str, str]] | None = None,
 ) -> web.StreamResponse:
     """Forward a request unchanged and relay the answer; a large body is streamed."""
@@ -65,6 +66,7 @@ async def pass_through(
     if request.can_read_body:
         size = request.content_length
         if size is not None and size <= READ_WHOLE_BYTES_MAX:
+            take(size)
             body = b"".join([part async for part in body_parts(request, idle_seconds)])
         else:
             body = body_parts(request, idle_seconds)

@@ -46,18 +46,6 @@ class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Address to bind; anything but a loopback address makes the memory readable from the network."""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8765
     """TCP port; 0 takes any free one."""
-    tls_cert: str = ""
-    """PEM file of the certificate, followed by those that vouch for it; empty: plain HTTP."""
-    tls_key: str = ""
-    """PEM file of the certificate's key, without a passphrase."""
-
-
-class AdminSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The address of memd's own page and routes."""
-
-    port: Literal["auto"] | Annotated[int, Meta(ge=0, le=65_535)] = "auto"
-    """TCP port, on `listen.host`; 0 takes any free one; auto: one above `listen.port`, or a free one where that is
-    taken."""
 
 
 class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,18 +222,22 @@ class LimitsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     body_bytes_max: Annotated[int, Meta(ge=1_024, le=1 << 32)] = 100 * 1024 * 1024
     """Request body; larger ones are answered 413."""
+    bodies_bytes_max: Annotated[int, Meta(ge=1_024, le=1 << 36)] = 512 * 1024 * 1024
+    """Request bodies that are held at the same time, together; what exceeds it is answered 503, to be tried again."""
     header_bytes_max: Annotated[int, Meta(ge=4_096, le=1 << 20)] = 64 * 1024
-    """Request headers; larger ones are answered 431."""
+    """Request headers, all together; larger ones are answered 431."""
     capture_bytes_max: Annotated[int, Meta(ge=1_024, le=1 << 30)] = 8 * 1024 * 1024
-    """How much of a reply is kept to be remembered; the client gets all of it."""
+    """How much of a reply is kept to be remembered; the client gets all of it. A longer one that is no stream is not
+    read."""
     corrections_max: Annotated[int, Meta(ge=1, le=100_000)] = 1000
     """Chunks that are corrected in one request."""
     related_topics_max: Annotated[int, Meta(ge=0, le=10_000)] = 64
     """Related topics of one request: each is opened and searched."""
     connections_max: Annotated[int, Meta(ge=1, le=100_000)] = 1000
-    """Simultaneous client connections; further ones are closed."""
+    """Simultaneous client connections. A further one takes the place of one that shows no token or is idle."""
     idle_seconds: PositiveSeconds = 75.0
-    """How long a connection may wait for the next request, its headers included, or for more of a body."""
+    """How long a connection may wait for the next request, its headers included, or for more of a body; for no longer a
+    body may come slower than 1 KB a second."""
 
 
 class ReceiptsSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -279,7 +271,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """All settings, one group per field."""
 
     listen: ListenSettings = ListenSettings()
-    admin: AdminSettings = AdminSettings()
     upstream: UpstreamSettings = UpstreamSettings()
     data_dir: Path = Path("memory")
     """The folder of the log; relative to the config file if it comes from there, else to the working directory."""

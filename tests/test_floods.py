@@ -1,0 +1,299 @@
+"""Clients and upstreams that send too much, too slowly, from too many sides: memory is bounded, others go on."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import Connect, MakeDaemon
+from daemon_process import DaemonProcess, ask, wait_until
+from raw_wire import Peer, RawUpstream, answer, raw_upstream, request
+
+CHAT = b"/v1/chat/completions"
+TOKEN = "a secret of some length"
+CONNECTIONS_MAX = 12
+IDLE_SECONDS = 3.0
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def raw() -> Iterator[RawUpstream]:
+    with raw_upstream() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def memd(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Iterator[DaemonProcess]:
+    limits = {
+        "connections_max": CONNECTIONS_MAX, "idle_seconds": IDLE_SECONDS, "bodies_bytes_max": 4 * MEGABYTE,
+        "body_bytes_max": 3 * MEGABYTE,
+    }  # fmt: skip
+    settings = {"limits": limits, "auth": {"token": TOKEN}}
+    daemon = DaemonProcess(tmp_path_factory.mktemp("memd"), raw.url, settings).start()
+    yield daemon
+    daemon.discard()
+
+
+SHOWN = b"X-Memory-Token: " + TOKEN.encode()
+
+
+@contextmanager
+def costs_at_most(memd: DaemonProcess, megabytes: float) -> Iterator[None]:
+    """Whether the daemon's memory stays within so much more than before, at every moment."""
+    Path(f"/proc/{memd.pid}/clear_refs").write_text("5")  # the peak is counted from now on
+    before = _peak_megabytes(memd)
+    yield
+    assert _peak_megabytes(memd) - before < megabytes
+
+
+def _peak_megabytes(memd: DaemonProcess) -> float:
+    status = Path(f"/proc/{memd.pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
+
+
+def send_all(client: Peer, data: bytes, times: int) -> None:
+    """Send as much as the other end takes."""
+    try:
+        for _ in range(times):
+            client.send(data)
+    except OSError:
+        pass
+
+
+# -- headers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [500, 4_000, 60_000])
+def test_headers_are_bounded_all_together_before_anything_else(
+    memd: DaemonProcess, connect: Connect, size: int
+) -> None:
+    client = connect(memd.base_url)
+    line = b"X-Bomb: " + b"a" * size + b"\r\n"
+    with costs_at_most(memd, 8):
+        client.send(b"GET /v1/models HTTP/1.1\r\nHost: memd\r\n")
+        client.send(line * (70_000 // size + 1))
+        assert client.read_head().split(b" ")[1] == b"431"
+        assert b"limits.header_bytes_max" in client.read_body()
+        send_all(client, line, 900)
+        client.read_to_end()
+
+
+def test_headers_of_many_connections_at_once_cost_little(memd: DaemonProcess, connect: Connect) -> None:
+    clients = [connect(memd.base_url) for _ in range(CONNECTIONS_MAX)]
+    line = b"X-Bomb: " + b"a" * 50_000 + b"\r\n"
+    with costs_at_most(memd, 20):
+        for client in clients:
+            send_all(client, b"GET /v1/models HTTP/1.1\r\nHost: memd\r\n" + line, 1)
+        for client in clients:
+            send_all(client, line, 200)
+        for client in clients:
+            client.read_to_end()
+
+
+def test_headers_within_the_limit_pass_whether_they_come_at_once_or_in_bits(
+    memd: DaemonProcess, raw: RawUpstream, connect: Connect
+) -> None:
+    raw.script = lambda peer: peer.send(answer(b"{}"))
+    lines = [b"X-%d: " % number + b"a" * 1000 for number in range(55)]
+    whole = request(b"GET", b"/v1/models", SHOWN, *lines)
+    client = connect(memd.base_url)
+    for _ in range(3):  # the limit is on each request, not on the connection
+        client.send(whole)
+        assert client.read_head().split(b" ")[1] == b"200" and client.read_body() == b"{}"
+    for start in range(0, len(whole), 5_000):
+        client.send(whole[start : start + 5_000])
+    assert client.read_head().split(b" ")[1] == b"200"
+
+
+def test_trailers_and_extensions_of_chunks_are_bounded_too(memd: DaemonProcess, connect: Connect) -> None:
+    with costs_at_most(memd, 8):
+        for flood in (b"X-Bomb: " + b"a" * 60_000 + b"\r\n", b"1;" + b"a" * 60_000 + b"\r\na\r\n"):
+            client = connect(memd.base_url)
+            client.send(request(b"POST", CHAT, SHOWN, b"Transfer-Encoding: chunked"))
+            send_all(client, b"0\r\n" if flood[:1] == b"X" else b"", 1)
+            send_all(client, flood, 900)
+            client.read_to_end()
+    assert ask(f"{memd.base_url}/memd/health", headers={"X-Memory-Token": TOKEN}).status == 200
+
+
+# -- connections -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /v1/models HTTP/1.1\r\nX-A: a", b"POST " + CHAT + b" HTTP/1.1\r\n"])
+def test_connections_that_show_no_token_make_room_for_those_that_do(
+    memd: DaemonProcess, raw: RawUpstream, connect: Connect, said: bytes
+) -> None:
+    raw.script = lambda peer: peer.send(answer(b"{}"))
+    user = connect(memd.base_url)
+    for _ in range(2):
+        strangers = [connect(memd.base_url) for _ in range(2 * CONNECTIONS_MAX)]
+        for stranger in strangers[-CONNECTIONS_MAX:]:
+            send_all(stranger, said, 1)
+        late = connect(memd.base_url)
+        for client in (late, user):
+            try:
+                client.send(request(b"GET", b"/v1/models", SHOWN))
+                head = client.read_head()
+            except OSError:
+                head = b""
+            if client is late:
+                assert head.split(b" ")[1] == b"200"
+        user = late
+        assert memd.log.read_text().count("made room") <= 3, "told once a minute"
+
+
+def test_a_stranger_whose_refused_body_goes_on_makes_room_as_well(
+    memd: DaemonProcess, raw: RawUpstream, connect: Connect
+) -> None:
+    raw.script = lambda peer: peer.send(answer(b"{}"))
+    strangers = [connect(memd.base_url) for _ in range(CONNECTIONS_MAX)]
+    for stranger in strangers:
+        stranger.send(request(b"POST", CHAT, b"Content-Length: 1000000") + b"{")
+        assert stranger.read_head().split(b" ")[1] == b"401"
+    user = connect(memd.base_url)
+    user.send(request(b"GET", b"/v1/models", SHOWN))
+    assert user.read_head().split(b" ")[1] == b"200"
+
+
+def test_a_connection_at_work_is_not_closed_for_another(
+    memd: DaemonProcess, raw: RawUpstream, connect: Connect
+) -> None:
+    asked, go_on = threading.Semaphore(0), threading.Event()
+
+    def script(peer: Peer) -> None:
+        asked.release()
+        go_on.wait(60)
+        peer.send(answer(b"{}"))
+
+    raw.script = script
+    users = [connect(memd.base_url) for _ in range(CONNECTIONS_MAX)]
+    for user in users:
+        user.send(request(b"GET", b"/v1/models", SHOWN, b"Connection: close"))
+    for _ in users:
+        assert asked.acquire(timeout=60)
+    assert connect(memd.base_url).read_to_end() == b"", "all are at work"
+    go_on.set()
+    assert all(user.read_head().split(b" ")[1] == b"200" for user in users)
+    assert "limits.connections_max" in memd.log.read_text()
+
+
+# -- bodies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [CHAT, b"/v1/embeddings"])
+def test_a_body_that_trickles_ends_its_connection(
+    memd: DaemonProcess, raw: RawUpstream, connect: Connect, path: bytes
+) -> None:
+    raw.script = lambda peer: peer.send(peer.read_body())
+    client = connect(memd.base_url)
+    client.send(request(b"POST", path, SHOWN, b"Content-Length: 100000") + b"{")
+    sent = threading.Event()
+    feeding = threading.Thread(target=lambda: feed(client, sent))
+    feeding.start()
+    try:
+        assert client.wait_until_closed() < 10 * IDLE_SECONDS
+    finally:
+        sent.set()
+        feeding.join()
+    wait_until(lambda: "too slowly" in memd.log.read_text(), lambda: repr(memd))
+
+
+def feed(client: Peer, stop: threading.Event) -> None:
+    """A byte every now and then, for as long as the other end takes it."""
+    while not stop.wait(IDLE_SECONDS / 6):
+        try:
+            client.send(b" ")
+        except OSError:
+            return
+
+
+def test_bodies_in_flight_are_bounded_all_together(memd: DaemonProcess, raw: RawUpstream, connect: Connect) -> None:
+    asked, go_on = threading.Semaphore(0), threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.read_body()
+        asked.release()
+        go_on.wait(60)
+        peer.send(answer(b'{"choices":[{"index":0,"message":{"role":"assistant","content":"ok"}}]}'))
+
+    raw.script = script
+    body = json.dumps({"messages": [{"role": "user", "content": "a"}], "padding": "x" * (3 * MEGABYTE // 2)}).encode()
+    users = [connect(memd.base_url) for _ in range(2)]
+    for user in users:
+        user.send(request(b"POST", CHAT, SHOWN, body=body))
+        assert asked.acquire(timeout=60)
+    third = connect(memd.base_url)
+    send_all(third, request(b"POST", CHAT, SHOWN, body=body), 1)
+    assert third.read_head().split(b" ")[1] == b"503"
+    assert int(third.header(b"Retry-After") or 0) > 0
+    assert b"limits.bodies_bytes_max" in third.read_body()
+    go_on.set()
+    assert all(user.read_head().split(b" ")[1] == b"200" for user in users)
+    wait_until(lambda: _answered(memd, body), lambda: repr(memd))
+
+
+def _answered(memd: DaemonProcess, body: bytes) -> bool:
+    return ask(f"{memd.base_url}{CHAT.decode()}", json.loads(body), headers={"X-Memory-Token": TOKEN}).status == 200
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+ANSWER_MEGABYTES = 96
+
+
+@pytest.mark.parametrize("announced", [True, False])
+@pytest.mark.parametrize("memory_in", [None, {}])
+def test_a_huge_answer_is_passed_on_as_it_comes(
+    memd: DaemonProcess, raw: RawUpstream, connect: Connect, announced: bool, memory_in: dict[str, str] | None
+) -> None:
+    parts = [b'{"choices":[],"padding":"', *[b"x" * MEGABYTE] * ANSWER_MEGABYTES, b'"}']
+    size = sum(map(len, parts))
+
+    def script(peer: Peer) -> None:
+        peer.read_body()
+        framing = b"Content-Length: %d" % size if announced else b"Connection: close"
+        peer.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n" + framing + b"\r\n\r\n")
+        for part in parts:
+            peer.send(part)
+        if not announced:
+            peer.close()
+
+    raw.script = script
+    asked = {"messages": [{"role": "user", "content": "a"}], **({} if memory_in is None else {"memory_in": memory_in})}
+    client = connect(memd.base_url)
+    with costs_at_most(memd, 60):
+        client.send(request(b"POST", CHAT, SHOWN, b"Connection: close", body=json.dumps(asked).encode()))
+        assert client.read_head().split(b" ")[1] == b"200"
+        body = client.read_body() if client.header(b"Transfer-Encoding") or announced else client.read_to_end()
+    assert len(body) == size and json.loads(body).keys() == {"choices", "padding"}, "byte for byte"
+
+
+def test_a_huge_answer_that_breaks_off_ends_abnormally(memd: DaemonProcess, raw: RawUpstream, connect: Connect) -> None:
+    def script(peer: Peer) -> None:
+        peer.read_body()
+        peer.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99000000\r\n\r\n{")
+        for _ in range(20):
+            peer.send(b" " * MEGABYTE)
+        peer.abort()
+
+    raw.script = script
+    client = connect(memd.base_url)
+    client.send(request(b"POST", CHAT, SHOWN, body=b'{"messages":[{"role":"user","content":"a"}]}'))
+    assert client.read_head().split(b" ")[1] == b"200"
+    assert len(client.read_to_end()) < 99_000_000
+
+
+def test_the_next_request_of_a_connection_is_answered_after_all_this(
+    make_daemon: MakeDaemon, raw: RawUpstream, connect: Connect
+) -> None:
+    raw.script = lambda peer: peer.send(answer(peer.read_body()))
+    memd = make_daemon(raw.url).start()
+    client = connect(memd.base_url)
+    for size in (10, MEGABYTE, 10):
+        client.send(request(b"POST", b"/v1/embeddings", body=b"x" * size))
+        assert client.read_head().split(b" ")[1] == b"200"
+        assert len(client.read_body()) == size
