@@ -179,3 +179,85 @@ async def test_two_corrections_at_once_are_both_applied(log: Log) -> None:
     asked = [Correction((log.show(one),), "Helpful", "x") for one in (first, second)]
     await asyncio.gather(*(log.correct(one) for one in asked))
     assert [log.present(one).utility_steps for one in (first, second)] == [1, 1]
+
+
+# -- chains of Updates ------------------------------------------------------------------------------------------------
+
+
+def live(log: Log) -> set[str]:
+    snapshot = log.topic.snapshot()
+    places = [place for place in snapshot.latest_places() if snapshot.is_live(place)]
+    return {snapshot.read(place).content for place in places}
+
+
+async def update(log: Log, entry: Entry, content: str) -> tuple[Entry, Entry]:
+    """The entries that take the chunk out and that put another one in its place."""
+    gone, made = (await log.correct(Correction((log.show(entry),), "Update", "painted", content))).entries
+    return gone, made
+
+
+async def test_of_two_updates_the_older_one_is_undone_after_the_newer_one(log: Log) -> None:
+    green = log.tell("the lamp is green")
+    gone, blue = await update(log, green, "the lamp is blue")
+    newer, red = await update(log, blue, "the lamp is red")
+    with pytest.raises(BadQuestion, match=f"entry {newer.canonical_id} .*; undo that one first"):
+        await log.undo(gone.canonical_id)
+    assert live(log) == {"the lamp is red"}
+    await log.undo(red.canonical_id)
+    assert live(log) == {"the lamp is blue"}
+    await log.undo(gone.canonical_id)
+    assert live(log) == {"the lamp is green"}
+
+
+async def test_an_update_whose_chunk_was_deleted_since_is_undone_after_the_deletion(log: Log) -> None:
+    gone, blue = await update(log, log.tell("the lamp is green"), "the lamp is blue")
+    deleted = (await log.correct(Correction((log.show(blue),), "Update", "sold"))).entries[0]
+    with pytest.raises(BadQuestion, match=f"entry {deleted.canonical_id} "):
+        await log.undo(gone.canonical_id)
+    assert live(log) == set()
+
+
+async def test_praise_of_the_new_chunk_does_not_keep_an_update_from_being_undone(log: Log) -> None:
+    gone, blue = await update(log, log.tell("the lamp is green"), "the lamp is blue")
+    await log.correct(Correction((log.show(blue),), "Helpful", "x"))
+    await log.undo(gone.canonical_id)
+    assert live(log) == {"the lamp is green"}
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["what was made", "the first", "the second"])
+async def test_the_undoing_of_an_update_can_be_undone_by_each_of_its_entries(log: Log, which: int) -> None:
+    old = [log.tell("the lamp is green"), log.tell("the shade is green")]
+    asked = Correction(tuple(log.show(entry) for entry in old), "Update", "painted", "lamp and shade are blue")
+    gone = (await log.correct(asked)).entries[0]
+    for _ in range(2):
+        undone = (await log.undo(gone.canonical_id)).entries
+        assert live(log) == {"the lamp is green", "the shade is green"}
+        again = (await log.undo(undone[which].canonical_id)).entries
+        assert live(log) == {"lamp and shade are blue"}
+        gone = again[which]
+
+
+async def test_an_undo_of_an_update_stays_where_a_chunk_was_corrected_since(log: Log) -> None:
+    green = log.tell("the lamp is green")
+    gone, blue = await update(log, green, "the lamp is blue")
+    out, _ = (await log.undo(gone.canonical_id)).entries
+    assert out.uuid == blue.uuid
+    newer, _ = await update(log, log.present(green), "the lamp is red")
+    with pytest.raises(BadQuestion, match=f"entry {newer.canonical_id} "):
+        await log.undo(out.canonical_id)
+    assert live(log) == {"the lamp is red"}
+
+
+async def test_in_a_chain_every_entry_is_undone_in_turn_and_one_state_is_live_at_a_time(log: Log) -> None:
+    colours = ["green", "blue", "red", "white"]
+    present, gone = log.tell("the lamp is green"), []
+    for colour in colours[1:]:
+        out, present = await update(log, present, f"the lamp is {colour}")
+        gone.append(out)
+    undone = []
+    for entry, colour in zip(reversed(gone), reversed(colours[:-1]), strict=True):
+        undone.append((await log.undo(entry.canonical_id)).entries[0])
+        assert live(log) == {f"the lamp is {colour}"}
+    for entry, colour in zip(reversed(undone), colours[1:], strict=True):
+        await log.undo(entry.canonical_id)
+        assert live(log) == {f"the lamp is {colour}"}

@@ -18,17 +18,19 @@ from drafts import adjusted, deprecated
 from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream
 
+from memd.admin.history import log_page, story
 from memd.assets import ranks_bytes
 from memd.cli.main import main
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder, EmbedMany
 from memd.embedding.loading import load_embedder
-from memd.entries import Draft
+from memd.entries import Draft, Status
 from memd.errors import BadImport
 from memd.ingest import importing, offline
 from memd.ingest.importing import ImportCounts, Importer
 from memd.ingest.pipeline import unstored_runs
 from memd.messages import chain_all
+from memd.recall.corrections import plan_undo
 from memd.settings.model import Config
 from memd.store.disk import DiskFiles
 from memd.store.store import Store
@@ -191,6 +193,79 @@ def test_what_was_said_comes_back_with_its_speakers_and_a_line_from_before_them_
     snapshot = opened(tmp_path / "new", embedder).topic("default").snapshot()
     vectors = [snapshot.entry(hit).vector for hit in snapshot.search(embedder.embed_query("Which port?"), 2)]
     assert vectors == [embedder.embed(text).tobytes() for text in ("Which port?\n8765.", line["content"])]
+
+
+def told_history(folder: Path, embedder: Embedder) -> dict[str, Any]:
+    """What `memd log` and `memd show` tell of each topic."""
+    store = opened(folder, embedder)
+    found: dict[str, Any] = {}
+    for topic_id in store.topic_ids():
+        snapshot = store.topic(topic_id).snapshot()
+        events = log_page([snapshot], before=None, limit=1000).events
+        stories = {event.uuid: story(snapshot, bytes.fromhex(event.uuid)).replaced_by for event in events}
+        found[topic_id] = [
+            (one.event, one.uuid, one.content, one.reason, one.live, one.multiplier, stories[one.uuid])
+            for one in events
+        ]
+    store.close()
+    return found
+
+
+@pytest.mark.parametrize("group_entries", [1, 256])
+def test_an_import_tells_the_same_history(
+    run: Run,
+    tmp_path: Path,
+    grown: Path,
+    export_file: Path,
+    embedder: Embedder,
+    monkeypatch: pytest.MonkeyPatch,
+    group_entries: int,
+) -> None:
+    monkeypatch.setattr(importing, "GROUP_ENTRIES", group_entries)
+    run(tmp_path / "new", export_file)
+    history = told_history(tmp_path / "new", embedder)
+    assert history == told_history(grown, embedder)
+    events = [event[0] for topic in history.values() for event in topic]
+    counts = {"told": 30, "Helpful": 2, "Unhelpful": 2, "Update": 1, "replacement": 1}
+    assert {event: events.count(event) for event in events} == counts
+
+
+class TextEncoder:
+    """The part of an encoder that undo needs."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self.fingerprint = embedder.fingerprint
+        self.embed_text = embedder.embed
+
+
+@pytest.mark.parametrize("group_entries", [1, 256])
+def test_what_was_imported_can_be_undone(
+    run: Run,
+    tmp_path: Path,
+    export_file: Path,
+    embedder: Embedder,
+    monkeypatch: pytest.MonkeyPatch,
+    group_entries: int,
+) -> None:
+    monkeypatch.setattr(importing, "GROUP_ENTRIES", group_entries)
+    run(tmp_path / "new", export_file)
+    store = opened(tmp_path / "new", embedder)
+    bikes, encoder = store.topic("bikes"), TextEncoder(embedder)
+
+    def undo(number: int) -> list[Draft]:
+        snapshot = bikes.snapshot()
+        newest = snapshot.history(chunk(embedder, number).uuid)[-1]
+        return plan_undo(snapshot, newest.canonical_id, "undone", encoder)
+
+    [praised] = undo(0)
+    assert (praised.status, praised.utility_steps) == (Status.ACTIVE, 0)
+    for number in (1, 77):  # the chunk that was replaced, and its replacement
+        out, back = undo(number)
+        assert (out.uuid, out.status) == (chunk(embedder, 77).uuid, Status.DEPRECATED)
+        assert (back.uuid, back.content) == (chunk(embedder, 1).uuid, chunk(embedder, 1).content)
+    [told] = undo(2)
+    assert told.status is Status.DEPRECATED
+    store.close()
 
 
 def test_what_was_imported_is_found_by_meaning(run: Run, tmp_path: Path, embedder: Embedder, export_file: Path) -> None:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream
 
+from memd.admin.history import story
 from memd.cli.main import main
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
@@ -143,6 +144,21 @@ def test_what_another_model_wrote_is_found_again_and_is_otherwise_the_same(folde
     assert found(store.topic("talk"), bundled) == LIVE
     assert [finding for finding in store.findings if finding.kind == "foreign"] == []
     assert store.topic("talk").has_digest((12).to_bytes(16, "big"))
+
+
+def test_the_history_says_which_entries_are_only_embedded_anew(folder: Path, bundled: Embedder) -> None:
+    store = opened(folder, bundled)
+    reembed_topics(store, bundled.embed)
+    snapshot = store.topic("talk").snapshot()
+
+    def events(number: int) -> list[str]:
+        return [version.event for version in story(snapshot, (number + 1).to_bytes(2, "big") * 8).versions]
+
+    assert [events(number) for number in (2, 3, 4)] == [
+        ["told", "re-embedded"],
+        ["told", "Helpful", "re-embedded"],
+        ["told", "Update"],
+    ]
 
 
 def test_the_best_chunk_is_the_one_that_the_new_model_thinks_best(folder: Path, bundled: Embedder) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from memd.entries import Entry, Status
 from memd.errors import BadQuestion, NotFound, StoreError
-from memd.recall.corrections import is_first, replacement_of
+from memd.recall.corrections import STEPS, replacement_of
 from memd.recall.ranking import stream_of
 from memd.store.log.columns import uuid_bytes
 from memd.store.pending import UnstoredText
@@ -229,7 +229,7 @@ def _event(snapshot: Snapshot, place: Place) -> LogEvent:
         topic_id=snapshot.topic_id,
         id=entry.public_id,
         uuid=entry.uuid.hex(),
-        event=_kind(entry),
+        event=_kind(snapshot, place, entry),
         reason=entry.reason,
         content=content,
         roles=entry.roles,
@@ -269,10 +269,30 @@ def _damaged(snapshot: Snapshot, place: Place, problem: str) -> LogEvent:
     )
 
 
-def _kind(entry: Entry) -> str:
-    if is_first(entry):
-        return "replacement" if entry.supersedes else "told" if entry.action is None else entry.action
-    return entry.action or "re-embedded"
+def _kind(snapshot: Snapshot, place: Place, entry: Entry) -> str:
+    is_live = entry.status is Status.ACTIVE
+    plain = "replacement" if is_live and entry.action == "Update" else entry.action or "told"
+    earlier = [one for one in snapshot.places(entry.uuid) if _canonical_id(snapshot, one) < entry.canonical_id]
+    if not is_live or not earlier:
+        return plain
+    last = max(earlier, key=lambda one: _canonical_id(snapshot, one))
+    try:
+        before = snapshot.read(last)
+    except StoreError:
+        return plain
+    if _said_of(before) != _said_of(entry):
+        return plain
+    # The same praise again, beyond which nothing changes, is praise all the same.
+    is_other_model = _fingerprint(snapshot, last) != _fingerprint(snapshot, place)
+    return "re-embedded" if is_other_model or entry.action not in STEPS else plain
+
+
+def _said_of(entry: Entry) -> tuple[object, ...]:
+    return entry.status, entry.utility_steps, entry.action, entry.reason, entry.content
+
+
+def _fingerprint(snapshot: Snapshot, place: Place) -> str:
+    return snapshot.views[place[0]].segment.header.fingerprint
 
 
 def _ids(snapshot: Snapshot, before: int | None) -> Iterator[tuple[int, Snapshot, Place]]:

@@ -121,7 +121,7 @@ async def undo(snapshot: Snapshot, canonical_id: int, reason: str, *, encoder: E
 
     Raises:
         NotFound: the topic has no such entry.
-        BadQuestion: a later entry has changed the chunk again.
+        BadQuestion: a later entry has changed the chunk, or another chunk of the same Update.
         EmbeddingError, StoreError: nothing was appended.
     """
     drafts = await asyncio.get_running_loop().run_in_executor(None, plan_undo, snapshot, canonical_id, reason, encoder)
@@ -175,25 +175,31 @@ def plan_undo(snapshot: Snapshot, canonical_id: int, reason: str, encoder: Embed
     newest = snapshot.history(entry.uuid)[-1].canonical_id
     if newest != canonical_id:
         raise BadQuestion(f"entry {newest} has changed the chunk since; undo that one first")
-    made = entry.uuid if entry.supersedes and is_first(entry) else replacement_of(snapshot, place, entry.uuid)
+    if entry.action == "Update":
+        is_made = entry.status is Status.ACTIVE and is_first(snapshot, entry)
+        made = entry.uuid if is_made else replacement_of(snapshot, place, entry.uuid)
+        if made is not None and (last := snapshot.history(made)[-1]).status is not Status.ACTIVE:
+            raise _changed_since(last)
+    else:
+        made = _replacement_of_undone(snapshot, place, entry) if entry.action == UNDO else None
     if made is None:
         return [_state_before(snapshot, entry.uuid, reason, encoder)]
-    replacement = snapshot.history(made)
-    drafts = [] if replacement[-1].status is not Status.ACTIVE else [_taken_out(replacement[-1], reason)]
-    for one in replacement[0].supersedes:
-        history = snapshot.history(one)
-        if history and history[-1].status is not Status.ACTIVE:  # else somebody has brought it back already
-            drafts.append(_state_before(snapshot, one, reason, encoder))
-    return drafts
+    return _update_turned(snapshot, made, reason, encoder)
 
 
-def is_first(entry: Entry) -> bool:
-    """Return whether the entry created its chunk in this topic."""
-    return entry.origin_id == entry.canonical_id
+def is_first(snapshot: Snapshot, entry: Entry) -> bool:
+    """Return whether the topic has no earlier entry of the chunk.
+
+    `origin_id` does not tell it: a chunk that was imported, or adopted from another topic, keeps that of its source.
+    """
+    ids = (int(snapshot.views[number].rows[row]["canonical_id"]) for number, row in snapshot.places(entry.uuid))
+    return min(ids) == entry.canonical_id
 
 
 def replacement_of(snapshot: Snapshot, place: Place, chunk_uuid: bytes) -> bytes | None:
-    """Return the chunk that replaced this one in the Update whose entry is at `place`; it is in the same append.
+    """Return the chunk that replaced this one in the Update whose entry is at `place`.
+
+    It is behind the entries of all chunks that the Update took out. An import keeps this order, but not the appends.
 
     Raises:
         StoreError: an entry cannot be read.
@@ -201,12 +207,53 @@ def replacement_of(snapshot: Snapshot, place: Place, chunk_uuid: bytes) -> bytes
     entry = snapshot.read(place)
     if entry.action != "Update" or entry.status is Status.ACTIVE:
         return None
-    segment_id, row = place
-    for later in range(row + 1, min(row + 1 + entry.group_left, len(snapshot.views[segment_id].rows))):
-        other = snapshot.read((segment_id, later))
-        if chunk_uuid in other.supersedes:
+    behind = snapshot.next_active(place)
+    other = None if behind is None else snapshot.read(behind)
+    return other.uuid if other is not None and chunk_uuid in other.supersedes and is_first(snapshot, other) else None
+
+
+def _replacement_of_undone(snapshot: Snapshot, place: Place, entry: Entry) -> bytes | None:
+    """Return the chunk that an Update made, where this entry is of its undoing or redoing.
+
+    That chunk's entry is the first one then, and the others' follow it.
+    """
+    replaced = snapshot.history(entry.uuid)[0].supersedes
+    behind = snapshot.beside(place, 1)
+    if replaced and behind is not None and (other := snapshot.read(behind)).action == UNDO and other.uuid in replaced:
+        return entry.uuid
+    before = snapshot.beside(place, -1)
+    while before is not None and (other := snapshot.read(before)).action == UNDO:
+        if entry.uuid in snapshot.history(other.uuid)[0].supersedes:
             return other.uuid
+        before = snapshot.beside(before, -1)
     return None
+
+
+def _update_turned(snapshot: Snapshot, made: bytes, reason: str, encoder: Embeds) -> list[Draft]:
+    """Return the drafts that undo an Update, or redo it where it is undone: either what it made is live or what it
+    replaced, never both."""
+    history = snapshot.history(made)
+    replacement, replaced = history[-1], history[0].supersedes
+    others = [other[-1] for one in replaced if (other := snapshot.history(one))]
+    if replacement.status is Status.ACTIVE:
+        back = [one for one in others if one.status is not Status.ACTIVE]
+        for one in back:
+            place = snapshot.place(one.canonical_id)
+            if one.action != UNDO and place is not None and replacement_of(snapshot, place, one.uuid) != made:
+                raise _changed_since(one)
+        restored = (_state_before(snapshot, one.uuid, reason, encoder) for one in back)
+        return [_taken_out(replacement, reason), *restored]
+    for one in (replacement, *others):
+        if one.status is not Status.ACTIVE and one.action != UNDO:
+            raise _changed_since(one)
+    taken_out = (_taken_out(one, reason) for one in others if one.status is Status.ACTIVE)
+    return [_state_before(snapshot, made, reason, encoder), *taken_out]
+
+
+def _changed_since(entry: Entry) -> BadQuestion:
+    return BadQuestion(
+        f"entry {entry.canonical_id} has changed chunk {entry.public_id} of the same Update since; undo that one first"
+    )
 
 
 def _present(snapshot: Snapshot, chunk_uuid: bytes, encoder: Embeds) -> Entry | None:
@@ -260,7 +307,8 @@ def _state_before(snapshot: Snapshot, chunk_uuid: bytes, reason: str, encoder: E
     history = snapshot.history(chunk_uuid)
     newest = history[-1]
     if len(history) == 1:
-        return _taken_out(newest, reason) if is_first(newest) else _as_found_elsewhere(newest, reason)
+        is_adopted = newest.action in STEPS or newest.status is not Status.ACTIVE
+        return _as_found_elsewhere(newest, reason) if is_adopted else _taken_out(newest, reason)
     before = history[-2]
     if before.status is not Status.ACTIVE:
         return _taken_out(newest, reason)
