@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -283,6 +284,54 @@ def test_where_there_is_no_folder_for_it_the_index_is_kept_in_memory() -> None:
     topic = open_store(CrashFiles()).topic("talk")
     topic.append([said("error", IDENTIFIERS["error"])])
     assert found(topic, "ERR_7421") == [IDENTIFIERS["error"]]
+
+
+WORDS = [f"{stem}{number}" for stem in ("harbour", "crane", "ferry", "rope") for number in range(8)]
+QUESTIONS = ("harbour1 crane2", "rope3", "ferry0 ferry1 rope7 crane4 harbour6", "crane5 crane5 unknown")
+
+
+def written_at_random(topic: TopicLog, source: random.Random, changes: int, *, index_every: int) -> None:
+    """Tell, praise, delete and replace chunks, and bring the index up to date now and then."""
+    live = list(topic.append([said(f"first {n}", text_at_random(source)) for n in range(20)]))
+    for number in range(changes):
+        at = source.randrange(len(live))
+        what = source.choice(["tell", "tell", "praise", "delete", "replace"])
+        if what == "praise":
+            live[at] = topic.append([adjusted(live[at], live[at].utility_steps % 8 + 1)])[0]
+        elif what != "tell" and len(live) > 5:
+            topic.append([deprecated(live.pop(at))])
+        if what in ("tell", "replace"):
+            live += topic.append([said(f"chunk {number}", text_at_random(source))])
+        if number % index_every == 0:
+            topic.index_terms()
+    seal_all(topic)
+
+
+def text_at_random(source: random.Random) -> str:
+    return " ".join(source.choices(WORDS, weights=range(1, len(WORDS) + 1), k=source.randrange(3, 40)))
+
+
+def answers(topic: TopicLog) -> list[list[LexicalHit]]:
+    return [best(topic, question, 30) for question in QUESTIONS]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_log_gives_the_same_answers_however_its_index_came_about(tmp_path: Path, seed: int) -> None:
+    store = open_store(None, tmp_path / "memory", segment_entries_max=90)
+    talk = store.topic("talk")
+    written_at_random(talk, random.Random(seed), 200, index_every=7)
+    lagging = answers(talk)
+    assert talk.has_unindexed_terms and all(lagging)
+    talk.index_terms()
+    updated = answers(talk)
+    store.close()
+    shutil.rmtree(tmp_path / "memory" / "talk" / "lexical")
+    store = open_store(None, tmp_path / "memory", segment_entries_max=90)
+    store.topic("talk").index_terms()
+    rebuilt = answers(store.topic("talk"))
+    assert updated == rebuilt, "scores, coverage and order"
+    assert lagging == rebuilt
+    store.close()
 
 
 def test_neighbours_are_what_was_said_before_and_after_wherever_it_lies(tmp_path: Path) -> None:

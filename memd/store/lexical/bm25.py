@@ -40,6 +40,8 @@ SLACK = 2
 """Candidates per result: tantivy orders them by other parameters, and some are dead."""
 TERMS_CACHE_BYTES_MAX = 32 * 1024 * 1024
 """The terms of about 30,000 chunks."""
+EVERY_TEXT = "\0"
+"""A term of every text, that no text can have: it tells how many tantivy counts that were removed."""
 _CLAUSE_END = re.compile(r"[.!?;:,]\s|\n|[。！？、，]")
 _ENTRY_BYTES = 300
 """Of the key and table entry of one chunk (measured with tracemalloc)."""
@@ -155,19 +157,27 @@ class LexicalQuery:
         mean_terms: float,
         terms_cache: IndexTermsCache,
         fresh: Mapping[int, ChunkTerms],
+        stale: Mapping[int, ChunkTerms],
     ) -> None:
         """Use `LexicalIndex.lexical_query`.
 
         Args:
             searcher: of the index; None if nothing is indexed.
-            mean_terms: mean number of terms of all chunks, indexed and fresh.
+            mean_terms: mean number of terms of all live chunks.
             fresh: canonical_id → terms of the chunks that are not indexed yet.
+            stale: canonical_id → terms of the indexed entries that later ones, not indexed yet, supersede.
         """
         self._searcher = searcher
         self._mean_terms = mean_terms
         self._terms_cache = terms_cache
         self._fresh = fresh
-        self._count = len(fresh) + (0 if searcher is None else searcher.num_docs)
+        self._stale = stale
+        self._count = len(fresh) - len(stale)
+        self._has_removed = False
+        if searcher is not None:
+            self._count += searcher.num_docs
+            with native("lexical"):
+                self._has_removed = searcher.doc_freq("terms", EVERY_TEXT) != searcher.num_docs
         weighed = [self._weigh(name, is_exact) for name, is_exact in analyze_query(text).items()]
         weighed.sort(key=lambda term: -term.weight)
         self._terms = sorted(weighed[:QUERY_TERMS_MAX])  # sorted: sums do not depend on the order of the query
@@ -228,13 +238,22 @@ class LexicalQuery:
     def _weigh(self, name: str, is_exact: bool) -> _QueryTerm:
         spaced = f" {name} "
         count, having = self._count, sum(terms.count(spaced) > 0 for terms in self._fresh.values())
-        if self._searcher is not None:
-            with native("lexical"):
-                having += self._searcher.doc_freq("terms", name)
+        having += self._indexed_with(name) - sum(terms.count(spaced) > 0 for terms in self._stale.values())
         rare = max(1, min(count // 2, max(3, count // 100)))
         idf = math.log1p((max(count, having, CHUNKS_MIN) - having + 0.5) / (having + 0.5))
         counts_as_exact = is_exact and having <= rare
         return _QueryTerm(name, spaced, idf, idf * (EXACT_WEIGHT if counts_as_exact else 1), counts_as_exact)
+
+    def _indexed_with(self, name: str) -> int:
+        """How many indexed chunks have a term. tantivy's own number includes removed ones until files are merged."""
+        if self._searcher is None:
+            return 0
+        with native("lexical"):
+            found = self._searcher.doc_freq("terms", name)
+            if found and self._has_removed:
+                result = self._searcher.search(_with_term(name), limit=1, count=True)
+                found = result.count  # type: ignore[attr-defined]  # it has it
+        return int(found or 0)
 
     def _clause_masses(self, text: str) -> list[tuple[frozenset[str], float]]:
         """The terms of each clause of a longer query, and their idf mass."""
@@ -248,17 +267,8 @@ class LexicalQuery:
         return [(names, mass) for names, mass in masses if least <= mass < self._mass]
 
     def _search(self, searcher: tantivy.Searcher, query: tantivy.Query, limit: int) -> list[LexicalHit]:
-        with native("lexical"):
-            addresses = [address for _, address in searcher.search(query, limit=limit, count=False).hits]
-            ids = map(int, searcher.fast_field_values("canonical_id", addresses))  # type: ignore[arg-type]  # u64
-            return [self._hit(one, self._terms_of(searcher, one, at)) for one, at in zip(ids, addresses, strict=True)]
-
-    def _terms_of(self, searcher: tantivy.Searcher, canonical_id: int, address: tantivy.DocAddress) -> ChunkTerms:
-        terms = self._terms_cache.get(canonical_id)
-        if terms is None:
-            terms = ChunkTerms.stored(searcher.doc(address)["terms"][0])
-            self._terms_cache.put(canonical_id, terms)
-        return terms
+        found = _found(searcher, query, limit, self._terms_cache)
+        return [self._hit(canonical_id, terms) for canonical_id, terms in found.items()]
 
     def _hit(self, canonical_id: int, terms: ChunkTerms) -> LexicalHit:
         slowdown = K1 * (1 - B + B * terms.length / self._mean_terms)
@@ -277,6 +287,37 @@ class LexicalQuery:
             idfs = (idf for _, spaced, idf, _, _ in self._terms if spaced in names and spaced in found)
             coverage = max(coverage, sum(idfs) / mass)
         return LexicalHit(canonical_id, score, min(1.0, coverage), has_exact)
+
+
+def indexed_terms(
+    searcher: tantivy.Searcher | None, canonical_ids: Sequence[int], cache: IndexTermsCache
+) -> dict[int, ChunkTerms]:
+    """Return the terms of those of some entries that are in the index.
+
+    Raises:
+        CorruptFile: the index cannot be read.
+    """
+    if searcher is None or not canonical_ids:
+        return {}
+    query = tantivy.Query.term_set_query(SCHEMA, "canonical_id", list(canonical_ids))
+    return _found(searcher, query, len(canonical_ids), cache)
+
+
+def _found(
+    searcher: tantivy.Searcher, query: tantivy.Query, limit: int, cache: IndexTermsCache
+) -> dict[int, ChunkTerms]:
+    """Canonical_id → terms of what a query finds, best first by tantivy's own measure."""
+    with native("lexical"):
+        addresses = [address for _, address in searcher.search(query, limit=limit, count=False).hits]
+        ids = map(int, searcher.fast_field_values("canonical_id", addresses))  # type: ignore[arg-type]  # u64
+        found = {}
+        for canonical_id, address in zip(ids, addresses, strict=True):
+            terms = cache.get(canonical_id)
+            if terms is None:
+                terms = ChunkTerms.stored(searcher.doc(address)["terms"][0])
+                cache.put(canonical_id, terms)
+            found[canonical_id] = terms
+        return found
 
 
 @contextmanager

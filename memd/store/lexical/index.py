@@ -7,19 +7,28 @@ it itself (bm25.py). If its files are damaged or belong to another log, they are
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
+import numpy as np
 import tantivy
 
-from memd.entries import Entry, Status
 from memd.errors import CorruptFile, StoreError
 from memd.store.lexical.analyzer import analyze
-from memd.store.lexical.bm25 import SCHEMA, ChunkTerms, LexicalQuery, TermsCache, native
+from memd.store.lexical.bm25 import (
+    EVERY_TEXT,
+    SCHEMA,
+    ChunkTerms,
+    LexicalQuery,
+    TermsCache,
+    indexed_terms,
+    native,
+)
 from memd.store.lexical.stamp import FORMAT, Stamp, StampedFolder
+from memd.store.log.columns import uuid_bytes
 from memd.store.log.extent import ahead_of_log
 from memd.store.log.recovery import Finding
-from memd.store.snapshot import SegmentView, Snapshot
+from memd.store.snapshot import Place, SegmentView, Snapshot
 
 BATCH_ENTRIES = 5_000
 """Entries between two commits: an interrupted rebuild loses at most that many."""
@@ -65,10 +74,16 @@ class LexicalIndex:
         searcher = self._searcher
         if self._is_cut_short(stamp):  # while another thread holds the lock under which it is replaced
             stamp, searcher = Stamp(), None
-        fresh = self._fresh(snapshot, stamp.upto) | dict(pending or {})
-        length = stamp.terms + sum(terms.length for terms in fresh.values())
-        mean_terms = max(1.0, length / max(1, stamp.texts + len(fresh)))
-        return LexicalQuery(searcher, text, mean_terms=mean_terms, terms_cache=self._terms_cache, fresh=fresh)
+        fresh, stale = dict(pending or {}), {}
+        later = list(_places(snapshot, stamp.upto, FRESH_ENTRIES_MAX + 1))
+        if len(later) <= FRESH_ENTRIES_MAX:
+            fresh = self._fresh(snapshot, later) | fresh
+            stale = indexed_terms(searcher, _superseded(snapshot, stamp.upto, later), self._terms_cache)
+        length = stamp.terms + _length(fresh) - _length(stale)
+        mean_terms = max(1.0, length / max(1, stamp.texts + len(fresh) - len(stale)))
+        return LexicalQuery(
+            searcher, text, mean_terms=mean_terms, terms_cache=self._terms_cache, fresh=fresh, stale=stale
+        )
 
     def open(self, snapshot: Snapshot, *, wait_seconds: float = -1) -> None:
         """Open the index on disk unless it is open, or begin an empty one; see `update`. Reads all its files once.
@@ -101,8 +116,7 @@ class LexicalIndex:
                 self._leave_if_cut_short()
                 if self._index is None:
                     self._open(snapshot)
-                entries = _entries(snapshot, self._stamp.upto)
-                while batch := list(islice(entries, BATCH_ENTRIES)):
+                while batch := list(_places(snapshot, self._stamp.upto, BATCH_ENTRIES)):
                     self._add(snapshot, batch, give_way)
             except StoreError:
                 self._reset()
@@ -114,21 +128,17 @@ class LexicalIndex:
             self._closed = True
             self._reset()
 
-    def _fresh(self, snapshot: Snapshot, upto: int) -> dict[int, ChunkTerms]:
-        """Canonical_id → terms of the live entries after `upto`; empty if there are too many."""
+    def _fresh(self, snapshot: Snapshot, later: Sequence[Place]) -> dict[int, ChunkTerms]:
+        """Canonical_id → terms of the live entries at these places."""
         fresh: dict[int, ChunkTerms] = {}
-        parts = list(snapshot.rows_after(upto))
-        if sum(len(rows) for _, rows in parts) > FRESH_ENTRIES_MAX:
-            return fresh
-        for segment_id, rows in parts:
+        for segment_id, row in later:
             view = snapshot.views[segment_id]
-            for row in rows:
-                if view.dead[row]:
-                    continue
-                canonical_id = int(view.rows[row]["canonical_id"])
-                terms = self._terms_cache.get(canonical_id) or self._read(view, row)
-                if terms is not None:
-                    fresh[canonical_id] = terms
+            if view.dead[row]:
+                continue
+            canonical_id = int(view.rows[row]["canonical_id"])
+            terms = self._terms_cache.get(canonical_id) or self._read(view, row)
+            if terms is not None:
+                fresh[canonical_id] = terms
         return fresh
 
     def _read(self, view: SegmentView, row: int) -> ChunkTerms | None:
@@ -179,21 +189,22 @@ class LexicalIndex:
             return None
         return stamp if stamp.entries == snapshot.count_upto(stamp.upto) and self._folder.matches(stamp) else None
 
-    def _add(self, snapshot: Snapshot, batch: Sequence[tuple[int, Entry | None]], give_way: Callable[[], None]) -> None:
+    def _add(self, snapshot: Snapshot, batch: Sequence[Place], give_way: Callable[[], None]) -> None:
         assert self._index is not None, "open"
-        texts, length = self._stamp.texts, self._stamp.terms
+        superseded = _superseded(snapshot, self._stamp.upto, batch)
+        removed = indexed_terms(self._searcher, superseded, self._terms_cache)
+        texts, length = self._stamp.texts - len(removed), self._stamp.terms - _length(removed)
         with native("lexical" if self._folder is None else str(self._folder.path), writing=True):
             writer = self._index.writer(WRITER_BYTES, 1)
-            for number, (_, entry) in enumerate(batch):
+            for number, place in enumerate(batch):
                 if number % GIVE_WAY_ENTRIES == GIVE_WAY_ENTRIES - 1:
                     give_way()
-                if entry is not None:
-                    added = _add_to(writer, entry)
-                    texts, length = texts + (added > 0), length + added
+                added = _add_to(writer, snapshot, place)
+                texts, length = texts + (added is not None), length + (added or 0)
             writer.commit()
             writer.wait_merging_threads()
             self._index.reload()
-        upto = batch[-1][0]
+        upto = _canonical_id(snapshot, batch[-1])
         stamp = Stamp(upto=upto, entries=snapshot.count_upto(upto), texts=texts, terms=length)
         if self._folder is not None:
             stamp = self._folder.write(stamp, self._stamp.files)
@@ -204,35 +215,53 @@ class LexicalIndex:
 _SPLIT = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).build()
 
 
-def _add_to(writer: tantivy.IndexWriter, entry: Entry) -> int:
-    """Index an entry in place of the one that it supersedes, if any; returns how many terms it has."""
-    if entry.status is not Status.ACTIVE or entry.origin_id != entry.canonical_id:
-        writer.delete_documents_by_term("uuid", entry.uuid.hex())
-    if entry.status is not Status.ACTIVE:
-        return 0
-    terms = analyze(entry.content)
-    writer.add_document(_document(entry, terms))
+def _add_to(writer: tantivy.IndexWriter, snapshot: Snapshot, place: Place) -> int | None:
+    """Index an entry in place of the one that it supersedes, if any.
+
+    Returns how many terms it has; None if it does not count or cannot be read (`memd verify` reports it).
+    """
+    view = snapshot.views[place[0]]
+    record = view.rows[place[1]]
+    if _may_supersede(record):
+        writer.delete_documents_by_term("uuid", _uuid(record).hex())
+    if view.dead[place[1]]:
+        return None
+    try:
+        terms = analyze(view.segment.read(record).content)
+    except StoreError:
+        return None
+    document = tantivy.Document()
+    document.add_unsigned("canonical_id", int(record["canonical_id"]))
+    document.add_text("uuid", _uuid(record).hex())
+    document.add_text("terms", ChunkTerms.of(terms).text)
+    document.add_text("terms", EVERY_TEXT)
+    writer.add_document(document)
     return len(terms)
 
 
-def _document(entry: Entry, terms: Sequence[str]) -> tantivy.Document:
-    document = tantivy.Document()
-    document.add_unsigned("canonical_id", entry.canonical_id)
-    document.add_text("uuid", entry.uuid.hex())
-    document.add_text("terms", ChunkTerms.of(terms).text)
-    return document
+def _places(snapshot: Snapshot, upto: int, count: int | None = None) -> Iterator[Place]:
+    """The places of the entries after `upto`, at most `count`."""
+    return islice(((number, row) for number, rows in snapshot.rows_after(upto) for row in rows), count)
 
 
-def _entries(snapshot: Snapshot, upto: int) -> Iterator[tuple[int, Entry | None]]:
-    """(canonical_id, entry) after `upto`; None in place of an entry that is dead or cannot be read."""
-    for segment_id, rows in snapshot.rows_after(upto):
-        view = snapshot.views[segment_id]
-        for row in rows:
-            record = view.rows[row]
-            entry = None
-            if not view.dead[row] or int(record["status"]) != Status.ACTIVE:
-                try:
-                    entry = view.segment.read(record)
-                except StoreError:
-                    pass  # `memd verify` reports it
-            yield int(record["canonical_id"]), entry
+def _superseded(snapshot: Snapshot, upto: int, later: Iterable[Place]) -> list[int]:
+    """The canonical_ids up to `upto` of the earlier entries of the chunks at these places."""
+    records = (snapshot.views[number].rows[row] for number, row in later)
+    earlier = (place for record in records if _may_supersede(record) for place in snapshot.places(_uuid(record)))
+    return list({one for place in earlier if (one := _canonical_id(snapshot, place)) <= upto})
+
+
+def _may_supersede(record: np.void) -> bool:
+    return bool(record["origin_id"] != record["canonical_id"])
+
+
+def _uuid(record: np.void) -> bytes:
+    return uuid_bytes(record["uuid_high"], record["uuid_low"])
+
+
+def _canonical_id(snapshot: Snapshot, place: Place) -> int:
+    return int(snapshot.views[place[0]].rows[place[1]]["canonical_id"])
+
+
+def _length(terms: Mapping[int, ChunkTerms]) -> int:
+    return sum(one.length for one in terms.values())

@@ -17,7 +17,7 @@ from memd.store.disk import LocalDisk
 from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, Files, checksum_of, replace_file
 from memd.store.log.extent import LogExtent
 
-FORMAT = 4
+FORMAT = 5
 """Raise it when the terms of a text or the fields change: indexes of another format are rebuilt."""
 STAMP_NAME = "stamp.json"
 
@@ -31,7 +31,7 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True):
     entries: int = 0
     """Entries of the log up to there, of whatever status."""
     texts: int = 0
-    """All texts ever added."""
+    """Live ones."""
     terms: int = 0
     """Their terms; with `texts` this gives the mean length for BM25."""
     files: Mapping[str, FileChecksum] = {}
