@@ -32,6 +32,8 @@ PUBLIC_ID_DIGITS_MIN = 4
 NAME_CHARACTERS_MAX = 64
 SHOWN_MAX = 64
 """Chunks that are noted as shown to one message; a full block has about thirty."""
+AHEAD_US = 1_000_000
+"""Entries of one append are some microseconds ahead of the clock."""
 UTILITY_RATIO = 1.5
 UTILITY_STEPS_MIN = -4  # 1.5 ** -4 = 0.198: below the default min_score even for a perfect match, so invisible
 UTILITY_STEPS_MAX = 10  # 1.5 ** 10 = 57.7
@@ -131,8 +133,8 @@ class Draft(ChunkState, frozen=True, kw_only=True):
     origin_id: int | None = None
     """None for a new chunk (its own canonical_id); else the canonical_id of the chunk's first entry."""
 
-    def as_entry(self, *, public_id: str, canonical_id: int, group_left: int) -> Entry:
-        """The record that is written for this draft."""
+    def as_entry(self, *, public_id: str, canonical_id: int, group_left: int, now_us: int = 0) -> Entry:
+        """The record that is written for this draft at `now_us`."""
         fields = {name: getattr(self, name) for name in ChunkState.__struct_fields__}
         if self.status is Status.DEPRECATED:
             fields["speakers"] = UNSET  # there is no text in which somebody could speak
@@ -142,6 +144,7 @@ class Draft(ChunkState, frozen=True, kw_only=True):
             canonical_id=canonical_id,
             origin_id=canonical_id if self.origin_id is None else self.origin_id,
             group_left=group_left,
+            appended_at=now_us if now_us and canonical_id - now_us > AHEAD_US else UNSET,
         )
 
 
@@ -154,10 +157,18 @@ class Entry(ChunkState, frozen=True, kw_only=True):
     """The canonical_id of the chunk's first entry."""
     group_left: int = 0
     """The number of records of the same append after this one: recovery drops a group that is not whole."""
+    appended_at: int | UnsetType = UNSET
+    """Microseconds since the epoch at which it was appended, where `canonical_id` is ahead of that by more than
+    `AHEAD_US`: ids ascend also after a clock was set back, or after an import from a machine whose clock is ahead."""
 
     def as_draft(self) -> Draft:
         """The next entry of the same chunk, unchanged so far."""
         return Draft(**{name: getattr(self, name) for name in Draft.__struct_fields__})
+
+    @property
+    def at(self) -> int:
+        """Microseconds since the epoch at which it was appended."""
+        return self.canonical_id if self.appended_at is UNSET else self.appended_at
 
     @property
     def embedding(self) -> Vector:
@@ -238,6 +249,15 @@ def checked_topic_id(topic_id: str) -> str:
     return topic_id
 
 
+class Moment(int):
+    """A canonical_id of some topic's: everything up to it, or everything before it."""
+
+
+class WallTime(Moment):
+    """A time in microseconds since the epoch, as people know it. Where a clock was set back, a larger id stands for it
+    in some topics: see `store.order.id_upto`."""
+
+
 class CanonicalClock:
     """Gives out canonical ids: strictly increasing across the daemon, and the time of the entry in microseconds.
 
@@ -250,8 +270,13 @@ class CanonicalClock:
 
     def next(self) -> int:
         """`max(previous + 1, now in microseconds)`; fits a JavaScript number until the year 2255."""
-        self.last = max(self.last + 1, self._now_us())
-        return self.last
+        return self.next_and_now()[0]
+
+    def next_and_now(self) -> tuple[int, int]:
+        """The next id, and the time for which it stands, in microseconds."""
+        now = self._now_us()
+        self.last = max(self.last + 1, now)
+        return self.last, now
 
     def saw(self, canonical_id: int) -> None:
         """Raise the floor to an id that is already on disk."""

@@ -375,6 +375,7 @@ def test_a_request_within_the_freeze_after_its_first_arrival_is_a_retry() -> Non
     assert buffer.note_arrival(conversation, key, 219.0, 120.0)
     assert not buffer.note_arrival(conversation, key, 221.0, 120.0)
     assert buffer.note_arrival(conversation, key, 300.0, 120.0)
+    assert not buffer.note_arrival(conversation, key, 200.0, 120.0), "a clock was set back over a restart"
 
 
 def test_another_memory_in_makes_another_turn() -> None:

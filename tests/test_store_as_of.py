@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,13 @@ import numpy as np
 import pytest
 from drafts import DIMENSION, FINGERPRINT, adjusted, deprecated, draft, unit_vector
 
-from memd.entries import Entry, Status
+from memd.entries import Entry, Status, WallTime
 from memd.store.as_of import TopicAsOf, snapshot_as_of
+from memd.store.disk import DiskFiles
+from memd.store.order import id_before, id_upto
 from memd.store.store import Store, TopicLog
+from memd.store.tools.export import export
+from memd.store.tools.export_line import decode_line
 
 QUERIES = np.stack([unit_vector("a question")])
 
@@ -102,3 +107,45 @@ def test_a_look_at_the_past_leaves_no_trace(told: Told, tmp_path: Path) -> None:
     TopicAsOf(told.log, sorted(told.states)[5], words=True).snapshot().search(QUERIES, 5)
     assert told.log.snapshot().search(QUERIES, 100) == now
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+HOUR_US = 3_600_000_000
+
+
+@pytest.mark.parametrize("is_sealed", [False, True], ids=["growing", "sealed and reopened"])
+def test_a_time_means_the_last_moment_at_which_the_clock_showed_it(tmp_path: Path, is_sealed: bool) -> None:
+    now_us = [1_700_000_000_000_000]
+
+    def opened() -> Store:
+        return Store.open(
+            tmp_path, dimension=DIMENSION, fingerprint=FINGERPRINT, segment_entries_max=2, now_us=lambda: now_us[0]
+        )
+
+    store = opened()
+    times = []
+    for number, step in enumerate([0, HOUR_US // 2, -HOUR_US // 4, HOUR_US // 8, HOUR_US, HOUR_US]):
+        now_us[0] += step  # the third and fourth are stored after the clock was set back
+        times.append(now_us[0])
+        store.topic("one").append([draft(number)])
+    log = store.topic("one")
+    if is_sealed:
+        for segment_id in log.unsealed():
+            log.seal(segment_id)
+        store.close()
+        store = opened()
+        log = store.topic("one")
+    snapshot = log.snapshot()
+
+    def known_at(time_us: int) -> int:
+        past = snapshot_as_of(snapshot, id_upto(snapshot, WallTime(time_us)))
+        return sum(past.knows(draft(number).uuid) for number in range(len(times)))
+
+    assert [known_at(time_us) for time_us in times] == [1, 4, 3, 4, 5, 6]
+    assert known_at(times[0] - 1) == 0 and known_at(times[2] - 1) == 1
+    places = list(snapshot.latest_places())
+    assert [snapshot.read(place).at for place in reversed(places)] == times
+    assert list(snapshot.latest_places(id_before(snapshot, WallTime(times[3])))) == places[3:], "those before it"
+    store.close()
+    lines = [json.dumps(line).encode() for line in export(tmp_path, DiskFiles(), topic_id=None, live_only=False)]
+    assert sum(b"appended_at" in line for line in lines) == 2
+    assert [decode_line(line)[1].content for line in lines] == [draft(number).content for number in range(len(times))]

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 FILE_LINES_MAX = 450
 FUNCTION_LINES_MAX = 50
 
-WORDS = {"errors", "entries", "messages", "speech", "wording", "settings"}
+WORDS = {"clock", "errors", "entries", "messages", "speech", "wording", "settings"}
 """The words every layer speaks."""
 LOWER = WORDS | {"assets", "wire", "embedding", "store", "telemetry"}
 MIDDLE = LOWER | {"conversation", "recall", "ingest"}
@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "messages": {"errors"},
     "speech": {"messages"},
     "wording": set[str](),
+    "clock": set[str](),
     "settings": {"errors"},
     "assets": set[str](),
     "wire": WORDS,

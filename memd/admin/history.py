@@ -15,6 +15,7 @@ from memd.errors import BadQuestion, NotFound, StoreError
 from memd.recall.corrections import STEPS, replacement_of
 from memd.recall.ranking import stream_of
 from memd.store.log.columns import uuid_bytes
+from memd.store.order import id_before
 from memd.store.pending import UnstoredText
 from memd.store.snapshot import Place
 from memd.store.store import Snapshot
@@ -29,7 +30,7 @@ class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     canonical_id: int
     at: int
-    """When it was appended, in microseconds since the epoch: the log's ids are given by the clock."""
+    """When it was appended, in microseconds since the epoch."""
     topic_id: str
     id: str
     uuid: str
@@ -225,7 +226,7 @@ def _event(snapshot: Snapshot, place: Place) -> LogEvent:
         content = next((one.displayed for one in reversed(earlier) if one.content), "")
     return LogEvent(
         canonical_id=entry.canonical_id,
-        at=entry.canonical_id,
+        at=entry.at,
         topic_id=snapshot.topic_id,
         id=entry.public_id,
         uuid=entry.uuid.hex(),
@@ -296,7 +297,7 @@ def _fingerprint(snapshot: Snapshot, place: Place) -> str:
 
 
 def _ids(snapshot: Snapshot, before: int | None) -> Iterator[tuple[int, Snapshot, Place]]:
-    for place in snapshot.latest_places(before):
+    for place in snapshot.latest_places(None if before is None else id_before(snapshot, before)):
         yield _canonical_id(snapshot, place), snapshot, place
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from memd import __version__
-from memd.admin.queries import Moment
 from memd.admin.routing import Route
+from memd.entries import Moment
 
 REFUSALS = (
     (400, "A parameter or the body is wrong; the message says how."),

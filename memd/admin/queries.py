@@ -14,16 +14,13 @@ import msgspec
 from msgspec import Meta
 from multidict import MultiMapping
 
+from memd.entries import Moment, WallTime
 from memd.errors import BadQuestion
 
 PAGE_MAX = 500
 PAGE = 50
 Query = TypeVar("Query", bound=msgspec.Struct)
 _AT = re.compile(r"(?s)(.*) - at `\$\.(\w+).*`")
-
-
-class Moment(int):
-    """A canonical_id, given as such or as a time: ids are microseconds since the epoch."""
 
 
 Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX, description="How many.")]
@@ -118,7 +115,7 @@ def decode_query(given: MultiMapping[str], kind: type[Query]) -> Query:
 
 
 def moment(text: str) -> Moment:
-    """Return the canonical_id that a time stands for.
+    """Return the canonical_id or the time that a text stands for.
 
     Args:
         text: a canonical_id, or an ISO 8601 date (its end is meant) or time, in this machine's time zone if it names
@@ -131,7 +128,7 @@ def moment(text: str) -> Moment:
         return Moment(text)
     try:
         then = datetime.fromisoformat(text) + timedelta(days=1 if re.fullmatch(r"[0-9-]+", text) else 0)
-        return Moment(then.timestamp() * 1e6)
+        return WallTime(then.timestamp() * 1e6)
     except (ValueError, OverflowError):  # OverflowError: the end of the year 9999
         raise ValueError(f"{text[:60]!r} is no canonical_id and no time; write it like 2026-11-20T14:30") from None
 

@@ -17,6 +17,7 @@ from aiohttp import web
 from memd import __version__
 from memd.admin.queries import BufferQuery
 from memd.admin.routing import get
+from memd.clock import shown_time
 from memd.conversation.conversation import Conversation
 from memd.entries import checked_topic_id
 from memd.ingest.redaction.redactor import Redactor
@@ -271,6 +272,6 @@ def _conversation(talk: Conversation) -> BufferedConversation:
         replaced=len(talk.lines),
         left_out=left_out,
         stored=talk.stored,
-        last_at=int(talk.used_at * 1e6),
+        last_at=int(shown_time(talk.used_at) * 1e6),
         latest=latest,
     )

@@ -88,7 +88,7 @@ class HotBuffer:
         Args:
             messages, content_digests, tokens: the request's messages after the leading system messages, in parallel.
             session: the client's own name for the conversation, if it gave one.
-            now: seconds since the epoch.
+            now: seconds, see `memd.clock.steady_now`.
             thin: the client sends only new messages.
         """
         found = self._found(messages, content_digests, session, thin)
@@ -165,9 +165,12 @@ class HotBuffer:
         return branch
 
     def note_arrival(self, conversation: Conversation, key: TurnKey, now: float, freeze_seconds: float) -> bool:
-        """Record the arrival of a request; True if the same one arrived less than `freeze_seconds` ago, a retry."""
+        """Record the arrival of a request; True if the same one arrived less than `freeze_seconds` ago, a retry.
+
+        One from before a restart that would be later than `now` (a clock was set back) is none.
+        """
         first = conversation.arrivals.get(key)
-        if first is not None and now - first <= freeze_seconds:
+        if first is not None and 0 <= now - first <= freeze_seconds:
             return True
         self._record(Arrived(conversation.id, key, now))
         return False

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from memd.clock import steady_now
 from memd.conversation import compaction
 from memd.conversation.compaction import Departure
 from memd.conversation.conversation import Conversation, Line
@@ -58,10 +59,10 @@ class Archiver:
         events: Events,
         *,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
+        now: Callable[[], float] = steady_now,
     ) -> None:
-        """`clock`: seconds, for the pauses between attempts that fail; `wall_clock`: seconds since the epoch."""
-        self._wall_clock = wall_clock
+        """`clock`: seconds, for the pauses between attempts that fail; `now`: seconds by which the buffer is dated."""
+        self._now = now
         self._config = config
         self._clock = clock
         self._redactor = redactor
@@ -327,8 +328,9 @@ class Archiver:
 
     def _due_end(self, conversation: Conversation, *, closing: bool) -> int:
         """The position up to which a conversation is to be stored now."""
-        idle_seconds = self._wall_clock() - conversation.used_at
-        if closing or idle_seconds > self._config.buffer.idle_seconds:
+        idle_seconds = self._now() - conversation.used_at
+        is_of_former_run = idle_seconds < 0  # and the clock was set back since: nobody knows how long ago it was
+        if closing or is_of_former_run or idle_seconds > self._config.buffer.idle_seconds:
             return conversation.wanted_end
         departed = min(conversation.departed_end, conversation.wanted_end)
         if idle_seconds < self._config.buffer.store_after_seconds:

@@ -12,6 +12,7 @@ from collections.abc import Hashable
 
 import msgspec
 
+from memd.clock import steady_now
 from memd.conversation.conversation import TurnKey
 from memd.conversation.hot_buffer import Arrival
 from memd.conversation.tokens import TokenCounter
@@ -87,7 +88,7 @@ class Receiver:
         Raises:
             MemdError: a topic cannot be opened.
         """
-        now, request = time.time(), without_own_blocks(asked.request, topic.buffer.placed.__contains__, self._speech)
+        now, request = steady_now(), without_own_blocks(asked.request, topic.buffer.placed.__contains__, self._speech)
         asked = msgspec.structs.replace(asked, request=request)
         lead = leading_count(request.messages)
         counts = await self._count_messages(request)
@@ -114,7 +115,7 @@ class Receiver:
             asked=asked,
             topic=topic,
             related=await self._related(request, topic),
-            at=int(now * 1e6),
+            at=time.time_ns() // 1000,
             arrival=arrival,
             prompt=prompt,
             key=key,

@@ -8,13 +8,13 @@ before the answer ends (`is_promised`).
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 
 import msgspec
 
 from memd.admin.receipts import Receipt, Receipts
+from memd.clock import steady_now
 from memd.conversation.conversation import Conversation, Counted
 from memd.conversation.tokens import TokenCounter
 from memd.entries import SHOWN_MAX
@@ -109,7 +109,7 @@ class Rememberer:
             uuids = tuple(chunk.uuid for chunk in shown.chunks[:SHOWN_MAX])
             message = msgspec.structs.replace(message, shown=uuids)
         tokens = self._counter.message(message, message.content_digest)
-        return buffer.reply(received.arrival, message, tokens, time.time())
+        return buffer.reply(received.arrival, message, tokens, steady_now())
 
     async def _remember_reply(self, received: Received, room: PromptRoom, answered: Answered) -> None:
         prompt, topic, reply = received.prompt, received.topic, answered.reply

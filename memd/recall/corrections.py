@@ -18,6 +18,7 @@ import msgspec
 from memd.entries import Correction, Draft, Entry, Status, Vector, clamp_utility_steps
 from memd.errors import BadQuestion, NotFound
 from memd.messages import BlockChunk
+from memd.store.order import beside, next_active
 from memd.store.snapshot import Place
 from memd.store.store import Snapshot
 
@@ -207,7 +208,7 @@ def replacement_of(snapshot: Snapshot, place: Place, chunk_uuid: bytes) -> bytes
     entry = snapshot.read(place)
     if entry.action != "Update" or entry.status is Status.ACTIVE:
         return None
-    behind = snapshot.next_active(place)
+    behind = next_active(snapshot, place)
     other = None if behind is None else snapshot.read(behind)
     return other.uuid if other is not None and chunk_uuid in other.supersedes and is_first(snapshot, other) else None
 
@@ -218,14 +219,14 @@ def _replacement_of_undone(snapshot: Snapshot, place: Place, entry: Entry) -> by
     That chunk's entry is the first one then, and the others' follow it.
     """
     replaced = snapshot.history(entry.uuid)[0].supersedes
-    behind = snapshot.beside(place, 1)
+    behind = beside(snapshot, place, 1)
     if replaced and behind is not None and (other := snapshot.read(behind)).action == UNDO and other.uuid in replaced:
         return entry.uuid
-    before = snapshot.beside(place, -1)
+    before = beside(snapshot, place, -1)
     while before is not None and (other := snapshot.read(before)).action == UNDO:
         if entry.uuid in snapshot.history(other.uuid)[0].supersedes:
             return other.uuid
-        before = snapshot.beside(before, -1)
+        before = beside(snapshot, before, -1)
     return None
 
 

@@ -169,7 +169,7 @@ class Retriever:
                 )
 
     async def as_of(self, topics: Sequence[TopicLog], canonical_id: int) -> list[Searchable]:
-        """The topics as they were right after the entry with this id; slow, as their words are indexed anew."""
+        """The topics as they were after the entry with this id, or at a WallTime; slow, as words are indexed anew."""
         has_words = self._settings.lexical_weight > 0
 
         def past() -> list[Searchable]:

@@ -5,6 +5,7 @@ here knows an event loop. One thread per topic appends, any number read immutabl
 
 From the disk up: `files` (what any file store can do) and `disk` (what only a local one can), `layout` (file names),
 `log/`, `index/`, `snapshot` (a topic at one point in time), `transitions` (from one snapshot to the next), `lexical/`,
-`opening` (a topic after a start or a crash), `topic` (one log), `store` (the directory). Beside them: `as_of` (a topic
-in the past), `locks` (their order), `receipts`, `tools/`.
+`opening` (a topic after a start or a crash), `topic` (one log), `store` (the directory). Beside them: `clock` (the ids
+of entries), `order` (of the log), `as_of` (a topic in the past), `locks` (their order), `descriptors`, `receipts`,
+`tools/`.
 """

@@ -16,6 +16,7 @@ from memd.store.index.sealed_index import Candidates
 from memd.store.lexical.bm25 import ChunkTerms, LexicalQuery, TermsCache
 from memd.store.lexical.index import LexicalIndex
 from memd.store.log.columns import Floats, superseded
+from memd.store.order import id_upto
 from memd.store.pending import NOTHING_UNSTORED, UnstoredText
 from memd.store.snapshot import IndexView, SearchTimes, SegmentView, Snapshot
 from memd.store.topic import TopicLog
@@ -30,9 +31,10 @@ class TopicAsOf:
     is_loaded = True
 
     def __init__(self, log: TopicLog, canonical_id: int, *, words: bool) -> None:
-        """`canonical_id` is the last entry that counts; `words` says whether to search by words too."""
+        """`canonical_id` is the last entry that counts, or a WallTime; `words` says whether to search by words too."""
         self.topic_id = log.topic_id
-        self._snapshot = snapshot_as_of(log.snapshot(), canonical_id)
+        present = log.snapshot()
+        self._snapshot = snapshot_as_of(present, id_upto(present, canonical_id))
         entries = sum(len(view.rows) for view in self._snapshot.views.values())
         self._lexical = LexicalIndex(None, TermsCache()) if words and entries <= LEXICAL_ENTRIES_MAX else None
         if self._lexical is not None:

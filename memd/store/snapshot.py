@@ -248,28 +248,6 @@ class Snapshot:
         row = bisect.bisect_left(column, canonical_id)  # searchsorted would copy the column
         return (segment_id, row) if int(column[row]) == canonical_id else None
 
-    def beside(self, place: Place, step: int) -> Place | None:
-        """Return the place of the next entry of the log (`step` 1) or of the one before (-1); None at its ends."""
-        segment_id, row = place[0], place[1] + step
-        numbers = [number for number, view in self.views.items() if len(view.rows)]
-        if not 0 <= row < len(self.views[segment_id].rows):
-            at = bisect.bisect_left(numbers, segment_id) + step
-            if not 0 <= at < len(numbers):
-                return None
-            segment_id = numbers[at]
-            row = 0 if step > 0 else len(self.views[segment_id].rows) - 1
-        return segment_id, row
-
-    def next_active(self, place: Place) -> Place | None:
-        """Return the place of the first entry behind this one that takes no chunk out; None if there is none."""
-        for segment_id, view in self.views.items():
-            if segment_id >= place[0]:
-                first = place[1] + 1 if segment_id == place[0] else 0
-                found = np.flatnonzero(view.rows["status"][first:] != Status.DEPRECATED)
-                if len(found):
-                    return segment_id, first + int(found[0])
-        return None
-
     def latest_places(self, before: int | None = None) -> Iterator[Place]:
         """Yield the places of all entries with a canonical_id below `before` (None: of all), newest first."""
         for segment_id, view in reversed(list(self.views.items())):

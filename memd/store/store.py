@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from memd.store.clock import SharedClock
 from memd.store.disk import DiskFiles, LocalDisk, Lock
 from memd.store.layout import LOCK_NAME, TopicLayout, topic_ids_in
 from memd.store.locks import LockOrder, OrderedLock
@@ -18,7 +19,7 @@ from memd.store.log.recovery import Finding
 from memd.store.log.segment import read_header
 from memd.store.opening import highest_id_on_disk
 from memd.store.snapshot import Hit, Snapshot
-from memd.store.topic import DraftFilter, SharedClock, StoreShared, TopicLog, keep_draft
+from memd.store.topic import DraftFilter, StoreShared, TopicLog, keep_draft
 
 __all__ = ["Finding", "Hit", "Snapshot", "Store", "TopicLog"]
 

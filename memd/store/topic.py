@@ -6,14 +6,14 @@ merging may run in others; readers take a snapshot and wait for none of them.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
-from memd.entries import CanonicalClock, Draft, Entry, Status
+from memd.entries import Draft, Entry, Status
 from memd.errors import StoreError, StoreWriteFailed
+from memd.store.clock import SharedClock
 from memd.store.disk import LocalDisk
 from memd.store.index.merging import due_merge, remove_merged, write_merged
 from memd.store.index.meta import own_index_file
@@ -47,25 +47,6 @@ from memd.wording import unsearched
 
 _WAIT_SECONDS = 0.2
 """How long a query waits for another thread to open the lexical index."""
-
-
-class SharedClock:
-    """The clock of a store. Any thread may use it."""
-
-    def __init__(self, now_us: Callable[[], int]) -> None:
-        self.now_us = now_us
-        self._clock = CanonicalClock(now_us)
-        self._lock = threading.Lock()
-
-    def next(self) -> int:
-        """Return the id of the next entry of any topic; strictly increasing."""
-        with self._lock:
-            return self._clock.next()
-
-    def observe(self, canonical_id: int) -> None:
-        """Keep later ids above this one."""
-        with self._lock:
-            self._clock.saw(canonical_id)
 
 
 DraftFilter = Callable[[Draft], Draft]
@@ -396,7 +377,8 @@ class TopicLog:
         """The entry of a draft."""
         expected_bytes = 4 * self._shared.model.dimension if draft.status is Status.ACTIVE else 0
         assert len(draft.uuid) == 16 and len(draft.vector) == expected_bytes, "a uuid and a vector of their sizes"
-        return draft.as_entry(public_id=public_id, canonical_id=self._shared.clock.next(), group_left=group_left)
+        canonical_id, now_us = self._shared.clock.next_and_now()
+        return draft.as_entry(public_id=public_id, canonical_id=canonical_id, group_left=group_left, now_us=now_us)
 
     def _public_id_of(self, uuid: bytes) -> str:
         """The public id of a chunk that the topic has, or that is reserved for one."""

@@ -98,7 +98,7 @@ class Stage:
             self.metrics,
             self.events,
             clock=lambda: self.now,
-            wall_clock=lambda: self.wall,
+            now=lambda: self.wall,
         )
 
     async def close(self) -> None:

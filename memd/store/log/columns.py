@@ -12,6 +12,7 @@ import struct
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from memd.entries import Entry, Status
@@ -29,7 +30,7 @@ ROW = np.dtype(
         ("status", "u1"),
         ("utility_steps", "i1"),
         ("public_digits", "u1"),  # the public id is that long a prefix of the uuid's hex digits
-        ("reserved", "V1"),
+        ("is_ahead", "u1"),  # 1: of the clock, so that the time of the entry is in the record
     ]
 )
 """One entry's columns, 56 bytes."""
@@ -86,7 +87,7 @@ def superseded(records: Records) -> Bits:
     return np.asarray(bits | (records["status"] == Status.DEPRECATED), dtype=np.bool_)
 
 
-def _row(entry: Entry, span: Span) -> tuple[int | bytes, ...]:
+def _row(entry: Entry, span: Span) -> tuple[int, ...]:
     return (
         *_UUID_HALVES.unpack(entry.uuid),
         entry.canonical_id,
@@ -97,5 +98,5 @@ def _row(entry: Entry, span: Span) -> tuple[int | bytes, ...]:
         int(entry.status),
         entry.utility_steps,
         len(entry.public_id),
-        b"",
+        int(entry.appended_at is not UNSET),
     )

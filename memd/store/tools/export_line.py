@@ -70,6 +70,7 @@ _FORMS = {
     "public_id": _Form("id", str),
     "uuid": _Form("uuid", Hex, bytes.hex, bytes.fromhex),
     "canonical_id": _Form("canonical_id", Identity),
+    "appended_at": _Form("appended_at", datetime, _time, _microseconds),
     "origin_id": _Form("origin_id", Identity),
     "status": _Form(
         "status", Literal["Active", "Deprecated"], lambda status: status.name.title(), lambda name: Status[name.upper()]
@@ -92,7 +93,8 @@ _FORMS = {
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Entry) if field.name not in _LEFT_OUT}
 _ALL_FORMS = {name: _FORMS.get(name) or _Form(name, field.type) for name, field in _FIELDS.items()}
 _ORDER = dict.fromkeys([*_FIRST, *(form.name for form in _ALL_FORMS.values())])
-_STATE = tuple(name for name in _FIELDS if name not in ("public_id", "uuid", "canonical_id", "speakers", "shown"))
+_IDENTITY = ("public_id", "uuid", "canonical_id", "appended_at")
+_STATE = tuple(name for name in _FIELDS if name not in (*_IDENTITY, "speakers", "shown"))
 """Without `speakers` and `shown`: a line that a version without them wrote tells of the same state."""
 
 _Line = msgspec.defstruct(
@@ -144,6 +146,7 @@ def decode_line(line: bytes) -> tuple[str, Draft]:
     values = {name: getattr(members, form.name) for name, form in _ALL_FORMS.items()}
     fields = {name: form.decode(values[name]) for name, form in _ALL_FORMS.items() if values[name] is not UNSET}
     canonical_id = fields.pop("canonical_id")
+    fields.pop("appended_at", None)  # of the log that it came from
     draft = _without_text_if_deprecated(Draft(vector=b"", **fields))
     if not (members.uuid.startswith(members.id) and len(members.id) >= PUBLIC_ID_DIGITS_MIN):
         raise ValueError(f"id {members.id!r} is not the beginning of uuid {members.uuid}")

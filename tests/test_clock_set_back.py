@@ -1,0 +1,118 @@
+"""A clock that is set back while the daemon runs: what is timed goes on, and people see the times that they saw."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess, ask, wait_until
+from recording_upstream import RecordingUpstream
+
+HOUR = 3600.0
+ANSWER_SECONDS = 30.0
+FREEZE_SECONDS = 0.3
+SHIFTED = """
+import sys, time
+from pathlib import Path
+shift, wall, wall_ns = Path(sys.argv.pop(1)), time.time, time.time_ns
+time.time = lambda: wall() + float(shift.read_text())
+time.time_ns = lambda: wall_ns() + int(float(shift.read_text()) * 1e9)
+from memd.cli.main import main
+sys.exit(main())
+"""
+"""memd on a machine whose clock differs from the real one by the seconds in a file."""
+
+
+class ClockedDaemon:
+    """A daemon whose clock the test sets."""
+
+    def __init__(self, daemon: DaemonProcess, shift: Path) -> None:
+        self.daemon = daemon
+        self._shift = shift
+        self._behind_seconds = 0.0
+        self.set_back(0.0)
+
+    @property
+    def now(self) -> datetime:
+        """What its clock shows."""
+        return datetime.now(UTC) - timedelta(seconds=self._behind_seconds)
+
+    def set_back(self, seconds: float) -> None:
+        temporary = self._shift.with_suffix(".new")
+        temporary.write_text(str(-seconds))
+        temporary.replace(self._shift)
+        self._behind_seconds = seconds
+
+    def say(self, text: str, topic_id: str) -> Any:
+        message = {"role": "user", "content": text}
+        return self.daemon.chat([message], memory_in={"topic_id": topic_id})
+
+    def told(self, path: str, **query: str) -> Any:
+        given = "&".join(f"{name}={value.replace(' ', '+').replace('+00:00', 'Z')}" for name, value in query.items())
+        return ask(f"{self.daemon.base_url}/memd/{path}?{given}").json
+
+    def events(self) -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = self.told("log")["events"]
+        return events
+
+    def wait_in_log(self, text: str) -> None:
+        wait_until(
+            lambda: any(text in event["content"] for event in self.events()),
+            lambda: f"{text!r} is not in the log: {self.events()}",
+            ANSWER_SECONDS,
+        )
+
+
+@pytest.fixture
+def clocked(make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path) -> Callable[[], ClockedDaemon]:
+    def start() -> ClockedDaemon:
+        daemon = make_daemon(upstream.url, {"injection": {"freeze_seconds": FREEZE_SECONDS}})
+        shift = tmp_path / "shift"
+        made = ClockedDaemon(daemon, shift)
+        real = daemon.command
+        daemon.command = lambda *flags: [sys.executable, "-c", SHIFTED, str(shift), *real(*flags)[3:]]  # type: ignore[method-assign]
+        daemon.start()
+        return made
+
+    return start
+
+
+def test_what_was_said_before_is_stored_and_dated_and_found_as_of_then(clocked: Callable[[], ClockedDaemon]) -> None:
+    memd = clocked()
+    memd.say("The roof of the hall is grey.", "one")
+    memd.wait_in_log("roof")
+    memd.say("The lamp in the hall is green.", "one")
+    memd.set_back(HOUR)
+    memd.wait_in_log("lamp")
+    memd.say("The door of the hall is red.", "two")
+    memd.wait_in_log("door")
+    later, told = memd.now + timedelta(seconds=1), memd.events()
+    assert "door" in told[0]["content"], "the newest is first"
+    [door] = [event for event in told if "door" in event["content"]]
+    assert abs(door["at"] / 1e6 - memd.now.timestamp()) < ANSWER_SECONDS, "the time that people saw"
+    assert door["canonical_id"] > door["at"] + HOUR / 2 * 1e6
+    found = memd.told("search", q="What colour is the door?", as_of=later.isoformat())
+    assert any("door" in chunk["content"] for chunk in found["chunks"])
+    before = memd.told("log", before=later.isoformat())["events"]
+    assert [event["canonical_id"] for event in before] == [event["canonical_id"] for event in told]
+    earlier = memd.told("log", before=(memd.now - timedelta(seconds=2 * HOUR)).isoformat())
+    assert earlier["events"] == []
+
+
+def test_the_same_request_after_the_time_of_a_retry_recalls_afresh(clocked: Callable[[], ClockedDaemon]) -> None:
+    memd = clocked()
+    memd.say("The lamp in the hall is green.", "one")
+    memd.wait_in_log("lamp")
+    question = "Which things are in the hall, and of what colour?"
+    first = memd.say(question, "one").headers["X-Memory-Injected"].split(",")
+    memd.set_back(HOUR)
+    memd.say("The door of the hall is red.", "one")
+    memd.wait_in_log("door")  # takes longer than FREEZE_SECONDS
+    [door] = [event["id"] for event in memd.events() if "door" in event["content"]]
+    assert first == [event["id"] for event in memd.events() if "lamp" in event["content"]]
+    assert door in memd.say(question, "one").headers["X-Memory-Injected"].split(",")
