@@ -96,7 +96,7 @@ class House:
         found: list[Json] = []
         while True:
             before = f"&before={found[-1]['turn_id']}" if found else ""
-            page = ask(f"{self.daemon.base_url}/memd/turns?limit=100{before}").json["turns"]
+            page = ask(f"{self.daemon.own_url}/memd/turns?limit=100{before}").json["turns"]
             found += page
             if len(page) < 100:
                 return found

@@ -185,7 +185,7 @@ async def _watch(house: House, ledger: Ledger, samples: list[Sample]) -> None:
         while True:
             with contextlib.suppress(OSError, AssertionError, IndexError, aiohttp.ClientError, TimeoutError):
                 pid = house.daemon.pid
-                async with session.get(f"{house.daemon.base_url}/memd/stats") as answer:
+                async with session.get(f"{house.daemon.own_url}/memd/stats") as answer:
                     stats = await answer.json()
                     loaded = stats["memory_bytes"] + stats["cache_bytes"]
                 samples.append(looked_at(pid, loaded / 1e6, stats["tasks"], ledger.counts["requests"]))

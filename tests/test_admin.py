@@ -33,7 +33,7 @@ class Admin:
         self.daemon = daemon
 
     def answer(self, path: str, body: Any = None, **query: object) -> Answer:
-        return ask(f"{self.daemon.base_url}/memd/{path}?{urllib.parse.urlencode(query)}", body)
+        return ask(f"{self.daemon.own_url}/memd/{path}?{urllib.parse.urlencode(query)}", body)
 
     def get(self, path: str, **query: object) -> Any:
         answer = self.answer(path, **query)
@@ -181,7 +181,7 @@ def test_turns_are_told_as_they_happen(told: DaemonProcess, admin: Admin) -> Non
     lines: list[str] = []
 
     def listen() -> None:
-        with urllib.request.urlopen(f"{told.base_url}/memd/events", timeout=30) as stream:
+        with urllib.request.urlopen(f"{told.own_url}/memd/events", timeout=30) as stream:
             lines.extend(line.decode().strip() for line in stream)
 
     thread = threading.Thread(target=listen, daemon=True)
@@ -318,23 +318,23 @@ REFUSED: tuple[tuple[str, Any, int], ...] = (
 def test_what_is_asked_wrongly_is_refused_and_changes_nothing(told: DaemonProcess) -> None:
     before = told.export()
     for path, body, status in REFUSED:
-        answer = ask(f"{told.base_url}/memd/{path}", body)
+        answer = ask(f"{told.own_url}/memd/{path}", body)
         assert answer.status == status, (path, body, answer.body)
         assert answer.json["error"]["message"].startswith("memd: ")
     assert told.export() == before
 
 
 def test_another_method_than_a_route_s_is_refused_with_those_it_takes(told: DaemonProcess) -> None:
-    refused = ask(f"{told.base_url}/memd/log", method="DELETE")
+    refused = ask(f"{told.own_url}/memd/log", method="DELETE")
     assert refused.status == 405 and refused.headers["Allow"] == "GET, HEAD"
-    assert ask(f"{told.base_url}/memd/log", method="HEAD").status == 200
-    assert ask(f"{told.base_url}/memd/undo").headers["Allow"] == "POST"
+    assert ask(f"{told.own_url}/memd/log", method="HEAD").status == 200
+    assert ask(f"{told.own_url}/memd/undo").headers["Allow"] == "POST"
 
 
 def test_a_page_from_elsewhere_cannot_correct_anything(told: DaemonProcess, admin: Admin) -> None:
     chunk = chunk_of(admin, "PostgreSQL")
     body = {"topic_id": "work", "chunk_ids": [chunk["id"]], "action": "Unhelpful"}
-    url = f"{told.base_url}/memd/corrections"
+    url = f"{told.own_url}/memd/corrections"
     assert ask(url, body, headers={"Origin": "http://evil.example"}).status == 403
     assert ask(url, body, headers={"Host": "evil.example"}).status == 403
     for kind in ("text/plain", "application/x-www-form-urlencoded"):

@@ -63,7 +63,7 @@ def test_four_hundred_topics_are_stored_with_256_descriptors_and_all_connections
 
 
 def count_open(daemon: DaemonProcess) -> int:
-    return sum(topic["is_open"] for topic in ask(f"{daemon.base_url}/memd/topics").json["topics"])
+    return sum(topic["is_open"] for topic in ask(f"{daemon.own_url}/memd/topics").json["topics"])
 
 
 def is_healthy(daemon: DaemonProcess) -> bool:

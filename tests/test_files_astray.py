@@ -47,7 +47,7 @@ def test_a_missing_segment_is_not_passed_over_in_silence(make_daemon: MakeDaemon
         assert answer.headers["X-Memory-Status"] == "degraded:store", "nothing found is not nothing known"
         assert f"{missing}: is missing" in daemon.log.read_text()
         assert any(
-            "is missing" in one for one in ask(f"{daemon.base_url}/memd/stats").json["topics"]["default"]["damage"]
+            "is missing" in one for one in ask(f"{daemon.own_url}/memd/stats").json["topics"]["default"]["damage"]
         )
         assert "is missing" in " ".join(daemon.run("stats").stdout.split())
         found = daemon.chat([said("What is the lighthouse keeper's cat called?")])

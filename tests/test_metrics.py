@@ -44,14 +44,14 @@ def labelled(labels: dict[str, str]) -> str:
 
 
 def scraped(daemon: DaemonProcess) -> Figures:
-    answer = ask(f"{daemon.base_url}/memd/metrics")
+    answer = ask(f"{daemon.own_url}/memd/metrics")
     assert answer.status == 200 and answer.headers["Content-Type"].startswith("text/plain; version=")
     return figures_of(answer.body.decode())
 
 
 def become(daemon: DaemonProcess, holds: Callable[[Figures], bool]) -> Figures:
     """The figures as soon as they are so: an answer may be there before it is counted."""
-    wait_until(lambda: holds(scraped(daemon)), lambda: ask(f"{daemon.base_url}/memd/metrics").body.decode())
+    wait_until(lambda: holds(scraped(daemon)), lambda: ask(f"{daemon.own_url}/memd/metrics").body.decode())
     return scraped(daemon)
 
 
@@ -118,7 +118,7 @@ def test_a_conversation_is_counted_as_its_answers_told_it(memd: DaemonProcess) -
 def test_what_moves_into_the_log_is_counted_and_shown(memd: DaemonProcess) -> None:
     talk(memd, 8)
     after = become(memd, lambda figures: figures["memd_ingested_chunks_total"] >= 4)
-    stats = ask(f"{memd.base_url}/memd/stats").json
+    stats = ask(f"{memd.own_url}/memd/stats").json
     topic = stats["topics"]["default"]
     shown = {name: after[f"memd_{name}"] for name in ("chunks", "entries", "segments", "indexes", "memory_bytes")}
     assert shown == {name: topic[name] for name in shown} and topic["chunks"] > 0
@@ -229,7 +229,7 @@ def test_nothing_that_a_client_sends_becomes_a_label(memd: DaemonProcess, upstre
         memd.chat([said(FACT)], odd, memory_in={"topic_id": f"odd-{number}"})
         memd.chat([said(FACT)], memory_in={"topic_id": f"odd-{number}"}, model=f"odd-{number}")
         ask(f"{memd.base_url}/t/odd-{number}/v1/odd-{number}?odd-{number}", {"model": f"odd-{number}"})
-        ask(f"{memd.base_url}/memd/odd-{number}")
+        ask(f"{memd.own_url}/memd/odd-{number}")
     after = become(memd, lambda figures: total(figures, "memd_requests_total") == 11)
     assert after['memd_responses_total{code="other"}'] == 15
     assert after.keys() - before.keys() == {'memd_responses_total{code="other"}'}
@@ -250,7 +250,7 @@ async def test_two_daemons_in_one_process_count_apart(tmp_path: Path, upstream: 
                 assert answer.status == 200 and await answer.read()
         counts = []
         for daemon in (one, other):
-            async with session.get(f"{daemon.base_url}/memd/metrics") as answer:
+            async with session.get(f"{daemon.own_url}/memd/metrics") as answer:
                 counts.append(total(figures_of(await answer.text()), "memd_requests_total"))
         assert counts == [3, 0]
 
@@ -261,17 +261,17 @@ async def test_two_daemons_in_one_process_count_apart(tmp_path: Path, upstream: 
 def test_the_metrics_are_for_those_who_may_ask_for_the_rest(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, memd: DaemonProcess
 ) -> None:
-    assert ask(f"{memd.base_url}/memd/metrics", headers={"Origin": "http://elsewhere.example"}).status == 403
-    assert ask(f"{memd.base_url}/memd/metrics", b"", method="POST").status == 405
+    assert ask(f"{memd.own_url}/memd/metrics", headers={"Origin": "http://elsewhere.example"}).status == 403
+    assert ask(f"{memd.own_url}/memd/metrics", b"", method="POST").status == 405
     guarded = make_daemon(upstream.url, {"auth": {"token": "a secret"}}).start()
-    assert ask(f"{guarded.base_url}/memd/metrics").status == 401
-    shown = ask(f"{guarded.base_url}/memd/metrics", headers={"Authorization": "Bearer a secret"})
+    assert ask(f"{guarded.own_url}/memd/metrics").status == 401
+    shown = ask(f"{guarded.own_url}/memd/metrics", headers={"Authorization": "Bearer a secret"})
     assert shown.status == 200 and b"memd_build_info" in shown.body
 
 
 def test_prometheus_gets_the_format_that_it_asks_for(memd: DaemonProcess) -> None:
     accept = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
-    answer = ask(f"{memd.base_url}/memd/metrics", headers=accept)
+    answer = ask(f"{memd.own_url}/memd/metrics", headers=accept)
     assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
     assert answer.body.endswith(b"# EOF\n")
 
@@ -284,7 +284,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The kinds of a daemon's metrics by their names."""
     daemon = DaemonProcess(tmp_path_factory.mktemp("memd"), "http://127.0.0.1:9").start()
     try:
-        text = ask(f"{daemon.base_url}/memd/metrics").body.decode()
+        text = ask(f"{daemon.own_url}/memd/metrics").body.decode()
     finally:
         daemon.discard()
     return dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))

@@ -61,10 +61,10 @@ def test_a_prompt_search_and_replay_show_the_same_chunks_for_the_same_reasons(to
     answer = told.chat(
         [{"role": "user", "content": QUESTION}], {"X-Memory-Mode": "readonly"}, memory_in={"topic_id": "work"}
     )
-    turn = f"{told.base_url}/memd/turns/{answer.headers['X-Memory-Turn']}"
+    turn = f"{told.own_url}/memd/turns/{answer.headers['X-Memory-Turn']}"
     wait_until(lambda: ask(turn).status == 200, lambda: "no receipt")
     receipt = ask(turn).json
-    by_route = ask(f"{told.base_url}/memd/search?topic=work&q={QUESTION.replace(' ', '+')}").json
+    by_route = ask(f"{told.own_url}/memd/search?topic=work&q={QUESTION.replace(' ', '+')}").json
     by_command = json.loads(told.run("search", "--json", "--topic", "work", QUESTION).stdout)
     replay = ask(f"{turn}/replay").json
 

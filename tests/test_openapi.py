@@ -48,7 +48,7 @@ def checked(method: str, path: str, status: int, value: Any) -> None:
 
 
 def test_what_the_routes_answer_fits_it(told: DaemonProcess, tmp_path: Path) -> None:
-    base = told.base_url
+    base = told.own_url
     question = {"role": "user", "content": "What is the release word for the lamp?"}
     turn = told.chat([question], memory_in={"topic_id": "work"}).headers["X-Memory-Turn"]
     wait_until(lambda: ask(f"{base}/memd/turns/{turn}").status == 200, lambda: "no receipt")

@@ -131,7 +131,7 @@ def health(daemon: DaemonProcess, token: str) -> int:
     told = instructions()["HEALTHCHECK"][0]
     program, *arguments = json.loads(told[told.index("[") :])
     assert program == "python" and ":8765/" in arguments[-1]
-    arguments[-1] = arguments[-1].replace("http://127.0.0.1:8765", daemon.base_url)
+    arguments[-1] = arguments[-1].replace("127.0.0.1:8765", daemon.base_url.partition("//")[2])
     command = ["python3", *arguments]
     environment = {"MEMD_AUTH_TOKEN": token, "PATH": "/usr/local/bin:/usr/bin:/bin"}
     return subprocess.run(command, env=environment, capture_output=True, check=False).returncode

@@ -49,11 +49,11 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
     opened: list[tuple[Any, Watched]] = []
 
     def new(daemon: DaemonProcess, view: str = "", expected: tuple[str, ...] = (), **settings: Any) -> Page:
-        context = tab(browser, daemon.base_url, **settings)
+        context = tab(browser, daemon.own_url, **settings)
         watched = context.__enter__()
         watched.expected = expected
         opened.append((context, watched))
-        watched.page.goto(f"{daemon.base_url}/memd/{view}")
+        watched.page.goto(f"{daemon.own_url}/memd/{view}")
         return watched.page
 
     yield new
@@ -99,7 +99,7 @@ def injected(page: Page) -> Locator:
 
 
 def open_chunk(page: Page, daemon: DaemonProcess, words: str) -> None:
-    [found] = ask(f"{daemon.base_url}/memd/chunks?contains={words}").json["chunks"]
+    [found] = ask(f"{daemon.own_url}/memd/chunks?contains={words}").json["chunks"]
     page.evaluate("hash => { location.hash = hash }", f"#/chunk/bikes/{found['uuid']}")
     expect(page.get_by_role("heading", level=1)).to_contain_text(found["id"])
 
@@ -144,7 +144,7 @@ def test_a_fact_is_told_found_seen_injected_corrected_and_the_correction_taken_b
 
 
 def injected_block(daemon: DaemonProcess, turn_id: str) -> str:
-    url = f"{daemon.base_url}/memd/turns/{turn_id}"
+    url = f"{daemon.own_url}/memd/turns/{turn_id}"
     wait_until(lambda: ask(url).status == 200, lambda: "no receipt")
     return str(ask(url).json["block"])
 
@@ -169,7 +169,7 @@ def test_a_chunk_is_marked_helpful_unhelpful_and_taken_out(told: DaemonProcess, 
 
 
 def export_live(daemon: DaemonProcess) -> list[dict[str, Any]]:
-    lines = ask(f"{daemon.base_url}/memd/export?live=1").body.splitlines()
+    lines = ask(f"{daemon.own_url}/memd/export?live=1").body.splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -180,7 +180,7 @@ def test_a_turn_tells_its_scores_what_was_left_out_its_timings_and_what_it_would
     told: DaemonProcess, open_page: OpenPage
 ) -> None:
     turn_id = question(told, WHY)
-    wait_until(lambda: ask(f"{told.base_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
+    wait_until(lambda: ask(f"{told.own_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
     page = open_page(told, f"#/turns/{turn_id}")
     expect(page.get_by_role("heading", name=re.compile(r"Injected \([1-9]"))).to_be_visible()
     for name in ("embed", "search", "upstream"):
@@ -189,7 +189,7 @@ def test_a_turn_tells_its_scores_what_was_left_out_its_timings_and_what_it_would
     again.click()
     expect(page.get_by_text("the same.").or_(page.get_by_text("Nothing would change."))).to_be_visible()
     taken_out = ask(
-        f"{told.base_url}/memd/corrections",
+        f"{told.own_url}/memd/corrections",
         {"topic_id": "bikes", "chunk_ids": [chunk_id(told, "PostgreSQL+because")], "action": "Update"},
     )
     assert taken_out.status == 200
@@ -221,7 +221,7 @@ def test_the_steps_of_a_tool_loop_are_a_number_beside_their_turn_until_they_are_
 
 
 def chunk_id(daemon: DaemonProcess, words: str) -> str:
-    [found] = ask(f"{daemon.base_url}/memd/chunks?contains={words}").json["chunks"]
+    [found] = ask(f"{daemon.own_url}/memd/chunks?contains={words}").json["chunks"]
     return str(found["uuid"])
 
 
@@ -339,10 +339,10 @@ def test_the_page_goes_on_by_itself_after_a_restart_and_shows_a_model_server_tha
     page = open_page(daemon, expected=("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_CONNECTION_RESET"))
     expect(page.locator("#health")).to_contain_text("does not answer")
     expect(page.get_by_text("Events live")).to_be_visible()
-    port = daemon.base_url.rpartition(":")[2]
+    port = daemon.own_url.rpartition(":")[2]
     assert daemon.terminate() == 0
     expect(page.get_by_text("reconnecting …")).to_be_visible()
-    daemon.start("--port", port)
+    daemon.start("--admin-port", port)
     expect(page.get_by_text("Events live")).to_be_visible()
 
 
@@ -405,11 +405,11 @@ def test_nothing_that_is_remembered_is_executed_and_what_is_hidden_is_made_visib
 ) -> None:
     tell(empty, HOSTILE)
     turn_id = question(empty, "What is it with the harbour? <b onclick=alert(6)>Tell me.</b>")
-    wait_until(lambda: ask(f"{empty.base_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
+    wait_until(lambda: ask(f"{empty.own_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
     reason = "<svg onload=alert(7)> \u202ereason"
     for entry in empty.export()[:5]:
         correction = {"topic_id": "bikes", "chunk_ids": [entry["uuid"]], "action": "Helpful", "reason": reason}
-        assert ask(f"{empty.base_url}/memd/corrections", correction).status == 200
+        assert ask(f"{empty.own_url}/memd/corrections", correction).status == 200
     page = open_page(empty, f"#/turns/{turn_id}")
     expect(page.locator("pre")).to_contain_text("the frame of the harbour")
     for view in ("timeline", "search?q=harbour", f"chunk/bikes/{empty.export()[0]['uuid']}"):
@@ -442,18 +442,18 @@ def test_should_the_page_ever_put_text_in_as_markup_the_browser_refuses_to_run_i
 
 
 def test_the_page_and_its_files_forbid_everything_from_elsewhere(empty: DaemonProcess) -> None:
-    answer = ask(f"{empty.base_url}/memd/")
+    answer = ask(f"{empty.own_url}/memd/")
     assert answer.status == 200 and answer.headers["Content-Type"] == "text/html; charset=utf-8"
     policy = answer.headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
     files = re.findall(r'(?:src|href)="([^"#]+)"', answer.body.decode())
     assert set(files) == {"data:,", "page.css", "page.js"}
-    script = ask(f"{empty.base_url}/memd/page.js")
+    script = ask(f"{empty.own_url}/memd/page.js")
     assert script.headers["Content-Type"].startswith("text/javascript") and script.headers["ETag"]
-    again = ask(f"{empty.base_url}/memd/page.js", headers={"If-None-Match": script.headers["ETag"]})
+    again = ask(f"{empty.own_url}/memd/page.js", headers={"If-None-Match": script.headers["ETag"]})
     assert again.status == 304
-    assert ask(f"{empty.base_url}/memd/", headers={"Host": "memd.example.com"}).status == 403
-    assert ask(f"{empty.base_url}/memd/..%2f..%2fpyproject.toml").status == 404
+    assert ask(f"{empty.own_url}/memd/", headers={"Host": "memd.example.com"}).status == 403
+    assert ask(f"{empty.own_url}/memd/..%2f..%2fpyproject.toml").status == 404
 
 
 # -- for everybody ----------------------------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ def test_at_a_phone_s_width_nothing_is_cut_off_and_every_target_is_large_enough(
 ) -> None:
     tell(told, ("A" * 300 + " is a word without an end.", "https://example.org/" + "path/" * 60), topic="long")
     turn_id = question(told, WHY)
-    wait_until(lambda: ask(f"{told.base_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
+    wait_until(lambda: ask(f"{told.own_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
     page = open_page(told, viewport=PHONE, has_touch=True, is_mobile=True)
     views = (*VIEWS, f"turns/{turn_id}", "search?q=word", f"chunk/bikes/{chunk_id(told, 'inodes')}")
     for view in views:
@@ -529,7 +529,7 @@ CONTRAST = """() => {
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_in_both_themes_every_text_can_be_read(told: DaemonProcess, open_page: OpenPage, theme: str) -> None:
     turn_id = question(told, WHY)
-    wait_until(lambda: ask(f"{told.base_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
+    wait_until(lambda: ask(f"{told.own_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
     page = open_page(told, color_scheme="dark" if theme == "light" else "light")  # the button is stronger
     button = page.get_by_role("button", name="Theme")
     while button.inner_text() != f"Theme: {theme}":

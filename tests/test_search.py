@@ -109,7 +109,7 @@ def test_an_empty_log_has_nothing(make_daemon: MakeDaemon, upstream: RecordingUp
 
 @pytest.mark.parametrize("query", ["", "?q=", "?q=%20", "?q=x&topic=..%2Fetc", "?q=x&topic=nowhere"])
 def test_a_question_that_is_none_is_refused(told: DaemonProcess, query: str) -> None:
-    answer = ask(f"{told.base_url}/memd/search{query}")
+    answer = ask(f"{told.own_url}/memd/search{query}")
     assert answer.status == 400 and answer.json["error"]["message"].startswith("memd: ")
 
 

@@ -119,7 +119,7 @@ def test_without_an_upstream_it_starts_warns_and_answers_what_to_do(make_daemon:
         assert nowhere in error["message"]
         assert "upstream.url" in error["message"]
         assert {"message", "type", "code"} <= set(error)
-    assert ask(f"{daemon.base_url}/memd/health").status == 200
+    assert ask(f"{daemon.own_url}/memd/health").status == 200
 
 
 def test_an_upstream_that_comes_later_is_used(make_daemon: MakeDaemon, scripted_gguf: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_file_that_is_no_model_is_said_to_be_none(make_daemon: MakeDaemon, tmp
 def test_memd_s_own_routes_are_closed_to_pages_of_other_origins(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
-    health = f"{make_daemon(upstream.url).start().base_url}/memd/health"
+    health = f"{make_daemon(upstream.url).start().own_url}/memd/health"
     assert ask(health).status == 200
     assert ask(health, headers={"Origin": "http://evil.example"}).status == 403
     assert ask(health, headers={"Host": "evil.example"}).status == 403
@@ -194,7 +194,7 @@ def free_port() -> int:
 
 def child_url(daemon: DaemonProcess) -> str:
     """Where memd's own llama.cpp listens, as health tells it."""
-    url = ask(f"{daemon.base_url}/memd/health").json["upstream"]["url"]
+    url = ask(f"{daemon.own_url}/memd/health").json["upstream"]["url"]
     assert isinstance(url, str)
     return url
 

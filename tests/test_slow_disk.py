@@ -57,11 +57,12 @@ async def daemon(tmp_path: Path, llama: str) -> AsyncIterator[Daemon]:
 async def test_turns_are_kept_and_told_in_the_order_in_which_they_were_answered(daemon: Daemon, tmp_path: Path) -> None:
     """One that waits for the disk is not overtaken by the next, which has nothing to remember."""
     answered: list[str] = []
-    async with aiohttp.ClientSession(daemon.base_url) as session, session.get("/memd/events") as events:
+    async with aiohttp.ClientSession() as session, session.get(f"{daemon.own_url}/memd/events") as events:
         for turn in range(6):
             mode = ("full", "readonly")[turn % 2]
             body = {"model": "tiny", "messages": [{"role": "user", "content": f"Is locker {turn} taken?"}]}
-            async with session.post("/v1/chat/completions", json=body, headers={"X-Memory-Mode": mode}) as answer:
+            url = f"{daemon.base_url}/v1/chat/completions"
+            async with session.post(url, json=body, headers={"X-Memory-Mode": mode}) as answer:
                 assert answer.status == 200
                 answered.append(answer.headers["X-Memory-Turn"])
         told: list[str] = []
@@ -69,7 +70,7 @@ async def test_turns_are_kept_and_told_in_the_order_in_which_they_were_answered(
             async for line in events.content:
                 if line.startswith(b"data: ") and "turn_id" in (data := json.loads(line.removeprefix(b"data: "))):
                     told.append(data["turn_id"])
-                    async with session.get(f"/memd/turns/{told[-1]}") as found:
+                    async with session.get(f"{daemon.own_url}/memd/turns/{told[-1]}") as found:
                         assert found.status == 200, "who hears of a turn can ask for it"
                 if len(told) == len(answered):
                     break

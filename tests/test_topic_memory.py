@@ -20,7 +20,7 @@ def said(text: str) -> dict[str, Any]:
 
 def loaded(daemon: DaemonProcess) -> set[str]:
     """The topics that the daemon has in memory."""
-    return set(ask(f"{daemon.base_url}/memd/stats").json["topics"])
+    return set(ask(f"{daemon.own_url}/memd/stats").json["topics"])
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_start_opens_what_has_work_left_and_what_was_used_last(told: DaemonPro
     wait_until(lambda: loaded(told) == {"attic", "lamp"}, lambda: f"in memory: {loaded(told)}")
 
     def loaded_indexes() -> int:
-        count: int = ask(f"{told.base_url}/memd/stats").json["topics"]["lamp"]["indexes_loaded"]
+        count: int = ask(f"{told.own_url}/memd/stats").json["topics"]["lamp"]["indexes_loaded"]
         return count
 
     wait_until(lambda: loaded_indexes() == 2, lambda: f"{loaded_indexes()} indexes are loaded")
@@ -91,7 +91,7 @@ def test_above_the_ceiling_the_topic_used_least_recently_goes_first(
     for topic_id in ("one", "two", "three"):
         daemon.chat([said(text.replace("inventory", topic_id))], memory_in={"topic_id": topic_id})
         wait_until(lambda topic_id=topic_id: topic_id in loaded(daemon), lambda: "not loaded")  # type: ignore[misc]
-    wait_until(lambda: "one" not in loaded(daemon), lambda: f"{ask(daemon.base_url + '/memd/stats').json}")
+    wait_until(lambda: "one" not in loaded(daemon), lambda: f"{ask(daemon.own_url + '/memd/stats').json}")
 
 
 def test_stats_show_the_files_without_a_daemon_and_its_figures_with_one(told: DaemonProcess) -> None:

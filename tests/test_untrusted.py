@@ -12,7 +12,7 @@ from conftest import Connect, MakeDaemon
 from daemon_process import DaemonProcess, ask, clean_environment
 from raw_wire import Peer, RawUpstream, answer, chunked, raw_upstream, request
 
-from memd.proxy.wrong_tokens import ADDRESSES_MAX, REST, WrongTokens
+from memd.admin.wrong_tokens import ADDRESSES_MAX, REST, WrongTokens
 
 CHAT = b"/v1/chat/completions"
 BODY_BYTES_MAX = 1 << 20
@@ -48,7 +48,7 @@ def seen(raw: RawUpstream) -> list[bytes]:
 
 
 def still_answers(memd: DaemonProcess) -> bool:
-    return ask(memd.base_url + "/memd/health").status == 200
+    return ask(memd.own_url + "/memd/health").status == 200
 
 
 @pytest.mark.parametrize(
@@ -289,4 +289,4 @@ def test_it_does_not_listen_beyond_this_machine_without_a_token(make_daemon: Mak
 
 def test_a_token_lets_it_listen_anywhere(make_daemon: MakeDaemon, raw: RawUpstream, tmp_path: Path) -> None:
     memd = make_daemon(raw.url, {"listen": {"host": "0.0.0.0"}, "auth": {"token": TOKEN}}).start()
-    assert ask(memd.base_url + "/memd/health", headers={"X-Memory-Token": TOKEN, "Host": "box.local"}).status == 200
+    assert ask(memd.own_url + "/memd/health", headers={"X-Memory-Token": TOKEN, "Host": "box.local"}).status == 200

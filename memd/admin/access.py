@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -18,6 +19,9 @@ from memd.settings.model import is_this_machine
 
 TOKEN_HEADER = "X-Memory-Token"  # noqa: S105  # a header's name
 _BEARER = "bearer "
+_FORWARDING = re.compile(r"forwarded|via|x-forwarded-.*|x-real-ip", re.IGNORECASE)
+_HOST = re.compile(r"[a-z0-9.:_-]{1,253}")
+"""A host that may stand in an address, as `urlsplit` gives it."""
 
 
 def shows_token(request: web.BaseRequest, token: str) -> bool:
@@ -48,6 +52,23 @@ def is_own(request: web.BaseRequest, listen_host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def forwarding_header(request: web.BaseRequest) -> str | None:
+    """Return the name of a header by which a proxy says that it passes on somebody else's request; None: there is none.
+
+    To memd such a request comes from this machine, wherever it began.
+    """
+    return next((name for name in request.headers if _FORWARDING.fullmatch(name)), None)
+
+
+def same_host(request: web.BaseRequest, url: str) -> str:
+    """Return `url` with the host by which the client calls this machine, which may not be the one that memd knows."""
+    host = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
+    parts = urlsplit(url)
+    if not _HOST.fullmatch(host):
+        return url
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{parts.port}"
 
 
 def is_from_another_page(request: web.BaseRequest) -> bool:

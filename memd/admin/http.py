@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
+from memd.admin.access import TOKEN_HEADER
 from memd.errors import MemdError
 from memd.telemetry.logging import Content
 from memd.wire.api import Api
@@ -30,9 +31,27 @@ OWN_HEADERS = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Op
 """Headers of every answer that is memd's and not the upstream's: no page of another origin may load it as anything."""
 
 
+class ProvableConnection(web.RequestHandler):
+    """A client's connection that knows whether a request of it was let in; else it makes room for others."""
+
+    is_proven = False
+
+
+def prove(request: web.BaseRequest) -> None:
+    """Note that a request was let in."""
+    if isinstance(request.protocol, ProvableConnection):
+        request.protocol.is_proven = True
+
+
 def error_response(status: int, message: str, kind: str, api: Api = CHAT) -> web.Response:
     """Return an error of memd's own in the shape that clients of `api` understand."""
     return web.Response(status=status, body=api.error_body(status, message, kind), content_type="application/json")
+
+
+def token_refusal(api: Api = CHAT) -> web.Response:
+    """Return the answer to a request that does not show `auth.token`."""
+    message = f"memd: show its auth.token, as `Authorization: Bearer TOKEN` or in the header {TOKEN_HEADER}"
+    return error_response(401, message, "authentication_error", api)
 
 
 class TooManyBodies(MemdError):

@@ -63,7 +63,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
             "for whoever carries it. Times are microseconds since the epoch. Only POST changes anything.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
-        "servers": [{"url": "http://127.0.0.1:8765"}],
+        "servers": [{"url": "http://127.0.0.1:8766"}],
         "security": [{}, {"token": []}],
         "paths": paths,
         "components": {

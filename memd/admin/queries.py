@@ -33,6 +33,12 @@ class NoQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Routes without parameters."""
 
 
+class ProofQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /memd/proof`."""
+
+    challenge: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$", description="64 hexadecimal digits, chosen at random.")]
+
+
 class TopicsQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Routes that read from several topics."""
 

@@ -1,8 +1,9 @@
 """memd's own routes under /memd/: the list of them, and the way from a request to a call of a handler.
 
-Rule: `access.py` decides who may use them. Only POST changes anything, and only with a JSON body, which a page of
-another origin cannot send without permission. Queries and bodies are decoded before a handler runs; unknown members are
-refused.
+Rule: they are answered at memd's own address; the model's, where pages of the model server live, has only
+`/memd/health` and leads to the others. `access.py` decides who may use them. Only POST changes anything, and only with
+a JSON body, which a page of another origin cannot send without permission. Queries and bodies are decoded before a
+handler runs; unknown members are refused.
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ import msgspec
 from aiohttp import web
 
 from memd.admin import page
-from memd.admin.access import is_from_another_page, is_own
-from memd.admin.http import error_response, read_body
+from memd.admin.access import forwarding_header, is_from_another_page, is_own, same_host, shows_token
+from memd.admin.http import error_response, prove, read_body, token_refusal
+from memd.admin.proof import PROOF, ProofRoutes
 from memd.admin.queries import NoQuery, decode_query
 from memd.admin.reads import LogRoutes, SearchRoutes
 from memd.admin.routing import Route, get, routes_of
 from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
 from memd.admin.turns import TurnRoutes
 from memd.admin.writes import BackupRoutes, CorrectionRoutes
+from memd.admin.wrong_tokens import WrongTokens
 from memd.errors import BadQuestion, BadTopicId, MemdError, NotFound
 from memd.settings.model import Config
 
 BODY_BYTES_MAX = 4 << 20
+HEALTH = "/memd/health"
 Handler = Callable[..., Awaitable[Any]]
 
 
@@ -42,7 +46,7 @@ class DescriptionRoutes:
 
 GROUPS: tuple[type, ...] = (
     *(StatusRoutes, TopicRoutes, SearchRoutes, LogRoutes, TurnRoutes, LiveRoutes),
-    *(CorrectionRoutes, BackupRoutes, DescriptionRoutes),
+    *(CorrectionRoutes, BackupRoutes, ProofRoutes, DescriptionRoutes),
 )
 ROUTES = tuple(route for group in GROUPS for route in routes_of(group))
 
@@ -50,9 +54,19 @@ ROUTES = tuple(route for group in GROUPS for route in routes_of(group))
 class OwnRoutes:
     """Answers requests to memd's own paths."""
 
-    def __init__(self, config: Config, groups: Iterable[object]) -> None:
-        """`groups` has an object of each class of `GROUPS`; `DescriptionRoutes` is added here."""
+    def __init__(
+        self, config: Config, model_url: str, own_url: str, wrong_tokens: WrongTokens, groups: Iterable[object]
+    ) -> None:
+        """
+        Args:
+            wrong_tokens: is told of requests without the token.
+            model_url, own_url: the two addresses, without a path.
+            groups: an object of each class of `GROUPS`; `DescriptionRoutes` is added here.
+        """
         self._config = config
+        self._wrong_tokens = wrong_tokens
+        self._model_url = model_url
+        self._own_url = own_url
         # Not the application's: that one matches decoded paths, and everything else must pass byte for byte.
         self._router = web.UrlDispatcher()
         self._handlers: dict[web.AbstractRoute, tuple[Route, Handler]] = {}
@@ -63,17 +77,52 @@ class OwnRoutes:
                     self._handlers[self._router.add_route(method, route.path, handler)] = (route, handler)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answer a request whose path begins with `/memd/`, or one for the page."""
+        """Answer any request at memd's own address."""
+        leads_on = request.path == "/" and request.method in ("GET", "HEAD")
+        # No data: a browser that opens an address can show no token, and a command shows it only after the proof.
+        is_open = leads_on or page.is_page(request) or request.path == PROOF
+        if not is_open and not shows_token(request, self._config.auth.token):
+            self._wrong_tokens.note(request.remote)
+            return token_refusal()
+        if refusal := self._refusal(request):
+            return refusal
+        if not is_open:
+            prove(request)
+        if leads_on:
+            return _led(page.PREFIX)
+        if page.is_page(request):
+            return page.page(request)
+        if not request.path.startswith(page.PREFIX):
+            message = f"memd: there is no {request.path} at memd's own address; models are at {self._model_url}/v1"
+            return error_response(404, message, "not_found")
+        return await self._answer_route(request)
+
+    async def answer_at_model(self, request: web.Request, target: str) -> web.StreamResponse:
+        """Answer a request for one of memd's own paths at the model's address.
+
+        Args:
+            target: path and query, as the client wrote them.
+        """
+        if target.partition("?")[0] == HEALTH:
+            return await self.answer(request)
+        return self._refusal(request) or _led(same_host(request, self._own_url) + target)
+
+    def _refusal(self, request: web.Request) -> web.Response | None:
+        """Refuse requests of other machines and of other pages; None for any other."""
         if not self._config.auth.token and not is_own(request, self._config.listen.host):
             return error_response(403, "memd: this path is only for programs on this machine", "forbidden")
+        if not self._config.auth.token and (header := forwarding_header(request)):
+            message = f"memd: a proxy passed this on ({header}); set auth.token before others can reach memd"
+            return error_response(403, message, "forbidden")
         if is_from_another_page(request):
             message = (
                 "memd: a web page of another address asked for this, and memd's own paths are closed to those; to see "
                 "memd's page, enter its address in the browser yourself"
             )
             return error_response(403, message, "forbidden")
-        if page.is_page(request):
-            return page.page(request)
+        return None
+
+    async def _answer_route(self, request: web.Request) -> web.StreamResponse:
         matched = await self._router.resolve(request)
         if isinstance(matched.http_exception, web.HTTPMethodNotAllowed):
             allowed = ", ".join(sorted(matched.http_exception.allowed_methods))
@@ -116,3 +165,11 @@ class OwnRoutes:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise BadQuestion(f"the body is not what this route takes: {error}") from None
+
+
+def _led(location: str) -> web.Response:
+    """Lead a client to another address, for now: the port is a setting."""
+    message = f"memd: this is at {location}"
+    response = error_response(307, message, "moved")
+    response.headers.update({"Location": location, "Cache-Control": "no-store"})
+    return response

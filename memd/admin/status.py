@@ -75,6 +75,10 @@ class DaemonHealth(msgspec.Struct, frozen=True):
     topics: int
     """The number of open ones."""
     upstream: UpstreamHealth
+    model_url: str
+    """The address for clients, without `/v1`."""
+    own_url: str
+    """The address of memd's own routes."""
 
 
 class DaemonStats(msgspec.Struct, frozen=True):
@@ -149,9 +153,23 @@ class StatusRoutes:
     """DaemonHealth and memory of the daemon."""
 
     def __init__(
-        self, config: Config, topics: Topics, upstream: ModelServer, redactor: Redactor, cache_bytes: Callable[[], int]
+        self,
+        config: Config,
+        topics: Topics,
+        upstream: ModelServer,
+        redactor: Redactor,
+        cache_bytes: Callable[[], int],
+        *,
+        model_url: str,
+        own_url: str,
     ) -> None:
-        """`cache_bytes` returns the size of all caches."""
+        """
+        Args:
+            cache_bytes: returns the size of all caches.
+            model_url, own_url: the two addresses, without a path.
+        """
+        self._model_url = model_url
+        self._own_url = own_url
         self._config = config
         self._topics = topics
         self._upstream = upstream
@@ -164,7 +182,8 @@ class StatusRoutes:
         facts = self._upstream.facts
         upstream = UpstreamHealth(self._upstream.url, facts.reachable, facts.window)
         data_dir = str(self._config.data_dir.resolve())
-        return DaemonHealth("ok", __version__, data_dir, len(self._topics.opened()), upstream)
+        opened = len(self._topics.opened())
+        return DaemonHealth("ok", __version__, data_dir, opened, upstream, self._model_url, self._own_url)
 
     @get("/memd/stats")
     async def stats(self) -> DaemonStats:

@@ -15,18 +15,18 @@ from contextlib import contextmanager
 import msgspec
 
 from memd.proxy.app import running
-from memd.settings.model import Config, ListenSettings
+from memd.settings.model import AdminSettings, Config, ListenSettings
 
 
 @contextmanager
 def embedded_daemon(config: Config) -> Iterator[str]:
-    """Run a daemon while the block runs, and yield its URL.
+    """Run a daemon while the block runs, and yield the URL of its own routes.
 
     Raises:
         StoreLocked: a daemon is running on the folder.
         MemdError: it cannot be started.
     """
-    config = msgspec.structs.replace(config, listen=ListenSettings(host="127.0.0.1", port=0))
+    config = msgspec.structs.replace(config, listen=ListenSettings(host="127.0.0.1", port=0), admin=AdminSettings())
     logging.getLogger("memd").setLevel(logging.ERROR)  # warnings about the folder do not belong into a command's output
     state = _State()
     thread = threading.Thread(target=lambda: asyncio.run(_serve(config, state)), name="memd-embedded")
@@ -59,7 +59,7 @@ async def _serve(config: Config, state: _State) -> None:
     state.loop, state.stop = asyncio.get_running_loop(), asyncio.Event()
     try:
         async with running(config) as daemon:
-            state.url = daemon.base_url
+            state.url = daemon.own_url
             state.ready.set()
             await state.stop.wait()
     except BaseException as error:  # raised again in the command's thread

@@ -9,6 +9,7 @@ import.
 from __future__ import annotations
 
 import importlib
+import os
 
 import click
 from click.shell_completion import CompletionItem
@@ -43,6 +44,7 @@ class CommandGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> None:
         """Run the command that was named and leave with its exit code."""
+        os.umask(0o077)  # whatever a command writes is its user's alone
         try:
             ctx.exit(super().invoke(ctx))
         except MemdError as error:

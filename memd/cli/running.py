@@ -1,29 +1,35 @@
 """The client of a running daemon, for commands.
 
-Rule: the data directory has its address. Commands use it only if the server there says that it holds this very folder;
-by now another program may listen there.
+Rule: nobody but the daemon that holds the data directory is told anything. Its lock is looked at first; then whoever
+listens at the address in `memd.url`, which has to be one of this machine's, proves that it has the directory
+(admin/proof.py); only then is it shown the token. No proxy and no redirection is followed on the way.
 """
 
 from __future__ import annotations
 
 import http.client
-import urllib.error
+import ipaddress
+import socket
+import ssl
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from memd.admin.access import TOKEN_HEADER
+from memd.admin.proof import PROOF, Proof, new_secret, proof_of
 from memd.errors import BadQuestion, DaemonError
 from memd.settings.model import Config
-from memd.store.layout import ADDRESS_NAME
+from memd.store.disk import DiskFiles
+from memd.store.layout import ADDRESS_NAME, LOCK_NAME, SECRET_NAME
 
 GLANCE_SECONDS_MAX = 5.0
 ANSWER_SECONDS_MAX = 60.0
-BAD_REQUEST = 400
+OK, BAD_REQUEST = 200, 400
 
 
 class RunningDaemon:
@@ -36,14 +42,25 @@ class RunningDaemon:
     @classmethod
     def find(cls, data_dir: Path, token: str) -> RunningDaemon | None:
         """Return the daemon that holds `data_dir`, or None."""
+        if not DiskFiles().is_locked(data_dir / LOCK_NAME):
+            return None  # left behind by one that was killed, or by whoever made the folder
         try:
-            url = (data_dir / ADDRESS_NAME).read_text()
-            if not url.startswith("http://"):
-                return None
+            url, secret = ((data_dir / name).read_text() for name in (ADDRESS_NAME, SECRET_NAME))
         except (OSError, ValueError):
             return None
-        daemon = cls(url, token)
-        return daemon if daemon.health().get("data_dir") == str(data_dir.resolve()) else None
+        if not _is_on_this_machine(url) or not cls(url, "")._proves(secret):
+            return None
+        return cls(url, token)
+
+    def _proves(self, secret: str) -> bool:
+        """Whether the server proves that it has the secret of the data directory."""
+        challenge = new_secret()
+        try:
+            answer = self._send(f"{PROOF}?challenge={challenge}", None, GLANCE_SECONDS_MAX)
+            proof = msgspec.json.decode(answer, type=Proof).proof
+        except (OSError, ValueError, http.client.HTTPException, msgspec.MsgspecError, BadQuestion, DaemonError):
+            return False
+        return compare_digest(proof.encode(), proof_of(secret, self.url, challenge).encode())
 
     def health(self) -> dict[str, Any]:
         """Return its health: `version`, `data_dir` and more; empty if no memd answers there."""
@@ -52,6 +69,13 @@ class RunningDaemon:
             return msgspec.json.decode(answer, type=dict[str, Any])
         except (OSError, ValueError, http.client.HTTPException, msgspec.MsgspecError, BadQuestion, DaemonError):
             return {}
+
+    @property
+    def model_url(self) -> str:
+        """Where programs on this machine find the model that this daemon passes requests on to."""
+        own = urllib.parse.urlsplit(self.url)
+        port = urllib.parse.urlsplit(str(self.health().get("model_url", self.url))).port
+        return f"{own.scheme}://{own.netloc.rpartition(':')[0]}:{port}"
 
     def get(self, path: str, **query: object) -> bytes:
         """Return the body of the answer to a GET; a query parameter that is None is left out.
@@ -75,19 +99,20 @@ class RunningDaemon:
     def _request(self, path: str, body: bytes | None) -> bytes:
         try:
             return self._send(path, body, ANSWER_SECONDS_MAX)
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise DaemonError(f"the daemon at {self.url} does not answer: {error}; see its log") from None
 
     def _send(self, path: str, body: bytes | None, seconds: float) -> bytes:
-        headers = {"X-Memory-Token": self._token} if self._token else {}
+        headers = {TOKEN_HEADER: self._token} if self._token else {}
         headers |= {} if body is None else {"Content-Type": "application/json"}
-        request = urllib.request.Request(self.url + path, data=body, headers=headers)  # noqa: S310  # http, see find
-        try:
-            with urllib.request.urlopen(request, timeout=seconds) as answer:  # noqa: S310  # the same
-                content: bytes = answer.read()
-        except urllib.error.HTTPError as error:
-            refused = BadQuestion if error.code == BAD_REQUEST else DaemonError
-            raise refused(_message(error.read()) or f"the daemon at {self.url} answers {error.code}") from None
+        parts = urllib.parse.urlsplit(self.url)
+        with closing(_connection(parts, seconds)) as connection:
+            connection.request("GET" if body is None else "POST", path, body, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        if answer.status != OK:
+            refused = BadQuestion if answer.status == BAD_REQUEST else DaemonError
+            raise refused(_message(content) or f"the daemon at {self.url} answers {answer.status}")
         return content
 
 
@@ -115,3 +140,31 @@ def _message(body: bytes) -> str:
     except msgspec.MsgspecError:
         return ""
     return str(decoded.get("error", {}).get("message", "")).removeprefix("memd: ")
+
+
+def _is_on_this_machine(url: str) -> bool:
+    """Whether a URL has an IP address of this machine: what is sent there never leaves it."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host = ipaddress.ip_address(parts.hostname or "")
+        if parts.scheme not in ("http", "https") or parts.port is None:
+            return False
+        with socket.socket(socket.AF_INET6 if host.version == 6 else socket.AF_INET) as probe:
+            probe.bind((str(host), 0))
+    except (ValueError, OSError):
+        return False
+    return True
+
+
+def _connection(parts: urllib.parse.SplitResult, seconds: float) -> http.client.HTTPConnection:
+    if parts.scheme == "http":
+        return http.client.HTTPConnection(parts.netloc, timeout=seconds)
+    return http.client.HTTPSConnection(parts.netloc, timeout=seconds, context=unchecked_tls())
+
+
+def unchecked_tls() -> ssl.SSLContext:
+    """TLS to a daemon on this machine. Its certificate has the name that others use; it proves itself otherwise."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

@@ -16,6 +16,11 @@ from memd.cli.flags import config_of, settings_flags
 @settings_flags
 @click.option("--host", help="Address to listen on. Default: listen.host, 127.0.0.1.")
 @click.option("--port", type=click.IntRange(0, 65_535), help="Port to listen on; 0 takes a free one. Default: 8765.")
+@click.option(
+    "--admin-port",
+    type=click.IntRange(0, 65_535),
+    help="Port of memd's own page. Default: one above --port, 8766.",
+)
 @click.option("--upstream", metavar="URL", help="The model server. Default: upstream.url, http://127.0.0.1:8080.")
 @click.option(
     "--model",
@@ -29,6 +34,7 @@ def serve(
     data_dir: str | None,
     host: str | None,
     port: int | None,
+    admin_port: int | None,
     upstream: str | None,
     model: Path | None,
     log_level: str | None,
@@ -43,6 +49,7 @@ def serve(
         "data_dir": data_dir,
         "listen.host": host,
         "listen.port": port,
+        "admin.port": admin_port,
         "upstream.url": upstream,
         "log.level": log_level,
     }

@@ -66,6 +66,8 @@ def _gather(config: Config) -> StoredFigures:
     """
     data_dir = config.data_dir
     daemon = RunningDaemon.find(data_dir, config.auth.token)
+    if daemon is not None and not daemon.health():
+        daemon = None  # it wants another auth.token; what is on disk is shown all the same
     told = None if daemon is None else msgspec.json.decode(daemon.get("/memd/stats"), type=dict[str, Any])
     topics = disk_usage(data_dir, DiskFiles())
     return StoredFigures(

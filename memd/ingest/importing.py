@@ -139,7 +139,11 @@ class Importer:
             with path.open("rb") as file:
                 size, done = path.stat().st_size, 0
                 for number, line in enumerate(file, 1):
-                    self._line(line, f"{path}, line {number}")
+                    name = f"{path}, line {number}"
+                    try:
+                        self._line(line, name)
+                    except BadTopicId as error:
+                        raise BadImport(f"{name}: {error}; --topic gives all that is imported another one") from error
                     done += len(line)
                     advanced(done, size)
         except OSError as error:

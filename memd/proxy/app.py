@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import logging
 import signal
-import socket
+import ssl
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -23,19 +23,21 @@ from aiohttp import HttpVersion11, web
 
 from memd import __version__
 from memd.admin.http import OWN_HEADERS
+from memd.admin.proof import new_secret
+from memd.admin.wrong_tokens import WrongTokens
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
-from memd.errors import MemdError, StoreError
+from memd.errors import StoreError
 from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.ingest.topics import Topics
 from memd.proxy import malloc
+from memd.proxy.addresses import Listeners, addresses_of, bound, tls_of
 from memd.proxy.connections import listen
 from memd.proxy.header_bytes import keep_header_bytes
-from memd.proxy.parts import Daemon, make_parts, router_of
+from memd.proxy.parts import Daemon, make_parts, own_routes_of, router_of
 from memd.proxy.relay import Relayed
-from memd.proxy.routing import Router
 from memd.proxy.upstream.client import ASK_SECONDS, window_unknown
 from memd.proxy.upstream.llama_child import LlamaChild
 from memd.recall.retrieve import Retriever
@@ -43,13 +45,15 @@ from memd.settings.model import Config
 from memd.store import descriptors
 from memd.store.disk import LocalDisk
 from memd.store.files import Files, replace_file
-from memd.store.layout import ADDRESS_NAME
+from memd.store.layout import ADDRESS_NAME, SECRET_NAME
 from memd.store.store import Store
 from memd.telemetry.logging import configure_logging
 from memd.telemetry.metrics import Metrics
 from memd.wording import counted
 
 log = logging.getLogger("memd")
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
@@ -64,8 +68,10 @@ async def running(config: Config, model: Path | None = None, files: LocalDisk | 
         MemdError: the port, the data directory, the model or the embedding model cannot be used.
     """
     async with AsyncExitStack() as stack:
-        listener = bound(config)
-        stack.callback(listener.close)
+        tls, listeners = tls_of(config), bound(config)
+        stack.callback(listeners.close)
+        if listeners.moved:
+            log.warning("memd's own address is not the usual one", extra={"problem": listeners.moved})
         loop = asyncio.get_running_loop()
         embedding = loop.run_in_executor(None, load_embedder, config.embedding.model, config.embedding.threads)
         encoding = loop.run_in_executor(None, lambda: cl100k_base(ranks_bytes()))
@@ -77,42 +83,53 @@ async def running(config: Config, model: Path | None = None, files: LocalDisk | 
         redactor = Redactor.of(config.ingest)
         store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, files))
         stack.callback(store.close)
-        daemon = await make_parts(stack, config, store, embedder, counter, redactor, _url(config, listener))
+        addresses = addresses_of(config, listeners)
+        daemon = await make_parts(stack, config, store, embedder, counter, redactor, addresses)
         await daemon.upstream.refresh(wait=True)
-        async with _listening(daemon, router_of(daemon), listener):
+        async with _listening(daemon, listeners, tls):
             yield daemon
 
 
 @asynccontextmanager
-async def _listening(daemon: Daemon, router: Router, listener: socket.socket) -> AsyncIterator[None]:
+async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext | None) -> AsyncIterator[None]:
     """The daemon at work: it tends its topics and answers; in the end, replies in flight have their time of grace."""
     config, tasks, loop = daemon.config, daemon.tasks, asyncio.get_running_loop()
     tending = [
         tasks.spawn(_wake(daemon.topics, daemon.retriever), "wake"),
         tasks.spawn(daemon.archiver.tend(daemon.topics), "tend"),
     ]
-    runner = _runner(router, daemon.metrics, config.shutdown.grace_seconds)
-    await runner.setup()
-    assert runner.server is not None, "it was set up"
-    server = await listen(runner.server, listener, config.limits)
-    files, address = daemon.store.files, config.data_dir / ADDRESS_NAME
+    wrong_tokens, secret = WrongTokens(loop.call_later), new_secret()
+    own_routes = own_routes_of(daemon, wrong_tokens, secret)
+    router = router_of(daemon, own_routes, wrong_tokens)
+    grace_seconds = config.shutdown.grace_seconds
+    runners = [_runner(answer, daemon.metrics, grace_seconds) for answer in (router.route, own_routes.answer)]
+    for runner in runners:
+        await runner.setup()
+    built = [runner.server for runner in runners if runner.server is not None]
+    served = list(zip(built, (listeners.model, listeners.own), strict=True))
+    servers = await listen(served, config.limits, tls)
+    files, data_dir = daemon.store.files, config.data_dir
+    told = {data_dir / SECRET_NAME: secret, data_dir / ADDRESS_NAME: daemon.addresses.local}
     try:
-        await loop.run_in_executor(None, _say_where, files, address, daemon.base_url)
+        await loop.run_in_executor(None, _say_where, files, told)
         yield
     finally:
         with contextlib.suppress(StoreError):  # who reads a stale one finds nobody there
-            await loop.run_in_executor(None, files.remove, address)
-        server.close()
+            for path in told:
+                await loop.run_in_executor(None, files.remove, path)
+        for server in servers:
+            server.close()
         daemon.events.end()
-        await runner.cleanup()
+        await asyncio.gather(*(runner.cleanup() for runner in runners))
         for task in tending:
             task.cancel()
         await tasks.finish(timeout_seconds=config.shutdown.grace_seconds)
 
 
-def _say_where(files: Files, address: Path, url: str) -> None:
+def _say_where(files: Files, told: Mapping[Path, str]) -> None:
     try:
-        replace_file(files, address, url.encode())
+        for path, text in told.items():
+            replace_file(files, path, text.encode())
     except StoreError as error:
         log.warning("commands cannot find this daemon by its folder", extra={"error": error})
 
@@ -170,7 +187,7 @@ def _announce(daemon: Daemon, seconds: float) -> None:
     config, facts = daemon.config, daemon.upstream.facts
     topics = len(daemon.store.topic_ids())
     if config.log.format == "json":
-        where = {"url": daemon.base_url, "data_dir": config.data_dir, "topics": topics}
+        where = {"url": daemon.base_url, "own_url": daemon.own_url, "data_dir": config.data_dir, "topics": topics}
         upstream = {"upstream": daemon.upstream.url, "reachable": facts.reachable, "window": facts.window}
         log.info("listening", extra={"version": __version__, **where, **upstream, "ready_seconds": seconds})
         if facts.reachable and not facts.window:
@@ -179,6 +196,7 @@ def _announce(daemon: Daemon, seconds: float) -> None:
     lines = [
         f"memd {__version__}: listening on {daemon.base_url} (ready in {seconds:.1f} s)",
         f"  point your client at   {daemon.base_url}/v1",
+        f"  look into memory at    {daemon.own_url}/memd/",
         f"  memory in              {config.data_dir}  ({counted(topics, 'topic')})",
     ]
     if daemon.redactor:
@@ -197,30 +215,6 @@ def _announce(daemon: Daemon, seconds: float) -> None:
     sys.stdout.flush()
 
 
-def bound(config: Config) -> socket.socket:
-    """A socket at the address that the settings name; it does not listen yet.
-
-    Raises:
-        MemdError: the address cannot be used.
-    """
-    host, port = config.listen.host, config.listen.port
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        with contextlib.ExitStack() as on_error:
-            on_error.callback(listener.close)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.setblocking(False)
-            on_error.pop_all()
-        return listener
-    except OSError as error:
-        raise MemdError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; stop what uses the port, or choose another "
-            "with --port (or listen.port)"
-        ) from None
-
-
 def _opened(config: Config, embedder: Embedder, redactor: Redactor, files: LocalDisk | None) -> Store:
     return Store.open(
         config.data_dir,
@@ -232,11 +226,11 @@ def _opened(config: Config, embedder: Embedder, redactor: Redactor, files: Local
     )
 
 
-def _runner(router: Router, metrics: Metrics, grace_seconds: float) -> web.AppRunner:
+def _runner(answer: Answer, metrics: Metrics, grace_seconds: float) -> web.AppRunner:
     async def handle(request: web.Request) -> web.StreamResponse:
         code = "5xx"
         try:
-            response = await router.route(request)
+            response = await answer(request)
             code = f"{response.status // 100}xx"
             return response
         finally:
@@ -255,12 +249,3 @@ def _runner(router: Router, metrics: Metrics, grace_seconds: float) -> web.AppRu
     application.router.add_route("*", "/{path:.*}", handle)
     application.on_response_prepare.append(prepare)
     return web.AppRunner(application, handle_signals=False, handler_cancellation=True, shutdown_timeout=grace_seconds)
-
-
-def _url(config: Config, listener: socket.socket) -> str:
-    return f"http://{_shown_host(config.listen.host)}:{listener.getsockname()[1]}"
-
-
-def _shown_host(host: str) -> str:
-    shown = "127.0.0.1" if host in ("0.0.0.0", "") else host  # noqa: S104  # compared, not bound
-    return f"[{shown}]" if ":" in shown else shown

@@ -10,8 +10,10 @@ import asyncio
 import logging
 import math
 import socket
+import ssl
 import time
 from collections.abc import Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -21,7 +23,7 @@ from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import _ErrInfo
 
-from memd.admin.http import error_response
+from memd.admin.http import ProvableConnection, error_response
 from memd.proxy.cross_origin import let_page_read
 from memd.proxy.upstream.connection import HEADERS_MAX
 from memd.settings.model import LimitsSettings
@@ -32,6 +34,7 @@ log = logging.getLogger("memd")
 
 _CHUNK_FRAMING = 8
 """Times a chunked body's bytes that its framing may take: six for chunks of one byte."""
+TLS_HANDSHAKE_SECONDS_MAX = 10.0
 BACKLOG = 128
 """Connections that may wait to be accepted."""
 TOLD_SECONDS = 60.0
@@ -42,7 +45,7 @@ class HeadersTooLarge(BadHttpMessage):
     """A request's headers exceed their bound, all together."""
 
 
-class Connection(web.RequestHandler):
+class Connection(ProvableConnection):
     """One client's connection.
 
     aiohttp bounds a header and their number; the bytes of all together are counted here, as they arrive, and so are
@@ -51,8 +54,7 @@ class Connection(web.RequestHandler):
 
     def __init__(self, server: web.Server, *, header_bytes_max: int, **settings: Any) -> None:
         super().__init__(server, max_line_size=header_bytes_max, max_field_size=header_bytes_max, **settings)
-        self.is_proven = False
-        """It has made a request that was let in."""
+        self.since = time.monotonic()
         self.is_leaving = False
         """It is being closed to make room."""
         self._header_bytes_max = header_bytes_max
@@ -135,12 +137,6 @@ class Connection(web.RequestHandler):
         return answer
 
 
-def prove(request: web.BaseRequest) -> None:
-    """Note that a request was let in: its connection does not make room for strangers."""
-    if isinstance(request.protocol, Connection):
-        request.protocol.is_proven = True
-
-
 class _RefusedConnection(asyncio.Protocol):
     """A connection beyond the limit; it is closed at once."""
 
@@ -148,11 +144,13 @@ class _RefusedConnection(asyncio.Protocol):
         transport.close()
 
 
-async def listen(server: web.Server, listener: socket.socket, limits: LimitsSettings) -> asyncio.Server:
-    """Accept connections on `listener` and hand their requests to `server`, until the returned server is closed.
+async def listen(
+    served: Sequence[tuple[web.Server, socket.socket]], limits: LimitsSettings, tls: ssl.SSLContext | None
+) -> list[asyncio.Server]:
+    """Accept connections on each socket and hand their requests to its server, until the returned ones are closed.
 
-    There are no more than the limit of descriptors has room for: one that no descriptor is left for would be reset
-    before anything could be said about it, and so would be all others, and nothing could be stored.
+    All together have no more than the limit of descriptors has room for: one that no descriptor is left for would be
+    reset before anything could be said about it, and so would be all others, and nothing could be stored.
     """
     loop = asyncio.get_running_loop()
     allowed = descriptors.limit()
@@ -167,23 +165,11 @@ async def listen(server: web.Server, listener: socket.socket, limits: LimitsSett
             extra=fields,
         )
 
-    told_at = -math.inf
+    house = _House([server for server, _ in served], connections_max, why)
 
-    def tell(what: str) -> None:
-        nonlocal told_at
-        if time.monotonic() - told_at >= TOLD_SECONDS:  # who opens thousands must not fill the log either
-            told_at = time.monotonic()
-            log.warning(f"{what}: {why}", extra={"connections_max": connections_max})
-
-    def connection() -> asyncio.Protocol:
-        present = [one for one in server.connections if isinstance(one, Connection) and not one.is_leaving]
-        if len(present) >= connections_max:
-            given_up = _least_needed(present)
-            if given_up is None:
-                tell("a connection was refused")
-                return _RefusedConnection()
-            tell("a connection without a token, or an idle one, made room for another")
-            given_up.leave()
+    def connection(server: web.Server) -> asyncio.Protocol:
+        if not house.has_room():
+            return _RefusedConnection()
         return Connection(
             server,
             loop=loop,
@@ -193,11 +179,45 @@ async def listen(server: web.Server, listener: socket.socket, limits: LimitsSett
             max_headers=HEADERS_MAX,
         )
 
-    return await loop.create_server(connection, sock=listener, backlog=BACKLOG)
+    handshake_seconds = None if tls is None else TLS_HANDSHAKE_SECONDS_MAX
+    return [
+        await loop.create_server(
+            partial(connection, server), sock=sock, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=handshake_seconds
+        )
+        for server, sock in served
+    ]
 
 
-def _least_needed(connections: Sequence[Connection]) -> Connection | None:
-    """Of these, oldest first, the one to close for another: one that has shown nothing, else one that does nothing."""
-    strangers = (one for one in connections if not one.is_proven)
-    idle = (one for one in connections if not one.is_at_work)
-    return next(strangers, None) or next(idle, None)
+class _House:
+    """The connections of all servers together."""
+
+    def __init__(self, servers: Sequence[web.Server], connections_max: int, why: str) -> None:
+        """`why`: the reason why there are no more, for the log."""
+        self._servers = servers
+        self._connections_max = connections_max
+        self._why = why
+        self._told_at = -math.inf
+
+    def has_room(self) -> bool:
+        """Whether one more may come. In a full house the oldest leaves that showed nothing, or does nothing."""
+        everywhere = (one for server in self._servers for one in server.connections)
+        present = [one for one in everywhere if isinstance(one, Connection) and not one.is_leaving]
+        if len(present) < self._connections_max:
+            return True
+        strangers = [one for one in present if not one.is_proven]
+        leaving = min(strangers or [one for one in present if not one.is_at_work], key=_since, default=None)
+        if leaving is None:
+            self._tell("a connection was refused")
+            return False
+        self._tell("a connection without a token, or an idle one, made room for another")
+        leaving.leave()
+        return True
+
+    def _tell(self, what: str) -> None:
+        if time.monotonic() - self._told_at >= TOLD_SECONDS:  # who opens thousands must not fill the log either
+            self._told_at = time.monotonic()
+            log.warning(f"{what}: {self._why}", extra={"connections_max": self._connections_max})
+
+
+def _since(connection: Connection) -> float:
+    return connection.since

@@ -13,6 +13,7 @@ from functools import partial
 
 import msgspec
 
+from memd.admin.proof import ProofRoutes
 from memd.admin.reads import LogRoutes, SearchRoutes
 from memd.admin.receipts import Receipts
 from memd.admin.routes import OwnRoutes
@@ -20,6 +21,7 @@ from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
 from memd.admin.topics import NamedTopics
 from memd.admin.turns import TurnRoutes
 from memd.admin.writes import BackupRoutes, CorrectionRoutes
+from memd.admin.wrong_tokens import WrongTokens
 from memd.conversation.tokens import TokenCounter
 from memd.conversation.window import injection_budget
 from memd.embedding.embedder import Embedder
@@ -29,6 +31,7 @@ from memd.ingest.archiver import Archiver
 from memd.ingest.indexer import Indexer
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topics import Topics
+from memd.proxy.addresses import Addresses
 from memd.proxy.correct import Corrector
 from memd.proxy.gauges import Gauges, exposition, queued_in
 from memd.proxy.idempotency import IdempotencyKeys
@@ -52,9 +55,9 @@ from memd.telemetry.tasks import Tasks
 
 
 class Daemon(msgspec.Struct, frozen=True, kw_only=True):
-    """A daemon that listens at `base_url`."""
+    """A daemon that listens."""
 
-    base_url: str
+    addresses: Addresses
     config: Config
     store: Store
     topics: Topics
@@ -74,6 +77,16 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     writer: ThreadPoolExecutor
 
     @property
+    def base_url(self) -> str:
+        """Where clients find the model."""
+        return self.addresses.model
+
+    @property
+    def own_url(self) -> str:
+        """Where memd's own page and routes are."""
+        return self.addresses.own
+
+    @property
     def cache_bytes(self) -> int:
         """Bytes in the caches of parsed messages and of chunk terms."""
         return self.reader.cache_bytes + self.store.terms_cache.bytes_held
@@ -86,7 +99,7 @@ async def make_parts(
     embedder: Embedder,
     counter: TokenCounter,
     redactor: Redactor,
-    base_url: str,
+    addresses: Addresses,
 ) -> Daemon:
     """Make the parts, each with those that it needs; `stack` closes them in reverse."""
     metrics, events, priority = Metrics(), Events(), Priority()
@@ -108,7 +121,7 @@ async def make_parts(
     speech = Speech(config.ingest.strip)
     stack.push_async_callback(topics.close)
     return Daemon(
-        base_url=base_url,
+        addresses=addresses,
         config=config,
         store=store,
         topics=topics,
@@ -135,7 +148,7 @@ def _reader(config: Config, redactor: Redactor, speech: Speech) -> RequestReader
     return RequestReader(config.limits, redactor, speech, side_requests, token=token, history=history)
 
 
-def router_of(daemon: Daemon) -> Router:
+def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) -> Router:
     """Build the steps of a turn and the router."""
     config, counter, archiver, metrics = daemon.config, daemon.counter, daemon.archiver, daemon.metrics
     idempotency, is_synced = IdempotencyKeys(daemon.tasks), config.buffer.journal_fsync == "always"
@@ -158,8 +171,9 @@ def router_of(daemon: Daemon) -> Router:
         daemon.reader,
         turns,
         forwarder,
-        _own_routes(daemon),
+        own_routes,
         metrics,
+        wrong_tokens,
     )
 
 
@@ -180,7 +194,8 @@ def _gauges_of(daemon: Daemon) -> Gauges:
     )
 
 
-def _own_routes(daemon: Daemon) -> OwnRoutes:
+def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> OwnRoutes:
+    """Build what answers at memd's own address; with `secret` it proves that it has the data directory."""
     config, topics, files = daemon.config, daemon.topics, daemon.store.files
     named = NamedTopics(topics, daemon.store.topic_ids)
 
@@ -190,10 +205,23 @@ def _own_routes(daemon: Daemon) -> OwnRoutes:
         model = facts.model if drift.is_known(facts.model) else drift.latest_model
         return Budget(injection_budget(config.injection.budget_tokens, facts.window), drift.factor(model))
 
+    model_url, own_url = daemon.base_url, daemon.own_url
+    status = StatusRoutes(
+        config,
+        topics,
+        daemon.upstream,
+        daemon.redactor,
+        lambda: daemon.cache_bytes,
+        model_url=model_url,
+        own_url=own_url,
+    )
     return OwnRoutes(
         config,
+        model_url,
+        own_url,
+        wrong_tokens,
         (
-            StatusRoutes(config, topics, daemon.upstream, daemon.redactor, lambda: daemon.cache_bytes),
+            status,
             TopicRoutes(config.data_dir, topics, files),
             SearchRoutes(named, daemon.retriever, budget),
             LogRoutes(named, daemon.receipts, config.data_dir, files),
@@ -201,6 +229,7 @@ def _own_routes(daemon: Daemon) -> OwnRoutes:
             LiveRoutes(daemon.events, partial(exposition, daemon.metrics, _gauges_of(daemon), daemon.upstream)),
             CorrectionRoutes(named, daemon.encoder, daemon.archiver),
             BackupRoutes(config.data_dir, files),
+            ProofRoutes(secret, daemon.addresses.local),
         ),
     )
 

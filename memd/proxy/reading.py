@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 from multidict import CIMultiDict
 
-from memd.admin.access import is_from_foreign_page
+from memd.admin.access import forwarding_header, is_from_foreign_page
 from memd.entries import DEFAULT_TOPIC_ID
 from memd.errors import BadRequestBody
 from memd.ingest.redaction.redactor import Redactor
@@ -124,14 +124,17 @@ class RequestReader:
     def mode(self, request: web.Request) -> tuple[Mode, str]:
         """The memory mode that a request asks for, and its status if memory has no part in it.
 
-        It is `off` for a web page from elsewhere, where no token protects, and for a value that is no mode: who
-        mistypes the one that stores nothing must not be stored.
+        It is `off` where no token protects for a web page from elsewhere and for what a proxy passed on, from anywhere;
+        and for a value that is no mode: who mistypes the one that stores nothing must not be stored.
         """
         turn_id = record_of(request).id
         if not self._token and is_from_foreign_page(request):
             fields = {"turn": turn_id, "origin": request.headers["Origin"][:200]}
             log.warning("a web page gets no memory", extra=fields)
             return "off", "off"
+        if not self._token and forwarding_header(request) is not None:
+            log.warning("a request that a proxy passed on gets no memory: set auth.token", extra={"turn": turn_id})
+            return "off", "token-required"
         named = ",".join(request.headers.getall(MODE_HEADER, [])).strip().lower() or "full"
         for mode in MODES:
             if named == mode:

@@ -5,7 +5,6 @@ Rule: what memory has no part in is forwarded byte for byte, whatever its method
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from urllib.parse import unquote
@@ -14,11 +13,20 @@ import aiohttp
 from aiohttp import web
 
 from memd.admin import page
-from memd.admin.access import TOKEN_HEADER, shows_token
-from memd.admin.http import BodyRoom, Take, TooManyBodies, error_response, read_body, too_many_bodies
+from memd.admin.access import shows_token
+from memd.admin.http import (
+    BodyRoom,
+    Take,
+    TooManyBodies,
+    error_response,
+    prove,
+    read_body,
+    token_refusal,
+    too_many_bodies,
+)
 from memd.admin.routes import OwnRoutes
+from memd.admin.wrong_tokens import WrongTokens
 from memd.entries import TOPIC_ID_PATTERN, TOPIC_ID_RULE
-from memd.proxy.connections import prove
 from memd.proxy.cross_origin import is_preflight, let_page_read, preflight_answer
 from memd.proxy.reading import Plain, RequestReader
 from memd.proxy.relay import forwarded_headers, pass_through
@@ -26,7 +34,6 @@ from memd.proxy.tunnel import tunnel, wants_websocket
 from memd.proxy.turn import Forwarder, TurnRunner
 from memd.proxy.upstream.client import Upstream
 from memd.proxy.upstream.connection import is_unreadable
-from memd.proxy.wrong_tokens import WrongTokens
 from memd.settings.model import LimitsSettings
 from memd.telemetry.logging import Content
 from memd.telemetry.metrics import Metrics
@@ -38,7 +45,6 @@ from memd.wire.sideband import memory_headers
 
 log = logging.getLogger("memd")
 
-OWN_PREFIX = "/memd/"
 _PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
 
 
@@ -55,12 +61,13 @@ class Router:
         forwarder: Forwarder,
         own_routes: OwnRoutes,
         metrics: Metrics,
+        wrong_tokens: WrongTokens,
     ) -> None:
-        """Make it inside a running event loop.
-
+        """
         Args:
             token: the setting `auth.token`.
-            own_routes: answers what is under `/memd/`.
+            own_routes: answers or leads on what is under `/memd/`.
+            wrong_tokens: is told of requests without the token.
         """
         self._token = token
         self._limits = limits
@@ -70,30 +77,26 @@ class Router:
         self._forwarder = forwarder
         self._own_routes = own_routes
         self._metrics = metrics
-        self._wrong_tokens = WrongTokens(asyncio.get_running_loop().call_later)
+        self._wrong_tokens = wrong_tokens
         self._bodies = BodyRoom(max(limits.bodies_bytes_max, limits.body_bytes_max))
 
     async def route(self, request: web.Request) -> web.StreamResponse:
         """Answer any request."""
         target = request.raw_path if request.raw_path.startswith("/") else str(request.rel_url)
-        is_own = page.is_page(request) or target.startswith(OWN_PREFIX)
-        if self._token and not is_own and is_preflight(request):
+        if page.is_page(request) or target.startswith(page.PREFIX):
+            return await self._own_routes.answer_at_model(request, target)
+        if self._token and is_preflight(request):
             return preflight_answer(request)
         response = await self._answer(request, target)
-        if isinstance(response, web.Response) and not is_own:  # what is relayed is no whole `Response`
+        if isinstance(response, web.Response):  # what is relayed is no whole `Response`
             let_page_read(request, response, self._token)
         return response
 
     async def _answer(self, request: web.Request, target: str) -> web.StreamResponse:
-        is_page = page.is_page(request)  # it holds no data, and a browser that opens an address can show no token
-        if not is_page and not shows_token(request, self._token):
+        if not shows_token(request, self._token):
             self._wrong_tokens.note(request.remote)
-            message = f"memd: show its auth.token, as `Authorization: Bearer TOKEN` or in the header {TOKEN_HEADER}"
-            return error_response(401, message, "authentication_error", api_of("POST", _path(target)) or CHAT)
-        if not is_page:
-            prove(request)
-        if is_page or target.startswith(OWN_PREFIX):
-            return await self._own_routes.answer(request)
+            return token_refusal(api_of("POST", _path(target)) or CHAT)
+        prove(request)
         path_topic = None
         if found := _PATH_TOPIC.fullmatch(target):
             path_topic, target = unquote(found[1]), (found[2] or "/") + (found[3] or "")

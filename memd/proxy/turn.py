@@ -16,9 +16,10 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from memd.admin.http import error_response
 from memd.conversation import compaction
 from memd.conversation.conversation import Conversation
-from memd.errors import MemdError
+from memd.errors import BadTopicId, MemdError
 from memd.ingest.topics import Topics
 from memd.proxy.correct import CorrectionResult, Corrector
 from memd.proxy.memory import Memory, Recalled, SettledPrompt, forget_blocks, without_blocks
@@ -107,6 +108,8 @@ class TurnRunner:
                 record.end_step("correct")
                 prepared = await self._prepare(received, corrected, record)
                 self._tasks.spawn(topic.save(), "journal")
+            except BadTopicId as error:
+                return await self._answer_without_topic(client, asked, error)
             except Exception as error:
                 self._log_failure(asked, error)
                 return await self._forwarder.without_memory(client, asked.without_memory("degraded:store"))
@@ -120,6 +123,14 @@ class TurnRunner:
                 answered, spans_ms = forwarding.answered, record.spans_ms
                 work = self._rememberer.remember(received, room, recalled, answered, spans_ms, holding.pop_all())
                 self._tasks.spawn(work, "remember")
+
+    async def _answer_without_topic(self, client: web.Request, asked: Asked, error: BadTopicId) -> web.StreamResponse:
+        """Answer a request whose topic cannot be: in the path that is an error, in memory_in it costs the memory."""
+        memory_in = asked.request.memory_in
+        if memory_in is None or memory_in.topic_id is None:
+            return error_response(400, f"memd: {error}", "invalid_request_error", asked.api)
+        log.warning("a request goes on without memory", extra={"problem": error})
+        return await self._forwarder.without_memory(client, asked.without_memory("bad-memory-in"))
 
     async def _prepare(
         self, received: Received, corrected: CorrectionResult, record: RequestRecord | None = None

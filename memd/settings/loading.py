@@ -84,6 +84,8 @@ def load_config(
         places[setting.key] = setting.place
         if setting.key == "data_dir":
             data_dir = setting.folder / _expanded(setting)
+        if setting.key in _PATHS and setting.value:
+            values[setting.key] = str((setting.folder / _expanded(setting)).absolute())
     config = _built(values | {"data_dir": data_dir.absolute()})
     for key, problem in _contradictions(config):
         place = next(places[name] for name in (key, *_PARTNERS.get(key, ())) if name in places)
@@ -106,7 +108,10 @@ def places_of_settings(
 _GROUPS = frozenset(field.name for field in msgspec.structs.fields(Config) if field.name != "data_dir")
 _KEYS = known_keys()
 _SECRET = frozenset({"auth.token", "upstream.api_key"})
+_PATHS = frozenset({"listen.tls_cert", "listen.tls_key"})
 _PARTNERS = {
+    "listen.tls_cert": ("listen.tls_key",),
+    "admin.port": ("listen.port",),
     "buffer.soft_tokens": ("buffer.hard_tokens",),
     "chunking.min_tokens": ("chunking.max_tokens",),
 }
@@ -226,6 +231,10 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
         yield "upstream.url", f"is {config.upstream.address!r}: {problem}; give http://HOST:PORT"
     if not config.auth.token and not is_this_machine(config.listen.host):
         yield "listen.host", f"is {config.listen.host!r}, which others can reach: set auth.token, or use 127.0.0.1"
+    if config.admin.port == config.listen.port != 0:
+        yield "admin.port", f"is {config.admin.port}, as listen.port is; memd's own routes need a port of their own"
+    if bool(config.listen.tls_cert) != bool(config.listen.tls_key):
+        yield "listen.tls_cert", "and listen.tls_key belong together: set both, or neither for plain HTTP"
     soft, hard = config.buffer.soft_tokens, config.buffer.hard_tokens
     if isinstance(soft, int) and isinstance(hard, int) and soft > hard:
         yield "buffer.soft_tokens", f"is {soft}, above buffer.hard_tokens {hard}; lower it"

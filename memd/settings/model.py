@@ -46,6 +46,18 @@ class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Address to bind; anything but a loopback address makes the memory readable from the network."""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8765
     """TCP port; 0 takes any free one."""
+    tls_cert: str = ""
+    """PEM file of the certificate, followed by those that vouch for it; empty: plain HTTP."""
+    tls_key: str = ""
+    """PEM file of the certificate's key, without a passphrase."""
+
+
+class AdminSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The address of memd's own page and routes."""
+
+    port: Literal["auto"] | Annotated[int, Meta(ge=0, le=65_535)] = "auto"
+    """TCP port, on `listen.host`; 0 takes any free one; auto: one above `listen.port`, or a free one where that is
+    taken."""
 
 
 class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,6 +283,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """All settings, one group per field."""
 
     listen: ListenSettings = ListenSettings()
+    admin: AdminSettings = AdminSettings()
     upstream: UpstreamSettings = UpstreamSettings()
     data_dir: Path = Path("memory")
     """The folder of the log; relative to the config file if it comes from there, else to the working directory."""

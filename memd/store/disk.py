@@ -8,6 +8,7 @@ for tests, with power cuts and full disks, is tests/support/crash_files.py.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -24,6 +25,9 @@ from memd.store import descriptors
 from memd.store.descriptors import KeptOpen
 from memd.store.files import Appender, Files
 
+FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
+"""Nobody but the user may read what was said. For native libraries, which know no modes, `memd` sets its umask."""
+LOCK_TRIES, LOCK_RETRY_SECONDS = 5, 0.02
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 # Another file system; one without hard links; no more links to this file; a sandbox or kernel that does not allow it.
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
@@ -125,7 +129,7 @@ class DiskFiles:
     def make_directory(self, path: Path) -> None:
         """See Files."""
         with _writing(path):
-            path.mkdir(exist_ok=True)
+            path.mkdir(DIRECTORY_MODE, exist_ok=True)
 
     def rename(self, old: Path, new: Path) -> None:
         """See Files."""
@@ -188,9 +192,9 @@ class DiskFiles:
     def lock(self, path: Path) -> Lock:
         """See LocalDisk."""
         with _writing(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_alone(descriptor)
         except BlockingIOError:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "process unknown"
             os.close(descriptor)
@@ -263,7 +267,7 @@ class _DiskAppender:
         self._is_unsynced = False
         self._sync_error: OSError | None = None
         with _writing(path):
-            self._descriptor: int | None = os.open(path, flags | _APPENDING, 0o644)
+            self._descriptor: int | None = os.open(path, flags | _APPENDING, FILE_MODE)
             self._identity = _identity(self._descriptor)
         kept_open.used(self)
 
@@ -364,6 +368,16 @@ def _open_descriptor(path: Path, flags: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _lock_alone(descriptor: int) -> None:
+    """Lock a file, or raise BlockingIOError. Whoever asks `is_locked` holds the lock too, for an instant."""
+    for _ in range(LOCK_TRIES - 1):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(LOCK_RETRY_SECONDS)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _pread_all(descriptor: int, offset: int, length: int) -> bytes:

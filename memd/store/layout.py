@@ -15,10 +15,17 @@ from memd.store.files import TEMPORARY_SUFFIX, Files
 
 LOCK_NAME = "memd.lock"
 ADDRESS_NAME = "memd.url"
-"""The URL of the daemon that holds the lock, for commands; after a crash it may be stale, so a reader asks there."""
+"""The URL of the daemon that holds the lock, for commands; after a crash it may be stale, so whoever is there has to
+prove that it has the secret."""
+SECRET_NAME = "memd.secret"  # noqa: S105  # the name of a file
+"""The secret with which the daemon that holds the lock proves itself to commands."""
 RECEIPTS_NAME = "memd.receipts"
 RECEIPTS_OLD_NAME = "memd.receipts.old"
-_OWN_NAMES = {LOCK_NAME, ADDRESS_NAME, ADDRESS_NAME + TEMPORARY_SUFFIX, RECEIPTS_NAME, RECEIPTS_OLD_NAME}
+_REPLACED = (ADDRESS_NAME, SECRET_NAME)
+_OWN_NAMES = {
+    *(LOCK_NAME, RECEIPTS_NAME, RECEIPTS_OLD_NAME, *_REPLACED),
+    *(name + TEMPORARY_SUFFIX for name in _REPLACED),
+}
 _SEGMENT = re.compile(r"seg_(\d{4,9})\.(bin|hnsw|meta)")
 _MERGED = re.compile(r"merged_(\d{4,9})_(\d{4,9})\.(?:hnsw|meta)")
 
@@ -96,6 +103,24 @@ def segments_before(files: Files, layout: TopicLayout, active: bytes | None, seg
     if active and segment_id in numbers and files.read(layout.bin(segment_id)).startswith(active):
         return [number for number in numbers if number < segment_id]
     return numbers
+
+
+def check_new_name(files: Files, data_dir: Path, topic_id: str) -> None:
+    """Make sure that a topic may get this name, if it does not exist yet.
+
+    Where a file system takes names that differ only in case for the same, as on macOS and Windows, two such topics
+    would share a folder. So no store may have both, wherever it is: it may be moved.
+
+    Raises:
+        BadTopicId: a topic, or a file of memd's, has a name that differs from it only in case.
+    """
+    names = files.names(data_dir)
+    if topic_id in names:
+        return
+    folded = topic_id.casefold()
+    taken = next((name for name in (*names, *sorted(_OWN_NAMES)) if name.casefold() == folded), None)
+    if taken is not None:
+        raise BadTopicId(f"topic_id {topic_id!r} differs only in case from {taken!r}, which is there; use that name")
 
 
 def topic_ids_in(files: Files, data_dir: Path) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from memd.store.clock import SharedClock
 from memd.store.disk import DiskFiles, LocalDisk, Lock
-from memd.store.layout import LOCK_NAME, TopicLayout, topic_ids_in
+from memd.store.layout import LOCK_NAME, TopicLayout, check_new_name, topic_ids_in
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.format import ModelId
 from memd.store.log.recovery import Finding
@@ -83,13 +83,14 @@ class Store:
         """Return the topic's log, recovered from disk at the first call, created if there is none.
 
         Raises:
-            BadTopicId: not a topic name.
+            BadTopicId: not a topic name, or one that differs only in case from that of another topic.
             ForeignFile: its `active.bin` is not for this version of memd.
             StoreError: its files cannot be read, repaired or created.
         """
         layout = TopicLayout(self.data_dir, topic_id)
         with self._topics_lock:
             if topic_id not in self._topics:
+                check_new_name(self.files, self.data_dir, topic_id)
                 for directory in (layout.directory, layout.segments):
                     self.files.make_directory(directory)
                 self._topics[topic_id] = TopicLog(self._shared, layout)

@@ -11,6 +11,7 @@ import os
 import re
 import select
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -37,8 +38,9 @@ STORED_SECONDS_MAX = 5.0
 RECALL_MILLISECONDS_MAX = 60_000  # on a busy machine too a recall is waited for, unless a test is about that
 
 LISTENING = re.compile(  # llama.cpp has a line that is like the first
-    r"""^(?:memd .*listening on |\{.*"event":"listening",.*"url":")(http://[^\s"]+)""", re.MULTILINE
+    r"""^(?:memd .*listening on |\{.*"event":"listening",.*"url":")(https?://[^\s"]+)""", re.MULTILINE
 )
+OWN = re.compile(r"""(?:look into memory at +|"own_url":")(https?://[^\s"/]+)""")
 
 
 class Answer(NamedTuple):
@@ -77,7 +79,8 @@ def ask(url: str, body: object = None, *, method: str | None = None, headers: He
     sent = {"Content-Type": "application/json", **(headers or {})}
     request = urllib.request.Request(url, data, sent, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS_MAX) as answer:
+        context = ssl._create_unverified_context() if url.startswith("https:") else None  # on this machine
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS_MAX, context=context) as answer:
             return Answer(answer.status, answer.headers, answer.read())
     except urllib.error.HTTPError as error:
         with error:
@@ -108,6 +111,8 @@ class DaemonProcess:
         self.base_url = ""
         self.descriptors_max: int | None = None
         """The hard limit of descriptors of the processes that are started from now on; None: that of this process."""
+        self.own_url = ""
+        """Where memd's own routes are."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def __repr__(self) -> str:
@@ -137,7 +142,7 @@ class DaemonProcess:
             )
         wait_until(lambda: self._found_address(said_before), lambda: f"the daemon did not start: {self!r}")
         ready = (200, 401)  # the latter where it wants a token
-        wait_until(lambda: ask(f"{self.base_url}/memd/health").status in ready, lambda: f"not ready: {self!r}")
+        wait_until(lambda: ask(f"{self.own_url}/memd/health").status in ready, lambda: f"not ready: {self!r}")
         return self
 
     def _found_address(self, said_before: int) -> bool:
@@ -147,7 +152,10 @@ class DaemonProcess:
         if found is None:
             assert self._process.poll() is None, f"the daemon ended with {self._process.returncode}: {self!r}"
             return False
-        self.base_url = found[1]
+        own = OWN.search(said, found.start())
+        if own is None:
+            return False
+        self.base_url, self.own_url = found[1], own[1]
         return True
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -220,12 +228,12 @@ class DaemonProcess:
         """Whether a running daemon, which can be asked, has a finished turn that is not in the log yet."""
         if self._process is None or self._process.poll() is not None:
             return False
-        topics = ask(f"{self.base_url}/memd/topics")
+        topics = ask(f"{self.own_url}/memd/topics")
         known = topics.json["topics"] if topics.status == 200 else []
         return any(self._has_unstored(topic["topic_id"]) for topic in known if topic["is_open"])
 
     def _has_unstored(self, topic_id: str) -> bool:
-        told = ask(f"{self.base_url}/memd/buffer?topic={topic_id}")
+        told = ask(f"{self.own_url}/memd/buffer?topic={topic_id}")
         talks = told.json["conversations"] if told.status == 200 else []
         ends = [talk["latest"][-1] for talk in talks if talk["latest"]]
         return any(end["role"] == "assistant" and end["text"] and not end["stored"] for end in ends)

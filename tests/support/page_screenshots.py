@@ -72,7 +72,7 @@ def play(daemon: DaemonProcess) -> None:
     say(daemon, ELSEWHERE, topic="greenhouse")
     for text in ASKED[:-1]:
         say(daemon, text)
-    [reminder] = ask(f"{daemon.base_url}/memd/chunks?topic={TOPIC}&contains=18:00").json["chunks"]
+    [reminder] = ask(f"{daemon.own_url}/memd/chunks?topic={TOPIC}&contains=18:00").json["chunks"]
     correction = {"topic_id": TOPIC, "chunk_ids": [reminder["uuid"]]}
     helpful = {**correction, "action": "Helpful", "reason": "that was the question"}
     update = {
@@ -82,7 +82,7 @@ def play(daemon: DaemonProcess) -> None:
         "content": "user: The reminder for customers goes out three hours before the appointment.",
     }
     for body in (helpful, update):
-        assert ask(f"{daemon.base_url}/memd/corrections", body).status == 200
+        assert ask(f"{daemon.own_url}/memd/corrections", body).status == 200
     say(daemon, ASKED[-1])
 
 
@@ -99,8 +99,8 @@ def main() -> None:
     executable = chromium()
     assert executable is not None, "no Chromium; on Debian and Ubuntu: apt install chromium"
     with played() as daemon, running_chromium(executable) as browser:
-        newest = ask(f"{daemon.base_url}/memd/turns?limit=1").json["turns"][0]["turn_id"]
-        [chunk] = ask(f"{daemon.base_url}/memd/chunks?topic={TOPIC}&contains=18:00&all=1").json["chunks"]
+        newest = ask(f"{daemon.own_url}/memd/turns?limit=1").json["turns"][0]["turn_id"]
+        [chunk] = ask(f"{daemon.own_url}/memd/chunks?topic={TOPIC}&contains=18:00&all=1").json["chunks"]
         views = {
             "turns": "",
             "turn": f"#/turns/{newest}",
@@ -120,8 +120,8 @@ def take(browser: Browser, daemon: DaemonProcess, view: str, path: Path, look: s
     """One picture."""
     device, scheme = look.split("-")
     size = PHONE if device == "phone" else DESK
-    with tab(browser, daemon.base_url, viewport=size, color_scheme=scheme) as watched:
-        watched.page.goto(f"{daemon.base_url}/memd/{view}")
+    with tab(browser, daemon.own_url, viewport=size, color_scheme=scheme) as watched:
+        watched.page.goto(f"{daemon.own_url}/memd/{view}")
         watched.page.wait_for_selector("main:not([aria-busy]) h1")
         watched.page.wait_for_selector("text=Events live")
         time.sleep(0.5)  # what is fetched when something is opened

@@ -50,7 +50,7 @@ export type Signal =
 
 /** What memd tells in the headers of every answer. */
 export type MemoryHeaders = {
-  /** `injected`, `none`, `off`, `bad-memory-in`, `bad-mode`, or `degraded:` and the reason. */
+  /** `injected`, `none`, `off`, `token-required`, `bad-memory-in`, `bad-mode`, or `degraded:` and the reason. */
   status: string;
   /** The ids of the injected chunks; at most 4 KB of them. */
   injected: string[];

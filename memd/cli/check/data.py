@@ -5,6 +5,8 @@ Rule: works with and without a running daemon, and only reads, except for a name
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +28,8 @@ FREE_BYTES_LOW = 512 << 20
 READ_BYTES_MAX = 512 << 20
 """Logs up to this are read through, some seconds; larger ones are left to `memd verify`."""
 FINDINGS_MAX = 5
+OTHERS = 0o077
+"""Permissions of anybody but the user."""
 _PROBE = bytes(64 << 10)
 
 _MARK_OF = {"damaged": failed, "foreign": failed, "derived": warning}
@@ -60,6 +64,19 @@ def directory(data_dir: Path, files: LocalDisk) -> CheckResult:
     return ok(DIRECTORY, f"{data_dir}, {room}" + ("" if existing == data_dir else "; `memd serve` will create it"))
 
 
+def permissions(data_dir: Path) -> Iterator[CheckResult]:
+    """Warn of files that other users of the machine may read, as earlier versions left them."""
+    try:
+        found = list(_open_to_others(data_dir))
+    except OSError as error:
+        yield failed(DIRECTORY, f"{data_dir}: {error.strerror or error}", "check the permissions of the folders in it")
+        return
+    if found:
+        more = f" and {counted(len(found) - 1, 'path')} in it" if len(found) > 1 else ""
+        said = f"{found[0]}{more} may be read by other users of this machine"
+        yield warning(DIRECTORY, said, f"chmod -R go= {shlex.quote(str(data_dir))}")
+
+
 def lock(data_dir: Path, daemon: RunningDaemon | None, files: LocalDisk) -> CheckResult:
     """Check that nobody holds the directory, or a daemon that answers does."""
     path = data_dir / LOCK_NAME
@@ -70,10 +87,12 @@ def lock(data_dir: Path, daemon: RunningDaemon | None, files: LocalDisk) -> Chec
         return failed(
             LOCK,
             f"held by another process ({holder}), and no daemon answers for this folder",
-            "wait if a memd command is at work or a daemon is just starting; with another auth.token ask with that; "
-            "else stop that process",
+            "wait if a memd command is at work or a daemon is just starting; else stop that process",
         )
     version = daemon.health().get("version")
+    if version is None:
+        said = f"held by the daemon at {daemon.url} ({holder}), which does not take this auth.token"
+        return failed(LOCK, said, "give the auth.token that it was started with")
     if version != __version__:
         said = f"held by the daemon at {daemon.url} ({holder}), which is memd {version}; this is {__version__}"
         return warning(LOCK, said, "start the daemon again so that it is the installed version")
@@ -88,6 +107,7 @@ def log(data_dir: Path, topics: list[TopicDiskUsage], files: LocalDisk) -> Itera
     if not topics:
         yield ok(LOG, "nothing is stored yet")
         return
+    yield from _twins([topic.topic_id for topic in topics])
     try:
         waiting = waiting_note(waiting_messages(data_dir, files))
     except StoreError as error:
@@ -110,8 +130,31 @@ def log(data_dir: Path, topics: list[TopicDiskUsage], files: LocalDisk) -> Itera
         yield failed(LOG, f"{counted(more, 'finding')} more", "`memd verify` lists them all")
 
 
+def _twins(topic_ids: list[str]) -> Iterator[CheckResult]:
+    """Warn of topics that would share a folder on another file system; today none is created."""
+    seen: dict[str, str] = {}
+    for topic_id in topic_ids:
+        other = seen.setdefault(topic_id.casefold(), topic_id)
+        if other != topic_id:
+            said = f"the topics {other!r} and {topic_id!r} differ only in case: on macOS or Windows they would be mixed"
+            yield warning(
+                LOG, said, "before you move them there, give one another name: memd export, memd import --topic"
+            )
+
+
 def _outcome_of(finding: Finding) -> CheckResult:
     return _MARK_OF[finding.kind](LOG, str(finding), _REMEDY_OF[finding.kind])
+
+
+def _open_to_others(path: Path) -> Iterator[Path]:
+    """A path and those below it with which other users may do anything."""
+    with contextlib.suppress(
+        FileNotFoundError, NotADirectoryError
+    ):  # yet to be created, or removed by a running daemon a moment ago
+        if path.stat().st_mode & OTHERS:
+            yield path
+        for below in sorted(path.iterdir()) if path.is_dir() else ():
+            yield from _open_to_others(below)
 
 
 def _written_to(data_dir: Path, files: LocalDisk) -> Iterator[Path]:

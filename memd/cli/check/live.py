@@ -16,9 +16,10 @@ import aiohttp
 import msgspec
 
 from memd.admin.access import TOKEN_HEADER
+from memd.cli.running import unchecked_tls
 from memd.errors import MemdError
 from memd.proxy.app import running
-from memd.settings.model import AuthSettings, Config, ConversationSettings, ListenSettings
+from memd.settings.model import AdminSettings, AuthSettings, Config, ConversationSettings, ListenSettings
 
 TOLD = "Please remember: the code of the boathouse gate is heron-4519."
 ASKED = "What is the code of the boathouse gate?"
@@ -63,6 +64,7 @@ def scratch_config(config: Config, folder: Path) -> Config:
     return msgspec.structs.replace(
         config,
         listen=ListenSettings(port=0),
+        admin=AdminSettings(),
         auth=AuthSettings(),
         data_dir=folder / "memory",
         conversation=ConversationSettings(),
@@ -90,7 +92,7 @@ async def _recall_a_fact(config: Config, model: str) -> LiveAnswer:
 
 
 async def _ask_without_memory(base_url: str, headers: Mapping[str, str], model: str) -> LiveAnswer:
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=unchecked_tls())) as session:
         return await _send(session, base_url, model, ASKED, headers)
 
 

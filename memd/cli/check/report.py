@@ -72,6 +72,7 @@ def _stored(config: Config, daemon: RunningDaemon | None, files: LocalDisk) -> I
     """The data directory, and the embedding model, whose vectors are in it."""
     folder = data.directory(config.data_dir, files)
     yield folder
+    yield from data.permissions(config.data_dir)
     yield data.lock(config.data_dir, daemon, files)
     try:
         topics = disk_usage(config.data_dir, files)

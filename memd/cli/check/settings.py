@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import MemdError
-from memd.proxy.app import bound
+from memd.proxy.addresses import bound, own_port, tls_of
 from memd.settings.model import Config, is_this_machine
 from memd.wording import counted
 
@@ -41,28 +41,38 @@ def access(config: Config, path: Path | None, places: Mapping[str, str]) -> Chec
         who = f"{host} can be reached by others, and" if is_open else "only this machine, but"
         said = f"{who} auth.token has only {counted(len(token), 'character')}"
         return warning(ACCESS, said, "take a longer one, for example what `openssl rand -hex 24` prints")
+    if is_open and config.listen.tls_cert:
+        return ok(ACCESS, f"{host} can be reached by others, by TLS; each request has to show auth.token")
     if is_open:
         said = f"{host} can be reached by others; each request has to show auth.token, and nothing is encrypted"
-        return ok(ACCESS, said, "put a TLS proxy before it where the network is not yours alone")
+        return ok(ACCESS, said, "set listen.tls_cert, or put a TLS proxy before it, if others share the network")
     return ok(ACCESS, "only this machine, " + ("with auth.token" if token else "without a token"))
 
 
 def address(config: Config, daemon: RunningDaemon | None) -> CheckResult:
-    """Check whether memd listens, or can listen, at the address in the settings."""
+    """Check whether memd listens, or can listen, at the addresses in the settings."""
     host, port = config.listen.host, config.listen.port
     if daemon is not None:
-        elsewhere = port not in (0, urlsplit(daemon.url).port)
-        said = f"the running daemon listens at {daemon.url}"
+        model_url = daemon.model_url
+        elsewhere = port not in (0, urlsplit(model_url).port)
+        said = f"the running daemon listens at {model_url}, its own page is at {daemon.url}/memd/"
         return ok(ADDRESS, said + (f" (the settings say port {port})" if elsewhere else ""))
     try:
-        bound(config).close()
+        tls_of(config)
+        listeners = bound(config)
     except MemdError as error:
         other = RunningDaemon(f"http://{host}:{port}", "").health().get("data_dir")
         if other is None:
             return failed_with(ADDRESS, error)
         said = f"{host}:{port} is in use by a memd that holds {other}"
         return failed(ADDRESS, said, "stop that one, name its folder with --data-dir, or choose another listen.port")
-    return ok(ADDRESS, f"{host}:{port} is free" if port else f"{host}, any free port")
+    listeners.close()
+    if listeners.moved:
+        said = f"memd's own page will be at a port that is not known yet: {listeners.moved.rpartition('; ')[0]}"
+        return warning(ADDRESS, said, "stop what uses the port, or choose another with admin.port")
+    if not port:
+        return ok(ADDRESS, f"{host}, any free port")
+    return ok(ADDRESS, f"{host}:{port} is free" + (f", and so is {own}" if (own := own_port(config)) else ""))
 
 
 def _count(places: Mapping[str, str], among: list[str]) -> int:

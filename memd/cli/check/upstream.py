@@ -73,7 +73,8 @@ def upstream(config: Config, served: int | None = None) -> tuple[UpstreamProbe, 
 def live(config: Config, probe: UpstreamProbe, daemon: RunningDaemon | None) -> Iterator[CheckResult]:
     """Hold a conversation; of a running daemon check what leaves no trace in it."""
     if daemon is not None:
-        yield _judge_forwarding(config, daemon, ask_without_memory(config, daemon.url, probe.model or "any"))
+        url = daemon.model_url
+        yield _judge_forwarding(config, daemon, url, ask_without_memory(config, url, probe.model or "any"))
     recalled = recall_a_fact(config, probe.model or "any")
     yield _judge_recall(config, recalled)
     if not recalled.problem and recalled.status == 200:
@@ -124,8 +125,8 @@ def _placement(config: Config, probe: UpstreamProbe) -> CheckResult:
     return ok(PLACEMENT, f"{chosen}, and the model's chat template shows it")
 
 
-def _judge_forwarding(config: Config, daemon: RunningDaemon, answer: LiveAnswer) -> CheckResult:
-    name = f"the daemon at {daemon.url}"
+def _judge_forwarding(config: Config, daemon: RunningDaemon, url: str, answer: LiveAnswer) -> CheckResult:
+    name = f"the daemon at {url}"
     problem = _problem(config, answer)
     if problem is not None:
         return problem

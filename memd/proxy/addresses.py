@@ -1,0 +1,131 @@
+"""The two addresses of a daemon: the model's, which clients use, and memd's own, with the page and all of `/memd/`.
+
+Rule: both are on one host and never on one port. To a browser the port is a part of the origin: a page that the model
+server sends must not be able to act as memd's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from pathlib import Path
+from typing import NamedTuple
+
+from memd.errors import MemdError
+from memd.settings.model import Config
+
+PORT_MAX = 65_535
+
+
+class Listeners(NamedTuple):
+    """Sockets at both addresses; they do not listen yet."""
+
+    model: socket.socket
+    own: socket.socket
+    moved: str = ""
+    """Why memd's own address is another one than usual; empty if it is not."""
+
+    def close(self) -> None:
+        """Give both addresses back."""
+        self.model.close()
+        self.own.close()
+
+
+class Addresses(NamedTuple):
+    """The URLs of both addresses, without a path."""
+
+    model: str
+    own: str
+    local: str
+    """memd's own, by an IP address of this machine."""
+
+
+def bound(config: Config) -> Listeners:
+    """Take the addresses that the settings name.
+
+    Raises:
+        MemdError: one of them cannot be used.
+    """
+    host = config.listen.host
+    with contextlib.ExitStack() as on_error:
+        model = _bound(host, config.listen.port, "--port (or listen.port)")
+        on_error.callback(model.close)
+        listeners = _beside(model, config)
+        on_error.pop_all()
+    return listeners
+
+
+def addresses_of(config: Config, listeners: Listeners) -> Addresses:
+    """Return the URLs at which programs on this machine reach the listeners."""
+    host = config.listen.host
+    ports = [listener.getsockname()[1] for listener in (listeners.model, listeners.own)]
+    scheme = "https" if config.listen.tls_cert else "http"
+    model, own = (f"{scheme}://{_reached(host)}:{port}" for port in ports)
+    return Addresses(model, own, f"{scheme}://{_reached(listeners.own.getsockname()[0])}:{ports[1]}")
+
+
+def tls_of(config: Config) -> ssl.SSLContext | None:
+    """Read the certificate with which both addresses speak TLS; None: they speak plain HTTP.
+
+    Raises:
+        MemdError: it cannot be used.
+    """
+    cert, key = config.listen.tls_cert, config.listen.tls_key
+    if not cert:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    for path in (cert, key):
+        if not Path(path).is_file():
+            raise MemdError(f"{path}: there is no such file; correct listen.tls_cert and listen.tls_key")
+    try:
+        context.load_cert_chain(cert, key, password=lambda: "")  # else OpenSSL asks for a passphrase, and waits
+    except (ssl.SSLError, OSError) as error:
+        raise MemdError(
+            f"{cert} and {key} cannot be used for TLS ({error.strerror or error}); give PEM files of a certificate and "
+            "of its own key without a passphrase, which this user may read"
+        ) from None
+    return context
+
+
+def own_port(config: Config) -> int:
+    """Return the port of memd's own address as the settings name it; 0: any free one."""
+    if config.admin.port != "auto":
+        return config.admin.port
+    return config.listen.port + 1 if 0 < config.listen.port < PORT_MAX else 0
+
+
+def _beside(model: socket.socket, config: Config) -> Listeners:
+    host, port = config.listen.host, own_port(config)
+    try:
+        return Listeners(model, _bound(host, port, "--admin-port (or admin.port)"))
+    except MemdError as error:
+        if config.admin.port != "auto":
+            raise
+        return Listeners(model, _bound(host, 0, "--admin-port (or admin.port)"), str(error))
+
+
+def _bound(host: str, port: int, setting: str) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(listener.close)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.setblocking(False)
+            on_error.pop_all()
+        return listener
+    except OSError as error:
+        raise MemdError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; stop what uses the port, or choose another "
+            f"with {setting}"
+        ) from None
+
+
+def _reached(host: str) -> str:
+    """How a program on this machine calls the host that memd listens on, as it stands in a URL."""
+    everywhere = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # compared, not bound
+    named = everywhere.get(host, host)
+    return f"[{named}]" if ":" in named else named

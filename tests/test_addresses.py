@@ -1,0 +1,119 @@
+"""The two addresses of a daemon: that of the model and memd's own."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from conftest import MakeDaemon
+from daemon_process import Answer, DaemonProcess, ask
+from recording_upstream import RecordingUpstream
+
+from memd.errors import MemdError
+from memd.proxy.addresses import addresses_of, bound, own_port
+from memd.settings.model import AdminSettings, Config, ListenSettings
+
+
+@pytest.fixture
+def memd(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+    return make_daemon(upstream.url).start()
+
+
+def unfollowed(url: str, method: str = "GET", **headers: str) -> Answer:
+    """An answer as it comes, redirects included."""
+    parts = urlsplit(url)
+    with closing(http.client.HTTPConnection(parts.netloc, timeout=30)) as connection:
+        connection.request(method, f"{parts.path}?{parts.query}" if parts.query else parts.path, headers=headers)
+        answer = connection.getresponse()
+        return Answer(answer.status, answer.headers, answer.read())
+
+
+def test_the_clients_address_leads_to_memd_s_own(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
+    for method, path in (
+        ("GET", "/memd/search?q=a%20b"),
+        ("POST", "/memd/corrections"),
+        ("GET", "/memd"),
+        ("GET", "/memd/"),
+    ):
+        answer = unfollowed(memd.base_url + path, method)
+        assert answer.status == 307 and answer.headers["Location"] == memd.own_url + path
+        assert answer.headers["Cache-Control"] == "no-store"
+        assert memd.own_url in answer.json["error"]["message"]
+    assert not [request for request in upstream.requests if "/memd" in request.target]
+
+
+def test_it_leads_to_the_host_that_the_client_knows(memd: DaemonProcess) -> None:
+    port = urlsplit(memd.own_url).port
+    led = {"localhost:1": f"http://localhost:{port}/memd/", "[::1]:80": f"http://[::1]:{port}/memd/"}
+    for host, location in led.items():
+        assert unfollowed(f"{memd.base_url}/memd/", Host=host).headers["Location"] == location
+    assert unfollowed(f"{memd.base_url}/memd/", Host="evil.example").status == 403
+
+
+def test_health_is_answered_at_both_and_names_both(memd: DaemonProcess) -> None:
+    told = [unfollowed(f"{url}/memd/health") for url in (memd.base_url, memd.own_url)]
+    assert [answer.status for answer in told] == [200, 200] and told[0].json == told[1].json
+    assert (told[0].json["model_url"], told[0].json["own_url"]) == (memd.base_url, memd.own_url)
+
+
+def test_models_are_not_at_memd_s_own_address(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
+    seen = len(upstream.requests)
+    answer = ask(f"{memd.own_url}/v1/chat/completions", {"messages": []})
+    assert answer.status == 404 and f"{memd.base_url}/v1" in answer.json["error"]["message"]
+    assert len(upstream.requests) == seen
+
+
+def test_the_token_is_wanted_at_memd_s_own_address_but_not_to_be_led_there(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    memd = make_daemon(upstream.url, {"auth": {"token": "of some length"}}).start()
+    assert unfollowed(f"{memd.base_url}/memd/turns").status == 307
+    assert unfollowed(f"{memd.base_url}/memd/health").status == unfollowed(f"{memd.own_url}/memd/turns").status == 401
+    assert unfollowed(f"{memd.own_url}/memd/").status == 200
+    assert unfollowed(f"{memd.own_url}/v1/models").status == 401
+    assert ask(f"{memd.base_url}/memd/turns", headers={"X-Memory-Token": "of some length"}).status == 200
+
+
+def test_a_port_that_is_taken_stops_a_start_only_where_it_was_asked_for(tmp_path: Path) -> None:
+    with two_free_ports() as (port, taken):
+        with pytest.raises(MemdError, match=rf"127.0.0.1:{taken}: .*--admin-port"):
+            bound(config(tmp_path, port, taken))
+        listeners = bound(config(tmp_path, port, "auto"))
+        try:
+            assert f"127.0.0.1:{taken}" in listeners.moved
+            model, own, _ = addresses_of(config(tmp_path, port, "auto"), listeners)
+            assert model.endswith(f":{port}") and own != model and not own.endswith(f":{taken}")
+        finally:
+            listeners.close()
+
+
+def test_memd_s_own_port_is_one_above_the_clients_unless_it_is_set(tmp_path: Path) -> None:
+    assert own_port(Config()) == 8766
+    assert own_port(config(tmp_path, 9000, "auto")) == 9001
+    assert own_port(config(tmp_path, 9000, 9900)) == 9900
+    assert own_port(config(tmp_path, 0, "auto")) == own_port(config(tmp_path, 65_535, "auto")) == 0
+
+
+def config(folder: Path, port: int, own: int | str) -> Config:
+    admin = AdminSettings(port="auto") if own == "auto" else AdminSettings(port=int(own))
+    return Config(listen=ListenSettings(port=port), admin=admin, data_dir=folder)
+
+
+@contextmanager
+def two_free_ports() -> Iterator[tuple[int, int]]:
+    """A free port, and the one above it, on which somebody listens."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port = first.getsockname()[1]
+            try:
+                second = socket.create_server(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+        with second:
+            yield port, port + 1
+        return
