@@ -113,6 +113,8 @@ class DaemonProcess:
         """The hard limit of descriptors of the processes that are started from now on; None: that of this process."""
         self.own_url = ""
         """Where memd's own routes are."""
+        self.environment: dict[str, str] = {}
+        """Further variables for the processes that are started from now on."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def __repr__(self) -> str:
@@ -138,7 +140,11 @@ class DaemonProcess:
         said_before = self.log.stat().st_size
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self.command(*flags), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=clean_environment()
+                self.command(*flags),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=clean_environment() | self.environment,
             )
         wait_until(lambda: self._found_address(said_before), lambda: f"the daemon did not start: {self!r}")
         ready = (200, 401)  # the latter where it wants a token
@@ -187,6 +193,11 @@ class DaemonProcess:
         """End cleanly and start again on the same directory."""
         assert self.terminate() == 0, repr(self)
         return self.start()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process that was started has ended by itself."""
+        return self._process is None or self._process.poll() is not None
 
     def discard(self) -> None:
         """End it if it still runs, however."""

@@ -1,0 +1,156 @@
+"""A daemon on a disk that fails: one life with one fault, and what is left of it on a healthy disk.
+
+Rule: the judge knows only what was answered. A fact counts as acknowledged if its request was answered without saying
+that memory is degraded; every such fact is found after the next start, whatever the disk did.
+"""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import struct
+import subprocess
+import urllib.error
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from daemon_process import Answer, DaemonProcess, ask, wait_until
+
+KINDS = ("write", "sync", "rename", "open", "read", "close", "truncate", "unlink")
+"""In the order of `inject.c`."""
+ENDS = 0
+"""Instead of an error number: the process ends at the call."""
+ERRORS = (errno.EIO, errno.ENOSPC, ENDS)
+TURNS = 9
+SETTINGS = {
+    "buffer": {"journal_fsync": "always", "store_after_seconds": 0, "idle_seconds": 1},
+    "compaction": {"retry_seconds": 0.1},
+    "segment": {"max_entries": 4},  # so that a life meets rotation and sealing too
+}
+THINGS = ("lighthouse", "crane", "ferry", "windmill", "foundry", "quarry", "granary", "smithy", "reservoir")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The call that fails; without a kind none does."""
+
+    kind: str = ""
+    nth: int = 0
+    error: int = errno.EIO
+    lasts: bool = False
+    """Every call from there on."""
+
+    def __str__(self) -> str:
+        how = "ends the process" if self.error == ENDS else errno.errorcode[self.error]
+        return f"{self.kind} {self.nth}{' and after' if self.lasts else ''}: {how}" if self.kind else "no fault"
+
+
+@dataclass
+class Life:
+    """What a life with a fault has shown."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    """Calls of each kind below the data directory."""
+    acknowledged: list[str] = field(default_factory=list)
+    refused_start: bool = False
+    complaints: list[str] = field(default_factory=list)
+
+
+def compiled(folder: Path) -> Path:
+    """The injector, compiled."""
+    library = folder / "inject.so"
+    source = Path(__file__).with_name("inject.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+def fact(number: int) -> tuple[str, str]:
+    """A sentence, and the code word that stands in no other."""
+    word = f"KESTREL{number}{number * 7919 % 10_000:04d}"
+    return f"Please note: the code of the {THINGS[number % len(THINGS)]} is {word}, ask nobody else for it.", word
+
+
+def live(daemon: DaemonProcess, library: Path, fault: Fault) -> Life:
+    """One life on the failing disk, then one on a healthy one; what was not as promised is in `complaints`."""
+    life = Life()
+    counts = daemon.folder / "counts"
+    counts.write_bytes(bytes(8 * len(KINDS)))
+    daemon.environment = {
+        "LD_PRELOAD": str(library),
+        "FAULT_FOLDER": str(daemon.data_dir),
+        "FAULT_COUNTS": str(counts),
+        "FAULT_CALL": fault.kind,
+        "FAULT_NTH": str(fault.nth),
+        "FAULT_TIMES": "0" if fault.lasts else "1",
+        "FAULT_ERRNO": str(fault.error),
+    }
+    try:
+        daemon.start()
+    except AssertionError:
+        life.refused_start = True
+    said = [] if life.refused_start else list(_talk(daemon, life, fault))
+    if not life.refused_start and not daemon.has_ended:
+        daemon.terminate()
+    daemon.discard()
+    life.counts = dict(zip(KINDS, struct.unpack(f"{len(KINDS)}L", counts.read_bytes()), strict=True))
+    daemon.environment = {}
+    _judge(daemon, life, said)
+    if "Traceback" in daemon.log.read_text(errors="replace"):
+        life.complaints.append("a traceback in what the daemon said")
+    return life
+
+
+def _talk(daemon: DaemonProcess, life: Life, fault: Fault) -> Iterator[dict[str, str]]:
+    """Tell the facts in two chats; the messages of the second, in which every request sends all that was said."""
+    history: list[dict[str, str]] = []
+    try:
+        for number in range(TURNS):
+            text, word = fact(number)
+            history.append({"role": "user", "content": text})
+            yield history[-1]
+            answer = daemon.chat(history)
+            if answer.status != 200:
+                life.complaints.append(f"a request was answered {answer.status}: {answer.body[:200]!r}")
+            elif not answer.headers["X-Memory-Status"].startswith("degraded"):
+                life.acknowledged.append(word)
+            history.append({"role": "assistant", "content": "Noted."})
+            yield history[-1]
+        if not fault.lasts:
+            wait_until(lambda: daemon.has_ended or _is_stored(daemon, life.acknowledged), lambda: repr(daemon))
+    except (urllib.error.URLError, http.client.HTTPException, ConnectionError):
+        if fault.error != ENDS:
+            life.complaints.append("the daemon was gone")
+
+
+def _is_stored(daemon: DaemonProcess, words: list[str]) -> bool:
+    text = "\n".join(daemon.said())
+    return all(word in text for word in words)
+
+
+def _judge(daemon: DaemonProcess, life: Life, said: list[dict[str, str]]) -> None:
+    verified = daemon.run("verify")
+    if verified.returncode not in (0, 1) or "Traceback" in verified.stderr:
+        life.complaints.append(f"memd verify: {verified.returncode}, {verified.stderr[-300:]}")
+    daemon.start()
+    lost = [word for word in life.acknowledged if word not in _found(daemon, word).body.decode()]
+    if lost:
+        life.complaints.append(f"lost: {', '.join(lost)}")
+    question = {"role": "user", "content": "What did I tell you?"}
+    while said and said[-1]["role"] == "user":
+        said.pop()
+    answer = daemon.chat([*said, question])
+    if answer.status != 200 or answer.headers["X-Memory-Status"].startswith("degraded"):
+        life.complaints.append(f"after the restart: {answer.status}, {answer.headers['X-Memory-Status']}")
+    daemon.wait_stored(*life.acknowledged)
+    daemon.terminate()
+    copies = [entry["content"] for entry in daemon.export() if entry["live"]]
+    twice = [word for word in life.acknowledged if sum(word in text for text in copies) > 1]
+    if twice:
+        life.complaints.append(f"stored twice: {', '.join(twice)}")
+
+
+def _found(daemon: DaemonProcess, word: str) -> Answer:
+    """What a search for a word brings, out of the log or the journal."""
+    return ask(f"{daemon.base_url}/memd/search?q={urllib.parse.quote(word)}")
