@@ -6,7 +6,7 @@ SHELL := /bin/bash
 # The tests start hundreds of processes; without bytecode each of them would compile all of memd.
 export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
-.PHONY: demo quick test llama-tests fuzz lint constraints clean help
+.PHONY: demo quick test llama-tests fuzz faults lint constraints clean help
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
@@ -31,6 +31,9 @@ llama-tests: .venv/llama.cpp/fetched ## llama.cpp's own server tests: what passe
 
 fuzz: .venv/installed-test ## Many more random inputs to what reads untrusted bytes, other ones each time (some minutes)
 	$(PY) -m pytest --hypothesis-profile=fuzz $(PYTEST_FLAGS) tests/test_wire_*.py
+
+faults: .venv/installed-test ## Let every call on a file fail once, under a running daemon (an hour; FAULTS_FLAGS="--every 9": a part)
+	@$(PY) tests/faults/matrix.py $(FAULTS_FLAGS)
 
 lint: .venv/installed-test ## Lint, layout and types only
 	$(RUFF)

@@ -12,7 +12,7 @@ import struct
 import subprocess
 import urllib.error
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 

@@ -1,0 +1,46 @@
+"""A sample of the calls at which a disk can fail, under the real daemon; `make faults` tries all of them."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import MakeDaemon
+from faulty_daemon import ENDS, SETTINGS, Fault, compiled, live
+from recording_upstream import recording_upstream
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.platform != "linux", reason="the injector knows Linux's names of the calls"),
+]
+SAMPLE = [
+    Fault("write", 12, errno.EIO),
+    Fault("write", 20, errno.ENOSPC),
+    Fault("write", 33, ENDS),
+    Fault("write", 25, errno.ENOSPC, lasts=True),
+    Fault("sync", 14, errno.EIO),
+    Fault("sync", 21, ENDS),
+    Fault("sync", 18, errno.EIO, lasts=True),
+    Fault("rename", 4, errno.EIO),
+    Fault("rename", 5, ENDS),
+    Fault("open", 45, errno.EIO),
+    Fault("close", 35, errno.EIO),
+    Fault("read", 25, errno.EIO),
+]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("inject"))
+
+
+@pytest.mark.parametrize("fault", SAMPLE, ids=str)
+def test_what_was_acknowledged_is_kept_whatever_call_fails(
+    make_daemon: MakeDaemon, library: Path, fault: Fault
+) -> None:
+    with recording_upstream(window=2048) as upstream:
+        life = live(make_daemon(upstream.url, SETTINGS), library, fault)
+    assert not life.complaints and not life.refused_start
+    assert life.acknowledged or fault.lasts
