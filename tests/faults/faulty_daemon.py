@@ -153,4 +153,4 @@ def _judge(daemon: DaemonProcess, life: Life, said: list[dict[str, str]]) -> Non
 
 def _found(daemon: DaemonProcess, word: str) -> Answer:
     """What a search for a word brings, out of the log or the journal."""
-    return ask(f"{daemon.base_url}/memd/search?q={urllib.parse.quote(word)}")
+    return ask(f"{daemon.own_url}/memd/search?q={urllib.parse.quote(word)}")
