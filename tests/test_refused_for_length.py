@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 from daemon_process import wait_until
 from recording_upstream import Request, Response, recording_upstream
-from strict_server import StrictServer, prompt_tokens
+from strict_server import EVENT_STREAM, StrictServer, prompt_tokens
 
 from memd.proxy.app import running
 from memd.proxy.parts import Daemon
@@ -166,6 +166,46 @@ async def test_settings_that_promise_more_than_the_server_has_do_not_fail_again_
         for count in (99, 101, 103):
             assert (await agent.send(history(count)))[0] == 200
     assert len(server.refused) == 1 and len(server.accepted) == 3
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_a_refusal_with_status_200_is_learned_from_before_anything_goes_to_the_client(
+    tmp_path: Path, stream: bool
+) -> None:
+    """LM Studio's `event: error`, SGLang's and OpenRouter's `error` in a body with status 200."""
+    server = StrictServer(8_192, refusal="vllm", refuses_with_200=True)
+    async with agent_of(server, tmp_path) as agent, aiohttp.ClientSession() as session:
+        body = {"model": "m", "messages": history(99), "stream": stream}
+        async with session.post(f"{agent.daemon.base_url}/v1/chat/completions", json=body) as answer:
+            said = await answer.text()
+            assert answer.status == 200 and "error" not in said and "Noted." in said
+        too_long = {**body, "messages": [{"role": "user", "content": WORDS * 1_000}]}
+        async with session.post(f"{agent.daemon.base_url}/v1/chat/completions", json=too_long) as answer:
+            said = await answer.text()
+            assert answer.status == 200 and said.count("maximum context length") == 1, "nothing may leave: it passes"
+            assert said.startswith("event: error\n" if stream else '{"error"')
+    assert len(server.refused) == 2 and len(server.accepted) == 1
+
+
+async def test_a_refusal_later_in_a_stream_is_learned_for_the_next_request(tmp_path: Path) -> None:
+    def answer(request: Request) -> Response:
+        body = json.loads(request.body or b"{}")
+        tokens = prompt_tokens(body)
+        if tokens <= 2_048 or not body.get("stream"):
+            return StrictServer(1_000_000).answer(request)
+        said = (
+            f"This model's maximum context length is 2048 tokens. However, your messages resulted in {tokens} tokens."
+        )
+        begun = b'data: {"choices": [{"index": 0, "delta": {"role": "assistant"}}]}\n\n'
+        return Response(
+            (begun, b"data: " + json.dumps({"error": {"message": said}}).encode() + b"\n\n"), headers=EVENT_STREAM
+        )
+
+    async with agent_at(answer, tmp_path) as agent, aiohttp.ClientSession() as session:
+        body = {"model": "m", "messages": history(99), "stream": True}
+        for is_refused in (True, False):
+            async with session.post(f"{agent.daemon.base_url}/v1/chat/completions", json=body) as answered:
+                assert ("maximum context length" in await answered.text()) is is_refused
 
 
 async def test_an_error_that_repeats_what_the_client_said_teaches_no_window(tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ async def parts_of(answer: aiohttp.ClientResponse, record: RequestRecord, read: 
         BrokenAnswer: the connection ended before the body did.
     """
     if read:
+        record.note_answer_start()
         yield read
     while True:
         try:

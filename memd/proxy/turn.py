@@ -21,6 +21,7 @@ from memd.conversation import compaction
 from memd.conversation.conversation import Conversation
 from memd.errors import BadTopicId, MemdError
 from memd.ingest.topics import Topics
+from memd.proxy.beginning import Beginning, read_beginning
 from memd.proxy.correct import CorrectionResult, Corrector
 from memd.proxy.memory import Memory, Recalled, SettledPrompt, forget_blocks, without_blocks
 from memd.proxy.reading import Asked, Plain
@@ -59,7 +60,9 @@ class Offered(msgspec.Struct, frozen=True):
     """None: without memory."""
     answer: aiohttp.ClientResponse
     read: bytes = b""
-    """The beginning of the answer's body where it is a refusal: that has been read."""
+    """The beginning of the answer's body: that has been read."""
+    error: bytes = b""
+    """The error that came in place of a reply; empty if there is none."""
 
 
 Learn = Callable[[LengthRefusal], bool]
@@ -247,12 +250,17 @@ class Forwarding:
                 return await self._relay.run(out, offered.shown.headers(received, self.prepared.recalled))
             finally:
                 record.usage = self._relay.reply.usage
-                self._note_accepted(self._relay.reply)
+                self._note_outcome(offered, self._relay.reply)
 
-    def _note_accepted(self, reply: Reply) -> None:
-        """Remember the size of a prompt that the model took: it tells which refusals to believe."""
-        if self.answered.http_status == 200 and reply.message is not None and reply.usage is not None:
-            self._upstream.accepted(self._received.request.model, reply.usage.prompt_tokens)
+    def _note_outcome(self, offered: Offered, reply: Reply) -> None:
+        """Learn from what came of the prompt: the size of one that was taken, a refusal that came late in a stream."""
+        if offered.answer.status != 200:
+            return
+        if reply.error is None:
+            if reply.message is not None and reply.usage is not None:
+                self._upstream.accepted(self._received.request.model, reply.usage.prompt_tokens)
+        elif not offered.error and (reply.message is None or not (reply.message.text or reply.message.tool_calls)):
+            self._learned(msgspec.structs.replace(offered, error=reply.error.encode()))
 
     async def _keep(self, reply: Reply) -> None:
         """Keep a reply before the client has all of it."""
@@ -286,7 +294,7 @@ class Forwarding:
 
     def _learned(self, offered: Offered) -> bool:
         """Whether the answer is a refusal for length that is believed; then its window is known from now on."""
-        refusal = refusal_for_length(offered.read)
+        refusal = refusal_for_length(offered.error)
         if refusal is None:
             return False
         believed = self._learn(refusal)
@@ -320,10 +328,11 @@ class Forwarding:
             if answer.status not in REFUSALS:
                 if placement is None:  # else it was not memory that the upstream did not like
                     forget_blocks(self._received)
-                return Offered(shown, placement, answer)
+                beginning = await read_beginning(answer) if answer.status == 200 else Beginning()
+                return Offered(shown, placement, answer, beginning.read, beginning.error)
             refusal = await read_refusal(answer)
             if not attempts or not may_be_for_memory(refusal):
-                return Offered(shown, placement, answer, refusal)
+                return Offered(shown, placement, answer, refusal, refusal)
             fields = {"turn": asked.turn_id, "placement": placement, "http_status": answer.status}
             log.warning("the upstream refused a prompt with memory", extra=fields)
             answer.close()

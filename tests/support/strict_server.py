@@ -14,6 +14,8 @@ from recording_upstream import Request, Response, chat_answer
 
 NOT_FOUND = Response((b'{"error": {"message": "File Not Found", "type": "not_found_error", "code": 404}}',), status=404)
 
+EVENT_STREAM = (("Content-Type", "text/event-stream"),)
+
 
 class StrictServer:
     """Its `answer` goes to `recording_upstream`."""
@@ -27,6 +29,7 @@ class StrictServer:
         counts_reply: bool = False,
         refusal: str = "llama.cpp",
         image_tokens: int = 0,
+        refuses_with_200: bool = False,
     ) -> None:
         """
         Args:
@@ -37,6 +40,7 @@ class StrictServer:
             refusal: whose words it refuses a prompt with: `llama.cpp`, `vllm`, `vllm images`, `uncounted`, which does
                 not say what the prompt takes, or `silent`, which names no number.
             image_tokens: what each image takes, whatever its size.
+            refuses_with_200: a refusal is an error in the place of the reply, in a stream as its first event.
         """
         self.window = window
         self.tells = dict(tells or {})
@@ -44,6 +48,7 @@ class StrictServer:
         self._counts_reply = counts_reply
         self._refusal = refusal
         self._image_tokens = image_tokens
+        self._refuses_with_200 = refuses_with_200
         self.accepted: list[dict[str, Any]] = []
         """The bodies of the prompts that it took."""
         self.refused: list[dict[str, Any]] = []
@@ -65,8 +70,13 @@ class StrictServer:
         tokens, reply = self.tokens_of(body), body.get("max_tokens") or body.get("max_output_tokens") or 0
         if tokens >= self.window or (self._counts_reply and tokens + reply > self.window):
             self.refused.append(body)
-            return Response((json.dumps(self._error(tokens, reply)).encode(),), status=400)
+            refusal = json.dumps(self._error(tokens, reply)).encode()
+            if self._refuses_with_200 and body.get("stream"):
+                return Response((b"event: error\ndata: " + refusal + b"\n\n",), headers=EVENT_STREAM)
+            return Response((refusal,), status=200 if self._refuses_with_200 else 400)
         self.accepted.append(body)
+        if body.get("stream"):
+            return chat_answer(request)
         reply_to_chat = json.loads(chat_answer(request).parts[0])
         usage = {"prompt_tokens": tokens, "completion_tokens": 4, "total_tokens": tokens + 4}
         return Response((json.dumps({**reply_to_chat, "usage": usage}).encode(),))
