@@ -63,6 +63,10 @@ class StoreWriteFailed(StoreError):
     """An append or a file replacement did not become durable; the caller keeps what it wanted to write."""
 
 
+class ReadOnlyDisk(StoreWriteFailed):
+    """The write failed because the file system is mounted read-only."""
+
+
 class DiskFull(StoreWriteFailed):
     """The write failed because the disk (or a quota) is full."""
 

@@ -123,7 +123,7 @@ def test_what_a_file_could_not_sync_when_it_gave_its_descriptor_back_is_an_error
 
     first.write(b"not synced")
     with monkeypatch.context() as patched:
-        patched.setattr("memd.store.disk._sync", broken)
+        patched.setattr("memd.store.disk.sync_descriptor", broken)
         second.write(b"takes the only place")
     with pytest.raises(StoreWriteFailed, match=r"log0: cannot be written \(Input/output error\)"):
         first.sync()

@@ -16,7 +16,8 @@ from daemon_process import DaemonProcess, ask, clean_environment
 from recording_upstream import RecordingUpstream
 
 from memd.cli.running import RunningDaemon
-from memd.store.disk import DiskFiles, Lock
+from memd.store.directory_lock import Lock
+from memd.store.disk import DiskFiles
 
 TOKEN = "the token of this memory"
 Behave = Callable[[BaseHTTPRequestHandler], None]

@@ -49,10 +49,16 @@ class Topic:
         writer: ThreadPoolExecutor,
         redactor: Redactor,
         cutter: Cutter,
+        confirm_lock: Callable[[], None],
         *,
         journal_behind: bool = False,
     ) -> None:
-        """`journal_behind`: the journal's file differs from the buffer and must be rewritten."""
+        """Use `Topics.get`.
+
+        Args:
+            confirm_lock: called before each write; raises if another daemon may write there.
+            journal_behind: the journal's file differs from the buffer and must be rewritten.
+        """
         self.id = log_.topic_id
         self.log = log_
         self.buffer = buffer
@@ -70,6 +76,7 @@ class Topic:
         """Events were lost to a failed write: only a rewrite brings the file up to date."""
         self._journal_unsynced = False
         self._writer = writer
+        self._confirm_lock = confirm_lock
         self._holders = 0
         self._used_at = time.monotonic()
 
@@ -124,8 +131,13 @@ class Topic:
         Raises:
             StoreError: raised by `work`.
         """
+
+        def confirmed() -> Result:
+            self._confirm_lock()
+            return work()
+
         try:
-            result = await asyncio.get_running_loop().run_in_executor(self._writer, work)
+            result = await asyncio.get_running_loop().run_in_executor(self._writer, confirmed)
         except StoreError as error:
             if self.trouble is None:
                 log.error("writing failed", extra={"topic": self.id, "error": error})
@@ -300,8 +312,8 @@ class Topics:
             buffer.lower_marks(log_.has_digest)
         for finding in log_.findings:
             log.warning("found in the log", extra={"topic": topic_id, "finding": finding})
-        behind = has_lost or not is_as_kept
-        return Topic(log_, buffer, journal, self._writer, self._redactor, self._cutter, journal_behind=behind)
+        parts = log_, buffer, journal, self._writer, self._redactor, self._cutter, self._store.confirm_lock
+        return Topic(*parts, journal_behind=has_lost or not is_as_kept)
 
     def _last_use_and_work(self, topic_id: str) -> tuple[float | None, bool]:
         """When the topic was last used, by its journal, and whether there is work to do in it."""

@@ -1,45 +1,44 @@
-"""The local disk: operations that only a local file system has, and the only code of the store that touches one.
+"""The local disk: operations that only a local file system has.
 
-Rule: no other module of the store opens, names or removes a file by itself. Every call either happens or raises one of
-the declared errors, which names the file and the remedy. Modules that need a lock, a hard link, the free space or a
-path for a native library take a `LocalDisk`; all others take `Files` and could work on a remote store. The counterpart
-for tests, with power cuts and full disks, is tests/support/crash_files.py.
+Rule: with syscalls.py and directory_lock.py it is the only code of the store that touches one; no other module opens,
+names or removes a file by itself. Every call either happens or raises one of the declared errors, which names the file
+and the remedy. Modules that need a lock, a hard link, the free space or a path for a native library take a `LocalDisk`;
+all others take `Files` and could work on a remote store. The counterpart for tests, with power cuts and full disks, is
+tests/support/crash_files.py.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from memd.errors import DiskFull, StoreError, StoreLocked, StoreWriteFailed
-from memd.store import descriptors
+from memd.errors import StoreWriteFailed
+from memd.store import descriptors, directory_lock
 from memd.store.descriptors import KeptOpen
+from memd.store.directory_lock import DirectoryLock, Lock, lock_alone
 from memd.store.files import Appender, Files
+from memd.store.syscalls import (
+    DIRECTORY_MODE,
+    FILE_MODE,
+    WRITE_REMEDY,
+    close_descriptor,
+    open_descriptor,
+    reading,
+    sync_descriptor,
+    writing,
+)
 
-FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
-"""Nobody but the user may read what was said. For native libraries, which know no modes, `memd` sets its umask."""
-LOCK_TRIES, LOCK_RETRY_SECONDS = 5, 0.02
-_FULL = {errno.ENOSPC, errno.EDQUOT}
 # Another file system; one without hard links; no more links to this file; a sandbox or kernel that does not allow it.
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 _APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-_F_FULLFSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync alone leaves data in the drive's cache
-
-
-class Lock(Protocol):
-    """A held lock. It ends with the process."""
-
-    def release(self) -> None:
-        """Release the lock."""
+# A directory of autofs, squashfs, 9p or some FUSE: there is nothing to sync, or the file system does it by itself.
+_NOTHING_TO_SYNC = {errno.EINVAL, errno.EBADF}
 
 
 class LocalDisk(Files, Protocol):
@@ -70,7 +69,7 @@ class LocalDisk(Files, Protocol):
         """How many bytes can still be written to the file system of a directory."""
 
     def try_writing(self, directory: Path, data: bytes) -> None:
-        """Write an unnamed file durably and drop it: raises whatever a write there would raise."""
+        """Write and lock an unnamed file, drop it and sync the directory: raises whatever a start there would raise."""
 
     def may_write(self, path: Path) -> bool:
         """Whether permissions let this process write a file, or create files in a directory."""
@@ -85,7 +84,7 @@ class DiskFiles:
 
     def size(self, path: Path) -> int | None:
         """See Files."""
-        with _reading(path):
+        with reading(path):
             try:
                 return path.stat().st_size
             except (FileNotFoundError, NotADirectoryError):
@@ -93,7 +92,7 @@ class DiskFiles:
 
     def names(self, directory: Path) -> list[str]:
         """See Files."""
-        with _reading(directory):
+        with reading(directory):
             try:
                 return sorted(entry.name for entry in directory.iterdir())
             except (FileNotFoundError, NotADirectoryError):
@@ -105,17 +104,17 @@ class DiskFiles:
 
     def read(self, path: Path) -> bytes:
         """See Files."""
-        with _reading(path):
+        with reading(path):
             return path.read_bytes()
 
     def read_at(self, path: Path, offset: int, length: int) -> bytes:
         """See Files."""
-        with _reading(path), _open_descriptor(path, os.O_RDONLY) as descriptor:
+        with reading(path), open_descriptor(path, os.O_RDONLY) as descriptor:
             return _pread_all(descriptor, offset, length)
 
     def read_pieces(self, path: Path, offsets: Sequence[int], length: int) -> list[bytes]:
         """See Files."""
-        with _reading(path), _open_descriptor(path, os.O_RDONLY) as descriptor:
+        with reading(path), open_descriptor(path, os.O_RDONLY) as descriptor:
             return [os.pread(descriptor, length, offset) for offset in offsets]
 
     def create(self, path: Path) -> Appender:
@@ -128,17 +127,17 @@ class DiskFiles:
 
     def make_directory(self, path: Path) -> None:
         """See Files."""
-        with _writing(path):
+        with writing(path):
             path.mkdir(DIRECTORY_MODE, exist_ok=True)
 
     def rename(self, old: Path, new: Path) -> None:
         """See Files."""
-        with _writing(new):
+        with writing(new):
             old.replace(new)
 
     def link(self, old: Path, new: Path) -> bool:
         """See LocalDisk."""
-        with _writing(new):
+        with writing(new):
             try:
                 new.hardlink_to(old)
             except OSError as error:
@@ -149,7 +148,7 @@ class DiskFiles:
 
     def is_same_file(self, one: Path, other: Path) -> bool:
         """See LocalDisk."""
-        with _reading(one):
+        with reading(one):
             try:
                 return one.samefile(other)
             except (FileNotFoundError, NotADirectoryError):
@@ -157,31 +156,35 @@ class DiskFiles:
 
     def remove(self, path: Path) -> None:
         """See Files."""
-        with _writing(path):
-            path.unlink(missing_ok=True)
+        with writing(path):
+            if os.path.lexists(path):  # else a read-only disk would refuse even that
+                path.unlink(missing_ok=True)
 
     def sync_directory(self, path: Path) -> None:
         """See Files."""
-        with _writing(path):
+        with writing(path):
             try:
-                with _open_descriptor(path, os.O_RDONLY) as descriptor:
+                with open_descriptor(path, os.O_RDONLY) as descriptor:
                     os.fsync(descriptor)
             except PermissionError:
                 pass  # a parent of the data directory that memd may enter but not list is not memd's to sync
+            except OSError as error:
+                if error.errno not in _NOTHING_TO_SYNC:
+                    raise
 
     def save_native(self, path: Path, save: Callable[[str], None]) -> None:
         """See LocalDisk."""
-        with _writing(path):
+        with writing(path):
             try:
                 save(str(path))
             except RuntimeError as error:  # pybind11 turns C++ exceptions into this
-                raise StoreWriteFailed(f"{path}: the index could not be written ({error}); {_WRITE_REMEDY}") from error
-            with _open_descriptor(path, os.O_RDONLY) as descriptor:
-                _sync(descriptor)
+                raise StoreWriteFailed(f"{path}: the index could not be written ({error}); {WRITE_REMEDY}") from error
+            with open_descriptor(path, os.O_RDONLY) as descriptor:
+                sync_descriptor(descriptor)
 
     def load_native(self, path: Path, load: Callable[[str], None]) -> None:
         """See LocalDisk."""
-        with _reading(path):
+        with reading(path):
             load(str(path))
 
     def native_directory(self, path: Path) -> str | None:
@@ -191,69 +194,30 @@ class DiskFiles:
 
     def lock(self, path: Path) -> Lock:
         """See LocalDisk."""
-        with _writing(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-        try:
-            _lock_alone(descriptor)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "process unknown"
-            os.close(descriptor)
-            raise StoreLocked(
-                f"{path.parent} is in use by another memd ({holder}); stop that one, or choose another data_dir"
-            ) from None
-        except OSError as error:
-            os.close(descriptor)
-            raise StoreError(
-                f"{path}: cannot be locked ({error.strerror}); put data_dir on a file system that supports flock"
-            ) from error
-        with _writing(path):
-            os.ftruncate(descriptor, 0)
-            started = time.strftime("%Y-%m-%d %H:%M:%S %z")
-            os.pwrite(descriptor, f"pid {os.getpid()}, started {started}\n".encode(), 0)
-        return _DiskLock(descriptor)
+        return DirectoryLock(path)
 
     def is_locked(self, path: Path) -> bool:
         """See LocalDisk."""
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        else:
-            return False
-        finally:
-            os.close(descriptor)
+        return directory_lock.is_locked(path)
 
     def free_bytes(self, directory: Path) -> int:
         """See LocalDisk."""
-        with _reading(directory):
+        with reading(directory):
             found = os.statvfs(directory)
             return found.f_bavail * found.f_frsize
 
     def try_writing(self, directory: Path, data: bytes) -> None:
         """See LocalDisk."""
-        with _writing(directory), tempfile.TemporaryFile(prefix="memd-", dir=directory) as file:
+        with writing(directory), tempfile.TemporaryFile(prefix="memd-", dir=directory) as file:
             file.write(data)
             file.flush()
-            _sync(file.fileno())
+            sync_descriptor(file.fileno())
+            lock_alone(file.fileno(), directory)
+        self.sync_directory(directory)
 
     def may_write(self, path: Path) -> bool:
         """See LocalDisk."""
         return os.access(path, os.W_OK | os.X_OK if path.is_dir() else os.W_OK)
-
-
-class _DiskLock:
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor: int | None = descriptor
-
-    def release(self) -> None:
-        """See Lock."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
 
 
 class _DiskAppender:
@@ -266,7 +230,7 @@ class _DiskAppender:
         self._is_closed = False
         self._is_unsynced = False
         self._sync_error: OSError | None = None
-        with _writing(path):
+        with writing(path):
             self._descriptor: int | None = os.open(path, flags | _APPENDING, FILE_MODE)
             self._identity = _identity(self._descriptor)
         kept_open.used(self)
@@ -282,7 +246,7 @@ class _DiskAppender:
     def sync(self) -> None:
         """See Appender."""
         with self._opened() as descriptor:
-            _sync(descriptor)
+            sync_descriptor(descriptor)
             self._is_unsynced = False
 
     def truncate(self, size: int) -> None:
@@ -303,7 +267,7 @@ class _DiskAppender:
         with self._lock:
             if self._is_unsynced and self._descriptor is not None:
                 try:
-                    _sync(self._descriptor)
+                    sync_descriptor(self._descriptor)
                     self._is_unsynced = False
                 except OSError as error:  # it is told only once, and the owner has to know it
                     self._sync_error = error
@@ -311,7 +275,7 @@ class _DiskAppender:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        with self._lock, _writing(self._path):
+        with self._lock, writing(self._path):
             if self._is_closed:
                 raise StoreWriteFailed(f"{self._path}: the file was closed before this write; open the store again")
             if self._sync_error is not None:
@@ -331,53 +295,12 @@ class _DiskAppender:
     def _close(self) -> None:
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
-            os.close(descriptor)
+            close_descriptor(descriptor)
 
 
 def _identity(descriptor: int) -> tuple[int, int]:
     found = os.fstat(descriptor)
     return found.st_dev, found.st_ino
-
-
-_WRITE_REMEDY = "check that the disk is healthy, mounted writable and that memd may write there"
-_READ_REMEDY = "check the disk and the permissions"
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise DiskFull(f"{path}: the disk is full; free some space, memd goes on by itself") from error
-        raise StoreWriteFailed(f"{path}: cannot be written {descriptors.told(error, _WRITE_REMEDY)}") from error
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read {descriptors.told(error, _READ_REMEDY)}") from error
-
-
-@contextmanager
-def _open_descriptor(path: Path, flags: int) -> Iterator[int]:
-    descriptor = os.open(path, flags | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _lock_alone(descriptor: int) -> None:
-    """Lock a file, or raise BlockingIOError. Whoever asks `is_locked` holds the lock too, for an instant."""
-    for _ in range(LOCK_TRIES - 1):
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        time.sleep(LOCK_RETRY_SECONDS)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _pread_all(descriptor: int, offset: int, length: int) -> bytes:
@@ -390,10 +313,3 @@ def _pread_all(descriptor: int, offset: int, length: int) -> bytes:
         offset += len(part)
         length -= len(part)
     return b"".join(parts)
-
-
-def _sync(descriptor: int) -> None:
-    if _F_FULLFSYNC is not None:
-        fcntl.fcntl(descriptor, _F_FULLFSYNC)
-    else:
-        os.fsync(descriptor)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from memd.errors import StoreWriteFailed
 from memd.store.clock import SharedClock
-from memd.store.disk import DiskFiles, LocalDisk, Lock
+from memd.store.directory_lock import Lock
+from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.layout import LOCK_NAME, TopicLayout, check_new_name, topic_ids_in
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.format import ModelId
@@ -61,7 +64,8 @@ class Store:
 
         Raises:
             StoreLocked: another daemon holds it.
-            StoreWriteFailed: it cannot be created or written.
+            StoreWriteFailed: it cannot be created or written. (On a disk that is read-only, but has the directory, each
+                write fails instead.)
         """
         files = files or DiskFiles()
         _create(files, data_dir)
@@ -90,6 +94,7 @@ class Store:
         layout = TopicLayout(self.data_dir, topic_id)
         with self._topics_lock:
             if topic_id not in self._topics:
+                self._lock.confirm()  # to open a topic may be to repair it
                 check_new_name(self.files, self.data_dir, topic_id)
                 for directory in (layout.directory, layout.segments):
                     self.files.make_directory(directory)
@@ -128,6 +133,15 @@ class Store:
         if topic is not None:
             topic.close()
 
+    def confirm_lock(self) -> None:
+        """Make sure before a write that no other daemon writes to the directory.
+
+        Raises:
+            StoreLocked: the lock file was replaced, so another one may.
+            StoreWriteFailed: it was removed and cannot be made anew.
+        """
+        self._lock.confirm()
+
     def observe_canonical_id(self, canonical_id: int) -> None:
         """Keep the ids of all entries from now on above this one."""
         self._shared.clock.observe(canonical_id)
@@ -145,9 +159,16 @@ class Store:
 
 
 def _create(files: LocalDisk, data_dir: Path) -> None:
-    """Create the directory and its missing parents durably."""
+    """Create the directory and its missing parents durably.
+
+    What was there before is not memd's to sync, with one exception: before there is a lock file, an earlier start may
+    have ended between the two steps. Where that cannot be done it is no failure.
+    """
+    has_started = files.size(data_dir / LOCK_NAME) is not None
     for directory in reversed([data_dir, *data_dir.parents]):
         if not files.is_directory(directory):
             files.make_directory(directory)
-        # Even if it exists: an earlier start may have ended between these two steps.
-        files.sync_directory(directory.parent)
+            files.sync_directory(directory.parent)
+        elif not has_started:
+            with suppress(StoreWriteFailed):
+                files.sync_directory(directory.parent)

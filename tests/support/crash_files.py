@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from memd.errors import DiskFull, StoreError, StoreLocked, StoreWriteFailed
-from memd.store.disk import Lock
+from memd.store.directory_lock import Lock
 from memd.store.files import Appender
 
 Loss = Literal["lost", "torn", "zeros", "kept", "reordered"]
@@ -235,6 +235,9 @@ class _CrashLock:
     def __init__(self, locks: set[Path], path: Path) -> None:
         self._locks = locks
         self._path = path
+
+    def confirm(self) -> None:
+        assert self._path in self._locks
 
     def release(self) -> None:
         self._locks.discard(self._path)

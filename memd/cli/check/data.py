@@ -17,7 +17,7 @@ from memd.cli.waiting import waiting_messages, waiting_note
 from memd.errors import StoreError
 from memd.store.disk import LocalDisk
 from memd.store.layout import LOCK_NAME, TopicLayout, topic_ids_in
-from memd.store.log.recovery import Finding
+from memd.store.log.recovery import Finding, torn_files
 from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.store.tools.verify import verify
 from memd.wording import counted, sized
@@ -124,6 +124,7 @@ def log(data_dir: Path, topics: list[TopicDiskUsage], files: LocalDisk) -> Itera
         return
     if report.ok:
         yield ok(LOG, f"{said}; read through and whole")
+    yield from _set_aside(data_dir, topics, files)
     yield from map(_outcome_of, report.damaged[:FINDINGS_MAX])
     more = len(report.damaged) - FINDINGS_MAX
     if more > 0:
@@ -140,6 +141,17 @@ def _twins(topic_ids: list[str]) -> Iterator[CheckResult]:
             yield warning(
                 LOG, said, "before you move them there, give one another name: memd export, memd import --topic"
             )
+
+
+def _set_aside(data_dir: Path, topics: list[TopicDiskUsage], files: LocalDisk) -> Iterator[CheckResult]:
+    """Tell of the `.torn` files."""
+    layouts = [TopicLayout(data_dir, topic.topic_id) for topic in topics]
+    torn = torn_files(files, [folder for layout in layouts for folder in (layout.directory, layout.segments)])
+    if torn:
+        size = sum(files.size(path) or 0 for path in torn)
+        said = f"{counted(len(torn), 'interrupted write')} set aside, {counted(size, 'byte')}: {torn[0]}"
+        hint = "memd reads none of them; remove them if nothing is missed"
+        yield ok(LOG, said + (", …" if len(torn) > 1 else ""), hint)
 
 
 def _outcome_of(finding: Finding) -> CheckResult:

@@ -7,7 +7,9 @@ where they are, and the readable rest is served.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +31,9 @@ from memd.store.log.format import (
 )
 
 TORN_SUFFIX = ".torn"
+TORN_KEPT = 8
+"""Interrupted writes that are kept beside one file: they are for people to look at, memd reads none of them."""
+_TORN = re.compile(r"\.torn(?:\.(\d+))?$")
 
 Kind = Literal["torn", "damaged", "derived", "foreign", "notice"]
 """torn: an interrupted write was moved to a `.torn` file. damaged: part of the log cannot be read. derived: an index is
@@ -164,18 +169,32 @@ def cut_torn_tail(files: Files, path: Path, data: bytes, whole_end: int) -> Find
 
 
 def save_torn_copy(files: Files, path: Path, data: bytes) -> Path:
-    """Save `data` under the first free `.torn` name beside `path`, unless an earlier one holds exactly that."""
-    number = 1
-    while True:
-        suffix = TORN_SUFFIX if number == 1 else f"{TORN_SUFFIX}.{number}"
-        torn = path.with_name(path.name + suffix)
-        size = files.size(torn)
-        if size is None:
-            replace_file(files, torn, data)
+    """Save `data` under a new `.torn` name beside `path`, unless an earlier one holds exactly that.
+
+    Of those beside one file the last `TORN_KEPT` stay.
+    """
+    earlier = _torn_copies(files, path)
+    for torn in earlier.values():
+        if files.size(torn) == len(data) and files.read(torn) == data:
             return torn
-        if size == len(data) and files.read(torn) == data:
-            return torn
-        number += 1
+    number = max(earlier, default=0) + 1
+    torn = path.with_name(path.name + (TORN_SUFFIX if number == 1 else f"{TORN_SUFFIX}.{number}"))
+    replace_file(files, torn, data)
+    for old in sorted(earlier)[: max(0, len(earlier) + 1 - TORN_KEPT)]:
+        files.remove(earlier[old])
+    return torn
+
+
+def torn_files(files: Files, directories: Iterable[Path]) -> list[Path]:
+    """Return the `.torn` files in some directories: what memd set aside when it repaired a file."""
+    return [directory / name for directory in directories for name in files.names(directory) if _TORN.search(name)]
+
+
+def _torn_copies(files: Files, path: Path) -> dict[int, Path]:
+    """The `.torn` files beside `path` by number, ascending."""
+    found = {torn: _TORN.search(torn.name) for torn in torn_files(files, [path.parent])}
+    own = {torn: match for torn, match in found.items() if match and torn.name[: match.start()] == path.name}
+    return {int(match[1] or 1): torn for torn, match in sorted(own.items(), key=lambda pair: int(pair[1][1] or 1))}
 
 
 def remove_temporaries(files: Files, directory: Path) -> None:

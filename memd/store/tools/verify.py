@@ -22,7 +22,7 @@ from memd.store.log.columns import rows_from
 from memd.store.log.extent import ahead_of_log
 from memd.store.log.format import MAGIC_JOURNAL, decode_header, scan_records
 from memd.store.log.journal import extent_in
-from memd.store.log.recovery import TORN_SUFFIX, Finding, LogFile, find_damage, missing_segment, read_log_file
+from memd.store.log.recovery import Finding, LogFile, find_damage, missing_segment, read_log_file, torn_files
 from memd.wording import counted
 
 
@@ -101,13 +101,9 @@ class _Verification:
             self.findings += ahead_of_log(layout.hot, extent_in(journal), self._count_upto)
         if stamp is not None:
             self.findings += ahead_of_log(layout.lexical / STAMP_NAME, stamp.extent, self._count_upto)
-        for directory in (layout.directory, layout.segments):
-            for name in self._files.names(directory):
-                if TORN_SUFFIX in name:
-                    size = self._files.size(directory / name)
-                    self._add_finding(
-                        "notice", directory / name, f"holds {size} bytes of an interrupted write that was moved here"
-                    )
+        for path in torn_files(self._files, (layout.directory, layout.segments)):
+            size = self._files.size(path)
+            self._add_finding("notice", path, f"holds {size} bytes of an interrupted write that was moved here")
 
     def _segment(self, layout: TopicLayout, number: int, last_id: int) -> int:
         path = layout.bin(number)

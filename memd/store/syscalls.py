@@ -1,0 +1,69 @@
+"""Calls of the system: their errors become those of the store, and their descriptors end.
+
+Rule: an OSError leaves the store as one of the declared errors, which names the file and the remedy.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from memd.errors import DiskFull, ReadOnlyDisk, StoreError, StoreWriteFailed
+from memd.store import descriptors
+
+FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
+"""Nobody but the user may read what was said. For native libraries, which know no modes, `memd` sets its umask."""
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_F_FULLFSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync alone leaves data in the drive's cache
+WRITE_REMEDY = "check that the disk is healthy, mounted writable and that memd may write there"
+_READ_REMEDY = "check the disk and the permissions"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise what fails within as StoreWriteFailed (DiskFull, ReadOnlyDisk)."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise DiskFull(f"{path}: the disk is full; free some space, memd goes on by itself") from error
+        if error.errno == errno.EROFS:
+            raise ReadOnlyDisk(f"{path}: the disk is read-only; mount it writable, memd goes on by itself") from error
+        raise StoreWriteFailed(f"{path}: cannot be written {descriptors.told(error, WRITE_REMEDY)}") from error
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise what fails within as StoreError."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read {descriptors.told(error, _READ_REMEDY)}") from error
+
+
+@contextmanager
+def open_descriptor(path: Path, flags: int) -> Iterator[int]:
+    """A descriptor of a file, for as long as the block runs."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        close_descriptor(descriptor)
+
+
+def close_descriptor(descriptor: int) -> None:
+    """Close a descriptor, whatever the system says about it."""
+    with suppress(OSError):  # it is closed all the same, and what matters was synced before
+        os.close(descriptor)
+
+
+def sync_descriptor(descriptor: int) -> None:
+    """Make the contents of a file durable, through the drive's own cache."""
+    if _F_FULLFSYNC is not None:
+        fcntl.fcntl(descriptor, _F_FULLFSYNC)
+    else:
+        os.fsync(descriptor)

@@ -1,0 +1,173 @@
+"""Disks that are not as they should be: read-only, without syncs of directories, with errors at close, no lock file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import MakeDaemon
+from crash_files import CrashFiles
+from daemon_process import DaemonProcess
+from drafts import draft, open_store
+from recording_upstream import RecordingUpstream, recording_upstream
+
+from memd.errors import StoreLocked, StoreWriteFailed
+from memd.store.disk import DiskFiles
+from memd.store.log.append_file import AppendFile
+from memd.store.log.recovery import TORN_KEPT, save_torn_copy
+
+FACT = "The password for the boathouse door is heliotrope, and only the ferryman's wife knows it by heart."
+QUESTION = "What is the password for the boathouse door?"
+
+
+@pytest.fixture
+def upstream() -> Iterator[RecordingUpstream]:
+    with recording_upstream() as server:
+        yield server
+
+
+def asked(daemon: DaemonProcess, text: str) -> str:
+    answer = daemon.chat([{"role": "user", "content": text}])
+    assert answer.status == 200, answer.body
+    return str(answer.headers["X-Memory-Status"])
+
+
+class CountingDisk(DiskFiles):
+    """Notes the directories that are synced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synced: list[Path] = []
+
+    def sync_directory(self, path: Path) -> None:
+        self.synced.append(path)
+        super().sync_directory(path)
+
+
+class UnsyncableAncestors(DiskFiles):
+    """Cannot sync what lies above a folder, as a mount of which memd sees only a part."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def sync_directory(self, path: Path) -> None:
+        if not path.is_relative_to(self.folder):
+            raise StoreWriteFailed(f"{path}: cannot be written (Input/output error)")
+        super().sync_directory(path)
+
+
+def test_a_start_syncs_only_what_it_created(tmp_path: Path) -> None:
+    open_store(UnsyncableAncestors(tmp_path), tmp_path / "new" / "memory").close()
+    disk = CountingDisk()
+    open_store(disk, tmp_path / "new" / "memory").close()
+    assert disk.synced == []
+
+
+def test_a_directory_that_has_nothing_to_sync_is_no_failure() -> None:
+    descriptor = os.open("/proc", os.O_RDONLY)
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.fsync(descriptor)
+    os.close(descriptor)
+    DiskFiles().sync_directory(Path("/proc"))
+
+
+def test_the_check_tries_to_sync_the_directory_as_the_start_does(tmp_path: Path) -> None:
+    disk = CountingDisk()
+    disk.try_writing(tmp_path, b"probe")
+    assert disk.synced == [tmp_path]
+
+
+def test_an_error_at_close_is_none_of_what_was_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, path, real = DiskFiles(), tmp_path / "log", os.close
+    files.create(path).close()
+    file = AppendFile(files, path, 0)
+    file.append(b"one", sync=True)
+
+    def close(descriptor: int) -> None:
+        real(descriptor)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("memd.store.syscalls.os.close", close)
+    file.close()
+    assert files.read(path) == b"one"
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="only Linux has mount namespaces")
+def test_on_a_read_only_disk_requests_pass_through_and_memory_is_still_read(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
+        pytest.skip("this machine gives no mount namespace to its users")
+    daemon = make_daemon(upstream.url).start()
+    asked(daemon, FACT)
+    daemon.wait_stored(FACT)
+    assert daemon.terminate() == 0
+    before = {path: path.read_bytes() for path in daemon.data_dir.rglob("*") if path.is_file()}
+    mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+    command = daemon.command
+    monkeypatch.setattr(
+        daemon, "command", lambda: ["unshare", "-rm", "sh", "-c", mount, str(daemon.data_dir), *command()]
+    )
+    daemon.start()
+    assert asked(daemon, QUESTION) in ("injected", "degraded:store")
+    assert "heliotrope" in upstream.prompts[-1], "what is there can be read"
+    assert "the disk is read-only; mount it writable" in daemon.log.read_text()
+    assert daemon.chat([{"role": "user", "content": FACT}], memory_in={"topic_id": "new"}).status == 200
+    assert daemon.terminate() == 0
+    assert {path: path.read_bytes() for path in daemon.data_dir.rglob("*") if path.is_file()} == before
+
+
+def test_after_its_lock_file_was_removed_a_daemon_writes_on_unless_another_one_came(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    first = make_daemon(upstream.url).start()
+    lock = first.data_dir / "memd.lock"
+    lock.unlink()
+    asked(first, FACT)
+    first.wait_stored(FACT)
+    assert lock.exists(), "made anew"
+    second = make_daemon(upstream.url)
+    second.data_dir = first.data_dir
+    with pytest.raises(AssertionError, match="in use by another memd"):
+        second.start()
+    second.wait()
+
+    lock.unlink()
+    second.start()
+    log = (first.data_dir / "default" / "active.bin").read_bytes()
+    asked(first, "The lighthouse keeper's cat is called Admiral Tegetthoff.")
+    assert asked(first, "The bus to the quarry leaves at seven minutes past six.") == "degraded:store"
+    assert "was replaced while memd ran" in first.log.read_text()
+    first.kill()
+    assert (first.data_dir / "default" / "active.bin").read_bytes() == log
+    assert asked(second, QUESTION) == "injected"
+    assert second.terminate() == 0
+    assert second.run("verify").returncode == 0
+
+
+def test_a_lock_that_was_replaced_is_never_taken_back(tmp_path: Path) -> None:
+    files, path = DiskFiles(), tmp_path / "memd.lock"
+    first = files.lock(path)
+    first.confirm()
+    path.unlink()
+    second = files.lock(path)
+    second.release()
+    with pytest.raises(StoreLocked, match="restart it"):
+        first.confirm()
+
+
+def test_of_many_interrupted_writes_the_last_are_kept() -> None:
+    files, path = CrashFiles(), Path("/memory/talk/active.bin")
+    open_store(files).topic("talk").append([draft("one")])
+    for number in range(TORN_KEPT + 3):
+        torn = save_torn_copy(files, path, f"torn {number}".encode())
+    assert torn.name == f"active.bin.torn.{TORN_KEPT + 3}"
+    names = [name for name in files.names(path.parent) if ".torn" in name]
+    assert len(names) == TORN_KEPT and files.read(torn) == f"torn {TORN_KEPT + 2}".encode()
+    assert save_torn_copy(files, path, f"torn {TORN_KEPT}".encode()).name == f"active.bin.torn.{TORN_KEPT + 1}"
