@@ -73,6 +73,8 @@ def test_the_token_is_wanted_at_memd_s_own_address_but_not_to_be_led_there(
 ) -> None:
     memd = make_daemon(upstream.url, {"auth": {"token": "of some length"}}).start()
     assert unfollowed(f"{memd.base_url}/memd/turns").status == 307
+    odd = unfollowed(f"{memd.base_url}/memd/turns", Host="[::1")
+    assert (odd.status, odd.headers["Location"]) == (307, f"{memd.own_url}/memd/turns")
     assert unfollowed(f"{memd.base_url}/memd/health").status == unfollowed(f"{memd.own_url}/memd/turns").status == 401
     assert unfollowed(f"{memd.own_url}/memd/").status == 200
     assert unfollowed(f"{memd.own_url}/v1/models").status == 401

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
+from aiohttp import web
 from conftest import Connect, MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
 from raw_wire import Peer, RawUpstream, answer, raw_upstream, request
+
+from memd.proxy.connections import listen
+from memd.settings.model import LimitsSettings
 
 CHAT = b"/v1/chat/completions"
 TOKEN = "a secret of some length"
@@ -157,6 +164,31 @@ def test_a_stranger_whose_refused_body_goes_on_makes_room_as_well(
     user = connect(memd.base_url)
     user.send(request(b"GET", b"/v1/models", SHOWN))
     assert user.read_head().split(b" ")[1] == b"200"
+
+
+def test_strangers_that_do_not_read_their_answers_are_gone_when_they_make_room() -> None:
+    async def serve() -> None:
+        async def handle(_: web.BaseRequest) -> web.Response:
+            return web.Response(body=bytes(16 * MEGABYTE))
+
+        server, listener = web.Server(handle), socket.create_server(("127.0.0.1", 0))
+        (accepting,) = await listen([(server, listener)], LimitsSettings(connections_max=2), None)
+        strangers: list[asyncio.StreamWriter] = []
+        try:
+            async with asyncio.timeout(20):
+                for _ in range(6):
+                    _, stranger = await asyncio.open_connection(*listener.getsockname(), limit=1)
+                    strangers.append(stranger)
+                    stranger.write(request(b"GET", b"/"))
+                    while not all(one.transport and one.transport.get_write_buffer_size() for one in server.connections):
+                        await asyncio.sleep(0.01)  # who has left has no transport; the others' answers wait
+            assert len(server.connections) == 2
+        finally:
+            accepting.close()
+            for stranger in strangers:
+                stranger.transport.abort()
+
+    uvloop.run(serve())
 
 
 def test_a_connection_at_work_is_not_closed_for_another(

@@ -64,7 +64,10 @@ def forwarding_header(request: web.BaseRequest) -> str | None:
 
 def same_host(request: web.BaseRequest, url: str) -> str:
     """Return `url` with the host by which the client calls this machine, which may not be the one that memd knows."""
-    host = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
+    try:
+        host = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
+    except ValueError:  # it is no address
+        return url
     parts = urlsplit(url)
     if not _HOST.fullmatch(host):
         return url

@@ -69,6 +69,8 @@ class Connection(ProvableConnection):
     def leave(self) -> None:
         """Close it at once, to make room."""
         self.is_leaving = True
+        if self.transport is not None and not self.is_proven:
+            self.transport.abort()  # one that does not read what it asked for would stay for ever, and not be counted
         self.force_close()
 
     def data_received(self, data: bytes) -> None:
