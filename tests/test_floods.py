@@ -180,8 +180,8 @@ def test_strangers_that_do_not_read_their_answers_are_gone_when_they_make_room()
                     _, stranger = await asyncio.open_connection(*listener.getsockname(), limit=1)
                     strangers.append(stranger)
                     stranger.write(request(b"GET", b"/"))
-                    while not all(one.transport and one.transport.get_write_buffer_size() for one in server.connections):
-                        await asyncio.sleep(0.01)  # who has left has no transport; the others' answers wait
+                    while not all(map(_has_unread_answer, server.connections)):  # noqa: ASYNC110  # nobody tells
+                        await asyncio.sleep(0.01)
             assert len(server.connections) == 2
         finally:
             accepting.close()
@@ -189,6 +189,10 @@ def test_strangers_that_do_not_read_their_answers_are_gone_when_they_make_room()
                 stranger.transport.abort()
 
     uvloop.run(serve())
+
+
+def _has_unread_answer(connection: web.RequestHandler) -> bool:
+    return connection.transport is not None and connection.transport.get_write_buffer_size() > 0
 
 
 def test_a_connection_at_work_is_not_closed_for_another(
@@ -262,6 +266,7 @@ def test_bodies_in_flight_are_bounded_all_together(memd: DaemonProcess, raw: Raw
     send_all(third, request(b"POST", CHAT, SHOWN, body=body), 1)
     assert third.read_head().split(b" ")[1] == b"503"
     assert int(third.header(b"Retry-After") or 0) > 0
+    assert third.header(b"X-Memory-Status") == b"none" and third.header(b"X-Memory-Turn")
     assert b"limits.bodies_bytes_max" in third.read_body()
     go_on.set()
     assert all(user.read_head().split(b" ")[1] == b"200" for user in users)

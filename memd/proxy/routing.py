@@ -110,7 +110,7 @@ class Router:
                     response = await self._answer_model(request, api, target, path_topic, take)
             except TooManyBodies as error:
                 log.warning("a request was refused", extra={"error": error})
-                response = too_many_bodies(error, api or CHAT)
+                response = _with_headers(too_many_bodies(error, api or CHAT), record)
             except (aiohttp.ClientError, TimeoutError) as error:
                 response = self._unanswered(request, error, api or CHAT, record)
             record.http_status = response.status
