@@ -71,6 +71,10 @@ class DiskFull(StoreWriteFailed):
     """The write failed because the disk (or a quota) is full."""
 
 
+class FileReplaced(StoreWriteFailed):
+    """The path that is appended to names another file now, which is not memd's to change."""
+
+
 class CorruptFile(StoreError):
     """A file's bytes do not match their checksums where an interrupted write cannot be the reason."""
 

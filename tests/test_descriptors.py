@@ -18,6 +18,7 @@ from memd.ingest.topics import OPEN_MAX
 from memd.store import descriptors
 from memd.store.disk import DiskFiles
 from memd.store.files import Appender
+from memd.store.log.append_file import AppendFile
 from memd.store.tools.export import export
 
 DESCRIPTORS_MAX = 256
@@ -138,6 +139,21 @@ def test_a_file_that_was_replaced_meanwhile_is_not_appended_to(tmp_path: Path) -
     with pytest.raises(StoreWriteFailed, match="something else replaced it"):
         first.write(b"lost in the wrong file")
     assert (tmp_path / "log0").read_bytes() == b"something else"
+
+
+def test_nor_is_it_cut_to_the_length_of_the_file_that_was_there_however_often_it_is_tried(tmp_path: Path) -> None:
+    files = DiskFiles(kept_open_max=1)
+    for name in ("log", "another"):
+        (tmp_path / name).write_bytes(b"")
+    log, another = (AppendFile(files, tmp_path / name, 0) for name in ("log", "another"))
+    log.append(b"begun", sync=True)
+    another.append(b"takes the only place", sync=True)
+    (tmp_path / "restored").write_bytes(b"a longer log out of a backup")
+    (tmp_path / "restored").rename(tmp_path / "log")
+    for _ in range(3):
+        with pytest.raises(StoreWriteFailed, match="something else replaced it"):
+            log.append(b"goes on", sync=True)
+    assert (tmp_path / "log").read_bytes() == b"a longer log out of a backup"
 
 
 def test_an_error_for_want_of_descriptors_names_the_limit_and_the_remedy(tmp_path: Path) -> None:

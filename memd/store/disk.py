@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from memd.errors import StoreWriteFailed
+from memd.errors import FileReplaced, StoreWriteFailed
 from memd.store import descriptors, directory_lock
 from memd.store.descriptors import KeptOpen
 from memd.store.directory_lock import DirectoryLock, Lock, lock_alone
@@ -285,7 +285,7 @@ class _DiskAppender:
                 self._descriptor = os.open(self._path, _APPENDING)
                 if _identity(self._descriptor) != self._identity:
                     self._close()
-                    raise StoreWriteFailed(
+                    raise FileReplaced(
                         f"{self._path}: is another file than before: something else replaced it; nothing more is "
                         "appended, restart memd"
                     )

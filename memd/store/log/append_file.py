@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memd.errors import StoreWriteFailed
+from memd.errors import FileReplaced, StoreWriteFailed
 from memd.store.files import Appender, Files
 
 
@@ -72,6 +72,8 @@ class AppendFile:
         try:
             appender.truncate(self.end)
             appender.sync()
+        except FileReplaced:
+            pass  # so says this appender each time; a new one would take the other file for this one, and cut it
         except StoreWriteFailed:
             # The first error is the one to report. The next append cuts the file before it writes.
             self.close()
