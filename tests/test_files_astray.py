@@ -61,6 +61,40 @@ def test_a_missing_segment_is_not_passed_over_in_silence(make_daemon: MakeDaemon
         assert daemon.run("verify").returncode == 0
 
 
+def test_the_files_of_another_topic_are_not_read_as_ones_own(make_daemon: MakeDaemon) -> None:
+    with recording_upstream() as upstream:
+        daemon = make_daemon(upstream.url, {"retrieval": {"min_score": 0.4}}).start()
+        told(daemon, FACTS[0], topic="work")
+        told(daemon, FACTS[1], topic="home")
+        assert daemon.terminate() == 0
+        work, home = daemon.data_dir / "work", daemon.data_dir / "home"
+        (work / "hot.log").rename(home / "hot.log")
+        verified = daemon.run("verify")
+        assert verified.returncode == 1 and f"{home / 'hot.log'}: belongs to the topic 'work'" in verified.stdout
+        assert daemon.run("stats").returncode == 0
+
+        daemon.start()
+        lost = [said("What is the password for the boathouse door?")]
+        answer = daemon.chat(lost, memory_in={"topic_id": "home"})
+        assert (answer.status, answer.headers["X-Memory-Status"]) == (200, "degraded:store")
+        assert "heliotrope" not in upstream.prompts[-1]
+        assert "If you have renamed the topic's folder on purpose" in daemon.log.read_text()
+        assert daemon.terminate() == 0
+
+        (home / "hot.log").rename(work / "hot.log")
+        work.rename(daemon.data_dir / "office")
+        daemon.start()
+        moved = {"memory_in": {"topic_id": "office"}}
+        assert daemon.chat(lost, **moved).headers["X-Memory-Status"] == "degraded:store"
+        (daemon.data_dir / "office" / "former_names").write_text("work\n")
+        assert daemon.chat(lost, **moved).headers["X-Memory-Status"] == "injected", "without a restart"
+        daemon.wait_stored("boathouse door?")
+        assert daemon.terminate() == 0
+        assert daemon.run("verify").returncode == 0
+        assert daemon.run("backup", str(daemon.folder / "backup")).returncode == 0
+        assert daemon.run("verify", str(daemon.folder / "backup")).returncode == 0
+
+
 def test_a_lexical_file_that_is_cut_short_under_a_running_daemon_costs_nothing(make_daemon: MakeDaemon) -> None:
     with recording_upstream() as upstream:
         daemon = make_daemon(upstream.url, {"retrieval": {"min_score": 0.4}}).start()

@@ -13,6 +13,7 @@ from drafts import DATA_DIR, adjusted, deprecated, digest_of, draft, live_conten
 
 from memd.errors import CorruptFile, ForeignFile
 from memd.store.log.format import HEADER_BYTES, MAGIC_LOG, decode_header, encode_header, scan_records
+from memd.store.log.journal import Journal, read_journal
 from memd.store.store import TopicLog
 from memd.store.tools.export import export
 from memd.store.tools.verify import VerifyReport, verify
@@ -109,7 +110,7 @@ LOG_DAMAGE: dict[str, tuple[Callable[[CrashFiles], None], list[str], set[str], s
         "what the rest held is lost",
     ),
     "segments swapped": (swap, ALL, {"damaged", "derived"}, "says that it is segment"),
-    "segment of another topic": (of_another_topic, ALL, {"foreign", "derived"}, "another topic"),
+    "segment of another topic": (of_another_topic, without(0, 1, 2, 3, 4), {"foreign"}, "another topic"),
 }
 
 
@@ -153,6 +154,10 @@ def test_a_damaged_log_serves_the_rest_and_says_what_is_lost(name: str) -> None:
         topic.append([draft(f"later {attempt}")])
         served = [*served, f"user: chunk later {attempt}"]
         store.close()
+    if "foreign" in kinds:
+        with pytest.raises(ForeignFile, match=r"seg_0001\.bin: belongs to another topic, not to 'talk'"):
+            list(export(DATA_DIR, files, topic_id=None, live_only=False))
+        return
     exported = [entry["content"] for entry in export(DATA_DIR, files, topic_id=None, live_only=False)]
     assert sorted(exported) == sorted(served)
     if "missing" in name:
@@ -328,3 +333,41 @@ def test_messages_of_an_append_that_lost_a_part_do_not_count_as_stored(damaged: 
     # The append right behind the gap of a lost last record cannot be told from the rest of the damaged one.
     assert stored == {0: True, 1: False, 2: damaged != 2}
     assert len(live_contents(topic)) == 8
+
+
+def test_a_whole_folder_of_another_topic_is_refused_until_its_former_name_is_told() -> None:
+    files = disk()
+    journal, _ = Journal.open(TOPIC / "hot.log", files)
+    journal.append([b"one"])
+    journal.close()
+    renamed = DATA_DIR / "private"
+    for folder in (renamed, renamed / "segments"):
+        files.make_directory(folder)
+    for path, data in files.contents().items():
+        if Path(path).is_relative_to(TOPIC):
+            files.put(renamed / Path(path).relative_to(TOPIC), data)
+    before = files.contents()
+    store = open_store(files, segment_entries_max=5)
+    with pytest.raises(ForeignFile, match=r"active\.bin: belongs to the topic 'talk', not to 'private': move it back"):
+        store.topic("private")
+    with pytest.raises(ForeignFile, match=r"hot\.log: belongs to the topic 'talk'"):
+        Journal.open(renamed / "hot.log", files)
+    with pytest.raises(ForeignFile):
+        read_journal(renamed / "hot.log", files)
+    assert files.contents() == before
+    assert {Path(one.path).name for one in verify(DATA_DIR, files).damaged} == {
+        "active.bin",
+        "hot.log",
+        "seg_0001.bin",
+        "seg_0002.bin",
+    }
+    files.put(renamed / "former_names", b"earlier\r\ntalk\r\n")
+    topic = store.topic("private")
+    assert (topic.findings, live_contents(topic)) == ([], ALL)
+    assert Journal.open(renamed / "hot.log", files)[1] == [b"one"]
+    topic.append([draft("later")])
+    store.close()
+    assert verify(DATA_DIR, files).ok
+    again = open_store(files, segment_entries_max=5)
+    assert live_contents(again.topic("private")) == [*ALL, "user: chunk later"]
+    assert live_contents(again.topic("talk")) == ALL, "a copy, then"

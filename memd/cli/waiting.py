@@ -11,6 +11,7 @@ import msgspec
 
 from memd.conversation.events import BufferEvent, decode_event
 from memd.conversation.hot_buffer import HotBuffer
+from memd.errors import ForeignFile
 from memd.ingest.unstored import unstored_messages
 from memd.store.disk import LocalDisk
 from memd.store.layout import TopicLayout, topic_ids_in
@@ -39,7 +40,11 @@ def waiting_note(messages: int) -> str | None:
 
 def _in_journal(path: Path, files: LocalDisk) -> int:
     events: list[BufferEvent] = []
-    for payload in read_journal(path, files):
+    try:
+        payloads = read_journal(path, files)
+    except ForeignFile:
+        return 0  # nothing of it is stored in this topic; a daemon and `memd verify` say so
+    for payload in payloads:
         try:
             events.append(decode_event(payload))
         except msgspec.DecodeError:

@@ -10,8 +10,9 @@ import re
 from pathlib import Path
 
 from memd.entries import TOPIC_ID_PATTERN, checked_topic_id
-from memd.errors import BadTopicId
+from memd.errors import BadTopicId, ForeignFile
 from memd.store.files import TEMPORARY_SUFFIX, Files
+from memd.store.log.format import Header, topic_tag
 
 LOCK_NAME = "memd.lock"
 ADDRESS_NAME = "memd.url"
@@ -21,6 +22,8 @@ SECRET_NAME = "memd.secret"  # noqa: S105  # the name of a file
 """The secret with which the daemon that holds the lock proves itself to commands."""
 RECEIPTS_NAME = "memd.receipts"
 RECEIPTS_OLD_NAME = "memd.receipts.old"
+FORMER_NAMES = "former_names"
+"""Beside `active.bin`: the names that the topic had before, one on each line. People write it, memd reads it."""
 _REPLACED = (ADDRESS_NAME, SECRET_NAME)
 _OWN_NAMES = {
     *(LOCK_NAME, RECEIPTS_NAME, RECEIPTS_OLD_NAME, *_REPLACED),
@@ -42,6 +45,7 @@ class TopicLayout:
         self.segments = self.directory / "segments"
         self.active = self.directory / "active.bin"
         self.hot = self.directory / "hot.log"
+        self.former_names = self.directory / FORMER_NAMES
         self.lexical = self.directory / "lexical"
         """The folder of the lexical index; only lexical/ knows the files in it."""
 
@@ -103,6 +107,26 @@ def segments_before(files: Files, layout: TopicLayout, active: bytes | None, seg
     if active and segment_id in numbers and files.read(layout.bin(segment_id)).startswith(active):
         return [number for number in numbers if number < segment_id]
     return numbers
+
+
+def check_topic(files: Files, directory: Path, header: Header | None, path: Path) -> None:
+    """Make sure that a file in a topic's directory belongs to the topic. One whose header is damaged may.
+
+    A directory that was renamed on purpose has a file with the names that it had before, so that its files are known.
+
+    Raises:
+        ForeignFile: it is another topic's.
+    """
+    former = directory / FORMER_NAMES
+    names = files.read(former).decode("utf-8-sig", "replace").split() if files.size(former) is not None else []
+    if header is None or header.topic in map(topic_tag, [directory.name, *names]):
+        return
+    owner = next((name for name in topic_ids_in(files, directory.parent) if topic_tag(name) == header.topic), None)
+    of = f"the topic {owner!r}" if owner else "another topic"
+    raise ForeignFile(
+        f"{path}: belongs to {of}, not to {directory.name!r}: move it back. If you have renamed the topic's folder on "
+        f"purpose, write its former name into a file {former}; then all of its files are read"
+    )
 
 
 def check_new_name(files: Files, data_dir: Path, topic_id: str) -> None:

@@ -21,8 +21,8 @@ from memd.store.index.meta import (
     read_segment_meta,
     sealed_segment,
 )
-from memd.store.layout import TopicLayout
-from memd.store.log.format import ModelId, decode_entry, payload_at, scan_records
+from memd.store.layout import TopicLayout, check_topic
+from memd.store.log.format import Header, ModelId, decode_entry, payload_at, scan_records
 from memd.store.log.recovery import (
     Finding,
     LogFile,
@@ -53,14 +53,14 @@ class OpenedTopic(msgspec.Struct, kw_only=True):
     active_end: int
     findings: list[Finding]
     missing: list[Path]
-    """Full segments that are not there."""
+    """Full segments that are not there, or are another topic's."""
 
 
 def open_topic(files: Files, layout: TopicLayout, model: ModelId) -> OpenedTopic:
     """Read a topic's files and repair what a crash left.
 
     Raises:
-        ForeignFile: `active.bin` has a newer format or is not memd's.
+        ForeignFile: `active.bin` has a newer format, is not memd's or is another topic's.
         StoreError: a file cannot be read, or a torn tail cannot be moved.
     """
     remove_temporaries(files, layout.directory)
@@ -137,6 +137,8 @@ def _open_sealed(files: Files, layout: TopicLayout, model: ModelId, segment_id: 
     name = str(layout.bin(segment_id))
     try:
         header, meta = read_segment_meta(files, layout, segment_id)
+        if _is_left_out(files, layout, header, layout.bin(segment_id), opened):
+            return True
         segment = sealed_segment(files, layout, header, meta)
         if model.wrote(header):
             if files.size(layout.hnsw(segment_id)) != meta.hnsw_bytes:  # its checksum is verified on loading
@@ -154,6 +156,17 @@ def _open_sealed(files: Files, layout: TopicLayout, model: ModelId, segment_id: 
         opened.findings.append(Finding("damaged", name, f"bytes {start} to {end} cannot be read; see `memd verify`"))
     opened.segments[segment_id] = segment
     return True
+
+
+def _is_left_out(files: Files, layout: TopicLayout, header: Header | None, path: Path, opened: OpenedTopic) -> bool:
+    """Whether a full segment is another topic's; notes it."""
+    try:
+        check_topic(files, layout.directory, header, path)
+    except ForeignFile as error:
+        opened.findings.append(Finding("foreign", str(path), f"it is left out: {error}"))
+        opened.missing.append(path)
+        return True
+    return False
 
 
 def _open_merged(files: Files, layout: TopicLayout, opened: OpenedTopic) -> None:
@@ -174,7 +187,9 @@ def _open_unsealed(files: Files, layout: TopicLayout, model: ModelId, segment_id
     except ForeignFile as error:
         opened.findings.append(Finding("foreign", str(path), f"it is left out: {error}"))
         return
-    opened.findings += find_damage(log_file, topic_id=layout.topic_id, is_last=False)
+    if _is_left_out(files, layout, log_file.header, path, opened):
+        return
+    opened.findings += find_damage(log_file, is_last=False)
     header = log_file.header or new_header(layout, model, segment_id)
     if header.segment_id != segment_id:
         opened.findings.append(Finding("damaged", str(path), f"its header says that it is segment {header.segment_id}"))
@@ -189,11 +204,12 @@ def _open_active(files: Files, layout: TopicLayout, model: ModelId, opened: Open
     path, data = layout.active, files.read(layout.active)
     log_file = read_log_file(data, name=str(path), dimension=model.dimension)
     header = log_file.header
+    check_topic(files, layout.directory, header, path)
     if header is None and not log_file.entries:
         raise CorruptFile(
             f"{path}: nothing in it can be read; if it is not memd's, move it away, else restore it from a backup"
         )
-    findings = find_damage(log_file, topic_id=layout.topic_id, is_last=header is not None)
+    findings = find_damage(log_file, is_last=header is not None)
     count = len(log_file.entries)
     if log_file.has_tail and header is not None:
         findings.append(cut_torn_tail(files, path, data, log_file.whole_end))

@@ -12,12 +12,14 @@ written: what those say of the log can be trusted only if it still reaches so fa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from memd.errors import CorruptFile
 from memd.store.files import TEMPORARY_SUFFIX, Files, replace_file
+from memd.store.layout import check_topic
 from memd.store.log.append_file import AppendFile
 from memd.store.log.extent import LogExtent
 from memd.store.log.format import (
@@ -62,7 +64,7 @@ class Journal:
         A torn tail is moved into a `.torn` file. If readable records follow the damage, the whole file is copied there.
 
         Raises:
-            ForeignFile: it is of a newer format, or another kind of file.
+            ForeignFile: it is of a newer format, another kind of file, or another topic's.
             StoreError: it cannot be read, created or repaired.
         """
         files.remove(path.with_name(path.name + TEMPORARY_SUFFIX))
@@ -77,7 +79,7 @@ class Journal:
         scanned = scan_records(data)
         payloads, extent = _payloads(data, scanned)
         try:
-            decode_header(data, magic=MAGIC_JOURNAL, name=str(path))
+            check_topic(files, path.parent, decode_header(data, magic=MAGIC_JOURNAL, name=str(path)), path)
             is_damaged = bool(scanned.gaps)
         except CorruptFile:
             is_damaged = True
@@ -136,11 +138,14 @@ def read_journal(path: Path, files: Files) -> list[bytes]:
     """Read the payloads of all intact records without repairing anything; none if there is no journal.
 
     Raises:
+        ForeignFile: it is of a newer format, another kind of file, or another topic's.
         StoreError: it cannot be read.
     """
     if files.size(path) is None:
         return []
     data = files.read(path)
+    with suppress(CorruptFile):  # its records may be readable all the same
+        check_topic(files, path.parent, decode_header(data, magic=MAGIC_JOURNAL, name=str(path)), path)
     return _payloads(data, scan_records(data))[0]
 
 

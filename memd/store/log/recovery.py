@@ -27,7 +27,6 @@ from memd.store.log.format import (
     decode_header,
     payload_at,
     scan_records,
-    topic_tag,
 )
 
 TORN_SUFFIX = ".torn"
@@ -115,16 +114,12 @@ def read_log_file(data: bytes, *, name: str, dimension: int | None) -> LogFile:
     )
 
 
-def find_damage(log_file: LogFile, *, topic_id: str, is_last: bool) -> list[Finding]:
-    """Report what is lost or in the wrong place. The tail of the last file is neither: an interrupted write left it."""
+def find_damage(log_file: LogFile, *, is_last: bool) -> list[Finding]:
+    """Report what is lost. The tail of the last file is neither: an interrupted write left it."""
     name, header = log_file.name, log_file.header
     findings = []
     if header is None:
         findings.append(Finding("damaged", name, f"the header (bytes 0 to {HEADER_BYTES}) is damaged"))
-    elif header.topic != topic_tag(topic_id):
-        findings.append(
-            Finding("foreign", name, f"was written for another topic than {topic_id}; it is read all the same")
-        )
     lost = [(start, f"bytes {start} to {end} cannot be read") for start, end in log_file.gaps]
     lost += [(offset, f"the rest of the append at offset {offset} is missing") for offset in log_file.broken_groups]
     if log_file.has_tail and not is_last:

@@ -128,6 +128,8 @@ class _BackupRun:
             else:
                 replace_file(files, target.hot, journal)
                 self._count_copy(len(journal))
+        if files.size(source.former_names) is not None:
+            replace_file(files, target.former_names, files.read(source.former_names))
         self._torn_tails(source, target)
 
     def _journal(self, path: Path) -> bytes | None:

@@ -17,7 +17,7 @@ import numpy as np
 from memd.entries import Entry
 from memd.errors import StoreError
 from memd.store.files import Files
-from memd.store.layout import TopicLayout, segments_before, topic_ids_in
+from memd.store.layout import TopicLayout, check_topic, segments_before, topic_ids_in
 from memd.store.log.columns import ROW, Bits, Records, rows_from, superseded
 from memd.store.log.recovery import LogFile, read_log_file
 from memd.store.log.segment import read_entry
@@ -75,8 +75,10 @@ def _log_files(files: Files, layout: TopicLayout) -> Iterator[tuple[list[Path], 
     data = active_bytes(files, layout)
     active = read_log_file(data, name=str(layout.active), dimension=None) if data is not None else None
     number = active.header.segment_id if active is not None and active.header is not None else None
+    check_topic(files, layout.directory, active.header if active is not None else None, layout.active)
     for path in map(layout.bin, segments_before(files, layout, data, number)):
         log_file = read_log_file(files.read(path), name=str(path), dimension=None)
+        check_topic(files, layout.directory, log_file.header, path)
         yield [path], rows_of(log_file, len(log_file.entries))
     if active is not None:
         paths = [layout.active] if number is None else [layout.active, layout.bin(number)]

@@ -16,7 +16,7 @@ import msgspec
 from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError
 from memd.store.files import Files, check_file
 from memd.store.index.meta import read_merged_meta, read_segment_meta
-from memd.store.layout import TopicLayout, segments_before, topic_ids_in
+from memd.store.layout import TopicLayout, check_topic, segments_before, topic_ids_in
 from memd.store.lexical.stamp import STAMP_NAME, read_stamp
 from memd.store.log.columns import rows_from
 from memd.store.log.extent import ahead_of_log
@@ -85,7 +85,7 @@ class _Verification:
         stamp = read_stamp(self._files, layout.lexical)
         self._ids = set()
         active = self._read(layout.active) if self._files.size(layout.active) is not None else None
-        active_file = self._decoded(layout.active, active) if active is not None else None
+        active_file = self._decoded(layout, layout.active, active) if active is not None else None
         header = active_file.header if active_file is not None else None
         numbers = segments_before(self._files, layout, active, header.segment_id if header is not None else None)
         missing = layout.missing_segment_ids(self._files, None if header is None else header.segment_id)
@@ -94,7 +94,7 @@ class _Verification:
         for number in numbers:
             last_id = self._segment(layout, number, last_id)
         if active_file is not None:
-            self._log_file(layout, layout.active, active_file, last_id, is_last=True)
+            self._log_file(layout.active, active_file, last_id, is_last=True)
         self._merged(layout)
         if journal is not None:
             self._journal(layout.hot, journal)
@@ -108,12 +108,12 @@ class _Verification:
     def _segment(self, layout: TopicLayout, number: int, last_id: int) -> int:
         path = layout.bin(number)
         data = self._read(path)
-        log_file = self._decoded(path, data) if data is not None else None
+        log_file = self._decoded(layout, path, data) if data is not None else None
         if data is None or log_file is None:
             return last_id
         if log_file.header is not None and log_file.header.segment_id != number:
             self._add_finding("damaged", path, f"its header says that it is segment {log_file.header.segment_id}")
-        last_id = self._log_file(layout, path, log_file, last_id, is_last=False)
+        last_id = self._log_file(path, log_file, last_id, is_last=False)
         if self._files.size(layout.meta(number)) is None:
             if not self._is_served:
                 self._add_finding("notice", path, "has no index yet; the next start of memd builds it")
@@ -164,8 +164,8 @@ class _Verification:
                 if not self._is_served:  # a running daemon may be writing or removing it
                     self._add_finding("derived", path, f"is left out at the next start: {error}")
 
-    def _log_file(self, layout: TopicLayout, path: Path, log_file: LogFile, last_id: int, *, is_last: bool) -> int:
-        self.findings += find_damage(log_file, topic_id=layout.topic_id, is_last=is_last)
+    def _log_file(self, path: Path, log_file: LogFile, last_id: int, *, is_last: bool) -> int:
+        self.findings += find_damage(log_file, is_last=is_last)
         if is_last and log_file.has_tail:
             tail = f"{log_file.size - log_file.whole_end} bytes at offset {log_file.whole_end}"
             if self._is_served:
@@ -187,7 +187,7 @@ class _Verification:
 
     def _journal(self, path: Path, data: bytes) -> None:
         try:
-            decode_header(data, magic=MAGIC_JOURNAL, name=str(path))
+            check_topic(self._files, path.parent, decode_header(data, magic=MAGIC_JOURNAL, name=str(path)), path)
         except CorruptFile as error:
             self._add_finding("damaged", path, str(error))
         except ForeignFile as error:
@@ -203,9 +203,10 @@ class _Verification:
                 "torn", path, f"{len(data) - found.end} bytes at offset {found.end} are an interrupted write"
             )
 
-    def _decoded(self, path: Path, data: bytes) -> LogFile | None:
+    def _decoded(self, layout: TopicLayout, path: Path, data: bytes) -> LogFile | None:
         try:
             log_file = read_log_file(data, name=str(path), dimension=None)
+            check_topic(self._files, layout.directory, log_file.header, path)
         except ForeignFile as error:
             self._add_finding("foreign", path, str(error))
             return None
