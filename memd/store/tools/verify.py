@@ -96,8 +96,7 @@ class _Verification:
         if active_file is not None:
             self._log_file(layout.active, active_file, last_id, is_last=True)
         self._merged(layout)
-        if journal is not None:
-            self._journal(layout.hot, journal)
+        if journal is not None and self._journal(layout.hot, journal):
             self.findings += ahead_of_log(layout.hot, extent_in(journal), self._count_upto)
         if stamp is not None:
             self.findings += ahead_of_log(layout.lexical / STAMP_NAME, stamp.extent, self._count_upto)
@@ -185,13 +184,15 @@ class _Verification:
     def _count_upto(self, canonical_id: int) -> int:
         return sum(number <= canonical_id for number in self._ids)
 
-    def _journal(self, path: Path, data: bytes) -> None:
+    def _journal(self, path: Path, data: bytes) -> bool:
+        """Check a journal; False if it is not this topic's."""
         try:
             check_topic(self._files, path.parent, decode_header(data, magic=MAGIC_JOURNAL, name=str(path)), path)
         except CorruptFile as error:
             self._add_finding("damaged", path, str(error))
         except ForeignFile as error:
             self._add_finding("foreign", path, str(error))
+            return False
         found = scan_records(data)
         self.counts.records += len(found.spans)
         for start, end in found.gaps:
@@ -202,6 +203,7 @@ class _Verification:
             self._add_finding(
                 "torn", path, f"{len(data) - found.end} bytes at offset {found.end} are an interrupted write"
             )
+        return True
 
     def _decoded(self, layout: TopicLayout, path: Path, data: bytes) -> LogFile | None:
         try:
