@@ -10,7 +10,10 @@ server (soak_upstream.py, or a real llama.cpp behind it) is killed and says 503 
 SIGTERM and by kill -9. At the end every acknowledged fact is looked for in `memd export --live`, and after one more
 start asked for in a fresh readonly chat: it has to be in the prompt that reaches the model server.
 
-    python bench/soak.py [--minutes 10] [--agents 16] [--real] [--json FILE]
+With `--faults` the daemon has 256 descriptors, one more client walks through 300 topics, and one write or sync in 500
+below the data directory fails (tests/faults/inject.c; Linux).
+
+    python bench/soak.py [--minutes 10] [--agents 16] [--faults] [--real] [--json FILE]
 
 Everything stays on this machine's loopback and ends with this process. Exit code 1 if something was lost or grew.
 """
@@ -20,6 +23,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -39,10 +43,13 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "support")]  # the daemon's process and the tiny model are shared with the tests
+sys.path[:0] = [
+    str(ROOT / "tests" / one) for one in ("support", "faults")
+]  # the daemon's process and the tiny model are shared with the tests
 
 from daemon_process import DaemonProcess  # noqa: E402  # needs the path above
-from soak_agents import MANNERS, Agent, Fact, Ledger, probed, states  # noqa: E402
+from faulty_daemon import compiled, environment  # noqa: E402
+from soak_agents import MANNERS, Agent, Fact, Ledger, Walker, probed, states  # noqa: E402
 from soak_growth import Life, Sample, growth, lives, looked_at  # noqa: E402
 
 WINDOW = 4096
@@ -52,6 +59,10 @@ LOADING_SECONDS = 2.0
 STORED_SECONDS_MAX = 90.0
 """By then an idle conversation has been stored: `buffer.idle_seconds` and the work itself."""
 PROBES_AT_ONCE = 8
+FAULT_EVERY = 500
+"""With `--faults`: so many writes and so many syncs for one that fails."""
+DESCRIPTORS_MAX = 256
+"""With `--faults`: macOS's default."""
 SETTINGS = {
     "buffer": {"idle_seconds": 10},
     "conversation": {"max_open": 24},  # of a topic, with the branches of edits and cancels: reached while warming up
@@ -67,11 +78,15 @@ Deed = Callable[["House"], None]
 class House:
     """The processes, and what is done to them."""
 
-    def __init__(self, folder: Path, behind: str | None) -> None:
+    def __init__(self, folder: Path, behind: str | None, *, faults: bool) -> None:
         self._behind = behind
         self._port = _free_port()
         self._model: subprocess.Popen[bytes] | None = None
         self.daemon = DaemonProcess(folder, f"http://127.0.0.1:{self._port}", SETTINGS)
+        if faults:
+            fails = {"FAULT_CALL": "write sync", "FAULT_EVERY": str(FAULT_EVERY), "FAULT_ERRNO": str(errno.EIO)}
+            self.daemon.environment = environment(self.daemon, compiled(folder)) | fails
+            self.daemon.descriptors_max = DESCRIPTORS_MAX
         self.restarts: dict[str, int] = defaultdict(int)
         self.seen_by_model: dict[str, int] = defaultdict(int)
         self.endings: list[int] = []
@@ -150,14 +165,14 @@ EVENTS: tuple[tuple[float, Deed], ...] = (
 # -- the run ------------------------------------------------------------------------------------------------------
 
 
-async def work(house: House, ledger: Ledger, agents: int, seconds: float) -> list[Sample]:
+async def work(house: House, ledger: Ledger, agents: int, seconds: float, *, walks: bool) -> list[Sample]:
     """All agents at once, while things happen to the processes; what the daemon's process looked like."""
     ends_at = time.monotonic() + seconds
     topics = [f"shared-{number}" for number in range(3)]
     living = []
-    for number in range(agents):
+    for number in range(agents + walks):
         topic = f"alone-{number}" if number % 4 == 3 else topics[number % 3]
-        agent = Agent(
+        agent = (Agent if number < agents else Walker)(
             number,
             topic,
             MANNERS[number % len(MANNERS)],
@@ -328,12 +343,12 @@ def report(ledger: Ledger, house: House, findings: Findings, found: list[Life]) 
         console.print(line, style="red", markup=False)
 
 
-def soak(folder: Path, minutes: float, agents: int, behind: str | None, output: Path | None) -> int:
+def soak(folder: Path, minutes: float, agents: int, behind: str | None, output: Path | None, *, faults: bool) -> int:
     """The whole run; the exit code."""
-    house, ledger = House(folder, behind), Ledger()
+    house, ledger = House(folder, behind, faults=faults), Ledger()
     try:
         house.start()
-        samples = asyncio.run(work(house, ledger, agents, 60 * minutes))
+        samples = asyncio.run(work(house, ledger, agents, 60 * minutes, walks=faults))
         found = lives(samples)
         findings = asyncio.run(judged(house, ledger))
     finally:
@@ -358,6 +373,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--agents", type=int, default=16)
+    parser.add_argument("--faults", action="store_true", help="calls on files fail, descriptors are few, topics many")
     parser.add_argument("--real", action="store_true", help="a real llama.cpp with a tiny model answers")
     parser.add_argument("--keep", type=Path, help="folder for the daemon's directory and log, kept (default: none)")
     parser.add_argument("--json", type=Path)
@@ -367,7 +383,7 @@ def main() -> None:
         folder = asked.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="memd-soak-")))
         folder.mkdir(parents=True, exist_ok=True)
         behind = stack.enter_context(real_model(folder)) if asked.real else None
-        code = soak(folder, asked.minutes, asked.agents, behind, asked.json)
+        code = soak(folder, asked.minutes, asked.agents, behind, asked.json, faults=asked.faults)
     sys.stdout.flush()
     os._exit(code)  # not waiting for threads of cancelled requests
 

@@ -112,13 +112,16 @@ class Agent:
                 if self._turns_left == 0:
                     self._open_conversation()
                 self._turns_left -= 1
-                deed = self._chance.choices(
-                    [self._state, self._state_and_cancel, self._use_tools, self._ask, self._edit, self._repeat],
-                    [45, 15, 12, 20, 4, 4],
-                )[0]
-                await deed()
+                await self._deed()
                 pause = NAP_SECONDS if self._naps and self._chance.random() < 0.02 else 0.0
                 await asyncio.sleep(pause + self._chance.expovariate(1 / THINK_SECONDS))
+
+    async def _deed(self) -> None:
+        deed = self._chance.choices(
+            [self._state, self._state_and_cancel, self._use_tools, self._ask, self._edit, self._repeat],
+            [45, 15, 12, 20, 4, 4],
+        )[0]
+        await deed()
 
     # -- what an agent does ------------------------------------------------------------------------------------
 
@@ -349,6 +352,17 @@ class Agent:
 
 
 _WORDS = ("amber", "birch", "cobalt", "dune", "ember", "fjord", "gravel", "heron", "iris", "juniper", "kelp", "lichen")
+
+
+class Walker(Agent):
+    """A client that goes through many topics, one fact in each, round after round."""
+
+    topics = 300
+
+    async def _deed(self) -> None:
+        self.topic = f"walked-{self._conversations % self.topics}"
+        self._open_conversation()
+        await self._state()
 
 
 def states(said: str, fact: Fact) -> bool:

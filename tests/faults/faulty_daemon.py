@@ -72,15 +72,17 @@ def fact(number: int) -> tuple[str, str]:
     return f"Please note: the code of the {THINGS[number % len(THINGS)]} is {word}, ask nobody else for it.", word
 
 
+def environment(daemon: DaemonProcess, library: Path) -> dict[str, str]:
+    """The variables with which a daemon runs on the disk that fails; which calls fail is told by further ones."""
+    counts = daemon.folder / "counts"
+    counts.write_bytes(bytes(8 * len(KINDS)))
+    return {"LD_PRELOAD": str(library), "FAULT_FOLDER": str(daemon.data_dir), "FAULT_COUNTS": str(counts)}
+
+
 def live(daemon: DaemonProcess, library: Path, fault: Fault) -> Life:
     """One life on the failing disk, then one on a healthy one; what was not as promised is in `complaints`."""
     life = Life()
-    counts = daemon.folder / "counts"
-    counts.write_bytes(bytes(8 * len(KINDS)))
-    daemon.environment = {
-        "LD_PRELOAD": str(library),
-        "FAULT_FOLDER": str(daemon.data_dir),
-        "FAULT_COUNTS": str(counts),
+    daemon.environment = environment(daemon, library) | {
         "FAULT_CALL": fault.kind,
         "FAULT_NTH": str(fault.nth),
         "FAULT_TIMES": "0" if fault.lasts else "1",
@@ -94,7 +96,9 @@ def live(daemon: DaemonProcess, library: Path, fault: Fault) -> Life:
     if not life.refused_start and not daemon.has_ended:
         daemon.terminate()
     daemon.discard()
-    life.counts = dict(zip(KINDS, struct.unpack(f"{len(KINDS)}L", counts.read_bytes()), strict=True))
+    life.counts = dict(
+        zip(KINDS, struct.unpack(f"{len(KINDS)}L", (daemon.folder / "counts").read_bytes()), strict=True)
+    )
     daemon.environment = {}
     _judge(daemon, life, said)
     if "Traceback" in daemon.log.read_text(errors="replace"):

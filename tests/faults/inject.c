@@ -5,9 +5,10 @@
  *
  *   FAULT_FOLDER   the folder; calls on other files are never touched
  *   FAULT_COUNTS   a file that receives the number of calls of each kind (see KINDS), as native unsigned longs
- *   FAULT_CALL     write, sync, rename, open, read, close, truncate or unlink; without it calls are only counted
+ *   FAULT_CALL     one or more of write, sync, rename, open, read, close, truncate or unlink; without it calls are only counted
  *   FAULT_NTH      which call, from 1
  *   FAULT_TIMES    how many from there on fail; 0: all
+ *   FAULT_EVERY    instead: every so many calls one fails
  *   FAULT_ERRNO    the error; 0: the process ends there
  */
 #define _GNU_SOURCE
@@ -31,8 +32,9 @@ static const char *NAMES[KINDS] = {"write", "sync", "rename", "open", "read", "c
 static char folder[PATH_MAX];
 static size_t folder_length;
 static unsigned long *counts;
-static int chosen = -1, error_number;
-static unsigned long nth, times;
+static int error_number;
+static unsigned chosen; /* a bit for each kind */
+static unsigned long nth, times, every;
 static unsigned char is_ours[FDS_MAX]; /* by descriptor: whether it was opened below the folder */
 
 #define REAL(name) static __typeof__(&name) real; if (!real) real = (__typeof__(&name))dlsym(RTLD_NEXT, #name)
@@ -45,9 +47,10 @@ __attribute__((constructor)) static void begin(void) {
     counts = mmap(NULL, KINDS * sizeof *counts, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (counts == MAP_FAILED) { counts = NULL; return; }
-    for (int kind = 0; call && kind < KINDS; kind++) if (!strcmp(call, NAMES[kind])) chosen = kind;
+    for (int kind = 0; call && kind < KINDS; kind++) if (strstr(call, NAMES[kind])) chosen |= 1u << kind;
     nth = getenv("FAULT_NTH") ? strtoul(getenv("FAULT_NTH"), NULL, 10) : 0;
     times = getenv("FAULT_TIMES") ? strtoul(getenv("FAULT_TIMES"), NULL, 10) : 1;
+    every = getenv("FAULT_EVERY") ? strtoul(getenv("FAULT_EVERY"), NULL, 10) : 0;
     error_number = getenv("FAULT_ERRNO") ? atoi(getenv("FAULT_ERRNO")) : 5;
     snprintf(folder, sizeof folder, "%s", path);
     folder_length = strlen(folder);
@@ -66,7 +69,8 @@ static int ours(int fd) { return folder_length && fd >= 0 && fd < FDS_MAX && is_
 static int fails(int kind) {
     if (!counts) return 0;
     unsigned long number = __atomic_add_fetch(&counts[kind], 1, __ATOMIC_SEQ_CST);
-    if (kind != chosen || number < nth || (times && number >= nth + times)) return 0;
+    if (!(chosen & 1u << kind)) return 0;
+    if (every ? number % every : number < nth || (times && number >= nth + times)) return 0;
     if (!error_number && kind != WRITE) kill(getpid(), SIGKILL);
     errno = error_number;
     return 1;
