@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from memd.errors import StoreWriteFailed
@@ -162,7 +161,7 @@ def _create(files: LocalDisk, data_dir: Path) -> None:
     """Create the directory and its missing parents durably.
 
     What was there before is not memd's to sync, with one exception: before there is a lock file, an earlier start may
-    have ended between the two steps. Where that cannot be done it is no failure.
+    have ended between the two steps; above its parent it is no failure where that cannot be done.
     """
     has_started = files.size(data_dir / LOCK_NAME) is not None
     for directory in reversed([data_dir, *data_dir.parents]):
@@ -170,5 +169,8 @@ def _create(files: LocalDisk, data_dir: Path) -> None:
             files.make_directory(directory)
             files.sync_directory(directory.parent)
         elif not has_started:
-            with suppress(StoreWriteFailed):
+            try:
                 files.sync_directory(directory.parent)
+            except StoreWriteFailed:
+                if directory == data_dir:  # a failed sync is never taken for a success
+                    raise
