@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections import Counter
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -112,14 +112,16 @@ class Receipts:
         lines = await self._lines()
         return next((found for line in lines if mark in line and (found := _decode(line)) is not None), None)
 
-    async def latest_turns(self, count: int, *, topic_id: str | None, before: str | None) -> list[tuple[Receipt, int]]:
-        """Return the latest turns without their later steps, newest first, each with how many steps it had.
+    async def latest_turns(
+        self, count: int, *, topic_id: str | None, before: str | None
+    ) -> list[tuple[Receipt, list[int]]]:
+        """Return the latest turns without their later steps, newest first, each with when its steps came, latest first.
 
         Args:
             before: only those older than this turn.
         """
-        found: list[tuple[Receipt, int]] = []
-        steps: Counter[tuple[str, str]] = Counter()
+        found: list[tuple[Receipt, list[int]]] = []
+        steps: dict[tuple[str, str], list[int]] = defaultdict(list)
         reached = before is None
         for line in await self._lines():
             receipt = _decode(line)
@@ -127,9 +129,9 @@ class Receipts:
                 continue
             turn = receipt.topic_id, receipt.asked
             if receipt.is_step:
-                steps[turn] += 1
+                steps[turn].append(receipt.at)
             elif reached:
-                found.append((receipt, steps.pop(turn, 0)))
+                found.append((receipt, steps.pop(turn, [])))
             reached = reached or receipt.turn_id == before
             if len(found) == count:
                 break

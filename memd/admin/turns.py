@@ -49,7 +49,9 @@ class TurnRoutes:
         """The latest turns, without their blocks."""
         if not query.steps:
             turns = await self._receipts.latest_turns(query.limit, topic_id=query.topic, before=query.before)
-            return TurnsPage([summary(receipt) | {"steps": steps} for receipt, steps in turns])
+            return TurnsPage(
+                [summary(receipt) | {"steps": len(at), "steps_until": max(at, default=0)} for receipt, at in turns]
+            )
         found = await self._receipts.latest(query.limit, topic_id=query.topic, before=query.before, uuid=None)
         return TurnsPage([summary(receipt) for receipt in found])
 

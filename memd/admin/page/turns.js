@@ -44,6 +44,7 @@ export async function show(main, { id, topic, again }) {
     if (name !== "turn" || (topic && turn.topic_id !== topic)) return null;
     const own = turn.is_step && !withSteps && turns.find((one) => !one.is_step && one.topic_id === turn.topic_id && one.asked === turn.asked);
     if (own) {
+      if (turn.at <= (own.steps_until ?? 0)) return null; // it came while the list was asked for, and is counted there
       own.steps = (own.steps ?? 0) + 1;
       list.querySelector(`[data-turn="${CSS.escape(own.turn_id)}"] .steps`).textContent = count(own.steps, "tool step");
       return draw();
