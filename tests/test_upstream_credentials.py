@@ -107,3 +107,15 @@ def test_a_wrong_value_is_refused_without_its_password() -> None:
     with pytest.raises(ConfigError) as refused:
         load_config(None, {}, {"upstream.url": [f"http://{USER}@host"]})
     assert not [secret for secret in SECRETS if secret in str(refused.value)]
+
+
+@pytest.mark.parametrize("path", [*PATHS, b"/v1/realtime"])
+def test_a_web_page_of_another_machine_is_not_lent_them(
+    memd: DaemonProcess, raw: RawUpstream, connect: Connect, path: bytes
+) -> None:
+    offered: list[Peer] = []
+    raw.script = offered.append
+    client = connect(memd.base_url)
+    upgrade = [b"Connection: Upgrade", b"Upgrade: websocket"] if path.endswith(b"realtime") else []
+    client.send(request(b"POST", path, b"Origin: https://evil.example", *upgrade, body=b"{}"))
+    assert client.read_head().startswith(b"HTTP/1.1 403") and not offered

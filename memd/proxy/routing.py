@@ -13,7 +13,7 @@ import aiohttp
 from aiohttp import web
 
 from memd.admin import page
-from memd.admin.access import shows_token
+from memd.admin.access import is_from_foreign_page, shows_token
 from memd.admin.http import (
     BodyRoom,
     Take,
@@ -46,6 +46,11 @@ from memd.wire.sideband import memory_headers
 log = logging.getLogger("memd")
 
 _PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
+
+FOREIGN_PAGE = (
+    "memd: web pages of other machines may not use the user and password in upstream.url; set auth.token and let the"
+    " page show it, or let it send an Authorization of its own"
+)
 
 
 class Router:
@@ -97,6 +102,8 @@ class Router:
             self._wrong_tokens.note(request.remote)
             return token_refusal(api_of("POST", _path(target)) or CHAT)
         prove(request)
+        if not self._token and self._upstream.shows_credentials(request.headers) and is_from_foreign_page(request):
+            return error_response(403, FOREIGN_PAGE, "permission_error", api_of("POST", _path(target)) or CHAT)
         path_topic = None
         if found := _PATH_TOPIC.fullmatch(target):
             path_topic, target = unquote(found[1]), (found[2] or "/") + (found[3] or "")

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -146,6 +146,10 @@ class Upstream:
         """Why there is no answer, in words for people."""
         return reason_of(error, self._header_bytes_max)
 
+    def shows_credentials(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request with these headers is sent with the user and password of `upstream.url`."""
+        return self._authorization is not None and "Authorization" not in headers
+
     async def send(
         self,
         method: str,
@@ -166,8 +170,8 @@ class Upstream:
             aiohttp.ClientError, TimeoutError: no answer came.
         """
         target = _exact_url(self.url, path_and_query)
-        if self._authorization is not None and "Authorization" not in headers:
-            headers = CIMultiDict(headers, Authorization=self._authorization)
+        if self.shows_credentials(headers):
+            headers = CIMultiDict(headers, Authorization=self._authorization or "")
         wants_new = False
         while True:
             attempt = Attempt(header_bytes_max=self._header_bytes_max, wants_new=wants_new, on_interim=on_interim)
