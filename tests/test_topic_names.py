@@ -36,7 +36,8 @@ def test_a_store_that_has_both_keeps_opening(tmp_path: Path) -> None:
     store.topic("garden").append([draft(1)])
     store.topic("other").append([draft(2)])
     store.close()
-    (tmp_path / "other").rename(tmp_path / "Garden")
+    (tmp_path / "other").rename(tmp_path / "Garden")  # an older memd let both be made
+    (tmp_path / "Garden" / "former_names").write_text("other\n")
     store = open_store(None, tmp_path)
     assert [live_contents(store.topic(name)) for name in ("Garden", "garden")]
     with pytest.raises(BadTopicId):

@@ -370,7 +370,11 @@ class Archiver:
             tokens = sum(self._counter.count(draft.content) for draft in drafts)
             return self._drafter.embedded(topic.log, drafts, digests, is_shown=is_shown), tokens
 
-        topic.note_chunks(await self._ingest(topic, made))
+        topic.being_stored = frozenset(digest for part in parts for digest, _ in part.messages)
+        try:
+            topic.note_chunks(await self._ingest(topic, made))
+        finally:
+            topic.being_stored = frozenset()
 
     async def _ingest(self, topic: Topic, make: Callable[[], tuple[Sequence[Draft], int]]) -> list[Entry]:
         """Append the drafts that `make` returns, with the tokens they came from; the caller holds `topic.storing`."""

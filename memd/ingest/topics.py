@@ -67,6 +67,8 @@ class Topic:
         """Held while messages are stored: branches share messages, and each must see what the other has stored."""
         self.chunk_ids: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
         """The public ids of the chunks that came from each of the messages stored last, by the message's digest."""
+        self.being_stored: frozenset[bytes] = frozenset()
+        """Digests of the messages of an append that is under way: which of their chunks stay is not known yet."""
         self.cutter = PartCutter(log_, cutter)
         self._listed: ListedParts = {}
         log_.unstored = self.unstored
@@ -123,7 +125,7 @@ class Topic:
 
     def ids_of(self, digest: bytes) -> tuple[str, ...]:
         """The public ids of the chunks that came from a message: of those stored lately, or of pending ones."""
-        return self.chunk_ids.get(digest) or self.cutter.ids_of(digest)
+        return self.chunk_ids.get(digest) or (() if digest in self.being_stored else self.cutter.ids_of(digest))
 
     async def write(self, work: Callable[[], Result]) -> Result:
         """Run `work` in the writer thread, and keep its error, if any, as `trouble`.
