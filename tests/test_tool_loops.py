@@ -152,5 +152,8 @@ def test_the_ids_in_the_lines_are_those_under_which_it_is_stored(
     lines = [message["content"] for prompt in map(json.loads, upstream.prompts) for message in prompt]
     named = [re.findall(r"mem:(\w+)", line) for line in lines if line and line.startswith("[memd: ")]
     assert any(named) and all(len(ids) == len(set(ids)) for ids in named)
-    daemon.wait_stored(log_of(STEPS - 4).splitlines()[-1])
-    assert {one for ids in named for one in ids} <= {entry["id"] for entry in daemon.export()}
+    wanted = {one for ids in named for one in ids}
+    wait_until(
+        lambda: wanted <= {entry["id"] for entry in daemon.export()},
+        lambda: f"not in the log: {wanted - {entry['id'] for entry in daemon.export()}}",
+    )

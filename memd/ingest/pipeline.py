@@ -189,7 +189,9 @@ def unstored_runs(
     }
     for position, ((_, asked), (_, answer)) in enumerate(itertools.pairwise(messages)):
         if position + 1 in wanted and asked is not None and asked.opens_turn and asked.said.strip():
-            wanted.update([position] if answer is not None and answer.role == "assistant" else [])
+            wanted.update(
+                [position] if answer is not None and answer.role == "assistant" and not answer.tool_calls else []
+            )
     utterances = {}
     for position, (digest, message) in enumerate(messages):
         if message is None or position not in wanted:
