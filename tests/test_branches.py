@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+import msgspec
 import pytest
 from archiver_stage import Stage, live_entries
 from histories import receive, said, talk
@@ -221,3 +222,13 @@ async def test_an_answer_given_anew_takes_the_place_of_the_former_but_not_of_its
     text = await stored_texts(stage, topic)
     assert_each_once(text, [*DOCUMENT, LOOKED_UP[4], "a:Version 2."])
     assert "Version 1." not in text
+
+
+async def test_an_answer_that_the_client_gave_its_agents_name_is_stored_once(stage: Stage, topic: Topic) -> None:
+    history = [*DOCUMENT, "u:How often?", "a:Twice in May, the harbour master says."]
+    talk(topic.buffer, *history)
+    messages = [said(one) for one in (*history, "u:And in June?")]
+    named = [msgspec.structs.replace(one, name="researcher") if one.role == "assistant" else one for one in messages]
+    digests = [one.content_digest for one in named]
+    topic.buffer.receive(named, digests, [10] * len(named), session=None, now=0.0)
+    assert_each_once(await stored_texts(stage, topic), [*history, "u:And in June?"])

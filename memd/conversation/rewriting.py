@@ -87,7 +87,11 @@ def _is_pruned(message: Message | None, former: Message | None) -> bool:
     """Whether a message is what a client left of a former one in the same place."""
     if message is None or former is None or message.role != former.role:
         return False
-    if len(message.said) >= len(former.said) or message.attachments or message.tool_calls != former.tool_calls:
+    if message.attachments or message.tool_calls != former.tool_calls:
+        return False
+    if message.role == "assistant" and message.said == former.said:
+        return True  # the client gave the answer its agent's name: LangGraph does
+    if len(message.said) >= len(former.said):
         return False
     if message.role in RESULT_ROLES:
         return message.tool_call_id == former.tool_call_id
