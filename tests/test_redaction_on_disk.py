@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, wait_until
+from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
 from memd.admin.receipts import ASKED_CHARACTERS
@@ -138,12 +138,16 @@ def test_a_history_that_is_sent_again_is_recognised_and_not_stored_again(
     upstream.answer = answer_with_a_secret
     daemon = make_daemon(upstream.url, REDACTING).start()
     history = talk(daemon)
+    left = left_out(history[:-1], upstream)
+    [known] = open_conversations(daemon)
     daemon.restart()
-    sent = len(upstream.prompts)
     for text in ("What was the first thing I said?", "And the second?"):
         history += [said(text)]
-        history += [{"role": "assistant", "content": daemon.chat(history).reply}]
-    assert all(len(json.loads(prompt)) < len(history) / 2 for prompt in upstream.prompts[sent:]), "a known conversation"
+        reply = daemon.chat(history).reply
+        before, left = left, left_out(history, upstream)
+        assert 0 < before <= left, "what had left the prompt stays out of it"
+        history += [{"role": "assistant", "content": reply}]
+    assert open_conversations(daemon) == [known], "a known conversation"
     daemon.chat([said("Something new, so that the former conversation is handed over.")])
     daemon.terminate()
     contents = [entry["content"] for entry in daemon.export()]
@@ -272,6 +276,17 @@ def talk(daemon: DaemonProcess) -> list[dict[str, Any]]:
             {"role": "assistant", "content": daemon.chat(history, headers={"X-Memory-Session": IN_SESSION}).reply}
         )
     return history
+
+
+def left_out(history: list[dict[str, Any]], upstream: RecordingUpstream) -> int:
+    """How many messages of the history that was sent last were not in its prompt."""
+    return len(history) - len(json.loads(upstream.prompts[-1]))
+
+
+def open_conversations(daemon: DaemonProcess) -> list[str]:
+    """The ids of the conversations that are open."""
+    talks = ask(f"{daemon.base_url}/memd/buffer?topic=default").json["conversations"]
+    return [talk["conversation"] for talk in talks]
 
 
 def correct(daemon: DaemonProcess) -> None:
