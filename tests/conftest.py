@@ -19,6 +19,7 @@ from raw_wire import Peer, RawUpstream, connected, raw_upstream
 from recording_upstream import RecordingUpstream, recording_upstream
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
     from typescript_client import TypeScriptClient
     from typescript_package import TypeScriptPackage
 
@@ -148,11 +149,27 @@ def upstream() -> Iterator[RecordingUpstream]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def raw() -> Iterator[RawUpstream]:
-    """An upstream that plays a script of bytes."""
+    """An upstream that plays a script of bytes, which each test sets; one for all tests of a file."""
     with raw_upstream() as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def memd_settings() -> dict[str, object]:
+    """The settings of `memd`; a file that needs others has a fixture of this name."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def memd(
+    tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream, memd_settings: dict[str, Any]
+) -> Iterator[DaemonProcess]:
+    """A daemon in front of `raw`, one for all tests of a file."""
+    daemon = DaemonProcess(tmp_path_factory.mktemp("memd"), raw.url, memd_settings).start()
+    yield daemon
+    daemon.discard()
 
 
 @pytest.fixture
@@ -190,6 +207,17 @@ def make_daemon(tmp_path: Path) -> Iterator[MakeDaemon]:
 def daemon(make_daemon: MakeDaemon, llama: str) -> DaemonProcess:
     """A started daemon in front of the real llama.cpp."""
     return make_daemon(llama).start()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A running Chromium; a file that drives one is left out where there is none."""
+    from page_browser import chromium, running_chromium
+
+    executable = chromium()
+    assert executable is not None
+    with running_chromium(executable) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from conftest import Connect
 from daemon_process import DaemonProcess
@@ -15,19 +13,6 @@ from memd.settings.model import Config, UpstreamSettings
 DEPTHS = [500, 900, 990, 100_000]
 CHAT = b"/v1/chat/completions"
 OK, REFUSED = b"200 OK", b"400 Bad Request"
-
-
-@pytest.fixture(scope="module")
-def raw() -> Iterator[RawUpstream]:
-    with raw_upstream() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def memd(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Iterator[DaemonProcess]:
-    daemon = DaemonProcess(tmp_path_factory.mktemp("memd"), raw.url).start()
-    yield daemon
-    daemon.discard()
 
 
 def deep(opening: bytes, depth: int, closing: bytes) -> bytes:

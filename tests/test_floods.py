@@ -15,7 +15,7 @@ import uvloop
 from aiohttp import web
 from conftest import Connect, MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
-from raw_wire import Peer, RawUpstream, answer, raw_upstream, request
+from raw_wire import Peer, RawUpstream, answer, request
 
 from memd.proxy.connections import listen
 from memd.settings.model import LimitsSettings
@@ -28,21 +28,12 @@ MEGABYTE = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def raw() -> Iterator[RawUpstream]:
-    with raw_upstream() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def memd(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Iterator[DaemonProcess]:
+def memd_settings() -> dict[str, object]:
     limits = {
         "connections_max": CONNECTIONS_MAX, "idle_seconds": IDLE_SECONDS, "bodies_bytes_max": 4 * MEGABYTE,
         "body_bytes_max": 3 * MEGABYTE,
     }  # fmt: skip
-    settings = {"limits": limits, "auth": {"token": TOKEN}}
-    daemon = DaemonProcess(tmp_path_factory.mktemp("memd"), raw.url, settings).start()
-    yield daemon
-    daemon.discard()
+    return {"limits": limits, "auth": {"token": TOKEN}}
 
 
 SHOWN = b"X-Memory-Token: " + TOKEN.encode()

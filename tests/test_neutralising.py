@@ -6,6 +6,7 @@ import re
 import unicodedata
 from pathlib import Path
 
+import needs
 import pytest
 from effort import scaled
 from hypothesis import given
@@ -126,7 +127,7 @@ ORDINARY = re.compile(  # of their instructions and of schemata: names as docume
 )
 
 
-@pytest.mark.skipif(not SHIPPED, reason="python tests/support/llamacpp_sources.py fetches llama.cpp's sources")
+@needs.shipped_templates
 def test_nothing_that_a_shipped_template_writes_around_messages_gets_through() -> None:
     written = {mark for path in SHIPPED.values() for mark in WRITTEN.findall(path.read_text())}
     assert len(written) > 300

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from conftest import Connect
 from daemon_process import DaemonProcess, ask
-from raw_wire import Peer, RawUpstream, answer, chunked, raw_upstream, request
+from raw_wire import Peer, RawUpstream, answer, chunked, request
 
 CHAT = b"/v1/chat/completions"
 PLAIN = b"/v1/embeddings"
@@ -23,17 +23,8 @@ Script = Callable[[Peer], None]
 
 
 @pytest.fixture(scope="module")
-def raw() -> Iterator[RawUpstream]:
-    with raw_upstream() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def memd(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Iterator[DaemonProcess]:
-    settings = {"limits": {"capture_bytes_max": 1 << 20}}
-    daemon = DaemonProcess(tmp_path_factory.mktemp("memd"), raw.url, settings).start()
-    yield daemon
-    daemon.discard()
+def memd_settings() -> dict[str, object]:
+    return {"limits": {"capture_bytes_max": 1 << 20}}
 
 
 @pytest.fixture

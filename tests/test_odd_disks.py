@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import needs
 import pytest
 from conftest import MakeDaemon
 from crash_files import CrashFiles
@@ -98,7 +98,7 @@ def test_an_error_at_close_is_none_of_what_was_synced(tmp_path: Path, monkeypatc
     assert files.read(path) == b"one"
 
 
-@pytest.mark.skipif(shutil.which("unshare") is None, reason="only Linux has mount namespaces")
+@needs.linux
 def test_on_a_read_only_disk_requests_pass_through_and_memory_is_still_read(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

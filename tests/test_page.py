@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
-from page_browser import PHONE, Watched, chromium, running_chromium, tab
+from page_browser import PHONE, Watched, chromium, tab
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 if chromium() is None:
@@ -33,14 +33,6 @@ HOSTILE = (
 VIEWS = ("turns", "timeline", "search", "topics")
 
 OpenPage = Callable[..., Page]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    executable = chromium()
-    assert executable is not None
-    with running_chromium(executable) as running:
-        yield running
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import needs
 import pytest
 from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY
 from daemon_process import Answer, DaemonProcess, ask
@@ -27,9 +28,7 @@ from memd.wire.request import Insertion
 SHIPPED = chat_templates()
 pytestmark = [
     pytest.mark.llama,
-    pytest.mark.skipif(  # `make test` fetches them; a bare pytest and `make quick` must still be able to collect this
-        not SHIPPED, reason="llama.cpp's sources are not there: python tests/support/llamacpp_sources.py fetches them"
-    ),
+    needs.shipped_templates,
 ]
 every_template = pytest.mark.parametrize("name", SHIPPED, scope="module")  # all tests of one, then of the next
 

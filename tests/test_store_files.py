@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import needs
 import pytest
 from drafts import draft, open_store
 
@@ -60,7 +61,7 @@ def test_a_write_into_a_missing_directory_names_the_file_and_the_remedy(tmp_path
         FILES.create(tmp_path / "none" / "file")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")  # macOS has no full file
+@needs.linux
 def test_a_full_disk_is_told_apart_from_other_errors() -> None:
     with pytest.raises(DiskFull, match="/dev/full: the disk is full; free some space"):
         FILES.append_to(Path("/dev/full")).write(b"x")

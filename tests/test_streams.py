@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import Connect
 from daemon_process import DaemonProcess, wait_until
-from raw_wire import Peer, RawUpstream, answer, chunked, raw_upstream, request
+from raw_wire import Peer, RawUpstream, answer, chunked, request
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 CHAT = b"/v1/chat/completions"
@@ -19,17 +19,8 @@ BYTES_UNREAD_MAX = 32 << 20
 
 
 @pytest.fixture(scope="module")
-def raw() -> Iterator[RawUpstream]:
-    with raw_upstream() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def memd(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Iterator[DaemonProcess]:
-    settings = {"limits": {"capture_bytes_max": 1 << 20}}
-    daemon = DaemonProcess(tmp_path_factory.mktemp("memd"), raw.url, settings).start()
-    yield daemon
-    daemon.discard()
+def memd_settings() -> dict[str, object]:
+    return {"limits": {"capture_bytes_max": 1 << 20}}
 
 
 def event(text: str) -> bytes:

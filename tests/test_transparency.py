@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import Connect
 from daemon_process import DaemonProcess
-from raw_wire import Peer, RawUpstream, answer, chunked, raw_upstream, request
+from raw_wire import Peer, RawUpstream, answer, chunked, request
 
 BODY = b'{"input": "x"}'
-
-
-@pytest.fixture(scope="module")
-def raw() -> Iterator[RawUpstream]:
-    with raw_upstream() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def memd(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Iterator[DaemonProcess]:
-    daemon = DaemonProcess(tmp_path_factory.mktemp("memd"), raw.url).start()
-    yield daemon
-    daemon.discard()
 
 
 class Exchanged:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
-from page_browser import chromium, running_chromium
+from page_browser import chromium
 from playwright.sync_api import Browser, Page
 from raw_wire import Peer, RawUpstream, answer, raw_upstream
 
@@ -27,14 +27,6 @@ LOADS = {
         it.onload = end; it.src = url; document.body.append(it) })""",
     "link": "url => { const it = document.createElement('a'); it.href = url; document.body.append(it); it.click() }",
 }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    executable = chromium()
-    assert executable is not None
-    with running_chromium(executable) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import Connect, MakeDaemon
 from daemon_process import DaemonProcess, ask, clean_environment
-from raw_wire import Peer, RawUpstream, answer, chunked, raw_upstream, request
+from raw_wire import Peer, RawUpstream, answer, chunked, request
 
 from memd.admin.wrong_tokens import ADDRESSES_MAX, REST, WrongTokens
 
@@ -21,17 +21,9 @@ TOKEN = "a secret of some length"
 
 
 @pytest.fixture(scope="module")
-def raw() -> Iterator[RawUpstream]:
-    with raw_upstream() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def memd(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Iterator[DaemonProcess]:
+def memd_settings() -> dict[str, object]:
     limits = {"body_bytes_max": BODY_BYTES_MAX, "connections_max": CONNECTIONS_MAX, "idle_seconds": 3.0}
-    daemon = DaemonProcess(tmp_path_factory.mktemp("memd"), raw.url, {"limits": limits}).start()
-    yield daemon
-    daemon.discard()
+    return {"limits": limits}
 
 
 @pytest.fixture

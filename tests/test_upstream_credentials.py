@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import Connect
 from daemon_process import DaemonProcess, ask
-from raw_wire import Peer, RawUpstream, answer, raw_upstream, request
+from raw_wire import Peer, RawUpstream, answer, request
 
 from memd.errors import ConfigError
 from memd.settings.loading import load_config
@@ -22,12 +22,6 @@ PATHS = [b"/v1/chat/completions", b"/v1/embeddings"]
 
 
 @pytest.fixture(scope="module")
-def raw() -> Iterator[RawUpstream]:
-    with raw_upstream() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def memd(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Iterator[DaemonProcess]:
     url = raw.url.replace("//", f"//{USER}@")
     daemon = DaemonProcess(tmp_path_factory.mktemp("memd"), url).start()
@@ -35,8 +29,8 @@ def memd(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Iterator
     daemon.discard()
 
 
-def seen(memd: DaemonProcess, raw: RawUpstream, connect: Connect, path: bytes, *headers: bytes) -> list[bytes]:
-    """The credentials that the upstream is shown with a request."""
+def written_down(raw: RawUpstream) -> list[bytes]:
+    """A list of the credentials that the upstream is shown from now on."""
     shown: list[bytes] = []
 
     def script(peer: Peer) -> None:
@@ -45,6 +39,12 @@ def seen(memd: DaemonProcess, raw: RawUpstream, connect: Connect, path: bytes, *
         peer.send(answer(b"{}"))
 
     raw.script = script
+    return shown
+
+
+def seen(memd: DaemonProcess, raw: RawUpstream, connect: Connect, path: bytes, *headers: bytes) -> list[bytes]:
+    """The credentials that the upstream is shown with a request."""
+    shown = written_down(raw)
     client = connect(memd.base_url)
     client.send(request(b"POST", path, *headers, body=b'{"messages":[{"role":"user","content":"hi"}]}'))
     assert client.read_head().startswith(b"HTTP/1.1 200")
@@ -81,14 +81,7 @@ def test_nobody_else_is_told(memd: DaemonProcess, raw: RawUpstream) -> None:
 
 
 def test_memd_check_shows_them_too(raw: RawUpstream, tmp_path: Path, memd: DaemonProcess) -> None:
-    shown: list[bytes] = []
-
-    def script(peer: Peer) -> None:
-        shown.extend(peer.headers(b"Authorization"))
-        peer.read_body()
-        peer.send(answer(b"{}"))
-
-    raw.script = script
+    shown = written_down(raw)
     settings = {"upstream": {"url": raw.url.replace("//", f"//{USER}@")}, "data_dir": str(memd.data_dir)}
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps(settings))

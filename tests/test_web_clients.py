@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from conftest import Connect
 from daemon_process import DaemonProcess, ask
-from raw_wire import Peer, RawUpstream, answer, raw_upstream, request
+from raw_wire import Peer, RawUpstream, answer, request
 
 CHAT, MODELS = b"/v1/chat/completions", b"/v1/models"
 TOKEN = "a secret of some length"
@@ -19,17 +19,8 @@ ASKS = [
 
 
 @pytest.fixture(scope="module")
-def raw() -> Iterator[RawUpstream]:
-    with raw_upstream() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def memd(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Iterator[DaemonProcess]:
-    settings = {"auth": {"token": TOKEN}, "limits": {"body_bytes_max": 2048}}
-    daemon = DaemonProcess(tmp_path_factory.mktemp("memd"), raw.url, settings).start()
-    yield daemon
-    daemon.discard()
+def memd_settings() -> dict[str, object]:
+    return {"auth": {"token": TOKEN}, "limits": {"body_bytes_max": 2048}}
 
 
 @pytest.fixture(scope="module")

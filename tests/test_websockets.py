@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from conftest import Connect
 from daemon_process import DaemonProcess, ask, wait_until
-from raw_wire import Peer, RawUpstream, answer, raw_upstream, request
+from raw_wire import Peer, RawUpstream, answer, request
 
 PATH = b"/v1/realtime?model=x"
 UPGRADE = [b"Connection: keep-alive, Upgrade", b"Upgrade: WebSocket", b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="]
@@ -22,17 +22,8 @@ BYTES_UNREAD_MAX = 32 << 20
 
 
 @pytest.fixture(scope="module")
-def raw() -> Iterator[RawUpstream]:
-    with raw_upstream() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def memd(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Iterator[DaemonProcess]:
-    settings = {"auth": {"token": TOKEN}, "limits": {"idle_seconds": 1.0}, "shutdown": {"grace_seconds": 1.0}}
-    daemon = DaemonProcess(tmp_path_factory.mktemp("memd"), raw.url, settings).start()
-    yield daemon
-    daemon.discard()
+def memd_settings() -> dict[str, object]:
+    return {"auth": {"token": TOKEN}, "limits": {"idle_seconds": 1.0}, "shutdown": {"grace_seconds": 1.0}}
 
 
 @pytest.fixture

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import errno
-import sys
 from pathlib import Path
 
+import needs
 import pytest
 from conftest import MakeDaemon
 from faulty_daemon import ENDS, SETTINGS, Fault, compiled, live
 from recording_upstream import recording_upstream
 
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.skipif(sys.platform != "linux", reason="the injector knows Linux's names of the calls"),
-]
+pytestmark = [pytest.mark.process, needs.linux]
 SAMPLE = [
     Fault("write", 12, errno.EIO),
     Fault("write", 20, errno.ENOSPC),
