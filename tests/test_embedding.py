@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from memd.embedding.fastembed import PIECES_MAX, FastembedEmbedder
 from memd.embedding.loading import load_embedder
+from memd.embedding.pieces import PIECES_MAX, PiecewiseEmbedder
 from memd.entries import Vector
 from memd.errors import EmbeddingError
 
@@ -18,9 +18,9 @@ SENTENCE = "The session store keeps its rows in PostgreSQL, and a token expires 
 
 
 @pytest.fixture(scope="module")
-def embedder() -> FastembedEmbedder:
+def embedder() -> PiecewiseEmbedder:
     embedder = load_embedder("bundled", threads=2)
-    assert isinstance(embedder, FastembedEmbedder)
+    assert isinstance(embedder, PiecewiseEmbedder)
     return embedder
 
 
@@ -28,7 +28,7 @@ def cosine(one: Vector, other: Vector) -> float:
     return float(one @ other)
 
 
-def test_the_bundled_model_gives_the_documented_vector(embedder: FastembedEmbedder) -> None:
+def test_the_bundled_model_gives_the_documented_vector(embedder: PiecewiseEmbedder) -> None:
     vector = embedder.embed("This is an example sentence")
     assert vector.dtype == np.float32 and vector.shape == (384,) == (embedder.dimension,)
     assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
@@ -36,7 +36,7 @@ def test_the_bundled_model_gives_the_documented_vector(embedder: FastembedEmbedd
     assert vector[:4] == pytest.approx([0.0602, 0.0659, 0.0426, 0.0784], abs=0.001)  # the int8 file, not rewritten
 
 
-def test_related_texts_are_nearer_than_unrelated_ones(embedder: FastembedEmbedder) -> None:
+def test_related_texts_are_nearer_than_unrelated_ones(embedder: PiecewiseEmbedder) -> None:
     question = embedder.embed("Which database do we use for sessions?")
     near = cosine(question, embedder.embed("user: Use PostgreSQL for session storage."))
     far = cosine(question, embedder.embed("user: The cat sleeps on the warm window sill."))
@@ -44,7 +44,7 @@ def test_related_texts_are_nearer_than_unrelated_ones(embedder: FastembedEmbedde
     assert far < 0.2
 
 
-def test_a_line_that_looks_like_a_role_is_embedded_whole(embedder: FastembedEmbedder) -> None:
+def test_a_line_that_looks_like_a_role_is_embedded_whole(embedder: PiecewiseEmbedder) -> None:
     text = "access.yaml:\nuser: alice"
     assert embedder.embed(text).tobytes() == embedder.embed_query(text)[0].tobytes()
     assert embedder.embed(text).tobytes() != embedder.embed("access.yaml:\nalice").tobytes()
@@ -61,7 +61,7 @@ def test_a_text_has_one_vector_whatever_the_thread_count_or_the_load() -> None:
     assert found == expected * 4
 
 
-def test_a_text_within_256_word_pieces_is_one_piece(embedder: FastembedEmbedder) -> None:
+def test_a_text_within_256_word_pieces_is_one_piece(embedder: PiecewiseEmbedder) -> None:
     assert embedder.pieces("word " * 254) == ["word " * 254]
     assert len(embedder.pieces("word " * 255)) == 2
 
@@ -78,13 +78,13 @@ def test_a_text_within_256_word_pieces_is_one_piece(embedder: FastembedEmbedder)
         "\ud800 lone \udfff" * 500,
     ],
 )
-def test_pieces_join_to_the_text_and_fit_the_model(embedder: FastembedEmbedder, text: str) -> None:
+def test_pieces_join_to_the_text_and_fit_the_model(embedder: PiecewiseEmbedder, text: str) -> None:
     pieces = embedder.pieces(text)
     assert "".join(pieces) == text
     assert all(embedder.pieces(piece) == [piece] for piece in pieces)
 
 
-def test_a_long_text_is_the_normalised_mean_of_its_pieces(embedder: FastembedEmbedder) -> None:
+def test_a_long_text_is_the_normalised_mean_of_its_pieces(embedder: PiecewiseEmbedder) -> None:
     text = SENTENCE * 40
     vectors = embedder.embed_query(text)
     assert vectors.shape == (len(embedder.pieces(text)), 384) and len(vectors) > 2
@@ -108,26 +108,26 @@ def test_a_long_text_is_the_normalised_mean_of_its_pieces(embedder: FastembedEmb
         "\u0301" * 500,
     ],
 )
-def test_odd_texts_have_a_finite_unit_vector(embedder: FastembedEmbedder, text: str) -> None:
+def test_odd_texts_have_a_finite_unit_vector(embedder: PiecewiseEmbedder, text: str) -> None:
     vector = embedder.embed(text)
     assert np.isfinite(vector).all() and np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("unit", ["a", " ", "aB3+", SENTENCE, "记忆"])
-def test_a_megabyte_is_read_at_its_head_and_tail_only(embedder: FastembedEmbedder, unit: str) -> None:
+def test_a_megabyte_is_read_at_its_head_and_tail_only(embedder: PiecewiseEmbedder, unit: str) -> None:
     text = unit * (1_000_000 // len(unit))
     vectors = embedder.embed_query(text)
     assert 1 <= len(vectors) <= PIECES_MAX and np.isfinite(vectors).all()
 
 
-def test_a_question_at_the_end_of_a_long_paste_is_still_found(embedder: FastembedEmbedder) -> None:
+def test_a_question_at_the_end_of_a_long_paste_is_still_found(embedder: PiecewiseEmbedder) -> None:
     question = "Which database do we use for sessions?"
     vectors = embedder.embed_query("lorem ipsum dolor sit amet\n" * 20_000 + question)
     cosines = vectors @ embedder.embed(question)
     assert cosines[-1] > 0.6 > 5 * cosines[:-1].max()
 
 
-def test_the_fingerprint_is_that_of_the_files(embedder: FastembedEmbedder) -> None:
+def test_the_fingerprint_is_that_of_the_files(embedder: PiecewiseEmbedder) -> None:
     assert len(embedder.fingerprint) == 32 and int(embedder.fingerprint, 16)
     assert load_embedder("bundled", threads=1).fingerprint == embedder.fingerprint
 

@@ -1,7 +1,7 @@
 """From the setting `embedding.model` to an `Embedder`.
 
-Rule: a kind of embedder has a module of its own, which is imported only when one is loaded: fastembed's takes a second,
-and `memd --help` or `memd export` need none.
+Rule: a kind of embedder has a module of its own, which is imported only when one is loaded: fastembed's takes half a
+second, and `memd --help` or `memd export` need none.
 """
 
 from __future__ import annotations
