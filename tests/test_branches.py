@@ -10,7 +10,9 @@ import pytest
 from archiver_stage import Stage, live_entries
 from histories import receive, said, talk
 
+from memd.conversation.hot_buffer import Arrival
 from memd.ingest.topics import Topic
+from memd.messages import Message
 from memd.settings.model import Config, ConversationSettings
 
 DOCUMENT = "u:Here is the log of the lighthouse for May: the lamp failed twice.", "a:I have read it."
@@ -37,6 +39,12 @@ async def stored_texts(stage: Stage, topic: Topic) -> str:
         conversation.used_at = -LATER
     await stage.archiver.tend_topic(topic)
     return "\n".join(entry.content for entry in live_entries(topic))
+
+
+def take(topic: Topic, messages: Sequence[Message]) -> Arrival:
+    """A request with these messages."""
+    digests = [one.content_digest for one in messages]
+    return topic.buffer.receive(messages, digests, [10] * len(messages), session=None, now=0.0)
 
 
 def assert_each_once(text: str, shorthands: Sequence[str]) -> None:
@@ -228,7 +236,41 @@ async def test_an_answer_that_the_client_gave_its_agents_name_is_stored_once(sta
     history = [*DOCUMENT, "u:How often?", "a:Twice in May, the harbour master says."]
     talk(topic.buffer, *history)
     messages = [said(one) for one in (*history, "u:And in June?")]
-    named = [msgspec.structs.replace(one, name="researcher") if one.role == "assistant" else one for one in messages]
-    digests = [one.content_digest for one in named]
-    topic.buffer.receive(named, digests, [10] * len(named), session=None, now=0.0)
+    names = ["researcher" if one.role == "assistant" else "" for one in messages]
+    take(topic, [msgspec.structs.replace(one, name=name) for one, name in zip(messages, names, strict=True)])
     assert_each_once(await stored_texts(stage, topic), [*history, "u:And in June?"])
+
+
+def spoken(calls: str, text: str) -> Message:
+    """A message that says something and calls tools."""
+    return msgspec.structs.replace(said(calls), text=text)
+
+
+FIRST, SECOND = "t:The first list.#1", "t:The second list.#2"
+IN_PARTS = {
+    "the text first": [spoken("c:look#1", "I look."), said(FIRST), said("c:look#2"), said(SECOND)],
+    "the text last": [said("c:look#1"), said(FIRST), spoken("c:look#2", "I look."), said(SECOND)],
+}
+
+
+@pytest.mark.parametrize("parts", IN_PARTS.values(), ids=IN_PARTS)
+async def test_an_answer_whose_client_sends_it_in_parts_is_stored_once(
+    stage: Stage, topic: Topic, parts: list[Message]
+) -> None:
+    asked = [*map(said, (*DOCUMENT, "u:How often?"))]
+    told = [*asked, *parts, said("a:Twice."), said("u:And in June?")]
+    topic.buffer.reply(take(topic, asked), spoken("c:look#1,2", "I look."), 10, 0.0)
+    topic.buffer.reply(take(topic, told[:-2]), told[-2], 10, 0.0)
+    take(topic, told)
+    text = await stored_texts(stage, topic)
+    assert_each_once(text, [*DOCUMENT, "a:I look.", "t:The first list.", "t:The second list.", "u:And in June?"])
+    assert text.count("[call look {}]") == 2
+
+
+async def test_an_answer_of_which_a_client_sends_a_part_only_is_stored_whole(stage: Stage, topic: Topic) -> None:
+    asked = [*map(said, (*DOCUMENT, "u:How often?"))]
+    topic.buffer.reply(take(topic, asked), spoken("c:look#1,2", "I look."), 10, 0.0)
+    take(topic, [*asked, said("c:look#1"), said("t:The first list.#1"), said("u:Stop.")])
+    text = await stored_texts(stage, topic)
+    assert_each_once(text, [*DOCUMENT, "a:I look.", "t:The first list.", "u:Stop."])
+    assert text.count("[call look {}]") == 3

@@ -214,6 +214,59 @@ def test_a_call_without_arguments_is_the_same_as_with_an_empty_object() -> None:
     assert len(digests) == 1
 
 
+# The elements of one answer
+
+
+TEXT = {"role": "assistant", "content": "I look it up."}
+CALLS: list[dict[str, Any]] = [
+    {
+        "role": "assistant",
+        "content": content,
+        "tool_calls": [{"id": call_id, "type": "function", "function": {"name": "look", "arguments": arguments}}],
+    }
+    for call_id, content, arguments in (("c1", None, "{}"), ("c2", "", '{"a": 1}'))
+]
+RESULTS = [{"role": "tool", "tool_call_id": call_id, "content": f"found {call_id}"} for call_id in ("c1", "c2")]
+ASKED, THANKED = {"role": "user", "content": "Look it up."}, {"role": "assistant", "content": "There it was."}
+WHOLE = TEXT | {"tool_calls": [*CALLS[0]["tool_calls"], *CALLS[1]["tool_calls"]]}
+
+
+@pytest.mark.parametrize("parts", [[TEXT, *CALLS], [*CALLS, TEXT], [CALLS[0], TEXT, CALLS[1]], [WHOLE]])
+def test_an_answer_whose_client_sends_it_in_parts_is_the_one_that_was_given(parts: list[dict[str, Any]]) -> None:
+    whole = CHAT.parse(body_of(ASKED, WHOLE, *RESULTS, THANKED))
+    body = body_of(ASKED, *parts, *RESULTS, THANKED)
+    request = CHAT.parse(body)
+    assert (request.messages, request.digests) == (whole.messages, whole.digests)
+    assert sent(body, leave_out={0})["messages"] == [*parts, *RESULTS, THANKED]
+    assert sent(body, leave_out={1, 2, 3})["messages"] == [ASKED, THANKED]
+    assert sent(body, insertions=[Insertion(1, "B")], placement="merged")["messages"][1]["content"].startswith("B")
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [TEXT, THANKED],
+        [TEXT, CALLS[0]],
+        [TEXT, CALLS[0], ASKED],
+        [CALLS[0], TEXT, RESULTS[1]],
+        [TEXT, THANKED | CALLS[0] | {"content": "x"}, RESULTS[0]],
+        [TEXT | {"name": "one"}, CALLS[0] | {"name": "two"}, RESULTS[0]],
+        [{"role": "user", "name": "assistant", "content": "x"}, CALLS[0], RESULTS[0]],
+    ],
+)
+def test_what_need_not_be_one_answer_stays_as_it_was_sent(others: list[dict[str, Any]]) -> None:
+    assert len(CHAT.parse(body_of(ASKED, *others)).messages) == 1 + len(others)
+
+
+def test_of_the_assistants_messages_side_by_side_only_the_answer_with_the_results_is_one() -> None:
+    messages = CHAT.parse(body_of(ASKED, THANKED, TEXT, *CALLS, *RESULTS)).messages
+    assert [(one.role, one.text, len(one.tool_calls)) for one in messages[:3]] == [
+        ("user", "Look it up.", 0),
+        ("assistant", "There it was.", 0),
+        ("assistant", "I look it up.", 2),
+    ]
+
+
 # The cache
 
 
@@ -349,7 +402,7 @@ def test_a_prompt_echoed_with_its_block_holds_the_same_conversation(
     messages: list[Any], data: st.DataObject, placement: Placement
 ) -> None:
     request = CHAT.parse(body_of(*messages))
-    position = data.draw(st.integers(min_value=0, max_value=len(messages) - 1))
+    position = data.draw(st.integers(min_value=0, max_value=len(request.messages) - 1))
     body = CHAT.encode(request, insertions=[Insertion(position, BLOCK)], placement=placement)
     echoed = without_own_blocks(CHAT.parse(body), BLOCK.__eq__, THINKING_ALONE)
     digests = list(echoed.digests)

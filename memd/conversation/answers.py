@@ -1,15 +1,19 @@
-"""An answer that is given anew or in two parts: what of a conversation it takes the place of, and what it goes on with.
+"""An answer that is given anew or in parts: what of a conversation it takes the place of, and what it goes on with.
 
 Rule: pure; the hot buffer decides.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from itertools import takewhile
+
 import msgspec
 from msgspec import UNSET
 
 from memd.conversation.conversation import Conversation
-from memd.messages import Message
+from memd.messages import Message, canonical_arguments
 
 
 def answer_start(conversation: Conversation, position: int) -> int | None:
@@ -20,6 +24,23 @@ def answer_start(conversation: Conversation, position: int) -> int | None:
         return None
     start = max((place + 1 for place, role in enumerate(tail) if role != "assistant"), default=0)
     return position + start if start < len(tail) else None
+
+
+def is_sent_in_parts(conversation: Conversation, position: int, messages: Sequence[Message]) -> bool:
+    """Whether these messages, with which a client goes on at `position`, have all that the answer there says.
+
+    Some clients send each of an answer's calls with its result behind it, as a message of its own.
+    """
+    if len(conversation) != position + 1 or (answer := conversation.messages[position].message) is None:
+        return False
+    parts = [one for one in takewhile(lambda one: not one.opens_turn, messages) if one.role == answer.role]
+    told = Counter(call for part in parts for call in _calls(part))
+    is_said = not answer.said.strip() or any(part.said.strip() == answer.said.strip() for part in parts)
+    return is_said and Counter(_calls(answer)) <= told and not answer.attachments
+
+
+def _calls(message: Message) -> list[tuple[str, str, str]]:
+    return [(call.id, call.name, canonical_arguments(call.arguments)) for call in message.tool_calls]
 
 
 def prefill(conversation: Conversation, position: int, message: Message) -> Message | None:

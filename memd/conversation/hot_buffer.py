@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from memd.conversation.answers import answer_start, joined, prefill
+from memd.conversation.answers import answer_start, is_sent_in_parts, joined, prefill
 from memd.conversation.conversation import Buffered, Conversation, Line, Rewriting, TurnKey
 from memd.conversation.events import (
     Abandoned,
@@ -108,7 +108,8 @@ class HotBuffer:
         if parent is None or parent is conversation:
             return arrival
         if found.known < len(messages):
-            self._abandon(parent, found.offset + kept)
+            position = found.offset + kept
+            self._abandon(parent, position, answered=is_sent_in_parts(parent, position, messages[kept:]))
             return arrival
         return msgspec.structs.replace(arrival, former=parent)
 

@@ -1,6 +1,7 @@
 """`POST /v1/chat/completions`: parses its body, and encodes it again with the least possible change.
 
-Rule: one message is one element of `messages`, and keeps its bytes unless a block is merged into it.
+Rule: one message is one element of `messages`, or several that are one answer (see `elements.py`): then its element of
+`raw_messages` is their JSON texts joined by commas. It keeps its bytes unless a block is merged into it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from memd.messages import Message
 from memd.wire.api import Placement
 from memd.wire.capture import Reply
 from memd.wire.chat.capture import ChatCapture, parse_reply
-from memd.wire.chat.message import encode_message, parse_message, with_content, with_text_in_front
+from memd.wire.chat.elements import elements_of, grouped, parse_elements
+from memd.wire.chat.message import encode_message, with_content, with_text_in_front
 from memd.wire.message_cache import MessageCache
 from memd.wire.reply_stream import ReplyStream
 from memd.wire.request import (
@@ -41,14 +43,14 @@ class ChatApi:
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""
         members = top_level(body)
-        raw_messages = objects_in(members, "messages")
+        raw_messages = grouped(objects_in(members, "messages"))
         return request_from(
             body,
             members,
             list_name="messages",
             raw_messages=raw_messages,
             continues=[False] * len(raw_messages),
-            parse=parse_message,
+            parse=parse_elements,
             cache=cache,
             bounds=("max_completion_tokens", "max_tokens", "n_predict"),
             standing=("tools", "functions"),
@@ -74,7 +76,8 @@ class ChatApi:
                 continue
             blocks = texts.get(position, [])
             if blocks and placement == "merged":
-                messages.append(with_text_in_front(raw, "\n\n".join(blocks)))
+                first, *others = elements_of(raw)
+                messages += [with_text_in_front(first, "\n\n".join(blocks)), *others]
                 continue
             messages += [Raw(msgspec.json.encode({"role": "developer", "content": text})) for text in blocks]
             messages.append(with_content(raw, replaced[position]) if position in replaced else raw)

@@ -15,9 +15,10 @@ from msgspec import Raw
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
 from memd.wire.capture import CAPTURE_BYTES_MAX, ByteBudget, Capture, Reply, Usage, count_of, error_text
+from memd.wire.chat.elements import joined_answer
 from memd.wire.chat.message import joined_text
 from memd.wire.lenient_json import decode_or_none, text_or_empty
-from memd.wire.responses.items import join_messages, parse_item
+from memd.wire.responses.items import parse_item
 from memd.wire.sse import SseEvent
 
 CONCLUSIONS = frozenset({"response.completed", "response.incomplete", "response.failed"})
@@ -134,7 +135,7 @@ class ResponsesCapture(Capture):
         messages = [item.message() for item in self._items.values()]
         if not messages:
             return None
-        message = join_messages(messages)
+        message = joined_answer(messages)
         if not (message.text or message.tool_calls or self.finished):
             return None
         return msgspec.structs.replace(message, role="assistant", interrupted=interrupted)
@@ -195,7 +196,7 @@ def parse_reply(body: bytes) -> Reply:
     if response is None:
         return Reply(message=None)
     messages = [message for raw in _items_of(response) if (message := _parsed(raw)) is not None]
-    message = msgspec.structs.replace(join_messages(messages), role="assistant") if messages else None
+    message = msgspec.structs.replace(joined_answer(messages), role="assistant") if messages else None
     status = text_or_empty(response.status) or None
     return Reply(message, _usage(response), status, _failure(response, status))
 

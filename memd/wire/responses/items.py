@@ -15,6 +15,7 @@ from msgspec import Raw
 
 from memd.errors import BadRequestBody
 from memd.messages import Message, canonical_arguments
+from memd.wire.chat.elements import joined_answer
 from memd.wire.chat.message import parse_message
 from memd.wire.lenient_json import UNREADABLE, is_list, is_object, is_string, lenient_text
 
@@ -71,7 +72,7 @@ def parse_items(raw: Raw | bytes) -> Message:
         items = _items_decoder.decode(b"[%b]" % bytes(raw))
     except UNREADABLE as error:
         raise BadRequestBody(f"an item cannot be read: {error}") from error
-    return join_messages([parse_item(item) for item in items])
+    return joined_answer([parse_item(item) for item in items])
 
 
 def parse_item(raw: Raw | bytes) -> Message:
@@ -85,18 +86,6 @@ def parse_item(raw: Raw | bytes) -> Message:
         return parse_message(_encoded(_as_chat(item, kind, bytes(raw))))
     except UNREADABLE as error:
         raise BadRequestBody(f"an item cannot be read: {error}") from error
-
-
-def join_messages(messages: list[Message]) -> Message:
-    """Join the messages of the items of one assistant message; a single message stays as it is."""
-    if len(messages) == 1:
-        return messages[0]
-    return Message(
-        role=_ASSISTANT,
-        text="\n".join(message.text for message in messages if message.text),
-        tool_calls=tuple(call for message in messages for call in message.tool_calls),
-        attachments=tuple(digest for message in messages for digest in message.attachments),
-    )
 
 
 def encode_items(message: Message) -> Raw:
