@@ -80,8 +80,8 @@ def test_every_earlier_moment_is_found_as_it_was(told: Told) -> None:
 def test_what_was_said_before_and_after_is_found_in_any_segment(told: Told) -> None:
     snapshot = told.log.snapshot()
     live = [(entry.origin_id, entry.uuid) for entry in told.states[max(told.states)].values()]
-    live = sorted((origin, uuid) for origin, uuid in live if snapshot.live_place(_newest(told, uuid)) is not None)
-    places = [snapshot.live_place(_newest(told, uuid)) for _, uuid in live]
+    live = sorted((origin, uuid) for origin, uuid in live if snapshot.live_places([_newest(told, uuid)]))
+    places = [snapshot.live_places([one])[one] for one in (_newest(told, uuid) for _, uuid in live)]
     assert None not in places and len(places) > 15
     expected = list(zip([None, *places[:-1]], [*places[1:], None], strict=True))
     assert snapshot.neighbours([place for place in places if place is not None]) == expected

@@ -54,12 +54,13 @@ def found(topic: TopicLog, text: str, k: int = 10) -> list[str]:
 
 def best(topic: TopicLog, text: str, k: int = 10) -> list[LexicalHit]:
     snapshot = topic.snapshot()
-    return topic.lexical_query(text).best(k, lambda one: snapshot.live_place(one) is not None)
+    return topic.lexical_query(text).best(k, snapshot.live_places)
 
 
 def contents(topic: TopicLog, hits: list[LexicalHit]) -> list[str]:
     snapshot = topic.snapshot()
-    places = [place for hit in hits if (place := snapshot.live_place(hit.canonical_id)) is not None]
+    live = snapshot.live_places([hit.canonical_id for hit in hits])
+    places = [live[hit.canonical_id] for hit in hits if hit.canonical_id in live]
     known = snapshot.hits_at(unit_vector("q")[None], places)
     return [snapshot.entry(known[place]).content for place in places]
 
@@ -166,7 +167,7 @@ def test_an_index_that_lags_behind_does_not_bring_back_dead_chunks(tmp_path: Pat
     assert entry is not None
     topic.append([deprecated(entry)])
     after = topic.snapshot()
-    assert question.best(5, lambda one: after.live_place(one) is not None) == []
+    assert question.best(5, after.live_places) == []
 
 
 def test_an_append_is_found_by_the_next_question(tmp_path: Path) -> None:
@@ -261,7 +262,7 @@ def test_sealed_segments_are_found_too_with_their_true_cosines(tmp_path: Path) -
     seal_all(topic)
     snapshot = topic.snapshot()
     hit = topic.lexical_query("ERR_7421").best(1)[0]
-    place = snapshot.live_place(hit.canonical_id)
+    place = snapshot.live_places([hit.canonical_id]).get(hit.canonical_id)
     assert place is not None
     known = snapshot.hits_at(unit_vector("error")[None], [place])[place]
     assert known.cosine == pytest.approx(1.0)
@@ -345,7 +346,7 @@ def test_neighbours_are_what_was_said_before_and_after_wherever_it_lies(tmp_path
     def place(number: int) -> tuple[int, int]:
         entry = snapshot.find(entries[number].uuid)
         assert entry is not None
-        found_at = snapshot.live_place(entry.canonical_id)
+        found_at = snapshot.live_places([entry.canonical_id]).get(entry.canonical_id)
         assert found_at is not None
         return found_at
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import numpy as np
 import pytest
@@ -12,8 +10,6 @@ from drafts import adjusted, deprecated, draft, open_store, seal_all, unit_vecto
 from numpy.typing import NDArray
 
 from memd.entries import Draft, Entry
-from memd.store.disk import DiskFiles
-from memd.store.index.hnswlib_file import HnswlibFile
 from memd.store.index.vectors import VectorIndex, best_rows
 from memd.store.store import TopicLog
 
@@ -133,42 +129,6 @@ def test_an_index_that_falls_into_islands_still_finds_everything() -> None:
     assert cosines[:500].tolist() == [1.0] * 500
 
 
-def saved(path: Path, matrix: NDArray[np.float32], labels: NDArray[np.intp]) -> HnswlibFile:
-    VectorIndex.build(matrix, labels).save(DiskFiles(), path)
-    return HnswlibFile(DiskFiles(), path, dimension=matrix.shape[1], labels=labels)
-
-
-def test_the_vectors_in_an_index_s_file_are_those_that_hnswlib_gives(tmp_path: Path) -> None:
-    matrix = np.stack([unit_vector(number, DIMENSION) for number in range(300)])
-    held = np.flatnonzero(np.arange(300) % 7 != 3)
-    stored = saved(tmp_path / "one.hnsw", matrix, held)
-    asked = np.array([299, 3, 0, 151, 10, 298, 1000])  # 3 and 10 are not held, 1000 does not exist
-    labels, vectors = stored.read(asked)
-    assert labels.tolist() == [299, 0, 151, 298]
-    assert np.array_equal(vectors, matrix[labels])
-    known, given = VectorIndex.build(matrix, held).vectors(asked)
-    assert known.tolist() == labels.tolist() and np.array_equal(given, vectors)
-    assert stored.read(asked[:0])[1].shape == (0, DIMENSION)
-
-
-def test_what_is_not_where_it_should_be_in_an_index_s_file_is_not_taken(tmp_path: Path) -> None:
-    matrix = np.stack([unit_vector(number, DIMENSION) for number in range(300)])
-    path = tmp_path / "one.hnsw"
-    saved(path, matrix, np.arange(300))
-    whole = path.read_bytes()
-    shifted = HnswlibFile(DiskFiles(), path, dimension=DIMENSION, labels=np.arange(1, 301))
-    assert shifted.read(np.array([5, 6]))[0].tolist() == []  # another vector stands there
-    for data in (whole[:50], whole[: len(whole) // 2], bytes(len(whole)), b"\x01" + whole[1:]):
-        path.write_bytes(data)
-        found, vectors = HnswlibFile(DiskFiles(), path, dimension=DIMENSION, labels=np.arange(300)).read(
-            np.array([299, 1])
-        )
-        assert set(found.tolist()) <= {1} and np.array_equal(vectors, matrix[found])
-    path.unlink()
-    stored = HnswlibFile(DiskFiles(), path, dimension=DIMENSION, labels=np.arange(300))
-    assert stored.read(np.array([1]))[0].tolist() == []
-
-
 def test_the_same_vectors_give_the_same_index_file() -> None:
     matrix = np.stack([unit_vector(number, DIMENSION) for number in range(300)])
     images = []
@@ -195,11 +155,10 @@ def test_the_entries_at_some_places_have_the_cosines_of_a_plain_computation(
         seal_all(topic)
     query = unit_vector("somewhere", DIMENSION)[None]
     snapshot = topic.snapshot()
-    live = [entry for entry in state.values() if snapshot.live_place(entry.canonical_id) is not None]
-    places = {entry.canonical_id: snapshot.live_place(entry.canonical_id) for entry in live}
-    hits = snapshot.hits_at(query, [place for place in places.values() if place is not None])
+    places = snapshot.live_places([entry.canonical_id for entry in state.values()])
+    live = [entry for entry in state.values() if entry.canonical_id in places]
+    hits = snapshot.hits_at(query, list(places.values()))
     assert len(hits) == len(live) > 300
     for entry in live:
         place = places[entry.canonical_id]
-        assert place is not None
         assert hits[place].cosine == pytest.approx(float(entry.embedding @ query[0]), abs=2e-6)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -111,14 +111,14 @@ def without_echoes(
     asked = frozenset(analyze_query(question))
     oldest_first = sorted(candidates, key=lambda one: one.entry.origin_id)
     held: dict[bytes, Candidate] = {}
-    own_words: dict[bytes, int] = {}
+    echoing: set[bytes] = set()
     sources: dict[bytes, set[bytes]] = {}
     for one in oldest_first:
         shown = [held[uuid] for uuid in _shown(one.entry) if uuid in held]
         sources[one.entry.uuid] = set(_shown(one.entry)).union(*(sources[source.entry.uuid] for source in shown))
-        said, is_told = _said(one.entry), _is_told(one.entry, asked)
-        repeated = [] if is_told else [source for source in shown if _repeats(said, source.entry)]
-        own_words[one.entry.uuid] = 0 if repeated else len(said) + is_told
+        repeated = _repeated(one.entry, shown, asked)
+        if repeated:
+            echoing.add(one.entry.uuid)
         corrected = [superseded[uuid] for uuid in sources[one.entry.uuid] if uuid in superseded]
         if any(_retells(one.entry, old, asked) for old in corrected):
             one = _held(one, RETOLD_SHARE, Verdict.RETELLS)
@@ -126,7 +126,7 @@ def without_echoes(
             best = max(source.score for source in repeated)
             one = _held(one, min(1.0, ECHO_SHARE * best / one.score), one.aside)
         held[one.entry.uuid] = one
-    _set_aside_asked_again(held, own_words)
+    _set_aside_asked_again(held, lambda entry: 0 if entry.uuid in echoing else _own_words(entry, asked))
     if not any(one.aside is None and one.parts.strength >= min_score for one in held.values()):
         return [msgspec.structs.replace(one, aside=None) for one in held.values()]
     return list(held.values())
@@ -149,9 +149,17 @@ def _is_told(entry: Entry, asked: Collection[str]) -> bool:
     return len(spoken.told.difference(_EMPTY, asked)) >= (TOLD_MIN if spoken.is_question else 1)
 
 
-def _repeats(said: frozenset[str], source: Entry) -> bool:
-    """Whether a source has nearly all of these words; it has if there are none."""
-    return len(said & _spoken_by(source).words) >= REPEATED_SHARE * len(said)
+def _own_words(entry: Entry, asked: Collection[str]) -> int:
+    """How many words an entry says of its own; what its user tells counts as one more."""
+    return len(_said(entry)) + _is_told(entry, asked)
+
+
+def _repeated(entry: Entry, shown: Sequence[Candidate], asked: Collection[str]) -> list[Candidate]:
+    """Those of the chunks shown to it that say all that an entry says: nearly all of its words; all of them if none."""
+    if not shown or _is_told(entry, asked):
+        return []
+    said = _said(entry)
+    return [one for one in shown if len(said & _spoken_by(one.entry).words) >= REPEATED_SHARE * len(said)]
 
 
 def _retells(entry: Entry, old: Superseded, asked: Collection[str]) -> bool:
@@ -163,12 +171,16 @@ def _retells(entry: Entry, old: Superseded, asked: Collection[str]) -> bool:
     return bool(codes & words) if codes else bool(gone) and 2 * len(gone & words) >= len(gone)
 
 
-def _set_aside_asked_again(held: dict[bytes, Candidate], own_words: Mapping[bytes, int]) -> None:
-    """Of chunks that ask the same, set aside all but the newest with an answer of its own and those that say more."""
+def _set_aside_asked_again(held: dict[bytes, Candidate], own_words: Callable[[Entry], int]) -> None:
+    """Of chunks that ask the same, set aside all but the newest with an answer of its own and those that say more.
+
+    `own_words`: how many words an entry says of its own.
+    """
     groups: list[list[Candidate]] = []
-    for one in sorted(held.values(), key=lambda one: -one.entry.origin_id):
+    may_ask = [one for one in held.values() if one.aside is None and _may_ask(one.entry)]
+    for one in sorted(may_ask, key=lambda one: -one.entry.origin_id):
         spoken = _spoken_by(one.entry)
-        if one.aside is None and spoken.asked and spoken.answered and spoken.is_question:
+        if spoken.asked and spoken.answered and spoken.is_question:
             for group in groups:
                 if _cosine(_spoken_by(group[0].entry).asked, spoken.asked) >= SAME_QUESTION_COSINE:
                     group.append(one)
@@ -176,11 +188,19 @@ def _set_aside_asked_again(held: dict[bytes, Candidate], own_words: Mapping[byte
             else:
                 groups.append([one])
     for group in groups:
-        newest = next((one for one in group if own_words[one.entry.uuid]), group[0])
-        most = max(1, own_words[newest.entry.uuid]) * FAR_MORE
+        if len(group) == 1:
+            continue
+        newest = next((one for one in group if own_words(one.entry)), group[0])
+        most = max(1, own_words(newest.entry)) * FAR_MORE
         for one in group:
-            if one is not newest and own_words[one.entry.uuid] <= most:
+            if one is not newest and own_words(one.entry) <= most:
                 held[one.entry.uuid] = msgspec.structs.replace(one, aside=Verdict.ASKED_AGAIN)
+
+
+def _may_ask(entry: Entry) -> bool:
+    """Whether there is a question in what people say in an entry and an answer beside it, as far as one look tells."""
+    has_both = entry.speakers is not UNSET and len(entry.speakers) > 1
+    return has_both and any(mark in entry.content for mark in _QUESTION_MARKS)
 
 
 def _cosine(one: frozenset[str], other: frozenset[str]) -> float:

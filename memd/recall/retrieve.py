@@ -390,6 +390,8 @@ def _read(
 ) -> tuple[list[Candidate], int]:
     """Read the first `count` chunks that are not visible; returns them and how many hits were looked at for that."""
     candidates: list[Candidate] = []
+    for search in {id(one.search): one.search for one in hits[:count]}.values():
+        search.read_ahead((one.hit.segment, one.hit.row) for one in hits[:count] if one.search is search)
     for seen, one in enumerate(hits):
         if len(candidates) == count:
             return candidates, seen

@@ -124,6 +124,11 @@ class TopicSearch:
             self._entries[place] = self.snapshot.read(place)
         return self._entries[place]
 
+    def read_ahead(self, places: Iterable[Place]) -> None:
+        """Read the stored entries at these places together; what cannot be read so is left to `read`."""
+        stored = (place for place in dict.fromkeys(places) if place[0] != PENDING_SEGMENT)
+        self._entries |= self.snapshot.read_many(place for place in stored if place not in self._entries)
+
     def include(self, uuids: Iterable[bytes]) -> bool:
         """Make the live ones of these chunks candidates, however they match; False if there is none."""
         live = [place for uuid in uuids for place in self.snapshot.places(uuid) if self.snapshot.is_live(place)]
@@ -168,7 +173,9 @@ class TopicSearch:
         by_kind: dict[bool, list[Place]] = {True: [], False: []}
         for place in places:
             by_kind[place[0] == PENDING_SEGMENT].append(place)
-        return self.snapshot.hits_at(self._queries, by_kind[False]) | self._pending.hits(by_kind[True])
+        stored = by_kind[False]
+        self.read_ahead(place for place in stored if self.snapshot.is_indexed(place))
+        return self.snapshot.hits_at(self._queries, stored, self._entries) | self._pending.hits(by_kind[True])
 
     def _strongest(
         self, hits: dict[Place, Hit], words: Mapping[int, LexicalHit], settings: RetrievalSettings, count: int
@@ -185,6 +192,7 @@ class TopicSearch:
             *zip(stored, self.snapshot.neighbours(stored), strict=True)
         ]
         pairs += [(place, self._pending.beside(place[1])) for place in places if place[0] == PENDING_SEGMENT]
+        self.read_ahead(one for place, others in pairs for one in (place, *others) if one is not None and any(others))
         for place, others in pairs:
             for other in others:
                 if other is not None and self._is_one_stream(place, other):
@@ -203,14 +211,14 @@ class TopicSearch:
             return {}
         places: dict[int, Place] = {}
 
-        def is_live(canonical_id: int) -> bool:
-            place = self._pending.places.get(canonical_id) or self.snapshot.live_place(canonical_id)
-            if place is not None:
-                places[canonical_id] = place
-            return place is not None
+        def live(canonical_ids: Sequence[int]) -> dict[int, Place]:
+            pending = self._pending.places
+            places.update(self.snapshot.live_places([one for one in canonical_ids if one not in pending]))
+            places.update((one, pending[one]) for one in canonical_ids if one in pending)
+            return places
 
         try:
-            return {places[one.canonical_id]: one for one in self._words.best(k, is_live)}
+            return {places[one.canonical_id]: one for one in self._words.best(k, live)}
         except StoreError as error:
             log.error("searched without its words", extra={"topic": self.snapshot.topic_id, "error": error})
             self._words = None

@@ -18,8 +18,9 @@ from memd.store.lexical.index import LexicalIndex
 from memd.store.log.columns import Floats, superseded
 from memd.store.order import id_upto
 from memd.store.pending import NOTHING_UNSTORED, UnstoredText
-from memd.store.snapshot import IndexView, SearchTimes, SegmentView, Snapshot
+from memd.store.snapshot import SearchTimes, Snapshot
 from memd.store.topic import TopicLog
+from memd.store.views import IndexView, SegmentView
 
 LEXICAL_ENTRIES_MAX = 50_000
 """In a larger topic the past is searched by meaning alone: indexing its terms takes about 0.2 ms an entry."""

@@ -112,10 +112,10 @@ class DiskFiles:
         with reading(path), open_descriptor(path, os.O_RDONLY) as descriptor:
             return _pread_all(descriptor, offset, length)
 
-    def read_pieces(self, path: Path, offsets: Sequence[int], length: int) -> list[bytes]:
+    def read_pieces(self, path: Path, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
         """See Files."""
         with reading(path), open_descriptor(path, os.O_RDONLY) as descriptor:
-            return [os.pread(descriptor, length, offset) for offset in offsets]
+            return [_pread_all(descriptor, offset, length) for offset, length in pieces]
 
     def create(self, path: Path) -> Appender:
         """See Files."""

@@ -56,8 +56,8 @@ class Files(Protocol):
     def read_at(self, path: Path, offset: int, length: int) -> bytes:
         """Read at most `length` bytes from `offset`; fewer at the end of the file."""
 
-    def read_pieces(self, path: Path, offsets: Sequence[int], length: int) -> list[bytes]:
-        """Like `read_at`, for many offsets of one file."""
+    def read_pieces(self, path: Path, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Like `read_at`, for many (offset, length) of one file."""
 
     def create(self, path: Path) -> Appender:
         """Open a new empty file; an existing one is emptied."""

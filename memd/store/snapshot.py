@@ -8,23 +8,21 @@ from disk and scanned.
 from __future__ import annotations
 
 import bisect
-import dataclasses
-import functools
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.entries import Entry, Status
-from memd.errors import StoreError
-from memd.store.index.sealed_index import Candidates, SealedIndex
+from memd.entries import Entry
+from memd.store.index.sealed_index import Candidates
 from memd.store.index.uuid_index import UuidIndex
-from memd.store.index.vectors import best_rows, cosines, multipliers, scores_of
-from memd.store.log.columns import Bits, Floats, Records, Rows, UInts, uuid_bytes
+from memd.store.index.vectors import cosines, multipliers, scores_of
+from memd.store.log.columns import ROW, Floats, Records, Rows, UInts, uuid_bytes
 from memd.store.log.extent import LogExtent
-from memd.store.log.segment import GrowingSegment, SealedSegment
+from memd.store.log.segment import GrowingSegment
+from memd.store.views import IndexView, SegmentView
 
 _SCANNED_MIN = 1000
 """Scans of fewer vectors do not count for the scan rate."""
@@ -48,61 +46,6 @@ class Hit(msgspec.Struct, frozen=True):
     """max(0, cosine) x multiplier."""
     segment: int
     row: int
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SegmentView:
-    """One segment at one point in time; the arrays are never written to."""
-
-    segment: GrowingSegment | SealedSegment
-    rows: Records
-    dead: Bits
-    """Superseded or Deprecated, per row."""
-    matrix: Floats | None
-    """Vectors of a growing segment, per row; None if there is an index, or if another model wrote the vectors."""
-
-    @property
-    def live_count(self) -> int:
-        """The number of rows that count."""
-        return len(self.dead) - int(np.count_nonzero(self.dead))
-
-    @functools.cached_property
-    def deprecated(self) -> frozenset[bytes]:
-        """The uuids of the chunks that have a Deprecated entry here."""
-        rows = self.rows[self.rows["status"] == Status.DEPRECATED]
-        return frozenset(uuid_bytes(row["uuid_high"], row["uuid_low"]) for row in rows)
-
-    @functools.cached_property
-    def chronology(self) -> tuple[UInts, Rows]:
-        """The live rows in the order in which their chunks were first stored: ascending origin_ids, and the rows."""
-        live = np.flatnonzero(~self.dead)
-        origins = self.rows["origin_id"][live].astype(np.uint64)
-        order = np.argsort(origins, kind="stable")
-        return origins[order], live[order]
-
-    def scan(self, queries: Floats, k: int) -> Candidates:
-        """Return the best `k` live rows by score."""
-        assert self.matrix is not None, "only a growing segment is scanned"
-        live = np.flatnonzero(~self.dead)
-        cosine, multiplier = cosines(self.matrix, queries)[live], multipliers(self.rows["utility_steps"][live])
-        best = best_rows(scores_of(cosine, multiplier), k)
-        return Candidates(np.full(len(best), self.segment.segment_id), live[best], cosine[best], multiplier[best])
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class IndexView:
-    """One index at one point in time."""
-
-    index: SealedIndex
-    dead: Bits
-    """Superseded or Deprecated, per label."""
-
-    def search(self, queries: Floats, k: int) -> list[Candidates]:
-        """Return chunks that include the best `k` live ones by score."""
-        try:
-            return self.index.search(queries, k, self.dead)
-        except StoreError:  # the topic replaces a damaged index; readers that still hold it use the log
-            return self.index.scan(queries, k, self.dead)
 
 
 class _NeighbourSearch:
@@ -230,10 +173,22 @@ class Snapshot:
         self.times.observe(sum(len(view.rows) for view in growing), scanned - started, fan_out_seconds)
         return self._ranked(found, k)
 
-    def live_place(self, canonical_id: int) -> Place | None:
-        """Return the place of the entry with this id; None if there is none or it no longer counts."""
-        place = self.place(canonical_id)
-        return None if place is None or self.views[place[0]].dead[place[1]] else place
+    def live_places(self, canonical_ids: Sequence[int]) -> dict[int, Place]:
+        """Return the places of those of these entries that count."""
+        wanted = np.unique(np.array(canonical_ids, dtype=np.uint64))
+        found: dict[int, Place] = {}
+        for segment_id, view in self.views.items():
+            if not len(view.rows) or not len(wanted):
+                continue
+            own, wanted = np.split(wanted, [int(wanted.searchsorted(view.rows["canonical_id"][-1], "right"))])
+            if len(own):
+                rows = view.canonical_ids.searchsorted(own)
+                counts = (view.canonical_ids[rows] == own) & ~view.dead[rows]
+                found.update(
+                    (one, (segment_id, row))
+                    for one, row in zip(own[counts].tolist(), rows[counts].tolist(), strict=True)
+                )
+        return found
 
     def place(self, canonical_id: int) -> Place | None:
         """Return the place of the entry with this id, whether it counts or not; None if there is none."""
@@ -272,26 +227,46 @@ class Snapshot:
         """
         return self._read(*place)
 
+    def read_many(self, places: Iterable[Place]) -> dict[Place, Entry]:
+        """Read the entries at many places at once; those are absent that cannot be read so: `read` tells why."""
+        by_segment: dict[int, list[int]] = {}
+        for segment_id, row in places:
+            by_segment.setdefault(segment_id, []).append(row)
+        found: dict[Place, Entry] = {}
+        for segment_id, rows in by_segment.items():
+            view = self.views[segment_id]
+            entries = view.segment.read_many(view.rows[rows])
+            found.update(((segment_id, row), one) for row, one in zip(rows, entries, strict=True) if one is not None)
+        return found
+
     def is_live(self, place: Place) -> bool:
         """Whether the entry at a place counts."""
         return not self.views[place[0]].dead[place[1]]
 
-    def hits_at(self, queries: Floats, places: Sequence[Place]) -> dict[Place, Hit]:
+    def is_indexed(self, place: Place) -> bool:
+        """Whether an index finds the entry at a place, so that its vector is not in memory by itself."""
+        return isinstance(self._searched_by(place[0]), IndexView)
+
+    def hits_at(
+        self, queries: Floats, places: Sequence[Place], entries: Mapping[Place, Entry] | None = None
+    ) -> dict[Place, Hit]:
         """Return hits for the entries at these places, with their exact cosines.
 
         Entries that were embedded with another model or cannot be read are absent.
+
+        Args:
+            entries: those that the caller has read already.
         """
         places = list(dict.fromkeys(places))
         if not places:
             return {}
-        cosine = self._cosines_at(np.ascontiguousarray(queries, dtype=np.float32), np.array(places, dtype=np.intp))
-        steps = [self.views[segment_id].rows["utility_steps"][row] for segment_id, row in places]
-        multiplier = multipliers(np.array(steps, dtype=np.int8))
-        score = scores_of(cosine, multiplier)
-        return {
-            places[i]: self._hit(*places[i], float(cosine[i]), float(multiplier[i]), float(score[i]))
-            for i in np.flatnonzero(~np.isnan(cosine)).tolist()
-        }
+        at = np.array(places, dtype=np.intp)
+        cosine = self._cosines_at(np.ascontiguousarray(queries, dtype=np.float32), places, entries or {})
+        records = self._records_at(at)
+        multiplier = multipliers(records["utility_steps"])
+        known = ~np.isnan(cosine)
+        hits = _hits(at[known], records[known], cosine[known], multiplier[known])
+        return {(hit.segment, hit.row): hit for hit in hits}
 
     def neighbours(self, places: Sequence[Place]) -> list[tuple[Place | None, Place | None]]:
         """Return for each place the live chunks stored just before and just after its chunk, by origin_id."""
@@ -387,37 +362,42 @@ class Snapshot:
         rows = np.concatenate([part.rows for part in found])
         cosine = np.concatenate([part.cosine for part in found])
         multiplier = np.concatenate([part.multiplier for part in found])
-        score = scores_of(cosine, multiplier)
-        hits = []
-        for i in _contenders(score, k).tolist():
-            place = int(segment_ids[i]), int(rows[i])
-            hits.append(self._hit(*place, float(cosine[i]), float(multiplier[i]), float(score[i])))
+        best = _contenders(scores_of(cosine, multiplier), k)
+        at = np.stack([segment_ids[best], rows[best]], axis=1)
+        hits = _hits(at, self._records_at(at), cosine[best], multiplier[best])
         return sorted(hits, key=lambda hit: (-hit.score, hit.canonical_id))[:k]
 
-    def _hit(self, segment_id: int, row: int, cosine: float, multiplier: float, score: float) -> Hit:
-        record = self.views[segment_id].rows[row]
-        return Hit(
-            uuid=uuid_bytes(record["uuid_high"], record["uuid_low"]),
-            canonical_id=int(record["canonical_id"]),
-            cosine=cosine,
-            multiplier=multiplier,
-            score=score,
-            segment=segment_id,
-            row=row,
-        )
-
-    def _cosines_at(self, queries: Floats, places: Rows) -> NDArray[np.float64]:
-        """The best cosine of each place; `places` has shape (n, 2), the result (n,), NaN where it is not known."""
+    def _records_at(self, places: Rows) -> Records:
+        """The columns of the entries at `places`, shape (n, 2)."""
         segment_ids, rows = places.T
+        records = np.empty(len(places), dtype=ROW)
+        for segment_id in set(segment_ids.tolist()):
+            own = segment_ids == segment_id
+            records[own] = self.views[segment_id].rows[rows[own]]
+        return records
+
+    def _cosines_at(
+        self, queries: Floats, places: Sequence[Place], entries: Mapping[Place, Entry]
+    ) -> NDArray[np.float64]:
+        """The best cosine of each place, shape (n,); NaN where it is not known."""
         found = np.full(len(places), np.nan)
-        own: dict[IndexView | SegmentView, list[int]] = {}
-        for position, segment_id in enumerate(segment_ids.tolist()):
-            own.setdefault(self._searched_by(segment_id), []).append(position)
-        for searched, positions in own.items():
+        indexed: list[int] = []
+        scanned: dict[int, list[int]] = {}
+        for position, (segment_id, _) in enumerate(places):
+            searched = self._searched_by(segment_id)
             if isinstance(searched, IndexView):
-                found[positions] = searched.index.cosines_of(segment_ids[positions], rows[positions], queries)
+                indexed.append(position)
             elif searched.matrix is not None:
-                found[positions] = cosines(searched.matrix[rows[positions]], queries)
+                scanned.setdefault(segment_id, []).append(position)
+        for segment_id, positions in scanned.items():
+            matrix = self.views[segment_id].matrix
+            assert matrix is not None, "seen above"
+            found[positions] = cosines(matrix[[places[position][1] for position in positions]], queries)
+        entries = {**entries, **self.read_many(places[one] for one in indexed if places[one] not in entries)}
+        vectors = {one: entries[places[one]].embedding for one in indexed if places[one] in entries}
+        vectors = {one: vector for one, vector in vectors.items() if len(vector)}
+        if vectors:
+            found[list(vectors)] = cosines(np.stack(list(vectors.values())), queries)
         return found
 
     def _searched_by(self, segment_id: int) -> IndexView | SegmentView:
@@ -436,6 +416,17 @@ class Snapshot:
     def _read(self, segment_id: int, row: int) -> Entry:
         view = self.views[segment_id]
         return view.segment.read(view.rows[row])
+
+
+def _hits(places: Rows, records: Records, cosine: NDArray[np.float64], multiplier: NDArray[np.float64]) -> list[Hit]:
+    """The hits at `places`, shape (n, 2); the others have shape (n,) and (n, columns)."""
+    columns = (records[name].tolist() for name in ("uuid_high", "uuid_low", "canonical_id"))
+    named = zip(*columns, strict=True)
+    values = zip(cosine.tolist(), multiplier.tolist(), scores_of(cosine, multiplier).tolist(), strict=True)
+    return [
+        Hit(uuid_bytes(high, low), canonical_id, *scored, segment_id, row)
+        for (high, low, canonical_id), scored, (segment_id, row) in zip(named, values, places.tolist(), strict=True)
+    ]
 
 
 def _contenders(score: NDArray[np.float64], k: int) -> Rows:

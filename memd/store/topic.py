@@ -34,7 +34,7 @@ from memd.store.log.recovery import Finding
 from memd.store.log.segment import GrowingSegment, SealedSegment, create_active, rotate
 from memd.store.opening import open_topic, reread_segment
 from memd.store.pending import NOTHING_UNSTORED, UnstoredText
-from memd.store.snapshot import SegmentView, Snapshot
+from memd.store.snapshot import Snapshot
 from memd.store.transitions import (
     after_append,
     after_merge,
@@ -43,6 +43,7 @@ from memd.store.transitions import (
     first_snapshot,
     uuid_index_of,
 )
+from memd.store.views import SegmentView
 from memd.wording import unsearched
 
 _WAIT_SECONDS = 0.2
@@ -295,9 +296,7 @@ class TopicLog:
         Raises:
             StoreError: the index cannot be read or written; all else works.
         """
-        snapshot = self._snapshot
-        self._lexical.open(snapshot, wait_seconds=_WAIT_SECONDS)
-        return self._lexical.lexical_query(text, snapshot, pending)
+        return self._lexical.lexical_query(text, self._snapshot, pending, wait_seconds=_WAIT_SECONDS)
 
     @property
     def is_loaded(self) -> bool:

@@ -18,7 +18,8 @@ from memd.store.index.uuid_index import UuidIndex
 from memd.store.log.columns import Bits, superseded
 from memd.store.log.format import Span
 from memd.store.log.segment import GrowingSegment, SealedSegment
-from memd.store.snapshot import IndexView, SearchTimes, SegmentView, Snapshot
+from memd.store.snapshot import SearchTimes, Snapshot
+from memd.store.views import IndexView, SegmentView
 
 
 def first_snapshot(

@@ -108,8 +108,8 @@ class CrashFiles:
         self.bytes_read[path.name] += len(data)
         return data
 
-    def read_pieces(self, path: Path, offsets: Sequence[int], length: int) -> list[bytes]:
-        return [self.read_at(path, offset, length) for offset in offsets]
+    def read_pieces(self, path: Path, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self.read_at(path, offset, length) for offset, length in pieces]
 
     def create(self, path: Path) -> Appender:
         self._parent(path)

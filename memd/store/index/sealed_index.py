@@ -19,7 +19,6 @@ from memd.entries import Status
 from memd.errors import StoreError
 from memd.store.disk import LocalDisk
 from memd.store.files import check_file
-from memd.store.index.hnswlib_file import HnswlibFile
 from memd.store.index.meta import IndexFile
 from memd.store.index.vectors import VectorIndex, best_rows, cosines, multipliers, scores_of
 from memd.store.locks import LockOrder, OrderedLock
@@ -38,7 +37,6 @@ class Candidates(msgspec.Struct, frozen=True):
 
 class _LoadedIndex(msgspec.Struct, frozen=True):
     index: VectorIndex
-    file: HnswlibFile
     extras: Rows
     """Labels, ascending."""
     extra_matrix: Floats
@@ -96,7 +94,7 @@ class SealedIndex:
         loaded = self._in_memory
         if loaded is None:
             return len(self)
-        return 2 * len(self) + loaded.index.memory_bytes + loaded.file.memory_bytes + loaded.extra_matrix.nbytes
+        return 2 * len(self) + loaded.index.memory_bytes + loaded.extra_matrix.nbytes
 
     def column(self, name: str) -> NDArray[np.generic]:
         """Return a column of `columns.ROW`, per label."""
@@ -167,33 +165,6 @@ class SealedIndex:
         labels, matrix, _ = self._read_vectors(np.flatnonzero(self._is_active & ~dead))
         return [self._candidates(*_scanned(labels, matrix, self._multipliers(labels), queries, k, dead))]
 
-    def cosines_of(self, segment_ids: Rows, rows: Rows, queries: Floats) -> NDArray[np.float64]:
-        """Return the best cosine over `queries` of each (segment id, row), shape (n,); NaN where it cannot be read."""
-        labels = rows + self._starts[self._numbers.searchsorted(segment_ids)]
-        found = np.full(len(labels), np.nan)
-
-        def fill_in(known: Rows, vectors: Floats) -> None:
-            if len(known) == len(labels) and (known == labels).all():  # nearly always
-                found[:] = cosines(vectors, queries)
-            elif len(known):
-                order = known.argsort()
-                own = np.isin(labels, known)
-                found[own] = cosines(vectors, queries)[order[known[order].searchsorted(labels[own])]]
-
-        loaded = self._in_memory
-        if loaded is not None:
-            if len(loaded.extras):
-                extra = labels[np.isin(labels, loaded.extras)]
-                fill_in(extra, loaded.extra_matrix[loaded.extras.searchsorted(extra)])
-            fill_in(*loaded.file.read(labels[np.isnan(found)]))
-            if np.isnan(found).any():
-                fill_in(*loaded.index.vectors(labels[np.isnan(found)]))
-        left = labels[np.isnan(found)]
-        if len(left):
-            read, matrix, _ = self._read_vectors(left)
-            fill_in(read, matrix)
-        return found
-
     @property
     def _dimension(self) -> int:
         return self.segments[0].header.dimension
@@ -217,11 +188,9 @@ class SealedIndex:
         adjusted = np.asarray(self.column("utility_steps") != 0, dtype=np.bool_)
         extra = self._is_active & ~self._dead & (adjusted | ~self._held)
         extras, matrix, problems = vectors_of(np.flatnonzero(extra))
-        held = np.flatnonzero(self._held)
-        stored = HnswlibFile(self._files, self.path, dimension=self._dimension, labels=held)
         with self._marking:
             index.mark(np.flatnonzero(self._dead | adjusted))
-            self._in_memory = _LoadedIndex(index, stored, extras, matrix, self._multipliers(extras))
+            self._in_memory = _LoadedIndex(index, extras, matrix, self._multipliers(extras))
         return problems
 
     def _read_vectors(self, labels: Rows) -> tuple[Rows, Floats, list[StoreError]]:

@@ -12,7 +12,7 @@ import math
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -184,16 +184,23 @@ class LexicalQuery:
         self._mass = sum(term.idf for term in self._terms)
         self._clauses = self._clause_masses(text)
 
-    def best(self, k: int, is_wanted: Callable[[int], bool] = lambda canonical_id: True) -> list[LexicalHit]:
-        """Return the best `k` chunks that `is_wanted`, by score; ties by canonical_id.
+    def best(
+        self, k: int, wanted: Callable[[Sequence[int]], Container[int]] = lambda canonical_ids: canonical_ids
+    ) -> list[LexicalHit]:
+        """Return the best `k` chunks by score; ties by canonical_id.
+
+        Args:
+            wanted: returns those of some chunks that may be among them.
 
         Raises:
             CorruptFile: the index cannot be read.
         """
         if not self._terms or k < 1:
             return []
-        hits = {hit.canonical_id: hit for hit in self._best_indexed(k, is_wanted)}
-        hits |= {hit.canonical_id: hit for hit in self._fresh_hits(self._fresh) if is_wanted(hit.canonical_id)}
+        hits = {hit.canonical_id: hit for hit in self._best_indexed(k, wanted)}
+        fresh = {hit.canonical_id: hit for hit in self._fresh_hits(self._fresh)}
+        kept = wanted(list(fresh))
+        hits |= {canonical_id: hit for canonical_id, hit in fresh.items() if canonical_id in kept}
         return sorted(hits.values(), key=lambda hit: (-hit.score, hit.canonical_id))[:k]
 
     def hits_of(self, canonical_ids: Sequence[int]) -> dict[int, LexicalHit]:
@@ -216,7 +223,7 @@ class LexicalQuery:
             hits += [hit for hit in self._search(self._searcher, query, len(rest)) if hit.score > 0]
         return {hit.canonical_id: hit for hit in hits}
 
-    def _best_indexed(self, k: int, is_wanted: Callable[[int], bool]) -> list[LexicalHit]:
+    def _best_indexed(self, k: int, wanted: Callable[[Sequence[int]], Container[int]]) -> list[LexicalHit]:
         if self._searcher is None:
             return []
         clauses = [
@@ -226,7 +233,8 @@ class LexicalQuery:
         query, limit = tantivy.Query.boolean_query(clauses), k * SLACK
         while True:
             found = self._search(self._searcher, query, limit)
-            hits = [hit for hit in found if is_wanted(hit.canonical_id)]
+            kept = wanted([hit.canonical_id for hit in found])
+            hits = [hit for hit in found if hit.canonical_id in kept]
             if len(hits) >= k or len(found) < limit:
                 return hits
             limit *= SLACK
@@ -274,18 +282,19 @@ class LexicalQuery:
         slowdown = K1 * (1 - B + B * terms.length / self._mean_terms)
         score = covered = 0.0
         has_exact = False
-        found: set[str] = set()
-        for _, spaced, idf, weight, is_exact in self._terms:
-            frequency = terms.count(spaced)
+        found: dict[str, float] = {}
+        count = terms.text.count
+        for _, spaced, idf, weight, is_exact in self._terms:  # two hundred chunks a question: every call counts
+            frequency = count(spaced)
             if frequency:
                 score += weight * frequency * (K1 + 1) / (frequency + slowdown)
                 covered += idf
                 has_exact = has_exact or is_exact
-                found.add(spaced)
+                found[spaced] = idf
         coverage = covered / self._mass if self._mass else 0.0
-        for names, mass in self._clauses:
-            idfs = (idf for _, spaced, idf, _, _ in self._terms if spaced in names and spaced in found)
-            coverage = max(coverage, sum(idfs) / mass)
+        if found:
+            for names, mass in self._clauses:
+                coverage = max(coverage, sum([idf for spaced, idf in found.items() if spaced in names]) / mass)
         return LexicalHit(canonical_id, score, min(1.0, coverage), has_exact)
 
 

@@ -28,7 +28,8 @@ from memd.store.lexical.stamp import FORMAT, Stamp, StampedFolder
 from memd.store.log.columns import uuid_bytes
 from memd.store.log.extent import ahead_of_log
 from memd.store.log.recovery import Finding
-from memd.store.snapshot import Place, SegmentView, Snapshot
+from memd.store.snapshot import Place, Snapshot
+from memd.store.views import SegmentView
 
 BATCH_ENTRIES = 5_000
 """Entries between two commits: an interrupted rebuild loses at most that many."""
@@ -64,16 +65,25 @@ class LexicalIndex:
         return ahead_of_log(self._folder.stamp_path, stamp.extent, snapshot.count_upto)
 
     def lexical_query(
-        self, text: str, snapshot: Snapshot, pending: Mapping[int, ChunkTerms] | None = None
+        self,
+        text: str,
+        snapshot: Snapshot,
+        pending: Mapping[int, ChunkTerms] | None = None,
+        *,
+        wait_seconds: float = -1,
     ) -> LexicalQuery:
         """Prepare a query on the index as it is now, on the snapshot's unindexed entries and on pending chunks.
 
-        If the unindexed entries are more than `FRESH_ENTRIES_MAX`, they are left out.
+        If the unindexed entries are more than `FRESH_ENTRIES_MAX`, they are left out. The index is opened if it is not
+        open, or if something else has cut its files short; nobody waits for that longer than `wait_seconds`.
+
+        Raises:
+            StoreError: the index cannot be read or written.
         """
-        stamp = self._stamp  # read before the searcher, which `_add` sets first: no entry can be in neither
-        searcher = self._searcher
-        if self._is_cut_short(stamp):  # while another thread holds the lock under which it is replaced
-            stamp, searcher = Stamp(), None
+        stamp, searcher = self._usable()
+        if searcher is None:
+            self._open_whole(snapshot, wait_seconds)
+            stamp, searcher = self._usable()
         fresh, stale = dict(pending or {}), {}
         later = list(_places(snapshot, stamp.upto, FRESH_ENTRIES_MAX + 1))
         if len(later) <= FRESH_ENTRIES_MAX:
@@ -84,22 +94,6 @@ class LexicalIndex:
         return LexicalQuery(
             searcher, text, mean_terms=mean_terms, terms_cache=self._terms_cache, fresh=fresh, stale=stale
         )
-
-    def open(self, snapshot: Snapshot, *, wait_seconds: float = -1) -> None:
-        """Open the index on disk unless it is open, or begin an empty one; see `update`. Reads all its files once.
-
-        An open index whose files something else has cut short is left and begun anew.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
-        if (self._index is None or self._is_cut_short(self._stamp)) and self._lock.acquire(timeout=wait_seconds):
-            try:
-                self._leave_if_cut_short()
-                if self._index is None and not self._closed:
-                    self._open(snapshot)
-            finally:
-                self._lock.release()
 
     def update(self, snapshot: Snapshot, give_way: Callable[[], None] = lambda: None) -> None:
         """Index the entries of the snapshot that are missing; slow if they are many.
@@ -127,6 +121,22 @@ class LexicalIndex:
         with self._lock:
             self._closed = True
             self._reset()
+
+    def _usable(self) -> tuple[Stamp, tantivy.Searcher | None]:
+        """The stamp and the searcher; an empty one and None if the index is not open, or its files are cut short."""
+        stamp = self._stamp  # read before the searcher, which `_add` sets first: no entry can be in neither
+        searcher = self._searcher
+        return (Stamp(), None) if searcher is None or self._is_cut_short(stamp) else (stamp, searcher)
+
+    def _open_whole(self, snapshot: Snapshot, wait_seconds: float) -> None:
+        """Open the index on disk, or begin an empty one; reads all its files once. Cut short, it is begun anew."""
+        if self._lock.acquire(timeout=wait_seconds):
+            try:
+                self._leave_if_cut_short()
+                if self._index is None and not self._closed:
+                    self._open(snapshot)
+            finally:
+                self._lock.release()
 
     def _fresh(self, snapshot: Snapshot, later: Sequence[Place]) -> dict[int, ChunkTerms]:
         """Canonical_id → terms of the live entries at these places."""

@@ -58,6 +58,8 @@ class StampedFolder:
         self.path = path
         self.stamp_path = path / STAMP_NAME
         self._files = files
+        self._mapped: tuple[Stamp, list[tuple[Path, int]]] = (Stamp(), [])
+        """A stamp, and its files that are mapped into memory with their sizes."""
 
     def native_path(self) -> str | None:
         """Return the folder, created if necessary, for tantivy; None if the index has to be kept in memory."""
@@ -78,11 +80,10 @@ class StampedFolder:
 
     def is_cut_short(self, stamp: Stamp) -> bool:
         """Whether a file is shorter than the stamp says. One that was removed is not: its contents stay mapped."""
-        sizes = (
-            (self._files.size(self.path / name), known.bytes)
-            for name, known in stamp.files.items()
-            if not name.endswith(".json")  # tantivy replaces those, and maps none of them
-        )
+        if self._mapped[0] is not stamp:  # a query looks at all of them: their paths are made once
+            names = [name for name in stamp.files if not name.endswith(".json")]  # tantivy maps none of those
+            self._mapped = stamp, [(self.path / name, stamp.files[name].bytes) for name in names]
+        sizes = ((self._files.size(path), expected) for path, expected in self._mapped[1])
         return any(size is not None and size < expected for size, expected in sizes)
 
     def write(self, stamp: Stamp, known: Mapping[str, FileChecksum]) -> Stamp:

@@ -51,14 +51,21 @@ def read_entry(files: Files, paths: Sequence[Path], record: np.void, *, dimensio
     )
     for path in paths:
         try:
-            payload = payload_at(files.read_at(path, offset, FRAME_BYTES + length), 0)
-            entry = decode_entry(payload, dimension=dimension) if payload is not None else None
+            data = files.read_at(path, offset, FRAME_BYTES + length)
+            entry = _decoded(data, int(record["canonical_id"]), dimension)
         except StoreError as error:
             problem = error if files.size(path) is not None else problem
             continue
-        if entry is not None and entry.canonical_id == int(record["canonical_id"]):
+        if entry is not None:
             return entry
     raise problem
+
+
+def _decoded(record: bytes, canonical_id: int, dimension: int | None) -> Entry | None:
+    """The entry of a record; None if it is not this one. Raises CorruptFile if it is none."""
+    payload = payload_at(record, 0)
+    entry = decode_entry(payload, dimension=dimension) if payload is not None else None
+    return entry if entry is not None and entry.canonical_id == canonical_id else None
 
 
 class LogSegment:
@@ -73,6 +80,21 @@ class LogSegment:
     def read(self, record: np.void) -> Entry:
         """Read the entry of one `ROW`; see `read_entry`."""
         return read_entry(self._files, self._paths, record, dimension=self.header.dimension)
+
+    def read_many(self, records: Records) -> list[Entry | None]:
+        """Read the entries of many rows at once; None for one that `read` may find elsewhere, or tell what it has."""
+        pieces = [(start, FRAME_BYTES + length) for start, length in records[["offset", "length"]].tolist()]
+        found: list[Entry | None] = []
+        try:
+            data = self._files.read_pieces(self._paths[0], pieces)
+        except StoreError:
+            return [None] * len(records)
+        for record, canonical_id in zip(data, records["canonical_id"].tolist(), strict=True):
+            try:
+                found.append(_decoded(record, canonical_id, self.header.dimension))
+            except StoreError:
+                found.append(None)
+        return found
 
 
 class GrowingSegment(LogSegment):
@@ -182,9 +204,9 @@ class SealedSegment(LogSegment):
     def vectors(self, rows: Rows) -> tuple[Rows, Floats, list[StoreError]]:
         """Read vectors: the rows that are readable, their vectors (n, dimension), and the errors of the others."""
         found, vectors, problems = [], [], []
-        for row in rows.tolist():
+        for row, entry in zip(rows.tolist(), self.read_many(self.rows[rows]), strict=True):
             try:
-                vectors.append(self.read(self.rows[row]).embedding)
+                vectors.append((entry or self.read(self.rows[row])).embedding)
                 found.append(row)
             except StoreError as error:
                 problems.append(error)
