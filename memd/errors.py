@@ -6,6 +6,8 @@ these or lets a genuine bug surface as itself; it never wraps a bug in a `MemdEr
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class MemdError(Exception):
     """Root of the tree; its text is meant to be shown to a person as it stands."""
@@ -72,7 +74,14 @@ class DiskFull(StoreWriteFailed):
 
 
 class FileReplaced(StoreWriteFailed):
-    """The path that is appended to names another file now, which is not memd's to change."""
+    """The path that is appended to names another file now, which is not memd's to change, or none."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` of the file."""
+        super().__init__(
+            f"{path}: is another file than before, or gone: something else replaced it; nothing more is appended, "
+            "restart memd"
+        )
 
 
 class CorruptFile(StoreError):

@@ -149,6 +149,36 @@ def test_a_file_that_was_replaced_meanwhile_is_not_appended_to(tmp_path: Path) -
     assert (tmp_path / "log0").read_bytes() == b"something else"
 
 
+@pytest.mark.parametrize("with_another", [True, False], ids=["by another file", "by nothing"])
+def test_nor_is_one_that_is_replaced_while_its_descriptor_is_held(tmp_path: Path, with_another: bool) -> None:
+    log_path, aside = tmp_path / "log", tmp_path / "aside"
+    log_path.write_bytes(b"")
+    log = AppendFile(DiskFiles(), log_path, 0)
+    log.append(b"begun", sync=True)
+    log_path.rename(aside)
+    if with_another:
+        log_path.write_bytes(b"a log out of a backup")
+    for _ in range(3):
+        with pytest.raises(StoreWriteFailed, match="something else replaced it"):
+            log.append(b", lost", sync=True)
+    assert log_path.exists() == with_another and aside.read_bytes() == b"begun", "what failed is in neither"
+    aside.rename(log_path)
+    log.append(b", goes on", sync=True)
+    log.close()
+    assert log_path.read_bytes() == b"begun, goes on", "it is in its place again"
+
+
+def test_nor_is_one_that_is_replaced_before_the_first_append_or_after_a_failed_one(tmp_path: Path) -> None:
+    log_path = tmp_path / "log"
+    log_path.write_bytes(b"begun")
+    log = AppendFile(DiskFiles(), log_path, 5)
+    (tmp_path / "restored").write_bytes(b"a longer log out of a backup")
+    (tmp_path / "restored").rename(log_path)
+    with pytest.raises(StoreWriteFailed, match="something else replaced it"):
+        log.append(b", lost", sync=True)
+    assert log_path.read_bytes() == b"a longer log out of a backup"
+
+
 def test_nor_is_it_cut_to_the_length_of_the_file_that_was_there_however_often_it_is_tried(tmp_path: Path) -> None:
     files = DiskFiles(kept_open_max=1)
     for name in ("log", "another"):

@@ -118,3 +118,28 @@ def test_a_lexical_file_that_is_cut_short_under_a_running_daemon_costs_nothing(m
         daemon.wait_stored("boathouse door?")
         assert daemon.terminate() == 0, repr(daemon)
         assert daemon.run("verify").returncode == 0
+
+
+def test_what_is_said_after_a_log_was_replaced_under_the_daemon_stays_in_the_journal(make_daemon: MakeDaemon) -> None:
+    with recording_upstream() as upstream:
+        daemon = make_daemon(upstream.url, {"retrieval": {"min_score": 0.4}}).start()
+        told(daemon, FACTS[0])
+        log, restored = daemon.data_dir / "default" / "active.bin", daemon.folder / "restored"
+        restored.write_bytes(log.read_bytes())
+        restored.rename(log)
+        before = log.read_bytes()
+
+        told_then = daemon.chat([said(FACTS[1])])
+        assert told_then.status == 200
+        wait_until(lambda: "something else replaced it" in daemon.log.read_text(), lambda: f"not told: {daemon!r}")
+        for question in ("What is in grandmother's gooseberry jam?", "And how long does it wait?"):
+            asked = daemon.chat([said(question)])
+            assert asked.headers["X-Memory-Status"] == "degraded:store", "each time, though the journal can be written"
+        assert log.read_bytes() == before, "it is not memd's to change"
+        daemon.kill()
+
+        daemon.start()
+        daemon.wait_stored(FACTS[0])
+        daemon.wait_stored(FACTS[1])
+        assert daemon.terminate() == 0
+        assert daemon.run("verify").returncode == 0

@@ -219,7 +219,7 @@ class Archiver:
             return redacted_drafts(drafts, self._redactor, self._encoder.embed_text)
 
         redacted = await asyncio.get_running_loop().run_in_executor(None, redact) if self._redactor else drafts
-        entries = await topic.write(lambda: topic.log.append(redacted))
+        entries = await topic.append(redacted)
         self._events.publish(
             "corrected", {"topic_id": topic.id, "canonical_ids": tuple(entry.canonical_id for entry in entries)}
         )
@@ -382,7 +382,7 @@ class Archiver:
         drafts, tokens = await asyncio.get_running_loop().run_in_executor(self._encoder.ingestion, make)
         entries: list[Entry] = []
         if drafts:
-            entries = await topic.write(lambda: topic.log.append(drafts))
+            entries = await topic.append(drafts)
             self._events.publish("stored", {"topic_id": topic.id, "chunks": len(drafts)})
         if redacted := self._redactor.marks([draft.content for draft in drafts]):
             self._redactor.count(redacted)

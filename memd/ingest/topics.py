@@ -19,7 +19,7 @@ import msgspec
 
 from memd.conversation.events import BufferEvent, decode_event, encode_event
 from memd.conversation.hot_buffer import HotBuffer
-from memd.entries import Entry, checked_topic_id
+from memd.entries import Draft, Entry, checked_topic_id
 from memd.errors import StoreError
 from memd.ingest.pieces import Count
 from memd.ingest.pipeline import Cutter
@@ -39,7 +39,7 @@ CHUNK_IDS_MAX = 4_096
 
 
 class Topic:
-    """One topic while the daemon runs. `trouble` is the last write error, None once a write has succeeded again."""
+    """One topic while the daemon runs."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Topic:
         self.id = log_.topic_id
         self.log = log_
         self.buffer = buffer
-        self.trouble: StoreError | None = None
+        self._troubles: dict[str, StoreError] = {}
         self.storing = asyncio.Lock()
         """Held while messages are stored: branches share messages, and each must see what the other has stored."""
         self.chunk_ids: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
@@ -127,12 +127,17 @@ class Topic:
         """The public ids of the chunks that came from a message: of those stored lately, or of pending ones."""
         return self.chunk_ids.get(digest) or (() if digest in self.being_stored else self.cutter.ids_of(digest))
 
-    async def write(self, work: Callable[[], Result]) -> Result:
-        """Run `work` in the writer thread, and keep its error, if any, as `trouble`.
+    @property
+    def trouble(self) -> StoreError | None:
+        """The last error of a write to the log or the journal, until one to the same file succeeds again."""
+        return next(iter(self._troubles.values()), None)
 
-        Raises:
-            StoreError: raised by `work`.
-        """
+    async def append(self, drafts: Sequence[Draft]) -> list[Entry]:
+        """Append to the log, in the writer thread; see `TopicLog.append`."""
+        return await self._write("log", lambda: self.log.append(drafts))
+
+    async def _write(self, file: str, work: Callable[[], Result]) -> Result:
+        """Run `work`, which writes to the log or the journal, in the writer thread, and keep its error as `trouble`."""
 
         def confirmed() -> Result:
             self._confirm_lock()
@@ -141,13 +146,12 @@ class Topic:
         try:
             result = await asyncio.get_running_loop().run_in_executor(self._writer, confirmed)
         except StoreError as error:
-            if self.trouble is None:
+            if file not in self._troubles:
                 log.error("writing failed", extra={"topic": self.id, "error": error})
-            self.trouble = error
+            self._troubles[file] = error
             raise
-        if self.trouble is not None:
-            log.info("writing works again", extra={"topic": self.id})
-        self.trouble = None
+        if self._troubles.pop(file, None) is not None:
+            log.info("writing works again", extra={"topic": self.id, "file": file})
         return result
 
     async def save(self, *, sync: bool = False) -> None:
@@ -167,7 +171,7 @@ class Topic:
                 self._journal.sync()
 
         try:
-            await self.write(append)
+            await self._write("journal", append)
         except StoreError:
             self._journal_behind = True
 
@@ -185,8 +189,12 @@ class Topic:
         self.buffer.take_unsaved()  # the whole buffer is written, and these events with it
         events = self.buffer.as_events()
         self._journal_unsynced = False
+
+        def rewrite() -> None:
+            self._journal.rewrite(self._payloads(events), self.log.snapshot().extent)
+
         try:
-            await self.write(lambda: self._journal.rewrite(self._payloads(events), self.log.snapshot().extent))
+            await self._write("journal", rewrite)
             self._journal_behind = False
         except StoreError:
             self._journal_behind = True

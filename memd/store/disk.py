@@ -13,7 +13,7 @@ import errno
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -87,6 +87,14 @@ class DiskFiles:
         with reading(path):
             try:
                 return path.stat().st_size
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def identity(self, path: Path) -> Hashable | None:
+        """See Files."""
+        with reading(path):
+            try:
+                return _identity(path.stat())
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
@@ -232,7 +240,7 @@ class _DiskAppender:
         self._sync_error: OSError | None = None
         with writing(path):
             self._descriptor: int | None = os.open(path, flags | _APPENDING, FILE_MODE)
-            self._identity = _identity(self._descriptor)
+            self._identity = _identity(os.fstat(self._descriptor))
         kept_open.used(self)
 
     def write(self, data: bytes) -> None:
@@ -283,14 +291,21 @@ class _DiskAppender:
                 raise error
             if self._descriptor is None:
                 self._descriptor = os.open(self._path, _APPENDING)
-                if _identity(self._descriptor) != self._identity:
+                if _identity(os.fstat(self._descriptor)) != self._identity:
                     self._close()
-                    raise FileReplaced(
-                        f"{self._path}: is another file than before: something else replaced it; nothing more is "
-                        "appended, restart memd"
-                    )
+                    raise FileReplaced(self._path)
             yield self._descriptor
+            self._check_place()  # afterwards: what is acknowledged is in the file that the path names
         self._kept_open.used(self)
+
+    def _check_place(self) -> None:
+        """Raise FileReplaced unless the path still names this file: an unlinked one takes writes, and loses them."""
+        try:
+            named = _identity(self._path.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            named = None
+        if named != self._identity:
+            raise FileReplaced(self._path)
 
     def _close(self) -> None:
         if self._descriptor is not None:
@@ -298,8 +313,7 @@ class _DiskAppender:
             close_descriptor(descriptor)
 
 
-def _identity(descriptor: int) -> tuple[int, int]:
-    found = os.fstat(descriptor)
+def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 

@@ -8,7 +8,7 @@ order. What only a local disk can do (locks, hard links, free space, paths for n
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -43,6 +43,9 @@ class Files(Protocol):
 
     def size(self, path: Path) -> int | None:
         """Size of a file in bytes; None if there is no such file."""
+
+    def identity(self, path: Path) -> Hashable | None:
+        """What tells the file that a path names from any other that it may name later; None if there is no such file."""
 
     def names(self, directory: Path) -> list[str]:
         """Names of the entries of a directory, sorted; empty if there is no such directory."""

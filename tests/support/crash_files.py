@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -93,6 +93,9 @@ class CrashFiles:
     def size(self, path: Path) -> int | None:
         inode = self._live.get(path)
         return None if inode is None else len(inode.live)
+
+    def identity(self, path: Path) -> Hashable | None:
+        return self._live.get(path)
 
     def names(self, directory: Path) -> list[str]:
         return sorted(path.name for path in self._live if path.parent == directory and path != directory)

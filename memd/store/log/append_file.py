@@ -16,8 +16,10 @@ class AppendFile:
     """An append-only file that is known to be intact up to `end`. For one thread."""
 
     def __init__(self, files: Files, path: Path, end: int) -> None:
+        """The file that the path names now; another one that it may name later is left alone."""
         self._files = files
         self._path = path
+        self._identity = files.identity(path)
         self._appender: Appender | None = None
         self.end = end
 
@@ -51,6 +53,8 @@ class AppendFile:
     def _open(self) -> Appender:
         if self._appender is not None:
             return self._appender
+        if self._files.identity(self._path) != self._identity:
+            raise FileReplaced(self._path)
         size = self._files.size(self._path)
         if size is None or size < self.end:
             raise StoreWriteFailed(
@@ -72,8 +76,6 @@ class AppendFile:
         try:
             appender.truncate(self.end)
             appender.sync()
-        except FileReplaced:
-            pass  # so says this appender each time; a new one would take the other file for this one, and cut it
         except StoreWriteFailed:
             # The first error is the one to report. The next append cuts the file before it writes.
             self.close()
