@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -140,6 +144,15 @@ def test_the_bundled_model_touches_no_network(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(socket.socket, "connect_ex", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     assert load_embedder("bundled", threads=1).embed("offline").shape == (384,)
+
+
+@pytest.mark.process
+def test_what_runs_the_model_reports_nothing_to_its_makers(tmp_path: Path) -> None:
+    program = "from memd.embedding.loading import load_embedder; load_embedder('bundled', threads=1).embed('private')"
+    places = {name: str(tmp_path) for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ORT_")}
+    subprocess.run([sys.executable, "-c", program], env=inherited | places, check=True)
+    assert list(tmp_path.rglob("*")) == [], "such reports wait in a database"
 
 
 def test_an_unknown_model_is_refused_with_the_nearest_name() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import needs
@@ -18,8 +20,12 @@ from recording_upstream import RecordingUpstream, recording_upstream
 
 from memd.errors import StoreLocked, StoreWriteFailed
 from memd.store.disk import DiskFiles
+from memd.store.files import replace_file
 from memd.store.log.append_file import AppendFile
+from memd.store.log.journal import Journal
 from memd.store.log.recovery import TORN_KEPT, save_torn_copy
+from memd.store.receipts import ReceiptRing
+from memd.store.store import Store
 
 FACT = "The password for the boathouse door is heliotrope, and only the ferryman's wife knows it by heart."
 QUESTION = "What is the password for the boathouse door?"
@@ -160,6 +166,78 @@ def test_a_lock_that_was_replaced_is_never_taken_back(tmp_path: Path) -> None:
     second.release()
     with pytest.raises(StoreLocked, match="restart it"):
         first.confirm()
+
+
+def append_one(store: Store) -> None:
+    store.topic("talk").append([draft("after")])
+
+
+def open_another(store: Store) -> None:
+    store.topic("another")
+
+
+def seal(store: Store) -> None:
+    store.topic("talk").seal(store.topic("talk").unsealed()[0])
+
+
+def merge(store: Store) -> None:
+    store.topic("talk").merge((1, 2))
+
+
+def index_words(store: Store) -> None:
+    store.topic("talk").index_terms()
+
+
+def write_receipt(store: Store) -> None:
+    ReceiptRing(store.files, store.data_dir, 1000).append(b"{}")
+
+
+def write_address(store: Store) -> None:
+    replace_file(store.files, store.data_dir / "memd.url", b"http://127.0.0.1:1")
+
+
+def journal(store: Store) -> None:
+    Journal.open(store.journal_of("talk"), store.files)[0].append([b"said"])
+
+
+WRITERS = (append_one, open_another, seal, merge, index_words, write_receipt, write_address, journal)
+
+
+def test_whatever_writes_makes_sure_first_that_no_other_daemon_does(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path, segment_entries_max=2)
+    topic = store.topic("talk")
+    for number in range(7):
+        topic.append([draft(number)])
+    topic.index_terms()
+    for segment_id in topic.unsealed()[:2]:
+        topic.seal(segment_id)
+    Journal.open(topic.hot_path, store.files)[0].append([b"said"])
+    topic.append([draft(7)])
+    (tmp_path / "memd.lock").unlink()
+    lock = DiskFiles().lock(tmp_path / "memd.lock")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for write in WRITERS:
+        with pytest.raises(StoreLocked, match="restart it"):
+            write(store)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    lock.release()
+
+
+def test_threads_that_find_the_lock_file_gone_at_once_make_one_anew(tmp_path: Path) -> None:
+    files, path = DiskFiles(), tmp_path / "memd.lock"
+    files.lock(path)
+    threads_max = 8
+    together = threading.Barrier(threads_max)
+
+    def confirm(_: int) -> None:
+        together.wait()
+        files.confirm_lock()
+
+    with ThreadPoolExecutor(threads_max) as pool:
+        for _ in range(20):
+            path.unlink()
+            list(pool.map(confirm, range(threads_max)))
+    assert path.exists()
 
 
 def test_of_many_interrupted_writes_the_last_are_kept() -> None:

@@ -49,14 +49,12 @@ class Topic:
         writer: ThreadPoolExecutor,
         redactor: Redactor,
         cutter: Cutter,
-        confirm_lock: Callable[[], None],
         *,
         journal_behind: bool = False,
     ) -> None:
         """Use `Topics.get`.
 
         Args:
-            confirm_lock: called before each write; raises if another daemon may write there.
             journal_behind: the journal's file differs from the buffer and must be rewritten.
         """
         self.id = log_.topic_id
@@ -78,7 +76,6 @@ class Topic:
         """Events were lost to a failed write: only a rewrite brings the file up to date."""
         self._journal_unsynced = False
         self._writer = writer
-        self._confirm_lock = confirm_lock
         self._holders = 0
         self._used_at = time.monotonic()
 
@@ -138,13 +135,8 @@ class Topic:
 
     async def _write(self, file: str, work: Callable[[], Result]) -> Result:
         """Run `work`, which writes to the log or the journal, in the writer thread, and keep its error as `trouble`."""
-
-        def confirmed() -> Result:
-            self._confirm_lock()
-            return work()
-
         try:
-            result = await asyncio.get_running_loop().run_in_executor(self._writer, confirmed)
+            result = await asyncio.get_running_loop().run_in_executor(self._writer, work)
         except StoreError as error:
             if file not in self._troubles:
                 log.error("writing failed", extra={"topic": self.id, "error": error})
@@ -322,7 +314,7 @@ class Topics:
             buffer.lower_marks(log_.has_digest)
         for finding in log_.findings:
             log.warning("found in the log", extra={"topic": topic_id, "finding": finding})
-        parts = log_, buffer, journal, self._writer, self._redactor, self._cutter, self._store.confirm_lock
+        parts = log_, buffer, journal, self._writer, self._redactor, self._cutter
         return Topic(*parts, journal_behind=has_lost or not is_as_kept)
 
     def _last_use_and_work(self, topic_id: str) -> tuple[float | None, bool]:

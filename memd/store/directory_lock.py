@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -38,26 +39,34 @@ class DirectoryLock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._renewing = threading.Lock()
+        self.is_held = True
+        """Whether it was not released; others may have it all the same, see `confirm`."""
         self._descriptor = self._locked(os.O_CREAT)
 
     def confirm(self) -> None:
         """See Lock."""
-        if self._descriptor is not None and self._names(self._descriptor):
-            return
-        try:
-            descriptor = self._locked(os.O_CREAT | os.O_EXCL)
-        except StoreWriteFailed as error:
-            if not isinstance(error.__cause__, FileExistsError):
-                raise
-            raise StoreLocked(
-                f"{self._path}: was replaced while memd ran, so another memd may use the directory now; this one "
-                "writes nothing more, restart it"
-            ) from None
-        self.release()
-        self._descriptor = descriptor
+        with self._renewing:
+            if self._descriptor is not None and self._names(self._descriptor):
+                return
+            try:
+                descriptor = self._locked(os.O_CREAT | os.O_EXCL)
+            except StoreWriteFailed as error:
+                if not isinstance(error.__cause__, FileExistsError):
+                    raise
+                raise StoreLocked(
+                    f"{self._path}: was replaced while memd ran, so another memd may use the directory now; this one "
+                    "writes nothing more, restart it"
+                ) from None
+            self._close()
+            self._descriptor = descriptor
 
     def release(self) -> None:
         """See Lock."""
+        self.is_held = False
+        self._close()
+
+    def _close(self) -> None:
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             close_descriptor(descriptor)

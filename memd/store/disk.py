@@ -60,7 +60,14 @@ class LocalDisk(Files, Protocol):
         """A directory, created if necessary, for a native library that manages its own files; None: use memory."""
 
     def lock(self, path: Path) -> Lock:
-        """Lock the file `path`, created if necessary; raises StoreLocked, naming the holder, if another process did."""
+        """Lock the file `path`, created if necessary; raises StoreLocked, naming the holder, if another process did.
+
+        Until it is released, all that changes something confirms it first. Only who lets a native library manage its own
+        files does that by himself, with `confirm_lock`.
+        """
+
+    def confirm_lock(self) -> None:
+        """Make sure that the locks which were taken still keep others out: see `Lock.confirm`."""
 
     def is_locked(self, path: Path) -> bool:
         """Whether any process holds the lock."""
@@ -81,6 +88,7 @@ class DiskFiles:
     def __init__(self, kept_open_max: int | None = None) -> None:
         """`kept_open_max`: appended files that keep a descriptor; None: what the limit of this process allows."""
         self._kept_open = KeptOpen(kept_open_max or descriptors.kept_open_max(descriptors.limit()))
+        self._locks: list[DirectoryLock] = []
 
     def size(self, path: Path) -> int | None:
         """See Files."""
@@ -127,24 +135,29 @@ class DiskFiles:
 
     def create(self, path: Path) -> Appender:
         """See Files."""
-        return _DiskAppender(path, os.O_CREAT | os.O_TRUNC, self._kept_open)
+        self.confirm_lock()
+        return _DiskAppender(path, os.O_CREAT | os.O_TRUNC, self._kept_open, self.confirm_lock)
 
     def append_to(self, path: Path) -> Appender:
         """See Files."""
-        return _DiskAppender(path, 0, self._kept_open)
+        return _DiskAppender(path, 0, self._kept_open, self.confirm_lock)
 
     def make_directory(self, path: Path) -> None:
         """See Files."""
-        with writing(path):
-            path.mkdir(DIRECTORY_MODE, exist_ok=True)
+        if not path.is_dir():
+            self.confirm_lock()
+            with writing(path):
+                path.mkdir(DIRECTORY_MODE, exist_ok=True)
 
     def rename(self, old: Path, new: Path) -> None:
         """See Files."""
+        self.confirm_lock()
         with writing(new):
             old.replace(new)
 
     def link(self, old: Path, new: Path) -> bool:
         """See LocalDisk."""
+        self.confirm_lock()
         with writing(new):
             try:
                 new.hardlink_to(old)
@@ -164,8 +177,9 @@ class DiskFiles:
 
     def remove(self, path: Path) -> None:
         """See Files."""
-        with writing(path):
-            if os.path.lexists(path):  # else a read-only disk would refuse even that
+        if os.path.lexists(path):  # else a read-only disk would refuse even that
+            self.confirm_lock()
+            with writing(path):
                 path.unlink(missing_ok=True)
 
     def sync_directory(self, path: Path) -> None:
@@ -182,6 +196,7 @@ class DiskFiles:
 
     def save_native(self, path: Path, save: Callable[[str], None]) -> None:
         """See LocalDisk."""
+        self.confirm_lock()
         with writing(path):
             try:
                 save(str(path))
@@ -202,7 +217,15 @@ class DiskFiles:
 
     def lock(self, path: Path) -> Lock:
         """See LocalDisk."""
-        return DirectoryLock(path)
+        lock = DirectoryLock(path)
+        self._locks = [*(one for one in self._locks if one.is_held), lock]
+        return lock
+
+    def confirm_lock(self) -> None:
+        """See LocalDisk."""
+        for lock in self._locks:
+            if lock.is_held:
+                lock.confirm()
 
     def is_locked(self, path: Path) -> bool:
         """See LocalDisk."""
@@ -231,8 +254,9 @@ class DiskFiles:
 class _DiskAppender:
     """Gives its descriptor back where others are used more (`descriptors.KeptOpen`), and gets it again when needed."""
 
-    def __init__(self, path: Path, flags: int, kept_open: KeptOpen) -> None:
+    def __init__(self, path: Path, flags: int, kept_open: KeptOpen, confirm_lock: Callable[[], None]) -> None:
         self._path = path
+        self._confirm_lock = confirm_lock
         self._kept_open = kept_open
         self._lock = threading.Lock()
         self._is_closed = False
@@ -246,6 +270,7 @@ class _DiskAppender:
     def write(self, data: bytes) -> None:
         """See Appender."""
         rest = memoryview(data)
+        self._confirm_lock()
         with self._opened() as descriptor:
             self._is_unsynced = True
             while rest:
@@ -259,6 +284,7 @@ class _DiskAppender:
 
     def truncate(self, size: int) -> None:
         """See Appender."""
+        self._confirm_lock()
         with self._opened() as descriptor:
             self._is_unsynced = True
             os.ftruncate(descriptor, size)

@@ -93,7 +93,6 @@ class Store:
         layout = TopicLayout(self.data_dir, topic_id)
         with self._topics_lock:
             if topic_id not in self._topics:
-                self._lock.confirm()  # to open a topic may be to repair it
                 check_new_name(self.files, self.data_dir, topic_id)
                 for directory in (layout.directory, layout.segments):
                     self.files.make_directory(directory)
@@ -131,15 +130,6 @@ class Store:
             topic = self._topics.pop(topic_id, None)
         if topic is not None:
             topic.close()
-
-    def confirm_lock(self) -> None:
-        """Make sure before a write that no other daemon writes to the directory.
-
-        Raises:
-            StoreLocked: the lock file was replaced, so another one may.
-            StoreWriteFailed: it was removed and cannot be made anew.
-        """
-        self._lock.confirm()
 
     def observe_canonical_id(self, canonical_id: int) -> None:
         """Keep the ids of all entries from now on above this one."""

@@ -187,6 +187,9 @@ class CrashFiles:
         self._locks.add(path)
         return _CrashLock(self._locks, path)
 
+    def confirm_lock(self) -> None:
+        assert self._locks
+
     def is_locked(self, path: Path) -> bool:
         return path in self._locks
 

@@ -167,6 +167,10 @@ class LexicalIndex:
         if self._is_cut_short(self._stamp):
             self._reset()
 
+    def _confirm_lock(self) -> None:
+        if self._folder is not None:
+            self._folder.confirm_lock()
+
     def _reset(self) -> None:
         self._terms_cache = self._terms_cache.cache.for_index()
         self._index = self._searcher = None
@@ -183,6 +187,7 @@ class LexicalIndex:
             self._reset()
         if self._folder is not None:
             self._folder.clear()
+        self._confirm_lock()
         with native(path or "lexical", writing=True):
             self._use(tantivy.Index(SCHEMA, path, reuse=False), Stamp())
 
@@ -204,13 +209,16 @@ class LexicalIndex:
         superseded = _superseded(snapshot, self._stamp.upto, batch)
         removed = indexed_terms(self._searcher, superseded, self._terms_cache)
         texts, length = self._stamp.texts - len(removed), self._stamp.terms - _length(removed)
+        self._confirm_lock()
         with native("lexical" if self._folder is None else str(self._folder.path), writing=True):
             writer = self._index.writer(WRITER_BYTES, 1)
             for number, place in enumerate(batch):
                 if number % GIVE_WAY_ENTRIES == GIVE_WAY_ENTRIES - 1:
                     give_way()
+                    self._confirm_lock()
                 added = _add_to(writer, snapshot, place)
                 texts, length = texts + (added is not None), length + (added or 0)
+            self._confirm_lock()
             writer.commit()
             writer.wait_merging_threads()
             self._index.reload()

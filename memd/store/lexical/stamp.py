@@ -65,6 +65,10 @@ class StampedFolder:
         """Return the folder, created if necessary, for tantivy; None if the index has to be kept in memory."""
         return self._files.native_directory(self.path)
 
+    def confirm_lock(self) -> None:
+        """Raise StoreError unless the folder is still this process's: tantivy does not ask before it writes."""
+        self._files.confirm_lock()
+
     def read(self) -> Stamp | None:
         """Read the stamp; None if there is no readable one."""
         return read_stamp(self._files, self.path)
