@@ -62,8 +62,8 @@ class LocalDisk(Files, Protocol):
     def lock(self, path: Path) -> Lock:
         """Lock the file `path`, created if necessary; raises StoreLocked, naming the holder, if another process did.
 
-        Until it is released, all that changes something confirms it first. Only who lets a native library manage its own
-        files does that by himself, with `confirm_lock`.
+        Until it is released, all that changes something confirms it first. Only who lets a native library manage its
+        own files does that by himself, with `confirm_lock`.
         """
 
     def confirm_lock(self) -> None:

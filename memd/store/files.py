@@ -45,7 +45,7 @@ class Files(Protocol):
         """Size of a file in bytes; None if there is no such file."""
 
     def identity(self, path: Path) -> Hashable | None:
-        """What tells the file that a path names from any other that it may name later; None if there is no such file."""
+        """Tell a file from any other that its path may name later; None if there is no such file."""
 
     def names(self, directory: Path) -> list[str]:
         """Names of the entries of a directory, sorted; empty if there is no such directory."""
