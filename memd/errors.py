@@ -6,8 +6,6 @@ these or lets a genuine bug surface as itself; it never wraps a bug in a `MemdEr
 
 from __future__ import annotations
 
-from pathlib import Path
-
 
 class MemdError(Exception):
     """Root of the tree; its text is meant to be shown to a person as it stands."""
@@ -76,7 +74,7 @@ class DiskFull(StoreWriteFailed):
 class FileReplaced(StoreWriteFailed):
     """The path that is appended to names another file now, which is not memd's to change, or none."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         """`path` of the file."""
         super().__init__(
             f"{path}: is another file than before, or gone: something else replaced it; nothing more is appended, "

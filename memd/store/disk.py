@@ -319,7 +319,7 @@ class _DiskAppender:
                 self._descriptor = os.open(self._path, _APPENDING)
                 if _identity(os.fstat(self._descriptor)) != self._identity:
                     self._close()
-                    raise FileReplaced(self._path)
+                    raise FileReplaced(str(self._path))
             yield self._descriptor
             self._check_place()  # afterwards: what is acknowledged is in the file that the path names
         self._kept_open.used(self)
@@ -331,7 +331,7 @@ class _DiskAppender:
         except (FileNotFoundError, NotADirectoryError):
             named = None
         if named != self._identity:
-            raise FileReplaced(self._path)
+            raise FileReplaced(str(self._path))
 
     def _close(self) -> None:
         if self._descriptor is not None:

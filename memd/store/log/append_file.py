@@ -54,7 +54,7 @@ class AppendFile:
         if self._appender is not None:
             return self._appender
         if self._files.identity(self._path) != self._identity:
-            raise FileReplaced(self._path)
+            raise FileReplaced(str(self._path))
         size = self._files.size(self._path)
         if size is None or size < self.end:
             raise StoreWriteFailed(
