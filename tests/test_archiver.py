@@ -11,7 +11,6 @@ from archiver_stage import Stage, live_entries
 from histories import talk, texts
 
 from memd.conversation.conversation import Conversation
-from memd.embedding.priority import Priority
 from memd.entries import Draft, Entry, Speaker, Status
 from memd.errors import EmbeddingError, StoreError
 from memd.ingest.pipeline import Drafter
@@ -265,7 +264,7 @@ async def test_a_note_is_durable_at_once_recalled_without_a_role_and_no_copy_of_
     assert len(await noted(stage, topic, NOTE, source="notes/kitchen.md")) == 1
     again = Stage(stage.config, stage.files.after_power_cut("lost"))
     retriever = Retriever(
-        again.encoder, again.config.retrieval, Priority(), header="Excerpts.", count=lambda text: len(text.split())
+        again.encoder, again.config.retrieval, header="Excerpts.", count=lambda text: len(text.split())
     )
     known = await again.topics.get("talk")
     found = await retriever.retrieve(NOTE, [known.log], Budget(2000))

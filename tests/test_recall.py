@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.embedding.loading import load_embedder
-from memd.embedding.priority import Priority
 from memd.entries import Draft, utility_multiplier
 from memd.errors import EmbeddingError
 from memd.recall.ranking import Verdict
@@ -36,7 +34,7 @@ BUDGET = Budget(2000)
 
 def retriever_of(encoder: Encoder, settings: RetrievalSettings) -> Retriever:
     """A retriever for which a token is a word."""
-    return Retriever(encoder, settings, Priority(), header="Excerpts.", count=lambda text: len(text.split()))
+    return Retriever(encoder, settings, header="Excerpts.", count=lambda text: len(text.split()))
 
 
 def contents(retrieved: Retrieved) -> list[str]:
@@ -93,30 +91,6 @@ async def test_a_topic_without_entries_needs_no_embedding_and_any_other_does(
         retriever.close()
         encoder.close()
         store.close()
-
-
-def test_ingestion_stands_back_while_a_question_is_embedded() -> None:
-    order: list[str] = []
-
-    class Slow:
-        batch_texts = 1
-
-        def embed_query(self, text: str) -> NDArray[np.float32]:
-            ingestion.start()
-            ingestion.join(0.2)
-            order.append(text)
-            return np.zeros((1, 4), np.float32)
-
-        def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
-            order.extend(texts)
-            return np.zeros((len(texts), 4), np.float32)
-
-    encoder = Encoder(Slow())  # type: ignore[arg-type]  # the part of it that is used here
-    ingestion = threading.Thread(target=encoder.embed_text, args=["a turn"])
-    encoder.embed_query("a question")
-    ingestion.join()
-    encoder.close()
-    assert order == ["a question", "a turn"]
 
 
 TALK = (

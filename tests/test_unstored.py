@@ -11,7 +11,6 @@ from histories import receive, talk
 
 from memd.conversation.conversation import Conversation
 from memd.conversation.hot_buffer import HotBuffer
-from memd.embedding.priority import Priority
 from memd.entries import Correction
 from memd.ingest.topics import Topic
 from memd.ingest.unstored import parts_of
@@ -43,7 +42,7 @@ async def topic(stage: Stage) -> Topic:
 
 async def recalled(stage: Stage, question: str, *logs: TopicLog, filters: Filters | None = None) -> list[Candidate]:
     settings = stage.config.retrieval
-    retriever = Retriever(stage.encoder, settings, Priority(), header="Excerpts.", count=lambda text: len(text.split()))
+    retriever = Retriever(stage.encoder, settings, header="Excerpts.", count=lambda text: len(text.split()))
     try:
         return list((await retriever.retrieve(question, logs, Budget(2000), filters)).shown)
     finally:

@@ -1,7 +1,7 @@
-"""The embedding model for several threads, queries first.
+"""The embedding model for several threads, requests first.
 
-Rule: a query never waits for more than one batch of a compaction (`Embedder.batch_texts`): ingestion gives way to
-queries before each. Both use the same model at the same time, from different threads.
+Rule: a request never waits for more than one batch of a compaction (`Embedder.batch_texts`): ingestion gives way to
+requests before each. Both use the same model at the same time, from different threads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ class Encoder:
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
         self._ingestion = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-ingest")
-        self._priority = Priority()
+        self.priority = Priority()
+        """Held by every request that is being prepared; ingestion and indexing give way to it."""
+        self._background = self.priority.for_background()
 
     @property
     def ingestion(self) -> ThreadPoolExecutor:
@@ -36,25 +38,23 @@ class Encoder:
         return self._embedder.fingerprint
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
-        """See `Embedder.embed_query`; in the caller's thread, while ingestion waits."""
-        with self._priority.held():
-            return self._embedder.embed_query(text)
+        """See `Embedder.embed_query`; in the caller's thread, which holds the priority."""
+        return self._embedder.embed_query(text)
 
     def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """See `Embedder.embed_many`; gives way to queries between batches. Called in the ingesting thread."""
+        """See `Embedder.embed_many`; gives way to requests between batches. Called in the ingesting thread."""
         size = max(1, self._embedder.batch_texts)
         batches = [texts[start : start + size] for start in range(0, len(texts), size)]
         return np.concatenate([self._embed_batch(batch) for batch in batches or [[]]])
 
     def embed_text(self, text: str) -> Vector:
-        """Embed one text as soon as no query is waiting. Called in the ingesting thread."""
-        vector: Vector = self._embed_batch([text])[0]
-        return vector
+        """Embed one text that somebody waits for, such as a correction's; in the caller's thread."""
+        return self._embedder.embed(text)
 
     def close(self) -> None:
         """End the thread; work that has not begun is dropped."""
         self._ingestion.shutdown(wait=True, cancel_futures=True)
 
     def _embed_batch(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        self._priority.give_way()
+        self._background.give_way()
         return self._embedder.embed_many(texts)

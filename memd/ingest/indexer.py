@@ -13,9 +13,10 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
-from memd.embedding.priority import Priority
+from memd.embedding.priority import Background, Priority
 from memd.errors import StoreError
 from memd.ingest.topics import Topic
 from memd.settings.model import RetrievalSettings
@@ -33,7 +34,7 @@ class Indexer:
 
     def __init__(self, tasks: Tasks, priority: Priority, settings: RetrievalSettings, metrics: Metrics) -> None:
         self._tasks = tasks
-        self._priority = priority
+        self._mergers_turn, self._word_indexers_turn = priority.for_background(), priority.for_background()
         self._recall_budget_ms = settings.recall_budget_ms
         self._has_words = settings.lexical_weight > 0
         self._sealer = _background_thread("memd-seal")
@@ -92,15 +93,17 @@ class Indexer:
     async def _merge(self, topic: Topic) -> None:
         while segment_ids := topic.log.due_merge(self._recall_budget_ms):
             log.info("merging indexes", extra={"topic": topic.id, "segments": len(segment_ids)})
-            await asyncio.get_running_loop().run_in_executor(self._merger, topic.log.merge, segment_ids, self._give_way)
+            give_way = partial(self._give_way, self._mergers_turn)
+            await asyncio.get_running_loop().run_in_executor(self._merger, topic.log.merge, segment_ids, give_way)
 
     async def _index_words(self, topic: Topic) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._word_indexer, topic.log.index_terms, self._give_way)
+        give_way = partial(self._give_way, self._word_indexers_turn)
+        await asyncio.get_running_loop().run_in_executor(self._word_indexer, topic.log.index_terms, give_way)
 
-    def _give_way(self) -> None:
+    def _give_way(self, work: Background) -> None:
         if self._closing:
             raise _ClosingError
-        self._priority.give_way()
+        work.give_way()
 
 
 class _ClosingError(Exception):

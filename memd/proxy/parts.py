@@ -26,7 +26,6 @@ from memd.conversation.tokens import TokenCounter
 from memd.conversation.window import injection_budget
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
-from memd.embedding.priority import Priority
 from memd.ingest.archiver import Archiver
 from memd.ingest.indexer import Indexer
 from memd.ingest.redaction.redactor import Redactor
@@ -102,7 +101,7 @@ async def make_parts(
     addresses: Addresses,
 ) -> Daemon:
     """Make the parts, each with those that it needs; `stack` closes them in reverse."""
-    metrics, events, priority = Metrics(), Events(), Priority()
+    metrics, events = Metrics(), Events()
     tasks = Tasks(metrics)
     upstream = Upstream(config, tasks)
     stack.push_async_callback(upstream.close)
@@ -112,10 +111,10 @@ async def make_parts(
     stack.callback(writer.shutdown, wait=True)
     encoder = Encoder(embedder)
     stack.callback(encoder.close)
-    indexer = Indexer(tasks, priority, config.retrieval, metrics)
+    indexer = Indexer(tasks, encoder.priority, config.retrieval, metrics)
     stack.callback(indexer.close)
     header, count = config.injection.header, counter.count_again
-    retriever = Retriever(encoder, config.retrieval, priority, header=header, count=count)
+    retriever = Retriever(encoder, config.retrieval, header=header, count=count)
     stack.callback(retriever.close)
     topics = Topics(store, config, writer, redactor, counter.count)
     speech = Speech(config.ingest.strip)
@@ -161,6 +160,7 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
         Memory(config.injection, config.retrieval.timeout_ms / 1000, daemon.retriever, counter),
         forwarder,
         Rememberer(counter, archiver, daemon.receipts, daemon.speech, daemon.tasks, is_synced=is_synced),
+        daemon.encoder.priority,
         metrics,
         daemon.tasks,
     )

@@ -19,6 +19,7 @@ from aiohttp import web
 from memd.admin.http import error_response
 from memd.conversation import compaction
 from memd.conversation.conversation import Conversation
+from memd.embedding.priority import Priority
 from memd.errors import BadTopicId, MemdError
 from memd.ingest.topics import Topics
 from memd.proxy.beginning import Beginning, read_beginning
@@ -83,9 +84,11 @@ class TurnRunner:
         memory: Memory,
         forwarder: Forwarder,
         rememberer: Rememberer,
+        priority: Priority,
         metrics: Metrics,
         tasks: Tasks,
     ) -> None:
+        """`priority`: held while a prompt is made; what is stored and indexed meanwhile gives way."""
         self._topics = topics
         self._receiver = receiver
         self._corrector = corrector
@@ -93,6 +96,7 @@ class TurnRunner:
         self._memory = memory
         self._forwarder = forwarder
         self._rememberer = rememberer
+        self._priority = priority
         self._metrics = metrics
         self._tasks = tasks
 
@@ -105,11 +109,13 @@ class TurnRunner:
                     return await self._forwarder.without_memory(client, asked.without_memory("none"))  # no trace
                 topic = await self._topics.get(asked.topic_id)
                 holding.enter_context(topic.used())
-                received = await self._receiver.receive(asked, topic)
+                with self._priority.held():
+                    received = await self._receiver.receive(asked, topic)
                 record.end_step("receive")
                 corrected = await self._corrector.correct(received)
                 record.end_step("correct")
-                prepared = await self._prepare(received, corrected, record)
+                with self._priority.held():  # not before: a correction may wait for something to be stored
+                    prepared = await self._prepare(received, corrected, record)
                 self._tasks.spawn(topic.save(), "journal")
             except BadTopicId as error:
                 return await self._answer_without_topic(client, asked, error)

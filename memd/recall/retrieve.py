@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.embedding.encoder import Encoder
-from memd.embedding.priority import Priority
 from memd.errors import StoreError
 from memd.recall import block
 from memd.recall.echoes import missing_sources, shown_to, without_echoes
@@ -122,20 +121,17 @@ class Retriever:
         self,
         encoder: Encoder,
         settings: RetrievalSettings,
-        priority: Priority,
         *,
         header: str,
         count: Callable[[str], int],
     ) -> None:
         """
         Args:
-            priority: taken while a question is answered.
             header: `injection.header`, whose tokens are part of the block's.
             count: the raw tokens of a text; called from several threads.
         """
         self._encoder = encoder
         self._settings = settings
-        self._priority = priority
         self._count = count
         self._frame = block.frame(header)
         self._searches = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-search")
@@ -160,7 +156,7 @@ class Retriever:
         has_entries = any(len(view.rows) for topic in topics for view in topic.snapshot().views.values())
         if not has_entries and not any(unstored):
             return Retrieved(question=question, topic_ids=tuple(topic.topic_id for topic in topics), budget=budget)
-        with self._priority.held():
+        with self._encoder.priority.held():
             async with asyncio.timeout(budget.seconds):
                 for load in [self.load(topic) for topic in topics if isinstance(topic, TopicLog)]:
                     await asyncio.shield(load)  # goes on for the next request if this one cannot wait for it

@@ -19,7 +19,6 @@ from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
-from memd.embedding.priority import Priority
 from memd.entries import Entry
 from memd.errors import EmbeddingError
 from memd.ingest.archiver import Archiver
@@ -87,7 +86,7 @@ class Stage:
         )
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.topics = Topics(self.store, config, self.writer, self.redactor, COUNTER.count)
-        self.indexer = Indexer(self.tasks, Priority(), config.retrieval, self.metrics)
+        self.indexer = Indexer(self.tasks, self.encoder.priority, config.retrieval, self.metrics)
         self.archiver = Archiver(
             config,
             self.encoder,

@@ -1,0 +1,52 @@
+"""Requests go first, and what is stored in the background is stored all the same."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from memd.embedding import priority
+from memd.embedding.encoder import Encoder
+from memd.embedding.priority import Priority
+
+
+class Embedding:
+    """An embedder that writes down what it embeds."""
+
+    batch_texts = 1
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+
+    def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        self.order.extend(texts)
+        return np.zeros((len(texts), 4), np.float32)
+
+    def embed_query(self, text: str) -> NDArray[np.float32]:
+        return self.embed_many([text])
+
+
+def test_what_is_stored_waits_for_the_requests_that_are_being_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(priority, "WAIT_SECONDS_MAX", 60.0)
+    monkeypatch.setattr(priority, "WAITS_MAX", float("inf"))
+    model = Embedding()
+    encoder = Encoder(model)  # type: ignore[arg-type]  # the part of it that is used here
+    storing = threading.Thread(target=encoder.embed_texts, args=[["a turn", "another"]])
+    with encoder.priority.held(), encoder.priority.held():
+        storing.start()
+        encoder.embed_query("a question")
+    storing.join()
+    encoder.close()
+    assert model.order == ["a question", "a turn", "another"]
+
+
+def test_where_requests_leave_no_gap_it_goes_on_after_a_while() -> None:
+    first = Priority()
+    work = first.for_background()
+    with first.held():
+        for _ in range(3):
+            work.give_way()  # would never return if it waited for the request
