@@ -67,6 +67,11 @@ class Message(msgspec.Struct, frozen=True):
         return self.text if self.own_words is UNSET else self.own_words
 
     @property
+    def without_text(self) -> Message:
+        """The same where nothing was said, without what programs wrote."""
+        return msgspec.structs.replace(self, text="")
+
+    @property
     def opens_turn(self) -> bool:
         """True where a user speaks; a message that a program alone wrote, such as a reminder, is part of the turn."""
         return self.role == "user" and (self.own_words is UNSET or bool(self.own_words.strip()))

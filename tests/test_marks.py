@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from archiver_stage import Stage, live_entries
 from conftest import MakeDaemon
 from crash_files import CrashFiles
 from histories import glance, new_buffer, receive, replayed, said, state, talk, texts
+from numpy.typing import NDArray
 from recording_upstream import Request, Response, chat_answer, recording_upstream
 
 from memd.conversation.hot_buffer import HotBuffer
@@ -213,3 +217,130 @@ def test_nothing_moves_where_the_log_has_everything() -> None:
     (one,) = buffer.conversations()
     assert (one.stored, one.left_out) == (6, 4)
     assert said(OIL[0]) == one.messages[4].message
+
+
+async def in_the_log_then_lost(files: CrashFiles, kept: Sequence[str], more: Sequence[str]) -> tuple[Stage, Topic]:
+    """A topic whose conversation was stored and has left the prompt, and whose log has lost all behind `kept`."""
+    stage, topic = await opened(files)
+    await stage.archiver.store(topic, talk(topic.buffer, *kept), len(kept))
+    older = files.read(ACTIVE)
+    one = talk(topic.buffer, *kept, *more)
+    await stage.archiver.store(topic, one, len(one))
+    topic.buffer.mark(one, left_out=len(one) - 2)
+    await topic.rewrite_journal()
+    await stage.close()
+    files.put(ACTIVE, older)
+    stage, topic = await opened(files)
+    assert topic.log.findings != []
+    return stage, topic
+
+
+def stored_questions(topic: Topic) -> list[str]:
+    return sorted(entry.content.partition("\n")[0] for entry in live_entries(topic))
+
+
+NOTHING = "u:", "a:"
+REMINDER = "p:Remember the list of tasks."
+
+
+@pytest.mark.parametrize("unstored", [NOTHING, LAMP, (REMINDER,)], ids=repr)
+async def test_what_is_never_stored_is_not_taken_for_lost(files: CrashFiles, unstored: Sequence[str]) -> None:
+    kept = [*LAMP, *unstored, *FERRY]
+    stage, topic = await in_the_log_then_lost(files, kept, [*OIL, "u:And the wick?", "a:He cuts it himself."])
+    (again,) = topic.buffer.conversations()
+    assert again.left_out == len(kept), "only the oil is lost: the wick is in the journal"
+    receive(topic.buffer, *kept, *OIL, "u:And the wick?", "a:He cuts it himself.", "u:When?")
+    assert again.visible_positions() == [*range(len(kept), len(kept) + 5)]
+    await stage.archiver.store(topic, again, len(kept) + 4)
+    assert stored_questions(topic) == sorted(one[2:] for one in (LAMP[0], FERRY[0], OIL[0], "u:And the wick?"))
+    await stage.close()
+
+
+async def test_a_repeat_is_stored_where_the_log_has_lost_what_it_repeats(files: CrashFiles) -> None:
+    stage, topic = await opened(files)
+    await stage.archiver.store(topic, talk(topic.buffer, *LAMP), 2)
+    older = files.read(ACTIVE)
+    await stage.archiver.store(topic, talk(topic.buffer, *FERRY, session="other"), 2)
+    await stage.archiver.store(topic, talk(topic.buffer, *LAMP, *FERRY), 4)
+    one = talk(topic.buffer, *LAMP, *FERRY, *OIL)
+    await stage.archiver.store(topic, one, 6)
+    topic.buffer.mark(one, left_out=4)
+    for other in topic.buffer.conversations():
+        if other is not one:
+            topic.buffer.close(other)
+    await topic.rewrite_journal()
+    await stage.close()
+
+    files.put(ACTIVE, older)
+    stage, topic = await opened(files)
+    (again,) = topic.buffer.conversations()
+    assert (again.stored, again.left_out) == (2, 4), "its text is here"
+    await stage.archiver.store(topic, again, 6)
+    assert stored_questions(topic) == sorted(one[0][2:] for one in (LAMP, FERRY, OIL))
+    await stage.close()
+
+
+WICK = "u:And the wick?", "a:He cuts it himself."
+
+
+async def test_what_was_lost_is_stored_although_the_client_trimmed_its_history_before_it_sends_all_again(
+    files: CrashFiles,
+) -> None:
+    stage, topic = await in_the_log_then_lost(files, LAMP, [*FERRY, *OIL, *WICK])
+    (again,) = topic.buffer.conversations()
+    assert again.left_out == 2
+    arrival = receive(topic.buffer, *WICK, "u:When?")
+    assert arrival.conversation is again and arrival.offset == 6
+    topic.buffer.reply(arrival, said("a:At dusk."), 10, 0.0)
+    await stage.archiver.store(topic, again, 10)
+    topic.buffer.mark(again, left_out=8)
+    await topic.rewrite_journal()
+    await stage.close()
+
+    stage, topic = await opened(files)
+    (again,) = topic.buffer.conversations()
+    assert (again.stored, again.left_out) == (10, 8)
+    assert stored_questions(topic) == sorted(one[2:] for one in (LAMP[0], WICK[0], "u:When?"))
+    arrival = receive(topic.buffer, *LAMP, *FERRY, *OIL, *WICK, "u:When?", "a:At dusk.", "u:Why?")
+    assert arrival.conversation is again and again.visible_positions() == [8, 9, 10]
+    await stage.archiver.store(topic, again, 10)
+    assert stored_questions(topic) == sorted(one[2:] for one in (LAMP[0], FERRY[0], OIL[0], WICK[0], "u:When?"))
+    await stage.close()
+
+
+@pytest.mark.parametrize("left_out", [2, 6], ids=["with them", "before them"])
+async def test_what_is_heard_again_while_its_neighbours_are_stored_is_stored_too(
+    files: CrashFiles, monkeypatch: pytest.MonkeyPatch, left_out: int
+) -> None:
+    stage, topic = await in_the_log_then_lost(files, LAMP, [*FERRY, *OIL, *WICK])
+    (again,) = topic.buffer.conversations()
+    told = talk(topic.buffer, *WICK, "u:When?", "a:At dusk.")
+    assert told is again
+    topic.buffer.mark(again, left_out=left_out)
+    loop, embed = asyncio.get_running_loop(), stage.embedder.embed_many
+
+    async def hear_all() -> None:
+        receive(topic.buffer, *LAMP, *FERRY, *OIL, *WICK, "u:When?", "a:At dusk.", "u:Why?")
+
+    def embed_meanwhile(texts: Sequence[str]) -> NDArray[np.float32]:
+        asyncio.run_coroutine_threadsafe(hear_all(), loop).result(60)
+        return embed(texts)
+
+    monkeypatch.setattr(stage.embedder, "embed_many", embed_meanwhile)
+    await stage.archiver.store(topic, again, 10)
+    assert stored_questions(topic) == sorted(one[2:] for one in (LAMP[0], FERRY[0], OIL[0], WICK[0], "u:When?"))
+    await stage.close()
+
+
+def test_what_is_awaited_and_what_is_a_repeat_survives_the_journal_in_branches_too() -> None:
+    buffer = lowered_buffer({*LAMP, *OIL})
+    (one,) = buffer.conversations()
+    talk(buffer, *LAMP, *FERRY[:1], "a:Nobody knows.")
+    talk(buffer, *OIL, *WICK)
+    buffer.mark(one, stored=8, left_out=6, repeats=[7])
+    branch = receive(buffer, *OIL, WICK[0], "a:Nobody does.", "u:Why?").conversation
+    assert branch.lost == {3} and one.lost == {3} and one.messages[7].message is not None
+    buffer.mark(one, left_out=8)
+    assert one.messages[7].message == said(WICK[1]) and one.messages[6].message is None
+    assert state(replayed(buffer.take_unsaved())) == state(buffer)
+    assert state(replayed(buffer.as_events())) == state(buffer)

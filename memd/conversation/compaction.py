@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.conversation.conversation import Conversation, is_instruction
+from memd.conversation.conversation import Conversation, is_instruction, is_remembered
 from memd.messages import LEADING_ROLES, RESULT_ROLES, Message
 
 OPEN_UNITS_KEPT = 2
@@ -288,7 +288,7 @@ def storable_end(conversation: Conversation) -> int:
 
 def is_stored_kind(message: Message, *, instructions: bool = False) -> bool:
     """Whether a message is stored: not one that says nothing; an instruction only if asked for, once it has left."""
-    return (instructions or message.role not in LEADING_ROLES) and bool(message.said.strip() or message.tool_calls)
+    return (instructions or message.role not in LEADING_ROLES) and is_remembered(message)
 
 
 def line_text(tokens: int, chunk_ids: Sequence[str]) -> str:

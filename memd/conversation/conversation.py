@@ -45,6 +45,9 @@ class Buffered(msgspec.Struct, frozen=True, omit_defaults=True):
     """The digest under which it was first said, where a client has rewritten the history before it."""
     is_pruned: bool = False
     """The client sends less of it than was said: the text here, and what is stored, is not in the prompt."""
+    is_repeat: bool = False
+    """The log has its text from elsewhere, under another digest. The text stays here, so that it is stored if that is
+    lost."""
 
     @property
     def identity(self) -> bytes:
@@ -81,6 +84,13 @@ class Rewriting(msgspec.Struct, frozen=True, array_like=True):
     gone: list[int] = []
     """Positions that left the prompt one by one, as in `Departed`."""
     lines: dict[int, Line] = {}
+    lost: list[int] = []
+    """Positions whose texts the log has lost, as in `Lowered`."""
+
+
+def is_remembered(message: Message) -> bool:
+    """Whether there is something in a message to store; an instruction is stored only once it has left the prompt."""
+    return bool(message.said.strip() or message.tool_calls)
 
 
 def is_instruction(message: Message | None) -> bool:
@@ -121,6 +131,8 @@ class Conversation:
         """Positions of instructions before `left_out` that are still in the prompt."""
         self.owed: set[int] = set()
         """Positions of instructions that left the prompt and are not in the log yet, wherever `stored` is."""
+        self.lost: set[int] = set()
+        """Positions whose text the log has lost: stored when the client sends it again, wherever `left_out` is."""
         self.lines: dict[int, Line] = {}
         """By position: what stands in the prompt in place of a result."""
         self.blocks: dict[bytes, Block] = {}
@@ -194,8 +206,13 @@ class Conversation:
                 return position
         return None
 
-    def mark_stored(self, position: int, instructions: Iterable[int] = ()) -> None:
-        """Note that everything before `position` is in the log, and the instructions at these positions are."""
+    def mark_stored(self, position: int, instructions: Iterable[int] = (), repeats: Iterable[int] = ()) -> None:
+        """Note that everything before `position` is in the log, and the instructions at these positions are.
+
+        `repeats`: positions of what the log had already, see `Buffered.is_repeat`.
+        """
+        for index in repeats:
+            self.messages[index] = msgspec.structs.replace(self.messages[index], is_repeat=True)
         done = self.settled
         self.stored = max(self.stored, position)
         self._drop_texts(range(done, self.settled))
@@ -227,20 +244,25 @@ class Conversation:
                 self.gone.add(position)
         self.lines.update((position, line) for position, line in lines.items() if position < len(self))
 
-    def mark_lost(self, stored: int, left_out: int) -> None:
+    def mark_lost(self, stored: int, left_out: int, lost: Iterable[int]) -> None:
         """Move the marks back, to before what is not in the log after all.
 
-        What has its text here is visible again; what has none is `gone` until its client sends it again.
+        What has its text here is visible again; what has none is `gone` until its client sends it again. Those in
+        `lost` are awaited even when the conversation has gone on without them.
         """
+        self.lost.update(lost)
         self.gone |= {p for p in range(left_out, self.left_out) if self.messages[p].message is None}
         self.kept = {position for position in self.kept if position < left_out}
         self.stored, self.left_out = min(stored, self.stored), min(left_out, self.left_out)
 
     def mark_heard(self, messages: Mapping[int, Message]) -> None:
-        """Take in the texts that were lost, by position: they are visible again, and to be stored."""
+        """Take in texts that were lost, by position: to be stored, and visible again if nothing behind them left."""
         for position, message in messages.items():
             self.messages[position] = msgspec.structs.replace(self.messages[position], message=message)
+            if position < self.left_out and is_instruction(message):
+                self.owed.add(position)
         self.gone.difference_update(messages)
+        self.lost.difference_update(messages)
         self.stored = min([self.stored, *messages])
 
     @property
@@ -254,10 +276,15 @@ class Conversation:
         return min(self.stored, self.left_out)
 
     def _drop_texts(self, positions: Iterable[int]) -> None:
-        """Drop the texts that neither a prompt nor the log needs from here."""
+        """Drop the texts that neither a prompt nor the log needs from here.
+
+        Of a message that says nothing it stays known that there was nothing to store.
+        """
         for index in positions:
-            if index < self.settled and index not in self.kept and index not in self.owed:
-                self.messages[index] = msgspec.structs.replace(self.messages[index], message=None)
+            item = self.messages[index]
+            if index < self.settled and index not in self.kept and index not in self.owed and not item.is_repeat:
+                left = None if item.message is None or is_remembered(item.message) else item.message.without_text
+                self.messages[index] = msgspec.structs.replace(item, message=left)
 
     def fork(self, conversation_id: str, at: int) -> Conversation:
         """A new conversation with the first `at` messages of this one.
@@ -272,6 +299,7 @@ class Conversation:
         branch.gone = {position for position in self.gone if position < at}
         branch.kept = {position for position in self.kept if position < at}
         branch.owed = {position for position in self.owed if position < at}
+        branch.lost = {position for position in self.lost if position < at}
         branch.lines = {position: line for position, line in self.lines.items() if position < at}
         shared = {buffered.digest for buffered in branch.messages}
         branch.blocks = {digest: block for digest, block in self.blocks.items() if digest in shared}
@@ -299,6 +327,7 @@ class Conversation:
         branch.mark_stored(min(way.stored, len(branch)))
         branch.mark_left_out(min(way.left_out, len(branch)))
         branch.mark_gone(way.gone, way.lines)
+        branch.lost = {position for position in way.lost if position < len(branch)}
         return branch
 
     def _extend(self, items: Iterable[Buffered]) -> None:
@@ -307,13 +336,11 @@ class Conversation:
         for item in items:
             digest, former = chain(digest, item.content_digest), item.identity
             stored_as = b"" if former == digest else former
-            self.messages.append(
-                Buffered(digest, item.content_digest, item.tokens, item.message, stored_as, item.is_pruned)
-            )
+            self.messages.append(msgspec.structs.replace(item, digest=digest, stored_as=stored_as))
 
 
 def _standing_for(item: Buffered, former: Buffered) -> Buffered:
     """A message that counts as a former one, with that one's text if it has it still."""
     message = item.message if former.message is None else former.message
     is_pruned = former.is_pruned or item.content_digest != former.content_digest
-    return Buffered(b"", item.content_digest, item.tokens, message, former.identity, is_pruned)
+    return Buffered(b"", item.content_digest, item.tokens, message, former.identity, is_pruned, former.is_repeat)

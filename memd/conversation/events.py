@@ -62,6 +62,8 @@ class Marked(msgspec.Struct, frozen=True, tag="marked", omit_defaults=True):
     left_out: int
     instructions: list[int] = []
     """Positions of instructions before `left_out` that were stored."""
+    repeats: list[int] = []
+    """Positions of messages whose text the log had already, from elsewhere."""
 
 
 class Departed(msgspec.Struct, frozen=True, tag="departed"):
@@ -78,6 +80,8 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered"):
     conversation: str
     stored: int
     left_out: int
+    lost: list[int] = []
+    """Positions of messages that are neither in the log nor here."""
 
 
 class Heard(msgspec.Struct, frozen=True, tag="heard"):

@@ -206,14 +206,22 @@ class HotBuffer:
     # -- for the archiver ---------------------------------------------------------------------------------
 
     def mark(
-        self, conversation: Conversation, *, stored: int = 0, left_out: int = 0, instructions: Sequence[int] = ()
+        self,
+        conversation: Conversation,
+        *,
+        stored: int = 0,
+        left_out: int = 0,
+        instructions: Sequence[int] = (),
+        repeats: Sequence[int] = (),
     ) -> None:
         """Advance the marks; they never move back. What is left out must be durable, in the log or in the journal.
 
-        `instructions`: positions of instructions that were stored after they left.
+        Args:
+            instructions: positions of instructions that were stored after they left.
+            repeats: positions of what the log had already, see `Buffered.is_repeat`.
         """
         marks = max(stored, conversation.stored), max(left_out, conversation.left_out)
-        self._record(Marked(conversation.id, *marks, list(instructions)))
+        self._record(Marked(conversation.id, *marks, list(instructions), list(repeats)))
 
     def lower_marks(self, is_in_log: Callable[[bytes], bool]) -> None:
         """Move all marks back to what the log has, which has lost some of what the journal vouches for.
@@ -221,9 +229,9 @@ class HotBuffer:
         `is_in_log`: whether the log has the message that it knows by this digest.
         """
         for conversation in self.conversations():
-            marks = lowered_marks(conversation, is_in_log)
-            if marks != (conversation.stored, conversation.left_out):
-                self._record(Lowered(conversation.id, *marks))
+            stored, left_out, lost = lowered_marks(conversation, is_in_log)
+            if lost or (stored, left_out) != (conversation.stored, conversation.left_out):
+                self._record(Lowered(conversation.id, stored, left_out, lost))
 
     def depart(self, conversation: Conversation, positions: Sequence[int], lines: Mapping[int, Line]) -> None:
         """Take single messages out of the prompt, and put lines in place of others. They must be durable."""
@@ -380,12 +388,12 @@ class HotBuffer:
         elif isinstance(event, Abandoned):
             conversation.abandoned, conversation.dropped_from = True, event.dropped_from
         elif isinstance(event, Marked):
-            conversation.mark_stored(min(event.stored, len(conversation)), event.instructions)
+            conversation.mark_stored(min(event.stored, len(conversation)), event.instructions, event.repeats)
             conversation.mark_left_out(min(event.left_out, len(conversation)))
         elif isinstance(event, Departed):
             conversation.mark_gone(event.positions, event.lines)
         elif isinstance(event, Lowered):
-            conversation.mark_lost(event.stored, event.left_out)
+            conversation.mark_lost(event.stored, event.left_out, event.lost)
         elif isinstance(event, Heard):
             conversation.mark_heard(event.messages)
         elif isinstance(event, Arrived):

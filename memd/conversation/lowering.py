@@ -14,8 +14,8 @@ from memd.conversation.matching import Match
 from memd.messages import Message
 
 
-def lowered_marks(conversation: Conversation, is_in_log: Callable[[bytes], bool]) -> tuple[int, int]:
-    """Return `stored` and `left_out` as far as the log bears them out."""
+def lowered_marks(conversation: Conversation, is_in_log: Callable[[bytes], bool]) -> tuple[int, int, list[int]]:
+    """Return `stored` and `left_out` as far as the log bears them out, and the positions of what only a client has."""
     told: list[int] = []
     untold: list[int] = []
     for position, item in enumerate(conversation.messages[: min(conversation.stored, conversation.wanted_end)]):
@@ -25,16 +25,18 @@ def lowered_marks(conversation: Conversation, is_in_log: Callable[[bytes], bool]
             is_vouched_for, lost = compaction.is_stored_kind(item.message), told
         if is_vouched_for and not is_in_log(item.identity):
             lost.append(position)
-    return min([conversation.stored, *told]), min([conversation.left_out, *untold])
+    return min([conversation.stored, *told]), min([conversation.left_out, *untold]), untold
 
 
 def heard_again(found: Match, messages: Sequence[Message]) -> dict[int, Message]:
     """Return, by their positions in the conversation, those messages of a request whose text was lost."""
     conversation = found.conversation
-    if conversation is None or not conversation.gone:
+    if conversation is None or not (conversation.gone or conversation.lost):
         return {}
     places = {found.offset + i: i for i in range(found.head, found.known)} | {i: i for i in range(found.head)}
     if found.runs:
         places = {place + i: start + i for start, place, length in found.runs for i in range(length)}
-    lost = (position for position in conversation.gone if conversation.messages[position].message is None)
-    return {position: messages[places[position]] for position in sorted(lost) if position in places}
+    textless = {position for position in conversation.gone if conversation.messages[position].message is None}
+    return {
+        position: messages[places[position]] for position in sorted(textless | conversation.lost) if position in places
+    }

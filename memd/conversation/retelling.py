@@ -20,6 +20,7 @@ from memd.conversation.events import (
     Branched,
     BufferEvent,
     Departed,
+    Lowered,
     Marked,
     Opened,
     Placed,
@@ -42,6 +43,8 @@ def retold(conversations: Iterable[Conversation]) -> Iterator[BufferEvent]:
             yield Opened(one.id, one.session, one.used_at)
             yield Appended(one.id, list(one.messages), one.used_at)
             yield Marked(one.id, one.stored, one.left_out)
+            if one.lost:
+                yield Lowered(one.id, one.stored, one.left_out, sorted(one.lost))
             if (departed := _departed(one)) or one.lines:
                 yield Departed(one.id, departed, one.lines)
         if one.abandoned:
@@ -65,7 +68,7 @@ def _way(one: Conversation, parent: Conversation, found: list[Run]) -> Rewriting
         if place < 0 or parent.blocks.get(parent.messages[place].digest) != block:
             break
         blocks.append((place, position))
-    return Rewriting(runs, added, [], one.stored, one.left_out, blocks, _departed(one), one.lines)
+    return Rewriting(runs, added, [], one.stored, one.left_out, blocks, _departed(one), one.lines, sorted(one.lost))
 
 
 def _departed(one: Conversation) -> list[int]:
@@ -92,4 +95,4 @@ def _same(item: Buffered, other: Buffered, *, is_settled: bool) -> bool:
     if item is other:
         return True
     texts = item.message == other.message or (is_settled and item.message is None)
-    return texts and (item.identity, item.tokens) == (other.identity, other.tokens)
+    return texts and (item.identity, item.tokens, item.is_repeat) == (other.identity, other.tokens, other.is_repeat)

@@ -142,16 +142,19 @@ class Archiver:
                     return True
                 if self._clock() < self._retry_at.get(topic.id, 0.0):
                     return False
-                batch = _batch(parts)
+                batch, begun = _batch(parts), conversation.stored
                 try:
                     await self._append_parts(topic, [*batch, *owed_parts(conversation)])
                 except MemdError as error:
                     self._back_off(topic, error)
                     return False
                 self._failures.pop(topic.id, None)
+                if _has_changed(conversation, begun, batch):
+                    continue  # the client has sent again what the log had lost
                 settled = conversation.settled
-                end = batch[-1].end if batch else conversation.stored
-                topic.buffer.mark(conversation, stored=end, instructions=owed)
+                end = batch[-1].end if batch else begun
+                repeats = self._repeats(topic, conversation, range(begun, end))
+                topic.buffer.mark(conversation, stored=end, instructions=owed, repeats=repeats)
             if len(batch) < len(parts):
                 continue
             if conversation.settled > settled:
@@ -376,6 +379,16 @@ class Archiver:
         finally:
             topic.being_stored = frozenset()
 
+    def _repeats(self, topic: Topic, conversation: Conversation, stored: range) -> list[int]:
+        """The positions among those stored that the log knows by no digest: all of their batch was in it already."""
+        return [
+            position
+            for position in stored
+            if (message := conversation.messages[position].message) is not None
+            and compaction.is_stored_kind(message)
+            and not topic.log.has_digest(conversation.messages[position].identity)
+        ]
+
     async def _ingest(self, topic: Topic, make: Callable[[], tuple[Sequence[Draft], int]]) -> list[Entry]:
         """Append the drafts that `make` returns, with the tokens they came from; the caller holds `topic.storing`."""
         started = time.perf_counter()
@@ -401,6 +414,13 @@ class Archiver:
         self._metrics.errors.add("store")
         fields = {"topic": topic.id, "retry_seconds": pause, "error": error}
         log.warning("storing failed and is tried again, nothing is lost", extra=fields)
+
+
+def _has_changed(conversation: Conversation, begun: int, batch: Sequence[Part]) -> bool:
+    """Whether a text has come into these parts, which begin at `stored`, or before them, since they were listed."""
+    listed = [message for part in batch for _, message in part.messages]
+    now = [item.message for item in conversation.messages[begun : begun + len(listed)]]
+    return conversation.stored < begun or listed != now
 
 
 def _batch(parts: Sequence[Part]) -> list[Part]:

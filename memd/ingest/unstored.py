@@ -149,7 +149,7 @@ class PartCutter:
         )
 
 
-ListedParts = dict[str, tuple[tuple[int, int, int, int, int, frozenset[int]], list[Part]]]
+ListedParts = dict[str, tuple[tuple[int, int, int, int, int, int, frozenset[int]], list[Part]]]
 """The parts of each conversation, by its id, with the state of it in which they were listed."""
 
 
@@ -165,7 +165,15 @@ class BufferedText(UnstoredText):
         for one in buffer.conversations():
             if one.stored >= one.wanted_end and not one.owed:
                 continue
-            state = len(one), one.wanted_end, one.stored, one.departed_end, len(one.gone), frozenset(one.owed)
+            state = (
+                len(one),
+                one.wanted_end,
+                one.stored,
+                one.departed_end,
+                len(one.gone),
+                len(one.lost),
+                frozenset(one.owed),
+            )
             known = listed.get(one.id)
             if known is None or known[0] != state:  # listing takes 10 µs, and there may be hundreds
                 known = listed[one.id] = state, [*parts_of(one), *owed_parts(one)]
