@@ -53,6 +53,8 @@ ANSWERED_MARKER = "[done]"
 REPLY_AFTER_CALLS = ("All", " read", "!")
 WINDOW = 8192
 
+DaemonProcess.forks = sys.platform == "linux"  # elsewhere libraries of the system do not survive a fork
+
 MakeDaemon = Callable[..., DaemonProcess]
 Connect = Callable[[str], Peer]
 
@@ -62,7 +64,7 @@ _running: list[pytest.Item] = []
 
 
 def _refuse_unmarked_processes(event: str, arguments: tuple[Any, ...]) -> None:
-    if event not in {"subprocess.Popen", "os.fork", "os.posix_spawn"} or not _running:
+    if event not in {"subprocess.Popen", "os.fork", "os.posix_spawn", "memd.fork"} or not _running:
         return
     words: list[str] = [str(word) for word in arguments[1]] if event == "subprocess.Popen" else []
     marker = "llama" if any(word.endswith("llama_server.py") for word in words) else "process"

@@ -22,6 +22,7 @@ from email.message import Message
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import forked_memd
 import msgspec
 import yaml
 
@@ -98,6 +99,9 @@ def wait_until(holds: Callable[[], bool], what: Callable[[], str], seconds: floa
 class DaemonProcess:
     """One data directory and the `memd serve` processes that work on it, one after the other."""
 
+    forks = False
+    """Whether processes are forked from one that has imported memd; `forked_memd` says what that leaves out."""
+
     def __init__(self, folder: Path, upstream: str | None, settings: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
         self.data_dir = folder / "memory"
@@ -115,7 +119,7 @@ class DaemonProcess:
         """Where memd's own routes are."""
         self.environment: dict[str, str] = {}
         """Further variables for the processes that are started from now on."""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | forked_memd.Forked | None = None
 
     def __repr__(self) -> str:
         return f"memd at {self.base_url or 'no address yet'}, it said:\n{self.log.read_text(errors='replace')[-6000:]}"
@@ -139,13 +143,13 @@ class DaemonProcess:
         assert self._process is None, "already started"
         said_before = self.log.stat().st_size
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command(*flags),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=clean_environment() | self.environment,
-            )
+            command, environment = self.command(*flags), clean_environment() | self.environment
+            if self.forks and not self.environment and self.descriptors_max is None:
+                self._process = forked_memd.start(command, environment, log.fileno(), log.fileno())
+            else:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+                )
         wait_until(lambda: self._found_address(said_before), lambda: f"the daemon did not start: {self!r}")
         ready = (200, 401)  # the latter where it wants a token
         wait_until(lambda: ask(f"{self.own_url}/memd/health").status in ready, lambda: f"not ready: {self!r}")
@@ -222,6 +226,8 @@ class DaemonProcess:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Another memd command on the same data directory, beside the daemon or without it."""
         command = [sys.executable, "-m", "memd", *arguments, "--data-dir", str(self.data_dir)]
+        if self.forks:
+            return forked_memd.run(command, clean_environment())
         return subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
 
     def export(self) -> list[dict[str, Any]]:

@@ -1,0 +1,163 @@
+"""memd in a process of its own that is forked from one which has imported all of memd before.
+
+Rule: from `main()` on it is what `python -m memd` is: its own arguments, environment, folder, open files and end. Left
+out are the interpreter's start and the imports: nearly all of the processor time of a short command, more than half of
+that of a daemon's start, and the tests start a thousand. What changes the interpreter or the C library (their
+variables, limits, what is preloaded) does not reach a fork: such a process is started in the usual way.
+
+Run as a script it is that first process. It ends when its socket closes, so with the tests, however they end.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pkgutil
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+
+WHERE = ("-m", "memd")
+"""What stands between the interpreter and the arguments of a command line that can be forked."""
+_REQUEST_BYTES_MAX = 1 << 20
+_PID_BYTES = 4
+_FETCHES = "memd.embedding.fastembed"  # heavy, and hardly ever needed
+
+
+class Forked:
+    """A process that was forked; what `subprocess.Popen` has for one that was not, as far as it is needed."""
+
+    def __init__(self, pid: int, told: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._told = told
+
+    def poll(self) -> int | None:
+        """The exit code, negative for the number of a signal; None as long as it runs."""
+        return self._read(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, once it has ended."""
+        code = self._read(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+        return code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def _read(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._told], [], [], timeout)[0]:
+            self.returncode = int(os.read(self._told, 16))
+            os.close(self._told)
+        return self.returncode
+
+
+def start(command: Sequence[str], environment: Mapping[str, str], output: int, errors: int) -> Forked:
+    """Fork `python -m memd ...`, its outputs into the files that have these descriptors; its input is empty."""
+    sys.audit("memd.fork", list(command))
+    assert tuple(command[1:3]) == WHERE, command
+    request = json.dumps({"arguments": command[3:], "environment": dict(environment), "folder": str(Path.cwd())})
+    told, tells = os.pipe()
+    with open(os.devnull) as nothing:  # noqa: PTH123  # only its descriptor is wanted
+        socket.send_fds(_forker(), [request.encode()], [nothing.fileno(), output, errors, tells])
+    os.close(tells)
+    number = os.read(told, _PID_BYTES)
+    assert len(number) == _PID_BYTES, "the process that forks has ended; what it said is above"
+    return Forked(int.from_bytes(number), told)
+
+
+def run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run` does that catches the outputs."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        code = start(command, environment, output.fileno(), errors.fileno()).wait()
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(list(command), code, output.read(), errors.read())
+
+
+_forkers: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
+"""The process that forks and the connection to it, once there is one."""
+
+
+def _forker() -> socket.socket:
+    if not _forkers:
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, __file__, str(its.fileno())]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()])
+        its.close()
+        _forkers.append((ours, process))
+    return _forkers[0][0]
+
+
+def _fork_as_asked(asked: socket.socket) -> None:
+    """Fork for each request; returns in the processes that are to be memd only."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which end what they started
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(asked, _REQUEST_BYTES_MAX, 4)
+        if not request:
+            os._exit(0)
+        if os.fork() == 0:
+            asked.close()
+            _fork_and_wait(json.loads(request), descriptors)
+            return
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _fork_and_wait(request: dict[str, object], descriptors: list[int]) -> None:
+    """Say the number of a new process and, when it has ended, its exit code; returns in the new process only."""
+    *files, tells = descriptors
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if pid == 0:
+        _become(request, files)
+        os.close(tells)
+        return
+    for descriptor in files:
+        os.close(descriptor)
+    os.write(tells, pid.to_bytes(_PID_BYTES))
+    _, status = os.waitpid(pid, 0)
+    os.write(tells, b"%d" % os.waitstatus_to_exitcode(status))
+    os._exit(0)
+
+
+def _become(request: dict[str, object], files: list[int]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for standard, descriptor in enumerate(files):
+        os.dup2(descriptor, standard)
+        os.close(descriptor)
+    environment, arguments = request["environment"], request["arguments"]
+    assert isinstance(environment, dict) and isinstance(arguments, list)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(str(request["folder"]))
+    sys.argv[1:] = arguments
+
+
+def _import_all() -> None:
+    import memd
+
+    for module in pkgutil.walk_packages(memd.__path__, "memd."):
+        if module.name not in {"memd.__main__", _FETCHES}:
+            import_module(module.name)
+
+
+if __name__ == "__main__":
+    _import_all()
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy the memory of all objects
+    _fork_as_asked(socket.socket(fileno=int(sys.argv[1])))
+    from memd.cli.main import main
+
+    main(prog_name="memd")
