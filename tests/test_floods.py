@@ -163,7 +163,7 @@ def test_strangers_that_do_not_read_their_answers_are_gone_when_they_make_room()
             return web.Response(body=bytes(16 * MEGABYTE))
 
         server, listener = web.Server(handle), socket.create_server(("127.0.0.1", 0))
-        (accepting,) = await listen([(server, listener)], LimitsSettings(connections_max=2), None)
+        house = await listen([(server, listener)], LimitsSettings(connections_max=2), None)
         strangers: list[asyncio.StreamWriter] = []
         try:
             async with asyncio.timeout(20):
@@ -175,7 +175,7 @@ def test_strangers_that_do_not_read_their_answers_are_gone_when_they_make_room()
                         await asyncio.sleep(0.01)
             assert len(server.connections) == 2
         finally:
-            accepting.close()
+            house.close()
             for stranger in strangers:
                 stranger.transport.abort()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import subprocess
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -68,6 +68,42 @@ def test_a_client_that_speaks_no_tls_costs_itself_its_connection(memd: DaemonPro
     assert b"200" not in peer.read_to_end()
     assert ask(f"{memd.base_url}/memd/health", headers={"X-Memory-Token": TOKEN}).status == 200
     assert "Traceback" not in memd.log.read_text()
+
+
+CONNECTIONS_MAX = 12
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"], ids=["silent", "begun"])
+def test_handshakes_that_nobody_finishes_take_no_more_places_than_there_are(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, files: TlsFiles, connect: Connect, said: bytes
+) -> None:
+    tls = {"tls_cert": str(files.cert), "tls_key": str(files.key)}
+    limits = {"connections_max": CONNECTIONS_MAX, "idle_seconds": 3.0}
+    memd = make_daemon(upstream.url, {"listen": tls, "auth": {"token": TOKEN}, "limits": limits}).start()
+    health = f"{memd.own_url}/memd/health"
+    assert ask(health, headers={"X-Memory-Token": TOKEN}).status == 200
+    sockets = sockets_of(memd)
+    strangers = [connect(url) for url in (memd.base_url, memd.own_url) for _ in range(10 * CONNECTIONS_MAX)]
+    for stranger in strangers[-CONNECTIONS_MAX:]:
+        stranger.send(said)
+    assert ask(health, headers={"X-Memory-Token": TOKEN}).status == 200, "all before it have been accepted"
+    assert sockets_of(memd) <= sockets + CONNECTIONS_MAX
+    for stranger in strangers:
+        assert stranger.wait_until_closed() < 9
+    late = connect(memd.base_url)
+    late.send(said)
+    assert ask(health, headers={"X-Memory-Token": TOKEN}).status == 200
+    assert memd.terminate() == 0 and late.read_to_end() == b""
+    assert "Traceback" not in memd.log.read_text() and "Exception" not in memd.log.read_text()
+
+
+def sockets_of(memd: DaemonProcess) -> int:
+    """How many sockets the daemon has open."""
+    found = 0
+    for descriptor in Path(f"/proc/{memd.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since
+            found += str(descriptor.readlink()).startswith("socket:")
+    return found
 
 
 @pytest.mark.process

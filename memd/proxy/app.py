@@ -107,7 +107,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         await runner.setup()
     built = [runner.server for runner in runners if runner.server is not None]
     served = list(zip(built, (listeners.model, listeners.own), strict=True))
-    servers = await listen(served, config.limits, tls)
+    house = await listen(served, config.limits, tls)
     files, data_dir = daemon.store.files, config.data_dir
     told = {data_dir / SECRET_NAME: secret, data_dir / ADDRESS_NAME: daemon.addresses.local}
     try:
@@ -117,8 +117,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         with contextlib.suppress(StoreError):  # who reads a stale one finds nobody there
             for path in told:
                 await loop.run_in_executor(None, files.remove, path)
-        for server in servers:
-            server.close()
+        house.close()
         daemon.events.end()
         await asyncio.gather(*(runner.cleanup() for runner in runners))
         for task in tending:

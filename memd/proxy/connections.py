@@ -12,10 +12,10 @@ import math
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
@@ -35,6 +35,7 @@ log = logging.getLogger("memd")
 _CHUNK_FRAMING = 8
 """Times a chunked body's bytes that its framing may take: six for chunks of one byte."""
 TLS_HANDSHAKE_SECONDS_MAX = 10.0
+"""From the accept on; `limits.idle_seconds` where that is less."""
 BACKLOG = 128
 """Connections that may wait to be accepted."""
 TOLD_SECONDS = 60.0
@@ -46,17 +47,17 @@ class HeadersTooLarge(BadHttpMessage):
 
 
 class Connection(ProvableConnection):
-    """One client's connection.
+    """One client's connection, from its accept on.
 
     aiohttp bounds a header and their number; the bytes of all together are counted here, as they arrive, and so are
     those around the chunks of a body. Between them at most what is read at once is not counted.
     """
 
-    def __init__(self, server: web.Server, *, header_bytes_max: int, **settings: Any) -> None:
+    def __init__(self, server: web.Server, house: House, *, header_bytes_max: int, **settings: Any) -> None:
         super().__init__(server, max_line_size=header_bytes_max, max_field_size=header_bytes_max, **settings)
         self.since = time.monotonic()
-        self.is_leaving = False
-        """It is being closed to make room."""
+        self._house = house
+        self._accepted: asyncio.Transport | None = None  # below TLS, where there is TLS
         self._header_bytes_max = header_bytes_max
         self._received = 0  # bytes since the end of the last head
         self._body: StreamReader | None = None
@@ -66,12 +67,29 @@ class Connection(ProvableConnection):
         """Whether a request of it is being answered or waits for that."""
         return self._request_in_progress or bool(self._messages)
 
+    def arrive(self, accepted: asyncio.Transport) -> bool:
+        """Take a place among the connections, before anything is read; False: there is none, and it is closed."""
+        self._accepted = accepted
+        if self._house.take_in(self):
+            return True
+        accepted.abort()
+        return False
+
     def leave(self) -> None:
         """Close it at once, to make room."""
-        self.is_leaving = True
-        if self.transport is not None and not self.is_proven:
-            self.transport.abort()  # one that does not read what it asked for would stay for ever, and not be counted
+        if self._accepted is not None and not self.is_proven:
+            self._accepted.abort()  # one that does not read what it asked for would stay for ever, and not be counted
         self.force_close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin with its requests."""
+        if self._accepted is not None or self.arrive(cast(asyncio.Transport, transport)):
+            super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Give its place back."""
+        self._house.let_go(self)
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, within the bounds."""
@@ -139,17 +157,52 @@ class Connection(ProvableConnection):
         return answer
 
 
-class _RefusedConnection(asyncio.Protocol):
-    """A connection beyond the limit; it is closed at once."""
+class _Handshake(asyncio.Protocol):
+    """A connection that begins with TLS: that speaks for itself once the handshake is done.
+
+    `create_server` can do the same, but tells nobody of a connection before its handshake is done: it could be neither
+    counted nor closed.
+    """
+
+    def __init__(self, connection: Connection, tls: ssl.SSLContext, seconds_max: float) -> None:
+        self._connection = connection
+        self._tls = tls
+        self._seconds_max = seconds_max
+        self._starting: Coroutine[Any, Any, asyncio.Transport | None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
+        """Start the handshake."""
+        accepted = cast(asyncio.Transport, transport)
+        if not self._connection.arrive(accepted):
+            return
+        self._starting = asyncio.get_running_loop().start_tls(
+            accepted, self._connection, self._tls, server_side=True, ssl_handshake_timeout=self._seconds_max
+        )
+        # Not as a task: it would begin after the first bytes may have been read, and those would be lost.
+        self._starting.send(None).add_done_callback(partial(self._go_on, accepted))
+
+    def _go_on(self, accepted: asyncio.Transport, _: asyncio.Future[Any]) -> None:
+        """Hand the connection over before its first bytes, or end it."""
+        assert self._starting is not None
+        transport = None
+        try:
+            self._starting.send(None)
+        except StopIteration as ended:
+            transport = ended.value
+        except OSError:  # those of TLS too: it speaks none, trusts nobody, was too slow, has gone
+            pass
+        finally:
+            if transport is None or transport.is_closing():
+                accepted.abort()
+                self._connection.connection_lost(None)
+            else:
+                self._connection.connection_made(transport)
 
 
 async def listen(
     served: Sequence[tuple[web.Server, socket.socket]], limits: LimitsSettings, tls: ssl.SSLContext | None
-) -> list[asyncio.Server]:
-    """Accept connections on each socket and hand their requests to its server, until the returned ones are closed.
+) -> House:
+    """Accept connections on each socket and hand their requests to its server, until what is returned is closed.
 
     All together have no more than the limit of descriptors has room for: one that no descriptor is left for would be
     reset before anything could be said about it, and so would be all others, and nothing could be stored.
@@ -167,53 +220,61 @@ async def listen(
             extra=fields,
         )
 
-    house = _House([server for server, _ in served], connections_max, why)
+    house = House(connections_max, why)
 
     def connection(server: web.Server) -> asyncio.Protocol:
-        if not house.has_room():
-            return _RefusedConnection()
-        return Connection(
+        connection = Connection(
             server,
+            house,
             loop=loop,
             auto_decompress=False,
             keepalive_timeout=limits.idle_seconds,  # counts from the start, so it bounds a slow head as well
             header_bytes_max=limits.header_bytes_max,
             max_headers=HEADERS_MAX,
         )
+        handshake_seconds = min(TLS_HANDSHAKE_SECONDS_MAX, limits.idle_seconds)
+        return connection if tls is None else _Handshake(connection, tls, handshake_seconds)
 
-    handshake_seconds = None if tls is None else TLS_HANDSHAKE_SECONDS_MAX
-    return [
-        await loop.create_server(
-            partial(connection, server), sock=sock, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=handshake_seconds
-        )
-        for server, sock in served
-    ]
+    for server, sock in served:
+        house.doors.append(await loop.create_server(partial(connection, server), sock=sock, backlog=BACKLOG))
+    return house
 
 
-class _House:
+class House:
     """The connections of all servers together."""
 
-    def __init__(self, servers: Sequence[web.Server], connections_max: int, why: str) -> None:
+    def __init__(self, connections_max: int, why: str) -> None:
         """`why`: the reason why there are no more, for the log."""
-        self._servers = servers
+        self.doors: list[asyncio.Server] = []
+        self._present: set[Connection] = set()
         self._connections_max = connections_max
         self._why = why
         self._told_at = -math.inf
 
-    def has_room(self) -> bool:
-        """Whether one more may come. In a full house the oldest leaves that showed nothing, or does nothing."""
-        everywhere = (one for server in self._servers for one in server.connections)
-        present = [one for one in everywhere if isinstance(one, Connection) and not one.is_leaving]
-        if len(present) < self._connections_max:
-            return True
-        strangers = [one for one in present if not one.is_proven]
-        leaving = min(strangers or [one for one in present if not one.is_at_work], key=_since, default=None)
-        if leaving is None:
-            self._tell("a connection was refused")
-            return False
-        self._tell("a connection without a token, or an idle one, made room for another")
-        leaving.leave()
+    def take_in(self, connection: Connection) -> bool:
+        """Count one more, if it may come. In a full house the oldest leaves that showed nothing, or does nothing."""
+        if len(self._present) >= self._connections_max:
+            strangers = [one for one in self._present if not one.is_proven]
+            leaving = min(strangers or [one for one in self._present if not one.is_at_work], key=_since, default=None)
+            if leaving is None:
+                self._tell("a connection was refused")
+                return False
+            self._tell("a connection without a token, or an idle one, made room for another")
+            self.let_go(leaving)
+            leaving.leave()
+        self._present.add(connection)
         return True
+
+    def let_go(self, connection: Connection) -> None:
+        """Count one less, if it was counted."""
+        self._present.discard(connection)
+
+    def close(self) -> None:
+        """Let nobody in any more. Who is in stays; who is in its handshake is not."""
+        for door in self.doors:
+            door.close()
+        for connection in [one for one in self._present if one.transport is None]:
+            connection.leave()
 
     def _tell(self, what: str) -> None:
         if time.monotonic() - self._told_at >= TOLD_SECONDS:  # who opens thousands must not fill the log either
