@@ -262,6 +262,67 @@ def test_only_what_memory_can_have_caused_is_asked_again_without_it(
     assert client.header(b"X-Memory-Status") == b"injected"  # it was not memory that the upstream did not like
 
 
+@pytest.mark.parametrize("end", ["closes", "is broken", "is no HTTP"])
+def test_a_refusal_is_passed_on_where_the_prompt_without_memory_is_not_answered(
+    memd: DaemonProcess, asked: Asked, end: str
+) -> None:
+    said = REFUSALS["a template"][0]
+    topic = b"/t/unanswered-" + end.replace(" ", "-").encode() + CHAT
+    asked(chat("The gate code is 5511.", path=topic), answer(REPLY)).read_head()
+    seen: list[bool] = []
+
+    def script(peer: Peer) -> None:
+        seen.append(b"5511" in peer.body)
+        if seen[-1]:
+            peer.send(answer(said, status=b"400 Bad Request"))
+            return
+        peer.send({"closes": b"", "is broken": b"HTTP/1.1 200 OK\r\nConte", "is no HTTP": b"SSH-2.0\r\n"}[end])
+        peer.close()
+
+    client = asked(chat("What is the gate code?", path=topic), script)
+    assert client.read_head().startswith(b"HTTP/1.1 400 ")
+    assert client.read_body() == said
+    assert client.header(b"X-Memory-Status") == b"injected" and client.header(b"X-Memory-Injected")
+    assert seen[0] and not any(seen[1:]) and len(seen) > 1
+    assert "Traceback" not in memd.log.read_text()
+
+
+LONG = [{"role": ("user", "assistant")[place % 2], "content": f"{place} " + "lantern " * 60} for place in range(41)]
+TOO_LONG = {
+    "type": "exceed_context_size_error",
+    "n_prompt_tokens": 3500,
+    "n_ctx": 2048,
+    "message": "exceeds the context",
+}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_refusal_for_length_is_passed_on_where_the_shorter_prompt_is_not_answered(
+    memd: DaemonProcess, asked: Asked, stream: bool
+) -> None:
+    said = json.dumps({"error": TOO_LONG}).encode()
+    said = b"event: error\ndata: " + said + b"\n\n" if stream else said
+    lengths: list[int] = []
+
+    def script(peer: Peer) -> None:
+        lengths.append(len(peer.body))
+        if lengths[-1] < lengths[0]:
+            peer.abort()
+        elif stream:
+            peer.send(CHUNKED + SSE + b"\r\n" + chunked(said))
+        else:
+            peer.send(answer(said, status=b"400 Bad Request"))
+
+    body = json.dumps({"model": f"of its own {stream}", "messages": LONG, "stream": stream}).encode()
+    topic = b"/t/too-long-%d" % stream + CHAT
+    client = asked(request(b"POST", topic, body=body), script)
+    assert client.read_head().split(b" ")[1] == (b"200" if stream else b"400")
+    assert client.read_body() == said
+    assert client.header(b"X-Memory-Status") == b"none"
+    assert len(lengths) > 1
+    assert "Traceback" not in memd.log.read_text()
+
+
 # -- 16: heads beyond the usual ----------------------------------------------------------------------------------
 
 

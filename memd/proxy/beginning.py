@@ -36,10 +36,7 @@ class Beginning(msgspec.Struct, frozen=True):
 
 
 async def read_beginning(answer: aiohttp.ClientResponse) -> Beginning:
-    """Read the first event of a stream, or a JSON body; more than `BODY_BYTES_MAX` is no error.
-
-    The answer is closed if this is cancelled: its client has left.
-    """
+    """Read the first event of a stream, or a JSON body; more than `BODY_BYTES_MAX` is no error."""
     media_type = media_type_of(answer)
     streams = media_type == "text/event-stream"
     if encoding_of(answer) != "identity" or not (streams or media_type == "application/json"):
@@ -57,9 +54,6 @@ async def read_beginning(answer: aiohttp.ClientResponse) -> Beginning:
             event = _first_event(parser, part) if streams else None
     except (aiohttp.ClientError, TimeoutError):
         pass  # it goes on, or whoever reads on is told again
-    except asyncio.CancelledError:
-        answer.close()
-        raise
     data = read if not streams else b"" if event is None else event.data
     return Beginning(read, data if _is_error(data) else b"")
 

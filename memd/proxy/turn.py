@@ -15,6 +15,7 @@ from functools import partial
 import aiohttp
 import msgspec
 from aiohttp import web
+from multidict import CIMultiDict
 
 from memd.admin.http import error_response
 from memd.conversation import compaction
@@ -66,6 +67,7 @@ class Offered(msgspec.Struct, frozen=True):
     """The error that came in place of a reply; empty if there is none."""
 
 
+NO_ANSWER = (aiohttp.ClientError, TimeoutError)
 Learn = Callable[[LengthRefusal], bool]
 """Learns from a refusal of the prompt for its length; False if it is not believed."""
 PrepareAgain = Callable[[], Awaitable[Prepared | None]]
@@ -215,6 +217,8 @@ class Forwarding:
         self.prepared = prepared
         self._learn = learn
         self._prepare_again = prepare_again
+        self._answers = ExitStack()
+        """Closes all answers that came, however it ends: one that is left open keeps its connection."""
         self._offered: Offered | None = None
         self._relay: ModelRelay | None = None
 
@@ -239,8 +243,9 @@ class Forwarding:
         """
         received = self._received
         self._note(record, self.prepared.shown)
-        offered = self._offered = await self._accepted(interim_to(client))
-        async with offered.answer as answer:
+        with self._answers:
+            offered = self._offered = await self._accepted(interim_to(client))
+            answer = offered.answer
             self._note(record, offered.shown)
             self._relay = ModelRelay(
                 received.asked.api,
@@ -279,7 +284,7 @@ class Forwarding:
     async def _accepted(self, on_interim: Interim) -> Offered:
         """Offer the prompt, once more with what fits where it is refused as too long.
 
-        If nothing may leave, or that is refused too, the first refusal is the answer.
+        If nothing may leave, or that is refused too or not answered, the first refusal is the answer.
         """
         first = await self._offer(on_interim)
         if not self._learned(first):
@@ -290,7 +295,11 @@ class Forwarding:
             return first
         freed_tokens = self.prepared.freed_tokens + shorter.freed_tokens
         self.prepared = msgspec.structs.replace(shorter, freed_tokens=freed_tokens)
-        second = await self._offer(on_interim)
+        try:
+            second = await self._offer(on_interim)
+        except NO_ANSWER as error:
+            self._log_unanswered(first, error)
+            return first
         if self._learned(second):
             self._log_refusal(second, "passed on to the client")
             second.answer.close()
@@ -322,27 +331,57 @@ class Forwarding:
         attempts: list[Placement | None] = [preferred]
         if shown.chunks:
             attempts = [preferred, None] if preferred == "merged" else [preferred, "merged", None]
-        refused_bodies: list[bytes] = []
+        refused, refused_bodies = None, []
         while True:
             placement = attempts.pop(0)
             body = prompt.body(placement)
             if body in refused_bodies and placement is not None:  # an API may know one placement only
                 continue
-            answer = await self._upstream.send("POST", asked.target, headers, body, on_interim)
             if placement is None and shown.chunks:
                 shown = without_blocks(self._received, shown)
-            if answer.status not in REFUSALS:
+            try:
+                offered = await self._attempt(shown, placement, headers, body, on_interim)
+            except NO_ANSWER as error:
+                if refused is None:
+                    raise
+                self._log_unanswered(refused, error)
+                return refused
+            if refused is not None:
+                refused.answer.close()
+            if offered.answer.status not in REFUSALS:
                 if placement is None:  # else it was not memory that the upstream did not like
                     forget_blocks(self._received)
-                beginning = await read_beginning(answer) if answer.status == 200 else Beginning()
-                return Offered(shown, placement, answer, beginning.read, beginning.error)
-            refusal = await read_refusal(answer)
-            if not attempts or not may_be_for_memory(refusal):
-                return Offered(shown, placement, answer, refusal, refusal)
-            fields = {"turn": asked.turn_id, "placement": placement, "http_status": answer.status}
+                return offered
+            if not attempts or not may_be_for_memory(offered.error):
+                return offered
+            fields = {"turn": asked.turn_id, "placement": placement, "http_status": offered.answer.status}
             log.warning("the upstream refused a prompt with memory", extra=fields)
-            answer.close()
+            refused = offered
             refused_bodies.append(body)
+
+    async def _attempt(
+        self,
+        shown: SettledPrompt,
+        placement: Placement | None,
+        headers: CIMultiDict[str],
+        body: bytes,
+        on_interim: Interim,
+    ) -> Offered:
+        answer = await self._upstream.send("POST", self._received.asked.target, headers, body, on_interim)
+        self._answers.callback(answer.close)
+        if answer.status in REFUSALS:
+            refusal = await read_refusal(answer)
+            return Offered(shown, placement, answer, refusal, refusal)
+        beginning = await read_beginning(answer) if answer.status == 200 else Beginning()
+        return Offered(shown, placement, answer, beginning.read, beginning.error)
+
+    def _log_unanswered(self, refused: Offered, error: BaseException) -> None:
+        fields = {"turn": self._received.asked.turn_id, "http_status": refused.answer.status}
+        reason = self._upstream.reason_of(error)
+        log.warning(
+            "a refused prompt was sent again and not answered: its refusal is passed on",
+            extra={**fields, "error": reason},
+        )
 
     def _note(self, record: RequestRecord, shown: SettledPrompt) -> None:
         recalled = self.prepared.recalled
