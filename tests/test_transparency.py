@@ -65,6 +65,39 @@ def test_the_request_line_is_the_client_s(exchange: Exchange, method: bytes, tar
     assert seen.startswith(method + b" " + target + b" HTTP/1.1\r\n")
 
 
+@pytest.mark.parametrize(
+    ("target", "meant"),
+    [
+        (b"http://memd", b"/"),
+        (b"http://memd?a=1", b"/?a=1"),
+        (b"HTTPS://u:p@memd:80/v1/models?", b"/v1/models?"),
+        (b"http://[::1]//x/%2e", b"//x/%2e"),
+        (b"http://memd/t/notes", b"/"),
+    ],
+)
+def test_a_target_in_the_absolute_form_is_its_path(exchange: Exchange, target: bytes, meant: bytes) -> None:
+    assert exchange(request(b"GET", target), answer(b"{}")).request.startswith(b"GET " + meant + b" HTTP/1.1\r\n")
+
+
+def test_targets_that_are_no_paths_are_answered_by_memd_itself(memd: DaemonProcess, connect: Connect) -> None:
+    for target in (b"example.com:443", b"/", b"*"):
+        client = connect(memd.base_url)
+        client.send(request(b"CONNECT", target) + b"\x16\x03\x01")
+        assert client.read_head().startswith(b"HTTP/1.1 405 ") and client.header(b"Allow")
+        assert b"memd: it opens no tunnels to other addresses" in client.read_body()
+        assert client.read_to_end() == b""
+    client = connect(memd.base_url)
+    client.send(request(b"OPTIONS", b"*"))
+    assert client.read_head().startswith(b"HTTP/1.1 204 ")
+    for target, status in ((b"http://memd", b"307"), (b"*", b"404")):
+        client = connect(memd.own_url)
+        client.send(
+            request(b"OPTIONS" if target == b"*" else b"GET", target).replace(b"Host: memd", b"Host: 127.0.0.1")
+        )
+        assert client.read_head().split(b" ")[1] == status
+        assert b'"message":"memd: ' in client.read_body()
+
+
 def test_headers_keep_their_names_order_and_number_but_for_those_of_the_connection(exchange: Exchange) -> None:
     headers = [b"x-MiXed: 1", b"Accept: */*", b"x-MiXed: 2", b"Cookie: a=b; c=d", b"X-Conversation-Id: 7"]
     dropped = [b"Connection: keep-alive, X-Hop", b"X-Hop: 1", b"Keep-Alive: timeout=5", b"X-Memory-Session: s"]

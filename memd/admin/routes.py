@@ -78,7 +78,7 @@ class OwnRoutes:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer any request at memd's own address."""
-        leads_on = request.path == "/" and request.method in ("GET", "HEAD")
+        leads_on = request.path in ("", "/") and request.method in ("GET", "HEAD")
         # No data: a browser that opens an address can show no token, and a command shows it only after the proof.
         is_open = leads_on or page.is_page(request) or request.path == PROOF
         if not is_open and not shows_token(request, self._config.auth.token):

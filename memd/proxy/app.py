@@ -226,7 +226,8 @@ def _opened(config: Config, embedder: Embedder, redactor: Redactor, files: Local
 
 
 def _runner(answer: Answer, metrics: Metrics, grace_seconds: float) -> web.AppRunner:
-    async def handle(request: web.Request) -> web.StreamResponse:
+    @web.middleware  # a route of aiohttp's takes no target without a slash: `http://host`, `*`, that of CONNECT
+    async def handle(request: web.Request, handler: Answer) -> web.StreamResponse:
         code = "5xx"
         try:
             response = await answer(request)
@@ -244,7 +245,6 @@ def _runner(answer: Answer, metrics: Metrics, grace_seconds: float) -> web.AppRu
             response.force_close()  # nothing else tells such a client where the body ends
 
     keep_header_bytes()
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", handle)
+    application = web.Application(middlewares=[handle])
     application.on_response_prepare.append(prepare)
     return web.AppRunner(application, handle_signals=False, handler_cancellation=True, shutdown_timeout=grace_seconds)

@@ -47,6 +47,14 @@ log = logging.getLogger("memd")
 
 _PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
 
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
+"""What stands before the path of a target in the absolute form (RFC 9112 section 3.2.2)."""
+METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+NO_TUNNELS = (
+    "memd: it opens no tunnels to other addresses (CONNECT); take it out of the proxy settings of your client and make"
+    " it the base URL of its model"
+)
+
 FOREIGN_PAGE = (
     "memd: web pages of other machines may not use the user and password in upstream.url; set auth.token and let the"
     " page show it, or let it send an Authorization of its own"
@@ -87,7 +95,12 @@ class Router:
 
     async def route(self, request: web.Request) -> web.StreamResponse:
         """Answer any request."""
-        target = request.raw_path if request.raw_path.startswith("/") else str(request.rel_url)
+        if request.method == "CONNECT":
+            return _tunnel_refusal(request)
+        if request.raw_path == "*":  # whether it is there
+            return web.Response(status=204, headers={"Allow": METHODS})
+        target = _ORIGIN.sub("", request.raw_path, count=1) if request.raw_path[:1] != "/" else request.raw_path
+        target = target if target.startswith("/") else f"/{target}"
         if page.is_page(request) or target.startswith(page.PREFIX):
             return await self._own_routes.answer_at_model(request, target)
         if self._token and is_preflight(request):
@@ -177,6 +190,13 @@ class Router:
                 "llama-server -m MODEL.gguf --port 8080), or set upstream.url to where it runs."
             )
         return _with_headers(error_response(502, message, "upstream_unreachable", api), record)
+
+
+def _tunnel_refusal(request: web.Request) -> web.Response:
+    response = error_response(405, NO_TUNNELS, "method_not_allowed")
+    response.headers["Allow"] = METHODS
+    response.force_close()  # what follows is no HTTP
+    return response
 
 
 def _path(target: str) -> str:
