@@ -106,6 +106,46 @@ def test_what_came_of_json_that_breaks_off_is_passed_on(asked: Asked) -> None:
     assert got.startswith(OK) and begun in got and not got.endswith(b"0\r\n\r\n")
 
 
+@pytest.mark.parametrize("path", [CHAT, PLAIN])
+def test_a_reset_is_no_end_of_a_body_that_ends_with_its_connection(asked: Asked, path: bytes) -> None:
+    taken = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.send(OK + SSE + b"\r\n" + event("a"))
+        assert taken.wait(20)
+        peer.abort()
+
+    client = asked(chat("hi", b"Connection: close", stream=True, path=path), script)
+    client.read_head()
+    assert client.read_chunk() == event("a")
+    taken.set()
+    assert not client.read_to_end().endswith(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize("unasked", [answer(b"of somebody else"), b"more", b"HTTP/1.1 100 Continue\r\n\r\n"])
+def test_bytes_that_nobody_asked_for_are_never_the_next_answer(
+    memd: DaemonProcess, raw: RawUpstream, asked: Asked, unasked: bytes
+) -> None:
+    go_on, sent = threading.Event(), threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.send(answer(b"first"))
+        assert go_on.wait(20)
+        peer.send(unasked)
+        sent.set()
+
+    client = asked(request(b"GET", b"/first"), script)
+    client.read_head()
+    assert client.read_body() == b"first"
+    go_on.set()
+    assert sent.wait(20)
+    assert ask(memd.own_url + "/memd/health").status == 200, "memd has read what came before"
+    raw.script = lambda peer: peer.send(answer(b"second"))
+    client.send(request(b"GET", b"/second"))
+    client.read_head()
+    assert client.read_body() == b"second"
+
+
 # -- 14: what streams --------------------------------------------------------------------------------------------
 
 
@@ -346,6 +386,11 @@ def test_an_answer_may_have_as_many_headers_as_a_request(asked: Asked, headers: 
         (OK + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", b"Content-Length"),
         (b"HTTP/1.1 2000 OK\r\n\r\n", b"status"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n", b"nobody asked"),
+        (b"HTTP/1.1 099 X\r\nContent-Length: 2\r\n\r\n{}", b"status is 99"),
+        (OK + b"Content-Length : 2\r\n\r\n{}", b"a space between"),
+        (OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + chunked(b"{}"), b"'gzip, chunked'"),
+        (OK + b"Transfer-Encoding: xchunked\r\n\r\n" + chunked(b"{}"), b"'xchunked'"),
     ],
 )
 def test_a_head_that_cannot_be_read_is_answered_502_with_the_reason(
@@ -408,6 +453,19 @@ def test_headers_that_the_answer_names_in_connection_end_at_memd(asked: Asked) -
     client.read_head()
     assert client.header(b"X-Hop") is None and client.header(b"X-Stay") == b"2"
     assert client.header(b"Connection") is None
+
+
+def test_headers_about_memory_are_memd_s_and_not_the_upstream_s(asked: Asked) -> None:
+    forged = [
+        b"X-Memory-Status: injected",
+        b"x-memory-injected: a3f9",
+        b"X-MEMORY-TURN: 1",
+        b"Server-Timing: its;dur=1",
+    ]
+    client = asked(chat("hi", path=b"/t/forged" + CHAT), answer(REPLY, *forged))
+    client.read_head()
+    assert client.headers(b"X-Memory-Status") == [b"none"] and client.headers(b"X-Memory-Injected") == [b""]
+    assert len(client.headers(b"X-Memory-Turn")) == 1 and b"its;dur=1" in client.headers(b"Server-Timing")
 
 
 @pytest.mark.parametrize("path", [CHAT, PLAIN])

@@ -75,6 +75,17 @@ def test_what_is_no_request_is_refused_and_never_reaches_the_upstream(
     assert "Traceback" not in memd.log.read_text()
 
 
+@pytest.mark.parametrize("path", [CHAT, b"/v1/embeddings"])
+def test_a_transfer_coding_that_memd_does_not_undo_is_answered_501(
+    memd: DaemonProcess, connect: Connect, seen: list[bytes], path: bytes
+) -> None:
+    client = connect(memd.base_url)
+    client.send(request(b"POST", path, b"Transfer-Encoding: gzip, chunked") + chunked(b"{}"))
+    assert client.read_head().split(b" ")[1] == b"501"
+    assert b"Content-Encoding" in client.read_body()
+    assert not seen
+
+
 @pytest.mark.parametrize("announced", [True, False])
 def test_a_body_beyond_the_bound_is_answered_413(
     memd: DaemonProcess, connect: Connect, seen: list[bytes], announced: bool

@@ -273,7 +273,8 @@ class ModelRelay:
 
 def prepared(answer: aiohttp.ClientResponse, extra: list[tuple[str, str]], *, body_changes: bool) -> web.StreamResponse:
     """A response with the upstream's status and headers, ready to be sent."""
-    dropped = HOP_BY_HOP.union(named_in_connection(answer.headers), {"content-length"} if body_changes else ())
+    told = {name.lower() for name, _ in extra if name.startswith("X-Memory-")}  # here and not by the upstream
+    dropped = HOP_BY_HOP.union(named_in_connection(answer.headers), told, {"content-length"} if body_changes else ())
     kept = ((name, value) for name, value in decoded(answer.raw_headers) if name.lower() not in dropped)
     headers = CIMultiDict((name, printable(value)) for name, value in kept)
     headers.extend(extra)

@@ -33,7 +33,7 @@ from memd.proxy.relay import forwarded_headers, pass_through
 from memd.proxy.tunnel import tunnel, wants_websocket
 from memd.proxy.turn import Forwarder, TurnRunner
 from memd.proxy.upstream.client import Upstream
-from memd.proxy.upstream.connection import is_unreadable
+from memd.proxy.upstream.connection import is_unreadable, transfer_codings
 from memd.settings.model import LimitsSettings
 from memd.telemetry.logging import Content
 from memd.telemetry.metrics import Metrics
@@ -48,7 +48,8 @@ log = logging.getLogger("memd")
 _PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
 
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
-"""What stands before the path of a target in the absolute form (RFC 9112 section 3.2.2)."""
+"""The part before the path of a target in the absolute form (RFC 9112 section 3.2.2)."""
+NO_CODINGS = "memd: of transfer codings it reads `chunked` alone; send the body as it is, or with Content-Encoding"
 METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 NO_TUNNELS = (
     "memd: it opens no tunnels to other addresses (CONNECT); take it out of the proxy settings of your client and make"
@@ -117,6 +118,8 @@ class Router:
         prove(request)
         if not self._token and self._upstream.shows_credentials(request.headers) and is_from_foreign_page(request):
             return error_response(403, FOREIGN_PAGE, "permission_error", api_of("POST", _path(target)) or CHAT)
+        if transfer_codings(request.headers) not in ("", "chunked"):
+            return error_response(501, NO_CODINGS, "invalid_request_error", api_of("POST", _path(target)) or CHAT)
         path_topic = None
         if found := _PATH_TOPIC.fullmatch(target):
             path_topic, target = unquote(found[1]), (found[2] or "/") + (found[3] or "")

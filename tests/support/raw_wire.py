@@ -39,6 +39,7 @@ class Peer:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(SECONDS_MAX)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is sent is there, and not 40 ms later
         self._socket = connection
         self._left = b""
         self.head = b""

@@ -174,7 +174,12 @@ class Upstream:
             headers = CIMultiDict(headers, Authorization=self._authorization or "")
         wants_new = False
         while True:
-            attempt = Attempt(header_bytes_max=self._header_bytes_max, wants_new=wants_new, on_interim=on_interim)
+            attempt = Attempt(
+                header_bytes_max=self._header_bytes_max,
+                wants_new=wants_new,
+                on_interim=on_interim,
+                may_switch="Upgrade" in headers,
+            )
             attempt_of_task.set(attempt)
             try:
                 return await self._session.request(method, target, headers=headers, data=body, allow_redirects=False)

@@ -15,7 +15,9 @@ from typing import Any
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
-from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
+from aiohttp.http_parser import RawResponseMessage
+from multidict import MultiMapping
 
 HEADERS_MAX = 1000
 """Header lines of one request or answer; a browser sends about twenty."""
@@ -29,9 +31,16 @@ Interim = Callable[[int, str, tuple[tuple[bytes, bytes], ...]], None]
 class Attempt:
     """One request on one connection."""
 
-    def __init__(self, *, header_bytes_max: int, wants_new: bool, on_interim: Interim | None) -> None:
-        """`wants_new`: take no connection that was used before."""
+    def __init__(
+        self, *, header_bytes_max: int, wants_new: bool, on_interim: Interim | None, may_switch: bool = False
+    ) -> None:
+        """
+        Args:
+            wants_new: take no connection that was used before.
+            may_switch: it asks for another protocol.
+        """
         self.header_bytes_max = header_bytes_max
+        self.may_switch = may_switch
         self.wants_new = wants_new
         self.on_interim = on_interim
         self.is_reused = False
@@ -70,14 +79,15 @@ class UpstreamConnection(ResponseHandler):
         if not self._is_in_head or attempt is None or self.exception() is not None:
             return
         if attempt.received_bytes > attempt.header_bytes_max:
-            self.set_exception(LineTooLong(b"the head", attempt.header_bytes_max))
-            if self.transport is not None:
-                self.transport.close()
+            self._fail(LineTooLong(b"the head", attempt.header_bytes_max))
 
     def feed_data(self, data: Any, size: int = 0) -> None:
         """Take a parsed head: aiohttp drops those before the real one."""
         message = data[0]
         attempt = self._attempt
+        if problem := _problem_of(message, may_switch=attempt is not None and attempt.may_switch):
+            self._fail(BadHttpMessage(problem))
+            return
         if 100 < message.code < 200 and message.code != 101:
             if attempt is not None and attempt.on_interim is not None:
                 attempt.on_interim(message.code, message.reason or "", message.raw_headers)
@@ -86,6 +96,18 @@ class UpstreamConnection(ResponseHandler):
             if attempt is not None:
                 attempt.on_interim = None
         super().feed_data(data, size)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Note the end; one by a reset is no end of a body, which aiohttp takes it for where nothing else tells it."""
+        if exc is not None and self._payload is not None and not self._payload.is_eof():
+            self._payload.set_exception(aiohttp.ClientPayloadError("the connection broke"))
+        super().connection_lost(exc)
+
+    def _fail(self, error: HttpProcessingError) -> None:
+        """Take the answer for unreadable, and read nothing more."""
+        self.set_exception(error)
+        if self.transport is not None:
+            self.transport.close()
 
     def set_exception(self, exc: BaseException, exc_cause: BaseException | None = None) -> None:
         """Fail; a body that cannot be parsed any further fails too, where aiohttp would wait for the rest for ever."""
@@ -103,7 +125,31 @@ class UpstreamConnector(aiohttp.TCPConnector):
         self._factory: Any = functools.partial(UpstreamConnection, loop=self._loop)
 
     async def _get(self, key: Any, traces: Any) -> Any:
-        return None if attempt_of_task.get().wants_new else await super()._get(key, traces)
+        if attempt_of_task.get().wants_new:
+            return None
+        while (connection := await super()._get(key, traces)) is not None:
+            if connection.protocol is not None and not connection.protocol.should_close:
+                return connection
+            connection.close()  # something came that nobody asked for: it would be taken for the next answer
+        return None
+
+
+def transfer_codings(headers: MultiMapping[str]) -> str:
+    """Return the transfer codings of a message, in lower case; empty: there are none."""
+    return ", ".join(headers.getall("Transfer-Encoding", [])).strip().lower()
+
+
+def _problem_of(message: RawResponseMessage, *, may_switch: bool) -> str:
+    """Return why a head cannot be passed on, though aiohttp could read it; empty if it can."""
+    if message.code < 100:
+        return f"its status is {message.code}"
+    if message.code == 101 and not may_switch:
+        return "it switches to another protocol, which nobody asked it for"
+    if any(name[-1:] in b" \t" for name, _ in message.raw_headers if name):
+        return "there is a space between a header's name and its colon"
+    if (codings := transfer_codings(message.headers)) not in ("", "chunked", "identity"):
+        return f"its Transfer-Encoding is {codings!r}, not chunked"
+    return ""
 
 
 def new_session(
