@@ -11,6 +11,7 @@ from histories import receive, talk
 
 from memd.conversation.conversation import Conversation
 from memd.conversation.hot_buffer import HotBuffer
+from memd.embedding.encoder import Encoder
 from memd.entries import Correction
 from memd.ingest.topics import Topic
 from memd.ingest.unstored import parts_of
@@ -57,6 +58,18 @@ async def test_what_the_prompt_shows_is_not_cut_for_its_question(topic: Topic) -
     assert len(cut) == 1 and FERRY[1][2:] in cut[0]
     partly = {conversation.messages[0].digest}
     assert len([chunk for chunks in topic.unstored().chunks(but=partly) for chunk in chunks]) == 2
+
+
+async def test_nothing_is_embedded_for_a_question_whose_prompt_has_all_there_is(
+    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation = talk(topic.buffer, *LAMP)
+    visible = Filters(visible_digests={item.digest for item in conversation.messages})
+    with monkeypatch.context() as patched:
+        patched.delattr(Encoder, "embed_query")
+        assert await recalled(stage, "Where is the lamp?", topic.log, filters=visible) == []
+    talk(topic.buffer, *FERRY)
+    assert await recalled(stage, "When does the ferry leave?", topic.log, filters=visible) != []
 
 
 async def test_a_finished_turn_is_found_by_its_words_before_it_is_stored_and_keeps_its_id(

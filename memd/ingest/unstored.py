@@ -182,6 +182,10 @@ class BufferedText(UnstoredText):
     def __bool__(self) -> bool:
         return any(self._parts)
 
+    def has_others_than(self, digests: Collection[bytes]) -> bool:
+        """See `UnstoredText.has_others_than`."""
+        return any(part.has_others_than(digests) for parts in self._parts for part in parts)
+
     def chunks(self, but: Collection[bytes] = ()) -> list[list[PendingChunk]]:
         """See `UnstoredText.chunks`."""
         self._cutter.forget_but([part for parts in self._parts for part in parts])

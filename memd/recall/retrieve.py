@@ -146,22 +146,23 @@ class Retriever:
         Args:
             question: the text to search for, usually the last user message.
             topics: the request's own topic, which overrides the others on every chunk that it knows, and the related
-                ones; where there are none, or all are empty, nothing is embedded.
+                ones; where they have nothing but what is visible already, nothing is embedded.
 
         Raises:
             EmbeddingError, StoreError: recall is not possible now.
             TimeoutError: it took longer than `budget.seconds`.
         """
+        filters = filters or Filters()
         unstored = [topic.unstored() for topic in topics]
         has_entries = any(len(view.rows) for topic in topics for view in topic.snapshot().views.values())
-        if not has_entries and not any(unstored):
+        if not has_entries and not any(one.has_others_than(filters.visible_digests) for one in unstored):
             return Retrieved(question=question, topic_ids=tuple(topic.topic_id for topic in topics), budget=budget)
         with self._encoder.priority.held():
             async with asyncio.timeout(budget.seconds):
                 for load in [self.load(topic) for topic in topics if isinstance(topic, TopicLog)]:
                     await asyncio.shield(load)  # goes on for the next request if this one cannot wait for it
                 return await asyncio.get_running_loop().run_in_executor(
-                    self._searches, self._retrieved, question, topics, unstored, budget, filters or Filters()
+                    self._searches, self._retrieved, question, topics, unstored, budget, filters
                 )
 
     async def as_of(self, topics: Sequence[TopicLog], canonical_id: int) -> list[Searchable]:

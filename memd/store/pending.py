@@ -31,6 +31,9 @@ class UnstoredText(Protocol):
     def __bool__(self) -> bool:
         """Whether there is any; known at once."""
 
+    def has_others_than(self, digests: Collection[bytes]) -> bool:
+        """Whether there is text of other messages than these; known at once."""
+
     def chunks(self, but: Collection[bytes] = ()) -> Sequence[Sequence[PendingChunk]]:
         """Its chunks, those that were said one after the other together. Called in a thread: text may be cut first.
 
@@ -41,6 +44,9 @@ class UnstoredText(Protocol):
 
 class _Nothing(UnstoredText):
     def __bool__(self) -> bool:
+        return False
+
+    def has_others_than(self, digests: Collection[bytes]) -> bool:
         return False
 
     def chunks(self, but: Collection[bytes] = ()) -> Sequence[Sequence[PendingChunk]]:
