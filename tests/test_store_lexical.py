@@ -9,12 +9,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import tantivy
 from crash_files import CrashFiles
 from drafts import adjusted, deprecated, draft, open_store, seal_all, unit_vector
 
 from memd.entries import Draft
 from memd.store.disk import DiskFiles
-from memd.store.lexical.bm25 import LexicalHit
+from memd.store.lexical.bm25 import LexicalHit, _with_term
 from memd.store.lexical.index import FRESH_ENTRIES_MAX
 from memd.store.store import Store, TopicLog
 from memd.store.tools.backup import backup
@@ -304,6 +305,7 @@ def written_at_random(topic: TopicLog, source: random.Random, changes: int, *, i
         if what in ("tell", "replace"):
             live += topic.append([said(f"chunk {number}", text_at_random(source))])
         if number % index_every == 0:
+            answers(topic)  # what is counted for one question is kept for later ones
             topic.index_terms()
     seal_all(topic)
 
@@ -314,6 +316,28 @@ def text_at_random(source: random.Random) -> str:
 
 def answers(topic: TopicLog) -> list[list[LexicalHit]]:
     return [best(topic, question, 30) for question in QUESTIONS]
+
+
+def test_after_corrections_the_words_that_were_asked_for_are_not_counted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = open_store(None, tmp_path).topic("talk")
+    entries = topic.append([said(str(number), f"The harbour has {WORDS[number]}.") for number in range(20)])
+    question = f"harbour {' '.join(WORDS[:20])}"
+    topic.index_terms()
+    topic.lexical_query(question)
+    counted: list[str] = []
+
+    def read(name: str) -> tantivy.Query:
+        counted.append(name)
+        return _with_term(name)
+
+    monkeypatch.setattr("memd.store.lexical.bm25._with_term", read)
+    for entry in entries[:3]:
+        topic.append([deprecated(entry)])
+        topic.index_terms()
+        topic.lexical_query(question)
+    assert counted == [], "tantivy reads every chunk of a term for that"
 
 
 @pytest.mark.parametrize("seed", range(3))

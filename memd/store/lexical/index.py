@@ -20,6 +20,7 @@ from memd.store.lexical.bm25 import (
     SCHEMA,
     ChunkTerms,
     LexicalQuery,
+    Postings,
     TermsCache,
     indexed_terms,
     native,
@@ -48,14 +49,14 @@ class LexicalIndex:
         self._folder = folder
         self._lock = threading.Lock()
         self._index: tantivy.Index | None = None
-        self._searcher: tantivy.Searcher | None = None
+        self._postings: Postings | None = None
         self._stamp = Stamp()
         self._terms_cache = terms_cache.for_index()
         self._closed = False
 
     def behind(self, snapshot: Snapshot) -> int:
         """Return how many entries of the snapshot are not indexed; all of them before the index is opened."""
-        return snapshot.count_after(self._stamp.upto if self._searcher else 0)
+        return snapshot.count_after(self._stamp.upto if self._postings else 0)
 
     def ahead_of(self, snapshot: Snapshot) -> list[Finding]:
         """Return the finding that the index on disk has entries which the log has not, if that is so."""
@@ -80,19 +81,19 @@ class LexicalIndex:
         Raises:
             StoreError: the index cannot be read or written.
         """
-        stamp, searcher = self._usable()
-        if searcher is None:
+        stamp, postings = self._usable()
+        if postings is None:
             self._open_whole(snapshot, wait_seconds)
-            stamp, searcher = self._usable()
+            stamp, postings = self._usable()
         fresh, stale = dict(pending or {}), {}
         later = list(_places(snapshot, stamp.upto, FRESH_ENTRIES_MAX + 1))
         if len(later) <= FRESH_ENTRIES_MAX:
             fresh = self._fresh(snapshot, later) | fresh
-            stale = indexed_terms(searcher, _superseded(snapshot, stamp.upto, later), self._terms_cache)
+            stale = indexed_terms(postings, _superseded(snapshot, stamp.upto, later), self._terms_cache)
         length = stamp.terms + _length(fresh) - _length(stale)
         mean_terms = max(1.0, length / max(1, stamp.texts + len(fresh) - len(stale)))
         return LexicalQuery(
-            searcher, text, mean_terms=mean_terms, terms_cache=self._terms_cache, fresh=fresh, stale=stale
+            postings, text, mean_terms=mean_terms, terms_cache=self._terms_cache, fresh=fresh, stale=stale
         )
 
     def update(self, snapshot: Snapshot, give_way: Callable[[], None] = lambda: None) -> None:
@@ -122,11 +123,11 @@ class LexicalIndex:
             self._closed = True
             self._reset()
 
-    def _usable(self) -> tuple[Stamp, tantivy.Searcher | None]:
-        """The stamp and the searcher; an empty one and None if the index is not open, or its files are cut short."""
-        stamp = self._stamp  # read before the searcher, which `_add` sets first: no entry can be in neither
-        searcher = self._searcher
-        return (Stamp(), None) if searcher is None or self._is_cut_short(stamp) else (stamp, searcher)
+    def _usable(self) -> tuple[Stamp, Postings | None]:
+        """The stamp and the postings; an empty one and None if the index is not open, or its files are cut short."""
+        stamp = self._stamp  # read before the postings, which `_add` sets first: no entry can be in neither
+        postings = self._postings
+        return (Stamp(), None) if postings is None or self._is_cut_short(stamp) else (stamp, postings)
 
     def _open_whole(self, snapshot: Snapshot, wait_seconds: float) -> None:
         """Open the index on disk, or begin an empty one; reads all its files once. Cut short, it is begun anew."""
@@ -173,7 +174,7 @@ class LexicalIndex:
 
     def _reset(self) -> None:
         self._terms_cache = self._terms_cache.cache.for_index()
-        self._index = self._searcher = None
+        self._index = self._postings = None
         self._stamp = Stamp()
 
     def _open(self, snapshot: Snapshot) -> None:
@@ -193,7 +194,7 @@ class LexicalIndex:
 
     def _use(self, index: tantivy.Index, stamp: Stamp) -> None:
         index.register_tokenizer("terms", _SPLIT)
-        self._index, self._searcher, self._stamp = index, index.searcher(), stamp
+        self._index, self._postings, self._stamp = index, Postings(index.searcher()), stamp
 
     def _valid_stamp(self, snapshot: Snapshot) -> Stamp | None:
         """The stamp on disk, if it is of this log and vouches for the files."""
@@ -205,10 +206,10 @@ class LexicalIndex:
         return stamp if stamp.entries == snapshot.count_upto(stamp.upto) and self._folder.matches(stamp) else None
 
     def _add(self, snapshot: Snapshot, batch: Sequence[Place], give_way: Callable[[], None]) -> None:
-        assert self._index is not None, "open"
+        assert self._index is not None and self._postings is not None, "open"
         superseded = _superseded(snapshot, self._stamp.upto, batch)
-        removed = indexed_terms(self._searcher, superseded, self._terms_cache)
-        texts, length = self._stamp.texts - len(removed), self._stamp.terms - _length(removed)
+        removed = indexed_terms(self._postings, superseded, self._terms_cache)
+        added: list[ChunkTerms] = []
         self._confirm_lock()
         with native("lexical" if self._folder is None else str(self._folder.path), writing=True):
             writer = self._index.writer(WRITER_BYTES, 1)
@@ -216,45 +217,46 @@ class LexicalIndex:
                 if number % GIVE_WAY_ENTRIES == GIVE_WAY_ENTRIES - 1:
                     give_way()
                     self._confirm_lock()
-                added = _add_to(writer, snapshot, place)
-                texts, length = texts + (added is not None), length + (added or 0)
+                added += _add_to(writer, snapshot, place)
             self._confirm_lock()
             writer.commit()
             writer.wait_merging_threads()
             self._index.reload()
+        texts = self._stamp.texts + len(added) - len(removed)
+        length = self._stamp.terms + sum(one.length for one in added) - _length(removed)
         upto = _canonical_id(snapshot, batch[-1])
         stamp = Stamp(upto=upto, entries=snapshot.count_upto(upto), texts=texts, terms=length)
         if self._folder is not None:
             stamp = self._folder.write(stamp, self._stamp.files)
-        self._searcher = self._index.searcher()
+        self._postings = Postings(self._index.searcher(), self._postings.counts_after(added, removed.values()))
         self._stamp = stamp
 
 
 _SPLIT = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).build()
 
 
-def _add_to(writer: tantivy.IndexWriter, snapshot: Snapshot, place: Place) -> int | None:
+def _add_to(writer: tantivy.IndexWriter, snapshot: Snapshot, place: Place) -> list[ChunkTerms]:
     """Index an entry in place of the one that it supersedes, if any.
 
-    Returns how many terms it has; None if it does not count or cannot be read (`memd verify` reports it).
+    Returns its terms; none if it does not count or cannot be read (`memd verify` reports it).
     """
     view = snapshot.views[place[0]]
     record = view.rows[place[1]]
     if _may_supersede(record):
         writer.delete_documents_by_term("uuid", _uuid(record).hex())
     if view.dead[place[1]]:
-        return None
+        return []
     try:
-        terms = analyze(view.segment.read(record).content)
+        terms = ChunkTerms.of(analyze(view.segment.read(record).content))
     except StoreError:
-        return None
+        return []
     document = tantivy.Document()
     document.add_unsigned("canonical_id", int(record["canonical_id"]))
     document.add_text("uuid", _uuid(record).hex())
-    document.add_text("terms", ChunkTerms.of(terms).text)
+    document.add_text("terms", terms.text)
     document.add_text("terms", EVERY_TEXT)
     writer.add_document(document)
-    return len(terms)
+    return [terms]
 
 
 def _places(snapshot: Snapshot, upto: int, count: int | None = None) -> Iterator[Place]:
