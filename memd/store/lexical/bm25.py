@@ -41,8 +41,8 @@ SLACK = 2
 TERMS_CACHE_BYTES_MAX = 32 * 1024 * 1024
 """The terms of about 30,000 chunks."""
 TERM_COUNTS_MAX = 50_000
-"""Terms whose number of chunks is kept, from one update of the index to the next: where chunks were removed, tantivy has
-to read all chunks of a term to count them (half a millisecond for a common one of 30,000 chunks)."""
+"""Terms whose number of chunks is kept, from one update of the index to the next: where chunks were removed, tantivy
+has to read all chunks of a term to count them (half a millisecond for a common one of 30,000 chunks)."""
 EVERY_TEXT = "\0"
 """A term of every text, that no text can have: it tells how many tantivy counts that were removed."""
 _CLAUSE_END = re.compile(r"[.!?;:,]\s|\n|[。！？、，]")
