@@ -50,6 +50,20 @@ def still_answers(memd: DaemonProcess) -> bool:
         (request(b"POST", CHAT, b"Content-Length: 5", b"Transfer-Encoding: chunked") + chunked(b"abc"), 400),
         (request(b"POST", CHAT, b"Content-Length: 5", b"Content-Length: 6") + b"abcdef", 400),
         (request(b"POST", CHAT, b"Transfer-Encoding: xchunked", b"Content-Length: 3") + b"abc", 400),
+        (request(b"POST", CHAT, b"Transfer-Encoding: chunked, identity") + chunked(b"abc"), 400),
+        (request(b"POST", CHAT, b"Transfer-Encoding: \x0bchunked") + chunked(b"abc"), 400),
+        (request(b"POST", CHAT, b"Transfer-Encoding:", b" chunked") + chunked(b"abc"), 400),
+        (request(b"POST", CHAT, b"Transfer-Encoding : chunked") + chunked(b"abc"), 400),
+        (request(b"POST", CHAT, b"Transfer-Encoding: chunked") + b"0x3\r\nabc\r\n0\r\n\r\n", 400),
+        (request(b"POST", CHAT, b"Transfer-Encoding: chunked") + b"3\nabc\n0\n\n", 400),
+        (request(b"POST", CHAT, b"Transfer-Encoding: chunked") + b"3;a\nb\r\nabc\r\n0\r\n\r\n", 400),
+        (request(b"POST", CHAT, b"Transfer-Encoding: chunked") + b"3\r\nabcXX\r\n0\r\n\r\n", 400),
+        (request(b"POST", CHAT, b"Content-Length: 3, 3") + b"abc", 400),
+        (request(b"POST", CHAT, b"Content-Length: 3", b"Content-Length: 3") + b"abc", 400),
+        (request(b"GET", b"/v1/models", b"X-A: b\nX-B: c"), 400),
+        (request(b"GET", b"/v1/models", b"X-A: b\rX-B: c"), 400),
+        (request(b"GET", b"/v1/models", b"X A: b"), 400),
+        (request(b"GET", b"/v1/models", b"Host: other"), 400),
         (request(b"POST", CHAT, b"Content-Length : 3") + b"abc", 400),
         (request(b"POST", CHAT, b"Content-Length: -3") + b"abc", 400),
         (request(b"POST", CHAT, b"Content-Length: +3") + b"abc", 400),
@@ -76,14 +90,16 @@ def test_what_is_no_request_is_refused_and_never_reaches_the_upstream(
 
 
 @pytest.mark.parametrize("path", [CHAT, b"/v1/embeddings"])
+@pytest.mark.parametrize(("codings", "version"), [(b"gzip, chunked", b"1.1"), (b"chunked", b"1.0")])
 def test_a_transfer_coding_that_memd_does_not_undo_is_answered_501(
-    memd: DaemonProcess, connect: Connect, seen: list[bytes], path: bytes
+    memd: DaemonProcess, connect: Connect, seen: list[bytes], path: bytes, codings: bytes, version: bytes
 ) -> None:
+    head = request(b"POST", path, b"Transfer-Encoding: " + codings, b"Connection: keep-alive")
     client = connect(memd.base_url)
-    client.send(request(b"POST", path, b"Transfer-Encoding: gzip, chunked") + chunked(b"{}"))
+    client.send(head.replace(b"HTTP/1.1", b"HTTP/" + version) + chunked(b"{}"))
     assert client.read_head().split(b" ")[1] == b"501"
     assert b"Content-Encoding" in client.read_body()
-    assert not seen
+    assert client.read_to_end() == b"" and not seen
 
 
 @pytest.mark.parametrize("announced", [True, False])

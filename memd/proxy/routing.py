@@ -10,7 +10,7 @@ import re
 from urllib.parse import unquote
 
 import aiohttp
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from memd.admin import page
 from memd.admin.access import is_from_foreign_page, shows_token
@@ -49,7 +49,10 @@ _PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
 
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 """The part before the path of a target in the absolute form (RFC 9112 section 3.2.2)."""
-NO_CODINGS = "memd: of transfer codings it reads `chunked` alone; send the body as it is, or with Content-Encoding"
+NO_CODINGS = (
+    "memd: of transfer codings it reads `chunked` alone, and that from HTTP/1.1 on; send the body as it is, or with"
+    " Content-Encoding"
+)
 METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 NO_TUNNELS = (
     "memd: it opens no tunnels to other addresses (CONNECT); take it out of the proxy settings of your client and make"
@@ -118,8 +121,11 @@ class Router:
         prove(request)
         if not self._token and self._upstream.shows_credentials(request.headers) and is_from_foreign_page(request):
             return error_response(403, FOREIGN_PAGE, "permission_error", api_of("POST", _path(target)) or CHAT)
-        if transfer_codings(request.headers) not in ("", "chunked"):
-            return error_response(501, NO_CODINGS, "invalid_request_error", api_of("POST", _path(target)) or CHAT)
+        codings = transfer_codings(request.headers)
+        if codings not in ("", "chunked") or (codings and request.version < HttpVersion11):
+            refusal = error_response(501, NO_CODINGS, "invalid_request_error", api_of("POST", _path(target)) or CHAT)
+            refusal.force_close()  # others may see another end of its body
+            return refusal
         path_topic = None
         if found := _PATH_TOPIC.fullmatch(target):
             path_topic, target = unquote(found[1]), (found[2] or "/") + (found[3] or "")
