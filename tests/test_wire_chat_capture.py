@@ -47,6 +47,7 @@ def captured(stream: bytes, at: list[int] | None = None, **bounds: int) -> ChatC
     reader = ReplyStream(capture)
     for piece in pieces(stream, at or []):
         assert reader.feed(piece) == piece
+        reader.reply()  # reads as far as it came, as where a client leaves here
     return capture
 
 

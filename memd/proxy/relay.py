@@ -222,7 +222,7 @@ class ModelRelay:
         try:
             async for part in self._parts():
                 passed = stream.feed(part)
-                if stream.finished:
+                if self._keep is not None and stream.finished:
                     await self._keep_reply()
                 if passed:
                     await response.write(passed)

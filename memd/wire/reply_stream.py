@@ -3,6 +3,8 @@
 Rule: no byte is changed, and none is added but `memory_out`. Until it is added, only the bytes of an unfinished event
 are held back; afterwards none. It is not added if an event before its place is no JSON object or exceeds
 `event_bytes_max`.
+
+What passes without a change is read later, in one go: pieces that come one by one cost a fifth of the time so.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from memd.wire.sideband import MemoryOut, encode_memory_out
 from memd.wire.sse import EVENT_BYTES_MAX, SseEvent, SseParser, SseRun
 
 _WHITE_SPACE = b" \t"
+_UNREAD_BYTES_MAX = 16 * 1024
+"""As much as the parser reads in one run."""
 
 
 class EventParser(Protocol):
@@ -42,28 +46,50 @@ class ReplyStream:
         self._parser = SseParser(event_bytes_max) if parser is None else parser
         self._member = b"" if out is None else b',"memory_out":' + encode_memory_out(out)
         self._is_passing = out is None
+        self._unread = bytearray()  # passed already
         self._held = bytearray()
         self._held_from = 0  # stream offset of the first held byte
 
     @property
     def finished(self) -> bool:
         """Whether the reply came to its end."""
+        self._read_on()
         return self._capture.finished
 
     @property
     def truncated(self) -> bool:
         """Whether a bound cut the captured reply; then its digest differs from that of the client's echo."""
+        self._read_on()
         return self._capture.truncated or self._parser.skipped > 0
 
     def reply(self, interrupted: bool = False) -> Reply:
         """See `Capture.reply`."""
+        self._read_on()
         return self._capture.reply(interrupted)
 
     def feed(self, part: bytes) -> bytes:
         """Read the next bytes of the stream; return the bytes to send to the client now."""
-        was_passing = self._is_passing
-        if not was_passing:
-            self._held += part
+        if self._is_passing:
+            self._unread += part
+            if len(self._unread) >= _UNREAD_BYTES_MAX:
+                self._read_on()
+            return part
+        self._held += part
+        self._read(part)
+        return self._release()
+
+    def flush(self) -> bytes:
+        """Return the bytes that are still held back; call it when the stream has ended."""
+        self._is_passing = True
+        return self._release()
+
+    def _read_on(self) -> None:
+        """Read what has passed."""
+        if self._unread:
+            unread, self._unread = bytes(self._unread), bytearray()
+            self._read(unread)
+
+    def _read(self, part: bytes) -> None:
         for item in self._parser.feed(part):
             if not self._is_passing:
                 for event in item.events():
@@ -73,12 +99,6 @@ class ReplyStream:
             elif not self._capture.take_run(item.lines):
                 for event in item.events():
                     self._capture.take(event)
-        return part if was_passing else self._release()
-
-    def flush(self) -> bytes:
-        """Return the bytes that are still held back; call it when the stream has ended."""
-        self._is_passing = True
-        return self._release()
 
     def _splice_into(self, event: SseEvent) -> None:
         """Capture an event, and add `memory_out` before its closing brace if it belongs there."""
