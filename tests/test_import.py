@@ -346,6 +346,33 @@ def test_a_full_export_after_one_of_live_chunks_ends_in_the_same_state(
     assert len(exported(tmp_path / "new")) <= 2 * len(exported(grown))
 
 
+@pytest.mark.parametrize("group_entries", [1, 256])
+@pytest.mark.parametrize("number", [1, 77], ids=["the replaced chunk", "its replacement"])
+def test_after_live_chunks_and_then_the_full_export_an_update_is_undone_as_a_whole(
+    run: Run,
+    tmp_path: Path,
+    grown: Path,
+    export_file: Path,
+    embedder: Embedder,
+    monkeypatch: pytest.MonkeyPatch,
+    group_entries: int,
+    number: int,
+) -> None:
+    monkeypatch.setattr(importing, "GROUP_ENTRIES", group_entries)
+    run(tmp_path / "new", written(tmp_path / "live.jsonl", exported(grown, live_only=True)))
+    run(tmp_path / "new", export_file)
+    assert run(tmp_path / "new", export_file).entries == 0
+    store = opened(tmp_path / "new", embedder)
+    snapshot = store.topic("bikes").snapshot()
+    replaced, replacement = chunk(embedder, 1).uuid, chunk(embedder, 77).uuid
+    assert story(snapshot, replaced).replaced_by == (replacement.hex(),)
+    newest = snapshot.history(chunk(embedder, number).uuid)[-1]
+    drafts = plan_undo(snapshot, newest.canonical_id, "undone", TextEncoder(embedder))
+    expected = {(replacement, Status.DEPRECATED), (replaced, Status.ACTIVE)}
+    assert {(one.uuid, one.status) for one in drafts} == expected, "never both live"
+    store.close()
+
+
 def test_everything_can_be_put_into_one_topic(run: Run, tmp_path: Path, export_file: Path) -> None:
     run(tmp_path / "new", export_file, topic_id="all")
     assert {entry["topic_id"] for entry in exported(tmp_path / "new")} == {"all"}

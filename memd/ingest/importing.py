@@ -27,6 +27,7 @@ from memd.ingest.redaction.redactor import Redactor
 from memd.messages import Message, chain_all, leading_count
 from memd.settings.model import Config
 from memd.speech import Speech
+from memd.store.log.columns import uuid_bytes
 from memd.store.store import Store
 from memd.store.tools.export_line import decode_line, state_of
 from memd.wire.chat.message import parse_message
@@ -172,7 +173,7 @@ class Importer:
     def _entry(self, topic_id: str, draft: Draft) -> None:
         topic_id = self._topic_id or topic_id
         read, draft = draft, self._redactor.draft(draft)  # before it is looked up: the log has it redacted
-        if self._is_known(topic_id, draft):
+        if self._is_known(topic_id, draft) and not self._belongs_to_the_last(topic_id, draft):
             self.counts.entries_known += 1
             return
         self.counts.redacted += self._redactor.replaced(read, draft)
@@ -202,6 +203,26 @@ class Importer:
             self._histories[key] = None
             return False
         self._histories[key] = ahead[ahead.index(state) + 1 :]
+        return True
+
+    def _belongs_to_the_last(self, topic_id: str, draft: Draft) -> bool:
+        """Whether this is a chunk that the log has, and the last entry there takes out what the chunk replaced.
+
+        So it is where live chunks were imported before the whole history. It is appended once more, to be found behind
+        that entry: else who undoes the Update would bring back the old chunk and leave the new one.
+        """
+        key = topic_id, draft.uuid
+        if draft.action != "Update" or self._histories[key] != []:
+            return False
+        if self._pending and topic_id == self._pending_topic_id:
+            last, status = self._pending[-1].uuid, self._pending[-1].status
+        else:
+            views = list(self._store.topic(topic_id).snapshot().views.values())
+            row = next(view.rows[-1] for view in reversed(views) if len(view.rows))
+            last, status = uuid_bytes(row["uuid_high"], row["uuid_low"]), Status(row["status"])
+        if status is Status.ACTIVE or last not in draft.supersedes:
+            return False
+        self._histories[key] = None
         return True
 
     def _flush(self) -> None:

@@ -177,7 +177,7 @@ def plan_undo(snapshot: Snapshot, canonical_id: int, reason: str, encoder: Embed
     if newest != canonical_id:
         raise BadQuestion(f"entry {newest} has changed the chunk since; undo that one first")
     if entry.action == "Update":
-        is_made = entry.status is Status.ACTIVE and is_first(snapshot, entry)
+        is_made = entry.status is Status.ACTIVE and _is_made_at(snapshot, place, entry)
         made = entry.uuid if is_made else replacement_of(snapshot, place, entry.uuid)
         if made is not None and (last := snapshot.history(made)[-1]).status is not Status.ACTIVE:
             raise _changed_since(last)
@@ -209,8 +209,21 @@ def replacement_of(snapshot: Snapshot, place: Place, chunk_uuid: bytes) -> bytes
     if entry.action != "Update" or entry.status is Status.ACTIVE:
         return None
     behind = next_active(snapshot, place)
-    other = None if behind is None else snapshot.read(behind)
-    return other.uuid if other is not None and chunk_uuid in other.supersedes and is_first(snapshot, other) else None
+    if behind is None:
+        return None
+    other = snapshot.read(behind)
+    return other.uuid if chunk_uuid in other.supersedes and _is_made_at(snapshot, behind, other) else None
+
+
+def _is_made_at(snapshot: Snapshot, place: Place, entry: Entry) -> bool:
+    """Whether this entry made its chunk: the first one, or, after an import, the one behind what the chunk replaced."""
+    if is_first(snapshot, entry):
+        return True
+    before = beside(snapshot, place, -1)
+    if entry.action != "Update" or before is None:
+        return False
+    other = snapshot.read(before)
+    return other.status is not Status.ACTIVE and other.uuid in entry.supersedes
 
 
 def _replacement_of_undone(snapshot: Snapshot, place: Place, entry: Entry) -> bytes | None:
