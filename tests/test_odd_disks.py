@@ -117,6 +117,7 @@ def test_on_a_read_only_disk_requests_pass_through_and_memory_is_still_read(
     before = {path: path.read_bytes() for path in daemon.data_dir.rglob("*") if path.is_file()}
     mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
     command = daemon.command
+    monkeypatch.setattr(daemon, "forks", False)  # it is started by another program
     monkeypatch.setattr(
         daemon, "command", lambda: ["unshare", "-rm", "sh", "-c", mount, str(daemon.data_dir), *command()]
     )
