@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from functools import partial
 
 import msgspec
 
@@ -185,7 +186,8 @@ class RoomMaker:
         doubt = uncounted * (margin - 1)
         if estimate + doubt <= hard + standing or (drift.is_known(model) and estimate - doubt > hard + standing):
             return estimate - standing
-        asked, body = received.asked, prompt.body(self._upstream.placement)
+        asked = received.asked
+        body = partial(prompt.body, self._upstream.placement)
         exact = await self._upstream.count_tokens(asked.api.count_path, body, asked.credentials)
         if exact is None:
             return estimate - standing

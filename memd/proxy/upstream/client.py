@@ -12,7 +12,7 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncIterable, Callable, Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -111,6 +111,7 @@ class Upstream:
         self._api_key = config.upstream.api_key
         self._wants_separate = config.injection.role == "separate"
         self._tasks = tasks
+        self._uncounted_until: dict[str, float] = {}  # by path
         self._asked_at: OrderedDict[str, float] = OrderedDict()
         """By the model that was asked for; the empty name stands for all where one window holds for all."""
         self._asked_with = 0  # the hash of the credentials that the last probe carried
@@ -234,11 +235,18 @@ class Upstream:
         """The model took a prompt of so many of its tokens; see `KnownWindows.accepted`."""
         self._windows.accepted(model, tokens)
 
-    async def count_tokens(self, path: str, body: bytes, credentials: CIMultiDict[str]) -> int | None:
-        """Have llama-server count the prompt tokens of a request body; None if it does not answer."""
-        answer = await self._ask_json("POST", path, body, self.with_key(credentials))
+    async def count_tokens(self, path: str, body: Callable[[], bytes], credentials: CIMultiDict[str]) -> int | None:
+        """Have llama-server count the prompt tokens of a request body; None if it does not, now or a moment ago."""
+        if time.monotonic() < self._uncounted_until.get(path, 0.0):
+            return None
+        answer = await self._ask_json("POST", path, body(), self.with_key(credentials))
         count = answer.get("input_tokens") if isinstance(answer, dict) else None
-        return count if isinstance(count, int) else None
+        if isinstance(count, int):
+            return count
+        self._uncounted_until[path] = (
+            time.monotonic() + RETRY_SECONDS
+        )  # most servers never do, and the body may be large
+        return None
 
     def with_key(self, credentials: CIMultiDict[str] | None) -> CIMultiDict[str]:
         """The headers of a question of memd's own: the credentials of a client's request, else the configured key."""

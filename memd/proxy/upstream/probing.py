@@ -89,7 +89,7 @@ async def _probe(config: Config) -> UpstreamProbe:
         await upstream.refresh(wait=True, model=model)
         window = upstream.known_window(model)
         body = msgspec.json.encode({"model": model, "messages": _CONVERSATION})
-        count = await upstream.count_tokens(CHAT.count_path, body, CIMultiDict())
+        count = await upstream.count_tokens(CHAT.count_path, lambda: body, CIMultiDict())
         return UpstreamProbe(
             url=upstream.url,
             is_loading=health.status == LOADING,
