@@ -323,17 +323,16 @@ def test_a_wrong_path_in_the_address_is_found_out(tmp_path: Path, page: bytes) -
     assert "/api answers, but" in failures["upstream"] and "upstream.url" in failures["upstream"]
 
 
-def test_a_certificate_that_is_not_trusted_is_named_with_the_remedy(
-    tmp_path: Path, make_daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_certificate_that_is_not_trusted_is_named_with_the_remedy(tmp_path: Path, make_daemon: MakeDaemon) -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(UNTRUSTED)
     with raw_upstream(tls=tls) as upstream:
         failed = Place(tmp_path, {"upstream": {"url": upstream.url}}).failures()["upstream"]
         memd = make_daemon(upstream.url).start()
         refused = ask(memd.base_url + "/v1/models")
-        monkeypatch.setenv("SSL_CERT_FILE", str(UNTRUSTED))
-        trusting = make_daemon(upstream.url).start()
+        trusting = make_daemon(upstream.url)
+        trusting.environment = {"SSL_CERT_FILE": str(UNTRUSTED)}
+        trusting.start()
         assert ask(trusting.base_url + "/v1/models").status == 200
     for told in (failed, refused.json["error"]["message"], memd.log.read_text()):
         assert "certificate is not trusted (self-signed certificate)" in told
