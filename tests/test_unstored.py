@@ -14,7 +14,7 @@ from memd.conversation.hot_buffer import HotBuffer
 from memd.embedding.encoder import Encoder
 from memd.entries import Correction
 from memd.ingest.topics import Topic
-from memd.ingest.unstored import parts_of
+from memd.ingest.unstored import Part, parts_of
 from memd.messages import BlockChunk
 from memd.proxy.correct import Corrector
 from memd.proxy.idempotency import IdempotencyKeys
@@ -70,6 +70,20 @@ async def test_nothing_is_embedded_for_a_question_whose_prompt_has_all_there_is(
         assert await recalled(stage, "Where is the lamp?", topic.log, filters=visible) == []
     talk(topic.buffer, *FERRY)
     assert await recalled(stage, "When does the ferry leave?", topic.log, filters=visible) != []
+
+
+async def test_what_was_shown_of_one_branch_is_stored_as_it_was_shown_by_another_that_goes_on_from_it(
+    topic: Topic,
+) -> None:
+    [longer] = parts_of(talk(topic.buffer, *LAMP, *FERRY), 2)
+    [shown] = topic.cutter.cut([Part(longer.messages[:1], 1)])
+    [shown_chunk] = shown.chunks
+    first, second = topic.cutter.cut_as_shown([longer], lambda uuid: uuid == shown_chunk.draft.uuid)
+    assert first.chunks == shown.chunks
+    assert [LAMP[1][2:] in chunk.draft.content for chunk in second.chunks] == [True]
+    assert first.digests + second.digests == tuple(digest for digest, _ in longer.messages)
+    [whole] = topic.cutter.cut_as_shown([longer], lambda uuid: False)
+    assert whole.digests == first.digests + second.digests
 
 
 async def test_a_finished_turn_is_found_by_its_words_before_it_is_stored_and_keeps_its_id(

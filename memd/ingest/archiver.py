@@ -367,7 +367,7 @@ class Archiver:
             return uuid in shown or uuid.hex().startswith(named)
 
         def made() -> tuple[Sequence[Draft], int]:
-            cut = topic.cutter.cut(parts)
+            cut = topic.cutter.cut_as_shown(parts, is_shown)
             drafts = [chunk.draft for part in cut for chunk in part.chunks]
             digests = [digest for part in cut for digest in part.digests]
             tokens = sum(self._counter.count(draft.content) for draft in drafts)

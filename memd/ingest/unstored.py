@@ -123,6 +123,17 @@ class PartCutter:
                 cut.append(known)
         return cut
 
+    def cut_as_shown(self, parts: Iterable[Part], is_shown: Callable[[bytes], bool]) -> list[CutPart]:
+        """The parts in chunks, as they are to be stored.
+
+        Where two branches share the beginning of a part and go on differently, each cuts its own. What a prompt has
+        shown of one of them is stored as it was shown, whichever branch is stored first.
+
+        Args:
+            is_shown: whether a prompt has shown the chunk with this uuid.
+        """
+        return self.cut(piece for part in parts for piece in self._divided(part, is_shown))
+
     def forget_but(self, parts: Sequence[Part]) -> None:
         """Drop what is no longer pending."""
         with self._lock:
@@ -135,6 +146,15 @@ class PartCutter:
         part = next((one for one in reversed(list(self._known.values())) if digest in one.digests), None)
         chunks = () if part is None else part.chunks
         return tuple(chunk.entry.public_id for chunk in chunks if digest in chunk.draft.digests)
+
+    def _divided(self, part: Part, is_shown: Callable[[bytes], bool]) -> list[Part]:
+        """The part, or the two that it is stored as: its beginning was cut on its own and shown so."""
+        for size in range(len(part.messages) - 1, 0, -1):
+            begun = self._known.get(part.key[:size])
+            if begun is not None and any(is_shown(chunk.draft.uuid) for chunk in begun.chunks):
+                behind = msgspec.structs.replace(part, messages=part.messages[size:])
+                return [msgspec.structs.replace(part, messages=part.messages[:size]), behind]
+        return [part]
 
     def _new(self, part: Part) -> CutPart:
         runs = unstored_runs(self._log, part.messages, self._cutter.redactor, instructions=part.instructions)
