@@ -1,4 +1,4 @@
-"""A language model of half a megabyte that llama.cpp's real server loads and whose answer shows what was in its prompt.
+"""A language model of a quarter of a megabyte that real llama.cpp loads and whose answer shows what was in its prompt.
 
 Rule: the weights are computed, never trained, and generation is greedy, so a prompt's answer is certain: one attention
 head looks for the marker token anywhere in the prompt; the rest is a chain that emits one of two replies.
@@ -6,7 +6,7 @@ head looks for the marker token anywhere in the prompt; the rest is a chain that
 Its vocabulary is bytes and single ASCII characters, so any text tokenizes and one ASCII character is about one token
 (four times what cl100k counts, which makes memd's drift correction work for its living).
 
-Two architectures: llama, whose layers all see everything, and with `sliding_window` gemma3, whose first layer sees only
+Two architectures: llama, whose one layer sees everything, and with `sliding_window` gemma3, whose first layer sees only
 that many tokens back, so that llama.cpp keeps no more of it. The marker is found by a layer that sees everything.
 """
 
@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 Matrix = NDArray[np.float32]
 
-EMBEDDING_WIDTH = 128
-LAYERS = 2
-HEADS, KV_HEADS = 4, 2
+# As small as can be: reading prompts that fill a window was much of the tests' processor time.
+EMBEDDING_WIDTH = 64
+LLAMA_LAYERS, GEMMA_LAYERS = 1, 2
+HEADS, KV_HEADS = 2, 1
 HEAD_WIDTH = EMBEDDING_WIDTH // HEADS
 LLAMA_SLOWEST = HEAD_WIDTH - 2  # of the rope pair that rotates so slowly that the marker is found at any distance
 GEMMA_SLOWEST = HEAD_WIDTH // 2 - 1  # the same where a pair is (i, i + half) instead of (2i, 2i + 1)
@@ -57,7 +58,7 @@ def write_scripted_model(
         reply, reply_seen: The pieces that are generated, one token each; all distinct within and across both.
         trained_context: The largest window the model claims to support, in tokens.
         template: Jinja chat template.
-        sliding_window: Tokens that every other layer sees; None: all layers see all.
+        sliding_window: Tokens that the first layer sees; None: all layers see all.
     """
     if len({*reply, *reply_seen}) != len(reply) + len(reply_seen):
         raise ValueError("the pieces of both replies must be distinct: the model remembers only its last token")
@@ -65,14 +66,16 @@ def write_scripted_model(
     writer = gguf.GGUFWriter(str(path), "llama" if sliding_window is None else "gemma3")
     _write_header(writer, vocabulary, trained_context, template)
     if sliding_window is None:
+        writer.add_block_count(LLAMA_LAYERS)
         writer.add_layer_norm_rms_eps(1e-6)
         writer.add_rope_dimension_count(HEAD_WIDTH)
     else:
+        writer.add_block_count(GEMMA_LAYERS)
         writer.add_layer_norm_rms_eps(GEMMA_EPSILON)
         writer.add_key_length(HEAD_WIDTH)
         writer.add_value_length(HEAD_WIDTH)
         writer.add_sliding_window(sliding_window)
-        writer.add_sliding_window_pattern(LAYERS)  # the last layer of so many sees everything
+        writer.add_sliding_window_pattern(GEMMA_LAYERS)  # the last layer of so many sees everything
     _write_weights(writer, vocabulary, gemma=sliding_window is not None)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -120,7 +123,6 @@ def _write_header(writer: gguf.GGUFWriter, vocabulary: _Vocabulary, trained_cont
     writer.add_name("memd-tiny")
     writer.add_context_length(trained_context)
     writer.add_embedding_length(EMBEDDING_WIDTH)
-    writer.add_block_count(LAYERS)
     writer.add_feed_forward_length(EMBEDDING_WIDTH)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
@@ -158,8 +160,9 @@ def _write_weights(writer: gguf.GGUFWriter, vocabulary: _Vocabulary, *, gemma: b
     writer.add_tensor("token_embd.weight", embedding)
     writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
     writer.add_tensor("output.weight", output)
-    for layer in range(LAYERS):
-        looking = layer == (LAYERS - 1 if gemma else 0)
+    layers = GEMMA_LAYERS if gemma else LLAMA_LAYERS
+    for layer in range(layers):
+        looking = layer == layers - 1
         _write_layer(writer, layer, *_looking_head(ordinary, marker, seen, gemma=gemma, looking=looking))
         if gemma:
             _write_gemma_norms(writer, layer)
@@ -176,7 +179,7 @@ def _looking_head(
     key = np.zeros((KV_HEADS * HEAD_WIDTH, EMBEDDING_WIDTH), np.float32)
     value, attended = np.zeros_like(key), np.zeros_like(query.T)
     if looking:
-        # After the norm a one-hot embedding has length sqrt(width): the marker scores about 51, everything else 0.
+        # After the norm a one-hot embedding has length sqrt(width): the marker scores about 25, everything else 0.
         slowest = GEMMA_SLOWEST if gemma else LLAMA_SLOWEST
         query[slowest] = 1.5 * ordinary
         key[slowest] = 1.5 * marker
