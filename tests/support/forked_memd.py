@@ -10,6 +10,7 @@ Run as a script it is that first process. It ends when its socket closes, so wit
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -96,7 +97,13 @@ def _forker() -> socket.socket:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()])
         its.close()
         _forkers.append((ours, process))
+        atexit.register(_end, ours, process)
     return _forkers[0][0]
+
+
+def _end(ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    ours.close()
+    process.wait()
 
 
 def _fork_as_asked(asked: socket.socket) -> None:
