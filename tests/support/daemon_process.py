@@ -144,7 +144,7 @@ class DaemonProcess:
         said_before = self.log.stat().st_size
         with self.log.open("ab") as log:
             command, environment = self.command(*flags), clean_environment() | self.environment
-            if self.forks and not self.environment and self.descriptors_max is None:
+            if self.forks and self.descriptors_max is None and forked_memd.can_fork(environment):
                 self._process = forked_memd.start(command, environment, log.fileno(), log.fileno())
             else:
                 self._process = subprocess.Popen(
@@ -226,7 +226,7 @@ class DaemonProcess:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Another memd command on the same data directory, beside the daemon or without it."""
         command = [sys.executable, "-m", "memd", *arguments, "--data-dir", str(self.data_dir)]
-        if self.forks:
+        if self.forks and forked_memd.can_fork(clean_environment()):
             return forked_memd.run(command, clean_environment())
         return subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
 

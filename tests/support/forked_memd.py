@@ -63,6 +63,11 @@ class Forked:
         return self.returncode
 
 
+def can_fork(environment: Mapping[str, str]) -> bool:
+    """Whether an environment is the one in which memd was imported: a library may have read a variable then."""
+    return _without_pytest(environment) == _imported_in
+
+
 def start(command: Sequence[str], environment: Mapping[str, str], output: int, errors: int) -> Forked:
     """Fork `python -m memd ...`, its outputs into the files that have these descriptors; its input is empty."""
     sys.audit("memd.fork", list(command))
@@ -86,6 +91,11 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Co
         return subprocess.CompletedProcess(list(command), code, output.read(), errors.read())
 
 
+def _without_pytest(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(("PYTEST_", "MEMD_"))}
+
+
+_imported_in = _without_pytest(os.environ)
 _forkers: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
 """The process that forks and the connection to it, once there is one."""
 
@@ -94,7 +104,7 @@ def _forker() -> socket.socket:
     if not _forkers:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, __file__, str(its.fileno())]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()])
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()], env=_imported_in)
         its.close()
         _forkers.append((ours, process))
         atexit.register(_end, ours, process)
