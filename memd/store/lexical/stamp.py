@@ -84,10 +84,11 @@ class StampedFolder:
 
     def is_cut_short(self, stamp: Stamp) -> bool:
         """Whether a file is shorter than the stamp says. One that was removed is not: its contents stay mapped."""
-        if self._mapped[0] is not stamp:  # a query looks at all of them: their paths are made once
+        mapped = self._mapped
+        if mapped[0] is not stamp:  # a query looks at all of them: their paths are made once
             names = [name for name in stamp.files if not name.endswith(".json")]  # tantivy maps none of those
-            self._mapped = stamp, [(self.path / name, stamp.files[name].bytes) for name in names]
-        sizes = ((self._files.size(path), expected) for path, expected in self._mapped[1])
+            mapped = self._mapped = stamp, [(self.path / name, stamp.files[name].bytes) for name in names]
+        sizes = ((self._files.size(path), expected) for path, expected in mapped[1])
         return any(size is not None and size < expected for size, expected in sizes)
 
     def write(self, stamp: Stamp, known: Mapping[str, FileChecksum]) -> Stamp:
