@@ -37,7 +37,7 @@ faults: .venv/installed-test ## Let every call on a file fail once, under a runn
 
 lint: .venv/installed-test ## Lint, layout and types only
 	$(RUFF)
-	$(PY) -m mypy
+	$(PY) -m mypy --num-workers auto
 
 RUFF = $(PY) -m ruff check . && $(PY) -m ruff format --check --quiet memd tests bench
 

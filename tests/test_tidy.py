@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import forked_memd
 import pytest
+from daemon_process import clean_environment
 
 ROOT = Path(__file__).parent.parent
 FILE_LINES_MAX = 450
@@ -267,6 +269,13 @@ def test_nothing_is_tied_to_the_machine_it_was_written_on() -> None:
 def test_a_test_that_starts_a_process_without_saying_so_fails() -> None:
     with pytest.raises(AssertionError, match=r"mark it with pytest\.mark\.process"):
         subprocess.run(["true"], check=True)
+    with pytest.raises(AssertionError, match=r"mark it with pytest\.mark\.process"):
+        forked_memd.run(["python", "-m", "memd", "--help"], {})
+
+
+def test_no_import_changes_the_environment_so_that_every_daemon_of_the_tests_would_start_anew() -> None:
+    __import__("memd.proxy.app")
+    assert forked_memd.can_fork(clean_environment())
 
 
 def test_no_merge_was_left_half_done() -> None:

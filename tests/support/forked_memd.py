@@ -25,6 +25,8 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
+import memd.embedding  # this package and memd itself set variables of libraries when they are imported
+
 WHERE = ("-m", "memd")
 """What stands between the interpreter and the arguments of a command line that can be forked."""
 _REQUEST_BYTES_MAX = 1 << 20
@@ -163,8 +165,6 @@ def _become(request: dict[str, object], files: list[int]) -> None:
 
 
 def _import_all() -> None:
-    import memd
-
     for module in pkgutil.walk_packages(memd.__path__, "memd."):
         if module.name not in {"memd.__main__", _FETCHES}:
             import_module(module.name)
