@@ -6,8 +6,10 @@ requests before each. Both use the same model at the same time, from different t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,9 @@ from numpy.typing import NDArray
 from memd.embedding.embedder import Embedder
 from memd.embedding.priority import Priority
 from memd.entries import Vector
+from memd.errors import EmbeddingError
+
+log = logging.getLogger("memd")
 
 
 class Encoder:
@@ -26,6 +31,7 @@ class Encoder:
         self.priority = Priority()
         """Held by every request that is being prepared; ingestion and indexing give way to it."""
         self._background = self.priority.for_background()
+        self._trouble: EmbeddingError | None = None
 
     @property
     def ingestion(self) -> ThreadPoolExecutor:
@@ -37,9 +43,15 @@ class Encoder:
         """The model's; see `Embedder.fingerprint`."""
         return self._embedder.fingerprint
 
+    @property
+    def works(self) -> bool:
+        """Whether the model gave the vectors that it was last asked for."""
+        return self._trouble is None
+
     def embed_query(self, text: str) -> NDArray[np.float32]:
         """See `Embedder.embed_query`; in the caller's thread, which holds the priority."""
-        return self._embedder.embed_query(text)
+        with self._noting():
+            return self._embedder.embed_query(text)
 
     def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """See `Embedder.embed_many`; gives way to requests between batches. Called in the ingesting thread."""
@@ -49,7 +61,8 @@ class Encoder:
 
     def embed_text(self, text: str) -> Vector:
         """Embed one text that somebody waits for, such as a correction's; in the caller's thread."""
-        return self._embedder.embed(text)
+        with self._noting():
+            return self._embedder.embed(text)
 
     def close(self) -> None:
         """End the thread; work that has not begun is dropped."""
@@ -57,4 +70,19 @@ class Encoder:
 
     def _embed_batch(self, texts: Sequence[str]) -> NDArray[np.float32]:
         self._background.give_way()
-        return self._embedder.embed_many(texts)
+        with self._noting():
+            return self._embedder.embed_many(texts)
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Call the model in here: it is said once that it fails, and once that it works again."""
+        try:
+            yield
+        except EmbeddingError as error:
+            if self._trouble is None:
+                log.error("the embedding model fails: words alone find until it works again", extra={"error": error})
+            self._trouble = error
+            raise
+        if self._trouble is not None:
+            log.info("the embedding model works again")
+            self._trouble = None

@@ -21,7 +21,7 @@ from memd.conversation.conversation import Conversation, Line
 from memd.conversation.tokens import MESSAGE_OVERHEAD, TokenCounter
 from memd.embedding.encoder import Encoder
 from memd.entries import Draft, Entry
-from memd.errors import MemdError
+from memd.errors import EmbeddingError, MemdError
 from memd.ingest.indexer import Indexer
 from memd.ingest.pipeline import Drafter
 from memd.ingest.redaction.redactor import Redactor, redacted_drafts
@@ -78,6 +78,7 @@ class Archiver:
         self._tending: set[str] = set()
         self._failures: dict[str, int] = {}
         self._retry_at: dict[str, float] = {}
+        self._unembedded: set[str] = set()  # topics whose last attempt failed in the embedding model
 
     # -- on behalf of requests ----------------------------------------------------------------------------------
 
@@ -140,7 +141,7 @@ class Archiver:
                 owed = sorted(conversation.owed)
                 if not parts and not owed:
                     return True
-                if self._clock() < self._retry_at.get(topic.id, 0.0):
+                if self._is_waiting(topic):
                     return False
                 batch, begun = _batch(parts), conversation.stored
                 try:
@@ -345,7 +346,7 @@ class Archiver:
     async def _settle(self, topic: Topic, conversation: Conversation) -> None:
         """Store what an abandoned branch alone has, and close it: the others see to what they share with it."""
         async with topic.storing:
-            if self._clock() < self._retry_at.get(topic.id, 0.0):
+            if self._is_waiting(topic):
                 return
             lives_on, end = topic.buffer.lives_on, conversation.wanted_end
             parts = parts_of(conversation, end, closing=True, is_elsewhere=lambda item: lives_on(item, conversation))
@@ -407,7 +408,17 @@ class Archiver:
         self._metrics.ingested_chunks.add(count=len(drafts))
         return entries
 
+    def _is_waiting(self, topic: Topic) -> bool:
+        """Whether it is too early to try again; the first question that can be embedded again ends the pause."""
+        if topic.id in self._unembedded and self._encoder.works:
+            return False
+        return self._clock() < self._retry_at.get(topic.id, 0.0)
+
     def _back_off(self, topic: Topic, error: MemdError) -> None:
+        if isinstance(error, EmbeddingError):
+            self._unembedded.add(topic.id)
+        else:
+            self._unembedded.discard(topic.id)
         failures = self._failures[topic.id] = self._failures.get(topic.id, 0) + 1
         pause = min(BACKOFF_SECONDS_MAX, self._config.compaction.retry_seconds * 2 ** (failures - 1))
         self._retry_at[topic.id] = self._clock() + pause

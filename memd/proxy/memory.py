@@ -1,6 +1,7 @@
 """Memory of a turn: recalls its block, once, and settles what the prompt shows and the response says.
 
-Rule: memory fails open. An error of recall becomes the request's status, and the request goes on without a block.
+Rule: memory fails open. An error of recall becomes the request's status, and the request goes on without a block, or,
+where only the embedding failed, with what words alone find.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Recalled(msgspec.Struct, frozen=True, kw_only=True):
     fill_ratio: float = 0.0
     spans_ms: dict[str, float] = {}
     trouble: str | None = None
-    """The status to tell, where recall failed."""
+    """The status to tell, where recall failed or could not search by meaning."""
 
 
 class SettledPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,6 +199,7 @@ class Memory:
             candidate_count=len(retrieved.candidates),
             fill_ratio=retrieved.fill_ratio,
             spans_ms={"embed": retrieved.embed_ms, "search": retrieved.search_ms, "inject": retrieved.fill_ms},
+            trouble=None if retrieved.trouble is None else degraded(retrieved.trouble),
         )
         return recalled, placed
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.embedding.encoder import Encoder
-from memd.errors import StoreError
+from memd.errors import EmbeddingError, StoreError
 from memd.recall import block
 from memd.recall.echoes import missing_sources, shown_to, without_echoes
 from memd.recall.fusion import Evidence, Parts, fuse
@@ -110,6 +110,8 @@ class Retrieved(msgspec.Struct, frozen=True, kw_only=True):
     search_ms: float = 0.0
     fill_ms: float = 0.0
     """Of filling the budget: counting tokens."""
+    trouble: EmbeddingError | None = None
+    """Why it was searched by words alone; None: it was searched by meaning too."""
     note: str | None = None
     """The limits of the search, in sentences for people; None: everything was searched, by meaning and by words."""
 
@@ -149,7 +151,8 @@ class Retriever:
                 ones; where they have nothing but what is visible already, nothing is embedded.
 
         Raises:
-            EmbeddingError, StoreError: recall is not possible now.
+            EmbeddingError: the question cannot be embedded, and words are not searched.
+            StoreError: recall is not possible now.
             TimeoutError: it took longer than `budget.seconds`.
         """
         filters = filters or Filters()
@@ -207,9 +210,11 @@ class Retriever:
         filters: Filters,
     ) -> Retrieved:
         times = [time.perf_counter()]
-        queries = np.concatenate([self._encoder.embed_query(part) for part in _asked(question)])
+        queries, trouble = self._embedded(question)
         times.append(time.perf_counter())
         searches = [self._search(question, queries, *one, filters) for one in zip(topics, unstored, strict=True)]
+        if trouble is not None and not any(search.has_words for search in searches):
+            raise trouble
         ranked = self._ranked(question, searches, filters)
         times.append(time.perf_counter())
         filled = self._filled(ranked, budget, filters)
@@ -226,11 +231,19 @@ class Retriever:
             embed_ms=embed_ms,
             search_ms=search_ms,
             fill_ms=fill_ms,
-            note=self._note(searches),
+            trouble=trouble,
+            note=self._note(searches, trouble),
         )
 
-    def _note(self, searches: Sequence[TopicSearch]) -> str | None:
-        notes = []
+    def _embedded(self, question: str) -> tuple[NDArray[np.float32], EmbeddingError | None]:
+        """The question's vectors; where it cannot be embedded none, and why: words alone find most."""
+        try:
+            return np.concatenate([self._encoder.embed_query(part) for part in _asked(question)]), None
+        except EmbeddingError as error:
+            return np.empty((0, 0), np.float32), error
+
+    def _note(self, searches: Sequence[TopicSearch], trouble: EmbeddingError | None) -> str | None:
+        notes = [] if trouble is None else [f"Searched by words alone: {trouble}."]
         views = (view for search in searches for view in search.snapshot.views.values())
         others = sum(view.live_count for view in views if view.segment.header.fingerprint != self._encoder.fingerprint)
         if others:

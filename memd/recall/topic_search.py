@@ -2,7 +2,7 @@
 
 Rule: every candidate gets the same evidence, its exact cosine and its lexical score, whichever search found it. The
 neighbours of the strongest are candidates too, and neighbouring chunks count as evidence for each other. Chunks that
-are not stored yet have words and neighbours only.
+are not stored yet have words and neighbours only, and so have all where the question could not be embedded.
 """
 
 from __future__ import annotations
@@ -97,7 +97,11 @@ class TopicSearch:
         words: LexicalQuery | None,
         pending: Pending | None = None,
     ) -> None:
-        """`words`: the same question as a lexical query; None: search by meaning only."""
+        """
+        Args:
+            queries: float32 of shape (q, dimension); without a row: search by words only.
+            words: the same question as a lexical query; None: search by meaning only.
+        """
         self.snapshot = snapshot
         self._pending = pending or Pending(())
         self.is_exhausted = False
@@ -174,6 +178,8 @@ class TopicSearch:
         for place in places:
             by_kind[place[0] == PENDING_SEGMENT].append(place)
         stored = by_kind[False]
+        if not len(self._queries):
+            return self.snapshot.unscored_hits(stored) | self._pending.hits(by_kind[True])
         self.read_ahead(place for place in stored if self.snapshot.is_indexed(place))
         return self.snapshot.hits_at(self._queries, stored, self._entries) | self._pending.hits(by_kind[True])
 

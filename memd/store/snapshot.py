@@ -268,6 +268,15 @@ class Snapshot:
         hits = _hits(at[known], records[known], cosine[known], multiplier[known])
         return {(hit.segment, hit.row): hit for hit in hits}
 
+    def unscored_hits(self, places: Sequence[Place]) -> dict[Place, Hit]:
+        """Return hits for the entries at these places without comparing vectors: their cosine and score are NaN."""
+        if not places:
+            return {}
+        at = np.array(places, dtype=np.intp)
+        records = self._records_at(at)
+        hits = _hits(at, records, np.full(len(at), np.nan), multipliers(records["utility_steps"]))
+        return {(hit.segment, hit.row): hit for hit in hits}
+
     def neighbours(self, places: Sequence[Place]) -> list[tuple[Place | None, Place | None]]:
         """Return for each place the live chunks stored just before and just after its chunk, by origin_id."""
         origins = np.array([self.views[s].rows[row]["origin_id"] for s, row in places], dtype=np.uint64)
