@@ -288,6 +288,24 @@ def test_a_file_that_is_none_of_ours_is_not_taken_for_an_empty_log() -> None:
     assert files.contents() == before
 
 
+@pytest.mark.parametrize("left", [b"", b"mem", bytes(9000)], ids=["nothing", "a few bytes", "zeros"])
+def test_an_active_file_that_a_power_cut_emptied_costs_what_was_in_it_and_no_more(left: bytes) -> None:
+    files = disk()
+    files.put(ACTIVE, left)
+    store = open_store(files, segment_entries_max=5)
+    topic = store.topic("talk")
+    assert [(one.kind, one.path) for one in store.findings if "no header and no entry" in one.message] == [
+        ("damaged", str(ACTIVE))
+    ]
+    assert sorted(live_contents(topic)) == sorted(without(10, 11))
+    topic.append([draft(10), draft(11)])
+    store.close()
+    torn = ACTIVE.with_name("active.bin.torn")
+    assert (files.read(torn) if left else b"") == left
+    assert live_contents(open_store(files, segment_entries_max=5).topic("talk")) == ALL
+    assert verify(DATA_DIR, files).ok
+
+
 def test_another_models_vectors_are_kept_but_not_compared() -> None:
     files = disk()
     store = open_store(files, segment_entries_max=5, fingerprint="f" * 32, dimension=16)

@@ -7,16 +7,21 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import needs
+import numpy as np
 import pytest
 from drafts import draft, open_store
+from full_disk import FullDisk
 
 import memd.store
 from memd.errors import DiskFull, StoreError, StoreLocked, StoreWriteFailed
 from memd.store.disk import DiskFiles
-from memd.store.files import replace_file
+from memd.store.files import Appender, replace_file
+from memd.store.index.sealing import write_index
+from memd.store.index.vectors import VectorIndex
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
@@ -54,6 +59,30 @@ def test_replacing_leaves_no_temporary_file(tmp_path: Path) -> None:
     replace_file(FILES, tmp_path / "file", b"old")
     replace_file(FILES, tmp_path / "file", b"new")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"new"}
+
+
+class Filling(FullDisk):
+    """There is room for a new file's name and for half of what is in it."""
+
+    def create(self, path: Path) -> Appender:
+        appender = super().create(path)
+        self.full = True
+        return appender
+
+    def save_native(self, path: Path, save: Callable[[str], None]) -> None:
+        super().save_native(path, save)
+        os.truncate(path, path.stat().st_size // 2)
+        raise DiskFull(f"{path}: the disk is full")
+
+
+def test_a_file_that_cannot_be_written_whole_takes_no_room(tmp_path: Path) -> None:
+    replace_file(FILES, tmp_path / "file", b"old")
+    with pytest.raises(DiskFull):
+        replace_file(Filling(), tmp_path / "file", b"new")
+    index = VectorIndex.build(np.eye(4, dtype=np.float32), np.arange(4))
+    with pytest.raises(DiskFull):
+        write_index(Filling(), tmp_path / "index", index)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"old"}
 
 
 def test_a_write_into_a_missing_directory_names_the_file_and_the_remedy(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ order. What only a local disk can do (locks, hard links, free space, paths for n
 from __future__ import annotations
 
 import zlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from memd.errors import CorruptFile
+from memd.errors import CorruptFile, StoreError
 
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the name of a file until it is complete; after a crash such a file may be removed."""
@@ -91,14 +92,26 @@ class FileChecksum(msgspec.Struct, frozen=True):
 def replace_file(files: Files, path: Path, data: bytes) -> None:
     """Replace the whole file durably: after a crash it is the old or the new one, never part of one."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    appender = files.create(temporary)
-    try:
-        appender.write(data)
-        appender.sync()
-    finally:
-        appender.close()
-    files.rename(temporary, path)
+    with only_whole(files, temporary):
+        appender = files.create(temporary)
+        try:
+            appender.write(data)
+            appender.sync()
+        finally:
+            appender.close()
+        files.rename(temporary, path)
     files.sync_directory(path.parent)
+
+
+@contextmanager
+def only_whole(files: Files, temporary: Path) -> Iterator[None]:
+    """Remove a temporary file that could not be finished: on a full disk its room is what all others lack."""
+    try:
+        yield
+    except StoreError:
+        with suppress(StoreError):
+            files.remove(temporary)
+        raise
 
 
 def checksum_of(files: Files, path: Path, size: int) -> FileChecksum:

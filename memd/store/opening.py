@@ -22,7 +22,7 @@ from memd.store.index.meta import (
     sealed_segment,
 )
 from memd.store.layout import TopicLayout, check_topic
-from memd.store.log.format import Header, ModelId, decode_entry, payload_at, scan_records
+from memd.store.log.format import HEADER_BYTES, Header, ModelId, decode_entry, payload_at, scan_records
 from memd.store.log.recovery import (
     Finding,
     LogFile,
@@ -32,6 +32,7 @@ from memd.store.log.recovery import (
     missing_segment,
     read_log_file,
     remove_temporaries,
+    set_aside,
 )
 from memd.store.log.segment import GrowingSegment, SealedSegment, new_header, read_header, rotate
 
@@ -205,6 +206,9 @@ def _open_active(files: Files, layout: TopicLayout, model: ModelId, opened: Open
     log_file = read_log_file(data, name=str(path), dimension=model.dimension)
     header = log_file.header
     check_topic(files, layout.directory, header, path)
+    if len(data) < HEADER_BYTES or not data.strip(b"\0"):
+        opened.findings.append(set_aside(files, path, data))
+        return
     if header is None and not log_file.entries:
         raise CorruptFile(
             f"{path}: nothing in it can be read; if it is not memd's, move it away, else restore it from a backup"

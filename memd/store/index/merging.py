@@ -59,7 +59,7 @@ def write_merged(
     `give_way` is called between batches and returns when no query is waiting.
 
     Raises:
-        StoreWriteFailed: at most a temporary file or an .hnsw that no .meta vouches for is left behind.
+        StoreWriteFailed: at most an .hnsw that no .meta vouches for is left behind.
     """
     plain = np.concatenate([_plain(segment) for segment in segments])
     index, held = _build(segments, plain & ~dead, give_way)

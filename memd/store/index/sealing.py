@@ -14,7 +14,7 @@ import numpy as np
 from memd.entries import Status
 from memd.errors import StoreWriteFailed
 from memd.store.disk import LocalDisk
-from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, checksum_of
+from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, checksum_of, only_whole
 from memd.store.index.meta import SegmentMeta, sealed_segment, write_meta
 from memd.store.index.vectors import VectorIndex
 from memd.store.layout import TopicLayout
@@ -27,7 +27,7 @@ def write_sealed(
     """Build the index of a full segment and write both files. Slow; releases the GIL for most of it.
 
     Raises:
-        StoreWriteFailed: at most a temporary file or an .hnsw that no .meta vouches for is left behind.
+        StoreWriteFailed: at most an .hnsw that no .meta vouches for is left behind.
         StoreError: the .bin cannot be read.
     """
     segment_id, rows = segment.segment_id, segment.rows
@@ -56,17 +56,18 @@ def write_index(files: LocalDisk, path: Path, index: VectorIndex) -> FileChecksu
     """Write an index durably; after a crash the file is whole or absent.
 
     Raises:
-        StoreWriteFailed: at most a temporary file is left behind.
+        StoreWriteFailed: nothing is left behind.
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    expected_bytes = index.save(files, temporary)
-    saved_bytes = files.size(temporary) or 0
-    if saved_bytes != expected_bytes:  # hnswlib does not notice a full disk
-        files.remove(temporary)
-        raise StoreWriteFailed(
-            f"{path}: only {saved_bytes} of {expected_bytes} bytes could be written; free some space, it is tried again"
-        )
-    checksum = checksum_of(files, temporary, saved_bytes)
-    files.rename(temporary, path)
+    with only_whole(files, temporary):
+        expected_bytes = index.save(files, temporary)
+        saved_bytes = files.size(temporary) or 0
+        if saved_bytes != expected_bytes:  # hnswlib does not notice a full disk
+            raise StoreWriteFailed(
+                f"{path}: only {saved_bytes} of {expected_bytes} bytes could be written; free some space, it is tried"
+                " again"
+            )
+        checksum = checksum_of(files, temporary, saved_bytes)
+        files.rename(temporary, path)
     files.sync_directory(path.parent)
     return checksum

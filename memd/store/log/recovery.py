@@ -163,6 +163,18 @@ def cut_torn_tail(files: Files, path: Path, data: bytes, whole_end: int) -> Find
     )
 
 
+def set_aside(files: Files, path: Path, data: bytes) -> Finding:
+    """Move a log file that nothing of a log is left of to a `.torn` file, durably; the next append begins a new one.
+
+    Some file systems leave such a file after a power cut: its length is known, its contents are not.
+    """
+    kept = save_torn_copy(files, path, data).name if data else None
+    files.remove(path)
+    files.sync_directory(path.parent)
+    moved = "" if kept is None else f" It was moved to {kept}."
+    return Finding("damaged", str(path), f"has no header and no entry: {len(data)} bytes, lost or empty.{moved}")
+
+
 def save_torn_copy(files: Files, path: Path, data: bytes) -> Path:
     """Save `data` under a new `.torn` name beside `path`, unless an earlier one holds exactly that.
 

@@ -18,7 +18,7 @@ import msgspec
 
 from memd.errors import StoreError, StoreWriteFailed
 from memd.store.disk import LocalDisk
-from memd.store.files import TEMPORARY_SUFFIX, checksum_of, replace_file
+from memd.store.files import TEMPORARY_SUFFIX, checksum_of, only_whole, replace_file
 from memd.store.layout import LOCK_NAME, TopicLayout, segments_before, topic_ids_in
 from memd.store.log.format import scan_records
 from memd.store.log.recovery import TORN_SUFFIX, Finding, read_log_file, remove_temporaries, save_torn_copy
@@ -200,16 +200,17 @@ class _BackupRun:
 
     def _copy(self, source: Path, target: Path) -> None:
         files, temporary = self._files, target.with_name(target.name + TEMPORARY_SUFFIX)
-        appender = files.create(temporary)
         offset = 0
-        try:
-            while piece := files.read_at(source, offset, _PIECE_BYTES):
-                appender.write(piece)
-                offset += len(piece)
-            appender.sync()
-        finally:
-            appender.close()
-        files.rename(temporary, target)
+        with only_whole(files, temporary):
+            appender = files.create(temporary)
+            try:
+                while piece := files.read_at(source, offset, _PIECE_BYTES):
+                    appender.write(piece)
+                    offset += len(piece)
+                appender.sync()
+            finally:
+                appender.close()
+            files.rename(temporary, target)
         files.sync_directory(target.parent)
         self._count_copy(offset)
 
