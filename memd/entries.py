@@ -101,8 +101,16 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True):
     correction's, a note)."""
     shown: tuple[bytes, ...] | UnsetType = UNSET
     """The uuids of the chunks that memory showed to the assistant that speaks in `content`."""
+    said_at: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+    """Microseconds since the epoch at which the first message of the chunk arrived, or the time that its import names;
+    see `said`."""
     unknown: dict[str, Any] = {}
     """Fields that a newer version wrote and this one does not know: carried along unchanged."""
+
+    @property
+    def said(self) -> int:
+        """Microseconds since the epoch that people read as the time of the chunk: it orders and dates what is shown."""
+        return self.created_at if self.said_at is UNSET else self.said_at
 
     @property
     def speakers_fit(self) -> bool:

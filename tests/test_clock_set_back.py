@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
+from clocks import at_time
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream
@@ -16,24 +15,13 @@ from recording_upstream import RecordingUpstream
 HOUR = 3600.0
 ANSWER_SECONDS = 30.0
 FREEZE_SECONDS = 0.3
-SHIFTED = """
-import sys, time
-from pathlib import Path
-shift, wall, wall_ns = Path(sys.argv.pop(1)), time.time, time.time_ns
-time.time = lambda: wall() + float(shift.read_text())
-time.time_ns = lambda: wall_ns() + int(float(shift.read_text()) * 1e9)
-from memd.cli.main import main
-sys.exit(main())
-"""
-"""memd on a machine whose clock differs from the real one by the seconds in a file."""
 
 
 class ClockedDaemon:
     """A daemon whose clock the test sets."""
 
-    def __init__(self, daemon: DaemonProcess, shift: Path) -> None:
+    def __init__(self, daemon: DaemonProcess) -> None:
         self.daemon = daemon
-        self._shift = shift
         self._behind_seconds = 0.0
         self.set_back(0.0)
 
@@ -43,9 +31,7 @@ class ClockedDaemon:
         return datetime.now(UTC) - timedelta(seconds=self._behind_seconds)
 
     def set_back(self, seconds: float) -> None:
-        temporary = self._shift.with_suffix(".new")
-        temporary.write_text(str(-seconds))
-        temporary.replace(self._shift)
+        at_time(self.daemon, days_ago=seconds / 86_400)
         self._behind_seconds = seconds
 
     def say(self, text: str, topic_id: str) -> Any:
@@ -69,13 +55,10 @@ class ClockedDaemon:
 
 
 @pytest.fixture
-def clocked(make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path) -> Callable[[], ClockedDaemon]:
+def clocked(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> Callable[[], ClockedDaemon]:
     def start() -> ClockedDaemon:
         daemon = make_daemon(upstream.url, {"injection": {"freeze_seconds": FREEZE_SECONDS}})
-        shift = tmp_path / "shift"
-        made = ClockedDaemon(daemon, shift)
-        real = daemon.command
-        daemon.command = lambda *flags: [sys.executable, "-c", SHIFTED, str(shift), *real(*flags)[3:]]  # type: ignore[method-assign]
+        made = ClockedDaemon(daemon)
         daemon.start()
         return made
 

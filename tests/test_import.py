@@ -587,3 +587,17 @@ def test_the_command_counts_what_it_did_and_refuses_to_run_beside_a_daemon(
     result = CliRunner().invoke(main, ["import", str(file), "--data-dir", str(tmp_path / "other")])
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1 and f"{file}, line 1: is neither" in result.stderr
+
+
+def test_an_imported_conversation_is_dated_as_it_says(run: Run, tmp_path: Path) -> None:
+    dated = [message | {"timestamp": "2024-05-03T10:00:00Z"} for message in CONVERSATION]
+    later = [{"role": "user", "content": "The ferry to Sark leaves at nine in the morning, from the north pier."}]
+    lines = [dated, {"create_time": 1_714_730_400.5, "messages": later}]
+    run(tmp_path / "new", written(tmp_path / "chats.jsonl", lines), embed_many=hashed)
+    assert [entry["said_at"] for entry in exported(tmp_path / "new")] == [
+        *["2024-05-03T10:00:00.000000Z"] * (len(exported(tmp_path / "new")) - 1),
+        "2024-05-03T10:00:00.500000Z",
+    ]
+    again = written(tmp_path / "export.jsonl", exported(tmp_path / "new"))
+    run(tmp_path / "newer", again, embed_many=hashed)
+    assert without_new(exported(tmp_path / "newer")) == without_new(exported(tmp_path / "new"))

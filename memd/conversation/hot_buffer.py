@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from memd.conversation.answers import answer_start, is_sent_in_parts, joined, prefill
 from memd.conversation.conversation import Buffered, Conversation, Line, Rewriting, TurnKey
@@ -38,7 +39,7 @@ from memd.conversation.matching import SHARED_MIN, Match, match
 from memd.conversation.placed import PlacedBlocks
 from memd.conversation.retelling import retold
 from memd.conversation.rewriting import rewriting, shortened_answer
-from memd.messages import Block, BlockChunk, Message, block_digest, chain_all
+from memd.messages import Block, BlockChunk, Message, block_digest, chain_all, dated
 
 ARRIVALS_KEPT = 16
 """Recent requests remembered per conversation; a client retries fewer at once."""
@@ -81,6 +82,7 @@ class HotBuffer:
         *,
         session: str | None,
         now: float,
+        said_at: int | UnsetType = UNSET,
         thin: bool = False,
     ) -> Arrival:
         """Find or open the conversation of a request and append the request's new messages.
@@ -88,21 +90,21 @@ class HotBuffer:
         Args:
             messages, content_digests, tokens: the request's messages after the leading system messages, in parallel.
             session: the client's own name for the conversation, if it gave one.
-            now: seconds, see `memd.clock.steady_now`.
+            now, said_at: see `memd.clock.steady_now`, and `Message.said_at` (of new messages, the others keep theirs).
             thin: the client sends only new messages.
         """
         found = self._found(messages, content_digests, session, thin)
         parent, kept = found.conversation, _kept_count(found, messages)
         if parent is not None and (heard := heard_again(found, messages)):
-            self._record(Heard(parent.id, heard))
+            self._record(Heard(parent.id, dict(zip(heard, dated(heard.values(), said_at), strict=True))))
         if parent is not None and found.runs:
-            way = _rewriting(parent, found, messages, content_digests, tokens)
+            way = _rewriting(parent, found, dated(messages, said_at), content_digests, tokens)
             branch = self._branch(parent, session, way, now)
             self._record(Abandoned(parent.id))
             leaves_unstored = branch.departed_end > branch.stored
             return Arrival(branch, 0, len(branch), opened=False, leaves_unstored=leaves_unstored)
         conversation = self._open(session, now) if parent is None else self._fork(parent, found.offset + kept)
-        self._append(conversation, messages[kept:], content_digests[kept:], tokens[kept:], now)
+        self._append(conversation, dated(messages[kept:], said_at), content_digests[kept:], tokens[kept:], now)
         end = found.offset + len(messages)
         arrival = Arrival(conversation, found.offset, end, opened=parent is None, head=found.head)
         if parent is None or parent is conversation:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from memd.entries import Speaker, role_opening
 from memd.ingest.pieces import Count, candidate_pieces
@@ -37,6 +38,8 @@ class Utterance(msgspec.Struct, frozen=True):
     """See `Speaker.name`."""
     shown: tuple[bytes, ...] = ()
     """See `Message.shown`."""
+    said_at: int | UnsetType = UNSET
+    """See `Message.said_at`."""
 
     @property
     def opening(self) -> str:
@@ -55,6 +58,8 @@ class Chunk(msgspec.Struct, frozen=True):
     digests: tuple[bytes, ...]
     shown: tuple[bytes, ...] = ()
     """Of all its messages together."""
+    said_at: int | UnsetType = UNSET
+    """Of its first message that has one."""
 
 
 class _Piece(msgspec.Struct, frozen=True):
@@ -163,4 +168,5 @@ def _chunk(group: Sequence[_Piece], messages: Sequence[Utterance]) -> Chunk:
     numbers = dict.fromkeys(piece.message for piece in group)
     digests = tuple(digest for number in numbers if (digest := messages[number].digest) is not None)
     shown = dict.fromkeys(uuid for number in numbers for uuid in messages[number].shown)
-    return Chunk("".join(parts), tuple(speakers), digests, tuple(shown))
+    said_at = next((at for number in numbers if (at := messages[number].said_at) is not UNSET), UNSET)
+    return Chunk("".join(parts), tuple(speakers), digests, tuple(shown), said_at)

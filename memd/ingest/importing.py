@@ -21,6 +21,7 @@ from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import EmbedMany
 from memd.entries import DEFAULT_TOPIC_ID, Draft, Status, Vector, checked_topic_id
 from memd.errors import BadImport, BadRequestBody, BadTopicId
+from memd.ingest.dates import told_time, told_times
 from memd.ingest.offline import Advanced, append_and_seal, ignore_progress, opened
 from memd.ingest.pipeline import Drafter, unstored_runs
 from memd.ingest.redaction.redactor import Redactor
@@ -254,14 +255,20 @@ def _parsed(line: bytes) -> list[Message] | tuple[str, Draft]:
     Raises:
         ValueError, RecursionError, BadRequestBody, BadTopicId: it is neither.
     """
+    begun = None
     if line.lstrip().startswith(b"{"):
         members = _kind_decoder.decode(line)
         if bytes(members.uuid):
             return decode_line(line)
+        begun = told_time(line)
         line = bytes(members.messages)
         if not line:
             raise BadRequestBody("it has neither `uuid` nor `messages`")
-    messages = [parse_message(raw) for raw in _list_decoder.decode(line)]
+    listed = _list_decoder.decode(line)
+    messages = [
+        message if at is None else msgspec.structs.replace(message, said_at=at)
+        for message, at in zip(map(parse_message, listed), told_times(listed, begun), strict=True)
+    ]
     if not all(message.role for message in messages):
         raise BadRequestBody("a message has no role")
     return messages

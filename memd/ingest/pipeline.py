@@ -145,6 +145,7 @@ def _draft(chunk: Chunk, *, kind: str, source: str | None, created_at: int) -> D
         source=source,
         speakers=chunk.speakers,
         shown=chunk.shown[:SHOWN_MAX] or UNSET,
+        said_at=chunk.said_at,
     )
 
 
@@ -198,6 +199,7 @@ def unstored_runs(
             continue
         kept = redactor.message(message)
         shown = () if kept.shown is UNSET else kept.shown
-        utterances[position] = Utterance(stored_text(kept), kept.role, digest, speaker_name(kept.name), shown)
+        name = speaker_name(kept.name)
+        utterances[position] = Utterance(stored_text(kept), kept.role, digest, name, shown, kept.said_at)
     starts = compaction.part_starts([message for _, message in messages])
     return [[utterances[position] for position in run] for run in compaction.contiguous(list(utterances), starts)]

@@ -88,13 +88,14 @@ class Receiver:
         Raises:
             MemdError: a topic cannot be opened.
         """
-        now, request = steady_now(), without_own_blocks(asked.request, topic.buffer.placed.__contains__, self._speech)
+        at, now = time.time_ns() // 1000, steady_now()
+        request = without_own_blocks(asked.request, topic.buffer.placed.__contains__, self._speech)
         asked = msgspec.structs.replace(asked, request=request)
         lead = leading_count(request.messages)
         counts = await self._count_messages(request)
         new = request.messages[lead:], request.digests[lead:], counts[lead:]
         if asked.mode == "full":
-            arrival = topic.buffer.receive(*new, session=asked.session, now=now, thin=asked.is_thin)
+            arrival = topic.buffer.receive(*new, session=asked.session, now=now, said_at=at, thin=asked.is_thin)
         else:
             arrival = topic.buffer.glance(*new, session=asked.session, thin=asked.is_thin)
         if asked.mode == "full" and arrival.leaves_unstored:
@@ -115,7 +116,7 @@ class Receiver:
             asked=asked,
             topic=topic,
             related=await self._related(request, topic),
-            at=time.time_ns() // 1000,
+            at=at,
             arrival=arrival,
             prompt=prompt,
             key=key,

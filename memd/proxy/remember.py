@@ -8,10 +8,12 @@ before the answer ends (`is_promised`).
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 
 import msgspec
+from msgspec import UNSET
 
 from memd.admin.receipts import Receipt, Receipts
 from memd.clock import steady_now
@@ -105,9 +107,8 @@ class Rememberer:
         if reply.message is None or not buffer.is_open(conversation):
             return conversation
         message = self._speech.heard(self._speech.heard_alone(reply.message, buffer.placed.__contains__))
-        if shown.chunks:
-            uuids = tuple(chunk.uuid for chunk in shown.chunks[:SHOWN_MAX])
-            message = msgspec.structs.replace(message, shown=uuids)
+        uuids = tuple(chunk.uuid for chunk in shown.chunks[:SHOWN_MAX])
+        message = msgspec.structs.replace(message, shown=uuids or UNSET, said_at=time.time_ns() // 1000)
         tokens = self._counter.message(message, message.content_digest)
         return buffer.reply(received.arrival, message, tokens, steady_now())
 

@@ -55,7 +55,7 @@ def _time(microseconds: int) -> str:
 
 def _microseconds(time: datetime) -> int:
     if time.tzinfo is None:
-        raise ValueError("created_at is without its time zone")
+        raise ValueError("a time is without its time zone")
     return (time - _EPOCH) // timedelta(microseconds=1)
 
 
@@ -77,6 +77,7 @@ _FORMS = {
     ),
     "utility_steps": _Form("utility_multiplier", Annotated[float, Meta(gt=0)], utility_multiplier, _steps),
     "created_at": _Form("created_at", datetime, _time, _microseconds),
+    "said_at": _Form("said_at", datetime, _time, _microseconds),
     "shown": _Form(
         "shown",
         tuple[Hex, ...],
@@ -94,8 +95,8 @@ _FIELDS = {field.name: field for field in msgspec.structs.fields(Entry) if field
 _ALL_FORMS = {name: _FORMS.get(name) or _Form(name, field.type) for name, field in _FIELDS.items()}
 _ORDER = dict.fromkeys([*_FIRST, *(form.name for form in _ALL_FORMS.values())])
 _IDENTITY = ("public_id", "uuid", "canonical_id", "appended_at")
-_STATE = tuple(name for name in _FIELDS if name not in (*_IDENTITY, "speakers", "shown"))
-"""Without `speakers` and `shown`: a line that a version without them wrote tells of the same state."""
+_STATE = tuple(name for name in _FIELDS if name not in (*_IDENTITY, "speakers", "shown", "said_at"))
+"""Without `speakers`, `shown` and `said_at`: a line that a version without them wrote tells of the same state."""
 
 _Line = msgspec.defstruct(
     "_Line",

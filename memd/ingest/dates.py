@@ -1,0 +1,65 @@
+"""The times that exported conversations give their messages.
+
+Rule: pure. Programs name and write times in many ways; what cannot be read, or cannot be a time at which somebody wrote
+to a machine, is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+_NAMES = ("said_at", "timestamp", "created_at", "createdAt", "create_time", "date", "time")
+"""The members that are looked at, the best first."""
+_EARLIEST_US, _LATEST_US = 0, 4_102_444_800_000_000
+"""1970 and 2100: between them, and the scale of a number says whether it is seconds or a fraction of them."""
+_SCALES_US = (1e6, 1e3, 1, 1e-3)
+"""Microseconds to one second, millisecond, microsecond, nanosecond."""
+_SECONDS_MAX = 1e11
+_DATE_DIGITS = len("20251103")
+_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def told_time(value: msgspec.Raw | bytes) -> int | None:
+    """The time in microseconds since the epoch that an object of JSON gives for itself; None if it gives none."""
+    try:
+        members = _decoder.decode(value)
+    except msgspec.MsgspecError:  # no object
+        return None
+    times = (_microseconds(msgspec.json.decode(members[name])) for name in _NAMES if name in members)
+    return next((one for one in times if one is not None), None)
+
+
+def told_times(messages: Iterable[msgspec.Raw], default: int | None) -> Iterator[int | None]:
+    """The time of each message (JSON): its own, else that of the one before it, else `default`."""
+    for raw in messages:
+        own = told_time(raw)
+        default = default if own is None else own
+        yield default
+
+
+def _microseconds(value: Any) -> int | None:
+    try:
+        if isinstance(value, str):
+            is_number = len(value) > _DATE_DIGITS and value.replace(".", "", 1).isdecimal()
+            found = _scaled(float(value)) if is_number else round(_of_text(value) * 1e6)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found = _scaled(value)
+        else:
+            return None
+    except (ValueError, OverflowError, OSError):  # no time; not a number; beyond what this machine's clock can say
+        return None
+    return found if _EARLIEST_US < found < _LATEST_US else None
+
+
+def _scaled(number: float) -> int:
+    place = next((place for place in range(len(_SCALES_US)) if number < _SECONDS_MAX * 1000**place), 0)
+    return round(number * _SCALES_US[place])
+
+
+def _of_text(text: str) -> float:
+    """Seconds since the epoch of an ISO 8601 time; one without a zone is this machine's."""
+    return datetime.fromisoformat(text.strip()).timestamp()

@@ -1,0 +1,147 @@
+"""When something was said is known from its arrival on, whatever happens to it until it is stored."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from clocks import at_time
+from conftest import MakeDaemon
+from histories import digest_at, new_buffer, replayed, said
+from recording_upstream import RecordingUpstream
+
+from memd.conversation.events import Appended, decode_event, encode_event
+from memd.conversation.hot_buffer import Arrival, HotBuffer
+from memd.ingest.chunking import Utterance, split
+from memd.ingest.dates import told_time, told_times
+from memd.settings.model import ChunkingSettings
+
+NOON = 1_762_171_200_000_000
+"""2025-11-03T12:00Z."""
+DAY_US = 86_400_000_000
+
+
+def receive(buffer: HotBuffer, *history: str, at: int) -> Arrival:
+    messages = [said(one) for one in history]
+    digests = [message.content_digest for message in messages]
+    return buffer.receive(messages, digests, [10] * len(messages), session=None, now=0.0, said_at=at)
+
+
+def times(arrival: Arrival) -> list[int | None]:
+    messages = [item.message for item in arrival.conversation.messages]
+    return [None if one is None or one.said_at is msgspec.UNSET else one.said_at - NOON for one in messages]
+
+
+# From arrival on
+
+
+def test_each_message_keeps_the_time_at_which_it_first_arrived() -> None:
+    buffer = new_buffer()
+    receive(buffer, "u:one", at=NOON)
+    receive(buffer, "u:one", "a:two", "u:three", at=NOON + 5)
+    again = receive(buffer, "u:one", "a:two", "u:three", at=NOON + 9)
+    assert times(again) == [0, 5, 5]
+
+
+def test_an_edit_and_a_rewritten_history_keep_the_times_of_what_they_share() -> None:
+    buffer = new_buffer()
+    history = [f"{'ua'[n % 2]}:number {n} of many" for n in range(12)]
+    receive(buffer, *history, at=NOON)
+    edited = receive(buffer, *history[:8], "u:something else", at=NOON + 5)
+    assert times(edited) == [0] * 8 + [5]
+    rewritten = receive(buffer, *history[:2], "u:new in the middle", *history[4:], "u:the end", at=NOON + 7)
+    assert times(rewritten) == [0, 0, 7] + [0] * 8 + [7]
+
+
+def test_a_restart_keeps_the_times_and_a_journal_from_before_them_reads_on() -> None:
+    buffer = new_buffer()
+    receive(buffer, "u:one", "a:two", "u:three", at=NOON)
+    for events in (buffer.take_unsaved(), buffer.as_events()):
+        kept = [item.message for one in replayed(events).conversations() for item in one.messages]
+        assert [one.said_at for one in kept if one is not None] == [NOON] * 3
+    old = msgspec.msgpack.decode(encode_event(next(e for e in buffer.as_events() if isinstance(e, Appended))))
+    for item in old["messages"]:
+        del item["message"]["said_at"]
+    read = decode_event(msgspec.msgpack.encode(old))
+    assert isinstance(read, Appended)
+    assert [one.message.said_at for one in read.messages if one.message is not None] == [msgspec.UNSET] * 3
+
+
+def test_a_chunk_has_the_time_of_its_first_message() -> None:
+    messages = [
+        Utterance("A question.", "user", digest_at(["u:1"]), said_at=NOON),
+        Utterance("An answer.", "assistant", digest_at(["u:2"]), said_at=NOON + 5),
+    ]
+    [chunk] = split(messages, settings=ChunkingSettings(), count=lambda text: len(text.split()))
+    assert chunk.said_at == NOON
+
+
+# Through the daemon
+
+FACT = "Please note: the release word for the lighthouse lamp is cinnamon-42, on the brass plate."
+LATER = "Where was it that the release word is written, again?"
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def days_ago(iso: str) -> float:
+    return (datetime.now(UTC) - datetime.fromisoformat(iso)) / timedelta(days=1)
+
+
+def test_what_waits_in_the_journal_for_days_is_stored_with_the_time_of_its_arrival(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 3600}})
+    at_time(daemon, days_ago=3)
+    daemon.start()
+    answer = daemon.chat([user(FACT)]).reply
+    daemon.kill()
+    at_time(daemon, days_ago=1)
+    daemon.start()
+    daemon.chat([user(FACT), {"role": "assistant", "content": answer}, user(LATER)])
+    daemon.kill()
+    at_time(daemon, days_ago=0)
+    daemon.start()
+    daemon.wait_stored(FACT, LATER)
+    dates = {text: entry for entry in daemon.export() for text in (FACT, LATER) if text in entry["content"]}
+    assert 2.9 < days_ago(dates[FACT]["said_at"]) < 3.1
+    assert 0.9 < days_ago(dates[LATER]["said_at"]) < 1.1
+    assert days_ago(dates[LATER]["created_at"]) < 0.1
+
+
+# Imports
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"timestamp": "2025-11-03T12:00:00Z"},
+        {"created_at": "2025-11-03T13:00:00+01:00"},
+        {"create_time": 1_762_171_200.0},
+        {"timestamp": 1_762_171_200_000},
+        {"time": 1_762_171_200_000_000},
+        {"time": 1_762_171_200_000_000_000},
+        {"date": "1762171200"},
+        {"timestamp": "no time", "createdAt": 1_762_171_200},
+    ],
+)
+def test_times_are_read_as_programs_write_them(members: dict[str, Any]) -> None:
+    assert told_time(json.dumps(members).encode()) == NOON
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, "", "tomorrow", -5, 0, 1e300, "9" * 400, [1], {}, "9999-12-31T23:59:59-23:00", 10**30, "0001-01-01"],
+)
+def test_what_is_no_time_dates_nothing(value: object) -> None:
+    assert told_time(json.dumps({"timestamp": value}).encode()) is None
+
+
+def test_a_message_without_a_time_has_that_of_the_one_before_it() -> None:
+    raw = [msgspec.Raw(json.dumps(one).encode()) for one in ({}, {"timestamp": NOON}, {}, "text", {"time": NOON + 1})]
+    assert list(told_times(raw, 7)) == [7, NOON, NOON, NOON, NOON + 1]
