@@ -53,7 +53,14 @@ from memd.messages import Message, chain_all
 from memd.proxy.app import running
 from memd.proxy.parts import Daemon
 from memd.recall.retrieve import Budget
-from memd.settings.model import Config, ListenSettings, LogSettings, SegmentSettings, UpstreamSettings
+from memd.settings.model import (
+    Config,
+    EmbeddingSettings,
+    ListenSettings,
+    LogSettings,
+    SegmentSettings,
+    UpstreamSettings,
+)
 from memd.store.store import Store
 
 SEGMENT_ENTRIES = 500
@@ -347,7 +354,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20, help="for each thing that is measured (costs: a third)")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    embedder, counter = load_embedder("bundled", 1), TokenCounter(cl100k_base(ranks_bytes()))
+    embedder, counter = load_embedder(EmbeddingSettings()), TokenCounter(cl100k_base(ranks_bytes()))
     by_kind: dict[str, Figures] = {}
     with _folder() as folder:
         seal_seconds = prepare(folder / "prepared", embedder)

@@ -42,6 +42,7 @@ from store import drafts, settle
 from vectors import embedded, mixed
 
 from memd.embedding.loading import load_embedder
+from memd.settings.model import EmbeddingSettings
 from memd.store.store import Store
 
 REQUESTS = 100
@@ -66,7 +67,7 @@ Figures = dict[str, float]
 
 def fill(folder: Path, chunks: int, kept: Path | None) -> None:
     """A store with that many chunks in the default topic, with its indexes; a copy of the one in `kept`, if it is."""
-    embedder = load_embedder("bundled", 1)
+    embedder = load_embedder(EmbeddingSettings())
     if kept is not None and (kept / str(chunks)).is_dir():
         shutil.copytree(kept / str(chunks), folder / "memory")
         chunks = 0

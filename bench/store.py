@@ -43,6 +43,7 @@ from vectors import embedded, mixed
 
 from memd.embedding.loading import load_embedder
 from memd.entries import Draft
+from memd.settings.model import EmbeddingSettings
 from memd.store.log.columns import Floats
 from memd.store.store import Store, TopicLog
 
@@ -341,7 +342,7 @@ def main() -> None:
     if asked.open is not None:
         open_and_report(Path(asked.open[0]), asked.open[1])
         return
-    embedder = load_embedder("bundled", 1)
+    embedder = load_embedder(EmbeddingSettings())
     base = embedded(embedder, BASE_SENTENCES)
     figures: dict[str, Any] = {}
     for size in map(int, asked.sizes.split(",")):

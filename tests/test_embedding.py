@@ -17,13 +17,14 @@ from memd.embedding.loading import load_embedder
 from memd.embedding.pieces import PIECES_MAX, PiecewiseEmbedder
 from memd.entries import Vector
 from memd.errors import EmbeddingError
+from memd.settings.model import EmbeddingSettings
 
 SENTENCE = "The session store keeps its rows in PostgreSQL, and a token expires after twenty-four hours. "
 
 
 @pytest.fixture(scope="module")
 def embedder() -> PiecewiseEmbedder:
-    embedder = load_embedder("bundled", threads=2)
+    embedder = load_embedder(EmbeddingSettings(threads=2))
     assert isinstance(embedder, PiecewiseEmbedder)
     return embedder
 
@@ -57,8 +58,8 @@ def test_a_line_that_looks_like_a_role_is_embedded_whole(embedder: PiecewiseEmbe
 
 def test_a_text_has_one_vector_whatever_the_thread_count_or_the_load() -> None:
     texts = ["short", SENTENCE * 3, SENTENCE * 40, "短い文。", ""]
-    alone = load_embedder("bundled", threads=1)
-    beside = load_embedder("bundled", threads=2)
+    alone = load_embedder(EmbeddingSettings())
+    beside = load_embedder(EmbeddingSettings(threads=2))
     expected = [alone.embed(text).tobytes() for text in texts]
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda text: beside.embed(text).tobytes(), texts * 4))
@@ -133,7 +134,7 @@ def test_a_question_at_the_end_of_a_long_paste_is_still_found(embedder: Piecewis
 
 def test_the_fingerprint_is_that_of_the_files(embedder: PiecewiseEmbedder) -> None:
     assert len(embedder.fingerprint) == 32 and int(embedder.fingerprint, 16)
-    assert load_embedder("bundled", threads=1).fingerprint == embedder.fingerprint
+    assert load_embedder(EmbeddingSettings()).fingerprint == embedder.fingerprint
 
 
 def test_the_bundled_model_touches_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,12 +144,13 @@ def test_the_bundled_model_touches_no_network(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket.socket, "connect_ex", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    assert load_embedder("bundled", threads=1).embed("offline").shape == (384,)
+    assert load_embedder(EmbeddingSettings()).embed("offline").shape == (384,)
 
 
 @pytest.mark.process
 def test_what_runs_the_model_reports_nothing_to_its_makers(tmp_path: Path) -> None:
-    program = "from memd.embedding.loading import load_embedder; load_embedder('bundled', threads=1).embed('private')"
+    program = "import memd.embedding.loading as l, memd.settings.model as m; "
+    program += "l.load_embedder(m.EmbeddingSettings()).embed('private')"
     places = {name: str(tmp_path) for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ORT_")}
     subprocess.run([sys.executable, "-c", program], env=inherited | places, check=True)
@@ -157,11 +159,11 @@ def test_what_runs_the_model_reports_nothing_to_its_makers(tmp_path: Path) -> No
 
 def test_an_unknown_model_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(EmbeddingError, match=r"bge-small-en-v1\.5'"):
-        load_embedder("BAAI/bge-smal-en-v1.5", threads=1)
+        load_embedder(EmbeddingSettings(model="BAAI/bge-smal-en-v1.5"))
 
 
 def test_a_model_that_cannot_be_fetched_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # fastembed then looks in its cache only
     monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(tmp_path))
     with pytest.raises(EmbeddingError, match=r"set embedding\.model to 'bundled'"):
-        load_embedder("BAAI/bge-small-en-v1.5", threads=1)
+        load_embedder(EmbeddingSettings(model="BAAI/bge-small-en-v1.5"))

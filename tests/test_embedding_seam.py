@@ -116,6 +116,7 @@ def test_importing_an_embedding_module_does_not_load_the_model_library(module: s
 
 @pytest.mark.process
 def test_the_bundled_model_is_run_without_the_library_that_fetches_others() -> None:
-    code = "import sys; from memd.embedding.loading import load_embedder; load_embedder('bundled', 1)"
+    code = "import sys, memd.embedding.loading as l, memd.settings.model as m; "
+    code += "l.load_embedder(m.EmbeddingSettings())"
     ended = subprocess.run([sys.executable, "-c", f"{code}; sys.exit('fastembed' in sys.modules)"], check=False)
     assert ended.returncode == 0, "it takes a third of the daemon's start to import"

@@ -19,7 +19,7 @@ from memd.embedding.loading import load_embedder
 from memd.entries import Status
 from memd.proxy import app
 from memd.proxy.parts import Daemon
-from memd.settings.model import BufferSettings, Config, ListenSettings, LogSettings, UpstreamSettings
+from memd.settings.model import BufferSettings, Config, EmbeddingSettings, ListenSettings, LogSettings, UpstreamSettings
 
 FACT = "The spare key hangs behind the barometer."
 QUESTION = "Where does the spare key hang?"
@@ -49,7 +49,7 @@ class Gated(Embedder):
 
 @pytest.fixture(scope="module")
 def bundled() -> Embedder:
-    return load_embedder("bundled", threads=1)
+    return load_embedder(EmbeddingSettings())
 
 
 @pytest.fixture

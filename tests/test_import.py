@@ -31,7 +31,7 @@ from memd.ingest.importing import ImportCounts, Importer
 from memd.ingest.pipeline import unstored_runs
 from memd.messages import chain_all
 from memd.recall.corrections import plan_undo
-from memd.settings.model import Config
+from memd.settings.model import Config, EmbeddingSettings
 from memd.store.disk import DiskFiles
 from memd.store.store import Store
 from memd.store.tools.export import export
@@ -66,7 +66,7 @@ class StopError(Exception):
 
 @pytest.fixture(scope="module")
 def embedder() -> Embedder:
-    return load_embedder("bundled", threads=1)
+    return load_embedder(EmbeddingSettings())
 
 
 @pytest.fixture(scope="module")

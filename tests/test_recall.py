@@ -18,7 +18,7 @@ from memd.errors import EmbeddingError
 from memd.recall.ranking import Verdict
 from memd.recall.retrieve import Budget, Filters, Retrieved, Retriever
 from memd.recall.topic_search import TopicSearch
-from memd.settings.model import RetrievalSettings
+from memd.settings.model import EmbeddingSettings, RetrievalSettings
 from memd.store.store import Store, TopicLog
 
 FACTS = ("The spare key hangs behind the blue bicycle.", "The spare key is copied at the shop in Mill Lane.")
@@ -26,7 +26,7 @@ FACTS = ("The spare key hangs behind the blue bicycle.", "The spare key is copie
 
 @pytest.fixture(scope="module")
 def embedder() -> Embedder:
-    return load_embedder("bundled", 1)
+    return load_embedder(EmbeddingSettings())
 
 
 BUDGET = Budget(2000)
@@ -106,7 +106,7 @@ UTILITY_STEPS = (0, 0, 3, -2, 0, 1)
 
 
 async def asked(topic: TopicLog, question: str, **settings: float) -> Retrieved:
-    encoder = Encoder(load_embedder("bundled", 1))
+    encoder = Encoder(load_embedder(EmbeddingSettings()))
     retriever = retriever_of(encoder, RetrievalSettings(**settings))  # type: ignore[arg-type]  # numbers of both kinds
     try:
         return await retriever.retrieve(question, [topic], BUDGET)
@@ -191,7 +191,7 @@ async def test_without_its_lexical_index_a_topic_is_searched_by_meaning(topic: T
 
 
 async def answered(topics: Sequence[TopicLog], question: str, filters: Filters, budget: Budget = BUDGET) -> Retrieved:
-    encoder = Encoder(load_embedder("bundled", 1))
+    encoder = Encoder(load_embedder(EmbeddingSettings()))
     retriever = retriever_of(encoder, RetrievalSettings())
     try:
         return await retriever.retrieve(question, topics, budget, filters)

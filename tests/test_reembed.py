@@ -24,6 +24,7 @@ from memd.embedding.loading import load_embedder
 from memd.entries import Draft, Vector
 from memd.ingest import reembedding
 from memd.ingest.reembedding import reembed_topics
+from memd.settings.model import EmbeddingSettings
 from memd.store.disk import DiskFiles
 from memd.store.store import Store, TopicLog
 from memd.store.tools.export import export
@@ -69,7 +70,7 @@ class StopError(Exception):
 
 @pytest.fixture(scope="module")
 def bundled() -> Embedder:
-    return load_embedder("bundled", threads=1)
+    return load_embedder(EmbeddingSettings())
 
 
 @pytest.fixture(scope="module", params=[Halved, Refingerprinted])

@@ -84,7 +84,7 @@ def _unsearched_chunks(config: Config, topics: list[TopicDiskUsage]) -> int:
     if not any(topic.chunks for topic in topics):
         return 0
     try:
-        present = load_embedder(config.embedding.model, 1, fetch=False).fingerprint
+        present = load_embedder(config.embedding, fetch=False).fingerprint
     except EmbeddingError:
         return 0
     return sum(topic.chunks_of_others(present) for topic in topics)

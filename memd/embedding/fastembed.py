@@ -15,26 +15,31 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from memd.embedding.pieces import PiecewiseEmbedder, fingerprint_of
+from memd.embedding.prefixes import prefixes_of
 from memd.errors import EmbeddingError
+from memd.settings.model import EmbeddingSettings
 
 
-def load_fastembed(model: str, threads: int, *, fetch: bool) -> PiecewiseEmbedder:
+def load_fastembed(settings: EmbeddingSettings, *, fetch: bool) -> PiecewiseEmbedder:
     """Load a text model that fastembed knows; see `loading.load_embedder`.
 
     Raises:
         EmbeddingError: unknown name, or the files could not be fetched or read.
     """
+    model = settings.model
     known = {str(entry["model"]): entry for entry in TextEmbedding.list_supported_models()}
     name = next((name for name in known if name.lower() == model.lower()), None)
     if name is None:
         near = difflib.get_close_matches(model, known, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise EmbeddingError(f"embedding.model {model!r} is neither 'bundled' nor a model that fastembed knows{hint}")
+        raise EmbeddingError(
+            f"embedding.model {model!r} is neither 'bundled', 'path:DIR' nor a model that fastembed knows{hint}"
+        )
     try:
-        engine = TextEmbedding(name, threads=threads, local_files_only=not fetch).model
+        engine = TextEmbedding(name, threads=settings.threads, local_files_only=not fetch).model
         folder = Path(engine._model_dir)  # type: ignore[attr-defined]  # fastembed has no public name for it
         files = [known[name]["model_file"], *known[name]["additional_files"], "tokenizer.json"]
-        return _embedder(model, engine, fingerprint_of(folder, files))
+        return _embedder(settings, name, engine, fingerprint_of(folder, files))
     except EmbeddingError:
         raise
     except Exception as error:  # fetching and loading raise whatever the http client, the hub and onnxruntime raise
@@ -44,7 +49,7 @@ def load_fastembed(model: str, threads: int, *, fetch: bool) -> PiecewiseEmbedde
         ) from error
 
 
-def _embedder(name: str, engine: TextEmbeddingBase, fingerprint: str) -> PiecewiseEmbedder:
+def _embedder(settings: EmbeddingSettings, name: str, engine: TextEmbeddingBase, fingerprint: str) -> PiecewiseEmbedder:
     own = engine.tokenizer  # type: ignore[attr-defined]  # every text model has one; its base class does not say so
     # A copy, because truncation is a property of the tokenizer and fastembed's own must keep it.
     tokenizer = Tokenizer.from_str(own.to_str())
@@ -55,4 +60,5 @@ def _embedder(name: str, engine: TextEmbeddingBase, fingerprint: str) -> Piecewi
         return np.asarray(next(iter(engine.embed([piece], batch_size=1))), dtype=np.float32)
 
     words_max = own.truncation["max_length"] - own.num_special_tokens_to_add(False)
-    return PiecewiseEmbedder(name, fingerprint, tokenizer, words_max, embed_piece)
+    prefixes = prefixes_of(settings, name)
+    return PiecewiseEmbedder(settings.model, fingerprint, tokenizer, words_max, embed_piece, prefixes)

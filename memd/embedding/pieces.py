@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
 from memd.embedding.embedder import Embedder
+from memd.embedding.prefixes import NO_PREFIXES, Prefixes
 from memd.entries import Vector
 from memd.errors import EmbeddingError
 
@@ -40,19 +41,24 @@ class PiecewiseEmbedder(Embedder):
         tokenizer: Tokenizer,
         words_max: int,
         embed_piece: Callable[[str], NDArray[np.float32]],
+        prefixes: Prefixes = NO_PREFIXES,
     ) -> None:
         """Make the first call of the model.
 
         Args:
+            fingerprint: of the model without prefixes.
             tokenizer: the model's own, which neither truncates nor pads.
             words_max: word pieces that the model reads, without its special tokens.
             embed_piece: runs the model on a piece, which has no lone surrogates; float32 `(dimension,)`.
+            prefixes: put in front of each piece.
         """
         self.name = name
-        self.fingerprint = fingerprint
+        self.fingerprint = prefixes.fingerprint(fingerprint)
         self.batch_texts = 1
         self._tokenizer = tokenizer
-        self._words_max = words_max
+        self._prefixes = prefixes
+        longest = max(len(tokenizer.encode(prefix, add_special_tokens=False)) for prefix in prefixes)
+        self._words_max = max(1, words_max - longest)
         self._embed_piece = embed_piece
         self.dimension = len(self._vector("memd"))
 
@@ -68,18 +74,21 @@ class PiecewiseEmbedder(Embedder):
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
         """See `Embedder.embed_query`: at most `PIECES_MAX` pieces; of a longer text only the head and tail are read."""
-        pieces = self.pieces(_head_and_tail(text))
-        if len(pieces) > PIECES_MAX:
-            pieces = pieces[: PIECES_MAX // 2] + pieces[-PIECES_MAX // 2 :]
-        return np.stack([self._vector(piece) for piece in pieces])
+        return self._embed_pieces(text, self._prefixes.query)
 
     def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """See `Embedder.embed_many`: the normalised mean of the vectors of a text's pieces."""
         found = np.empty((len(texts), self.dimension), np.float32)
         for row, text in enumerate(texts):
-            vectors = self.embed_query(text)
+            vectors = self._embed_pieces(text, self._prefixes.text)
             found[row] = vectors[0] if len(vectors) == 1 else _unit(vectors.mean(axis=0))
         return found
+
+    def _embed_pieces(self, text: str, prefix: str) -> NDArray[np.float32]:
+        pieces = self.pieces(_head_and_tail(text))
+        if len(pieces) > PIECES_MAX:
+            pieces = pieces[: PIECES_MAX // 2] + pieces[-PIECES_MAX // 2 :]
+        return np.stack([self._vector(prefix + piece) for piece in pieces])
 
     def _vector(self, piece: str) -> Vector:
         try:

@@ -32,7 +32,7 @@ def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
         StoreLocked: a daemon is running on it.
         MemdError: the model cannot be loaded, or the directory cannot be used.
     """
-    embedder = load_embedder(config.embedding.model, config.embedding.threads)
+    embedder = load_embedder(config.embedding)
     redactor = Redactor.of(config.ingest)
     store = Store.open(
         config.data_dir,

@@ -73,7 +73,7 @@ async def running(config: Config, model: Path | None = None, files: LocalDisk | 
         if listeners.moved:
             log.warning("memd's own address is not the usual one", extra={"problem": listeners.moved})
         loop = asyncio.get_running_loop()
-        embedding = loop.run_in_executor(None, load_embedder, config.embedding.model, config.embedding.threads)
+        embedding = loop.run_in_executor(None, load_embedder, config.embedding)
         encoding = loop.run_in_executor(None, lambda: cl100k_base(ranks_bytes()))
         if model is not None:
             child = await stack.enter_async_context(LlamaChild.started(model))

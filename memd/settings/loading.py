@@ -86,6 +86,9 @@ def load_config(
             data_dir = setting.folder / _expanded(setting)
         if setting.key in _PATHS and setting.value:
             values[setting.key] = str((setting.folder / _expanded(setting)).absolute())
+        if setting.key == "embedding.model" and setting.value.startswith(_PATH):
+            named = _expanded(msgspec.structs.replace(setting, value=setting.value.removeprefix(_PATH)))
+            values[setting.key] = f"{_PATH}{(setting.folder / named).absolute()}"
     config = _built(values | {"data_dir": data_dir.absolute()})
     for key, problem in _contradictions(config):
         place = next(places[name] for name in (key, *_PARTNERS.get(key, ())) if name in places)
@@ -109,6 +112,7 @@ _GROUPS = frozenset(field.name for field in msgspec.structs.fields(Config) if fi
 _KEYS = known_keys()
 _SECRET = frozenset({"auth.token", "upstream.api_key"})
 _PATHS = frozenset({"listen.tls_cert", "listen.tls_key"})
+_PATH = "path:"  # of embedding.model
 _PARTNERS = {
     "listen.tls_cert": ("listen.tls_key",),
     "admin.port": ("listen.port",),

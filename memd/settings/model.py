@@ -23,6 +23,7 @@ PositiveSeconds = Annotated[float, Meta(ge=0.01, le=3_600)]
 Milliseconds = Annotated[int, Meta(ge=0, le=600_000)]
 Tokens = Annotated[int, Meta(ge=256, le=100_000_000)]
 Threshold = Literal["auto"] | Tokens
+Prefix = Annotated[str, Meta(max_length=1_000)]
 Text = Annotated[str, Meta(min_length=1, max_length=4_096, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
@@ -217,9 +218,13 @@ class EmbeddingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The model that turns text into vectors."""
 
     model: Text = "bundled"
-    """`bundled`, or the name of a text model that fastembed knows and fetches once."""
+    """`bundled`, `path:DIR` (a folder with an ONNX model), or a text model that fastembed knows and fetches once."""
     threads: Annotated[int, Meta(ge=1, le=256)] = 1
     """CPU threads per embedding."""
+    query_prefix: Prefix = "auto"
+    """What the model wants in front of a question; auto: what its files or its makers say, nothing for the bundled."""
+    text_prefix: Prefix = "auto"
+    """The same for a text that is stored."""
 
 
 class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):

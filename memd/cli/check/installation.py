@@ -17,7 +17,7 @@ from memd.assets import ranks_bytes
 from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder
-from memd.embedding.loading import BUNDLED, load_embedder
+from memd.embedding.loading import BUNDLED, PATH, load_embedder
 from memd.errors import EmbeddingError
 from memd.settings.model import Config
 from memd.store import descriptors
@@ -85,10 +85,10 @@ def embedding_model(config: Config, topics: list[TopicDiskUsage]) -> Iterator[Ch
     """Known text has its known vector, and what is stored was embedded with this model."""
     name = config.embedding.model
     try:
-        embedder = load_embedder(name, config.embedding.threads, fetch=False)
+        embedder = load_embedder(config.embedding, fetch=False)
         problem = _infidelity(embedder)
     except EmbeddingError as error:
-        if name == BUNDLED:
+        if name == BUNDLED or name.startswith(PATH):
             yield failed_with(MODEL, error)
         else:
             yield failed(MODEL, f"{name!r} is not on this machine, or unknown", f"memd serve fetches it once: {error}")

@@ -1,0 +1,142 @@
+"""Embedding models of a user's own: a folder on this disk, and the prefixes that models want."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import MakeDaemon
+from recording_upstream import RecordingUpstream
+
+from memd.assets import model_dir
+from memd.embedding.embedder import Embedder
+from memd.embedding.loading import load_embedder
+from memd.embedding.prefixes import Prefixes, prefixes_of
+from memd.errors import EmbeddingError
+from memd.settings.loading import load_config
+from memd.settings.model import EmbeddingSettings
+
+TEXT = "The spare key hangs behind the blue bicycle."
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Embedder:
+    return load_embedder(EmbeddingSettings())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The bundled model as a user would have it."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for name in ("model.onnx", "tokenizer.json", "tokenizer_config.json", "config.json"):
+        (folder / name).symlink_to(model_dir() / name)
+    return folder
+
+
+def loaded(folder: Path, **settings: str) -> Embedder:
+    return load_embedder(EmbeddingSettings(model=f"path:{folder}", **settings))  # type: ignore[arg-type]  # texts all
+
+
+def test_a_folder_with_a_graph_and_its_tokenizer_is_a_model(folder: Path, bundled: Embedder) -> None:
+    own = loaded(folder)
+    long = " ".join([TEXT] * 100)
+    assert own.fingerprint == bundled.fingerprint
+    assert own.embed_many([TEXT, long]).tobytes() == bundled.embed_many([TEXT, long]).tobytes()
+
+
+@pytest.mark.parametrize("place", ["onnx/model.onnx", "model_int8.onnx"])
+def test_the_graph_may_be_where_repositories_have_it(place: str, folder: Path, bundled: Embedder) -> None:
+    (folder / "onnx").mkdir()
+    (folder / "model.onnx").rename(folder / place)
+    assert loaded(folder).embed(TEXT).tobytes() == bundled.embed(TEXT).tobytes()
+
+
+def test_the_vector_of_the_first_token_is_taken_where_the_folder_says_so(folder: Path, bundled: Embedder) -> None:
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    own = loaded(folder)
+    assert own.fingerprint != bundled.fingerprint
+    assert np.linalg.norm(own.embed(TEXT)) == pytest.approx(1, abs=1e-5)
+    assert float(own.embed(TEXT) @ bundled.embed(TEXT)) < 0.95
+
+
+@pytest.mark.parametrize(
+    ("lacks", "says"),
+    [("model.onnx", "has no model.onnx"), ("tokenizer.json", "has no tokenizer.json")],
+)
+def test_what_is_missing_is_named(lacks: str, says: str, folder: Path) -> None:
+    (folder / lacks).unlink()
+    with pytest.raises(EmbeddingError, match=says):
+        loaded(folder)
+
+
+def test_no_folder_several_graphs_and_a_damaged_one_are_said(folder: Path) -> None:
+    with pytest.raises(EmbeddingError, match=r"there is no folder .*nowhere"):
+        loaded(folder.parent / "nowhere")
+    (folder / "model.onnx").rename(folder / "a.onnx")
+    (folder / "b.onnx").write_bytes(b"no graph")
+    with pytest.raises(EmbeddingError, match=r"several graphs \(a.onnx, b.onnx\)"):
+        loaded(folder)
+    (folder / "a.onnx").unlink()
+    with pytest.raises(EmbeddingError, match=r"cannot be used"):
+        loaded(folder)
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text("{")
+    with pytest.raises(EmbeddingError, match=r"config.json cannot be read"):
+        loaded(folder)
+
+
+def test_prefixes_of_the_folder_stand_in_front_and_those_of_the_settings_count_more(
+    folder: Path, bundled: Embedder
+) -> None:
+    prompts = {"prompts": {"query": "ask: ", "document": "text: "}}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    own = loaded(folder)
+    assert own.embed_query(TEXT)[0].tobytes() == bundled.embed(f"ask: {TEXT}").tobytes()
+    assert own.embed(TEXT).tobytes() == bundled.embed(f"text: {TEXT}").tobytes()
+    other = loaded(folder, query_prefix="q ", text_prefix="")
+    assert other.embed_query(TEXT)[0].tobytes() == bundled.embed(f"q {TEXT}").tobytes()
+    assert other.embed(TEXT).tobytes() == bundled.embed(TEXT).tobytes()
+    assert len({own.fingerprint, other.fingerprint, bundled.fingerprint}) == 3
+    assert loaded(folder, query_prefix="", text_prefix="").fingerprint == bundled.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("name", "prefixes"),
+    [
+        ("intfloat/multilingual-e5-small", Prefixes("query: ", "passage: ")),
+        ("BAAI/bge-small-en-v1.5", Prefixes("Represent this sentence for searching relevant passages: ", "")),
+        ("nomic-ai/nomic-embed-text-v1.5", Prefixes("search_query: ", "search_document: ")),
+        ("nomic-embed-text:latest", Prefixes("search_query: ", "search_document: ")),
+        ("snowflake/snowflake-arctic-embed-l-v2.0", Prefixes("query: ", "")),
+        ("BAAI/bge-m3", Prefixes()),
+        ("sentence-transformers/all-MiniLM-L6-v2", Prefixes()),
+    ],
+)
+def test_known_models_bring_the_prefixes_that_their_makers_publish(name: str, prefixes: Prefixes) -> None:
+    assert prefixes_of(EmbeddingSettings(), name) == prefixes
+    assert prefixes_of(EmbeddingSettings(text_prefix="t "), name) == prefixes._replace(text="t ")
+
+
+def test_a_folder_is_looked_for_where_the_settings_file_is(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text('embedding:\n  model: path:models/own\n  query_prefix: "query: "\n')
+    embedding = load_config(tmp_path / "config.yaml", {}, {}).embedding
+    assert embedding.model == f"path:{tmp_path}/models/own"
+    assert embedding.query_prefix == "query: "
+
+
+def test_a_daemon_remembers_with_such_a_model_and_check_says_what_is_missing(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, folder: Path
+) -> None:
+    daemon = make_daemon(upstream.url, {"embedding": {"model": f"path:{folder}"}}).start()
+    daemon.chat([{"role": "user", "content": TEXT}])
+    daemon.wait_stored(TEXT)
+    daemon.chat([{"role": "user", "content": "Where is the key?"}])
+    assert TEXT in upstream.prompts[-1]
+    daemon.terminate()
+    (folder / "tokenizer.json").unlink()
+    told = daemon.run("check", "--config", str(daemon.config))
+    assert told.returncode == 1 and "has no tokenizer.json" in " ".join(told.stdout.split())
