@@ -61,7 +61,7 @@ def load_folder(settings: EmbeddingSettings, folder: Path) -> PiecewiseEmbedder:
 
 
 class _Told:
-    """What the files beside a model say about its use; what they do not say has the usual value."""
+    """The use of a model as the files beside it tell it; what they do not say has the usual value."""
 
     def __init__(self, folder: Path) -> None:
         pooling = folder / "1_Pooling" / "config.json"

@@ -18,7 +18,7 @@ _FINGERPRINT_DIGITS = 32
 
 
 class Prefixes(NamedTuple):
-    """What stands in front of a question, and of a text."""
+    """Put in front of a question, and of a text."""
 
     query: str = ""
     text: str = ""

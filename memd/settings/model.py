@@ -222,7 +222,7 @@ class EmbeddingSettings(msgspec.Struct, frozen=True, kw_only=True):
     threads: Annotated[int, Meta(ge=1, le=256)] = 1
     """CPU threads per embedding."""
     query_prefix: Prefix = "auto"
-    """What the model wants in front of a question; auto: what its files or its makers say, nothing for the bundled."""
+    """Put in front of a question; auto: what the model's files or its makers say, nothing for the bundled one."""
     text_prefix: Prefix = "auto"
     """The same for a text that is stored."""
 
