@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from archiver_stage import Stage, live_entries
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from histories import receive, talk
 
+import memd.recall.retrieve
 from memd.conversation.conversation import Conversation
 from memd.conversation.hot_buffer import HotBuffer
 from memd.embedding.encoder import Encoder
-from memd.entries import Correction
+from memd.entries import Correction, Draft
+from memd.ingest.pipeline import Cutter
 from memd.ingest.topics import Topic
 from memd.ingest.unstored import Part, parts_of
 from memd.messages import BlockChunk
@@ -41,11 +46,13 @@ async def topic(stage: Stage) -> Topic:
     return await stage.topics.get("talk")
 
 
-async def recalled(stage: Stage, question: str, *logs: TopicLog, filters: Filters | None = None) -> list[Candidate]:
+async def recalled(
+    stage: Stage, question: str, *logs: TopicLog, filters: Filters | None = None, seconds: float | None = None
+) -> list[Candidate]:
     settings = stage.config.retrieval
     retriever = Retriever(stage.encoder, settings, header="Excerpts.", count=lambda text: len(text.split()))
     try:
-        return list((await retriever.retrieve(question, logs, Budget(2000), filters)).shown)
+        return list((await retriever.retrieve(question, logs, Budget(2000, seconds=seconds), filters)).shown)
     finally:
         retriever.close()
 
@@ -58,6 +65,43 @@ async def test_what_the_prompt_shows_is_not_cut_for_its_question(topic: Topic) -
     assert len(cut) == 1 and FERRY[1][2:] in cut[0]
     partly = {conversation.messages[0].digest}
     assert len([chunk for chunks in topic.unstored().chunks(but=partly) for chunk in chunks]) == 2
+
+
+async def test_what_is_not_cut_in_time_is_left_out_and_all_else_is_found(
+    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memd.recall.retrieve, "CUTTING_SHARE", 0.0)
+    talk(topic.buffer, *LAMP)
+    topic.unstored().chunks()
+    talk(topic.buffer, *FERRY)
+    (found,) = await recalled(stage, "Where is the spare lamp of the lighthouse?", topic.log, seconds=60.0)
+    assert LAMP[1][2:] in found.entry.displayed
+    with pytest.raises(TimeoutError):  # nothing found is not nothing said
+        await recalled(stage, "When does the last ferry leave?", topic.log, seconds=60.0)
+    (found,) = await recalled(stage, "When does the last ferry leave?", topic.log)
+    assert FERRY[1][2:] in found.entry.displayed
+
+
+async def test_requests_do_not_wait_for_threads_that_cut_what_was_said_in_other_topics(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on = threading.Event()
+    cut = Cutter.cut
+
+    def cut_slowly(self: Cutter, *args: Any, **kwargs: Any) -> list[Draft]:
+        assert may_go_on.wait(60)
+        return cut(self, *args, **kwargs)
+
+    monkeypatch.setattr(Cutter, "cut", cut_slowly)
+    for number in range(64):
+        topic = await stage.topics.get(f"talk{number}")
+        talk(topic.buffer, *LAMP)
+        stage.archiver.cut_later(topic)
+    try:
+        async with asyncio.timeout(10):
+            assert await asyncio.to_thread(lambda: "counted") == "counted"
+    finally:
+        may_go_on.set()
 
 
 async def test_nothing_is_embedded_for_a_question_whose_prompt_has_all_there_is(

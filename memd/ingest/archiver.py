@@ -11,6 +11,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 
@@ -73,12 +75,17 @@ class Archiver:
         self._indexer = indexer
         self._metrics = metrics
         self._events = events
+        self._cutting = ThreadPoolExecutor(1, "memd-cut")  # a second for each megabyte: requests wait for other threads
         self._compacting: set[str] = set()
         self._storing: set[str] = set()
         self._tending: set[str] = set()
         self._failures: dict[str, int] = {}
         self._retry_at: dict[str, float] = {}
         self._unembedded: set[str] = set()  # topics whose last attempt failed in the embedding model
+
+    def close(self) -> None:
+        """End the thread; what waits to be cut is cut when it is asked for."""
+        self._cutting.shutdown(wait=True, cancel_futures=True)
 
     # -- on behalf of requests ----------------------------------------------------------------------------------
 
@@ -186,7 +193,7 @@ class Archiver:
 
         async def cut(unstored: BufferedText) -> None:
             with topic.held():
-                await asyncio.get_running_loop().run_in_executor(None, unstored.chunks)
+                await asyncio.get_running_loop().run_in_executor(self._cutting, unstored.chunks)
 
         if unstored := topic.unstored():
             self._tasks.spawn(cut(unstored), "cutting")
@@ -219,14 +226,11 @@ class Archiver:
             EmbeddingError, StoreError: nothing was written.
         """
 
-        def redact() -> list[Draft]:
-            return redacted_drafts(drafts, self._redactor, self._encoder.embed_text)
-
+        redact = partial(redacted_drafts, drafts, self._redactor, self._encoder.embed_text)
         redacted = await asyncio.get_running_loop().run_in_executor(None, redact) if self._redactor else drafts
         entries = await topic.append(redacted)
-        self._events.publish(
-            "corrected", {"topic_id": topic.id, "canonical_ids": tuple(entry.canonical_id for entry in entries)}
-        )
+        ids = tuple(entry.canonical_id for entry in entries)
+        self._events.publish("corrected", {"topic_id": topic.id, "canonical_ids": ids})
         self._indexer.look_after(topic)
         return entries
 
@@ -370,8 +374,8 @@ class Archiver:
         def made() -> tuple[Sequence[Draft], int]:
             cut = topic.cutter.cut_as_shown(parts, is_shown)
             drafts = [chunk.draft for part in cut for chunk in part.chunks]
-            digests = [digest for part in cut for digest in part.digests]
             tokens = sum(self._counter.count(draft.content) for draft in drafts)
+            digests = [digest for part in cut for digest in part.digests]
             return self._drafter.embedded(topic.log, drafts, digests, is_shown=is_shown), tokens
 
         topic.being_stored = frozenset(digest for part in parts for digest, _ in part.messages)

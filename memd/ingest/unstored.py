@@ -8,6 +8,7 @@ listed on the event loop, which owns the buffer; the cutting is done in threads.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import msgspec
@@ -111,17 +112,15 @@ class PartCutter:
         self._lock = threading.Lock()
         self._known: dict[tuple[bytes, ...], CutPart] = {}
 
-    def cut(self, parts: Iterable[Part]) -> list[CutPart]:
+    def cut(self, parts: Iterable[Part], until: float | None = None) -> list[CutPart]:
         """The parts in chunks. Slow where they were not cut before: 0.5 s per megabyte of text, and as much again to
-        find their words."""
-        cut = []
-        with self._lock:
-            for part in parts:
-                known = self._known.get(part.key)
-                if known is None or any(map(self._log.has_digest, known.digests)):  # a branch has stored some of it
-                    known = self._known[part.key] = self._new(part)
-                cut.append(known)
-        return cut
+        find their words.
+
+        Args:
+            until: a `time.monotonic()` after which no part is begun: those that were not cut by then are left out.
+        """
+        cut = [self._cut(part, until) for part in parts]
+        return [part for part in cut if part is not None]
 
     def cut_as_shown(self, parts: Iterable[Part], is_shown: Callable[[bytes], bool]) -> list[CutPart]:
         """The parts in chunks, as they are to be stored.
@@ -155,6 +154,26 @@ class PartCutter:
                 behind = msgspec.structs.replace(part, messages=part.messages[size:])
                 return [msgspec.structs.replace(part, messages=part.messages[:size]), behind]
         return [part]
+
+    def _cut(self, part: Part, until: float | None) -> CutPart | None:
+        if (known := self._known_cut(part)) is not None:
+            return known
+        # Part by part, so that a search waits for one that another thread cuts, and not for all of them.
+        if not self._lock.acquire(timeout=-1 if until is None else max(0.0, until - time.monotonic())):
+            return None
+        try:
+            known = self._known_cut(part)
+            if known is None and (until is None or time.monotonic() < until):
+                known = self._known[part.key] = self._new(part)
+            return known
+        finally:
+            self._lock.release()
+
+    def _known_cut(self, part: Part) -> CutPart | None:
+        known = self._known.get(part.key)
+        if known is None or any(map(self._log.has_digest, known.digests)):  # a branch has stored some of it
+            return None
+        return known
 
     def _new(self, part: Part) -> CutPart:
         runs = unstored_runs(self._log, part.messages, self._cutter.redactor, instructions=part.instructions)
@@ -206,13 +225,13 @@ class BufferedText(UnstoredText):
         """See `UnstoredText.has_others_than`."""
         return any(part.has_others_than(digests) for parts in self._parts for part in parts)
 
-    def chunks(self, but: Collection[bytes] = ()) -> list[list[PendingChunk]]:
+    def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> list[list[PendingChunk]]:
         """See `UnstoredText.chunks`."""
         self._cutter.forget_but([part for parts in self._parts for part in parts])
         seen: set[bytes] = set()  # branches share their beginning
 
         def new(parts: Sequence[Part]) -> Iterator[PendingChunk]:
-            for chunk in (chunk for part in self._cutter.cut(parts) for chunk in part.chunks):
+            for chunk in (chunk for part in self._cutter.cut(parts, until) for chunk in part.chunks):
                 if chunk.draft.uuid not in seen:
                     seen.add(chunk.draft.uuid)
                     yield chunk

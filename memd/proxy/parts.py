@@ -119,6 +119,8 @@ async def make_parts(
     topics = Topics(store, config, writer, redactor, counter.count)
     speech = Speech(config.ingest.strip)
     stack.push_async_callback(topics.close)
+    archiver = Archiver(config, encoder, counter, tasks, indexer, redactor, metrics, events)
+    stack.callback(archiver.close)
     return Daemon(
         addresses=addresses,
         config=config,
@@ -129,7 +131,7 @@ async def make_parts(
         counter=counter,
         retriever=retriever,
         upstream=upstream,
-        archiver=Archiver(config, encoder, counter, tasks, indexer, redactor, metrics, events),
+        archiver=archiver,
         indexer=indexer,
         receipts=receipts,
         reader=_reader(config, redactor, speech),

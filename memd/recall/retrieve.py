@@ -43,6 +43,10 @@ LAST_CHARACTERS_MAX = 500
 LAST_TERMS_MIN = 2
 """A last paragraph of at most so many characters and at least so many words (stop words apart) is asked alone too."""
 
+CUTTING_SHARE = 0.5
+"""Of the time that a request waits: what is not cut into chunks by then is not searched, but all else is, and requests
+for other topics get their turn."""
+
 
 class Searchable(Protocol):
     """A topic that can be searched: a live log, or a topic as of an earlier time."""
@@ -212,12 +216,18 @@ class Retriever:
         times = [time.perf_counter()]
         queries, trouble = self._embedded(question)
         times.append(time.perf_counter())
-        searches = [self._search(question, queries, *one, filters) for one in zip(topics, unstored, strict=True)]
+        until = None if budget.seconds is None else time.monotonic() + CUTTING_SHARE * budget.seconds
+        # Pending chunks come first: one that is stored meanwhile is then in both, and not in neither.
+        pending = [Pending(one.chunks(but=filters.visible_digests, until=until)) for one in unstored]
+        is_partial = until is not None and time.monotonic() > until
+        searches = [self._search(question, queries, *one) for one in zip(topics, pending, strict=True)]
         if trouble is not None and not any(search.has_words for search in searches):
             raise trouble
         ranked = self._ranked(question, searches, filters)
         times.append(time.perf_counter())
         filled = self._filled(ranked, budget, filters)
+        if is_partial and not filled.selection.shown:
+            raise TimeoutError("not all that was said could be searched in time")
         times.append(time.perf_counter())
         embed_ms, search_ms, fill_ms = ((end - start) * 1000 for start, end in itertools.pairwise(times))
         return Retrieved(
@@ -253,16 +263,7 @@ class Retriever:
             notes.append(f"Searched by meaning alone: {', '.join(wordless)}.")
         return " ".join(notes) or None
 
-    def _search(
-        self,
-        question: str,
-        queries: NDArray[np.float32],
-        topic: Searchable,
-        unstored: UnstoredText,
-        filters: Filters,
-    ) -> TopicSearch:
-        # Pending chunks come first: one that is stored meanwhile is then in both, and not in neither.
-        pending = Pending(unstored.chunks(but=filters.visible_digests))
+    def _search(self, question: str, queries: NDArray[np.float32], topic: Searchable, pending: Pending) -> TopicSearch:
         snapshot = topic.snapshot()
         pending.forget(snapshot.knows)
         return TopicSearch(snapshot, queries, self._words(topic, question, pending), pending)

@@ -34,11 +34,12 @@ class UnstoredText(Protocol):
     def has_others_than(self, digests: Collection[bytes]) -> bool:
         """Whether there is text of other messages than these; known at once."""
 
-    def chunks(self, but: Collection[bytes] = ()) -> Sequence[Sequence[PendingChunk]]:
+    def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> Sequence[Sequence[PendingChunk]]:
         """Its chunks, those that were said one after the other together. Called in a thread: text may be cut first.
 
         Args:
             but: digests of messages; what has no other messages is left out, and need not be cut.
+            until: a `time.monotonic()` after which nothing more is cut: what was not cut by then is left out.
         """
 
 
@@ -49,7 +50,7 @@ class _Nothing(UnstoredText):
     def has_others_than(self, digests: Collection[bytes]) -> bool:
         return False
 
-    def chunks(self, but: Collection[bytes] = ()) -> Sequence[Sequence[PendingChunk]]:
+    def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> Sequence[Sequence[PendingChunk]]:
         return ()
 
 

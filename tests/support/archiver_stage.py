@@ -103,6 +103,7 @@ class Stage:
     async def close(self) -> None:
         """End the threads; what was written stays in `files`."""
         await self.tasks.finish(5)
+        self.archiver.close()
         self.indexer.close()
         self.encoder.close()
         self.writer.shutdown(wait=True)
