@@ -15,8 +15,8 @@ from daemon_process import Answer, DaemonProcess, ask
 from recording_upstream import RecordingUpstream
 
 from memd.errors import MemdError
-from memd.proxy.addresses import addresses_of, bound, own_port
-from memd.settings.model import AdminSettings, Config, ListenSettings
+from memd.proxy.addresses import addresses_of, bound, leads_back, own_port
+from memd.settings.model import AdminSettings, Config, ListenSettings, UpstreamSettings
 
 
 @pytest.fixture
@@ -99,6 +99,27 @@ def test_memd_s_own_port_is_one_above_the_clients_unless_it_is_set(tmp_path: Pat
     assert own_port(config(tmp_path, 9000, "auto")) == 9001
     assert own_port(config(tmp_path, 9000, 9900)) == 9900
     assert own_port(config(tmp_path, 0, "auto")) == own_port(config(tmp_path, 65_535, "auto")) == 0
+
+
+def test_an_address_that_cannot_be_taken_is_told_with_what_helps() -> None:
+    for listen, remedy in (("192.0.2.1", "--host"), ("no-such-host.invalid", "--host")):
+        with pytest.raises(MemdError, match=f"{listen}:0: .*; give an address of this machine with {remedy}"):
+            bound(Config(listen=ListenSettings(host=listen, port=0)))
+
+
+@pytest.mark.process
+def test_memd_is_not_started_in_front_of_itself(tmp_path: Path) -> None:
+    for listens, named in (("127.0.0.1", "localhost"), ("::1", "[::1]"), ("0.0.0.0", "127.0.0.1")):
+        assert leads_back(in_front_of(f"http://{named}:8765", listens))
+    for other in ("http://127.0.0.1:8080", "http://127.0.0.2:8765", "http://model.example:8765", "https://localhost"):
+        assert not leads_back(in_front_of(other, "127.0.0.1"))
+    memd = DaemonProcess(tmp_path, None)
+    refused = memd.run("serve", "--port", "18765", "--upstream", "http://127.0.0.1:18765/v1")
+    assert refused.returncode == 2 and "in circles" in refused.stderr and "give the model server's" in refused.stderr
+
+
+def in_front_of(url: str, host: str) -> Config:
+    return Config(listen=ListenSettings(host=host), upstream=UpstreamSettings(url=url))
 
 
 def config(folder: Path, port: int, own: int | str) -> Config:

@@ -23,7 +23,7 @@ from daemon_process import DaemonProcess, ask, clean_environment, wait_until
 from full_disk import FullDisk
 from llama_server import running_llama
 from raw_wire import answer, raw_upstream
-from recording_upstream import Request, Response, chat_answer, recording_upstream
+from recording_upstream import RecordingUpstream, Request, Response, chat_answer, recording_upstream
 from strict_llama import StrictLlama
 from strict_server import StrictServer
 
@@ -300,6 +300,20 @@ def test_a_token_that_others_may_read_or_guess_is_a_warning(tmp_path: Path, llam
     assert "only 1 character" in place.warnings()["access"]
 
 
+def test_a_daemon_with_another_token_is_not_taken_for_none(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, {"auth": {"token": "a" * 40}}).start()
+    remedy = "give the one that it was started with, as MEMD_AUTH_TOKEN or in the settings (--config)"
+    found = {one["check"]: one for one in json.loads(daemon.run("check", "--json").stdout)["checks"]}
+    assert found["lock"]["mark"] == "failed" and found["lock"]["remedy"] == remedy
+    assert daemon.own_url in found["address"]["said"] and "listens at" not in found["address"]["said"]
+    assert f"the daemon at {daemon.own_url}, which does not take this auth.token" in daemon.run("stats").stdout
+    refused = daemon.run("log")
+    assert refused.returncode == 1
+    assert refused.stderr == f"memd: the daemon at {daemon.own_url} wants its auth.token; {remedy}\n"
+
+
 # The model server
 
 
@@ -314,16 +328,26 @@ def test_memd_in_front_of_memd_is_recognised(tmp_path: Path, daemon: DaemonProce
     assert set(failures) == {"upstream"} and "in circles" in failures["upstream"]
 
 
-@pytest.mark.parametrize("page", [b"", b"<html>an app that answers everything</html>"])
+def test_memd_s_own_address_as_upstream_is_recognised_before_it_runs(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = {"listen": {"port": port}, "upstream": {"url": f"http://localhost:{port}/v1"}}
+    assert "in circles" in Place(tmp_path, settings).failures()["upstream"]
+
+
+@pytest.mark.parametrize("page", [b"", b"<html>an app that answers everything</html>", b'{"error": {"code": 404}}'])
 def test_a_wrong_path_in_the_address_is_found_out(tmp_path: Path, page: bytes) -> None:
     with raw_upstream(props=page) as upstream:
-        upstream.script = lambda peer: peer.send(answer(page, status=b"200 OK" if page else b"404 Not Found"))
+        status = b"200 OK" if page.startswith(b"<") else b"404 Not Found"
+        upstream.script = lambda peer: peer.send(answer(page, status=status))
         failures = Place(tmp_path, {"upstream": {"url": upstream.url + "/api"}}).failures("--live")
     assert set(failures) == {"upstream", "live"}
     assert "/api answers, but" in failures["upstream"] and "upstream.url" in failures["upstream"]
 
 
-def test_a_certificate_that_is_not_trusted_is_named_with_the_remedy(tmp_path: Path, make_daemon: MakeDaemon) -> None:
+def test_a_certificate_that_is_not_trusted_is_named_with_the_remedy(
+    tmp_path: Path, make_daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(UNTRUSTED)
     with raw_upstream(tls=tls) as upstream:
@@ -334,6 +358,10 @@ def test_a_certificate_that_is_not_trusted_is_named_with_the_remedy(tmp_path: Pa
         trusting.environment = {"SSL_CERT_FILE": str(UNTRUSTED)}
         trusting.start()
         assert ask(trusting.base_url + "/v1/models").status == 200
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "gone.pem"))
+        gone = Place(tmp_path, {"upstream": {"url": upstream.url}}).failures()["upstream"]
+    assert "→ name the file of its certificate" in failed and "start it there" not in failed
+    assert gone.endswith(f"SSL_CERT_FILE: {tmp_path / 'gone.pem'} is not there")
     for told in (failed, refused.json["error"]["message"], memd.log.read_text()):
         assert "certificate is not trusted (self-signed certificate)" in told
         assert "SSL_CERT_FILE" in told
@@ -363,6 +391,14 @@ def test_a_server_that_wants_a_key_is_said_to_want_one(tmp_path: Path, capsys: p
     for outcome in (wrong["model"][0], wrong["live"][0]):
         assert outcome["mark"] == "warning" and "refuses the key in upstream.api_key" in outcome["said"]
     assert capsys.readouterr().err == "", "the log of its own daemon is not for people"
+
+
+def test_a_user_and_password_that_are_refused_are_named(tmp_path: Path) -> None:
+    with recording_upstream(window=None) as upstream:
+        upstream.answer = lambda _: Response((b"no",), status=401)
+        place = Place(tmp_path, {"upstream": {"url": upstream.url.replace("http://", "http://me:wrong@")}})
+        told = place.warnings()["model"]
+    assert "refuses the user and password in upstream.url" in told and "wrong@" not in told
 
 
 def test_a_window_that_only_the_running_daemon_knows_is_told(make_daemon: MakeDaemon) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from typing import Any
 
 import pytest
@@ -80,7 +81,8 @@ def test_a_correction_its_effect_and_its_undo(told: DaemonProcess) -> None:
     assert f"- {chunk['id']}" in replayed and "SQLite" in replayed.partition("The same question now")[2]
     entry = next(event for event in events(told) if event["event"] == "Update")["canonical_id"]
     assert out(told, "undo", str(entry), "--reason", "no, we did not").count("appended entry") == 2
-    assert "is live" in out(told, "show", chunk["id"]).splitlines()[0]
+    story = out(told, "show", chunk["id"])
+    assert "is live" in story.splitlines()[0] and "Its place was taken by" not in story
     assert "nothing is different" in out(told, "turn", latest_turn(told), "--replay")
     assert told.run("verify").returncode == 0
 
@@ -123,6 +125,19 @@ def test_what_waits_in_the_journal_after_a_kill_is_told_shown_and_corrected(
     assert "is live" in out(daemon, "show", found["id"], *config)
 
 
+def test_what_fails_beside_a_command_is_told_with_its_reason(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+    daemon.chat([said(FACTS[0])], memory_in={"topic_id": "work"})
+    assert len(daemon.export()) == 1 and daemon.terminate() == 0
+    shutil.rmtree(daemon.data_dir / "work" / "lexical", ignore_errors=True)
+    (daemon.data_dir / "work" / "lexical").touch()
+    found = daemon.run("search", QUESTION)
+    assert found.returncode == 0 and FACTS[0] in found.stdout
+    assert re.search(r" ERROR searched without its words topic=work error=.*lexical", found.stderr), found.stderr
+
+
 def test_wrong_usage_says_what_to_do(told: DaemonProcess) -> None:
     before = told.export()
     for arguments, says in (
@@ -136,6 +151,7 @@ def test_wrong_usage_says_what_to_do(told: DaemonProcess) -> None:
         (["turn", "../x"], "no turn's id"),
         (["turn", "zzzz"], "no turn's id"),
         (["show", "zzzz"], "no chunk's id"),
+        (["undo", "a3f9"], "no entry's number; `memd log`"),
     ):
         refused = told.run(*arguments)
         assert refused.returncode == 2 and says in refused.stderr and refused.stderr.count("\n") == 1, arguments

@@ -69,7 +69,7 @@ class ChunkStory(msgspec.Struct, frozen=True, kw_only=True):
     """The live chunks of its stream that were said just before and just after it."""
     after: LogEvent | None
     replaces: tuple[str, ...]
-    """The uuids of the chunks that it replaced, and of those that replaced it."""
+    """The uuids of the chunks that it replaced, and of those that replaced it: none where that was undone."""
     replaced_by: tuple[str, ...]
     turns: tuple[str, ...] = ()
     """The latest turns that put it into the prompt."""
@@ -126,10 +126,13 @@ def story(snapshot: Snapshot, chunk_uuid: bytes) -> ChunkStory:
         before=_neighbour(snapshot, places[-1], before),
         after=_neighbour(snapshot, places[-1], after),
         replaces=tuple(dict.fromkeys(uuid_ for version in versions for uuid_ in version.supersedes)),
-        replaced_by=tuple(
-            one.hex() for place in places if (one := replacement_of(snapshot, place, chunk_uuid)) is not None
-        ),
+        replaced_by=() if newest.live else _replacements(snapshot, places, chunk_uuid),
     )
+
+
+def _replacements(snapshot: Snapshot, places: Sequence[Place], chunk_uuid: bytes) -> tuple[str, ...]:
+    found = (replacement_of(snapshot, place, chunk_uuid) for place in places)
+    return tuple(one.hex() for one in found if one is not None)
 
 
 def named(snapshots: Iterable[Snapshot], chunk_id: str) -> tuple[Snapshot, bytes]:

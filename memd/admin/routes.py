@@ -109,10 +109,14 @@ class OwnRoutes:
 
     def _refusal(self, request: web.Request) -> web.Response | None:
         """Refuse requests of other machines and of other pages; None for any other."""
-        if not self._config.auth.token and not is_own(request, self._config.listen.host):
-            return error_response(403, "memd: this path is only for programs on this machine", "forbidden")
         if not self._config.auth.token and (header := forwarding_header(request)):
             message = f"memd: a proxy passed this on ({header}); set auth.token before others can reach memd"
+            return error_response(403, message, "forbidden")
+        if not self._config.auth.token and not is_own(request, self._config.listen.host):
+            message = (
+                "memd: this path is only for programs on this machine that call it by its address or localhost; set "
+                "auth.token before others can reach memd"
+            )
             return error_response(403, message, "forbidden")
         if is_from_another_page(request):
             message = (

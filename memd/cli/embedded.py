@@ -7,15 +7,16 @@ so commands need only one way to ask.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
 
+from memd.ingest.redaction.redactor import Redactor
 from memd.proxy.app import running
 from memd.settings.model import AdminSettings, Config, ListenSettings
+from memd.telemetry.logging import configure_logging
 
 
 @contextmanager
@@ -27,7 +28,8 @@ def embedded_daemon(config: Config) -> Iterator[str]:
         MemdError: it cannot be started.
     """
     config = msgspec.structs.replace(config, listen=ListenSettings(host="127.0.0.1", port=0), admin=AdminSettings())
-    logging.getLogger("memd").setLevel(logging.ERROR)  # warnings about the folder do not belong into a command's output
+    # Warnings about the folder do not belong into a command's output.
+    configure_logging(msgspec.structs.replace(config.log, level="error"), Redactor.of(config.ingest).text)
     state = _State()
     thread = threading.Thread(target=lambda: asyncio.run(_serve(config, state)), name="memd-embedded")
     thread.start()

@@ -112,14 +112,16 @@ def correct(
 @settings_flags
 @click.option("--topic", help="The topic of the entry. Default: the one that has it.")
 @click.option("--reason", default="", help="Why; kept in the log.")
-@click.argument("canonical_id", metavar="CANONICAL_ID", type=click.IntRange(min=1))
-def undo(config_path: Path | None, data_dir: str | None, topic: str | None, reason: str, canonical_id: int) -> int:
+@click.argument("canonical_id", metavar="CANONICAL_ID")
+def undo(config_path: Path | None, data_dir: str | None, topic: str | None, reason: str, canonical_id: str) -> int:
     """Take back the correction in entry CANONICAL_ID.
 
     `memd log` shows the numbers of entries. The undo of an Update brings back every chunk that it replaced.
     """
     config = config_of_existing(config_path, data_dir)
-    print_lines(_undo(config, canonical_id, topic, reason))
+    if not (canonical_id.isascii() and canonical_id.isdigit()):
+        raise BadQuestion(f"{canonical_id[:60]!r} is no entry's number; `memd log` and `memd show ID` show those")
+    print_lines(_undo(config, int(canonical_id), topic, reason))
     return 0
 
 

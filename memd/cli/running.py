@@ -29,7 +29,8 @@ from memd.store.layout import ADDRESS_NAME, LOCK_NAME, SECRET_NAME
 
 GLANCE_SECONDS_MAX = 5.0
 ANSWER_SECONDS_MAX = 60.0
-OK, BAD_REQUEST = 200, 400
+OK, BAD_REQUEST, WANTS_TOKEN = 200, 400, 401
+THE_RIGHT_ONE = "give the one that it was started with, as MEMD_AUTH_TOKEN or in the settings (--config)"
 
 
 class RunningDaemon:
@@ -110,6 +111,9 @@ class RunningDaemon:
             connection.request("GET" if body is None else "POST", path, body, headers)
             answer = connection.getresponse()
             content = answer.read()
+        if answer.status == WANTS_TOKEN:
+            wants = "does not take this auth.token" if self._token else "wants its auth.token"
+            raise DaemonError(f"the daemon at {self.url} {wants}; {THE_RIGHT_ONE}")
         if answer.status != OK:
             refused = BadQuestion if answer.status == BAD_REQUEST else DaemonError
             raise refused(_message(content) or f"the daemon at {self.url} answers {answer.status}")

@@ -49,8 +49,9 @@ class StoredFigures(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: str
     topics: list[TopicDiskUsage]
     daemon_url: str | None
+    """None: no daemon holds this folder."""
     daemon: dict[str, Any] | None
-    """The answer of `/memd/stats`; None if no daemon holds this folder."""
+    """The answer of `/memd/stats`; None if no daemon holds this folder, or it wants another `auth.token`."""
     waiting_messages: int
     """Messages that were said and are not in the log yet, only in its journal."""
     unsearched_chunks: int
@@ -66,9 +67,11 @@ def _gather(config: Config) -> StoredFigures:
     """
     data_dir = config.data_dir
     daemon = RunningDaemon.find(data_dir, config.auth.token)
-    if daemon is not None and not daemon.health():
-        daemon = None  # it wants another auth.token; what is on disk is shown all the same
-    told = None if daemon is None else msgspec.json.decode(daemon.get("/memd/stats"), type=dict[str, Any])
+    told = None
+    if (
+        daemon is not None and daemon.health()
+    ):  # else it wants another auth.token; what is on disk is shown all the same
+        told = msgspec.json.decode(daemon.get("/memd/stats"), type=dict[str, Any])
     topics = disk_usage(data_dir, DiskFiles())
     return StoredFigures(
         data_dir=str(data_dir),
@@ -109,7 +112,10 @@ def _table(figures: StoredFigures) -> list[RenderableType]:
     if waiting := waiting_note(figures.waiting_messages):
         notes.append(f"{waiting}.")
     if figures.daemon is None:
-        return [shown, *notes, "No daemon holds this folder; only a running one knows the last four columns."]
+        who = "No daemon holds this folder; only a running one"
+        if figures.daemon_url is not None:
+            who = f"Only the daemon at {figures.daemon_url}, which does not take this auth.token,"
+        return [shown, *notes, f"{who} knows the last four columns."]
     notes += [sentence for topic in in_memory.values() for sentence in topic["damage"]]
     used, allowed = figures.daemon["memory_bytes"], figures.daemon["memory_bytes_max"]
     told = [f"The daemon at {figures.daemon_url} has {sized(used)} of at most {sized(allowed)} loaded."]

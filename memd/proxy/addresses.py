@@ -7,15 +7,20 @@ server sends must not be able to act as memd's own.
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import ssl
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from memd.errors import MemdError
-from memd.settings.model import Config
+from memd.settings.model import Config, is_this_machine
 
 PORT_MAX = 65_535
+EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # compared, not bound
+"""The hosts that mean every address of this machine, each with the one by which programs on it get there."""
+IN_CIRCLES = "where memd itself listens: requests would go round in circles"
 
 
 class Listeners(NamedTuple):
@@ -96,6 +101,19 @@ def own_port(config: Config) -> int:
     return config.listen.port + 1 if 0 < config.listen.port < PORT_MAX else 0
 
 
+def leads_back(config: Config) -> bool:
+    """Whether `upstream.url` is where clients reach memd: each request would be passed on to memd again, for ever."""
+    url = urlsplit(config.upstream.url)
+    host, listens = url.hostname or "", config.listen.host
+    if (url.port or {"http": 80, "https": 443}[url.scheme]) != config.listen.port:
+        return False
+    if host == listens:
+        return True
+    # `localhost` may mean either loopback address, and whoever listens everywhere listens there too.
+    named = {host, listens} & {"localhost", *EVERYWHERE}
+    return bool(named) and is_this_machine(host) and (listens in EVERYWHERE or is_this_machine(listens))
+
+
 def _beside(model: socket.socket, config: Config) -> Listeners:
     host, port = config.listen.host, own_port(config)
     try:
@@ -118,14 +136,15 @@ def _bound(host: str, port: int, setting: str) -> socket.socket:
             on_error.pop_all()
         return listener
     except OSError as error:
-        raise MemdError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; stop what uses the port, or choose another "
-            f"with {setting}"
-        ) from None
+        remedies = {
+            errno.EADDRINUSE: f"stop what uses the port, or choose another with {setting}",
+            errno.EACCES: f"choose a port that every user may take, one from 1024, with {setting}",
+        }
+        remedy = remedies.get(error.errno or 0, "give an address of this machine with --host (or listen.host)")
+        raise MemdError(f"cannot listen on {host}:{port}: {error.strerror or error}; {remedy}") from None
 
 
 def _reached(host: str) -> str:
     """How a program on this machine calls the host that memd listens on, as it stands in a URL."""
-    everywhere = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # compared, not bound
-    named = everywhere.get(host, host)
+    named = EVERYWHERE.get(host, host)
     return f"[{named}]" if ":" in named else named

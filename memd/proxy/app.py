@@ -29,11 +29,11 @@ from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
-from memd.errors import StoreError
+from memd.errors import ConfigError, StoreError
 from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.ingest.topics import Topics
 from memd.proxy import malloc
-from memd.proxy.addresses import Listeners, addresses_of, bound, tls_of
+from memd.proxy.addresses import IN_CIRCLES, Listeners, addresses_of, bound, leads_back, tls_of
 from memd.proxy.connections import listen
 from memd.proxy.header_bytes import keep_header_bytes
 from memd.proxy.parts import Daemon, make_parts, own_routes_of, router_of
@@ -67,6 +67,8 @@ async def running(config: Config, model: Path | None = None, files: LocalDisk | 
     Raises:
         MemdError: the port, the data directory, the model or the embedding model cannot be used.
     """
+    if model is None and leads_back(config):
+        raise ConfigError(f"upstream.url is {config.upstream.address}, {IN_CIRCLES}; give the model server's address")
     async with AsyncExitStack() as stack:
         tls, listeners = tls_of(config), bound(config)
         stack.callback(listeners.close)

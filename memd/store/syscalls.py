@@ -30,9 +30,9 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            raise DiskFull(f"{path}: the disk is full; free some space, memd goes on by itself") from error
+            raise DiskFull(f"{path}: the disk is full; free some space") from error
         if error.errno == errno.EROFS:
-            raise ReadOnlyDisk(f"{path}: the disk is read-only; mount it writable, memd goes on by itself") from error
+            raise ReadOnlyDisk(f"{path}: the disk is read-only; mount it writable") from error
         raise StoreWriteFailed(f"{path}: cannot be written {descriptors.told(error, WRITE_REMEDY)}") from error
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 from msgspec import Raw
 
-from memd.entries import TOPIC_ID_RULE, Correction, checked_topic_id
+from memd.entries import TOPIC_ID_RULE, Action, Correction, checked_topic_id
 from memd.errors import BadMemoryIn, BadTopicId
 
 INJECTED_HEADER_BYTES_MAX = 4096  # proxies and servers refuse header lines from 8 KB on
@@ -25,7 +25,10 @@ _QUOTED = re.compile(r""" (['"]).*\1(?=(?: - at `[^`]*`)?\Z)""", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`((?: - at `\$(?:\.corrections\[\d+\])?`)?)", re.DOTALL)
 """The message of msgspec that quotes the name of an unknown member, which may be anything."""
 _MEMBERS = ("topic_id", "related_topic_ids", "corrections", "chunk_ids", "action", "reason", "content")
-_SHAPE = "expected {topic_id?, related_topic_ids?, corrections?: [{chunk_ids, action, reason, content?}]}"
+_ACTION = " or ".join(get_args(Action))
+_SHAPE = (
+    f"expected {{topic_id?, related_topic_ids?, corrections?: [{{chunk_ids, action: {_ACTION}, reason, content?}}]}}"
+)
 
 
 class MemoryIn(msgspec.Struct, frozen=True):

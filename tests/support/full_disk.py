@@ -32,7 +32,7 @@ class FullDisk(DiskFiles):
 
     def check(self, path: Path) -> None:
         if self.full:
-            raise DiskFull(f"{path}: the disk is full; free some space, memd goes on by itself") from OSError(
+            raise DiskFull(f"{path}: the disk is full; free some space") from OSError(
                 errno.ENOSPC, os.strerror(errno.ENOSPC)
             )
 

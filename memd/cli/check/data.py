@@ -12,7 +12,7 @@ from pathlib import Path
 
 from memd import __version__
 from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
-from memd.cli.running import RunningDaemon
+from memd.cli.running import THE_RIGHT_ONE, RunningDaemon
 from memd.cli.waiting import waiting_messages, waiting_note
 from memd.errors import StoreError
 from memd.store.disk import LocalDisk
@@ -58,7 +58,7 @@ def directory(data_dir: Path, files: LocalDisk) -> CheckResult:
     if locked_out is not None:
         remedy = "give it to the user that memd runs as (chown), perhaps memd was once started as another"
         return failed(DIRECTORY, f"{locked_out} may not be written by this user", remedy)
-    room = f"{free / 1e9:,.1f} GB free"
+    room = f"{f'{free / 1e9:,.1f} GB' if free >= FREE_BYTES_LOW else sized(free)} free"
     if free < FREE_BYTES_LOW:
         return warning(DIRECTORY, f"{data_dir}, only {room}", "make room: on a full disk memd stores nothing more")
     return ok(DIRECTORY, f"{data_dir}, {room}" + ("" if existing == data_dir else "; `memd serve` will create it"))
@@ -92,7 +92,7 @@ def lock(data_dir: Path, daemon: RunningDaemon | None, files: LocalDisk) -> Chec
     version = daemon.health().get("version")
     if version is None:
         said = f"held by the daemon at {daemon.url} ({holder}), which does not take this auth.token"
-        return failed(LOCK, said, "give the auth.token that it was started with")
+        return failed(LOCK, said, THE_RIGHT_ONE)
     if version != __version__:
         said = f"held by the daemon at {daemon.url} ({holder}), which is memd {version}; this is {__version__}"
         return warning(LOCK, said, "start the daemon again so that it is the installed version")

@@ -57,10 +57,10 @@ def outcomes(
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     yield from _stored(config, daemon, files or DiskFiles())
     yield settings.address(config, daemon)
-    served = None
-    if daemon is not None and "upstream.url" not in given:
-        config, served = upstream.as_served(config, daemon), upstream.served_window(daemon)
-    probe, told = upstream.upstream(config, served)
+    is_served = daemon is not None and "upstream.url" not in given
+    if daemon is not None and is_served:
+        config = upstream.as_served(config, daemon)
+    probe, told = upstream.upstream(config, daemon if is_served else None)
     yield from told
     if live and not any(outcome.mark == "failed" for outcome in told):
         yield from upstream.live(config, probe, daemon)

@@ -52,6 +52,8 @@ def access(config: Config, path: Path | None, places: Mapping[str, str]) -> Chec
 def address(config: Config, daemon: RunningDaemon | None) -> CheckResult:
     """Check whether memd listens, or can listen, at the addresses in the settings."""
     host, port = config.listen.host, config.listen.port
+    if daemon is not None and not daemon.health():
+        return ok(ADDRESS, f"the running daemon's own page is at {daemon.url}/memd/; to others it tells nothing more")
     if daemon is not None:
         model_url = daemon.model_url
         elsewhere = port not in (0, urlsplit(model_url).port)

@@ -14,6 +14,7 @@ from memd.cli.check.loop import HeldLoop, hold_a_loop
 from memd.cli.check.result import CheckResult, failed, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import MemdError
+from memd.proxy.addresses import IN_CIRCLES, leads_back
 from memd.proxy.upstream.probing import UpstreamProbe, probe_upstream
 from memd.settings.loading import variable_of
 from memd.settings.model import Config
@@ -23,6 +24,7 @@ UPSTREAM, WINDOW, COUNTS, PLACEMENT, LIVE = "upstream", "model", "exact counts",
 START_IT = (
     "start it there (for llama.cpp: llama-server -m MODEL.gguf --port 8080), or set upstream.url to where it runs"
 )
+SERVER_ITSELF = "set upstream.url to the model server itself"
 FROM_DAEMON = "as the running daemon knows"
 KEY_VARIABLE = variable_of("upstream.api_key")
 WANTS_KEY = frozenset({401, 403})
@@ -45,16 +47,24 @@ def served_window(daemon: RunningDaemon) -> int | None:
     return window if isinstance(window, int) else None
 
 
-def upstream(config: Config, served: int | None = None) -> tuple[UpstreamProbe, list[CheckResult]]:
-    """Check everything that needs no generation; `served`: the window that a running daemon knows."""
+def upstream(config: Config, daemon: RunningDaemon | None) -> tuple[UpstreamProbe, list[CheckResult]]:
+    """Check everything that needs no generation.
+
+    Args:
+        daemon: the running one, if this is its model server.
+    """
     probe = probe_upstream(config)
+    served = None if daemon is None else served_window(daemon)
     if probe.window is None and served is not None:
         probe = msgspec.structs.replace(probe, window=served, window_source=FROM_DAEMON)
-    if probe.problem:
-        return probe, [failed(UPSTREAM, f"{probe.url} does not answer: {probe.problem}", START_IT)]
     if probe.is_memd:
         said = f"{probe.url} is not a model server but memd: requests would go round in circles"
-        return probe, [failed(UPSTREAM, said, "set upstream.url to the model server itself")]
+        return probe, [failed(UPSTREAM, said, SERVER_ITSELF)]
+    if daemon is None and leads_back(config):
+        return probe, [failed(UPSTREAM, f"{probe.url} is {IN_CIRCLES}", SERVER_ITSELF)]
+    if probe.problem:
+        problem, _, remedy = probe.problem.partition("; ")
+        return probe, [failed(UPSTREAM, f"{probe.url} does not answer: {problem}", remedy or START_IT)]
     if probe.is_elsewhere:
         said = f"{probe.url} answers, but not as a model server: it has no /v1/chat/completions below that address"
         return probe, [
@@ -89,6 +99,9 @@ def _window(config: Config, probe: UpstreamProbe) -> CheckResult:
     if isinstance(config.buffer.hard_tokens, int):
         said = f"{name}; its window is not told, buffer.hard_tokens {config.buffer.hard_tokens:,} bounds what is sent"
         return warning(WINDOW, said, SET_WINDOW)
+    if probe.wants_key and config.upstream.authorization is not None and not config.upstream.api_key:
+        said = f"{name}; the server refuses the user and password in upstream.url, and so each client without a key"
+        return warning(WINDOW, said, "correct them there, percent-encoded (http://USER:PASSWORD@HOST)")
     if probe.wants_key and config.upstream.api_key:
         said = f"{name}; the server refuses the key in upstream.api_key: until a client shows one, nothing leaves"
         return warning(WINDOW, f"{said} the prompt", f"correct it ({KEY_VARIABLE}), or set upstream.window")

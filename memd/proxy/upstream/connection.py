@@ -11,6 +11,7 @@ import os
 import ssl
 from collections.abc import Callable
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -179,7 +180,7 @@ def is_unreadable(error: BaseException) -> bool:
 def reason_of(error: BaseException, header_bytes_max: int) -> str:
     """Why there is no answer, in words for people, on one line; the upstream's own bytes in it are escaped."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        reason = f"its certificate is not trusted ({_certificate_problem(error.certificate_error)}); {TRUST_IT}"
+        reason = f"its certificate is not trusted ({_certificate_problem(error.certificate_error)}); {_trust_it()}"
     elif isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno or 0
         is_system_s = number > 0 and not isinstance(error.os_error, ssl.SSLError)  # OpenSSL has numbers of its own
@@ -193,6 +194,12 @@ def reason_of(error: BaseException, header_bytes_max: int) -> str:
         reason = str(error) or type(error).__name__
     line = " ".join(reason.split())
     return line if len(line) <= REASON_CHARACTERS_MAX else line[:REASON_CHARACTERS_MAX] + "…"
+
+
+def _trust_it() -> str:
+    """The remedy; OpenSSL says nothing about a file that is not there."""
+    named = os.environ.get("SSL_CERT_FILE")
+    return f"{TRUST_IT}: {named} is not there" if named and not Path(named).exists() else TRUST_IT
 
 
 def _certificate_problem(error: Exception) -> str:

@@ -22,7 +22,7 @@ from memd.wire.chat.api import CHAT
 from memd.wire.request import Insertion
 
 REFUSED = frozenset({401, 403})
-LOADING = 503
+OK, LOADING = 200, 503
 NO_SUCH_ADDRESS = frozenset({404, 405})
 _MARKER = "memd looks for these words"
 _CONVERSATION: tuple[dict[str, str], ...] = (
@@ -83,7 +83,7 @@ async def _probe(config: Config) -> UpstreamProbe:
             return UpstreamProbe(url=upstream.url, is_memd=True)
         facts = await upstream.refresh(wait=True)
         models = await _request(upstream, "GET", "/v1/models")
-        if not isinstance(models.value, dict) and not await _takes_chats(upstream):
+        if not (models.status == OK and isinstance(models.value, dict)) and not await _takes_chats(upstream):
             return UpstreamProbe(url=upstream.url, is_elsewhere=True)
         model = facts.model or _first_name(models.value)
         await upstream.refresh(wait=True, model=model)
