@@ -133,6 +133,27 @@ LOGINS = {
     "X-Api-Key: q1w2e3r4t5": "X-Api-Key: [redacted:password]",
     "AccountKey=q1w2e3r4t5y6u7i8/+==;Suffix=x": "AccountKey=[redacted:password];Suffix=x",
 }
+LOGINS |= {
+    "- name: DB_PASSWORD\n  value: s3cretive\n": "- name: DB_PASSWORD\n  value: [redacted:login]\n",
+    '{"name": "API_KEY", "value": "s3cretive"}': '{"name": "API_KEY", "value": "[redacted:login]"}',
+    '<env name="NPM_TOKEN" value="s3cretive"/>': '<env name="NPM_TOKEN" value="[redacted:login]"/>',
+    "CREATE USER hugo IDENTIFIED BY 's3cretive';": "CREATE USER hugo IDENTIFIED BY '[redacted:login]';",
+    "alter role hugo password 's3cretive'": "alter role hugo password '[redacted:login]'",
+    "create user hugo with password 's3cretive'": "create user hugo with password '[redacted:login]'",
+    "SET PASSWORD FOR 'hugo'@'%' = 's3cretive'": "SET PASSWORD FOR 'hugo'@'%' = '[redacted:login]'",
+    "root:$6$s3cretive$q1w2e3r4t5y6u7i8o9p0:19000:": "root:$6$[redacted:login]:19000:",
+    "hugo:$2b$12$s3cretive1234567890123456789012": "hugo:$2b$[redacted:login]",
+    'auth: {"user": "hugo", "pass": "s3cretive"}': 'auth: {"user": "hugo", "pass": "[redacted:login]"}',
+    "A temporary password is generated for root@localhost: s3cretive!": (
+        "A temporary password is generated for root@localhost: [redacted:login]"
+    ),
+    "Your API key is: q1w2e3r4t5y6u7i8o9": "Your API key is: [redacted:login]",
+    "SecretID:  4411f091-a4c9-48e6-0884-1fcb092da1c8": "SecretID:  [redacted:login]",
+    "git clone https://q1w2e3r4t5y6u7i8o9p0@github.com/x/y": "git clone https://[redacted:login]@github.com/x/y",
+}
+for kind in ("", "RSA ", "EC ", "OPENSSH ", "ENCRYPTED ", "DSA "):
+    encoded = base64.b64encode(f"-----BEGIN {kind}PRIVATE KEY-----\nMIIEpQIBAAKCAQEA7\n".encode()).decode()
+    LOGINS[f"    client-key-data: {encoded}\n"] = "    client-key-data: [redacted:private_key]\n"
 
 
 @pytest.mark.parametrize(("text", "expected"), LOGINS.items(), ids=range(len(LOGINS)))
@@ -161,6 +182,10 @@ def test_what_lets_somebody_in_is_gone_and_nothing_else(text: str, expected: str
         "docker run -p 127.0.0.1:80:80 x",
         '{"kty": "RSA", "e": "AQAB", "n": "0vx7agoebGcQSuuPiLJXZptN9nndrQmbXEps2aiAFbWhM78LhWx4cbbf"}',
         "sonarqube: https://sonar.example.com/dashboard?id=my-project-number-1-main", "7Q~ is odd", "jira: PROJ-1234",
+        "- name: DB_PASSWORD\n  valueFrom:\n    secretKeyRef: {name: db}", "name: TOKEN\nvalue: ${TOKEN}",
+        "the user password 'prompt' is shown", '{"pass": "always"}', "API key: see your account page",
+        "it costs $1$ or $2", "https://hugo@example.com/", "name: The secret garden\nauthor: F. H. Burnett",
+        base64.b64encode(b"-----BEGIN CERTIFICATE-----\nMIIEpQIBAAKCAQEA7\n").decode(),
     ],
 )  # fmt: skip
 def test_what_only_looks_like_a_secret_is_left_alone(text: str) -> None:
@@ -174,7 +199,9 @@ def test_what_only_looks_like_a_secret_is_left_alone(text: str) -> None:
         '"auth": "', "_auth=", "cookie: a=", "cookie: a=bbbbbbbb;", "sess=", "sessionid=", "a1_", "datadog ",
         "datadog=",
         "DE89 ", "DE893704", '"d":"', '"kty""d":"aaaaaaaaaaaaaaaa"', "Az", "AzFu", "t1.", "MNO.", "pat.", "sig=",
-        "\\n", "%2F",
+        "\\n", "%2F", "name: secret", "name: secret value", "identified by '", "set password for x = '", "$6$",
+        '"pass": "',
+        "temporary password for x: ", "api key: ", "secret id: ", "https://1", "LS0tLS1CRUdJTi",
         "<add key=", "authorization: a1", "x" * 200 + " ", "key", "access_", "api_", "https://", "ABCD" * 4 + " 1",
     ],
 )  # fmt: skip

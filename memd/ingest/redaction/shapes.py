@@ -72,6 +72,10 @@ _KEY_MATERIAL = re.compile(
 _JWK_MEMBER = re.compile(
     r"\\{0,7}[\"'](?:d|p|q|dp|dq|qi|k)\\{0,7}[\"']\s{0,4}:\s{0,4}\\{0,7}[\"'](?P<secret>[A-Za-z0-9_-]{16,}+)"
 )
+# "-----BEGIN …PRIVATE KEY" in base64: what stands at "…" decides which of three ways the rest is written.
+_ENCODED_KEY = re.compile(
+    r"LS0tLS1CRUdJTi[A-Za-z0-9+/]{1,16}?(?:BSSVZBVEUgS0V|QUklWQVRFIEtFW|UFJJVkFURSBLRV)[A-Za-z0-9+/=]++"
+)
 _JWK_CHARACTERS_MAX = 4_096  # of one key, about
 _KEY_LINE_MIN = 16
 _LAST_KEY_LINE = re.compile(r"[0-9+/=]")  # shorter ones are words, unless a line of a key follows upwards
@@ -159,7 +163,7 @@ def private_keys(text: str) -> Iterator[Span]:
 
 
 BUILT_IN: Mapping[str, Find] = {
-    "private_key": lambda text: apart([*private_keys(text), *_jwk_members(text)]),
+    "private_key": lambda text: apart([*private_keys(text), *_jwk_members(text), *_encoded_keys(text)]),
     "url_credentials": url_credentials,
     "jwt": jwts,
     "api_key": vendor_keys,
@@ -171,6 +175,11 @@ BUILT_IN: Mapping[str, Find] = {
     "iban": account_numbers,
 }
 """By name, in the order in which they are applied: a secret is named after the first that finds it."""
+
+
+def _encoded_keys(text: str) -> Iterator[Span]:
+    """PEM private keys in base64 once more, as in kubeconfig and in Secrets of Kubernetes."""
+    return (found.span() for found in _ENCODED_KEY.finditer(text)) if "LS0tLS1CRUdJTi" in text else iter(())
 
 
 def _jwk_members(text: str) -> Iterator[Span]:
