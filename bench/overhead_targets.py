@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import NamedTuple
 
 import aiohttp
 import yaml
@@ -31,8 +32,32 @@ REPLY = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "N
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":" word%02d"}}],"id":"c","object":"chat.completion.chunk"}\n\n'
 EVENTS_AT_ONCE = 20
 """That differ: LiteLLM takes a stream of a hundred equal chunks for a model gone mad, and ends it."""
+PIECES = 2000
+PIECE_SECONDS = 0.0005
+"""Between two pieces of a reply that comes piece by piece: each is a packet of its own."""
+PIECE_BY_PIECE = "piece by piece"
+"""As what a request would stop at, this asks the stub for such a reply: all proxies pass it on."""
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+STREAM_END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 _PIECES = [b"%x\r\n%s\r\n" % (len(EVENT % number), EVENT % number) for number in range(EVENTS_AT_ONCE)]
+
+
+class Target(NamedTuple):
+    """What requests are sent to."""
+
+    name: str
+    url: str
+    pid: int
+    """Of the process whose CPU and memory count."""
+    mode: str = "off"
+    """For memd: `X-Memory-Mode`."""
+    is_stored_apart: bool = False
+    """Whether each conversation has a topic of its own, in which nothing is stored."""
+
+    @property
+    def is_storing(self) -> bool:
+        """Whether it has work to do after an answer."""
+        return self.mode == "full"
 
 
 class Stub(asyncio.Protocol):
@@ -65,6 +90,9 @@ class Stub(asyncio.Protocol):
             self._send(b"200 OK", json.dumps(told).encode())
         elif b"input_tokens" in head.split(b"\r\n", 1)[0]:
             self._send(b"404 Not Found", b"{}")
+        elif PIECE_BY_PIECE.encode() in body:
+            self._transport.write(STREAM_HEAD)
+            self._next_piece(0)
         elif b'"stream":true' in body or b'"stream": true' in body:
             self._stream(FEW_CHUNKS if b"max_tokens" in body else STREAM_CHUNKS)
         else:
@@ -76,7 +104,14 @@ class Stub(asyncio.Protocol):
             now = min(EVENTS_AT_ONCE, chunks)
             self._transport.write(b"".join(_PIECES[:now]))
             chunks -= now
-        self._transport.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+        self._transport.write(STREAM_END)
+
+    def _next_piece(self, number: int) -> None:
+        if self._transport.is_closing():
+            return
+        self._transport.write(_PIECES[number % EVENTS_AT_ONCE] if number < PIECES else STREAM_END)
+        if number < PIECES:
+            asyncio.get_running_loop().call_later(PIECE_SECONDS, self._next_piece, number + 1)
 
     def _send(self, status: bytes, body: bytes) -> None:
         lines = [b"HTTP/1.1 " + status, b"Content-Type: application/json", b"Content-Length: %d" % len(body), b"", body]
@@ -218,9 +253,13 @@ def children_of(pid: int) -> list[str]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """What a process has used so far, to the microsecond (`/proc` tells hundredths of a second)."""
+    return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid(3) makes it
+
+
+def resident_bytes(pid: int) -> int:
+    """What a process has in memory."""
+    return 1024 * int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0])
 
 
 @contextlib.contextmanager
@@ -236,7 +275,7 @@ def memd_serving(folder: Path, upstream: str) -> Iterator[tuple[str, int]]:
         line = process.stdout.readline()
         yield line.split("listening on ")[1].split(" ")[0], process.pid
     finally:
-        process.terminate()
+        process.kill()  # what it has still to store is nobody's
         process.wait()
 
 

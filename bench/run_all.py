@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.md"
 RUNS: dict[str, list[str]] = {
     "store": ["--sizes", "5000,100000"],
-    "overhead": ["--chunks", "0,5000,100000", "--clients", "1,8,64", "--sizes", "2000,200000,2000000"],
+    "overhead": [],
     "start": [],
     "ingest": [],
     "kv": ["--plot", "docs/images/prompt-cost"],
@@ -35,10 +35,7 @@ RUNS: dict[str, list[str]] = {
 }
 MILLION: dict[str, list[str]] = {
     "store": ["--sizes", "5000,100000,1000000", "--keep", "{folder}"],
-    "overhead": [
-        *("--chunks", "0,5000,100000,1000000", "--clients", "1,8,64", "--sizes", "2000,200000,2000000"),
-        *("--stores", "{folder}"),
-    ],
+    "overhead": ["--stores", "{folder}"],
 }
 """In place of those: over a million chunks too."""
 PLOTS = {"kv": "../docs/images/prompt-cost.svg", "quality": "../docs/images/recall.svg"}

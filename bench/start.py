@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from overhead import fill
+from overhead_stores import fill
 from overhead_targets import free_port, serving
 from rich.console import Console
 from rich.table import Table

@@ -1,0 +1,42 @@
+"""The stores that bench/overhead.py and bench/start.py ask."""
+
+from __future__ import annotations
+
+import memd  # noqa: F401 - before numpy: it keeps BLAS at one thread, as in the daemon
+
+# isort: split
+import shutil
+from pathlib import Path
+
+import numpy as np
+from store import drafts, settle
+from vectors import embedded, mixed
+
+from memd.embedding.loading import load_embedder
+from memd.settings.model import EmbeddingSettings
+from memd.store.store import Store
+
+SEGMENT_ENTRIES = 5000
+BASE_SENTENCES = 2000
+
+
+def fill(folder: Path, chunks: int, kept: Path | None) -> None:
+    """A store with that many chunks in the default topic, with its indexes; a copy of the one in `kept`, if it is."""
+    embedder = load_embedder(EmbeddingSettings())
+    if kept is not None and (kept / str(chunks)).is_dir():
+        shutil.copytree(kept / str(chunks), folder / "memory")
+        chunks = 0
+    store = Store.open(
+        folder / "memory",
+        dimension=embedder.dimension,
+        fingerprint=embedder.fingerprint,
+        segment_entries_max=SEGMENT_ENTRIES,
+    )
+    log = store.topic("default")
+    if chunks:
+        base, chosen = embedded(embedder, BASE_SENTENCES), np.random.default_rng(1)
+        for start in range(0, chunks, SEGMENT_ENTRIES):
+            log.append(drafts(mixed(base, min(SEGMENT_ENTRIES, chunks - start), chosen), chosen))
+            settle(log)
+    log.index_terms()
+    store.close()
