@@ -141,7 +141,7 @@ async def run(
     named = {target.name: target for target in targets}
     memories = [target for target in targets if target.is_storing and not target.is_stored_apart]
     told: dict[str, Any] = {part: {} for part in PARTS}
-    resident = {target.name: {"at the start": resident_bytes(target.pid)} for target in targets}
+    resident: dict[str, Figures] = {target.name: {"at the start": resident_bytes(target.pid)} for target in targets}
     for cell in all_cells if "cells" in parts else []:
         told["cells"][cell.name] = await cells.measure(cell, targets_of(cell, targets), alone)
         console.print(requests_table(f"a history of {cell.name}", told["cells"][cell.name]))
