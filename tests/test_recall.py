@@ -74,6 +74,9 @@ class Broken:
     def embed_query(self, text: str) -> NDArray[np.float32]:
         raise EmbeddingError("it was asked")
 
+    def close(self) -> None:
+        pass
+
 
 async def test_a_topic_without_entries_needs_no_embedding_and_any_other_does(
     tmp_path: Path, embedder: Embedder

@@ -19,6 +19,7 @@ from memd.cli.running import RunningDaemon
 from memd.cli.waiting import waiting_messages, waiting_note
 from memd.embedding.loading import load_embedder
 from memd.errors import EmbeddingError
+from memd.ingest.offline import stored_models
 from memd.settings.model import Config
 from memd.store.disk import DiskFiles
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
@@ -87,7 +88,7 @@ def _unsearched_chunks(config: Config, topics: list[TopicDiskUsage]) -> int:
     if not any(topic.chunks for topic in topics):
         return 0
     try:
-        present = load_embedder(config.embedding, fetch=False).fingerprint
+        present = load_embedder(config.embedding, fetch=False, stored=stored_models(config)).fingerprint
     except EmbeddingError:
         return 0
     return sum(topic.chunks_of_others(present) for topic in topics)

@@ -53,3 +53,7 @@ class Embedder(Protocol):
         """Embed one text; see `embed_many`."""
         vector: Vector = self.embed_many([text])[0]
         return vector
+
+    def close(self) -> None:
+        """End what is under way, from another thread; the embedder is not used again."""
+        return  # a method without a statement would be abstract

@@ -66,6 +66,7 @@ class Encoder:
 
     def close(self) -> None:
         """End the thread; work that has not begun is dropped."""
+        self._embedder.close()
         self._ingestion.shutdown(wait=True, cancel_futures=True)
 
     def _embed_batch(self, texts: Sequence[str]) -> NDArray[np.float32]:

@@ -33,7 +33,7 @@ def load_fastembed(settings: EmbeddingSettings, *, fetch: bool) -> PiecewiseEmbe
         near = difflib.get_close_matches(model, known, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise EmbeddingError(
-            f"embedding.model {model!r} is neither 'bundled', 'path:DIR' nor a model that fastembed knows{hint}"
+            f"embedding.model {model!r} is neither 'bundled', 'http', 'path:DIR' nor a model that fastembed knows{hint}"
         )
     try:
         engine = TextEmbedding(name, threads=settings.threads, local_files_only=not fetch).model

@@ -6,6 +6,7 @@ second, and `memd --help` or `memd export` need none.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from memd.embedding.embedder import Embedder
@@ -13,17 +14,29 @@ from memd.settings.model import EmbeddingSettings
 
 BUNDLED = "bundled"
 PATH = "path:"
+HTTP = "http"
+QUESTION_SECONDS = 10.0
+"""The longest that one question waits for a server, where nothing else bounds it."""
 
 
-def load_embedder(settings: EmbeddingSettings, *, fetch: bool = True) -> Embedder:
+def load_embedder(
+    settings: EmbeddingSettings,
+    *,
+    fetch: bool = True,
+    stored: Collection[tuple[int, str]] = (),
+    question_seconds: float = QUESTION_SECONDS,
+) -> Embedder:
     """Load the model that the settings name: the bundled one (about 0.4 s plus the import), one in a folder of this
-    disk, or any text model that fastembed knows and fetches once.
+    disk, one behind an address, or any text model that fastembed knows and fetches once.
 
     Args:
         fetch: whether a model that is not on this machine may be fetched.
+        stored: dimension and fingerprint of the models that wrote the log; a server whose model is one of them is not
+            asked yet, so that it may be down.
+        question_seconds: how long a server may take for one question.
 
     Raises:
-        EmbeddingError: unknown name, or the files could not be fetched or read.
+        EmbeddingError: unknown name, or the files could not be fetched or read, or the server does not answer.
     """
     if settings.model == BUNDLED:
         from memd.embedding.bundled import load_bundled
@@ -33,6 +46,10 @@ def load_embedder(settings: EmbeddingSettings, *, fetch: bool = True) -> Embedde
         from memd.embedding.onnx_folder import load_folder
 
         return load_folder(settings, Path(settings.model.removeprefix(PATH)))
+    if settings.model == HTTP:
+        from memd.embedding.http import HttpEmbedder
+
+        return HttpEmbedder(settings, question_seconds, stored)
     from memd.embedding.fastembed import load_fastembed
 
     return load_fastembed(settings, fetch=fetch)

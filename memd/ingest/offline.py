@@ -14,7 +14,7 @@ from memd.embedding.loading import load_embedder
 from memd.entries import Draft
 from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.settings.model import Config
-from memd.store.store import Store, TopicLog
+from memd.store.store import Store, TopicLog, models_in
 
 Advanced = Callable[[int, int], None]
 """A callback for progress: how much is done, and how much there is to do altogether."""
@@ -22,6 +22,11 @@ Advanced = Callable[[int, int], None]
 
 def ignore_progress(done: int, total: int) -> None:
     """Show no progress."""
+
+
+def stored_models(config: Config) -> set[tuple[int, str]]:
+    """Dimension and fingerprint of the models that wrote the log; see `load_embedder`. Only a server needs them."""
+    return {(one.dimension, one.fingerprint) for one in models_in(config.data_dir)} if config.embedding.url else set()
 
 
 @contextmanager
@@ -32,7 +37,7 @@ def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
         StoreLocked: a daemon is running on it.
         MemdError: the model cannot be loaded, or the directory cannot be used.
     """
-    embedder = load_embedder(config.embedding)
+    embedder = load_embedder(config.embedding, stored=stored_models(config))
     redactor = Redactor.of(config.ingest)
     store = Store.open(
         config.data_dir,

@@ -30,6 +30,7 @@ from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
 from memd.errors import ConfigError, StoreError
+from memd.ingest.offline import stored_models
 from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.ingest.topics import Topics
 from memd.proxy import malloc
@@ -53,6 +54,10 @@ from memd.wording import counted
 
 log = logging.getLogger("memd")
 
+QUESTION_SHARE = 0.4
+"""Of `retrieval.timeout_ms`: the longest that an embedding server has for a question. A message may have two, and then
+there is time for the search by words."""
+
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -75,7 +80,7 @@ async def running(config: Config, model: Path | None = None, files: LocalDisk | 
         if listeners.moved:
             log.warning("memd's own address is not the usual one", extra={"problem": listeners.moved})
         loop = asyncio.get_running_loop()
-        embedding = loop.run_in_executor(None, load_embedder, config.embedding)
+        embedding = loop.run_in_executor(None, _embedder, config)
         encoding = loop.run_in_executor(None, lambda: cl100k_base(ranks_bytes()))
         if model is not None:
             child = await stack.enter_async_context(LlamaChild.started(model))
@@ -214,6 +219,11 @@ def _announce(daemon: Daemon, seconds: float) -> None:
         lines.append(f"  upstream               {daemon.upstream.url}  NOT REACHABLE yet: requests get 502 until it is")
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
+
+
+def _embedder(config: Config) -> Embedder:
+    seconds = QUESTION_SHARE * config.retrieval.timeout_ms / 1000
+    return load_embedder(config.embedding, stored=stored_models(config), question_seconds=seconds)
 
 
 def _opened(config: Config, embedder: Embedder, redactor: Redactor, files: LocalDisk | None) -> Store:

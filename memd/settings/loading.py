@@ -110,11 +110,13 @@ def places_of_settings(
 
 _GROUPS = frozenset(field.name for field in msgspec.structs.fields(Config) if field.name != "data_dir")
 _KEYS = known_keys()
-_SECRET = frozenset({"auth.token", "upstream.api_key"})
+_SECRET = frozenset({"auth.token", "upstream.api_key", "embedding.api_key"})
 _PATHS = frozenset({"listen.tls_cert", "listen.tls_key"})
 _PATH = "path:"  # of embedding.model
 _PARTNERS = {
     "listen.tls_cert": ("listen.tls_key",),
+    "embedding.url": ("embedding.model",),
+    "embedding.name": ("embedding.model",),
     "admin.port": ("listen.port",),
     "buffer.soft_tokens": ("buffer.hard_tokens",),
     "chunking.min_tokens": ("chunking.max_tokens",),
@@ -233,6 +235,12 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
     problem = _url_problem(config.upstream.url)
     if problem:
         yield "upstream.url", f"is {config.upstream.address!r}: {problem}; give http://HOST:PORT"
+    if config.embedding.model == "http":
+        problem = _url_problem(config.embedding.url)
+        if problem:
+            yield "embedding.url", f"is {without_credentials(config.embedding.url)!r}: {problem}; give http://HOST:PORT"
+        if not config.embedding.name:
+            yield "embedding.name", "is empty; give the name of the model at embedding.url (llama-server takes any)"
     if not config.auth.token and not is_this_machine(config.listen.host):
         yield "listen.host", f"is {config.listen.host!r}, which others can reach: set auth.token, or use 127.0.0.1"
     if config.admin.port == config.listen.port != 0:

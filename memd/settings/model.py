@@ -40,6 +40,12 @@ def without_credentials(url: str) -> str:
     return re.sub(r"(?<=//).*@", "", url)
 
 
+def basic_authorization(url: str) -> str | None:
+    """The value of the header for the user and password in an address (RFC 7617); None if it has none."""
+    user, at, _ = urlsplit(url).netloc.rpartition("@")
+    return f"Basic {base64.b64encode(unquote_to_bytes(user)).decode()}" if at else None
+
+
 class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The address that memd listens on."""
 
@@ -84,8 +90,7 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def authorization(self) -> str | None:
         """The header's value for the user and password in `url` (RFC 7617); None if it has none."""
-        user, at, _ = urlsplit(self.url).netloc.rpartition("@")
-        return f"Basic {base64.b64encode(unquote_to_bytes(user)).decode()}" if at else None
+        return basic_authorization(self.url)
 
 
 class BufferSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,13 +223,22 @@ class EmbeddingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The model that turns text into vectors."""
 
     model: Text = "bundled"
-    """`bundled`, `path:DIR` (a folder with an ONNX model), or a text model that fastembed knows and fetches once."""
+    """`bundled`, `path:DIR` (a folder with an ONNX model), `http` (a server at `url`), or a text model that fastembed
+    knows and fetches once."""
     threads: Annotated[int, Meta(ge=1, le=256)] = 1
     """CPU threads per embedding."""
     query_prefix: Prefix = "auto"
     """Put in front of a question; auto: what the model's files or its makers say, nothing for the bundled one."""
     text_prefix: Prefix = "auto"
     """The same for a text that is stored."""
+    url: str = ""
+    """With `http`: the server's address; `/v1/embeddings` or `/api/embed` is found out, or may be given."""
+    name: Annotated[str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
+    """With `http`: the model's name there; vectors are told apart by it, so another model needs another name."""
+    api_key: str = ""
+    """With `http`: the key that is shown to the server."""
+    timeout_seconds: PositiveSeconds = 30.0
+    """With `http`: how long the texts of one batch may take. A question waits for a part of `retrieval.timeout_ms`."""
 
 
 class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):

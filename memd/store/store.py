@@ -14,6 +14,7 @@ from memd.errors import StoreWriteFailed
 from memd.store.clock import SharedClock
 from memd.store.directory_lock import Lock
 from memd.store.disk import DiskFiles, LocalDisk
+from memd.store.files import Files
 from memd.store.layout import LOCK_NAME, TopicLayout, check_new_name, topic_ids_in
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.format import ModelId
@@ -145,6 +146,18 @@ class Store:
             for topic in self._topics.values():
                 topic.close()
         self._lock.release()
+
+
+def models_in(data_dir: Path, files: Files | None = None) -> set[ModelId]:
+    """Return the models that wrote the log files of a directory; reads only headers, and needs no lock."""
+    files = files or DiskFiles()
+    found = set()
+    for topic_id in topic_ids_in(files, data_dir):
+        layout = TopicLayout(data_dir, topic_id)
+        for path in [*map(layout.bin, layout.segment_ids(files)), layout.active]:
+            if (header := read_header(files, path)) is not None:
+                found.add(ModelId(header.dimension, header.fingerprint))
+    return found
 
 
 def _create(files: LocalDisk, data_dir: Path) -> None:

@@ -17,8 +17,9 @@ from memd.assets import ranks_bytes
 from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder
-from memd.embedding.loading import BUNDLED, PATH, load_embedder
+from memd.embedding.loading import BUNDLED, HTTP, PATH, load_embedder
 from memd.errors import EmbeddingError
+from memd.ingest.offline import stored_models
 from memd.settings.model import Config
 from memd.store import descriptors
 from memd.store.tools.disk_usage import TopicDiskUsage
@@ -85,10 +86,10 @@ def embedding_model(config: Config, topics: list[TopicDiskUsage]) -> Iterator[Ch
     """Known text has its known vector, and what is stored was embedded with this model."""
     name = config.embedding.model
     try:
-        embedder = load_embedder(config.embedding, fetch=False)
+        embedder = load_embedder(config.embedding, fetch=False, stored=stored_models(config))
         problem = _infidelity(embedder)
     except EmbeddingError as error:
-        if name == BUNDLED or name.startswith(PATH):
+        if name in (BUNDLED, HTTP) or name.startswith(PATH):
             yield failed_with(MODEL, error)
         else:
             yield failed(MODEL, f"{name!r} is not on this machine, or unknown", f"memd serve fetches it once: {error}")
@@ -96,7 +97,7 @@ def embedding_model(config: Config, topics: list[TopicDiskUsage]) -> Iterator[Ch
     if problem:
         yield failed(MODEL, problem, REINSTALL)
         return
-    yield ok(MODEL, f"{name}, {embedder.dimension} dimensions, fingerprint {embedder.fingerprint}")
+    yield ok(MODEL, f"{embedder.name}, {embedder.dimension} dimensions, fingerprint {embedder.fingerprint}")
     if others := sum(topic.chunks_of_others(embedder.fingerprint) for topic in topics):
         yield warning(
             MODEL,

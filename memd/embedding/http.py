@@ -1,0 +1,295 @@
+"""An embedding model behind an address: an OpenAI-compatible `/v1/embeddings`, or Ollama's `/api/embed`.
+
+Rule: called in threads only, never on the event loop. A question waits `question_seconds` at most, and after a failure
+no question asks for a moment, so that a server that hangs costs little; texts of a compaction wait as long as the
+settings say and are tried again. What the server says is shown in errors, the key never.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memd.embedding.embedder import Embedder
+from memd.embedding.prefixes import prefixes_of
+from memd.entries import Vector
+from memd.errors import EmbeddingError
+from memd.settings.model import EmbeddingSettings, basic_authorization, without_credentials
+
+BATCH_TEXTS = 16
+CHARACTERS_MAX = 2_000
+"""Of one input; a chunk is hardly longer. Of a longer text pieces are embedded, half from its head, half from its
+tail."""
+PIECES_MAX = 16
+CHARACTERS_MIN = 250
+"""A server that refuses an input for its length gets its halves, down to this."""
+ANSWER_BYTES_MAX = 64 << 20
+RETRY_SECONDS = (0.5, 2.0)
+"""The pauses between the attempts for texts of a compaction."""
+PAUSE_SECONDS, PAUSE_SECONDS_MAX = 1.0, 30.0
+"""After a question that failed no other asks for so long; doubles with each failure."""
+_OPENAI, _OLLAMA = "/v1/embeddings", "/api/embed"
+_TOO_LONG = (400, 413, 422, 500)
+_TRIED_AGAIN = (408, 429, 500, 502, 503, 504)
+_NO_SUCH_ROUTE = (404, 405, 501)
+_LONE = "surrogatepass"
+
+
+class _RefusedError(EmbeddingError):
+    """The server answered, and not with vectors."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(said)
+        self.status = status
+
+
+class HttpEmbedder(Embedder):
+    """An `Embedder` that asks a server."""
+
+    batch_texts = BATCH_TEXTS
+
+    def __init__(
+        self, settings: EmbeddingSettings, question_seconds: float, stored: Collection[tuple[int, str]] = ()
+    ) -> None:
+        """
+        Args:
+            question_seconds: the longest that a question waits.
+            stored: dimension and fingerprint of the models that wrote the log. If this is one of them, the server is
+                not asked yet.
+
+        Raises:
+            EmbeddingError: it is not, and the server does not say how long its vectors are.
+        """
+        self.name = f"{settings.name} at {without_credentials(settings.url)}"
+        self._settings = settings
+        self._question_seconds = question_seconds
+        self._prefixes = prefixes_of(settings, settings.name)
+        self._server = _Server(settings)
+        self._silent_until = self._pause = 0.0
+        self._closed = threading.Event()
+        known = (dimension for dimension, print_ in stored if print_ == self._fingerprint(dimension))
+        self.dimension = next(known, 0)
+        if not self.dimension:
+            self.dimension = len(self._asked(["memd"], settings.timeout_seconds)[0])
+        self.fingerprint = self._fingerprint(self.dimension)
+
+    def embed_query(self, text: str) -> NDArray[np.float32]:
+        """See `Embedder.embed_query`; the pieces are cut by length, as nobody here knows the model's tokens."""
+        if (left := self._silent_until - time.monotonic()) > 0:
+            raise EmbeddingError(f"{self._server.shown} failed a moment ago; a question asks again in {left:.0f} s")
+        deadline = time.monotonic() + self._question_seconds
+        try:
+            found = self._vectors([self._prefixes.query + piece for piece in _pieces(text)], lambda: deadline)
+        except EmbeddingError:
+            self._pause = min(PAUSE_SECONDS_MAX, max(PAUSE_SECONDS, 2 * self._pause))
+            self._silent_until = time.monotonic() + self._pause
+            raise
+        return found
+
+    def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """See `Embedder.embed_many`: of a long text the normalised mean of its pieces. Tried several times."""
+        batches = [texts[start : start + BATCH_TEXTS] for start in range(0, len(texts), BATCH_TEXTS)]
+        return np.concatenate([np.empty((0, self.dimension), np.float32), *map(self._patiently, batches)])
+
+    def embed(self, text: str) -> Vector:
+        """See `Embedder.embed`: for somebody who waits, so it is tried once, for as long as a question."""
+        deadline = time.monotonic() + self._question_seconds
+        vector: Vector = self._means([text], lambda: deadline)[0]
+        return vector
+
+    def close(self) -> None:
+        """End what is under way with an error, from another thread."""
+        self._closed.set()
+        self._server.close()
+
+    def _fingerprint(self, dimension: int) -> str:
+        """Not of the address: the same model elsewhere has the same vectors."""
+        told = "\0".join(["http", self._settings.name, str(dimension), *self._prefixes])
+        return hashlib.sha256(told.encode("utf-8", _LONE)).hexdigest()[:32]
+
+    def _patiently(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        seconds = self._settings.timeout_seconds
+        for pause in RETRY_SECONDS:
+            try:
+                return self._means(texts, lambda: time.monotonic() + seconds)
+            except EmbeddingError as error:
+                if isinstance(error, _RefusedError) and error.status not in _TRIED_AGAIN:
+                    raise
+                if self._closed.wait(pause):
+                    raise
+        return self._means(texts, lambda: time.monotonic() + seconds)
+
+    def _means(self, texts: Sequence[str], deadline: Callable[[], float]) -> NDArray[np.float32]:
+        pieces = [_pieces(text) for text in texts]
+        inputs = [self._prefixes.text + piece for one in pieces for piece in one]
+        vectors = iter(self._vectors(inputs, deadline))
+        rows = [np.mean([next(vectors) for _ in one], axis=0) for one in pieces]
+        return _unit(np.array(rows, np.float32))
+
+    def _vectors(self, inputs: Sequence[str], deadline: Callable[[], float]) -> NDArray[np.float32]:
+        """Unit vectors, one for each input. An input that the server refuses counts by its halves."""
+        try:
+            return self._asked(inputs, deadline() - time.monotonic())
+        except _RefusedError as error:
+            if error.status not in _TOO_LONG or (len(inputs) == 1 and len(inputs[0]) < 2 * CHARACTERS_MIN):
+                raise
+        if len(inputs) > 1:
+            return np.concatenate([self._vectors([one], deadline) for one in inputs])
+        half = len(inputs[0]) // 2
+        halves = self._vectors([inputs[0][:half], inputs[0][half:]], deadline)
+        return _unit(halves.mean(axis=0, keepdims=True))
+
+    def _asked(self, inputs: Sequence[str], seconds: float) -> NDArray[np.float32]:
+        vectors = self._server.embed(inputs, seconds)
+        if self.dimension and vectors.shape[1] != self.dimension:
+            raise EmbeddingError(
+                f"{self._server.shown} gives vectors of {vectors.shape[1]} components, and those in the log that "
+                f"{self._settings.name!r} made have {self.dimension}: serve the former model again, or give another "
+                "embedding.name and run `memd reembed`"
+            )
+        self._pause = self._silent_until = 0.0
+        return _unit(vectors)
+
+
+class _Server:
+    """The requests to the server, whichever API it has. Thread-safe: each request has a connection of its own."""
+
+    def __init__(self, settings: EmbeddingSettings) -> None:
+        self._settings = settings
+        self.shown = f"the embedding server at {without_credentials(settings.url)}"
+        parts = urlsplit(settings.url)
+        self._host, self._port, self._is_tls = parts.hostname or "", parts.port, parts.scheme == "https"
+        path = parts.path.rstrip("/")
+        if path.endswith(("/embeddings", _OLLAMA)):
+            self._routes = [path]
+        else:
+            base = path.removesuffix("/v1")
+            self._routes = [base + _OPENAI, base + _OLLAMA]
+        self._open: set[http.client.HTTPConnection] = set()
+
+    def embed(self, inputs: Sequence[str], seconds: float) -> NDArray[np.float32]:
+        """The vectors as the server gives them, float32 `(len(inputs), dimension)`.
+
+        Raises:
+            EmbeddingError: it did not answer within `seconds`, or with something else.
+        """
+        deadline = time.monotonic() + seconds
+        inputs = [one.encode("utf-8", "replace").decode() for one in inputs]
+        refused: _RefusedError | None = None
+        for route in tuple(self._routes):
+            try:
+                vectors = self._embed(route, inputs, deadline)
+            except _RefusedError as error:
+                if error.status not in _NO_SUCH_ROUTE or len(self._routes) == 1:
+                    raise
+                # Of two that are not there the one that names the model says more than one that names the route.
+                refused = error if refused is None or "model" in str(error) else refused
+            else:
+                self._routes = [route]
+                return vectors
+        assert refused is not None, "there is at least one route"
+        raise refused
+
+    def close(self) -> None:
+        """End the requests that are under way."""
+        for connection in tuple(self._open):
+            if connection.sock is not None:
+                try:
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass
+
+    def _embed(self, route: str, inputs: Sequence[str], deadline: float) -> NDArray[np.float32]:
+        is_ollama = route.endswith(_OLLAMA)
+        body: dict[str, Any] = {"model": self._settings.name, "input": list(inputs)}
+        body |= {"truncate": True} if is_ollama else {"encoding_format": "float"}
+        status, answer = self._post(route, json.dumps(body).encode(), deadline)
+        if status != 200:
+            raise _RefusedError(status, f"{self.shown} answers {status} to {route}: {self._said(answer)}")
+        try:
+            told = json.loads(answer)
+            if is_ollama:
+                rows = told["embeddings"]
+            else:
+                rows = [one["embedding"] for one in sorted(told["data"], key=lambda one: int(one["index"]))]
+            vectors = np.array(rows, np.float32)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise EmbeddingError(f"{self.shown} answers {route} with something else than vectors: {error!r}") from error
+        if vectors.ndim != 2 or len(vectors) != len(inputs) or not vectors.shape[1] or not np.isfinite(vectors).all():
+            raise EmbeddingError(
+                f"{self.shown} answers {route} with an array of shape {vectors.shape} for {len(inputs)} texts, or with "
+                "values that are no numbers; llama-server needs --embedding and a --pooling that is not none"
+            )
+        return vectors
+
+    def _post(self, route: str, body: bytes, deadline: float) -> tuple[int, bytes]:
+        kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=_left(deadline))
+        self._open.add(connection)
+        try:
+            connection.request("POST", route, body, self._headers())
+            response = connection.getresponse()
+            answer = bytearray()
+            while chunk := response.read1(65_536):
+                answer += chunk
+                if len(answer) > ANSWER_BYTES_MAX:
+                    raise EmbeddingError(f"{self.shown} answers {route} with more than {ANSWER_BYTES_MAX} bytes")
+                if connection.sock is not None:
+                    connection.sock.settimeout(_left(deadline))
+                elif time.monotonic() > deadline:
+                    raise TimeoutError
+            return response.status, bytes(answer)
+        except TimeoutError as error:
+            raise EmbeddingError(f"{self.shown} does not answer in time") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise EmbeddingError(f"{self.shown} cannot be reached: {error}; is it running?") from error
+        finally:
+            self._open.discard(connection)
+            connection.close()
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Content-Type": "application/json"}
+        if self._settings.api_key:
+            headers["Authorization"] = f"Bearer {self._settings.api_key}"
+        elif basic := basic_authorization(self._settings.url):
+            headers["Authorization"] = basic
+        return headers
+
+    def _said(self, answer: bytes) -> str:
+        """The server's words, without the key, which some repeat."""
+        text = answer.decode("utf-8", "replace")
+        try:
+            error = json.loads(answer)["error"]
+            text = str(error["message"] if isinstance(error, dict) else error)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            pass
+        key = self._settings.api_key
+        return " ".join((text.replace(key, "***") if key else text).split())[:300] or "nothing"
+
+
+def _left(deadline: float) -> float:
+    """Seconds until then; a socket takes no 0 for "at once"."""
+    return max(0.001, deadline - time.monotonic())
+
+
+def _pieces(text: str) -> list[str]:
+    """The pieces of a text that are embedded; at least one."""
+    if len(text) <= CHARACTERS_MAX:
+        return [text]
+    pieces = [text[start : start + CHARACTERS_MAX] for start in range(0, len(text), CHARACTERS_MAX)]
+    return pieces if len(pieces) <= PIECES_MAX else pieces[: PIECES_MAX // 2] + pieces[-PIECES_MAX // 2 :]
+
+
+def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.ascontiguousarray(vectors / np.where(norms == 0, 1, norms), dtype=np.float32)

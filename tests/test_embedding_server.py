@@ -1,0 +1,238 @@
+"""Embedding models behind an address: llama-server, stubs of OpenAI's and Ollama's APIs, and what servers do wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from archiver_stage import HashEmbedder
+from conftest import MakeDaemon
+from daemon_process import wait_until
+from llama_server import running_llama
+from recording_upstream import RecordingUpstream, Request, Response, recording_upstream
+
+from memd.embedding.http import HttpEmbedder
+from memd.embedding.loading import load_embedder
+from memd.errors import ConfigError, EmbeddingError
+from memd.settings.loading import load_config
+from memd.settings.model import EmbeddingSettings
+
+KEY = "The spare key hangs behind the blue bicycle."
+WHERE = "Where does the spare key hang?"
+BAKER = "The baker in Mill Lane sells cinnamon pastry on Fridays."
+SECRET = "sk-very-secret"
+HASH = HashEmbedder()
+
+
+def vectors_of(texts: Sequence[str]) -> list[list[float]]:
+    return [(2 * vector).tolist() for vector in HASH.embed_many(texts)]  # not of length one
+
+
+def openai(request: Request) -> Response:
+    if not request.target.endswith("/v1/embeddings"):
+        return Response((b'{"error": "not found"}',), status=404)
+    texts = json.loads(request.body)["input"]
+    data = [{"index": number, "embedding": one} for number, one in enumerate(vectors_of(texts))]
+    return Response((json.dumps({"data": data[::-1], "model": "m"}).encode(),))
+
+
+def ollama(request: Request) -> Response:
+    if request.target != "/api/embed":
+        return Response((b"404 page not found",), status=404)
+    asked = json.loads(request.body)
+    if asked["model"] != "nomic":
+        return Response(
+            (json.dumps({"error": f"model {asked['model']!r} not found, try pulling it first"}).encode(),), 404
+        )
+    return Response((json.dumps({"model": "nomic", "embeddings": vectors_of(asked["input"])}).encode(),))
+
+
+@pytest.fixture
+def server() -> Iterator[RecordingUpstream]:
+    with recording_upstream() as running:
+        running.answers_all = True
+        running.answer = openai
+        yield running
+
+
+def at(url: str, *, seconds: float = 10.0, name: str = "m", **settings: object) -> HttpEmbedder:
+    return HttpEmbedder(EmbeddingSettings(model="http", url=url, name=name, **settings), seconds)  # type: ignore[arg-type]  # a test's own settings
+
+
+def refusing(status: int, said: str) -> Callable[[Request], Response]:
+    return lambda _: Response((json.dumps({"error": {"message": said}}).encode(),), status)
+
+
+def inputs(server: RecordingUpstream) -> list[list[str]]:
+    return [json.loads(request.body)["input"] for request in server.requests]
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/embeddings"])
+def test_texts_go_in_batches_in_order_and_come_back_with_length_one(path: str, server: RecordingUpstream) -> None:
+    embedder = at(server.url + path, api_key=SECRET, query_prefix="q: ", text_prefix="t: ")
+    texts = [f"Lamp {number} is lit." for number in range(20)]
+    found = embedder.embed_many(texts)
+    assert inputs(server)[1:] == [[f"t: {text}" for text in texts[:16]], [f"t: {text}" for text in texts[16:]]]
+    assert found == pytest.approx(HASH.embed_many([f"t: {text}" for text in texts]), abs=1e-6)
+    assert embedder.embed_query(WHERE)[0] == pytest.approx(HASH.embed(f"q: {WHERE}"), abs=1e-6)
+    assert {request.header("Authorization") for request in server.requests} == {f"Bearer {SECRET}"}
+    assert {json.loads(request.body)["model"] for request in server.requests} == {"m"}
+    assert embedder.embed_many([]).shape == (0, 16)
+
+
+@pytest.mark.parametrize("path", ["", "/api/embed"])
+def test_ollamas_api_is_found_out(path: str, server: RecordingUpstream) -> None:
+    server.answer = ollama
+    embedder = at(server.url + path, name="nomic")
+    assert embedder.embed(KEY) == pytest.approx(HASH.embed(KEY), abs=1e-6)
+    assert server.requests[-1].target == "/api/embed"
+    with pytest.raises(EmbeddingError, match=r"model 'other' not found"):
+        at(server.url + path, name="other")
+
+
+def test_vectors_are_told_apart_by_name_prefixes_and_dimension_not_by_the_address(server: RecordingUpstream) -> None:
+    same = {at(server.url).fingerprint, at(f"{server.url}/v1").fingerprint}
+    others = {at(server.url, name="n").fingerprint, at(server.url, text_prefix="t").fingerprint}
+    assert len(same) == 1 and len(same | others) == 3
+
+
+def test_a_server_need_not_be_up_if_the_log_has_vectors_of_its_model(server: RecordingUpstream) -> None:
+    known = at(server.url)
+    settings = EmbeddingSettings(model="http", url="http://127.0.0.1:1", name="m")
+    embedder = load_embedder(settings, stored={(384, "f" * 32), (16, known.fingerprint)})
+    assert (embedder.dimension, embedder.fingerprint) == (16, known.fingerprint)
+    with pytest.raises(EmbeddingError, match=r"127\.0\.0\.1:1 cannot be reached"):
+        embedder.embed_query(WHERE)
+    with pytest.raises(EmbeddingError, match="cannot be reached"):
+        load_embedder(settings, stored={(384, "f" * 32)})
+
+
+def test_a_long_text_counts_by_its_pieces_and_a_refused_one_by_its_halves(server: RecordingUpstream) -> None:
+    embedder = at(server.url)
+    text = "".join(f"lamp {number} " for number in range(600))
+    pieces = [text[start : start + 2000] for start in range(0, len(text), 2000)]
+    assert embedder.embed_query(text) == pytest.approx(HASH.embed_many(pieces), abs=1e-6)
+
+    def limited(request: Request) -> Response:
+        longest = max(map(len, json.loads(request.body)["input"]))
+        return openai(request) if longest <= 600 else refusing(500, "input is too large to process")(request)
+
+    server.answer = limited
+    halves = HASH.embed_many([text[:500], text[500:1000]]).mean(axis=0)
+    found = embedder.embed_many([text[:1000], KEY])
+    assert found[0] == pytest.approx(halves / np.linalg.norm(halves), abs=1e-5)
+    assert found[1] == pytest.approx(HASH.embed(KEY), abs=1e-6)
+
+
+def test_what_a_server_does_wrong_is_named_and_the_key_is_not_shown(server: RecordingUpstream) -> None:
+    embedder = at(server.url, api_key=SECRET)
+    server.answer = refusing(401, f"Incorrect API key provided: {SECRET}")
+    with pytest.raises(EmbeddingError, match=r"answers 401 .*provided: \*\*\*$"):
+        embedder.embed(KEY)
+    server.answer = lambda _: Response((json.dumps({"data": [{"index": 0, "embedding": [1.0, 2.0]}]}).encode(),))
+    with pytest.raises(EmbeddingError, match=r"vectors of 2 components, and those in the log .* have 16"):
+        embedder.embed(KEY)
+    for body in (b"<html>", b"[]", b'{"data": [{"index": 0, "embedding": "AAAA"}]}', b'{"data": []}'):
+        server.answer = lambda _, body=body: Response((body,))  # type: ignore[misc]  # a lambda with a default
+        with pytest.raises(EmbeddingError, match=r"with something else than vectors|with an array of shape"):
+            embedder.embed(KEY)
+
+
+def test_texts_of_a_compaction_are_tried_again(server: RecordingUpstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memd.embedding.http.RETRY_SECONDS", (0.0, 0.0))
+    embedder = at(server.url)
+    answers = iter([refusing(503, "Loading model"), refusing(503, "Loading model"), openai])
+    server.answer = lambda request: next(answers)(request)
+    assert embedder.embed_many([KEY]).shape == (1, 16)
+
+
+def test_a_server_that_hangs_costs_a_question_its_time_and_the_next_one_nothing(server: RecordingUpstream) -> None:
+    embedder = at(server.url, seconds=0.2)
+    gate = threading.Event()
+    server.answer = lambda request: openai(request)._replace(gate=gate)
+    began = time.monotonic()
+    with pytest.raises(EmbeddingError, match="does not answer in time"):
+        embedder.embed_query(WHERE)
+    assert time.monotonic() - began < 5
+    asked = len(server.requests)
+    with pytest.raises(EmbeddingError, match="failed a moment ago"):
+        embedder.embed_query(WHERE)
+    assert len(server.requests) == asked
+    gate.set()
+    embedder.embed_many([KEY])  # what succeeds ends the pause
+    assert embedder.embed_query(WHERE).shape == (1, 16)
+
+
+def test_closing_ends_a_request_that_hangs(server: RecordingUpstream) -> None:
+    embedder = at(server.url)
+    gate = threading.Event()
+    server.answer = lambda request: openai(request)._replace(gate=gate)
+    failed: list[Exception] = []
+
+    def embed() -> None:
+        try:
+            embedder.embed_many([KEY])
+        except EmbeddingError as error:
+            failed.append(error)
+
+    asked = len(server.requests)
+    thread = threading.Thread(target=embed)
+    thread.start()
+    wait_until(lambda: len(server.requests) > asked, lambda: "not asked")
+    embedder.close()
+    thread.join(10)
+    gate.set()
+    assert failed and not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("name: m", "embedding.url is ''"),
+        ("url: http://127.0.0.1:1", "embedding.name is empty"),
+        (f"url: 'http://a:{SECRET}@h:1?x'\n  name: m", "embedding.url is"),
+        (f"api_key: [{SECRET}]", "embedding.api_key is not a text"),
+    ],
+)
+def test_wrong_settings_are_named_without_secrets(lines: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(f"embedding:\n  model: http\n  {lines}\n")
+    with pytest.raises(ConfigError, match=says) as raised:
+        load_config(tmp_path / "config.yaml", {}, {})
+    assert SECRET not in str(raised.value)
+
+
+def test_a_daemon_with_a_server_that_goes_away_and_comes_back_loses_nothing(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, server: RecordingUpstream
+) -> None:
+    settings = {"model": "http", "url": server.url, "name": "m", "api_key": SECRET}
+    daemon = make_daemon(upstream.url, {"embedding": settings, "compaction": {"retry_seconds": 0.1}}).start()
+    daemon.chat([{"role": "user", "content": KEY}])
+    daemon.wait_stored(KEY)
+    checked = daemon.run("check", "--config", str(daemon.config)).stdout
+    assert f"m at {server.url}, 16 dimensions" in " ".join(checked.split())
+    server.answer = refusing(503, "Loading model")
+    daemon.restart()  # it starts without the server
+    answer = daemon.chat([{"role": "user", "content": WHERE}])
+    assert answer.headers["X-Memory-Status"] == "degraded:embedding" and KEY in upstream.prompts[-1]
+    daemon.chat([{"role": "user", "content": BAKER}])
+    told = daemon.run("check", "--config", str(daemon.config))
+    assert told.returncode == 1 and "answers 503 to /v1/embeddings: Loading model" in " ".join(told.stdout.split())
+    assert SECRET not in told.stdout + daemon.log.read_text()
+    server.answer = openai
+    daemon.wait_stored(BAKER)
+
+
+def test_the_real_llama_server_embeds(scripted_gguf: Path, tmp_path: Path) -> None:
+    log = tmp_path / "llama.log"
+    with running_llama(scripted_gguf, context=512, log=log, settings=["embedding=1", "pooling_type=1"]) as url:
+        embedder = at(url)
+        texts = [f"Lamp {number} is lit." for number in range(20)] + ["lamp " * 300]
+        found = embedder.embed_many(texts)
+        assert found.shape == (21, embedder.dimension) and embedder.dimension == 64
+        assert np.linalg.norm(found, axis=1) == pytest.approx(1, abs=1e-4)
+        assert embedder.embed_query(texts[3])[0] @ found[3] == pytest.approx(1, abs=1e-3)
