@@ -13,16 +13,20 @@ from typing import Any
 
 import aiohttp
 import pytest
+from archiver_stage import ENCODING, HashEmbedder
 from daemon_process import wait_until
 from recording_upstream import Request, Response, recording_upstream
 from strict_server import EVENT_STREAM, StrictServer, prompt_tokens
 
-from memd.proxy.app import running
+from memd.embedding.loading import load_embedder
+from memd.proxy import app
 from memd.proxy.parts import Daemon
 from memd.proxy.upstream.client import ASK_SECONDS, window_unknown
 from memd.settings import model as settings
 
 WORDS = "harbour lantern because the quietly seventeen of boats was painted "
+UNREAD = WORDS.replace(" ", "") * 2 + " "
+"""To the model that embeds so long a word is a single unknown one; it counts as many tokens as its letters make."""
 
 
 KEY_QUESTIONS = {
@@ -54,6 +58,13 @@ def agent_of(server: StrictServer, folder: Path, **upstream: Any) -> AbstractAsy
     return agent_at(server.answer, folder, **upstream)
 
 
+@pytest.fixture(autouse=True)
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly all of these tests are about how much is sent, not about what is found: no model embeds their texts."""
+    monkeypatch.setattr(app, "cl100k_base", lambda _: ENCODING)
+    monkeypatch.setattr(app, "load_embedder", lambda _model, _threads: HashEmbedder())
+
+
 @asynccontextmanager
 async def agent_at(answer: Callable[[Request], Response], folder: Path, **upstream: Any) -> AsyncIterator[Agent]:
     with recording_upstream(answer=answer) as recorded:
@@ -62,7 +73,7 @@ async def agent_at(answer: Callable[[Request], Response], folder: Path, **upstre
             upstream=settings.UpstreamSettings(url=recorded.url, **upstream),
             data_dir=folder / "memory",
         )
-        async with running(config) as daemon, aiohttp.ClientSession() as session:
+        async with app.running(config) as daemon, aiohttp.ClientSession() as session:
             yield Agent(daemon, session)
 
 
@@ -295,8 +306,9 @@ async def test_that_max_tokens_counts_is_learned_from_a_refusal(tmp_path: Path) 
     ("window", "standing", "max_tokens"), [(32_768, 18_000, 32_000), (16_384, 6_000, 8_192)], ids=["32k", "16k"]
 )
 async def test_a_large_system_prompt_and_max_tokens_leave_history_and_memory_their_room(
-    tmp_path: Path, window: int, standing: int, max_tokens: int
+    tmp_path: Path, window: int, standing: int, max_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(app, "load_embedder", load_embedder)  # here something is asked about
     system = {"role": "system", "content": WORDS * (standing * 4 // len(WORDS))}
     server = StrictServer(window, tells={"/props": props(window)})
     messages: list[dict[str, Any]] = []
@@ -307,7 +319,7 @@ async def test_a_large_system_prompt_and_max_tokens_leave_history_and_memory_the
             while not 0 < len(conversation) == conversation.stored:  # noqa: ASYNC110  # it has no event
                 await asyncio.sleep(0.01)
         for turn in range(36):
-            asked = KEY_QUESTIONS.get(turn, f"Turn {turn}. {WORDS * 25}")
+            asked = KEY_QUESTIONS.get(turn, f"Turn {turn}. {UNREAD * 14}")
             messages.append({"role": "user", "content": asked})
             status, memory, answer = await agent.send([system, *messages], max_tokens=max_tokens)
             messages.append(answer["choices"][0]["message"])

@@ -65,8 +65,10 @@ def test_a_stream_that_outlasts_the_grace_is_cut_and_never_ended_as_if_it_were_w
 
 
 def test_what_was_said_before_a_clean_end_is_known_after_the_next_start(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """These two are started as a user starts them, by a new interpreter that loads the model."""
+    monkeypatch.setattr(DaemonProcess, "forks", False)
     daemon = make_daemon(upstream.url).start()
     daemon.chat([said("The spare key hangs behind the barometer.")])
     daemon.restart()

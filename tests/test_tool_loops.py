@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import pytest
 from conftest import WINDOW, MakeDaemon
@@ -33,12 +34,37 @@ def log_of(number: int) -> str:
     return note + "".join(f"row {row} of log {number} is fine, {number * row} bytes\n" for row in range(12))
 
 
-@pytest.fixture
-def upstream(llama: str) -> Iterator[RecordingUpstream]:
-    """The real llama.cpp, with every request to it written down."""
+class Played(NamedTuple):
+    """A long open turn as it was played."""
+
+    daemon: DaemonProcess
+    history: list[dict[str, Any]]
+    """The client's."""
+    answers: list[Answer]
+    upstream: RecordingUpstream
+
+
+@contextmanager
+def in_front_of(llama: str) -> Iterator[RecordingUpstream]:
     with recording_upstream() as recorded:
         recorded.behind = llama
         yield recorded
+
+
+@pytest.fixture
+def upstream(llama: str) -> Iterator[RecordingUpstream]:
+    """The real llama.cpp, with every request to it written down."""
+    with in_front_of(llama) as recorded:
+        yield recorded
+
+
+@pytest.fixture(scope="module")
+def played(llama: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+    """Played with single calls; for tests that only look at it."""
+    with in_front_of(llama) as recorded:
+        daemon = DaemonProcess(tmp_path_factory.mktemp("played"), recorded.url).start()
+        yield Played(daemon, *play(daemon), recorded)
+        daemon.discard()
 
 
 def play(daemon: DaemonProcess, *, calls: int = 1, **members: Any) -> tuple[list[dict[str, Any]], list[Answer]]:
@@ -51,12 +77,17 @@ def play(daemon: DaemonProcess, *, calls: int = 1, **members: Any) -> tuple[list
     return history, answers
 
 
-@pytest.mark.parametrize("calls", [1, 2], ids=["single calls", "parallel calls"])
-def test_a_turn_longer_than_the_window_is_never_refused(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, llama: str, calls: int
-) -> None:
+def test_a_turn_longer_than_the_window_is_never_refused(played: Played, llama: str) -> None:
+    never_refused(played, llama, calls=1)
+
+
+def test_nor_is_one_with_parallel_calls(make_daemon: MakeDaemon, upstream: RecordingUpstream, llama: str) -> None:
     daemon = make_daemon(upstream.url).start()
-    history, answers = play(daemon, calls=calls)
+    never_refused(Played(daemon, *play(daemon, calls=2), upstream), llama, calls=2)
+
+
+def never_refused(played: Played, llama: str, *, calls: int) -> None:
+    _, history, answers, upstream = played
     assert {answer.status for answer in answers} == {200}
     assert max(answer.json["usage"]["prompt_tokens"] for answer in answers) + REPLY_TOKENS <= WINDOW
     everything = ask(f"{llama}/v1/chat/completions/input_tokens", {"messages": history}).json["input_tokens"]
@@ -72,23 +103,16 @@ def test_a_turn_longer_than_the_window_is_never_refused(
     assert results[-calls:] == [log_of(STEPS // calls - 2)] * calls
 
 
-def test_results_that_left_are_told_in_a_line_and_recalled_in_the_same_turn(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url).start()
-    play(daemon)
-    last = json.loads(upstream.prompts[-1])
+def test_results_that_left_are_told_in_a_line_and_recalled_in_the_same_turn(played: Played) -> None:
+    last = json.loads(played.upstream.prompts[-1])
     assert SECRET not in json.dumps(last[1:])
     assert SECRET in last[0]["content"], "the block in front of the question has it"
     lines = [message["content"] for message in last if message["content"] and "[memd: " in message["content"]]
     assert all(line.startswith("[memd: ") and "tokens of this result are in memory" in line for line in lines) and lines
 
 
-def test_what_left_the_prompt_is_told_everywhere_as_the_model_saw_it(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url).start()
-    history, answers = play(daemon)
+def test_what_left_the_prompt_is_told_everywhere_as_the_model_saw_it(played: Played) -> None:
+    daemon, history, answers, upstream = played
     sent, last = len(history) - 2, json.loads(upstream.prompts[-1])
     lines = sum((message["content"] or "").startswith("[memd: ") for message in last)
     assert lines and len(last) < sent, "or this test shows nothing"
@@ -144,12 +168,10 @@ def test_a_result_longer_than_the_window_is_recalled_from_in_the_same_step(
     assert SECRET in asked
 
 
-def test_the_ids_in_the_lines_are_those_under_which_it_is_stored(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url).start()
-    play(daemon)  # the logs are nearly the same, and of what says the same one is stored
-    lines = [message["content"] for prompt in map(json.loads, upstream.prompts) for message in prompt]
+def test_the_ids_in_the_lines_are_those_under_which_it_is_stored(played: Played) -> None:
+    """The logs are nearly the same, and of what says the same one is stored."""
+    daemon = played.daemon
+    lines = [message["content"] for prompt in map(json.loads, played.upstream.prompts) for message in prompt]
     named = [re.findall(r"mem:(\w+)", line) for line in lines if line and line.startswith("[memd: ")]
     assert any(named) and all(len(ids) == len(set(ids)) for ids in named)
     wanted = {one for ids in named for one in ids}

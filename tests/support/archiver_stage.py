@@ -33,7 +33,8 @@ from memd.telemetry.tasks import Tasks
 
 DATA_DIR = Path("/memory")
 DIMENSION = 16
-COUNTER = TokenCounter(cl100k_base(ranks_bytes()))
+ENCODING = cl100k_base(ranks_bytes())
+COUNTER = TokenCounter(ENCODING)
 
 
 class HashEmbedder(Embedder):

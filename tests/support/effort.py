@@ -5,12 +5,33 @@ Rule: the sample leaves out only more of the same; no behaviour goes without its
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import hypothesis
+
+LONG_CHARACTERS = 1 << 18
+SECONDS_MAX = 10
+"""Of processor time for so long a text: the slowest takes 2; were it to grow with the square, minutes."""
 
 
 def scaled(whole: int) -> int:
     """`whole` in `make test`, a fifth of it in the fast loop: a size, or a number of examples."""
     return whole * min(hypothesis.settings().max_examples, 100) // 100
+
+
+def in_time(change: Callable[[str], str], text: str) -> str:
+    """`change(text)`; fails unless its time grows with the length of a text and not with its square."""
+    started = time.thread_time()
+    changed = change(text)
+    assert time.thread_time() - started < SECONDS_MAX
+    return changed
+
+
+def long(part: str) -> str:
+    """`part` again and again, as long as a text of which `SECONDS_MAX` is asked."""
+    characters = scaled(LONG_CHARACTERS)
+    return (part * (characters // len(part) + 1))[:characters]
 
 
 def steps(first: int, end: int) -> range:

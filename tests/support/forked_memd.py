@@ -1,8 +1,9 @@
-"""memd in a process of its own that is forked from one which has imported all of memd before.
+"""memd in a process of its own that is forked from one which has imported all of memd before, and loaded its model.
 
 Rule: from `main()` on it is what `python -m memd` is: its own arguments, environment, folder, open files and end. Left
-out are the interpreter's start and the imports: nearly all of the processor time of a short command, more than half of
-that of a daemon's start, and the tests start a thousand. What changes the interpreter or the C library (their
+out are the interpreter's start, the imports and the reading of the bundled model and the tokenizer's ranks: nearly all
+of the processor time of a short command or of a daemon's start (0.04 s of 1 s are left), and the tests start a
+thousand; a few, as one of test_serve.py, start in the usual way. What changes the interpreter or the C library (their
 variables, limits, what is preloaded) does not reach a fork: such a process is started in the usual way.
 
 Run as a script it is that first process. It ends when its socket closes, so with the tests, however they end.
@@ -11,6 +12,7 @@ Run as a script it is that first process. It ends when its socket closes, so wit
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import json
 import os
@@ -164,6 +166,20 @@ def _become(request: dict[str, object], files: list[int]) -> None:
     sys.argv[1:] = arguments
 
 
+def _load_once() -> None:
+    """Load the bundled model and the tokenizer, so that every fork has them; call it before they are imported."""
+    from memd.assets import ranks_bytes
+    from memd.conversation import tokens
+    from memd.embedding import bundled, loading
+    from memd.settings.model import EmbeddingSettings
+
+    tokens.cl100k_base = functools.cache(tokens.cl100k_base)
+    tokens.cl100k_base(ranks_bytes())
+    bundled.load_bundled = functools.cache(bundled.load_bundled)
+    settings = EmbeddingSettings()
+    loading.load_embedder(settings.model, settings.threads)
+
+
 def _import_all() -> None:
     for module in pkgutil.walk_packages(memd.__path__, "memd."):
         if module.name not in {"memd.__main__", _FETCHES}:
@@ -171,6 +187,7 @@ def _import_all() -> None:
 
 
 if __name__ == "__main__":
+    _load_once()
     _import_all()
     gc.collect()
     gc.freeze()  # a collection in a fork would copy the memory of all objects
