@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 from daemon_process import DaemonProcess
 from llama_server import running_llama
+from loaded_once import load_once
 from raw_wire import Peer, RawUpstream, connected, raw_upstream
 from recording_upstream import RecordingUpstream, recording_upstream
 
@@ -54,6 +55,8 @@ REPLY_AFTER_CALLS = ("All", " read", "!")
 WINDOW = 8192
 
 DaemonProcess.forks = sys.platform == "linux"  # elsewhere libraries of the system do not survive a fork
+
+load_once()
 
 MakeDaemon = Callable[..., DaemonProcess]
 Connect = Callable[[str], Peer]

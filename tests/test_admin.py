@@ -20,8 +20,6 @@ FACTS = (
     "My sister Ingrid gets married in Bergen in June and the cake has to be without hazelnuts, almonds are fine.",
 )
 QUESTION = "Why did we choose PostgreSQL for bookings?"
-LONG_WORD = "o" * 1_000
-"""As large as a paragraph and embedded as soon as a word."""
 
 
 def said(text: str) -> dict[str, str]:
@@ -135,7 +133,7 @@ def test_the_ring_of_receipts_is_bounded_and_a_torn_end_costs_one_receipt(
     daemon = make_daemon(upstream.url, {"receipts": {"bytes_max": 200_000}}).start()
     admin = Admin(daemon)
     for number in range(60):
-        last = daemon.chat([said(f"{number} {LONG_WORD}")]).headers["X-Memory-Turn"]
+        last = daemon.chat([said(f"{number} " + "and so on " * 100)]).headers["X-Memory-Turn"]
     wait_until(lambda: admin.answer(f"turns/{last}").status == 200, lambda: "no receipt")
     files = [daemon.data_dir / name for name in ("memd.receipts", "memd.receipts.old")]
     wait_until(lambda: files[1].exists(), lambda: "never turned over")

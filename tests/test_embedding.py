@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from memd.embedding import bundled
 from memd.embedding.loading import load_embedder
 from memd.embedding.pieces import PIECES_MAX, PiecewiseEmbedder
 from memd.entries import Vector
@@ -22,8 +25,16 @@ from memd.settings.model import EmbeddingSettings
 SENTENCE = "The session store keeps its rows in PostgreSQL, and a token expires after twenty-four hours. "
 
 
+@pytest.fixture(scope="module", autouse=True)
+def loaded_anew() -> Iterator[None]:
+    """Loading is what some of these tests are about."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(bundled, "load_bundled", inspect.unwrap(bundled.load_bundled))
+        yield
+
+
 @pytest.fixture(scope="module")
-def embedder() -> PiecewiseEmbedder:
+def embedder(loaded_anew: None) -> PiecewiseEmbedder:
     embedder = load_embedder(EmbeddingSettings(threads=2))
     assert isinstance(embedder, PiecewiseEmbedder)
     return embedder

@@ -25,8 +25,6 @@ from memd.proxy.upstream.client import ASK_SECONDS, window_unknown
 from memd.settings import model as settings
 
 WORDS = "harbour lantern because the quietly seventeen of boats was painted "
-UNREAD = WORDS.replace(" ", "") * 2 + " "
-"""To the model that embeds so long a word is a single unknown one; it counts as many tokens as its letters make."""
 
 
 KEY_QUESTIONS = {
@@ -62,7 +60,7 @@ def agent_of(server: StrictServer, folder: Path, **upstream: Any) -> AbstractAsy
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly all of these tests are about how much is sent, not about what is found: no model embeds their texts."""
     monkeypatch.setattr(app, "cl100k_base", lambda _: ENCODING)
-    monkeypatch.setattr(app, "load_embedder", lambda _model, _threads: HashEmbedder())
+    monkeypatch.setattr(app, "load_embedder", lambda _: HashEmbedder())
 
 
 @asynccontextmanager
@@ -319,7 +317,7 @@ async def test_a_large_system_prompt_and_max_tokens_leave_history_and_memory_the
             while not 0 < len(conversation) == conversation.stored:  # noqa: ASYNC110  # it has no event
                 await asyncio.sleep(0.01)
         for turn in range(36):
-            asked = KEY_QUESTIONS.get(turn, f"Turn {turn}. {UNREAD * 14}")
+            asked = KEY_QUESTIONS.get(turn, f"Turn {turn}. {WORDS * 25}")
             messages.append({"role": "user", "content": asked})
             status, memory, answer = await agent.send([system, *messages], max_tokens=max_tokens)
             messages.append(answer["choices"][0]["message"])

@@ -85,7 +85,9 @@ def test_above_the_ceiling_the_topic_used_least_recently_goes_first(
 ) -> None:
     settings = {"store": {"memory_bytes_max": 1 << 20}, "buffer": {"idle_seconds": 0.05}}
     daemon = make_daemon(upstream.url, settings).start()
-    text = " ".join(f"inventory-{number:0100}" for number in range(1200))  # of such words the model reads little
+    text = " ".join(
+        f"Item {number} of the inventory is on shelf {number % 17}, box {number * 7 % 31}." for number in range(2000)
+    )
     for topic_id in ("one", "two", "three"):
         daemon.chat([said(text.replace("inventory", topic_id))], memory_in={"topic_id": topic_id})
         wait_until(lambda topic_id=topic_id: topic_id in loaded(daemon), lambda: "not loaded")  # type: ignore[misc]

@@ -12,7 +12,6 @@ Run as a script it is that first process. It ends when its socket closes, so wit
 from __future__ import annotations
 
 import atexit
-import functools
 import gc
 import json
 import os
@@ -26,6 +25,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+
+from loaded_once import load_once
 
 import memd.embedding  # this package and memd itself set variables of libraries when they are imported
 
@@ -166,18 +167,14 @@ def _become(request: dict[str, object], files: list[int]) -> None:
     sys.argv[1:] = arguments
 
 
-def _load_once() -> None:
-    """Load the bundled model and the tokenizer, so that every fork has them; call it before they are imported."""
+def _load() -> None:
     from memd.assets import ranks_bytes
     from memd.conversation import tokens
-    from memd.embedding import bundled, loading
+    from memd.embedding.loading import load_embedder
     from memd.settings.model import EmbeddingSettings
 
-    tokens.cl100k_base = functools.cache(tokens.cl100k_base)
     tokens.cl100k_base(ranks_bytes())
-    bundled.load_bundled = functools.cache(bundled.load_bundled)
-    settings = EmbeddingSettings()
-    loading.load_embedder(settings.model, settings.threads)
+    load_embedder(EmbeddingSettings())
 
 
 def _import_all() -> None:
@@ -187,7 +184,8 @@ def _import_all() -> None:
 
 
 if __name__ == "__main__":
-    _load_once()
+    load_once()
+    _load()
     _import_all()
     gc.collect()
     gc.freeze()  # a collection in a fork would copy the memory of all objects
