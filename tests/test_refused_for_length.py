@@ -60,7 +60,7 @@ def agent_of(server: StrictServer, folder: Path, **upstream: Any) -> AbstractAsy
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly all of these tests are about how much is sent, not about what is found: no model embeds their texts."""
     monkeypatch.setattr(app, "cl100k_base", lambda _: ENCODING)
-    monkeypatch.setattr(app, "load_embedder", lambda _: HashEmbedder())
+    monkeypatch.setattr(app, "load_embedder", lambda *_, **__: HashEmbedder())
 
 
 @asynccontextmanager
