@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import MakeDaemon
+from daemon_process import wait_until
 from recording_upstream import RecordingUpstream
 
 from memd.assets import model_dir
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
 from memd.embedding.prefixes import Prefixes, prefixes_of
+from memd.embedding.resident import ResidentEmbedder
 from memd.errors import EmbeddingError
 from memd.settings.loading import load_config
 from memd.settings.model import EmbeddingSettings
@@ -140,3 +142,23 @@ def test_a_daemon_remembers_with_such_a_model_and_check_says_what_is_missing(
     (folder / "tokenizer.json").unlink()
     told = daemon.run("check", "--config", str(daemon.config))
     assert told.returncode == 1 and "has no tokenizer.json" in " ".join(told.stdout.split())
+
+
+def test_a_model_is_loaded_at_its_first_use_let_go_when_idle_and_loaded_again(folder: Path, bundled: Embedder) -> None:
+    settings = EmbeddingSettings(model=f"path:{folder}", idle_unload_seconds=0.05)
+    resident = load_embedder(settings, stored={(384, bundled.fingerprint)})
+    assert isinstance(resident, ResidentEmbedder) and not resident.is_loaded
+    assert (resident.dimension, resident.fingerprint) == (384, bundled.fingerprint)
+    for _ in range(2):
+        assert resident.embed_query(TEXT).tobytes() == bundled.embed_query(TEXT).tobytes()
+        wait_until(lambda: not resident.is_loaded, lambda: "it stays in memory")
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(EmbeddingError, match=r"has no tokenizer.json"):
+        resident.embed(TEXT)
+    resident.close()
+
+
+def test_without_a_chunk_in_the_log_the_dimension_is_asked_of_the_model(folder: Path, bundled: Embedder) -> None:
+    resident = load_embedder(EmbeddingSettings(model=f"path:{folder}", idle_unload_seconds=60))
+    assert (resident.dimension, resident.fingerprint) == (384, bundled.fingerprint)
+    resident.close()

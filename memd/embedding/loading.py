@@ -38,6 +38,31 @@ def load_embedder(
     Raises:
         EmbeddingError: unknown name, or the files could not be fetched or read, or the server does not answer.
     """
+    if settings.idle_unload_seconds and (settings.model == BUNDLED or settings.model.startswith(PATH)):
+        return _resident(settings, stored)
+    return _loaded(settings, fetch=fetch, stored=stored, question_seconds=question_seconds)
+
+
+def _resident(settings: EmbeddingSettings, stored: Collection[tuple[int, str]]) -> Embedder:
+    from memd.assets import model_dir
+    from memd.embedding.onnx_folder import fingerprint_in
+    from memd.embedding.resident import ResidentEmbedder
+
+    folder = model_dir() if settings.model == BUNDLED else Path(settings.model.removeprefix(PATH))
+    fingerprint = fingerprint_in(settings, folder)
+    dimension = next((dimension for dimension, known in stored if known == fingerprint), 0)
+    dimension = dimension or _loaded(settings).dimension  # the log says it from the first chunk on
+    idle_seconds = settings.idle_unload_seconds
+    return ResidentEmbedder(settings.model, dimension, fingerprint, lambda: _loaded(settings), idle_seconds)
+
+
+def _loaded(
+    settings: EmbeddingSettings,
+    *,
+    fetch: bool = True,
+    stored: Collection[tuple[int, str]] = (),
+    question_seconds: float = QUESTION_SECONDS,
+) -> Embedder:
     if settings.model == BUNDLED:
         from memd.embedding.bundled import load_bundled
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnxruntime import InferenceSession, SessionOptions
 from tokenizers import Tokenizer
 
 from memd.embedding.pieces import PiecewiseEmbedder, fingerprint_of
@@ -41,21 +40,54 @@ def load_folder(settings: EmbeddingSettings, folder: Path) -> PiecewiseEmbedder:
     Raises:
         EmbeddingError: a file is missing, or the model cannot be used.
     """
+    return _loaded(settings, _Files(settings, folder))
+
+
+def fingerprint_in(settings: EmbeddingSettings, folder: Path) -> str:
+    """The fingerprint that the model in a folder will have, without loading it.
+
+    Raises:
+        EmbeddingError: a file is missing.
+    """
+    return _Files(settings, folder).fingerprint
+
+
+class _Files:
+    """The files of a model in a folder."""
+
+    def __init__(self, settings: EmbeddingSettings, folder: Path) -> None:
+        self.folder = folder
+        self.graph, self.told, paths = _looked_at(folder)
+        self.prefixes = prefixes_of(settings, self.told.name, self.told.prefixes)
+        try:
+            self.without_prefixes = fingerprint_of(folder, [str(path.relative_to(folder)) for path in paths])
+        except OSError as error:
+            raise EmbeddingError(f"the embedding model in {folder} cannot be used: {error}") from error
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Embedder.fingerprint`."""
+        return self.prefixes.fingerprint(self.without_prefixes)
+
+
+def _looked_at(folder: Path) -> tuple[Path, _Told, list[Path]]:
+    """The graph, its use, and the files that the vectors depend on."""
     if not folder.is_dir():
         raise EmbeddingError(f"there is no folder {folder}; embedding.model 'path:DIR' names one with an ONNX model")
     graph = _graph_in(folder)
     if not (folder / "tokenizer.json").is_file():
         raise EmbeddingError(f"{folder} has no tokenizer.json; copy it from where the model in {graph.name} comes from")
     told = _Told(folder)
-    prefixes = prefixes_of(settings, told.name, told.prefixes)
     data = [graph.with_name(f"{graph.name}{ending}") for ending in ("_data", ".data")]
-    files = [graph, folder / "tokenizer.json", *(path for path in data if path.is_file()), *told.files]
+    return graph, told, [graph, folder / "tokenizer.json", *(path for path in data if path.is_file()), *told.files]
+
+
+def _loaded(settings: EmbeddingSettings, files: _Files) -> PiecewiseEmbedder:
+    folder = files.folder
     try:
-        model = _Model(folder, graph, told, settings.threads)
-        fingerprint = fingerprint_of(folder, [str(path.relative_to(folder)) for path in files])
-        return PiecewiseEmbedder(
-            settings.model, fingerprint, model.tokenizer, model.words_max, model.embed_piece, prefixes
-        )
+        model = _Model(folder, files.graph, files.told, settings.threads)
+        read = model.tokenizer, model.words_max, model.embed_piece
+        return PiecewiseEmbedder(settings.model, files.without_prefixes, *read, files.prefixes)
     except Exception as error:  # neither onnxruntime's errors nor those of the tokenizers share a class below Exception
         raise EmbeddingError(f"the embedding model in {folder} cannot be used: {error}") from error
 
@@ -91,6 +123,8 @@ class _Model:
         self.tokenizer.no_padding()
         self.words_max = told.tokens_max - self.tokenizer.num_special_tokens_to_add(False)
         self._takes_first = told.takes_first
+        from onnxruntime import InferenceSession, SessionOptions  # here: it takes 30 MB, and the fingerprint needs none
+
         options = SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = threads
         options.add_session_config_entry("optimization.disable_specified_optimizers", _DISABLED_OPTIMIZER)

@@ -25,8 +25,10 @@ def ignore_progress(done: int, total: int) -> None:
 
 
 def stored_models(config: Config) -> set[tuple[int, str]]:
-    """Dimension and fingerprint of the models that wrote the log; see `load_embedder`. Only a server needs them."""
-    return {(one.dimension, one.fingerprint) for one in models_in(config.data_dir)} if config.embedding.url else set()
+    """Dimension and fingerprint of the models that wrote the log, for a model that is not there yet; see
+    `load_embedder`."""
+    is_asked = config.embedding.url or config.embedding.idle_unload_seconds
+    return {(one.dimension, one.fingerprint) for one in models_in(config.data_dir)} if is_asked else set()
 
 
 @contextmanager

@@ -227,6 +227,9 @@ class EmbeddingSettings(msgspec.Struct, frozen=True, kw_only=True):
     knows and fetches once."""
     threads: Annotated[int, Meta(ge=1, le=256)] = 1
     """CPU threads per embedding."""
+    idle_unload_seconds: Seconds = 0.0
+    """`bundled` and `path:DIR`: the model is loaded when it is first used, and let go when unused for so long; 0: it is
+    loaded at the start and stays."""
     query_prefix: Prefix = "auto"
     """Put in front of a question; auto: what the model's files or its makers say, nothing for the bundled one."""
     text_prefix: Prefix = "auto"
