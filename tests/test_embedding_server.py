@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -18,9 +19,13 @@ from recording_upstream import RecordingUpstream, Request, Response, recording_u
 
 from memd.embedding.http import HttpEmbedder
 from memd.embedding.loading import load_embedder
+from memd.entries import Draft
 from memd.errors import ConfigError, EmbeddingError
+from memd.ingest import reembedding
+from memd.ingest.reembedding import reembed_topics
 from memd.settings.loading import load_config
 from memd.settings.model import EmbeddingSettings
+from memd.store.store import Store
 
 KEY = "The spare key hangs behind the blue bicycle."
 WHERE = "Where does the spare key hang?"
@@ -236,3 +241,41 @@ def test_the_real_llama_server_embeds(scripted_gguf: Path, tmp_path: Path) -> No
         assert found.shape == (21, embedder.dimension) and embedder.dimension == 64
         assert np.linalg.norm(found, axis=1) == pytest.approx(1, abs=1e-4)
         assert embedder.embed_query(texts[3])[0] @ found[3] == pytest.approx(1, abs=1e-3)
+
+
+def test_reembed_goes_to_a_server_in_batches_is_resumed_when_it_failed_and_goes_back(
+    tmp_path: Path, server: RecordingUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reembedding, "GROUP_CHUNKS", 10)
+    monkeypatch.setattr("memd.embedding.http.RETRY_SECONDS", ())
+    folder, remote = tmp_path / "memory", at(server.url)
+    models = {"hash": (HASH.dimension, HASH.fingerprint), "m": (remote.dimension, remote.fingerprint)}
+
+    def opened(model: str) -> Store:
+        dimension, fingerprint = models[model]
+        return Store.open(folder, dimension=dimension, fingerprint=fingerprint, segment_entries_max=8)
+
+    texts = [f"Lamp {number} is lit." for number in range(25)]
+    store = opened("hash")
+    store.topic("talk").append(
+        [
+            Draft(uuid=bytes([number]) * 16, content=text, vector=HASH.embed(text).tobytes(), created_at=1)
+            for number, text in enumerate(texts)
+        ]
+    )
+    store.close()
+    answers = itertools.chain([openai], itertools.repeat(refusing(503, "gone")))
+    server.answer = lambda request: next(answers)(request)
+    server.requests.clear()
+    store = opened("m")
+    with pytest.raises(EmbeddingError, match="gone"):
+        reembed_topics(store, remote.embed_many, batch_texts=remote.batch_texts)
+    assert len(inputs(server)[0]) > 1
+    done = len(inputs(server)[0])
+    server.answer = openai
+    assert reembed_topics(store, remote.embed_many, batch_texts=remote.batch_texts) == (25 - done, [])
+    assert len(store.topic("talk").snapshot().search(remote.embed_query(texts[3]), 100)) == 25
+    store.close()
+    store = opened("hash")
+    assert reembed_topics(store, HASH.embed_many) == (25, [])
+    store.close()

@@ -21,7 +21,7 @@ from memd.admin.history import story
 from memd.cli.main import main
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
-from memd.entries import Draft, Vector
+from memd.entries import Draft
 from memd.ingest import reembedding
 from memd.ingest.reembedding import reembed_topics
 from memd.settings.model import EmbeddingSettings
@@ -134,7 +134,7 @@ def test_what_another_model_wrote_is_found_again_and_is_otherwise_the_same(folde
     before, count_before = live(folder), len(list(export(folder, DiskFiles(), topic_id=None, live_only=False)))
     store = opened(folder, bundled)
     assert found(store.topic("talk"), bundled) == []
-    assert reembed_topics(store, bundled.embed) == (33, [])
+    assert reembed_topics(store, bundled.embed_many) == (33, [])
     assert found(store.topic("talk"), bundled) == LIVE
     assert found(store.topic("other"), bundled) == [text_of(7)]
     store.close()
@@ -149,7 +149,7 @@ def test_what_another_model_wrote_is_found_again_and_is_otherwise_the_same(folde
 
 def test_the_history_says_which_entries_are_only_embedded_anew(folder: Path, bundled: Embedder) -> None:
     store = opened(folder, bundled)
-    reembed_topics(store, bundled.embed)
+    reembed_topics(store, bundled.embed_many)
     snapshot = store.topic("talk").snapshot()
 
     def events(number: int) -> list[str]:
@@ -164,7 +164,7 @@ def test_the_history_says_which_entries_are_only_embedded_anew(folder: Path, bun
 
 def test_the_best_chunk_is_the_one_that_the_new_model_thinks_best(folder: Path, bundled: Embedder) -> None:
     store = opened(folder, bundled)
-    reembed_topics(store, bundled.embed)
+    reembed_topics(store, bundled.embed_many)
     snapshot = store.topic("talk").snapshot()
     for number in (0, 17, 32):
         (hit,) = snapshot.search(bundled.embed(text_of(number))[None], 1)
@@ -175,10 +175,10 @@ def test_the_best_chunk_is_the_one_that_the_new_model_thinks_best(folder: Path, 
 
 def test_a_second_time_there_is_nothing_to_do(folder: Path, bundled: Embedder) -> None:
     store = opened(folder, bundled)
-    reembed_topics(store, bundled.embed)
+    reembed_topics(store, bundled.embed_many)
     store.close()
     store = opened(folder, bundled)
-    assert reembed_topics(store, bundled.embed) == (0, [])
+    assert reembed_topics(store, bundled.embed_many) == (0, [])
 
 
 @pytest.mark.parametrize("texts", [1, 5, 12, 30])
@@ -188,12 +188,12 @@ def test_an_interrupted_run_goes_on_where_it_was(
     monkeypatch.setattr(reembedding, "GROUP_CHUNKS", 4)
     left = texts
 
-    def failing(text: str) -> Vector:
+    def failing(asked: Sequence[str]) -> NDArray[np.float32]:
         nonlocal left
-        left -= 1
+        left -= len(asked)
         if left < 0:
             raise StopError
-        return bundled.embed(text)
+        return bundled.embed_many(asked)
 
     before = live(folder)
     store = opened(folder, bundled)
@@ -202,7 +202,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
     store.close()
     assert live(folder) == before
     store = opened(folder, bundled)
-    count, problems = reembed_topics(store, bundled.embed)
+    count, problems = reembed_topics(store, bundled.embed_many)
     assert (33 - texts <= count <= 33 - texts + 3) and problems == []
     assert found(store.topic("talk"), bundled) == LIVE
     store.close()
@@ -212,14 +212,14 @@ def test_an_interrupted_run_goes_on_where_it_was(
 def test_back_to_the_former_model_everything_is_found_once(folder: Path, bundled: Embedder, former: Embedder) -> None:
     for embedder in (bundled, former, bundled):
         store = opened(folder, embedder)
-        reembed_topics(store, embedder.embed)
+        reembed_topics(store, embedder.embed_many)
         assert found(store.topic("talk"), embedder) == LIVE
         store.close()
 
 
 def test_progress_is_told_up_to_the_total(folder: Path, bundled: Embedder) -> None:
     told: list[tuple[int, int]] = []
-    reembed_topics(opened(folder, bundled), bundled.embed, lambda done, total: told.append((done, total)))
+    reembed_topics(opened(folder, bundled), bundled.embed_many, lambda done, total: told.append((done, total)))
     assert told == [(number, 33) for number in range(1, 34)]
 
 
@@ -230,7 +230,7 @@ def test_a_chunk_that_cannot_be_read_is_said_and_costs_no_other(folder: Path, bu
     data = bytearray(segment.read_bytes())
     data[data.index(text_of(5).encode()) + 2] ^= 1
     segment.write_bytes(data)
-    count, problems = reembed_topics(store, bundled.embed)
+    count, problems = reembed_topics(store, bundled.embed_many)
     assert count == 32 and len(problems) == 1
     assert "seg_0001.bin: entry" in str(problems[0])
     assert found(store.topic("talk"), bundled) == [text for text in LIVE if text != text_of(5)]

@@ -6,11 +6,12 @@ vector is appended. A chunk with its copy is passed over, so another run resumes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
-from memd.entries import Draft, Vector
+from memd.embedding.embedder import EmbedMany
+from memd.entries import Draft
 from memd.errors import StoreError
 from memd.ingest.offline import Advanced, append_and_seal, ignore_progress, opened
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
@@ -30,14 +31,17 @@ def reembed(config: Config, advanced: Advanced = ignore_progress) -> tuple[int, 
         MemdError: see `reembed_topics`.
     """
     with opened(config) as (store, embedder):
-        return reembed_topics(store, embedder.embed, advanced, Redactor.of(config.ingest))
+        redactor = Redactor.of(config.ingest)
+        return reembed_topics(store, embedder.embed_many, advanced, redactor, batch_texts=embedder.batch_texts)
 
 
 def reembed_topics(
     store: Store,
-    embed: Callable[[str], Vector],
+    embed_many: EmbedMany,
     advanced: Advanced = ignore_progress,
     redactor: Redactor = NO_REDACTION,
+    *,
+    batch_texts: int = 1,
 ) -> tuple[int, list[StoreError]]:
     """Embed again the live chunks of another model; return their number, and the errors of those that are unreadable.
 
@@ -57,11 +61,18 @@ def reembed_topics(
             except StoreError as error:
                 problems.append(error)
                 continue
-            vector = embed(draft.spoken).astype("<f4").tobytes()
-            drafts.append(msgspec.structs.replace(draft, vector=vector))
-            advanced(done + len(drafts), total)
-        append_and_seal(topic, drafts)
-        done += len(drafts)
+            drafts.append(draft)
+        embedded: list[Draft] = []
+        for start in range(0, len(drafts), max(1, batch_texts)):
+            batch = drafts[start : start + max(1, batch_texts)]
+            vectors = embed_many([draft.spoken for draft in batch])
+            embedded += [
+                msgspec.structs.replace(draft, vector=vector.astype("<f4").tobytes())
+                for draft, vector in zip(batch, vectors, strict=True)
+            ]
+            advanced(done + len(embedded), total)
+        append_and_seal(topic, embedded)
+        done += len(embedded)
     return done, problems
 
 
