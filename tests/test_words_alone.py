@@ -37,7 +37,7 @@ WAITS_SECONDS_MAX = 30.0
 def embedder(monkeypatch: pytest.MonkeyPatch) -> HashEmbedder:
     made = HashEmbedder()
 
-    def load(*_: object) -> Embedder:
+    def load(*_: object, **__: object) -> Embedder:
         return made
 
     monkeypatch.setattr(app, "load_embedder", load)
