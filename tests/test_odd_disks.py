@@ -8,13 +8,14 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import needs
 import pytest
 from conftest import MakeDaemon
 from crash_files import CrashFiles
-from daemon_process import DaemonProcess
+from daemon_process import DaemonProcess, wait_until
 from drafts import draft, open_store
 from recording_upstream import RecordingUpstream, recording_upstream
 
@@ -150,7 +151,9 @@ def test_after_its_lock_file_was_removed_a_daemon_writes_on_unless_another_one_c
     log = (first.data_dir / "default" / "active.bin").read_bytes()
     asked(first, "The lighthouse keeper's cat is called Admiral Tegetthoff.")
     assert asked(first, "The bus to the quarry leaves at seven minutes past six.") == "degraded:store"
+    wait_until(lambda: "storing failed" in first.log.read_text(), lambda: repr(first))
     assert "was replaced while memd ran" in first.log.read_text()
+    assert "what is said now is lost if memd ends" in first.log.read_text()
     first.kill()
     assert (first.data_dir / "default" / "active.bin").read_bytes() == log
     assert asked(second, QUESTION) == "injected"
@@ -239,6 +242,15 @@ def test_threads_that_find_the_lock_file_gone_at_once_make_one_anew(tmp_path: Pa
             path.unlink()
             list(pool.map(confirm, range(threads_max)))
     assert path.exists()
+
+
+def test_a_folder_that_a_full_disk_left_empty_is_no_topic(tmp_path: Path) -> None:
+    with closing(open_store(DiskFiles(), tmp_path)) as store:
+        store.topic("talk").append([draft("one")])
+    (tmp_path / "unfinished" / "segments").mkdir(parents=True)
+    (tmp_path / "begun").mkdir()
+    with closing(open_store(DiskFiles(), tmp_path)) as store:
+        assert store.topic_ids() == ["talk"]
 
 
 def test_of_many_interrupted_writes_the_last_are_kept() -> None:

@@ -428,7 +428,8 @@ class Archiver:
         self._retry_at[topic.id] = self._clock() + pause
         self._metrics.errors.add("store")
         fields = {"topic": topic.id, "retry_seconds": pause, "error": error}
-        log.warning("storing failed and is tried again, nothing is lost", extra=fields)
+        kept = "nothing is lost" if topic.is_journaled else "what is said now is lost if memd ends before that works"
+        log.warning(f"storing failed and is tried again, {kept}", extra=fields)
 
 
 def _has_changed(conversation: Conversation, begun: int, batch: Sequence[Part]) -> bool:

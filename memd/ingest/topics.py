@@ -116,6 +116,11 @@ class Topic:
         """Whether the topic can be closed without losing anything."""
         return not self._journal_behind and not self._journal_unsynced and not self.buffer.has_unstored
 
+    @property
+    def is_journaled(self) -> bool:
+        """Whether the journal takes what is said."""
+        return not self._journal_behind
+
     def unstored(self) -> BufferedText:
         """All that was said and is not in the log, as of now: every search of the topic's log asks for it."""
         return BufferedText(self.buffer, self.cutter, self._listed)

@@ -29,6 +29,7 @@ _OWN_NAMES = {
     *(LOCK_NAME, RECEIPTS_NAME, RECEIPTS_OLD_NAME, *_REPLACED),
     *(name + TEMPORARY_SUFFIX for name in _REPLACED),
 }
+_SEGMENTS = "segments"
 _SEGMENT = re.compile(r"seg_(\d{4,9})\.(bin|hnsw|meta)")
 _MERGED = re.compile(r"merged_(\d{4,9})_(\d{4,9})\.(?:hnsw|meta)")
 
@@ -42,7 +43,7 @@ class TopicLayout:
         self.topic_id = checked_topic_id(topic_id)
         self.data_dir = data_dir
         self.directory = data_dir / topic_id
-        self.segments = self.directory / "segments"
+        self.segments = self.directory / _SEGMENTS
         self.active = self.directory / "active.bin"
         self.hot = self.directory / "hot.log"
         self.former_names = self.directory / FORMER_NAMES
@@ -148,9 +149,11 @@ def check_new_name(files: Files, data_dir: Path, topic_id: str) -> None:
 
 
 def topic_ids_in(files: Files, data_dir: Path) -> list[str]:
-    """Return the topics that have a directory, sorted."""
-    return [
-        name
-        for name in files.names(data_dir)
-        if TOPIC_ID_PATTERN.fullmatch(name) is not None and files.is_directory(data_dir / name)
-    ]
+    """Return the topics that have a file, sorted: a full disk may have left a directory and no more."""
+    named = (name for name in files.names(data_dir) if TOPIC_ID_PATTERN.fullmatch(name) is not None)
+    return [name for name in named if _has_files(files, data_dir / name)]
+
+
+def _has_files(files: Files, directory: Path) -> bool:
+    names = files.names(directory)
+    return names != [] and (names != [_SEGMENTS] or files.names(directory / _SEGMENTS) != [])
