@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import recording_upstream
@@ -106,10 +108,18 @@ def test_a_lexical_file_that_is_cut_short_under_a_running_daemon_costs_nothing(m
             found = ask(f"{daemon.base_url}/memd/search?q=heliotrope").json
             return max(float(hit["lexical"]) for hit in found["chunks"])
 
+        def indexed() -> int:
+            stamp = folder / "stamp.json"
+            return int(json.loads(stamp.read_text())["entries"]) if stamp.exists() else 0
+
         assert words() > 0
-        wait_until(lambda: (folder / "stamp.json").exists(), lambda: f"not indexed: {daemon!r}")
+        wait_until(lambda: indexed() > 0, lambda: f"not indexed: {daemon!r}")
         daemon.restart()  # so that the files are opened, not just written
         assert words() > 0
+        entries = ask(f"{daemon.base_url}/memd/stats").json["topics"]["default"]["entries"]
+        wait_until(
+            lambda: indexed() == entries, lambda: f"still being indexed: {daemon!r}"
+        )  # and nobody reads them now
         for path in folder.iterdir():
             if path.suffix not in (".json", ".lock"):
                 path.write_bytes(b"")

@@ -22,6 +22,7 @@ from memd.proxy.remember import Rememberer
 from memd.proxy.room import PromptRoom, RoomMaker
 from memd.recall.retrieve import Retriever
 from memd.settings import model as settings
+from memd.store.log.format import HEADER_BYTES
 
 FACT = "The spare key of the workshop hangs behind the blue bicycle."
 QUESTION = "Where does the spare key of the workshop hang?"
@@ -183,7 +184,7 @@ async def test_without_an_upstream_the_client_is_told_and_what_it_said_stays(tmp
 async def test_a_topic_that_cannot_be_opened_costs_the_memory_and_not_the_answer(tmp_path: Path, mode: str) -> None:
     foreign = tmp_path / "memory" / "default" / "active.bin"
     foreign.parent.mkdir(parents=True)
-    foreign.write_bytes(b"no file of memd's")
+    foreign.write_bytes(b"no file of memd's" + bytes(HEADER_BYTES))
     async with daemon_in_process(tmp_path) as client:
         assert (await client.ask(FACT, mode=mode))[:2] == (200, "degraded:store")
 

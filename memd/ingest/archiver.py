@@ -428,8 +428,7 @@ class Archiver:
         self._retry_at[topic.id] = self._clock() + pause
         self._metrics.errors.add("store")
         fields = {"topic": topic.id, "retry_seconds": pause, "error": error}
-        kept = "nothing is lost" if topic.is_journaled else "what is said now is lost if memd ends before that works"
-        log.warning(f"storing failed and is tried again, {kept}", extra=fields)
+        log.warning(f"storing failed and is tried again, {topic.risk}", extra=fields)
 
 
 def _has_changed(conversation: Conversation, begun: int, batch: Sequence[Part]) -> bool:

@@ -117,9 +117,9 @@ class Topic:
         return not self._journal_behind and not self._journal_unsynced and not self.buffer.has_unstored
 
     @property
-    def is_journaled(self) -> bool:
-        """Whether the journal takes what is said."""
-        return not self._journal_behind
+    def risk(self) -> str:
+        """The danger to what was said and cannot be stored now."""
+        return "what is said now is lost if memd ends before that works" if self._journal_behind else "nothing is lost"
 
     def unstored(self) -> BufferedText:
         """All that was said and is not in the log, as of now: every search of the topic's log asks for it."""
