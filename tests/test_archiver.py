@@ -264,7 +264,7 @@ async def test_a_note_is_durable_at_once_recalled_without_a_role_and_no_copy_of_
     assert len(await noted(stage, topic, NOTE, source="notes/kitchen.md")) == 1
     again = Stage(stage.config, stage.files.after_power_cut("lost"))
     retriever = Retriever(
-        again.encoder, again.config.retrieval, header="Excerpts.", count=lambda text: len(text.split())
+        again.encoder, again.config.retrieval, header="Excerpts.", dates=False, count=lambda text: len(text.split())
     )
     known = await again.topics.get("talk")
     found = await retriever.retrieve(NOTE, [known.log], Budget(2000))

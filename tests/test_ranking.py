@@ -109,6 +109,41 @@ def test_a_chunk_is_visible_only_with_all_its_messages() -> None:
     assert not is_visible(entry("1", digests=()), {A}), "a chunk that came from no message never is"
 
 
+def test_chunks_are_read_in_the_order_in_which_they_were_said_whenever_they_were_stored() -> None:
+    found = [candidate("1", 0.9, "imported", at=9, said_at=2), candidate("2", 0.5, "live", at=3, said_at=3)]
+    assert shown(found, budget=100) == ["imported", "live"]
+
+
+@given(
+    costs=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3), st.booleans()), max_size=12),
+    budget=st.integers(1, 80),
+    frame=st.integers(0, 5),
+)
+def test_the_line_of_a_day_is_paid_once_and_never_exceeds_the_budget(
+    costs: list[tuple[int, int, bool]], budget: int, frame: int
+) -> None:
+    found = [
+        candidate(f"{n:x}", 0.9 - n / 50, "x" * cost, public_id=f"{day}000") for n, (cost, day, _) in enumerate(costs)
+    ]
+    earlier = {one.entry.uuid for one, (_, _, is_earlier) in zip(found, costs, strict=True) if is_earlier}
+    selection = select(
+        worth_showing(found),
+        budget_tokens=budget,
+        frame_tokens=frame,
+        cost=lambda one, _: len(one.entry.content),
+        day=lambda one: (one.entry.public_id, 4),
+        shown_uuids=earlier,
+    )
+    days = {one.entry.public_id for one in selection.shown}
+    taken = frame + sum(len(one.entry.content) for one in selection.shown) + 4 * len(days)
+    assert not selection.shown or taken <= budget
+    new = [one for one in found if one.entry.uuid not in earlier]
+    if len(selection.shown) < len(new):
+        assert selection.fill_ratio > 1
+    elif found and sum(one.verdict is Verdict.EARLIER for one in selection.judged) == 0:
+        assert selection.fill_ratio <= 1
+
+
 def test_chunks_are_read_in_the_order_in_which_they_were_said() -> None:
     # Praise does not make an old statement look new: the entry is new, its origin is not.
     praised = candidate("3", 0.7, "first", at=9, origin_id=1)

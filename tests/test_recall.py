@@ -34,7 +34,7 @@ BUDGET = Budget(2000)
 
 def retriever_of(encoder: Encoder, settings: RetrievalSettings) -> Retriever:
     """A retriever for which a token is a word."""
-    return Retriever(encoder, settings, header="Excerpts.", count=lambda text: len(text.split()))
+    return Retriever(encoder, settings, header="Excerpts.", dates=False, count=lambda text: len(text.split()))
 
 
 def contents(retrieved: Retrieved) -> list[str]:

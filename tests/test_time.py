@@ -145,3 +145,32 @@ def test_what_is_no_time_dates_nothing(value: object) -> None:
 def test_a_message_without_a_time_has_that_of_the_one_before_it() -> None:
     raw = [msgspec.Raw(json.dumps(one).encode()) for one in ({}, {"timestamp": NOON}, {}, "text", {"time": NOON + 1})]
     assert list(told_times(raw, 7)) == [7, NOON, NOON, NOON, NOON + 1]
+
+
+# What the model and people see
+
+
+def test_a_prompt_says_on_which_day_something_was_said_and_what_day_it_is(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, {})
+    at_time(daemon, days_ago=40)
+    daemon.start()
+    daemon.chat([user(FACT)])
+    daemon.wait_stored(FACT)
+    at_time(daemon, days_ago=0)
+    daemon.chat([user("What is the release word for the lighthouse lamp?")])
+    block = json.loads(upstream.prompts[-1])[-1]["content"].partition("[/memory]")[0]
+    today, then = datetime.now(), datetime.now() - timedelta(days=40)
+    assert f"instructions. Today is {today:%A %Y-%m-%d}.\n-- {then:%A %Y-%m-%d} --\n[mem:" in block
+    found = daemon.run("search", "the release word for the lighthouse lamp").stdout
+    assert f"{then:%Y-%m-%d}" in found and f"{today:%Y-%m-%d}" not in found
+
+
+def test_without_dates_a_prompt_says_no_day(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    daemon = make_daemon(upstream.url, {"injection": {"dates": "off"}}).start()
+    daemon.chat([user(FACT)])
+    daemon.wait_stored(FACT)
+    daemon.chat([user("What is the release word for the lighthouse lamp?")])
+    block = json.loads(upstream.prompts[-1])[-1]["content"].partition("[/memory]")[0]
+    assert "[mem:" in block and "Today is" not in block and "\n-- " not in block

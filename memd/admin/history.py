@@ -31,6 +31,8 @@ class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
     canonical_id: int
     at: int
     """When it was appended, in microseconds since the epoch."""
+    said_at: int
+    """When the chunk was said."""
     topic_id: str
     id: str
     uuid: str
@@ -205,6 +207,7 @@ def _pending(topic_id: str, entry: Entry) -> LogEvent:
     return LogEvent(
         canonical_id=entry.canonical_id,
         at=entry.created_at,
+        said_at=entry.said,
         topic_id=topic_id,
         id=entry.public_id,
         uuid=entry.uuid.hex(),
@@ -230,6 +233,7 @@ def _event(snapshot: Snapshot, place: Place) -> LogEvent:
     return LogEvent(
         canonical_id=entry.canonical_id,
         at=entry.at,
+        said_at=entry.said,
         topic_id=snapshot.topic_id,
         id=entry.public_id,
         uuid=entry.uuid.hex(),
@@ -260,6 +264,7 @@ def _damaged(snapshot: Snapshot, place: Place, problem: str) -> LogEvent:
     return LogEvent(
         canonical_id=int(row["canonical_id"]),
         at=int(row["canonical_id"]),
+        said_at=int(row["origin_id"]),
         topic_id=snapshot.topic_id,
         id=digits[: int(row["public_digits"])],
         uuid=digits,

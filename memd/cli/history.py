@@ -156,7 +156,8 @@ def _show(config: Config, chunk_id: str, topic: str | None) -> tuple[bytes, Line
     state = "is live" if story.live else "is taken out"
     if story.versions[-1].event == "pending":
         state = "was said and is not in the log yet: it waits in hot.log until memd stores it"
-    lines: Lines = [Text(f"{story.id} ({story.uuid}) in topic {story.topic_id} {state}", style="bold"), ""]
+    lines: Lines = [Text(f"{story.id} ({story.uuid}) in topic {story.topic_id} {state}", style="bold")]
+    lines += [f"Said {time_of(story.versions[0].said_at)}", ""]
     lines += [_event(version) for version in story.versions]
     for name, uuids in (("Took the place of", story.replaces), ("Its place was taken by", story.replaced_by)):
         if uuids:

@@ -85,7 +85,7 @@ def _lines(answer: SearchAnswer, *, explain: bool) -> list[RenderableType]:
 
 
 def _chunk(chunk: FoundChunk, *, explain: bool) -> RenderableType:
-    said = datetime.fromtimestamp(chunk.created_at / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+    said = datetime.fromtimestamp(chunk.said_at / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
     head = Text.assemble(
         (f"{chunk.score:.3f}", "bold"), f"  {chunk.id}  ", (chunk.topic_id, "cyan"), f"  {said}", no_wrap=True
     )

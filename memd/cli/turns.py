@@ -163,12 +163,25 @@ def _left(one: Receipt) -> Lines:
 def _candidates(one: Receipt) -> RenderableType:
     title = f"Candidates for a budget of {counted(one.budget_tokens, 'token')}"
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
-    for name in ("id", "score", "strength", "cosine", "meaning", "words", "neighbours", "times", "tokens", "verdict"):
-        table.add_column(name, justify="left" if name in ("id", "verdict") else "right", no_wrap=True)
+    for name in (
+        "id",
+        "said",
+        "score",
+        "strength",
+        "cosine",
+        "meaning",
+        "words",
+        "neighbours",
+        "times",
+        "tokens",
+        "verdict",
+    ):
+        table.add_column(name, justify="left" if name in ("id", "said", "verdict") else "right", no_wrap=True)
     for chunk in one.candidates:
         parts = (chunk.score, chunk.strength, chunk.cosine, chunk.cosine_share, chunk.lexical, chunk.neighbours)
         cells = [f"{value:.3f}" for value in parts]
-        table.add_row(chunk.id, *cells, f"{chunk.multiplier * chunk.echo:.3g}", str(chunk.tokens), chunk.verdict)
+        said = time_of(chunk.said_at)[:10] if chunk.said_at else ""
+        table.add_row(chunk.id, said, *cells, f"{chunk.multiplier * chunk.echo:.3g}", str(chunk.tokens), chunk.verdict)
     return table
 
 

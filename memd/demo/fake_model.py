@@ -38,6 +38,7 @@ COMMON_WORDS = frozenset(_COMMON.split())
 
 _WORD = re.compile(r"[a-z0-9_]+")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n")
+_DAY_LINE = re.compile(r"-- \w+ \d{4}-\d\d-\d\d --")
 _MEMORY_LINE = re.compile(r"\[mem:(?P<id>[0-9a-f]+)\] ")
 
 
@@ -250,6 +251,8 @@ def _said_by_user(message: Mapping[str, str]) -> Iterable[tuple[str, str]]:
             source, line = f" [{line[1 : found.end() - 2]}]", line[found.end() :]
         elif line == "[/memory]":
             source = ""
+        elif source and _DAY_LINE.fullmatch(line):
+            continue
         for spoken in ("user", "assistant", "system", "developer", "tool"):
             if source and line.startswith(f"{spoken}: "):
                 role, line = spoken, line.removeprefix(f"{spoken}: ")

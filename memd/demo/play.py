@@ -234,7 +234,7 @@ def _left_out(chat: ChatClient, shown: ShownPrompt) -> int:
 
 def _chunk_that_says(shown: ShownPrompt, text: str) -> str:
     """The id in front of the line of the memory block that says it."""
-    for part in re.split(r"\n(?=\[mem:)", "\n".join(reversed(shown.blocks))):
+    for part in re.split(r"\n(?=\[mem:|-- )", "\n".join(reversed(shown.blocks))):
         if part.startswith("[mem:") and text in part:
             return part[len("[mem:") : part.index("]")]
     raise NotShown(f"no chunk that was shown says {text!r}")

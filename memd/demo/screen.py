@@ -95,10 +95,12 @@ class Screen:
     def prompt(self, shown: ShownPrompt, sent: int, expects: str) -> None:
         """The memory block that the model was shown."""
         block = shown.blocks[-1] if shown.blocks else "(no memory block)"
-        head, *chunks, tail = _chunks_of(block)
+        head, *parts, tail = _chunks_of(block)
+        days = [part for part in parts if part.startswith("-- ")]
+        chunks = [part for part in parts if part not in days]
         telling = [chunk for chunk in chunks if expects in chunk]
         chosen = [chunk for chunk in chunks if chunk in telling or chunk in chunks[: CHUNKS_SHOWN - len(telling)]]
-        body: list[RenderableType] = [Text(head, style="dim")]
+        body: list[RenderableType] = [Text("\n".join([head, *days[:1]]), style="dim")]
         for chunk in chosen:
             text = Text(_around(chunk, expects))
             text.highlight_regex(r"\[mem:[0-9a-f]+\]", f"bold {MEMORY}")
@@ -194,7 +196,7 @@ def _chunks_of(block: str) -> list[str]:
         return [block, ""]
     chunks: list[str] = []
     for line in rest[:-1]:
-        if line.startswith("[mem:") or not chunks:
+        if line.startswith(("[mem:", "-- ")) or not chunks:
             chunks.append(line)
         else:
             chunks[-1] += "\n" + line

@@ -92,7 +92,7 @@ class Memory:
         self, settings: InjectionSettings, timeout_seconds: float, retriever: Retriever, counter: TokenCounter
     ) -> None:
         """`timeout_seconds`: the longest that a request waits for recall."""
-        self._header = settings.header
+        self._dates = settings.dates == "day"
         self._timeout_seconds = timeout_seconds
         self._retriever = retriever
         self._counter = counter
@@ -187,7 +187,8 @@ class Memory:
         placed = block.render(
             retrieved.shown,
             own_topic_id=received.topic.id,
-            header=self._header,
+            header=retrieved.header,
+            dates=self._dates,
             taken={chunk.shown_id for chunk in earlier},
             tokens=retrieved.raw_tokens,
         )

@@ -113,8 +113,8 @@ async def make_parts(
     stack.callback(encoder.close)
     indexer = Indexer(tasks, encoder.priority, config.retrieval, metrics)
     stack.callback(indexer.close)
-    header, count = config.injection.header, counter.count_again
-    retriever = Retriever(encoder, config.retrieval, header=header, count=count)
+    header, dates = config.injection.header, config.injection.dates == "day"
+    retriever = Retriever(encoder, config.retrieval, header=header, dates=dates, count=counter.count_again)
     stack.callback(retriever.close)
     topics = Topics(store, config, writer, redactor, counter.count)
     speech = Speech(config.ingest.strip)

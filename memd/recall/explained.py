@@ -23,6 +23,8 @@ class ScoredChunk(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str
     topic_id: str
     canonical_id: int
+    said_at: int = 0
+    """When it was said, in microseconds since the epoch; 0 in receipts from before it was known."""
     score: float
     strength: float
     """The larger of `score` and `cosine` × `multiplier` × `echo`, which is compared with `retrieval.min_score`."""
@@ -43,7 +45,7 @@ class FoundChunk(ScoredChunk, frozen=True, kw_only=True):
     """One candidate with its text."""
 
     created_at: int
-    """Microseconds since the epoch."""
+    """When it was stored, in microseconds since the epoch."""
     roles: tuple[str, ...]
     content: str
 
@@ -100,6 +102,7 @@ def _fields(judged: Judged) -> dict[str, Any]:
         "uuid": entry.uuid.hex(),
         "topic_id": judged.candidate.topic_id,
         "canonical_id": entry.canonical_id,
+        "said_at": entry.said,
         "score": round(parts.score, 6),
         "strength": round(parts.strength, 6),
         "cosine": round(parts.similarity, 6),

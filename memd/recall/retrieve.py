@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -108,6 +109,8 @@ class Retrieved(msgspec.Struct, frozen=True, kw_only=True):
     """The chunks of the block, in reading order."""
     raw_tokens: int = 0
     """Of the whole block, in cl100k_base tokens; 0 where nothing is shown."""
+    header: str = ""
+    """The words of the block's first line."""
     fill_ratio: float = 0.0
     """See `ranking.Selection`."""
     embed_ms: float = 0.0
@@ -129,17 +132,24 @@ class Retriever:
         settings: RetrievalSettings,
         *,
         header: str,
+        dates: bool,
         count: Callable[[str], int],
+        now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         """
         Args:
             header: `injection.header`, whose tokens are part of the block's.
+            dates: whether the block shows days (`injection.dates`).
             count: the raw tokens of a text; called from several threads.
+            now_us: microseconds since the epoch, for the day that is today.
         """
         self._encoder = encoder
         self._settings = settings
         self._count = count
-        self._frame = block.frame(header)
+        self._header = header
+        self._dates = dates
+        self._now_us = now_us
+        self._day_tokens = lru_cache(maxsize=4096)(lambda line: count(line + "\n"))
         self._searches = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-search")
         self._loads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-load")
         self._loading: dict[TopicLog, asyncio.Future[None]] = {}
@@ -225,7 +235,8 @@ class Retriever:
             raise trouble
         ranked = self._ranked(question, searches, filters)
         times.append(time.perf_counter())
-        filled = self._filled(ranked, budget, filters)
+        header = block.heading(self._header, self._now_us() if self._dates else None)
+        filled = self._filled(ranked, header, budget, filters)
         if is_partial and not filled.selection.shown:
             raise TimeoutError("not all that was said could be searched in time")
         times.append(time.perf_counter())
@@ -237,6 +248,7 @@ class Retriever:
             candidates=filled.selection.judged,
             shown=filled.selection.shown,
             raw_tokens=filled.raw_tokens,
+            header=header,
             fill_ratio=filled.selection.fill_ratio,
             embed_ms=embed_ms,
             search_ms=search_ms,
@@ -337,7 +349,7 @@ class Retriever:
             visible_digests=filters.visible_digests,
         )
 
-    def _filled(self, ranked: Sequence[Ranked], budget: Budget, filters: Filters) -> _Filled:
+    def _filled(self, ranked: Sequence[Ranked], header: str, budget: Budget, filters: Filters) -> _Filled:
         raw: dict[bytes, int] = {}
 
         def cost(candidate: Candidate, left: int) -> int:
@@ -349,16 +361,23 @@ class Retriever:
             raw[candidate.entry.uuid] = tokens
             return budget.drifted(tokens)
 
-        frame_tokens = self._count(self._frame) if ranked else 0
+        def day(candidate: Candidate) -> tuple[str, int]:
+            line = block.day_line(candidate.entry) if self._dates else ""
+            return line, budget.drifted(self._day_tokens(line))
+
+        frame_tokens = self._count(block.frame(header)) if ranked else 0
         selection = select(
             ranked,
             budget_tokens=budget.tokens,
             frame_tokens=budget.drifted(frame_tokens),
             cost=cost,
+            day=day,
             shown_uuids=filters.shown_uuids,
             block_tokens=budget.block,
         )
         raw_tokens = sum(raw[one.entry.uuid] for one in selection.shown)
+        days = {block.day_line(one.entry) for one in selection.shown} if self._dates else ()
+        raw_tokens += sum(map(self._day_tokens, days))
         return _Filled(selection, raw_tokens + frame_tokens if selection.shown else 0)
 
 

@@ -28,7 +28,7 @@ def entry(name: str, content: str = "", *, at: int = 1, public_id: str | None = 
         "status": Status.ACTIVE,
         "origin_id": at,
         "utility_steps": 0,
-        "created_at": at,
+        "created_at": members.get("origin_id", at),
         "roles": ("user",),
     }
     return Entry(**(given | members))

@@ -36,7 +36,7 @@ function equation(found) {
   const part = (value) => value.toFixed(3);
   return el("p", { class: "meta" },
     chunkLink(found.topic_id, found.id), el("span", {}, found.topic_id),
-    found.created_at !== undefined && when(found.created_at),
+    Boolean(found.said_at) && when(found.said_at),
     el("span", {}, `${number(found.tokens)} tokens`),
     el("span", {}, `score ${part(found.score)} = (meaning ${part(found.cosine_share)} + words ${part(found.lexical)} + `
       + `neighbours ${part(found.neighbours)}) × ${number(found.multiplier)}${found.echo === 1 ? "" : ` × ${part(found.echo)} as an echo`}`),

@@ -33,7 +33,7 @@ export async function show(main, { id, topic }, outcome = "") {
   const button = (text, act, kind = "") => el("button", { type: "button", class: kind, click: act }, text);
   main.replaceChildren(
     el("h1", {}, "Chunk ", el("code", {}, told.id), " ", told.live ? badge("live", "on") : badge("taken out", "bad")),
-    facts({ Topic: told.topic_id, Uuid: el("code", {}, told.uuid), Said: when(told.versions[0].at), Multiplier: number(present.multiplier),
+    facts({ Topic: told.topic_id, Uuid: el("code", {}, told.uuid), Said: when(told.versions[0].said_at), Multiplier: number(present.multiplier),
       "Replaced by": ids(told.topic_id, told.replaced_by), Replaces: ids(told.topic_id, told.replaces) }),
     said(present.content),
     el("form", { class: "fields", "aria-label": "Correct this chunk", submit: (event) => event.preventDefault() },
@@ -61,6 +61,6 @@ function version(event, previous) {
 }
 
 function neighbour(name, event) {
-  return el("div", { class: "card" }, el("p", { class: "meta" }, el("b", {}, name), event && [when(event.at), chunkLink(event.topic_id, event.id)]),
+  return el("div", { class: "card" }, el("p", { class: "meta" }, el("b", {}, name), event && [when(event.said_at), chunkLink(event.topic_id, event.id)]),
     event ? el("p", { class: "text", dir: "auto" }, line(event.content, 600)) : el("p", { class: "empty" }, "Nothing."));
 }
