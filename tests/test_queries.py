@@ -17,9 +17,9 @@ from memd.admin.queries import (
     SearchQuery,
     TurnsQuery,
     decode_query,
-    moment,
 )
 from memd.errors import BadQuestion
+from memd.wanted import Wanted, moment, since
 
 HOW = "write it like 2026-11-20T14:30"
 
@@ -68,6 +68,23 @@ def test_a_moment_is_a_canonical_id_a_time_or_the_end_of_a_day() -> None:
     assert moment("1763647200000000") == 1763647200000000
     assert moment("2026-11-20T14:30:00+00:00") == 1795185000000000
     assert moment("2026-11-20") == datetime(2026, 11, 21).timestamp() * 1e6  # of this machine's zone
+
+
+def test_what_is_asked_for_begins_with_the_beginning_of_a_day_and_ends_with_the_end_of_one() -> None:
+    assert since("2026-11-20") == datetime(2026, 11, 20).timestamp() * 1e6
+    query = decoded("q=x&from=2026-11-20&to=2026-11-20&role=user&kind=turn&kind=note&contains=A", SearchQuery)
+    begin, end = (int(datetime(2026, 11, day).timestamp() * 1e6) for day in (20, 21))
+    assert query.wanted == Wanted(begin, end, ("user",), ("turn", "note"), (), "A")
+    assert query.wanted.admits(begin, ("user",), "note", None, "banana")
+    assert not query.wanted.admits(end, ("user",), "note", None, "banana")
+    assert not query.wanted.admits(begin, ("tool",), "note", None, "banana")
+    assert not query.wanted.admits(begin, ("user",), "document", None, "banana")
+    assert not query.wanted.admits(begin, ("user",), "note", None, "cherry")
+
+
+def test_an_unknown_filter_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(BadQuestion, match=r"no parameter 'since'; it has .*from.*role.*limit"):
+        decoded("q=x&since=2026-11-20", SearchQuery)
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "2026-13-01", "9999-12-31", "12345678901234567890"])

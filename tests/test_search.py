@@ -132,3 +132,36 @@ def test_the_past_is_searched_as_it_was(told: DaemonProcess) -> None:
     assert found(told, "--as-of", "2000-01-01", QUESTION)["chunks"] == []
     refused = told.run("search", "--as-of", "yesterday", QUESTION)
     assert refused.returncode == 2 and "no canonical_id and no time" in refused.stderr
+
+
+def test_a_search_finds_only_what_was_asked_for(told: DaemonProcess) -> None:
+    def texts(*arguments: str) -> list[str]:
+        return [
+            chunk["content"]
+            for chunk in found(told, *arguments, "Why did we choose PostgreSQL, and the cake?")["chunks"]
+        ]
+
+    assert {FACTS[0], FACTS[2]} <= {text.split(": ", 1)[1].split("\n")[0] for text in texts()}
+    assert all("cake" in text for text in texts("--contains", "CAKE")) and texts("--contains", "CAKE")
+    assert texts("--from", "2020-01-01") and not texts("--to", "2020-01-01")
+    assert texts("--role", "user") and not texts("--role", "tool")
+    assert texts("--kind", "turn") and not texts("--kind", "note")
+    assert len(texts("--limit", "1")) == 1
+    listed = ask(f"{told.own_url}/memd/chunks?from=2020-01-01&role=user&contains=cake").json["chunks"]
+    assert [FACTS[2] in chunk["content"] for chunk in listed] == [True]
+    assert ask(f"{told.own_url}/memd/chunks?to=2020-01-01").json["chunks"] == []
+    refused = ask(f"{told.own_url}/memd/chunks?until=2020-01-01")
+    assert refused.status == 400 and "'until'; it has" in refused.body.decode()
+
+
+def test_a_request_recalls_only_what_its_filter_lets_through(told: DaemonProcess) -> None:
+    def status(**given: Any) -> str | None:
+        asked = {"topic_id": "work", "filter": given}
+        answer = told.chat([said(QUESTION)], memory_in=asked, headers={"X-Memory-Mode": "readonly"})
+        return answer.headers["X-Memory-Status"]
+
+    assert status() == "injected"
+    assert status(**{"from": "2020-01-01"}) == "injected"
+    assert status(to="2020-01-01") == "none"
+    assert status(kinds=["note"]) == "none"
+    assert status(until="2020-01-01") == "bad-memory-in"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from memd.entries import Correction
 from memd.errors import BadMemoryIn
+from memd.wanted import Wanted
 from memd.wire.sideband import (
     InjectedChunk,
     MemoryIn,
@@ -234,3 +235,26 @@ def test_injected_ids_are_cut_at_a_whole_id() -> None:
     value = dict(memory_headers(status="injected", injected_ids=ids, turn_id="t", mode="full"))["X-Memory-Injected"]
     assert 4090 <= len(value) <= 4096
     assert value.split(",") == ids[: len(value.split(","))]
+
+
+def test_a_filter_is_read_with_its_times() -> None:
+    raw = b'{"filter":{"from":"2026-11-20T00:00:00Z","to":1795185000000000,"kinds":["note"],"sources":["a.md"]}}'
+    wanted = Wanted(1795132800000000, 1795185000000000, kinds=("note",), sources=("a.md",))
+    assert decode_memory_in(raw).filter == wanted
+    assert decode_memory_in(b'{"filter":null}').filter is None
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ('{"from":"soon"}', "memory_in.filter.from is no canonical_id and no time"),
+        ('{"to":"9999-12-31"}', "memory_in.filter.to is no canonical_id and no time"),
+        ('{"form":"2026-11-20"}', "did you mean from?"),
+        ('{"kinds":"note"}', "memory_in.filter.kinds"),
+        ("[]", "memory_in.filter"),
+    ],
+)
+def test_a_malformed_filter_is_refused_and_lets_nothing_through(given: str, named: str) -> None:
+    with pytest.raises(BadMemoryIn) as refused:
+        decode_memory_in(b'{"filter":%s}' % given.encode())
+    assert named in str(refused.value) and "soon" not in str(refused.value)

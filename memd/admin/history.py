@@ -19,6 +19,7 @@ from memd.store.order import id_before
 from memd.store.pending import UnstoredText
 from memd.store.snapshot import Place
 from memd.store.store import Snapshot
+from memd.wanted import EVERYTHING, Wanted
 
 LOOKED_THROUGH_MAX = 20_000
 """Chunks that one page of a filtered list may read from disk."""
@@ -43,6 +44,8 @@ class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
     content: str
     """The chunk's text; of a chunk that was taken out, its last text."""
     roles: tuple[str, ...]
+    kind: str
+    source: str | None
     multiplier: float
     live: bool
     """Whether this entry is the chunk's present state and can be recalled."""
@@ -85,17 +88,20 @@ def log_page(snapshots: Sequence[Snapshot], *, before: int | None, limit: int) -
 
 
 def chunks_page(
-    snapshots: Sequence[Snapshot], *, before: int | None, limit: int, contains: str = "", gone_too: bool = False
+    snapshots: Sequence[Snapshot],
+    *,
+    before: int | None,
+    limit: int,
+    wanted: Wanted = EVERYTHING,
+    gone_too: bool = False,
 ) -> LogPage:
     """Return the present state of chunks, latest first.
 
     Args:
-        contains: only chunks whose text contains this, in any case.
         gone_too: include chunks that were taken out.
     """
     merged = heapq.merge(*(_ids(one, before) for one in snapshots), key=lambda found: -found[0])
     events: list[LogEvent] = []
-    wanted = contains.casefold()
     read = 0
     for canonical_id, snapshot, place in merged:
         if len(events) == limit or read == LOOKED_THROUGH_MAX:
@@ -104,7 +110,7 @@ def chunks_page(
             continue
         read += 1
         event = _event(snapshot, place)
-        if wanted in event.content.casefold():
+        if wanted.admits(event.said_at, event.roles, event.kind, event.source, event.content):
             events.append(event)
     return LogPage(events=tuple(events), next=None)
 
@@ -215,6 +221,8 @@ def _pending(topic_id: str, entry: Entry) -> LogEvent:
         reason=None,
         content=entry.displayed,
         roles=entry.roles,
+        kind=entry.kind,
+        source=entry.source,
         multiplier=entry.multiplier,
         live=True,
         supersedes=(),
@@ -241,6 +249,8 @@ def _event(snapshot: Snapshot, place: Place) -> LogEvent:
         reason=entry.reason,
         content=content,
         roles=entry.roles,
+        kind=entry.kind,
+        source=entry.source,
         multiplier=entry.multiplier,
         live=snapshot.is_live(place),
         supersedes=tuple(one.hex() for one in entry.supersedes),
@@ -272,6 +282,8 @@ def _damaged(snapshot: Snapshot, place: Place, problem: str) -> LogEvent:
         reason=problem,
         content="",
         roles=(),
+        kind="",
+        source=None,
         multiplier=1.0,
         live=snapshot.is_live(place),
         supersedes=(),

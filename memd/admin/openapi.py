@@ -107,5 +107,5 @@ def _parameters(route: Route) -> Iterator[dict[str, Any]]:
 
 
 def _schema_of_moment(kind: type) -> dict[str, str]:
-    assert kind is Moment, f"{kind} is no type of a parameter"
+    assert issubclass(kind, Moment), f"{kind} is no type of a parameter"
     return {"type": "string"}

@@ -7,15 +7,15 @@ each refused by name. A misspelt filter must not silently select everything. `op
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 from multidict import MultiMapping
 
-from memd.entries import Moment, WallTime
+from memd.entries import Moment
 from memd.errors import BadQuestion
+from memd.wanted import Since, Wanted, moment, since
 
 PAGE_MAX = 500
 PAGE = 50
@@ -45,13 +45,35 @@ class TopicsQuery(msgspec.Struct, frozen=True, kw_only=True):
     topic: Annotated[tuple[str, ...], Meta(description="Only this topic; may be given again. Default: all.")] = ()
 
 
-class SearchQuery(TopicsQuery, frozen=True, kw_only=True):
+class FilterQuery(TopicsQuery, frozen=True, kw_only=True):
+    """Routes that choose among chunks."""
+
+    since: Annotated[
+        Since | None,
+        Meta(description="Only what was said from this time (2026-11-20, 2026-11-20T14:30) or canonical_id on."),
+    ] = msgspec.field(default=None, name="from")
+    to: Annotated[
+        Moment | None, Meta(description="Only what was said before this time (of a date: its end) or canonical_id.")
+    ] = None
+    role: Annotated[tuple[str, ...], Meta(description="Only where this role speaks; may be given again.")] = ()
+    kind: Annotated[tuple[str, ...], Meta(description="Only this kind (turn, note); may be given again.")] = ()
+    source: Annotated[tuple[str, ...], Meta(description="Only from this source; may be given again.")] = ()
+    contains: Annotated[str, Meta(description="Only chunks whose text has this, in any case.")] = ""
+
+    @property
+    def wanted(self) -> Wanted:
+        """The choice."""
+        return Wanted(self.since, self.to, self.role, self.kind, self.source, self.contains)
+
+
+class SearchQuery(FilterQuery, frozen=True, kw_only=True):
     """`GET /memd/search`."""
 
     q: Annotated[str, Meta(min_length=1, max_length=100_000, pattern=r"\S", description="The question.")]
     as_of: Annotated[
         Moment | None, Meta(description="Search what was stored up to this time (2026-11-20T14:30) or canonical_id.")
     ] = None
+    limit: Limit = PAGE_MAX
 
 
 class LogQuery(TopicsQuery, frozen=True, kw_only=True):
@@ -61,10 +83,11 @@ class LogQuery(TopicsQuery, frozen=True, kw_only=True):
     limit: Limit = PAGE
 
 
-class ChunksQuery(LogQuery, frozen=True, kw_only=True):
+class ChunksQuery(FilterQuery, frozen=True, kw_only=True):
     """`GET /memd/chunks`."""
 
-    contains: Annotated[str, Meta(description="Only chunks whose text has this, in any case.")] = ""
+    before: Before = None
+    limit: Limit = PAGE
     all: Annotated[bool, Meta(description="Also those that were taken out.")] = False
 
 
@@ -120,28 +143,9 @@ def decode_query(given: MultiMapping[str], kind: type[Query]) -> Query:
         raise BadQuestion(_AT.sub(r"the parameter \2: \1", str(error))) from None
 
 
-def moment(text: str) -> Moment:
-    """Return the canonical_id or the time that a text stands for.
-
-    Args:
-        text: a canonical_id, or an ISO 8601 date (its end is meant) or time, in this machine's time zone if it names
-            none.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if re.fullmatch(r"[0-9]{1,19}", text):
-        return Moment(text)
-    try:
-        then = datetime.fromisoformat(text) + timedelta(days=1 if re.fullmatch(r"[0-9-]+", text) else 0)
-        return WallTime(then.timestamp() * 1e6)
-    except (ValueError, OverflowError):  # OverflowError: the end of the year 9999
-        raise ValueError(f"{text[:60]!r} is no canonical_id and no time; write it like 2026-11-20T14:30") from None
-
-
 def _decode_moment(kind: type, text: Any) -> Moment:
-    assert kind is Moment, f"{kind} is no type of a parameter"
-    return moment(text)
+    assert kind in (Moment, Since), f"{kind} is no type of a parameter"
+    return since(text) if kind is Since else moment(text)
 
 
 def _takes_several(kind: Any) -> bool:

@@ -55,9 +55,9 @@ class SearchRoutes:
             logs: Sequence[Searchable] = [topic.log for topic in found]
             if query.as_of is not None:
                 logs = await self._retriever.as_of([topic.log for topic in found], query.as_of)
-            filters = Filters(relevant_only=False)
+            filters = Filters(relevant_only=False, wanted=query.wanted)
             retrieved = await self._retriever.retrieve(query.q, logs, await self._budget(), filters)
-        return search_answer(retrieved, None if query.as_of is None else int(query.as_of))
+        return search_answer(retrieved, None if query.as_of is None else int(query.as_of), limit=query.limit)
 
 
 class LogRoutes:
@@ -82,7 +82,7 @@ class LogRoutes:
 
         def read(snapshots: list[Snapshot]) -> history.LogPage:
             return history.chunks_page(
-                snapshots, before=query.before, limit=query.limit, contains=query.contains, gone_too=query.all
+                snapshots, before=query.before, limit=query.limit, wanted=query.wanted, gone_too=query.all
             )
 
         page = await self._read_snapshots(query, read)

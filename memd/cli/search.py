@@ -5,9 +5,10 @@ Rule: the daemon searches; the command only shows its answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -15,6 +16,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from memd.admin.queries import PAGE_MAX
 from memd.cli.flags import FOUND_SOMETHING, config_of_existing, print_lines, settings_flags
 from memd.cli.running import daemon_for
 from memd.recall.explained import INJECTED, FoundChunk, SearchAnswer
@@ -22,12 +24,20 @@ from memd.settings.model import Config
 from memd.wording import counted, for_terminal
 
 INDENT = 2
+_PARAMETERS = {"since": "from", "roles": "role", "kinds": "kind", "sources": "source"}
 
 
 @click.command()
 @settings_flags
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be given again. Default: all topics.")
 @click.option("--as-of", metavar="TIME", help="Search what was stored up to a time (2026-11-20T14:30) or canonical_id.")
+@click.option("--from", "since", metavar="TIME", help="Only what was said from a time (2026-11-20) on.")
+@click.option("--to", metavar="TIME", help="Only what was said before a time; of a date, before its end.")
+@click.option("--role", "roles", multiple=True, help="Only where this role speaks; may be given again.")
+@click.option("--kind", "kinds", multiple=True, help="Only this kind (turn, note); may be given again.")
+@click.option("--source", "sources", multiple=True, help="Only from this source; may be given again.")
+@click.option("--contains", metavar="TEXT", help="Only chunks whose text has this, in any case.")
+@click.option("--limit", type=click.IntRange(min=1, max=PAGE_MAX), help=f"How many at most. Default: {PAGE_MAX}.")
 @click.option("--explain", is_flag=True, help="Also what would not be injected, with the parts of each score and why.")
 @click.option("--json", "as_json", is_flag=True, help="All candidates as one JSON object.")
 @click.argument("question", metavar="QUESTION")
@@ -39,13 +49,14 @@ def search(
     explain: bool,
     as_json: bool,
     question: str,
+    **choice: Any,
 ) -> int:
     """Show the chunks that a new chat with QUESTION would get.
 
     Works with and without a daemon; exit code 1 if there are none.
     """
     config = config_of_existing(config_path, data_dir)
-    answer = _search(config, question, topics, as_of)
+    answer = _search(config, question, topics, as_of, choice)
     if as_json:
         click.echo(msgspec.json.encode(answer))
     else:
@@ -53,17 +64,21 @@ def search(
     return 0 if answer.tokens else FOUND_SOMETHING
 
 
-def _search(config: Config, question: str, topic_ids: Sequence[str], as_of: str | None) -> SearchAnswer:
+def _search(
+    config: Config, question: str, topic_ids: Sequence[str], as_of: str | None, choice: Mapping[str, Any]
+) -> SearchAnswer:
     """Search these topics, or all if there are none.
 
     Args:
-        as_of: search the log up to this time; see `admin.queries.moment`.
+        as_of: search the log up to this time; see `memd.wanted.moment`.
+        choice: the values of the options that choose among chunks, by their names.
 
     Raises:
         MemdError: the question cannot be answered.
     """
     with daemon_for(config) as daemon:
-        told = daemon.get("/memd/search", q=question, topic=list(topic_ids), as_of=as_of)
+        given = {_PARAMETERS.get(name, name): value for name, value in choice.items() if value not in (None, ())}
+        told = daemon.get("/memd/search", q=question, topic=list(topic_ids), as_of=as_of, **given)
     return msgspec.json.decode(told, type=SearchAnswer)
 
 

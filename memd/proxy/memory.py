@@ -23,6 +23,7 @@ from memd.recall.explained import ScoredChunk, scored_chunks
 from memd.recall.retrieve import Budget, Filters, Retriever
 from memd.settings.model import InjectionSettings
 from memd.telemetry.logging import Content
+from memd.wanted import EVERYTHING
 from memd.wire.sideband import InjectedChunk, MemoryOut, Signal, memory_headers
 
 log = logging.getLogger("memd")
@@ -177,12 +178,16 @@ class Memory:
         if not question:
             return Recalled(), NO_BLOCK
         drift = self._counter.drift.factor(received.request.model)
-        earlier = received.prompt.chunks()
+        earlier, memory_in = received.prompt.chunks(), received.request.memory_in
         retrieved = await self._retriever.retrieve(
             question,
             [topic.log for topic in (received.topic, *received.related)],
             Budget(asked.budget_tokens, drift, asked.room_tokens, self._timeout_seconds),
-            Filters(visible_digests=received.prompt.visible_digests(), shown_uuids={chunk.uuid for chunk in earlier}),
+            Filters(
+                visible_digests=received.prompt.visible_digests(),
+                shown_uuids={chunk.uuid for chunk in earlier},
+                wanted=EVERYTHING if memory_in is None else memory_in.filter or EVERYTHING,
+            ),
         )
         placed = block.render(
             retrieved.shown,

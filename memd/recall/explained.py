@@ -70,11 +70,12 @@ def scored_chunks(retrieved: Retrieved) -> tuple[ScoredChunk, ...]:
     return tuple(ScoredChunk(**_fields(one)) for one in retrieved.candidates)
 
 
-def search_answer(retrieved: Retrieved, as_of: int | None = None) -> SearchAnswer:
+def search_answer(retrieved: Retrieved, as_of: int | None = None, limit: int | None = None) -> SearchAnswer:
     """The whole answer.
 
     Args:
         as_of: the canonical_id as of which the topics were searched; None: the present.
+        limit: the most candidates that are told; None: all.
     """
     return SearchAnswer(
         question=retrieved.question,
@@ -90,7 +91,7 @@ def search_answer(retrieved: Retrieved, as_of: int | None = None) -> SearchAnswe
                 roles=one.candidate.entry.roles,
                 content=one.candidate.entry.displayed,
             )
-            for one in retrieved.candidates
+            for one in retrieved.candidates[:limit]
         ),
     )
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.embedding.encoder import Encoder
+from memd.entries import Entry
 from memd.errors import EmbeddingError, StoreError
 from memd.recall import block
 from memd.recall.echoes import missing_sources, shown_to, without_echoes
@@ -33,6 +34,7 @@ from memd.store.lexical.analyzer import analyze_query
 from memd.store.lexical.bm25 import ChunkTerms, LexicalQuery
 from memd.store.pending import UnstoredText
 from memd.store.store import Hit, Snapshot, TopicLog
+from memd.wanted import EVERYTHING, Wanted
 from memd.wording import unsearched
 
 log = logging.getLogger("memd")
@@ -91,6 +93,8 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
     """Digests of the messages in the prompt: a chunk that came from these alone is not shown."""
     shown_uuids: Collection[bytes] = ()
     """Chunks that blocks in the prompt show already: they take their place in the budget and are not shown again."""
+    wanted: Wanted = EVERYTHING
+    """The choice of who asks: other chunks are no candidates."""
     relevant_only: bool = True
     """Leave out of the result what is not worth showing (weak, visible, repeated, beyond `retrieval.top_k`): it is not
     even read from disk."""
@@ -296,7 +300,7 @@ class Retriever:
         while True:
             hits = self._hits(searches, k)
             strong = [one for one in hits if one.parts.strength >= settings.min_score]
-            candidates, seen = _read(strong, own, filters.visible_digests, k)
+            candidates, seen = _read(strong, own, filters.visible_digests, filters.wanted, k)
             sources = [] if is_complete else missing_sources(candidates, {one.hit.uuid for one in hits})
             is_complete = True
             included = [search.include(sources) for search in searches] if sources else []
@@ -311,7 +315,7 @@ class Retriever:
             k *= 4
         if filters.relevant_only:
             return relevant
-        ranked = self._rank(question, _read(hits, own, (), len(hits))[0], searches, filters)
+        ranked = self._rank(question, _read(hits, own, (), filters.wanted, len(hits))[0], searches, filters)
         listed = EXPLAINED_TOP_KS * settings.top_k
         return [one for place, one in enumerate(ranked) if place < listed or one.excluded is None]
 
@@ -416,9 +420,9 @@ class _Filled(NamedTuple):
 
 
 def _read(
-    hits: Sequence[_ScoredHit], own: TopicSearch, visible_digests: Collection[bytes], count: int
+    hits: Sequence[_ScoredHit], own: TopicSearch, visible_digests: Collection[bytes], wanted: Wanted, count: int
 ) -> tuple[list[Candidate], int]:
-    """Read the first `count` chunks that are not visible; returns them and how many hits were looked at for that."""
+    """Read the first `count` chunks that are wanted and not visible; returns them and how many hits were looked at."""
     candidates: list[Candidate] = []
     for search in {id(one.search): one.search for one in hits[:count]}.values():
         search.read_ahead((one.hit.segment, one.hit.row) for one in hits[:count] if one.search is search)
@@ -427,9 +431,15 @@ def _read(
             return candidates, seen
         if one.search is own or not own.snapshot.knows(one.hit.uuid):
             candidate = one.read()
-            if candidate is not None and not is_visible(candidate.entry, visible_digests):
+            if candidate is None or is_visible(candidate.entry, visible_digests):
+                continue
+            if wanted == EVERYTHING or _is_wanted(candidate.entry, wanted):
                 candidates.append(candidate)
     return candidates, len(hits)
+
+
+def _is_wanted(entry: Entry, wanted: Wanted) -> bool:
+    return wanted.admits(entry.said, entry.roles, entry.kind, entry.source, entry.displayed)
 
 
 def _load(topic: TopicLog) -> None:

@@ -8,26 +8,33 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, get_args
 
 import msgspec
 from msgspec import Raw
 
-from memd.entries import TOPIC_ID_RULE, Action, Correction, checked_topic_id
+from memd.entries import TOPIC_ID_RULE, Action, Correction, Moment, checked_topic_id
 from memd.errors import BadMemoryIn, BadTopicId
+from memd.wanted import Wanted, moment, since
 
 INJECTED_HEADER_BYTES_MAX = 4096  # proxies and servers refuse header lines from 8 KB on
 _WHITE_SPACE = b" \t\n\r"
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 _QUOTED = re.compile(r""" (['"]).*\1(?=(?: - at `[^`]*`)?\Z)""", re.DOTALL)
 """The part of msgspec's messages that quotes an unexpected value."""
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`((?: - at `\$(?:\.corrections\[\d+\])?`)?)", re.DOTALL)
+_UNKNOWN = re.compile(
+    r"Object contains unknown field `(.*?)`((?: - at `\$(?:\.corrections\[\d+\]|\.filter)?`)?)", re.DOTALL
+)
 """The message of msgspec that quotes the name of an unknown member, which may be anything."""
-_MEMBERS = ("topic_id", "related_topic_ids", "corrections", "chunk_ids", "action", "reason", "content")
+_MEMBERS = (
+    *("topic_id", "related_topic_ids", "corrections", "chunk_ids", "action", "reason", "content"),
+    *("filter", "from", "to", "kinds", "sources"),
+)
 _ACTION = " or ".join(get_args(Action))
 _SHAPE = (
-    f"expected {{topic_id?, related_topic_ids?, corrections?: [{{chunk_ids, action: {_ACTION}, reason, content?}}]}}"
+    f"expected {{topic_id?, related_topic_ids?, corrections?: [{{chunk_ids, action: {_ACTION}, reason, content?}}], "
+    "filter?: {from?, to?, kinds?, sources?}}"
 )
 
 
@@ -38,6 +45,8 @@ class MemoryIn(msgspec.Struct, frozen=True):
     """None: the topic of the path, or the default topic."""
     related_topic_ids: tuple[str, ...] = ()
     corrections: tuple[Correction, ...] = ()
+    filter: Wanted | None = None
+    """The choice of what may be recalled; None: everything."""
 
 
 class InjectedChunk(msgspec.Struct, frozen=True):
@@ -68,12 +77,22 @@ class _WireCorrection(Correction, frozen=True, forbid_unknown_fields=True):
     """A correction as clients write it: an Update whose `content` is misspelt would only take a chunk out."""
 
 
+class _WireFilter(msgspec.Struct, forbid_unknown_fields=True):
+    """A filter as clients write it: a misspelt one must not let everything through."""
+
+    since: str | int | None = msgspec.field(default=None, name="from")
+    to: str | int | None = None
+    kinds: tuple[str, ...] | None = None
+    sources: tuple[str, ...] | None = None
+
+
 class _WireMemoryIn(msgspec.Struct, forbid_unknown_fields=True):
     """MemoryIn as clients write it: null is the same as absent."""
 
     topic_id: str | None = None
     related_topic_ids: tuple[str, ...] | None = None
     corrections: tuple[_WireCorrection, ...] | None = None
+    filter: _WireFilter | None = None
 
 
 _memory_in_decoder = msgspec.json.Decoder(_WireMemoryIn)
@@ -101,7 +120,8 @@ def decode_memory_in(raw: Raw | bytes) -> MemoryIn:
     for position, topic_id in enumerate(related):
         _check_topic(topic_id, f"related_topic_ids[{position}]")
     corrections = tuple(_checked_correction(one, position) for position, one in enumerate(wire.corrections or ()))
-    return MemoryIn(topic_id=wire.topic_id, related_topic_ids=related, corrections=corrections)
+    chosen = None if wire.filter is None else _checked_filter(wire.filter)
+    return MemoryIn(topic_id=wire.topic_id, related_topic_ids=related, corrections=corrections, filter=chosen)
 
 
 def encode_memory_out(out: MemoryOut) -> bytes:
@@ -165,6 +185,21 @@ def _checked_correction(correction: Correction, position: int) -> Correction:
         field = f"memory_in.corrections[{position}].content"
         raise BadMemoryIn(f"{field} belongs to the action Update, not to {correction.action}; leave it out")
     return Correction(correction.chunk_ids, correction.action, correction.reason, correction.content or None)
+
+
+def _checked_filter(given: _WireFilter) -> Wanted:
+    begin = None if given.since is None else _time(given.since, since, "from")
+    end = None if given.to is None else _time(given.to, moment, "to")
+    return Wanted(begin, end, kinds=given.kinds or (), sources=given.sources or ())
+
+
+def _time(given: str | int, read: Callable[[str], Moment], field: str) -> int:
+    try:
+        return int(read(str(given)))
+    except ValueError:
+        raise BadMemoryIn(
+            f"memory_in.filter.{field} is no canonical_id and no time; write it like 2026-11-20T14:30"
+        ) from None
 
 
 def _without_unknown(problem: str) -> str:

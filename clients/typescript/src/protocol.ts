@@ -11,6 +11,16 @@ export type MemoryIn = {
   /** Searched too, never written to. */
   related_topic_ids?: readonly string[];
   corrections?: readonly Correction[];
+  /** What may be recalled for this request; everything without it. */
+  filter?: MemoryFilter;
+};
+
+/** A choice among what was said. Times: ISO 8601, or microseconds since the epoch; of a date `to` means its end. */
+export type MemoryFilter = {
+  from?: string | number;
+  to?: string | number;
+  kinds?: readonly string[];
+  sources?: readonly string[];
 };
 
 /**

@@ -1,0 +1,76 @@
+"""A caller's choice of chunks, by time, speaker, kind, source and words; and the times that callers name.
+
+Rule: pure but for the time zone of this machine, which a time without one is in. A choice never falls back to
+everything: what cannot be read is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from datetime import datetime, timedelta
+
+import msgspec
+
+from memd.entries import Moment, WallTime
+
+_ID = re.compile(r"[0-9]{1,19}")
+_DATE = re.compile(r"[0-9-]+")
+
+
+class Since(Moment):
+    """The beginning of what is asked for: of a date its first moment, where `moment` means its end."""
+
+
+class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The chunks that a caller wants; an empty field admits all."""
+
+    since: int | None = None
+    """Microseconds since the epoch from which on they were said, and before which."""
+    until: int | None = None
+    roles: tuple[str, ...] = ()
+    """Who speaks in them: one of these at least."""
+    kinds: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    contains: str = ""
+    """Their text has this, in any case."""
+
+    def admits(self, said: int, roles: Collection[str], kind: str, source: str | None, text: str) -> bool:
+        """Whether a chunk with these is wanted."""
+        return (
+            (self.since is None or self.since <= said)
+            and (self.until is None or said < self.until)
+            and (not self.roles or any(role in roles for role in self.roles))
+            and (not self.kinds or kind in self.kinds)
+            and (not self.sources or source in self.sources)
+            and (not self.contains or self.contains.casefold() in text.casefold())
+        )
+
+
+EVERYTHING = Wanted()
+
+
+def moment(text: str) -> Moment:
+    """Return the canonical_id or the time that a text stands for.
+
+    Args:
+        text: a canonical_id, or an ISO 8601 date (its end is meant) or time, in this machine's time zone if it names
+            none.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    return Moment(text) if _ID.fullmatch(text) else _time(text, days=1)
+
+
+def since(text: str) -> Since:
+    """The same, but of a date its beginning is meant."""
+    return Since(text) if _ID.fullmatch(text) else Since(_time(text))
+
+
+def _time(text: str, days: int = 0) -> WallTime:
+    try:
+        then = datetime.fromisoformat(text) + timedelta(days=days if _DATE.fullmatch(text) else 0)
+        return WallTime(then.timestamp() * 1e6)
+    except (ValueError, OverflowError):  # OverflowError: the end of the year 9999
+        raise ValueError(f"{text[:60]!r} is no canonical_id and no time; write it like 2026-11-20T14:30") from None
