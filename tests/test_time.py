@@ -96,7 +96,7 @@ def days_ago(iso: str) -> float:
 def test_what_waits_in_the_journal_for_days_is_stored_with_the_time_of_its_arrival(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
-    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 3600}})
+    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 3600, "journal_fsync": "always"}})
     at_time(daemon, days_ago=3)
     daemon.start()
     answer = daemon.chat([user(FACT)]).reply
