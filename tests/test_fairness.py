@@ -55,7 +55,7 @@ def bundled() -> Embedder:
 @pytest.fixture
 def embedder(bundled: Embedder, monkeypatch: pytest.MonkeyPatch) -> Gated:
     gated = Gated(bundled)
-    monkeypatch.setattr(app, "load_embedder", lambda *_: gated)
+    monkeypatch.setattr(app, "load_embedder", lambda *_, **__: gated)
     return gated
 
 
