@@ -696,7 +696,7 @@ TestClientsAndRestarts.settings = settings(max_examples=scaled(150), stateful_st
 def test_the_journal_of_a_history_that_is_rewritten_at_every_step_does_not_grow_with_its_square() -> None:
     buffer = new_buffer()
     history, bytes_said = ["u:Read the files."], 0
-    for step in range(scaled(500)):
+    for step in range(scaled(250)):
         history += [f"c:read#{step}", f"t:The content of file {step}. {'word ' * 60}#{step}"]
         bytes_said += len(history[-1])
         if step >= 3:

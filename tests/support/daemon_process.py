@@ -33,7 +33,7 @@ from memd.store.tools.export_line import shown_text
 READY_SECONDS_MAX = 120.0
 END_SECONDS_MAX = 60.0
 ANSWER_SECONDS_MAX = 120.0
-POLL_SECONDS = 0.02
+POLL_SECONDS, REST_SECONDS_MAX = 0.02, 0.5
 STORED_SECONDS_MAX = 5.0
 """For a reader of the log: an answer that was regenerated is never stored."""
 RECALL_MILLISECONDS_MAX = 60_000  # on a busy machine too a recall is waited for, unless a test is about that
@@ -90,10 +90,17 @@ def ask(url: str, body: object = None, *, method: str | None = None, headers: He
 
 def wait_until(holds: Callable[[], bool], what: Callable[[], str], seconds: float = READY_SECONDS_MAX) -> None:
     """Return as soon as `holds()`; fail with `what()` if that takes longer than `seconds`."""
-    deadline = time.monotonic() + seconds
+    deadline = (asked := time.monotonic()) + seconds
     while not holds():
         assert time.monotonic() < deadline, what()
-        select.select([], [], [], POLL_SECONDS)
+        _rest_after(asked)
+        asked = time.monotonic()
+
+
+def _rest_after(asked: float) -> None:
+    """Wait until it is time to ask again: what takes long to ask is asked less often, or it takes the core that the
+    daemon needs to get there."""
+    select.select([], [], [], min(max(POLL_SECONDS, 3 * (time.monotonic() - asked)), REST_SECONDS_MAX))
 
 
 class DaemonProcess:
@@ -235,9 +242,10 @@ class DaemonProcess:
 
         Finished turns are stored a moment after their reply; that is waited for.
         """
-        deadline = time.monotonic() + STORED_SECONDS_MAX
+        deadline = (asked := time.monotonic()) + STORED_SECONDS_MAX
         while self._is_storing() and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+            _rest_after(asked)
+            asked = time.monotonic()
         entries = export(self.data_dir, DiskFiles(), topic_id=None, live_only=False)
         return [json.loads(msgspec.json.encode(entry)) for entry in entries]
 
