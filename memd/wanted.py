@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from memd.entries import Moment, WallTime
+from memd.entries import Entry, Moment, WallTime
 
 _ID = re.compile(r"[0-9]{1,19}")
 _DATE = re.compile(r"[0-9-]+")
@@ -34,6 +34,12 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     sources: tuple[str, ...] = ()
     contains: str = ""
     """Their text has this, in any case."""
+
+    def admits_entry(self, entry: Entry) -> bool:
+        """Whether the chunk of this entry is wanted."""
+        if self == EVERYTHING:
+            return True
+        return self.admits(entry.said, entry.roles, entry.kind, entry.source, entry.displayed)
 
     def admits(self, said: int, roles: Collection[str], kind: str, source: str | None, text: str) -> bool:
         """Whether a chunk with these is wanted."""

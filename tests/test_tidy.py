@@ -52,7 +52,15 @@ MAY_IMPORT = {
 
 PURE = {
     *("entries", "messages", "speech", "errors", "wanted", "wording", "wire", "conversation", "ingest.redaction"),
-    *("ingest.chunking", "ingest.pieces", "recall.fusion", "recall.ranking", "recall.block"),
+    *(
+        "ingest.chunking",
+        "ingest.pieces",
+        "recall.fusion",
+        "recall.ranking",
+        "recall.block",
+        "recall.times",
+        "recall.days",
+    ),
 }
 """Modules, and folders with all that is in them, that do no I/O and ask neither clock nor chance."""
 # A lock (threading) and an object's size (sys) are neither I/O nor clock nor chance.

@@ -174,3 +174,27 @@ def test_without_dates_a_prompt_says_no_day(make_daemon: MakeDaemon, upstream: R
     daemon.chat([user("What is the release word for the lighthouse lamp?")])
     block = json.loads(upstream.prompts[-1])[-1]["content"].partition("[/memory]")[0]
     assert "[mem:" in block and "Today is" not in block and "\n-- " not in block
+
+
+def test_a_question_about_a_time_favours_what_was_said_then_and_still_finds_the_rest(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 0.05}})
+    colours = {1: "blue", 40: "green", 80: "black"}
+    at_time(daemon, days_ago=80)
+    daemon.start()
+    for days, colour in reversed(colours.items()):
+        at_time(daemon, days_ago=days)
+        daemon.chat([user(f"I bought a {colour} bicycle at the market and rode it home.")])
+        daemon.wait_stored(f"a {colour} bicycle")
+    at_time(daemon, days_ago=0)
+
+    def found(question: str) -> list[dict[str, Any]]:
+        chunks: list[dict[str, Any]] = json.loads(daemon.run("search", "--json", question).stdout)["chunks"]
+        return chunks
+
+    for question in ("What did I buy yesterday?", "Was für ein bicycle habe ich gestern gekauft?"):
+        first, *others = found(question)
+        assert "blue" in first["content"] and first["time"] == 1.5, question
+        assert {one["time"] for one in others} == {1.0} and len(others) == 2, question
+    assert all(one["time"] == 1.0 for one in found("Which bicycle did I buy?"))

@@ -110,6 +110,7 @@ def _chunk(chunk: FoundChunk, *, explain: bool) -> RenderableType:
     if explain:
         share, words, beside = chunk.cosine_share, chunk.lexical, chunk.neighbours
         echo = "" if chunk.echo == 1 else f", times {chunk.echo:.2f} as an echo"
+        echo += "" if chunk.time == 1 else f", times {chunk.time:g} for its time"
         parts.append(
             Padding(
                 f"meaning {share:.3f} (cosine {chunk.cosine:.3f}) + words {words:.3f} + neighbours {beside:.3f}, "

@@ -181,7 +181,14 @@ def _candidates(one: Receipt) -> RenderableType:
         parts = (chunk.score, chunk.strength, chunk.cosine, chunk.cosine_share, chunk.lexical, chunk.neighbours)
         cells = [f"{value:.3f}" for value in parts]
         said = time_of(chunk.said_at)[:10] if chunk.said_at else ""
-        table.add_row(chunk.id, said, *cells, f"{chunk.multiplier * chunk.echo:.3g}", str(chunk.tokens), chunk.verdict)
+        table.add_row(
+            chunk.id,
+            said,
+            *cells,
+            f"{chunk.multiplier * chunk.echo * chunk.time:.3g}",
+            str(chunk.tokens),
+            chunk.verdict,
+        )
     return table
 
 

@@ -17,7 +17,7 @@ EARLIER = str(Verdict.EARLIER)
 
 
 class ScoredChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """One candidate. `score` is (`cosine_share` + `lexical` + `neighbours`) × `multiplier` × `echo`."""
+    """One candidate. `score` is (`cosine_share` + `lexical` + `neighbours`) × `multiplier` × `echo` × `time`."""
 
     id: str
     uuid: str
@@ -35,6 +35,8 @@ class ScoredChunk(msgspec.Struct, frozen=True, kw_only=True):
     multiplier: float
     echo: float = 1.0
     """The share of its score that a chunk has left which only repeats others."""
+    time: float = 1.0
+    """Above 1 where it was said when the question says."""
     tokens: int
     """The tokens of its line in a prompt, in the model's tokens."""
     verdict: str
@@ -112,6 +114,7 @@ def _fields(judged: Judged) -> dict[str, Any]:
         "neighbours": round(parts.neighbours, 6),
         "multiplier": parts.multiplier,
         "echo": round(parts.echo, 6),
+        "time": parts.time,
         "tokens": judged.tokens,
         "verdict": str(judged.verdict),
     }

@@ -60,11 +60,13 @@ class Parts(msgspec.Struct, frozen=True):
     """The worth of the words, by themselves, of a chunk without a cosine; 0 for any other."""
     echo: float = 1.0
     """The share that is left of the score of a chunk that only repeats others (see `echoes`)."""
+    time: float = 1.0
+    """The factor on the score of a chunk that was said when the question says (see `times`)."""
 
     @property
     def score(self) -> float:
-        """relevance x multiplier x echo: the order."""
-        return (self.cosine + self.lexical + self.neighbours) * self.multiplier * self.echo
+        """relevance x multiplier x echo x time: the order."""
+        return (self.cosine + self.lexical + self.neighbours) * self.multiplier * self.echo * self.time
 
     @property
     def strength(self) -> float:

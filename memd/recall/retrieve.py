@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.embedding.encoder import Encoder
-from memd.entries import Entry
 from memd.errors import EmbeddingError, StoreError
 from memd.recall import block
 from memd.recall.echoes import missing_sources, shown_to, without_echoes
 from memd.recall.fusion import Evidence, Parts, fuse
 from memd.recall.ranking import Candidate, Judged, Ranked, Selection, is_visible, rank, select
+from memd.recall.times import TimedQuestion
 from memd.recall.topic_search import Pending, TopicSearch
 from memd.settings.model import RetrievalSettings
 from memd.store.as_of import TopicAsOf
@@ -188,10 +188,9 @@ class Retriever:
 
     async def as_of(self, topics: Sequence[TopicLog], canonical_id: int) -> list[Searchable]:
         """The topics as they were after the entry with this id, or at a WallTime; slow, as words are indexed anew."""
-        has_words = self._settings.lexical_weight > 0
 
         def past() -> list[Searchable]:
-            return [TopicAsOf(topic, canonical_id, words=has_words) for topic in topics]
+            return [TopicAsOf(topic, canonical_id, words=self._settings.lexical_weight > 0) for topic in topics]
 
         return await asyncio.get_running_loop().run_in_executor(None, past)
 
@@ -237,7 +236,8 @@ class Retriever:
         searches = [self._search(question, queries, *one) for one in zip(topics, pending, strict=True)]
         if trouble is not None and not any(search.has_words for search in searches):
             raise trouble
-        ranked = self._ranked(question, searches, filters)
+        asked = TimedQuestion.of(question, self._now_us(), self._settings.time_weight)
+        ranked = self._ranked(asked, searches, filters)
         times.append(time.perf_counter())
         header = block.heading(self._header, self._now_us() if self._dates else None)
         filled = self._filled(ranked, header, budget, filters)
@@ -293,10 +293,10 @@ class Retriever:
             log.error("searched without its words", extra={"topic": topic.topic_id, "error": error})
             return None
 
-    def _ranked(self, question: str, searches: Sequence[TopicSearch], filters: Filters) -> list[Ranked]:
+    def _ranked(self, question: TimedQuestion, searches: Sequence[TopicSearch], filters: Filters) -> list[Ranked]:
         """The candidates of all topics, best first; the first of `searches` is the request's own topic."""
         settings, own = self._settings, searches[0]
-        k, is_complete = settings.top_k, False
+        k, is_complete = settings.top_k * question.reach, False
         while True:
             hits = self._hits(searches, k)
             strong = [one for one in hits if one.parts.strength >= settings.min_score]
@@ -342,12 +342,17 @@ class Retriever:
         return sorted(scored, key=lambda one: (-one.parts.score, one.hit.canonical_id))
 
     def _rank(
-        self, question: str, candidates: Sequence[Candidate], searches: Sequence[TopicSearch], filters: Filters
+        self,
+        question: TimedQuestion,
+        candidates: Sequence[Candidate],
+        searches: Sequence[TopicSearch],
+        filters: Filters,
     ) -> list[Ranked]:
         shown = shown_to(candidates)
         superseded = {uuid: old for search in searches for uuid, old in search.superseded(shown).items()}
+        favoured = question.favouring(candidates)
         return rank(
-            without_echoes(candidates, question, superseded, min_score=self._settings.min_score),
+            without_echoes(favoured, question.text, superseded, min_score=self._settings.min_score),
             min_score=self._settings.min_score,
             top_k=self._settings.top_k,
             visible_digests=filters.visible_digests,
@@ -433,13 +438,9 @@ def _read(
             candidate = one.read()
             if candidate is None or is_visible(candidate.entry, visible_digests):
                 continue
-            if wanted == EVERYTHING or _is_wanted(candidate.entry, wanted):
+            if wanted.admits_entry(candidate.entry):
                 candidates.append(candidate)
     return candidates, len(hits)
-
-
-def _is_wanted(entry: Entry, wanted: Wanted) -> bool:
-    return wanted.admits(entry.said, entry.roles, entry.kind, entry.source, entry.displayed)
 
 
 def _load(topic: TopicLog) -> None:

@@ -1,0 +1,226 @@
+"""The times that a question speaks of ("yesterday", "in March", "vor zwei Wochen"), as stretches of the past.
+
+Rule: pure but for the time zone. A guess, used as a boost and never as a filter: an expression that is missed costs the
+boost, one that is misread a little order. English, German, French, Spanish, Italian, Portuguese, Dutch and Polish. One
+pass of one expression over the end of the question takes 0.1 ms; dateparser's search takes 3 ms where it is told the
+languages and 91 ms where it is not (measured), and takes "we" for a Wednesday.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from itertools import islice
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from memd.recall.days import day_of
+from memd.recall.ranking import Candidate
+
+CHARACTERS_MAX = 250
+"""People ask at the end of what they write."""
+SPANS_MAX = 4
+_YEARS_MAX = 100
+Key = TypeVar("Key", int, str)
+Span = tuple[int, int]
+"""Microseconds since the epoch: from when on, and before when."""
+
+_DAYS_AGO = {
+    0: "today|heute|aujourd'hui|hoy|oggi|hoje|vandaag|dzisiaj|dziś|this morning|heute morgen|ce matin|esta mañana",
+    1: "yesterday|last night|gestern|hier|ayer|anoche|ieri|ontem|gisteren|wczoraj",
+    2: "day before yesterday|vorgestern|avant-hier|anteayer|l'altro ieri|anteontem|eergisteren|przedwczoraj",
+}
+_WEEKDAYS = {
+    0: "monday|montag|lundi|lunes|lunedì|segunda-feira|maandag|poniedziałek",
+    1: "tuesday|dienstag|mardi|martes|martedì|terça-feira|dinsdag|wtorek",
+    2: "wednesday|mittwoch|mercredi|miércoles|mercoledì|quarta-feira|woensdag|środa|środę",
+    3: "thursday|donnerstag|jeudi|jueves|giovedì|quinta-feira|donderdag|czwartek",
+    4: "friday|freitag|vendredi|viernes|venerdì|sexta-feira|vrijdag|piątek",
+    5: "saturday|samstag|samedi|sábado|sabato|zaterdag|sobota|sobotę",
+    6: "sunday|sonntag|dimanche|domingo|domenica|zondag|niedziela|niedzielę",
+}
+_MONTHS = {
+    0: "january|januar|janvier|enero|gennaio|janeiro|januari|styczeń|styczniu|stycznia",
+    1: "february|februar|février|febrero|febbraio|fevereiro|februari|luty|lutym|lutego",
+    2: "march|märz|mars|marzo|março|maart|marzec|marcu|marca",
+    3: "april|avril|abril|aprile|kwiecień|kwietniu|kwietnia",
+    4: "may|mai|mayo|maggio|maio|mei|maj|maju|maja",
+    5: "june|juni|juin|junio|giugno|junho|czerwiec|czerwcu|czerwca",
+    6: "july|juli|juillet|julio|luglio|julho|lipiec|lipcu|lipca",
+    7: "august|août|agosto|augustus|sierpień|sierpniu|sierpnia",
+    8: "september|septembre|septiembre|settembre|setembro|wrzesień|wrześniu|września",
+    9: "october|oktober|octobre|octubre|ottobre|outubro|październik|październiku|października",
+    10: "november|novembre|noviembre|novembro|listopad|listopadzie|listopada",
+    11: "december|dezember|décembre|diciembre|dicembre|dezembro|grudzień|grudniu|grudnia",
+}
+_UNITS = {
+    "day": "days?|tag(?:e|en)?|jours?|días?|giorn[oi]|dias?|dag(?:en)?|dzień|dni",
+    "week": "weeks?|wochen?|semaines?|semanas?|settiman[ae]|weken|tydzień|tygodni(?:e|u)?",
+    "month": "months?|monat(?:e|en|s)?|mois|mes(?:es)?|mes[ei]|meses|mês|maand(?:en)?|miesi(?:ąc[eau]?|ęcy)",
+    "year": "years?|jahr(?:e|en|es)?|ans?|années?|años?|ann[oi]|anos?|jaar|jaren|rok(?:u)?|lata?",
+}
+_NUMBERS = {
+    1: "a|an|one|einem|einer|ein|eine|un|une|una|um|uma|een|jeden",
+    2: "two|a couple of|zwei|deux|dos|due|dois|duas|twee|dwa|dwie",
+    3: "three|a few|drei|trois|tres|tre|três|drie|trzy",
+    4: "four|vier|quatre|cuatro|quattro|quatro|cztery",
+    5: "five|fünf|cinq|cinco|cinque|vijf|pięć",
+    6: "six|sechs|seis|sei|zes|sześć",
+    7: "seven|sieben|sept|siete|sette|sete|zeven|siedem",
+    8: "eight|acht|huit|ocho|otto|oito|osiem",
+    9: "nine|neun|neuf|nueve|nove|negen|dziewięć",
+    10: "ten|zehn|dix|diez|dieci|dez|tien|dziesięć",
+}
+_LAST = (
+    "last|past|previous|letzte[nrsm]?|vergangene[nrsm]?|vorige[nrsm]?|vorig|afgelopen|laatste|zeszł(?:y|ym|ego|ą|ej)"
+)
+_LAST_BEHIND = "dernière?|passée?|pasad[oa]|scors[oa]|passad[oa]|temu"
+_THIS = "this|diese[nrsm]?|cette|ce|esta|este|questa|questo|deze|dit|t(?:ym|en|ym)"
+_AGO_BEHIND = "ago|geleden|fa|temu|atrás"
+_AGO_BEFORE = "vor|il y a|hace|há"
+
+
+def _any(table: Mapping[Key, str]) -> str:
+    return "|".join(table.values())
+
+
+_NUMBER = rf"\d{{1,3}}|{_any(_NUMBERS)}"
+_UNIT, _MONTH, _WEEKDAY = _any(_UNITS), _any(_MONTHS), _any(_WEEKDAYS)
+_TIMES = re.compile(
+    r"(?<!\w)(?:"
+    r"(?P<iso>\d{4}-\d\d-\d\d)"
+    rf"|(?P<plain>{_any(_DAYS_AGO)})"
+    rf"|(?:{_AGO_BEFORE})\s(?P<n1>{_NUMBER})\s(?P<u1>{_UNIT})"
+    rf"|(?P<n2>{_NUMBER})\s(?P<u2>{_UNIT})\s(?:{_AGO_BEHIND})"
+    rf"|(?:{_LAST})\s(?P<u3>{_UNIT})|(?P<u4>{_UNIT})\s(?:{_LAST_BEHIND})|(?:{_THIS})\s(?P<u5>{_UNIT})"
+    rf"|(?P<d1>\d{{1,2}})(?:st|nd|rd|th|\.|er|º)?\s(?:of\s|de\s)?(?P<m1>{_MONTH})(?:,?\s(?:de\s)?(?P<y1>\d{{4}}))?"
+    rf"|(?P<m2>{_MONTH})\s(?P<d2>\d{{1,2}})(?:st|nd|rd|th)?(?!\d)(?:,?\s(?P<y2>\d{{4}}))?"
+    rf"|(?:in|im|en|em|a|w|since|during|{_LAST})\s(?P<m3>{_MONTH})(?:\s(?:de\s|of\s)?(?P<y3>\d{{4}}))?"
+    rf"|(?P<m4>{_MONTH})\s(?:de\s)?(?P<y4>\d{{4}})"
+    rf"|(?P<weekday>{_WEEKDAY})"
+    r"|(?:in|en|im jahr|em|nel|w)\s(?P<year>(?:19|20)\d\d)"
+    r")(?!\w)"
+)
+
+
+class TimedQuestion(NamedTuple):
+    """A question, and the times that it speaks of."""
+
+    text: str
+    spans: tuple[Span, ...]
+    factor: float
+    """The factor on the score of what was said then."""
+
+    @classmethod
+    def of(cls, text: str, now_us: int, weight: float) -> TimedQuestion:
+        """`weight`: `retrieval.time_weight`."""
+        return cls(text, spans(text, now_us) if weight else (), 1 + weight)
+
+    @property
+    def reach(self) -> int:
+        """How many times `retrieval.top_k` chunks are looked at: those said then may be lower."""
+        return 2 if self.spans else 1
+
+    def favouring(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """The candidates, with the factor on those that were said then."""
+        if not self.spans:
+            return candidates
+        return [self._favoured(one) if self._was_then(one.entry.said) else one for one in candidates]
+
+    def _was_then(self, said: int) -> bool:
+        return any(begin <= said < end for begin, end in self.spans)
+
+    def _favoured(self, one: Candidate) -> Candidate:
+        return msgspec.structs.replace(one, parts=msgspec.structs.replace(one.parts, time=self.factor))
+
+
+def spans(question: str, now_us: int) -> tuple[Span, ...]:
+    """Return the stretches of time that a question speaks of, at most `SPANS_MAX`; `now_us`: when it is asked."""
+    text = question[-CHARACTERS_MAX:].casefold().replace("’", "'")
+    today = day_of(now_us)
+    found = (_days(match, today) for match in islice(_TIMES.finditer(text), SPANS_MAX))
+    return tuple(_span(*days) for days in dict.fromkeys(found) if days is not None)
+
+
+def _span(first: date, after: date) -> Span:
+    begin, end = (int(datetime.combine(day, time()).timestamp()) * 1_000_000 for day in (first, after))
+    return begin, end
+
+
+def _days(match: re.Match[str], today: date) -> tuple[date, date] | None:
+    """The first day that an expression means, and the day after the last; None if there are no such days."""
+    kind = match.groupdict()
+    try:
+        if kind["iso"]:
+            return _from(date.fromisoformat(kind["iso"]))
+        if kind["plain"]:
+            return _from(today - timedelta(days=_place(_DAYS_AGO, kind["plain"])))
+        if kind["weekday"]:
+            back = (today.weekday() - _place(_WEEKDAYS, kind["weekday"])) % 7 or 7
+            return _from(today - timedelta(days=back))
+        if kind["year"]:
+            return date(int(kind["year"]), 1, 1), date(int(kind["year"]) + 1, 1, 1)
+        for n, u in (("n1", "u1"), ("n2", "u2")):
+            if kind[u]:
+                number = int(kind[n]) if kind[n].isdecimal() else _place(_NUMBERS, kind[n])
+                return _ago(number, _place(_UNITS, kind[u]), today)
+        if kind["u3"] or kind["u4"]:
+            return _calendar(_place(_UNITS, kind["u3"] or kind["u4"]), today, back=1)
+        if kind["u5"]:
+            return _calendar(_place(_UNITS, kind["u5"]), today, back=0)
+        return _dated(kind, today)
+    except (ValueError, OverflowError):  # 31 February; before the year 1
+        return None
+
+
+def _dated(kind: dict[str, str | None], today: date) -> tuple[date, date]:
+    number = next(n for n in "1234" if kind[f"m{n}"])
+    month, year, day = _place(_MONTHS, str(kind[f"m{number}"])) + 1, kind[f"y{number}"], kind.get(f"d{number}")
+    if day is None:
+        begun = today.year if month <= today.month else today.year - 1
+        return _month(int(year or begun), month)
+    this = int(year or today.year)
+    if year is None and (month, int(day)) > (today.month, today.day):
+        this -= 1
+    return _from(date(this, month, int(day)))
+
+
+def _ago(number: int, unit: str, today: date) -> tuple[date, date]:
+    """So many units back, and around it: the longer ago, the less exactly people mean it."""
+    if unit == "day":
+        day, slack = today - timedelta(days=number), number // 7
+    elif unit == "week":
+        day, slack = today - timedelta(weeks=number), 3 + number // 2
+    else:
+        months = number if unit == "month" else 12 * min(number, _YEARS_MAX)
+        first, _ = _calendar("month", today, back=months)
+        day, slack = first + timedelta(days=min(today.day, 28) - 1), 15 if unit == "month" else 90
+    return day - timedelta(days=slack), day + timedelta(days=slack + 1)
+
+
+def _calendar(unit: str, today: date, *, back: int) -> tuple[date, date]:
+    """The day, week, month or year of the calendar that is `back` before this one."""
+    if unit == "day":
+        return _from(today - timedelta(days=back))
+    if unit == "week":
+        monday = today - timedelta(days=today.weekday() + 7 * back)
+        return monday, monday + timedelta(days=7)
+    if unit == "year":
+        return date(today.year - back, 1, 1), date(today.year - back + 1, 1, 1)
+    months = 12 * today.year + today.month - 1 - back
+    return _month(months // 12, months % 12 + 1)
+
+
+def _month(year: int, month: int) -> tuple[date, date]:
+    first, after = (date(year + (month + more - 1) // 12, (month + more - 1) % 12 + 1, 1) for more in (0, 1))
+    return first, after
+
+
+def _from(day: date) -> tuple[date, date]:
+    return day, day + timedelta(days=1)
+
+
+def _place(table: dict[Key, str], word: str) -> Key:
+    return next(key for key, words in table.items() if re.fullmatch(words, word))
