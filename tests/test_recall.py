@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from drafts import draft
 from numpy.typing import NDArray
 
 from memd.embedding.embedder import Embedder
@@ -215,6 +216,37 @@ async def test_what_is_relevant_is_the_same_whether_the_rest_is_wanted_too_or_no
     assert plain.candidates == tuple(one for one in explained.candidates if one.verdict is Verdict.INJECTED)
     assert len(explained.candidates) > len(plain.candidates) > 0
     assert Verdict.WEAK in verdicts(explained).values()
+
+
+async def test_where_all_that_is_strong_is_in_the_prompt_nothing_further_is_searched(
+    tmp_path: Path, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open(
+        tmp_path, dimension=embedder.dimension, fingerprint=embedder.fingerprint, segment_entries_max=1000
+    )
+    topic = store.topic("default")
+    seen = msgspec.structs.replace(_draft(embedder, 0, FACTS[0]), digests=(b"d" * 16,))
+    weak = [
+        msgspec.structs.replace(
+            draft(number, dimension=embedder.dimension), content=f"The weather report number {number} hangs there."
+        )
+        for number in range(400)
+    ]
+    topic.append([seen, *weak])
+    topic.index_terms()
+    asked_for: list[int] = []
+    evidence = TopicSearch.evidence
+
+    def counted(search: TopicSearch, k: int, *rest: RetrievalSettings, first: int) -> object:
+        asked_for.append(k)
+        return evidence(search, k, *rest, first=first)
+
+    monkeypatch.setattr(TopicSearch, "evidence", counted)
+    try:
+        found = await answered([topic], "Where hangs the spare key?", Filters(visible_digests={b"d" * 16}))
+    finally:
+        store.close()
+    assert found.shown == () and asked_for == [RetrievalSettings().top_k]
 
 
 async def test_a_budget_is_in_the_model_s_tokens(topic: TopicLog) -> None:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from memd.embedding.encoder import Encoder
 from memd.errors import EmbeddingError, StoreError
 from memd.recall import block
+from memd.recall.asked import embedded_texts
 from memd.recall.echoes import missing_sources, shown_to, without_echoes
 from memd.recall.fusion import Evidence, Parts, fuse
 from memd.recall.ranking import Candidate, Judged, Ranked, Selection, is_visible, rank, select
@@ -30,7 +31,6 @@ from memd.recall.times import TimedQuestion
 from memd.recall.topic_search import Pending, TopicSearch
 from memd.settings.model import RetrievalSettings
 from memd.store.as_of import TopicAsOf
-from memd.store.lexical.analyzer import analyze_query
 from memd.store.lexical.bm25 import ChunkTerms, LexicalQuery
 from memd.store.pending import UnstoredText
 from memd.store.store import Hit, Snapshot, TopicLog
@@ -42,9 +42,6 @@ log = logging.getLogger("memd")
 EXPLAINED_TOP_KS = 2
 """Without `Filters.relevant_only`, excluded candidates are returned too, up to `retrieval.top_k` times this many."""
 
-LAST_CHARACTERS_MAX = 500
-LAST_TERMS_MIN = 2
-"""A last paragraph of at most so many characters and at least so many words (stop words apart) is asked alone too."""
 
 CUTTING_SHARE = 0.5
 """Of the time that a request waits: what is not cut into chunks by then is not searched, but all else is, and requests
@@ -264,7 +261,7 @@ class Retriever:
     def _embedded(self, question: str) -> tuple[NDArray[np.float32], EmbeddingError | None]:
         """The question's vectors; where it cannot be embedded none, and why: words alone find most."""
         try:
-            return np.concatenate([self._encoder.embed_query(part) for part in _asked(question)]), None
+            return np.concatenate([self._encoder.embed_query(part) for part in embedded_texts(question)]), None
         except EmbeddingError as error:
             return np.empty((0, 0), np.float32), error
 
@@ -309,7 +306,9 @@ class Retriever:
             ranked = self._rank(question, candidates, searches, filters)
             relevant = [one for one in ranked if one.excluded is None]
             # Excluded ones took places among the best k: look further, unless there is nothing further.
-            is_exhausted = seen == len(strong) and all(search.is_exhausted for search in searches)
+            is_exhausted = seen == len(strong) and all(
+                search.is_exhausted_by(one.hit for one in strong) for search in searches
+            )
             if len(relevant) >= settings.top_k or len(relevant) == seen or is_exhausted:
                 break
             k *= 4
@@ -388,17 +387,6 @@ class Retriever:
         days = {block.day_line(one.entry) for one in selection.shown} if self._dates else ()
         raw_tokens += sum(map(self._day_tokens, days))
         return _Filled(selection, raw_tokens + frame_tokens if selection.shown else 0)
-
-
-def _asked(question: str) -> list[str]:
-    """The texts to embed: the question, and its last paragraph alone where that says something by itself.
-
-    People ask at the end, of what stands before it, or of something else: then the one vector of all is neither's.
-    """
-    before, _, last = question.rstrip().rpartition("\n\n")
-    if not before.strip() or len(last) > LAST_CHARACTERS_MAX or len(analyze_query(last)) < LAST_TERMS_MIN:
-        return [question]
-    return [question, last]
 
 
 class _ScoredHit(NamedTuple):

@@ -104,12 +104,16 @@ class TopicSearch:
         """
         self.snapshot = snapshot
         self._pending = pending or Pending(())
-        self.is_exhausted = False
-        """Whether a larger `k` would find nothing more; set by `evidence`."""
+        self._has_all_by_meaning = False
+        self._last_by_words: Place | None = None
         self._queries = queries
         self._words = words
         self._included: list[Place] = []
         self._entries: dict[Place, Entry] = {}  # read for this question: an entry is needed up to three times
+
+    def is_exhausted_by(self, strong: Iterable[Hit]) -> bool:
+        """Whether a larger `k` would find nothing strong: what words find behind a weak chunk is weaker still."""
+        return self._has_all_by_meaning and self._last_by_words not in {(hit.segment, hit.row) for hit in strong}
 
     @property
     def has_words(self) -> bool:
@@ -163,7 +167,8 @@ class TopicSearch:
         hits = {(hit.segment, hit.row): hit for hit in dense}
         lexical = self._best_by_words(k)
         is_enough = len(lexical) < k or k >= LEXICAL_ROUNDS * settings.top_k
-        self.is_exhausted = (len(dense) < k or dense[-1].score < settings.min_score) and is_enough
+        self._last_by_words = None if is_enough else list(lexical)[-1]
+        self._has_all_by_meaning = len(dense) < k or dense[-1].score < settings.min_score
         hits |= self._hits_at(place for place in lexical if place not in hits)
         hits |= self._hits_at(place for place in self._included if place not in hits)
         words = {one.canonical_id: one for one in lexical.values()}
