@@ -29,6 +29,9 @@ class Embedding:
     def embed_query(self, text: str) -> NDArray[np.float32]:
         return self.embed_many([text])
 
+    def close(self) -> None:
+        pass
+
 
 def test_what_is_stored_waits_for_the_requests_that_are_being_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(priority, "WAIT_SECONDS_MAX", 60.0)

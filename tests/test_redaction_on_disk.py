@@ -38,7 +38,7 @@ SECRETS = [*BY_USER.values(), BY_MODEL, IN_CALL, IN_RESULT, IN_SESSION, IN_CORRE
 SETTINGS: dict[str, Any] = {
     "buffer": {"soft_tokens": 400, "hard_tokens": 900},
     "segment": {"max_entries": 20},
-    "injection": {"budget_tokens": 128},
+    "injection": {"budget_tokens": 160},
     "log": {"level": "debug"},
 }
 REDACTING = {**SETTINGS, "ingest": {"redact": True, "redact_patterns": {"ticket": r"TCK-\d+"}}}

@@ -21,6 +21,7 @@ from typescript_package import SOURCE, TypeScriptPackage, examples
 
 from memd import __version__
 from memd.entries import Correction
+from memd.wanted import Wanted
 from memd.wire.sideband import InjectedChunk, MemoryOut, Signal, decode_memory_in, encode_memory_out
 
 FACT = "The release word for the lighthouse lamp is cinnamon-42."
@@ -109,7 +110,8 @@ def test_the_types_are_those_of_memd(memd_client: TypeScriptPackage) -> None:
         Correction(("a3f9",), "Update", "we moved", "The office is in Bergen."),
         Correction(("b2e1",), "Helpful", "it answered the question"),
     )
-    assert len(memory_in.__struct_fields__) == 3
+    assert memory_in.filter == Wanted(1, 2, kinds=("turn",), sources=("handbook.md",))
+    assert len(memory_in.__struct_fields__) == 4
 
 
 def example(package: TypeScriptPackage, daemon: DaemonProcess, heading: str) -> list[str]:

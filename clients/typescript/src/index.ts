@@ -9,6 +9,7 @@ export {
   memoryOut,
   type Correction,
   type InjectedChunk,
+  type MemoryFilter,
   type MemoryHeaders,
   type MemoryIn,
   type MemoryOut,

@@ -1,7 +1,7 @@
 /**
  * A MemoryIn and its correction with every member that there is, printed as JSON; the rest of this file has to compile.
  */
-import { Memory, type Correction, type MemoryIn } from 'memd-client';
+import { Memory, type Correction, type MemoryFilter, type MemoryIn } from 'memd-client';
 
 const correction: Required<Correction & { action: 'Update' }> = {
   chunk_ids: ['a3f9'],
@@ -9,10 +9,12 @@ const correction: Required<Correction & { action: 'Update' }> = {
   reason: 'we moved',
   content: 'The office is in Bergen.',
 };
+const filter: Required<MemoryFilter> = { from: 1, to: 2, kinds: ['turn'], sources: ['handbook.md'] };
 const whole: Required<MemoryIn> = {
   topic_id: 'office',
   related_topic_ids: ['company-wide'],
   corrections: [correction, { chunk_ids: ['b2e1'], action: 'Helpful', reason: 'it answered the question' }],
+  filter,
 };
 
 function mustNotCompile(memory: Memory): void {

@@ -101,7 +101,7 @@ def _window(config: Config, probe: UpstreamProbe) -> CheckResult:
         return warning(WINDOW, said, SET_WINDOW)
     if probe.wants_key and config.upstream.authorization is not None and not config.upstream.api_key:
         said = f"{name}; the server refuses the user and password in upstream.url, and so each client without a key"
-        return warning(WINDOW, said, "correct them there, percent-encoded (http://USER:PASSWORD@HOST)")
+        return warning(WINDOW, said, "correct them there, between // and @, percent-encoded")
     if probe.wants_key and config.upstream.api_key:
         said = f"{name}; the server refuses the key in upstream.api_key: until a client shows one, nothing leaves"
         return warning(WINDOW, f"{said} the prompt", f"correct it ({KEY_VARIABLE}), or set upstream.window")

@@ -29,8 +29,8 @@ from memd.entries import (
     utility_multiplier,
 )
 
-_ID_MAX = 1 << 52
-"""The year 2112 in microseconds: the ids after an imported one are larger, and must be exact in JavaScript (2^53)."""
+_ID_MAX = (1 << 53) - (1 << 40)
+"""The ids after an imported one are larger, and must be exact in JavaScript too, up to 2^53."""
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _LEFT_OUT = {"vector", "digests", "group_left", "unknown"}
 _FIRST = ("id", "uuid", "topic_id", "canonical_id", "origin_id", "status", "live", "utility_multiplier", "created_at")
