@@ -12,6 +12,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
 INSTALL = $(PIP) install -c constraints.txt -e
 PYTEST := $(PY) -m pytest -n auto --dist worksteal
+ON_LINUX := $(filter Linux,$(shell uname))
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -21,10 +22,10 @@ demo: .venv/installed ## Install memd into .venv and play a long conversation th
 
 quick: .venv/installed-quick ## Lint and the tests that start no process, in a minute: run it after every change
 	$(RUFF)
-	$(PYTEST) -m "not process and not llama and not browser and not node" $(PYTEST_FLAGS)
+	$(PYTEST) -m "not process and not llama and not browser and not node$(if $(ON_LINUX),, and not linux)" $(PYTEST_FLAGS)
 
 test: lint .venv/browser .venv/llama.cpp/fetched ## Lint, types and all tests (BROWSER=no: install no browser for them)
-	$(PYTEST) --hypothesis-profile=whole --durations=15 $(PYTEST_FLAGS)
+	$(PYTEST) $(if $(ON_LINUX),,-m "not linux") --hypothesis-profile=whole --durations=15 $(PYTEST_FLAGS)
 
 llama-tests: .venv/llama.cpp/fetched ## llama.cpp's own server tests: what passes directly must pass through memd (a quarter of an hour)
 	@$(PY) tests/support/llamacpp_suite.py $(LLAMA_TESTS_FLAGS)
@@ -82,7 +83,7 @@ BROWSERS := chromium chromium-browser google-chrome-stable google-chrome
 .venv/llama.cpp/fetched: .venv/installed-test tests/support/llamacpp_sources.py
 	@echo "Fetching llama.cpp's chat templates and server tests (some seconds, once) ..."
 	@if $(PY) tests/support/llamacpp_sources.py; then touch $@; else \
-		echo "The sources of xllamacpp could not be fetched: the tests with llama.cpp's templates will be skipped." >&2; fi
+		echo "The sources of xllamacpp could not be fetched: the tests that need them will fail or be left out." >&2; fi
 
 INSTALL_FAILED = { echo "The installation failed. hnswlib is compiled on this machine: it needs a C++ compiler and Python's headers (Debian and Ubuntu: apt install g++ python3-dev)." >&2; exit 1; }
 

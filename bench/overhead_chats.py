@@ -11,7 +11,7 @@ import memd  # noqa: F401 - before numpy: it keeps BLAS at one thread, as in the
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -79,14 +79,8 @@ _CHATS = itertools.count()
 async def pieces(targets: Sequence[Target]) -> dict[str, Figures]:
     """Target → microseconds of CPU for each piece of a reply whose pieces come one by one; for storing it, apart."""
     taken: dict[str, list[Figures]] = {target.name: [] for target in targets}
-    for number in range(PIECE_ROUNDS):
-        for target in targets:
-            async with clients_of(target, 1) as [client]:
-                client.begin()
-                talk = Talk.of_instructions(500, f"pieces {number}")
-                await client.ask(talk)
-                await quiet(target)
-                taken[target.name].append(await _piece_by_piece(client, talk, target))
+    async for target, client, talk in _in_turns(targets, PIECE_ROUNDS, "pieces"):
+        taken[target.name].append(await _piece_by_piece(client, talk, target))
     return {
         name: {key: float(np.median([run[key] for run in runs])) for key in runs[0]} for name, runs in taken.items()
     }
@@ -108,19 +102,25 @@ async def _piece_by_piece(client: Client, talk: Talk, target: Target) -> Figures
 async def streams(targets: Sequence[Target]) -> dict[str, Figures]:
     """Target → chunks a second of a reply as fast as it can be relayed, from its head on; the best of some."""
     rates: dict[str, list[float]] = {target.name: [] for target in targets}
-    for number in range(STREAM_ROUNDS):
+    async for target, client, talk in _in_turns(targets, STREAM_ROUNDS, "stream"):
+        async with client.streamed(talk.next_body(stream=True, settings=LONG)) as content:
+            started = time.perf_counter()
+            chunks = (await content.read()).count(b"data: {")
+            rates[target.name].append(chunks / (time.perf_counter() - started))
+        assert chunks >= STREAM_CHUNKS, f"{target.name}: {chunks} chunks of {STREAM_CHUNKS}"
+    return {name: {"per_second": max(each)} for name, each in rates.items()}
+
+
+async def _in_turns(targets: Sequence[Target], rounds: int, name: str) -> AsyncIterator[tuple[Target, Client, Talk]]:
+    """Each target in turn with a chat that has begun; what came before it, a very long reply perhaps, is stored."""
+    for number in range(rounds):
         for target in targets:
             async with clients_of(target, 1) as [client]:
                 client.begin()
-                talk = Talk.of_instructions(500, f"stream {number}")
+                talk = Talk.of_instructions(500, f"{name} {number}")
                 await client.ask(talk)
-                await quiet(target)  # the chat before, with its very long reply, is stored now
-                async with client.streamed(talk.next_body(stream=True, settings=LONG)) as content:
-                    started = time.perf_counter()
-                    chunks = (await content.read()).count(b"data: {")
-                    rates[target.name].append(chunks / (time.perf_counter() - started))
-                assert chunks >= STREAM_CHUNKS, f"{target.name}: {chunks} chunks of {STREAM_CHUNKS}"
-    return {name: {"per_second": max(each)} for name, each in rates.items()}
+                await quiet(target)
+                yield target, client, talk
 
 
 # -- storing --------------------------------------------------------------------------------------------------------

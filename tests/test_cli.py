@@ -230,9 +230,8 @@ def test_export_into_a_file_that_cannot_be_written_is_one_line(log_dir: Path, tm
     assert str(tmp_path) in one_line(result)
 
 
+@pytest.mark.linux
 def test_export_on_a_full_disk_is_one_line(log_dir: Path) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("only Linux has /dev/full")
     result = memd("export", "--data-dir", log_dir, "--output", "/dev/full")
     assert result.exit_code == 1
     assert "No space left" in one_line(result)

@@ -6,7 +6,6 @@ import re
 import unicodedata
 from pathlib import Path
 
-import needs
 import pytest
 from effort import scaled
 from hypothesis import given
@@ -127,8 +126,9 @@ ORDINARY = re.compile(  # of their instructions and of schemata: names as docume
 )
 
 
-@needs.shipped_templates
+@pytest.mark.llama
 def test_nothing_that_a_shipped_template_writes_around_messages_gets_through() -> None:
+    assert SHIPPED, "python tests/support/llamacpp_sources.py fetches them"
     written = {mark for path in SHIPPED.values() for mark in WRITTEN.findall(path.read_text())}
     assert len(written) > 300
     assert [mark for mark in sorted(written) if neutralised(mark) == mark and not ORDINARY.fullmatch(mark)] == []

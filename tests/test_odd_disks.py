@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-import needs
 import pytest
 from conftest import MakeDaemon
 from crash_files import CrashFiles
@@ -105,7 +104,7 @@ def test_an_error_at_close_is_none_of_what_was_synced(tmp_path: Path, monkeypatc
     assert files.read(path) == b"one"
 
 
-@needs.linux
+@pytest.mark.linux
 def test_on_a_read_only_disk_requests_pass_through_and_memory_is_still_read(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import needs
 import pytest
 from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY
 from daemon_process import Answer, DaemonProcess, ask
@@ -26,10 +25,7 @@ from memd.wire.chat.api import CHAT
 from memd.wire.request import Insertion
 
 SHIPPED = chat_templates()
-pytestmark = [
-    pytest.mark.llama,
-    needs.shipped_templates,
-]
+pytestmark = pytest.mark.llama
 every_template = pytest.mark.parametrize("name", SHIPPED, scope="module")  # all tests of one, then of the next
 
 WINDOW = 32_768

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import needs
 import numpy as np
 import pytest
 from drafts import draft, open_store
@@ -90,7 +89,7 @@ def test_a_write_into_a_missing_directory_names_the_file_and_the_remedy(tmp_path
         FILES.create(tmp_path / "none" / "file")
 
 
-@needs.linux
+@pytest.mark.linux
 def test_a_full_disk_is_told_apart_from_other_errors() -> None:
     with pytest.raises(DiskFull, match="/dev/full: the disk is full; free some space"):
         FILES.append_to(Path("/dev/full")).write(b"x")

@@ -7,7 +7,10 @@ second, and `memd --help` or `memd export` need none.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from memd.embedding.embedder import Embedder
 from memd.settings.model import EmbeddingSettings
@@ -40,29 +43,6 @@ def load_embedder(
     """
     if settings.idle_unload_seconds and (settings.model == BUNDLED or settings.model.startswith(PATH)):
         return _resident(settings, stored)
-    return _loaded(settings, fetch=fetch, stored=stored, question_seconds=question_seconds)
-
-
-def _resident(settings: EmbeddingSettings, stored: Collection[tuple[int, str]]) -> Embedder:
-    from memd.assets import model_dir
-    from memd.embedding.onnx_folder import fingerprint_in
-    from memd.embedding.resident import ResidentEmbedder
-
-    folder = model_dir() if settings.model == BUNDLED else Path(settings.model.removeprefix(PATH))
-    fingerprint = fingerprint_in(settings, folder)
-    dimension = next((dimension for dimension, known in stored if known == fingerprint), 0)
-    dimension = dimension or _loaded(settings).dimension  # the log says it from the first chunk on
-    idle_seconds = settings.idle_unload_seconds
-    return ResidentEmbedder(settings.model, dimension, fingerprint, lambda: _loaded(settings), idle_seconds)
-
-
-def _loaded(
-    settings: EmbeddingSettings,
-    *,
-    fetch: bool = True,
-    stored: Collection[tuple[int, str]] = (),
-    question_seconds: float = QUESTION_SECONDS,
-) -> Embedder:
     if settings.model == BUNDLED:
         from memd.embedding.bundled import load_bundled
 
@@ -78,3 +58,16 @@ def _loaded(
     from memd.embedding.fastembed import load_fastembed
 
     return load_fastembed(settings, fetch=fetch)
+
+
+def _resident(settings: EmbeddingSettings, stored: Collection[tuple[int, str]]) -> Embedder:
+    from memd.assets import model_dir
+    from memd.embedding.onnx_folder import fingerprint_in
+    from memd.embedding.resident import ResidentEmbedder
+
+    folder = model_dir() if settings.model == BUNDLED else Path(settings.model.removeprefix(PATH))
+    fingerprint = fingerprint_in(settings, folder)
+    dimension = next((dimension for dimension, known in stored if known == fingerprint), 0)
+    loaded = partial(load_embedder, msgspec.structs.replace(settings, idle_unload_seconds=0.0))
+    dimension = dimension or loaded().dimension  # the log says it from the first chunk on
+    return ResidentEmbedder(settings.model, dimension, fingerprint, loaded, settings.idle_unload_seconds)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -93,12 +93,9 @@ def replace_file(files: Files, path: Path, data: bytes) -> None:
     """Replace the whole file durably: after a crash it is the old or the new one, never part of one."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with only_whole(files, temporary):
-        appender = files.create(temporary)
-        try:
+        with closing(files.create(temporary)) as appender:
             appender.write(data)
             appender.sync()
-        finally:
-            appender.close()
         files.rename(temporary, path)
     files.sync_directory(path.parent)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-import needs
 import pytest
 from conftest import MakeDaemon
 from faulty_daemon import ENDS, SETTINGS, Fault, compiled, live
 from recording_upstream import recording_upstream
 
-pytestmark = [pytest.mark.process, needs.linux]
+pytestmark = [pytest.mark.process, pytest.mark.linux]
 SAMPLE = [
     Fault("write", 12, errno.EIO),
     Fault("write", 20, errno.ENOSPC),

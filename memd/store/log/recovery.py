@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -150,12 +151,9 @@ def cut_torn_tail(files: Files, path: Path, data: bytes, whole_end: int) -> Find
     """
     tail = data[whole_end:]
     torn = save_torn_copy(files, path, tail)
-    appender = files.append_to(path)
-    try:
+    with closing(files.append_to(path)) as appender:
         appender.truncate(whole_end)
         appender.sync()
-    finally:
-        appender.close()
     return Finding(
         "torn",
         str(path),
