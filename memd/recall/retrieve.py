@@ -230,7 +230,7 @@ class Retriever:
         # Pending chunks come first: one that is stored meanwhile is then in both, and not in neither.
         pending = [Pending(one.chunks(but=filters.visible_digests, until=until)) for one in unstored]
         is_partial = until is not None and time.monotonic() > until
-        searches = [self._search(question, queries, *one) for one in zip(topics, pending, strict=True)]
+        searches = [self._search(question, queries, *one, filters.wanted) for one in zip(topics, pending, strict=True)]
         if trouble is not None and not any(search.has_words for search in searches):
             raise trouble
         asked = TimedQuestion.of(question, self._now_us(), self._settings.time_weight)
@@ -276,10 +276,12 @@ class Retriever:
             notes.append(f"Searched by meaning alone: {', '.join(wordless)}.")
         return " ".join(notes) or None
 
-    def _search(self, question: str, queries: NDArray[np.float32], topic: Searchable, pending: Pending) -> TopicSearch:
+    def _search(
+        self, question: str, queries: NDArray[np.float32], topic: Searchable, pending: Pending, wanted: Wanted
+    ) -> TopicSearch:
         snapshot = topic.snapshot()
-        pending.forget(snapshot.knows)
-        return TopicSearch(snapshot, queries, self._words(topic, question, pending), pending)
+        pending.keep(lambda entry: wanted.admits_entry(entry) and not snapshot.knows(entry.uuid))
+        return TopicSearch(snapshot, queries, self._words(topic, question, pending), pending, wanted)
 
     def _words(self, topic: Searchable, question: str, pending: Pending) -> LexicalQuery | None:
         if not self._settings.lexical_weight:

@@ -22,10 +22,12 @@ from memd.recall.echoes import Superseded
 from memd.recall.fusion import Evidence, fuse
 from memd.recall.ranking import stream_of
 from memd.settings.model import RetrievalSettings
+from memd.store.choice import chosen, live_ids
 from memd.store.lexical.bm25 import ChunkTerms, LexicalHit, LexicalQuery
 from memd.store.pending import PendingChunk
 from memd.store.snapshot import Place
 from memd.store.store import Hit, Snapshot
+from memd.wanted import EVERYTHING, Wanted
 
 log = logging.getLogger("memd")
 
@@ -39,6 +41,8 @@ PENDING_SEGMENT = -1
 """In the places of chunks that are not stored yet; the row is their number."""
 SUPERSEDED_MAX = 64
 """Corrected chunks that are looked up for one question."""
+AMONG_MAX = 2_000
+"""If no more chunks are wanted, words are searched among these alone."""
 _NO_WORDS = LexicalHit(0, 0.0, 0.0, False)
 
 
@@ -59,11 +63,10 @@ class Pending:
             chunk.entry.canonical_id: (PENDING_SEGMENT, row) for row, chunk in enumerate(self._chunks)
         }
 
-    def forget(self, is_stored: Callable[[bytes], bool]) -> None:
-        """Leave out the chunks (by uuid) that are stored."""
-        stored = [chunk.entry.canonical_id for chunk in self._chunks if is_stored(chunk.entry.uuid)]
-        for canonical_id in stored:
-            del self.places[canonical_id]
+    def keep(self, is_kept: Callable[[Entry], bool]) -> None:
+        """Leave out the other chunks."""
+        for entry in (chunk.entry for chunk in self._chunks if not is_kept(chunk.entry)):
+            self.places.pop(entry.canonical_id, None)
 
     @property
     def terms(self) -> dict[int, ChunkTerms]:
@@ -96,13 +99,17 @@ class TopicSearch:
         queries: NDArray[np.float32],
         words: LexicalQuery | None,
         pending: Pending | None = None,
+        wanted: Wanted = EVERYTHING,
     ) -> None:
         """
         Args:
             queries: float32 of shape (q, dimension); without a row: search by words only.
             words: the same question as a lexical query; None: search by meaning only.
+            wanted: the chunks that may be candidates.
         """
         self.snapshot = snapshot
+        self._chosen = chosen(snapshot, wanted)
+        self._is_few = wanted != EVERYTHING and self._chosen.live_count <= AMONG_MAX
         self._pending = pending or Pending(())
         self._has_all_by_meaning = False
         self._last_by_words: Place | None = None
@@ -139,7 +146,7 @@ class TopicSearch:
 
     def include(self, uuids: Iterable[bytes]) -> bool:
         """Make the live ones of these chunks candidates, however they match; False if there is none."""
-        live = [place for uuid in uuids for place in self.snapshot.places(uuid) if self.snapshot.is_live(place)]
+        live = [place for uuid in uuids for place in self.snapshot.places(uuid) if self._chosen.is_live(place)]
         self._included += live
         return bool(live)
 
@@ -163,7 +170,7 @@ class TopicSearch:
 
         `first`: the position of this topic's first chunk among the evidence of all topics.
         """
-        dense = self.snapshot.search(self._queries, k)
+        dense = self._chosen.search(self._queries, k)
         hits = {(hit.segment, hit.row): hit for hit in dense}
         lexical = self._best_by_words(k)
         is_enough = len(lexical) < k or k >= LEXICAL_ROUNDS * settings.top_k
@@ -200,7 +207,8 @@ class TopicSearch:
         beside: dict[Place, dict[Place, None]] = {}
         stored = [place for place in places if place[0] != PENDING_SEGMENT]
         pairs: list[tuple[Place, Sequence[Place | None]]] = [
-            *zip(stored, self.snapshot.neighbours(stored), strict=True)
+            (place, [one for one in others if one is not None and self._chosen.is_live(one)])
+            for place, others in zip(stored, self.snapshot.neighbours(stored), strict=True)
         ]
         pairs += [(place, self._pending.beside(place[1])) for place in places if place[0] == PENDING_SEGMENT]
         self.read_ahead(one for place, others in pairs for one in (place, *others) if one is not None and any(others))
@@ -224,12 +232,13 @@ class TopicSearch:
 
         def live(canonical_ids: Sequence[int]) -> dict[int, Place]:
             pending = self._pending.places
-            places.update(self.snapshot.live_places([one for one in canonical_ids if one not in pending]))
+            places.update(self._chosen.live_places([one for one in canonical_ids if one not in pending]))
             places.update((one, pending[one]) for one in canonical_ids if one in pending)
             return places
 
         try:
-            return {places[one.canonical_id]: one for one in self._words.best(k, live)}
+            among = live_ids(self._chosen) if self._is_few else None
+            return {places[one.canonical_id]: one for one in self._words.best(k, live, among)}
         except StoreError as error:
             log.error("searched without its words", extra={"topic": self.snapshot.topic_id, "error": error})
             self._words = None

@@ -1,7 +1,8 @@
 """Opening a topic: from its files to its segments in memory, in whatever state a crash left them.
 
 Rule: opening twice in a row changes nothing the second time. Only derived files are rebuilt, only temporary ones
-removed, only a torn tail of `active.bin` moved. Of sealed segments only the columns are read.
+removed, only a torn tail of `active.bin` moved. Of sealed segments only the columns are read, but for one time where an
+older memd wrote fewer of them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from memd.store.index.meta import (
     read_segment_meta,
     sealed_segment,
 )
+from memd.store.index.sealing import with_all_columns
 from memd.store.layout import TopicLayout, check_topic
 from memd.store.log.format import HEADER_BYTES, Header, ModelId, decode_entry, payload_at, scan_records
 from memd.store.log.recovery import (
@@ -140,6 +142,8 @@ def _open_sealed(files: Files, layout: TopicLayout, model: ModelId, segment_id: 
         header, meta = read_segment_meta(files, layout, segment_id)
         if _is_left_out(files, layout, header, layout.bin(segment_id), opened):
             return True
+        if meta.is_of_version_1:
+            meta = with_all_columns(files, layout, header, meta)
         segment = sealed_segment(files, layout, header, meta)
         if model.wrote(header):
             if files.size(layout.hnsw(segment_id)) != meta.hnsw_bytes:  # its checksum is verified on loading

@@ -19,10 +19,11 @@ from memd.entries import Entry
 from memd.store.index.sealed_index import Candidates
 from memd.store.index.uuid_index import UuidIndex
 from memd.store.index.vectors import cosines, multipliers, scores_of
-from memd.store.log.columns import ROW, Floats, Records, Rows, UInts, uuid_bytes
+from memd.store.log.columns import ROW, Floats, Records, Rows, UInts, may_be_wanted, uuid_bytes
 from memd.store.log.extent import LogExtent
 from memd.store.log.segment import GrowingSegment
 from memd.store.views import IndexView, SegmentView
+from memd.wanted import Wanted
 
 _SCANNED_MIN = 1000
 """Scans of fewer vectors do not count for the scan rate."""
@@ -351,13 +352,12 @@ class Snapshot:
     def live_entries_from(self, source: str) -> Iterator[Entry]:
         """Yield the live entries of the chunks that came from `source`, oldest first.
 
-        Reads every live entry, as no column has the source.
-
         Raises:
             StoreError: an entry cannot be read.
         """
         for segment_id, view in self.views.items():
-            entries = (self._read(segment_id, row) for row in np.flatnonzero(~view.dead).tolist())
+            rows = np.flatnonzero(~view.dead & may_be_wanted(view.rows, Wanted(sources=(source,))))
+            entries = (self._read(segment_id, row) for row in rows.tolist())
             yield from (entry for entry in entries if entry.source == source)
 
     def has_digest(self, word: int) -> bool:

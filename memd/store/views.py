@@ -69,10 +69,12 @@ class IndexView:
     index: SealedIndex
     dead: Bits
     """Superseded or Deprecated, per label."""
+    is_choice: bool = False
+    """Whether others count too, which are marked dead here because they are not wanted."""
 
     def search(self, queries: Floats, k: int) -> list[Candidates]:
         """Return chunks that include the best `k` live ones by score."""
         try:
-            return self.index.search(queries, k, self.dead)
+            return self.index.search(queries, k, self.dead, is_choice=self.is_choice)
         except StoreError:  # the topic replaces a damaged index; readers that still hold it use the log
             return self.index.scan(queries, k, self.dead)

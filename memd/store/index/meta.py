@@ -6,8 +6,9 @@ log. Reading one needs no native library.
     .meta:  | header (magic "memd.idx", else that of the .bin) | one record |
 
 The record's payload is a MessagePack map with the fields of `SegmentMeta` (seg_NNNN.meta) or `MergedMeta`
-(merged_NNNN_MMMM.meta, whose header names the first segment covered). `rows` is an array of `columns.ROW` (56 bytes
-per entry, in the order of the file), `digests` one of u64 (the first 8 bytes of every message digest, each once).
+(merged_NNNN_MMMM.meta, whose header names the first segment covered). `rows` is an array of `columns.ROW` (72 bytes
+per entry, in the order of the file; in version 1 the first 56 of them), `digests` one of u64 (the first 8 bytes of
+every message digest, each once).
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ import numpy as np
 from memd.errors import CorruptFile, ShortLogFile, StoreError
 from memd.store.files import FileChecksum, Files, replace_file
 from memd.store.layout import TopicLayout
-from memd.store.log.columns import ROW, Rows
+from memd.store.log.columns import ROW, ROW_OF_VERSION_1, Records, Rows
 from memd.store.log.format import (
     HEADER_BYTES,
     MAGIC_LOG,
     MAGIC_META,
+    META_VERSION,
     Header,
     decode_header,
     encode_header,
@@ -52,6 +54,16 @@ class SegmentMeta(msgspec.Struct, frozen=True, kw_only=True):
     """(start, end) of the unreadable bytes of the .bin."""
     rows: bytes
     digests: bytes
+
+    @property
+    def is_of_version_1(self) -> bool:
+        """Whether `rows` lacks the columns that were added since."""
+        return 0 < len(self.rows) == self.chunk_count * ROW_OF_VERSION_1.itemsize
+
+    @property
+    def columns(self) -> Records:
+        """The `rows`: an array of `ROW`, or of `ROW_OF_VERSION_1`."""
+        return np.frombuffer(self.rows, dtype=ROW_OF_VERSION_1 if self.is_of_version_1 else ROW)
 
     @property
     def checksum(self) -> FileChecksum:
@@ -101,7 +113,7 @@ _merged_decoder = msgspec.msgpack.Decoder(MergedMeta)
 
 def write_meta(files: Files, path: Path, log_header: Header, meta: SegmentMeta | MergedMeta) -> None:
     """Write a `.meta` durably. `log_header` is that of the (first) segment's .bin."""
-    header = encode_header(msgspec.structs.replace(log_header, magic=MAGIC_META))
+    header = encode_header(msgspec.structs.replace(log_header, magic=MAGIC_META, version=META_VERSION))
     replace_file(files, path, header + encode_record(_encoder.encode(meta)))
 
 
@@ -119,8 +131,8 @@ def read_segment_meta(files: Files, layout: TopicLayout, segment_id: int) -> tup
     log_header = decode_header(files.read_at(log, 0, HEADER_BYTES), magic=MAGIC_LOG, name=str(log))
     fits = (
         meta.segment_id == segment_id == header.segment_id
-        and msgspec.structs.replace(header, magic=MAGIC_LOG) == log_header
-        and len(meta.rows) == meta.chunk_count * ROW.itemsize
+        and msgspec.structs.replace(header, magic=MAGIC_LOG, version=log_header.version) == log_header
+        and len(meta.rows) == meta.chunk_count * (ROW if header.version == META_VERSION else ROW_OF_VERSION_1).itemsize
     )
     log_bytes = files.size(log) or 0
     if fits and log_bytes < meta.bin_bytes:
@@ -144,10 +156,9 @@ def read_merged_meta(files: Files, layout: TopicLayout, first: int, last: int) -
 
 def sealed_segment(files: Files, layout: TopicLayout, header: Header, meta: SegmentMeta) -> SealedSegment:
     """Return the segment that a `.meta` describes, without its index."""
-    rows = np.frombuffer(meta.rows, dtype=ROW)
     digests = np.frombuffer(meta.digests, dtype=np.uint64)
     path = layout.bin(meta.segment_id)
-    return SealedSegment(files, path, header, rows, digests, bin_crc=meta.bin_crc, checksum=meta.checksum)
+    return SealedSegment(files, path, header, meta.columns, digests, bin_crc=meta.bin_crc, checksum=meta.checksum)
 
 
 def highest_canonical_id(files: Files, layout: TopicLayout, segment_id: int) -> int | None:

@@ -136,8 +136,15 @@ class SealedIndex:
                 index, self._read_vectors if matrix is None else lambda labels: (labels, matrix[labels], [])
             )
 
-    def search(self, queries: Floats, k: int, dead: Bits) -> list[Candidates]:
+    @property
+    def starts(self) -> list[int]:
+        """The first label of each segment."""
+        return self._starts[:-1].tolist()
+
+    def search(self, queries: Floats, k: int, dead: Bits, *, is_choice: bool = False) -> list[Candidates]:
         """Return chunks that include the best `k` by score, of those that counted when `dead` was `self.dead`.
+
+        With `is_choice`, more are in `dead`: what is not wanted.
 
         Raises:
             StoreError: the index cannot be loaded.
@@ -146,7 +153,7 @@ class SealedIndex:
             self.load()
         loaded = self._in_memory
         assert loaded is not None, "a loaded index stays loaded"
-        labels, cosine = loaded.index.search(queries, k)
+        labels, cosine = loaded.index.search_among(queries, k, ~dead) if is_choice else loaded.index.search(queries, k)
         scanned, matrix, multiplier = loaded.extras, loaded.extra_matrix, loaded.extra_multipliers
         now = self._dead
         if now is not dead:  # a row that died since then still counts here

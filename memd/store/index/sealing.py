@@ -7,17 +7,22 @@ the other two by size and checksum; without a valid one the segment counts as no
 from __future__ import annotations
 
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from memd.entries import Status
-from memd.errors import StoreWriteFailed
+from memd.errors import CorruptFile, StoreWriteFailed
 from memd.store.disk import LocalDisk
-from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, checksum_of, only_whole
+from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, Files, checksum_of, only_whole
 from memd.store.index.meta import SegmentMeta, sealed_segment, write_meta
 from memd.store.index.vectors import VectorIndex
 from memd.store.layout import TopicLayout
+from memd.store.log.columns import as_version_1, rows_from
+from memd.store.log.format import Header
+from memd.store.log.recovery import read_log_file
 from memd.store.log.segment import GrowingSegment, SealedSegment
 
 
@@ -50,6 +55,24 @@ def write_sealed(
     )
     write_meta(files, layout.meta(segment_id), segment.header, meta)
     return sealed_segment(files, layout, segment.header, meta), index
+
+
+def with_all_columns(files: Files, layout: TopicLayout, header: Header, meta: SegmentMeta) -> SegmentMeta:
+    """Return the `.meta` of version 1 as one of today, which is written unless the disk refuses. Reads the whole .bin.
+
+    Raises:
+        CorruptFile: the .bin is not as it was when it was sealed.
+        StoreError: it cannot be read.
+    """
+    path = layout.bin(meta.segment_id)
+    log_file = read_log_file(files.read(path), name=str(path), dimension=None)
+    rows = rows_from(log_file.entries, log_file.spans)
+    if as_version_1(rows).tobytes() != meta.rows:
+        raise CorruptFile(f"{path}: was changed since its index was built")
+    meta = msgspec.structs.replace(meta, rows=rows.tobytes())
+    with suppress(StoreWriteFailed):  # then every start reads the .bin again
+        write_meta(files, layout.meta(meta.segment_id), header, meta)
+    return meta
 
 
 def write_index(files: LocalDisk, path: Path, index: VectorIndex) -> FileChecksum:

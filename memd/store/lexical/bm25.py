@@ -217,19 +217,23 @@ class LexicalQuery:
         self._clauses = self._clause_masses(text)
 
     def best(
-        self, k: int, wanted: Callable[[Sequence[int]], Container[int]] = lambda canonical_ids: canonical_ids
+        self,
+        k: int,
+        wanted: Callable[[Sequence[int]], Container[int]] = lambda canonical_ids: canonical_ids,
+        among: Sequence[int] | None = None,
     ) -> list[LexicalHit]:
         """Return the best `k` chunks by score; ties by canonical_id.
 
         Args:
             wanted: returns those of some chunks that may be among them.
+            among: the canonical_ids of all indexed chunks that may be, where these are few.
 
         Raises:
             CorruptFile: the index cannot be read.
         """
         if not self._terms or k < 1:
             return []
-        hits = {hit.canonical_id: hit for hit in self._best_indexed(k, wanted)}
+        hits = {hit.canonical_id: hit for hit in self._best_indexed(k, wanted, among)}
         fresh = {hit.canonical_id: hit for hit in self._fresh_hits(self._fresh)}
         kept = wanted(list(fresh))
         hits |= {canonical_id: hit for canonical_id, hit in fresh.items() if canonical_id in kept}
@@ -254,14 +258,19 @@ class LexicalQuery:
             hits += [hit for hit in self._search(self._postings, _any_of(rest), len(rest)) if hit.score > 0]
         return {hit.canonical_id: hit for hit in hits}
 
-    def _best_indexed(self, k: int, wanted: Callable[[Sequence[int]], Container[int]]) -> list[LexicalHit]:
-        if self._postings is None:
+    def _best_indexed(
+        self, k: int, wanted: Callable[[Sequence[int]], Container[int]], among: Sequence[int] | None
+    ) -> list[LexicalHit]:
+        if self._postings is None or (among is not None and not among):
             return []
         clauses = [
             (tantivy.Occur.Should, tantivy.Query.boost_query(_with_term(term.name), term.weight / term.idf))
             for term in self._terms
         ]
         query, limit = tantivy.Query.boolean_query(clauses), k * SLACK
+        if among is not None:
+            must = tantivy.Occur.Must
+            query = tantivy.Query.boolean_query([(must, query), (must, _any_of(among))])
         while True:
             found = self._search(self._postings, query, limit)
             kept = wanted([hit.canonical_id for hit in found])

@@ -7,9 +7,11 @@ and never stored.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import operator
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from msgspec import UNSET
@@ -17,8 +19,9 @@ from numpy.typing import NDArray
 
 from memd.entries import Entry, Status
 from memd.store.log.format import Span
+from memd.wanted import Wanted
 
-ROW = np.dtype(
+ROW_OF_VERSION_1 = np.dtype(
     [
         ("uuid_high", "<u8"),
         ("uuid_low", "<u8"),
@@ -33,7 +36,21 @@ ROW = np.dtype(
         ("is_ahead", "u1"),  # 1: of the clock, so that the time of the entry is in the record
     ]
 )
-"""One entry's columns, 56 bytes."""
+"""The first 56 bytes of a `ROW`: all that a `.meta` of version 1 has."""
+ROW = np.dtype(
+    [
+        *[(name, ROW_OF_VERSION_1[name]) for name in ROW_OF_VERSION_1.names or ()],
+        ("said_at", "<u8"),  # `Entry.said`
+        ("source_hash", "<u4"),  # BLAKE2b-32 of the source; 0: it has none
+        ("kind", "u1"),  # its place in `KINDS`
+        ("role_bits", "u1"),  # a bit for each of `ROLES` that speaks in it
+        ("reserved", "V2"),  # zeros
+    ]
+)
+"""One entry's columns, 72 bytes."""
+KINDS = ("", "turn", "note", "document")
+"""The first stands for any other."""
+ROLES = ("", "user", "assistant", "tool", "system", "developer", "function")
 
 Records = NDArray[np.void]
 """A structured array of `ROW`."""
@@ -73,6 +90,30 @@ def rows_from(entries: Sequence[Entry], spans: Sequence[Span]) -> Records:
     return np.array(list(map(_row, entries, spans)), dtype=ROW)
 
 
+def as_version_1(records: Records) -> Records:
+    """Return the part of these columns that every version has."""
+    return records[list(ROW_OF_VERSION_1.names or ())].astype(ROW_OF_VERSION_1)
+
+
+def may_be_wanted(records: Records, wanted: Wanted) -> Bits:
+    """Return a bit per row: False where the columns tell that the chunk is none of those wanted.
+
+    What they cannot tell (words, unusual kinds and roles, two sources with one hash) is told by the entry itself.
+    """
+    bits = np.ones(len(records), dtype=np.bool_)
+    if wanted.since is not None:
+        bits &= records["said_at"] >= max(0, wanted.since)
+    if wanted.until is not None:
+        bits &= records["said_at"] < max(0, wanted.until)
+    if wanted.kinds:
+        bits &= np.isin(records["kind"], [_place(KINDS, kind) for kind in wanted.kinds])
+    if wanted.roles:
+        bits &= (records["role_bits"] & np.uint8(_role_bits(wanted.roles))) != 0
+    if wanted.sources:
+        bits &= np.isin(records["source_hash"], [_source_hash(source) for source in wanted.sources])
+    return bits
+
+
 def superseded(records: Records) -> Bits:
     """Return a bit per row of a topic, in any order: True where the entry is Deprecated or its uuid has a newer one."""
     if not len(records):
@@ -87,7 +128,7 @@ def superseded(records: Records) -> Bits:
     return np.asarray(bits | (records["status"] == Status.DEPRECATED), dtype=np.bool_)
 
 
-def _row(entry: Entry, span: Span) -> tuple[int, ...]:
+def _row(entry: Entry, span: Span) -> tuple[int | bytes, ...]:
     return (
         *_UUID_HALVES.unpack(entry.uuid),
         entry.canonical_id,
@@ -99,4 +140,25 @@ def _row(entry: Entry, span: Span) -> tuple[int, ...]:
         entry.utility_steps,
         len(entry.public_id),
         int(entry.appended_at is not UNSET),
+        max(0, entry.said),
+        _source_hash(entry.source),
+        _place(KINDS, entry.kind),
+        _role_bits(entry.roles),
+        b"",
     )
+
+
+def _place(names: Sequence[str], name: str) -> int:
+    return names.index(name) if name in names else 0
+
+
+def _role_bits(roles: Iterable[str]) -> int:
+    return functools.reduce(operator.or_, (1 << _place(ROLES, role) for role in roles), 0)
+
+
+@functools.lru_cache(maxsize=256)
+def _source_hash(source: str | None) -> int:
+    """Never 0 for a source."""
+    if source is None:
+        return 0
+    return int.from_bytes(hashlib.blake2b(source.encode(), digest_size=4).digest(), "little") or 1

@@ -42,10 +42,14 @@ from memd.entries import PUBLIC_ID_DIGITS_MIN, UTILITY_STEPS_MAX, UTILITY_STEPS_
 from memd.errors import CorruptFile, ForeignFile, StoreError
 from memd.store.log.range_crc import RangeChecksums, crc_of_words
 
-FORMAT_VERSION = 1
 MAGIC_LOG = b"memd.log"
 MAGIC_JOURNAL = b"memd.hot"
 MAGIC_META = b"memd.idx"
+FORMAT_VERSION = 2
+"""Of everything together; each kind of file has the version in which it changed last, so that an older memd reads all
+that it can: the log most of all."""
+META_VERSION = 2
+_VERSIONS = {MAGIC_LOG: 1, MAGIC_JOURNAL: 1, MAGIC_META: META_VERSION}
 
 HEADER_BYTES = 80
 FRAME_BYTES = 8
@@ -73,7 +77,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """The header of a file."""
 
     magic: bytes
-    version: int = FORMAT_VERSION
+    version: int = 1
     dimension: int
     flags: int = 0
     segment_id: int
@@ -152,9 +156,10 @@ def decode_header(data: bytes, *, magic: bytes, name: str) -> Header:
     found, version, dimension, flags, segment_id, fingerprint, topic = _HEADER.unpack(fields)
     if found != magic:
         raise ForeignFile(f"{name}: is a file of kind {found!r} where {magic!r} belongs; move it away")
-    if version > FORMAT_VERSION or flags:
+    newest = _VERSIONS.get(magic, FORMAT_VERSION)
+    if version > newest or flags:
         raise ForeignFile(
-            f"{name}: is of format {version} (flags {flags}), this memd reads up to {FORMAT_VERSION}; use a newer memd"
+            f"{name}: is of format {version} (flags {flags}), this memd reads up to {newest}; use a newer memd"
         )
     return Header(
         magic=found,

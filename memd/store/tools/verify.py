@@ -18,7 +18,7 @@ from memd.store.files import Files, check_file
 from memd.store.index.meta import read_merged_meta, read_segment_meta
 from memd.store.layout import TopicLayout, check_topic, segments_before, topic_ids_in
 from memd.store.lexical.stamp import STAMP_NAME, read_stamp
-from memd.store.log.columns import rows_from
+from memd.store.log.columns import as_version_1, rows_from
 from memd.store.log.extent import ahead_of_log
 from memd.store.log.format import MAGIC_JOURNAL, decode_header, scan_records
 from memd.store.log.journal import extent_in
@@ -131,7 +131,8 @@ class _Verification:
                         "damaged", layout.bin(number), f"bytes {start} to {end} were cut off; what they held is lost"
                     )
             rows = rows_from(log_file.entries, log_file.spans)
-            if meta.bin_crc != zlib.crc32(data) or meta.rows != rows.tobytes():
+            told = as_version_1(rows) if meta.is_of_version_1 else rows
+            if meta.bin_crc != zlib.crc32(data) or meta.rows != told.tobytes():
                 raise CorruptFile(f"{path}: does not agree with {layout.bin(number).name}, which was changed since")
             check_file(self._files, layout.hnsw(number), meta.checksum)
             self._count_file(layout.hnsw(number))

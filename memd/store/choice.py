@@ -1,0 +1,56 @@
+"""A choice among a topic's chunks, made before they are searched.
+
+Rule: in the snapshot of a choice other chunks do not count, so that no search of it has to look further for those that
+are wanted. It says "perhaps" where columns cannot tell (see `may_be_wanted`): who reads an entry asks the choice again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from memd.store.log.columns import Bits, may_be_wanted
+from memd.store.snapshot import SearchTimes, Snapshot
+from memd.store.views import SegmentView
+from memd.wanted import EVERYTHING, Wanted
+
+READ_AT_ONCE = 1_000
+
+
+def chosen(snapshot: Snapshot, wanted: Wanted) -> Snapshot:
+    """Return the snapshot in which only wanted chunks count, for searching it.
+
+    Reads columns alone, unless words are wanted: then the contents too of what the rest of the choice admits.
+    """
+    if wanted == EVERYTHING:
+        return snapshot
+    views = {
+        number: dataclasses.replace(view, dead=~_wanted_rows(snapshot, number, view, wanted))
+        for number, view in snapshot.views.items()
+    }
+    indexes = []
+    for view in snapshot.indexes:
+        dead = np.ones(len(view.dead), dtype=np.bool_)  # a view of the past has fewer rows than the index has labels
+        for number, start in zip(view.index.segment_ids, view.index.starts, strict=True):
+            dead[start : start + len(views[number].dead)] = views[number].dead
+        indexes.append(dataclasses.replace(view, dead=dead, is_choice=True))
+    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes, SearchTimes())
+
+
+def live_ids(snapshot: Snapshot) -> list[int]:
+    """Return the canonical_ids of the entries that count."""
+    return [one for view in snapshot.views.values() for one in view.rows["canonical_id"][~view.dead].tolist()]
+
+
+def _wanted_rows(snapshot: Snapshot, number: int, view: SegmentView, wanted: Wanted) -> Bits:
+    bits: Bits = ~view.dead & may_be_wanted(view.rows, wanted)
+    if wanted.contains:
+        rows = np.flatnonzero(bits)
+        for start in range(0, len(rows), READ_AT_ONCE):
+            places = [(number, row) for row in rows[start : start + READ_AT_ONCE].tolist()]
+            entries = snapshot.read_many(places)
+            bits[[row for _, row in places]] = [
+                place in entries and wanted.admits_entry(entries[place]) for place in places
+            ]
+    return bits

@@ -1,0 +1,196 @@
+"""A choice of chunks is made before they are searched: a narrow one over a large topic finds the best of what it admits."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from drafts import unit_vector, uuid_of
+from golden_files import GOLDEN, TOPIC, opened
+from numpy.typing import NDArray
+
+from memd.embedding.encoder import Encoder
+from memd.entries import Draft, Entry, Moment, WallTime
+from memd.errors import DiskFull
+from memd.recall.retrieve import Budget, Filters, Retriever
+from memd.settings.model import RetrievalSettings
+from memd.store.choice import chosen, live_ids
+from memd.store.disk import DiskFiles
+from memd.store.index.meta import read_segment_meta
+from memd.store.layout import TopicLayout
+from memd.store.store import Store, TopicLog
+from memd.store.tools.verify import verify
+from memd.wanted import EVERYTHING, Wanted
+
+DIMENSION = 16
+CHUNKS = 20_000
+SEGMENT = 5_000
+START = 1_700_000_000_000_000
+MINUTE_US = 60_000_000
+QUESTION = "Which bicycle did the mayor buy at the market?"
+IN_WEEK = frozenset(range(7_000, 22_000, 500)) & frozenset(range(CHUNKS)) | {11, 4_999, 19_999, 5_000}
+WEEK = Wanted(since=1, until=100)
+
+
+class OneVector:
+    """An embedder for which every question is the same."""
+
+    fingerprint = "f" * 32
+    dimension = DIMENSION
+
+    def embed_query(self, text: str) -> NDArray[np.float32]:
+        return unit_vector("question", DIMENSION)[np.newaxis]
+
+    def close(self) -> None:
+        pass
+
+
+def text_of(number: int) -> str:
+    """Those outside of the week have more of the question's words."""
+    bought = "bought at the market by the mayor" if number not in IN_WEEK else f"seen in the year {number}"
+    return f"A bicycle was {bought}, it is number {number}{' of plum' if number % 400 == 3 else ''}."
+
+
+def draft(number: int) -> Draft:
+    """Those outside of the week are nearer to the question, too."""
+    toward = 0.2 if number in IN_WEEK else 3.0
+    vector = unit_vector(number, DIMENSION) + toward * unit_vector("question", DIMENSION)
+    return Draft(
+        uuid=uuid_of(number),
+        content=text_of(number),
+        vector=(vector / np.linalg.norm(vector)).astype("<f4").tobytes(),
+        created_at=START,
+        said_at=number % 97 + 1 if number in IN_WEEK else START + number * MINUTE_US,
+        roles=("user",) if number % 3 else ("user", "assistant", "narrator"),
+        kind=("turn", "note", "note", "diary")[number % 4],
+        source=f"folder/{number % 50}.md" if number % 4 else None,
+        speakers=(),
+    )
+
+
+@pytest.fixture(scope="module")
+def topic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TopicLog]:
+    """Four sealed segments, two of them merged, and some chunks beside them."""
+    path = tmp_path_factory.mktemp("choice")
+    store = Store.open(path, dimension=DIMENSION, fingerprint="f" * 32, segment_entries_max=SEGMENT)
+    topic = store.topic("default")
+    for start in range(0, CHUNKS, SEGMENT):
+        topic.append([draft(number) for number in range(start, start + SEGMENT)])
+    for segment_id in topic.unsealed():
+        topic.seal(segment_id)
+    topic.merge((1, 2))
+    praised = [topic.snapshot().history(uuid_of(number))[0] for number in (4_999, 8_000)]
+    topic.append([msgspec.structs.replace(one.as_draft(), utility_steps=3) for one in praised])
+    topic.append([draft(CHUNKS + number) for number in range(10)])
+    topic.index_terms()
+    yield topic
+    store.close()
+
+
+CHOICES = {
+    "the week": WEEK,
+    "the week, by role": Wanted(since=1, until=100, roles=("assistant",)),
+    "a kind that half have": Wanted(kinds=("note",)),
+    "a kind of its own": Wanted(kinds=("diary",)),
+    "a role of its own": Wanted(roles=("narrator",)),
+    "two sources": Wanted(sources=("folder/3.md", "folder/7.md")),
+    "words": Wanted(contains="OF PLUM"),
+    "words of a source": Wanted(sources=("folder/3.md",), contains="plum"),
+    "nearly all": Wanted(since=START),
+    "nothing": Wanted(since=5 * START),
+}
+
+
+@pytest.fixture(scope="module")
+def entries(topic: TopicLog) -> list[Entry]:
+    """Of all live chunks."""
+    snapshot = topic.snapshot()
+    return list(snapshot.read_many(place for place in snapshot.latest_places() if snapshot.is_live(place)).values())
+
+
+def admitted(entries: list[Entry], wanted: Wanted) -> dict[bytes, float]:
+    """The chunks that a choice admits, with their scores, by looking at all."""
+    question = unit_vector("question", DIMENSION)
+    found = [entry for entry in entries if wanted.admits_entry(entry)]
+    return {entry.uuid: max(0.0, float(entry.embedding @ question)) * entry.multiplier for entry in found}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_choice_counts_what_it_admits_and_finds_the_best_of_it(
+    topic: TopicLog, entries: list[Entry], name: str
+) -> None:
+    snapshot, wanted = topic.snapshot(), CHOICES[name]
+    expected = admitted(entries, wanted)
+    choice = chosen(snapshot, wanted)
+    assert choice.live_count == len(live_ids(choice)) == len(expected)
+    hits = choice.search(unit_vector("question", DIMENSION)[np.newaxis], 10)
+    best = sorted(expected.values(), reverse=True)[:10]
+    np.testing.assert_allclose([hit.score for hit in hits], best, atol=2e-6)
+    queries = np.stack([unit_vector("question", DIMENSION), unit_vector("other", DIMENSION)])
+    both = {choice.entry(hit).uuid for hit in choice.search(queries, 10)}
+    assert len(both) == min(10, len(expected))
+
+
+def test_a_choice_of_everything_is_the_topic_itself(topic: TopicLog) -> None:
+    assert chosen(topic.snapshot(), EVERYTHING) is topic.snapshot()
+
+
+@pytest.mark.parametrize(("lexical_weight", "past"), [(0.0, False), (0.5, False), (1.0, False), (0.5, True)])
+async def test_a_question_about_a_week_of_a_large_topic_finds_the_best_of_that_week(
+    topic: TopicLog, entries: list[Entry], lexical_weight: float, past: bool
+) -> None:
+    settings = RetrievalSettings(lexical_weight=lexical_weight, min_score=0.01, neighbour_weight=0.0)
+    encoder = Encoder(OneVector())  # type: ignore[arg-type]  # the part of it that recall uses
+    retriever = Retriever(encoder, settings, header="", dates=False, count=lambda text: len(text.split()))
+    try:
+        topics = await retriever.as_of([topic], WallTime(2**52)) if past else [topic]
+        asked = Filters(wanted=WEEK, relevant_only=False)
+        found = await retriever.retrieve(QUESTION, topics, Budget(10_000), asked)
+    finally:
+        retriever.close()
+        encoder.close()
+    uuids = [one.candidate.entry.uuid for one in found.candidates]
+    expected = admitted(entries, WEEK)
+    weakest = sum(score < 0.01 for score in expected.values()) if lexical_weight == 0 else 0
+    assert set(uuids) <= {uuid_of(number) for number in IN_WEEK} and len(uuids) >= len(IN_WEEK) - weakest
+    if lexical_weight == 0:
+        assert uuids[0] == max(expected, key=lambda uuid: expected[uuid])
+
+
+def test_an_old_log_gets_its_columns_once_and_is_whole_before_and_after(tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    shutil.copytree(GOLDEN / "v1", tmp_path / "old")
+    shutil.copytree(GOLDEN / "v2", new)
+    layout = TopicLayout(tmp_path / "old", TOPIC)
+    _, before = read_segment_meta(DiskFiles(), layout, 1)
+    assert before.is_of_version_1 and verify(tmp_path / "old", DiskFiles()).ok
+    store = opened(tmp_path / "old")
+    assert chosen(store.topic(TOPIC).snapshot(), Wanted(kinds=("note",))).live_count == 1
+    store.close()
+    for number in (1, 2):
+        _, after = read_segment_meta(DiskFiles(), layout, number)
+        assert after == read_segment_meta(DiskFiles(), TopicLayout(new, TOPIC), number)[1]
+    assert verify(tmp_path / "old", DiskFiles()).ok
+
+
+def test_an_old_log_on_a_disk_that_refuses_is_read_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(GOLDEN / "v1", tmp_path / "old")
+    layout = TopicLayout(tmp_path / "old", TOPIC)
+    old = layout.meta(1).read_bytes()
+    monkeypatch.setattr("memd.store.index.sealing.write_meta", _refuse)
+    store = opened(tmp_path / "old")
+    topic = store.topic(TOPIC)
+    assert topic.findings == [] and topic.unsealed() == []
+    assert chosen(topic.snapshot(), Wanted(until=Moment(2**60))).live_count == topic.snapshot().live_count
+    store.close()
+    assert layout.meta(1).read_bytes() == old
+
+
+def _refuse(*_: object) -> None:
+    raise DiskFull("the disk is full")
