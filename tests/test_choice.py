@@ -1,4 +1,4 @@
-"""A choice of chunks is made before they are searched: a narrow one over a large topic finds the best of what it admits."""
+"""A choice of chunks is made before they are searched: a narrow one over a large topic finds the best of its own."""
 
 from __future__ import annotations
 

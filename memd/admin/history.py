@@ -14,7 +14,7 @@ from memd.entries import Entry, Status
 from memd.errors import BadQuestion, NotFound, StoreError
 from memd.recall.corrections import STEPS, replacement_of
 from memd.recall.ranking import stream_of
-from memd.store.log.columns import uuid_bytes
+from memd.store.log.columns import may_be_wanted, uuid_bytes
 from memd.store.order import id_before
 from memd.store.pending import UnstoredText
 from memd.store.snapshot import Place
@@ -100,7 +100,7 @@ def chunks_page(
     Args:
         gone_too: include chunks that were taken out.
     """
-    merged = heapq.merge(*(_ids(one, before) for one in snapshots), key=lambda found: -found[0])
+    merged = heapq.merge(*(_ids(one, before, wanted) for one in snapshots), key=lambda found: -found[0])
     events: list[LogEvent] = []
     read = 0
     for canonical_id, snapshot, place in merged:
@@ -316,9 +316,12 @@ def _fingerprint(snapshot: Snapshot, place: Place) -> str:
     return snapshot.views[place[0]].segment.header.fingerprint
 
 
-def _ids(snapshot: Snapshot, before: int | None) -> Iterator[tuple[int, Snapshot, Place]]:
+def _ids(snapshot: Snapshot, before: int | None, wanted: Wanted = EVERYTHING) -> Iterator[tuple[int, Snapshot, Place]]:
+    """The entries that may be wanted, newest first."""
+    bits = {number: may_be_wanted(view.rows, wanted) for number, view in snapshot.views.items()}
     for place in snapshot.latest_places(None if before is None else id_before(snapshot, before)):
-        yield _canonical_id(snapshot, place), snapshot, place
+        if bits[place[0]][place[1]]:
+            yield _canonical_id(snapshot, place), snapshot, place
 
 
 def _canonical_id(snapshot: Snapshot, place: Place) -> int:

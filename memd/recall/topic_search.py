@@ -41,7 +41,7 @@ PENDING_SEGMENT = -1
 """In the places of chunks that are not stored yet; the row is their number."""
 SUPERSEDED_MAX = 64
 """Corrected chunks that are looked up for one question."""
-AMONG_MAX = 2_000
+AMONG_MAX = 1_000
 """If no more chunks are wanted, words are searched among these alone."""
 _NO_WORDS = LexicalHit(0, 0.0, 0.0, False)
 
