@@ -137,9 +137,9 @@ class SealedIndex:
             )
 
     @property
-    def starts(self) -> list[int]:
+    def starts(self) -> Rows:
         """The first label of each segment."""
-        return self._starts[:-1].tolist()
+        return self._starts[:-1]
 
     def search(self, queries: Floats, k: int, dead: Bits, *, is_choice: bool = False) -> list[Candidates]:
         """Return chunks that include the best `k` by score, of those that counted when `dead` was `self.dead`.
