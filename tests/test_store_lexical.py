@@ -15,8 +15,10 @@ from drafts import adjusted, deprecated, draft, open_store, seal_all, unit_vecto
 
 from memd.entries import Draft
 from memd.store.disk import DiskFiles
+from memd.store.lexical.analyzer import analyze
 from memd.store.lexical.bm25 import LexicalHit, _with_term
 from memd.store.lexical.index import FRESH_ENTRIES_MAX
+from memd.store.lexical.stamp import FORMAT
 from memd.store.store import Store, TopicLog
 from memd.store.tools.backup import backup
 from memd.store.tools.verify import verify
@@ -118,6 +120,63 @@ def test_other_languages_are_found_by_plain_tokens_or_by_their_characters(
     tmp_path: Path, text: str, query: str
 ) -> None:
     assert found(filled(tmp_path, {"text": text}).topic("talk"), query) == [text]
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("Gestern habe ich zwei rote Fahrräder für die Kinder gekauft.", "Welche Farbe hatte das Fahrrad?"),
+        ("Herr Mueller hat gestern die Straße vor unserem Haus gesperrt.", "Was sagte Müller?"),
+        ("Nos chiens s'appellent Milou et Rex, ils dorment dans la cuisine.", "Et le chien ?"),
+        ("Ayer compramos dos bicicletas rojas para los niños.", "¿De qué color era la bicicleta?"),
+        ("Wczoraj kupiliśmy dwa czerwone rowery dla dzieci.", "Jakiego koloru był rower?"),
+        ("Вчера мы купили детям два красных велосипеда.", "Какого цвета был велосипед?"),
+        ("Eilen ostimme lapsille kaksi punaista polkupyörää.", "Minkä värinen polkupyörä oli?"),
+        ("Tegnap két piros biciklit vettünk a gyerekeknek.", "Milyen színű volt a bicikli?"),
+        ("Χθες αγοράσαμε δύο κόκκινα ποδήλατα για τα παιδιά.", "Τι χρώμα είχε το ποδήλατο;"),
+        ("कल हमने बच्चों के लिए दो लाल साइकिलें खरीदीं।", "साइकिल कहाँ"),
+        ("أعيد تشغيل الخادم ليلا لأن الأقراص تعطلت.", "متى الخادم؟"),
+    ],
+)
+def test_words_of_other_languages_are_found_in_every_form(tmp_path: Path, text: str, query: str) -> None:
+    """In a topic of several languages, and before the index has them."""
+    texts = {"text": text, "other": "Der Schlüssel liegt unter der Fußmatte, und die Tür ist immer offen."}
+    assert found(filled(tmp_path, texts).topic("talk"), query)[0] == text
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("We met at the Café Zoë.", "cafe zoe"),
+        ("We met at the Cafe Zoe.", "Café Zoë"),
+        ("Самолёт вылетает в шесть.", "самолет"),
+        ("İstanbul'da buluştuk.", "istanbul"),
+        ("ＡＰＩ　ｋｅｙ", "api key"),
+        ("المكسّرات في المطبـــخ", "المكسرات"),
+        ("المكسّرات في المطبـــخ", "المطبخ"),
+        ("Łódź", "lodz"),
+    ],
+)
+def test_accents_and_other_differences_of_writing_do_not_count(tmp_path: Path, text: str, query: str) -> None:
+    assert found(filled(tmp_path, {"text": text}).topic("talk"), query) == [text]
+
+
+def test_an_index_whose_terms_were_made_in_another_way_is_rebuilt(tmp_path: Path) -> None:
+    text = "Gestern habe ich zwei rote Fahrräder für die Kinder gekauft."
+    store = filled(tmp_path, {"text": text})
+    store.topic("talk").index_terms()
+    store.close()
+    stamp = tmp_path / "talk" / "lexical" / "stamp.json"
+    stamp.write_text(stamp.read_text().replace(f'"format":{FORMAT}', f'"format":{FORMAT - 1}'))
+    topic = open_store(None, tmp_path).topic("talk")
+    assert topic.has_unindexed_terms
+    assert found(topic, "Fahrrad") == [text]
+
+
+def test_texts_in_english_need_no_detector(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memd.store.lexical.languages._detector", lambda: pytest.fail("loaded"))
+    for text in ("", "1 2 3", IDENTIFIERS["error"], "Where did you put the keys of the car?"):
+        assert not any(term.startswith("\0") for term in analyze(text))
 
 
 def test_a_question_without_a_word_that_says_anything_finds_nothing(tmp_path: Path) -> None:

