@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -109,11 +110,11 @@ TALK = (
 UTILITY_STEPS = (0, 0, 3, -2, 0, 1)
 
 
-async def asked(topic: TopicLog, question: str, **settings: float) -> Retrieved:
+async def asked(topic: TopicLog, question: str, filters: Filters | None = None, /, **settings: float) -> Retrieved:
     encoder = Encoder(load_embedder(EmbeddingSettings()))
     retriever = retriever_of(encoder, RetrievalSettings(**settings))  # type: ignore[arg-type]  # numbers of both kinds
     try:
-        return await retriever.retrieve(question, [topic], BUDGET)
+        return await retriever.retrieve(question, [topic], BUDGET, filters)
     finally:
         retriever.close()
         encoder.close()
@@ -218,8 +219,22 @@ async def test_what_is_relevant_is_the_same_whether_the_rest_is_wanted_too_or_no
     assert Verdict.WEAK in verdicts(explained).values()
 
 
+@pytest.fixture
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many chunks were searched for, search after search."""
+    numbers: list[int] = []
+    evidence = TopicSearch.evidence
+
+    def counted(search: TopicSearch, k: int, *rest: RetrievalSettings, first: int) -> object:
+        numbers.append(k)
+        return evidence(search, k, *rest, first=first)
+
+    monkeypatch.setattr(TopicSearch, "evidence", counted)
+    return numbers
+
+
 async def test_where_all_that_is_strong_is_in_the_prompt_nothing_further_is_searched(
-    tmp_path: Path, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, embedder: Embedder, asked_for: list[int]
 ) -> None:
     store = Store.open(
         tmp_path, dimension=embedder.dimension, fingerprint=embedder.fingerprint, segment_entries_max=1000
@@ -234,19 +249,69 @@ async def test_where_all_that_is_strong_is_in_the_prompt_nothing_further_is_sear
     ]
     topic.append([seen, *weak])
     topic.index_terms()
-    asked_for: list[int] = []
-    evidence = TopicSearch.evidence
-
-    def counted(search: TopicSearch, k: int, *rest: RetrievalSettings, first: int) -> object:
-        asked_for.append(k)
-        return evidence(search, k, *rest, first=first)
-
-    monkeypatch.setattr(TopicSearch, "evidence", counted)
     try:
         found = await answered([topic], "Where hangs the spare key?", Filters(visible_digests={b"d" * 16}))
     finally:
         store.close()
     assert found.shown == () and asked_for == [RetrievalSettings().top_k]
+
+
+async def test_what_is_in_the_prompt_takes_no_places_and_a_search_goes_further_by_as_many(
+    tmp_path: Path, embedder: Embedder, asked_for: list[int]
+) -> None:
+    store = Store.open(
+        tmp_path, dimension=embedder.dimension, fingerprint=embedder.fingerprint, segment_entries_max=100
+    )
+    topic = store.topic("default")
+    drafts = [_draft(embedder, number, f"The spare key number {number} hangs there.") for number in range(14)]
+    seen = [msgspec.structs.replace(one, digests=(b"d" * 16,)) for one in drafts[:12]]
+    topic.append([*seen, *drafts[12:]])
+    filters = Filters(visible_digests={b"d" * 16})
+    plain = {"min_score": 0.0, "lexical_weight": 0.0, "neighbour_weight": 0.0}
+    try:
+        found = await asked(topic, "Where hangs spare key number 3?", filters, top_k=2, **plain)
+    finally:
+        store.close()
+    assert len(found.shown) == 2 and asked_for == [2, 4, 8, 16]
+
+
+class Waiting:
+    """An embedder whose vectors come only after words were looked up."""
+
+    fingerprint = "f" * 32
+
+    def __init__(self, embedder: Embedder) -> None:
+        self.fingerprint = embedder.fingerprint
+        self.looked_up = threading.Event()
+        self._embedder = embedder
+
+    def embed_query(self, text: str) -> NDArray[np.float32]:
+        assert self.looked_up.wait(20), "words wait for the vectors"
+        return self._embedder.embed_query(text)
+
+    def close(self) -> None:
+        pass
+
+
+async def test_words_are_looked_up_while_the_question_is_embedded(
+    topic: TopicLog, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = Waiting(embedder)
+    look_up = TopicSearch.look_up_words
+
+    def looked_up(search: TopicSearch, k: int) -> None:
+        look_up(search, k)
+        waiting.looked_up.set()
+
+    monkeypatch.setattr(TopicSearch, "look_up_words", looked_up)
+    encoder = Encoder(waiting)  # type: ignore[arg-type]  # the part of it that recall uses
+    retriever = retriever_of(encoder, RetrievalSettings())
+    try:
+        found = await retriever.retrieve("Who paints the boat house?", [topic], BUDGET)
+    finally:
+        retriever.close()
+        encoder.close()
+    assert found.trouble is None and found.shown
 
 
 async def test_a_budget_is_in_the_model_s_tokens(topic: TopicLog) -> None:

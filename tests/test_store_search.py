@@ -129,6 +129,15 @@ def test_an_index_that_falls_into_islands_still_finds_everything() -> None:
     assert cosines[:500].tolist() == [1.0] * 500
 
 
+def test_a_search_finds_the_same_before_and_after_a_wider_one() -> None:
+    matrix = np.stack([unit_vector(number, DIMENSION) for number in range(3000)])
+    index = VectorIndex.build(matrix, np.arange(3000))
+    queries = [unit_vector(9000 + number, DIMENSION)[None] for number in range(50)]
+    before = [index.search(query, 10)[0].tolist() for query in queries]
+    index.search(queries[0], 2000)
+    assert [index.search(query, 10)[0].tolist() for query in queries] == before
+
+
 def test_the_same_vectors_give_the_same_index_file() -> None:
     matrix = np.stack([unit_vector(number, DIMENSION) for number in range(300)])
     images = []

@@ -21,7 +21,8 @@ from memd.admin.topics import NamedTopics
 from memd.errors import NotFound
 from memd.ingest.unstored import BufferedText
 from memd.recall.explained import SearchAnswer, search_answer
-from memd.recall.retrieve import Budget, Filters, Retriever, Searchable
+from memd.recall.retrieve import Budget, Filters, Retriever
+from memd.recall.topic_search import Searchable
 from memd.store.disk import LocalDisk
 from memd.store.store import Snapshot
 from memd.store.tools.export import export as export_log

@@ -11,10 +11,10 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,12 +28,11 @@ from memd.recall.echoes import missing_sources, shown_to, without_echoes
 from memd.recall.fusion import Evidence, Parts, fuse
 from memd.recall.ranking import Candidate, Judged, Ranked, Selection, is_visible, rank, select
 from memd.recall.times import TimedQuestion
-from memd.recall.topic_search import Pending, TopicSearch
+from memd.recall.topic_search import NO_QUERIES, Pending, Searchable, TopicSearch, search_by_words
 from memd.settings.model import RetrievalSettings
 from memd.store.as_of import TopicAsOf
-from memd.store.lexical.bm25 import ChunkTerms, LexicalQuery
 from memd.store.pending import UnstoredText
-from memd.store.store import Hit, Snapshot, TopicLog
+from memd.store.store import Hit, TopicLog
 from memd.wanted import EVERYTHING, Wanted
 from memd.wording import unsearched
 
@@ -46,24 +45,6 @@ EXPLAINED_TOP_KS = 2
 CUTTING_SHARE = 0.5
 """Of the time that a request waits: what is not cut into chunks by then is not searched, but all else is, and requests
 for other topics get their turn."""
-
-
-class Searchable(Protocol):
-    """A topic that can be searched: a live log, or a topic as of an earlier time."""
-
-    @property
-    def topic_id(self) -> str:
-        """The topic."""
-
-    def snapshot(self) -> Snapshot:
-        """Its present content."""
-
-    def unstored(self) -> UnstoredText:
-        """Return the text that was said and is not in its log yet; asked on the event loop."""
-
-    def lexical_query(self, text: str, pending: Mapping[int, ChunkTerms] | None = None) -> LexicalQuery:
-        """Prepare a search for `text` in the lexical index and in pending chunks (canonical_id → terms); raises
-        StoreError if the index cannot be searched."""
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -152,6 +133,7 @@ class Retriever:
         self._now_us = now_us
         self._day_tokens = lru_cache(maxsize=4096)(lambda line: count(line + "\n"))
         self._searches = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-search")
+        self._words = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-words")
         self._loads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-load")
         self._loading: dict[TopicLog, asyncio.Future[None]] = {}
 
@@ -206,6 +188,7 @@ class Retriever:
     def close(self) -> None:
         """End the threads."""
         self._searches.shutdown(wait=True, cancel_futures=True)
+        self._words.shutdown(wait=True, cancel_futures=True)
         self._loads.shutdown(wait=True, cancel_futures=True)
 
     def _loaded(self, topic: TopicLog, done: asyncio.Future[None]) -> None:
@@ -213,7 +196,8 @@ class Retriever:
         if not done.cancelled() and (error := done.exception()) is not None:
             log.error("indexes cannot be loaded", extra={"topic": topic.topic_id, "error": error})
 
-    # -- in a search thread: all of it in one, as each change of threads costs the request a wait --------------------
+    # -- in a search thread, as each change of threads costs the request a wait; but for words, which another looks up
+    # while this one embeds: there are two cores at least, and neither needs what the other finds ---------------------
 
     def _retrieved(
         self,
@@ -224,16 +208,16 @@ class Retriever:
         filters: Filters,
     ) -> Retrieved:
         times = [time.perf_counter()]
+        until = None if budget.seconds is None else time.monotonic() + CUTTING_SHARE * budget.seconds
+        asked = TimedQuestion.of(question, self._now_us(), self._settings.time_weight)
+        words = self._words.submit(self._searches_by_words, asked, topics, unstored, filters, until)
         queries, trouble = self._embedded(question)
         times.append(time.perf_counter())
-        until = None if budget.seconds is None else time.monotonic() + CUTTING_SHARE * budget.seconds
-        # Pending chunks come first: one that is stored meanwhile is then in both, and not in neither.
-        pending = [Pending(one.chunks(but=filters.visible_digests, until=until)) for one in unstored]
-        is_partial = until is not None and time.monotonic() > until
-        searches = [self._search(question, queries, *one, filters.wanted) for one in zip(topics, pending, strict=True)]
+        searches, is_partial = words.result()
+        for search in searches:
+            search.by_meaning(queries)
         if trouble is not None and not any(search.has_words for search in searches):
             raise trouble
-        asked = TimedQuestion.of(question, self._now_us(), self._settings.time_weight)
         ranked = self._ranked(asked, searches, filters)
         times.append(time.perf_counter())
         header = block.heading(self._header, self._now_us() if self._dates else None)
@@ -263,7 +247,7 @@ class Retriever:
         try:
             return np.concatenate([self._encoder.embed_query(part) for part in embedded_texts(question)]), None
         except EmbeddingError as error:
-            return np.empty((0, 0), np.float32), error
+            return NO_QUERIES, error
 
     def _note(self, searches: Sequence[TopicSearch], trouble: EmbeddingError | None) -> str | None:
         notes = [] if trouble is None else [f"Searched by words alone: {trouble}."]
@@ -276,21 +260,21 @@ class Retriever:
             notes.append(f"Searched by meaning alone: {', '.join(wordless)}.")
         return " ".join(notes) or None
 
-    def _search(
-        self, question: str, queries: NDArray[np.float32], topic: Searchable, pending: Pending, wanted: Wanted
-    ) -> TopicSearch:
-        snapshot = topic.snapshot()
-        pending.keep(lambda entry: wanted.admits_entry(entry) and not snapshot.knows(entry.uuid))
-        return TopicSearch(snapshot, queries, self._words(topic, question, pending), pending, wanted)
-
-    def _words(self, topic: Searchable, question: str, pending: Pending) -> LexicalQuery | None:
-        if not self._settings.lexical_weight:
-            return None
-        try:
-            return topic.lexical_query(question, pending.terms)
-        except StoreError as error:
-            log.error("searched without its words", extra={"topic": topic.topic_id, "error": error})
-            return None
+    def _searches_by_words(
+        self,
+        asked: TimedQuestion,
+        topics: Sequence[Searchable],
+        unstored: Sequence[UnstoredText],
+        filters: Filters,
+        until: float | None,
+    ) -> tuple[list[TopicSearch], bool]:
+        """The searches of all topics, words looked up; and whether time was too short to cut all that is unstored."""
+        # Pending chunks come first: one that is stored meanwhile is then in both, and not in neither.
+        pending = [Pending(one.chunks(but=filters.visible_digests, until=until)) for one in unstored]
+        is_partial = until is not None and time.monotonic() > until
+        pairs = zip(topics, pending, strict=True)
+        k = self._settings.top_k * asked.reach if self._settings.lexical_weight else 0
+        return [search_by_words(*pair, asked.text, k, filters.wanted) for pair in pairs], is_partial
 
     def _ranked(self, question: TimedQuestion, searches: Sequence[TopicSearch], filters: Filters) -> list[Ranked]:
         """The candidates of all topics, best first; the first of `searches` is the request's own topic."""
@@ -313,7 +297,7 @@ class Retriever:
             )
             if len(relevant) >= settings.top_k or len(relevant) == seen or is_exhausted:
                 break
-            k *= 4
+            k += max(seen - len(relevant), k // 2)
         if filters.relevant_only:
             return relevant
         ranked = self._rank(question, _read(hits, own, (), filters.wanted, len(hits))[0], searches, filters)

@@ -11,6 +11,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from memd.recall.ranking import stream_of
 from memd.settings.model import RetrievalSettings
 from memd.store.choice import chosen, live_ids
 from memd.store.lexical.bm25 import ChunkTerms, LexicalHit, LexicalQuery
-from memd.store.pending import PendingChunk
+from memd.store.pending import PendingChunk, UnstoredText
 from memd.store.snapshot import Place
 from memd.store.store import Hit, Snapshot
 from memd.wanted import EVERYTHING, Wanted
@@ -43,7 +44,26 @@ SUPERSEDED_MAX = 64
 """Corrected chunks that are looked up for one question."""
 AMONG_MAX = 1_000
 """If no more chunks are wanted, words are searched among these alone."""
+NO_QUERIES: NDArray[np.float32] = np.empty((0, 0), np.float32)
 _NO_WORDS = LexicalHit(0, 0.0, 0.0, False)
+
+
+class Searchable(Protocol):
+    """A topic that can be searched: a live log, or a topic as of an earlier time."""
+
+    @property
+    def topic_id(self) -> str:
+        """The topic."""
+
+    def snapshot(self) -> Snapshot:
+        """Its present content."""
+
+    def unstored(self) -> UnstoredText:
+        """Return the text that was said and is not in its log yet; asked on the event loop."""
+
+    def lexical_query(self, text: str, pending: Mapping[int, ChunkTerms] | None = None) -> LexicalQuery:
+        """Prepare a search for `text` in the lexical index and in pending chunks (canonical_id → terms); raises
+        StoreError if the index cannot be searched."""
 
 
 class Pending:
@@ -103,7 +123,7 @@ class TopicSearch:
     ) -> None:
         """
         Args:
-            queries: float32 of shape (q, dimension); without a row: search by words only.
+            queries: float32 of shape (q, dimension); without a row: search by words only. See `by_meaning`.
             words: the same question as a lexical query; None: search by meaning only.
             wanted: the chunks that may be candidates.
         """
@@ -116,7 +136,18 @@ class TopicSearch:
         self._queries = queries
         self._words = words
         self._included: list[Place] = []
+        self._lexical: tuple[int, dict[Place, LexicalHit]] = 0, {}
+        self._dense: tuple[int, list[Hit]] = 0, []
+        self._hits: dict[Place, Hit] = {}
         self._entries: dict[Place, Entry] = {}  # read for this question: an entry is needed up to three times
+
+    def look_up_words(self, k: int) -> None:
+        """Do what `evidence` does with this `k` and what needs no vector of the question: it may not be known yet."""
+        self.read_ahead(place for place in self._best_by_words(k) if self._is_read_for_its_vector(place))
+
+    def by_meaning(self, queries: NDArray[np.float32]) -> None:
+        """Search by meaning too, before `evidence` is asked for."""
+        self._queries = queries
 
     def is_exhausted_by(self, strong: Iterable[Hit]) -> bool:
         """Whether a larger `k` would find nothing strong: what words find behind a weak chunk is weaker still."""
@@ -170,7 +201,9 @@ class TopicSearch:
 
         `first`: the position of this topic's first chunk among the evidence of all topics.
         """
-        dense = self._chosen.search(self._queries, k)
+        if self._dense[0] != k:
+            self._dense = k, self._chosen.search(self._queries, k)
+        dense = self._dense[1]
         hits = {(hit.segment, hit.row): hit for hit in dense}
         lexical = self._best_by_words(k)
         is_enough = len(lexical) < k or k >= LEXICAL_ROUNDS * settings.top_k
@@ -189,11 +222,17 @@ class TopicSearch:
         by_kind: dict[bool, list[Place]] = {True: [], False: []}
         for place in places:
             by_kind[place[0] == PENDING_SEGMENT].append(place)
-        stored = by_kind[False]
+        stored = [place for place in by_kind[False] if place not in self._hits]
         if not len(self._queries):
-            return self.snapshot.unscored_hits(stored) | self._pending.hits(by_kind[True])
-        self.read_ahead(place for place in stored if self.snapshot.is_indexed(place))
-        return self.snapshot.hits_at(self._queries, stored, self._entries) | self._pending.hits(by_kind[True])
+            self._hits |= self.snapshot.unscored_hits(stored)
+        else:
+            self.read_ahead(place for place in stored if self._is_read_for_its_vector(place))
+            self._hits |= self.snapshot.hits_at(self._queries, stored, self._entries)
+        known = {place: self._hits[place] for place in by_kind[False] if place in self._hits}
+        return known | self._pending.hits(by_kind[True])
+
+    def _is_read_for_its_vector(self, place: Place) -> bool:
+        return place[0] != PENDING_SEGMENT and self.snapshot.is_indexed(place)
 
     def _strongest(
         self, hits: dict[Place, Hit], words: Mapping[int, LexicalHit], settings: RetrievalSettings, count: int
@@ -228,6 +267,8 @@ class TopicSearch:
     def _best_by_words(self, k: int) -> dict[Place, LexicalHit]:
         if self._words is None:
             return {}
+        if self._lexical[0] == k:
+            return self._lexical[1]
         places: dict[int, Place] = {}
 
         def live(canonical_ids: Sequence[int]) -> dict[int, Place]:
@@ -238,7 +279,8 @@ class TopicSearch:
 
         try:
             among = live_ids(self._chosen) if self._is_few else None
-            return {places[one.canonical_id]: one for one in self._words.best(k, live, among)}
+            self._lexical = k, {places[one.canonical_id]: one for one in self._words.best(k, live, among)}
+            return self._lexical[1]
         except StoreError as error:
             log.error("searched without its words", extra={"topic": self.snapshot.topic_id, "error": error})
             self._words = None
@@ -250,6 +292,21 @@ class TopicSearch:
             return {}
         rest = [hit.canonical_id for hit in hits if hit.canonical_id not in known]
         return {**known, **self._words.hits_of(rest)}
+
+
+def search_by_words(topic: Searchable, pending: Pending, question: str, k: int, wanted: Wanted) -> TopicSearch:
+    """Begin a search whose `by_meaning` is to follow, with the best `k` by words; 0: without words."""
+    snapshot = topic.snapshot()
+    pending.keep(lambda entry: wanted.admits_entry(entry) and not snapshot.knows(entry.uuid))
+    words = None
+    if k:
+        try:
+            words = topic.lexical_query(question, pending.terms)
+        except StoreError as error:
+            log.error("searched without its words", extra={"topic": topic.topic_id, "error": error})
+    search = TopicSearch(snapshot, NO_QUERIES, words, pending, wanted)
+    search.look_up_words(k)
+    return search
 
 
 def _evidence(

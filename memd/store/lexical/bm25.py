@@ -229,6 +229,7 @@ class LexicalQuery:
         self._terms = sorted(weighed[:QUERY_TERMS_MAX])  # sorted: sums do not depend on the order of the query
         self._mass = sum(term.idf for term in self._terms)
         self._clauses = self._clause_masses(text)
+        self._hits: dict[int, LexicalHit] = {}  # a wider search finds the same chunks again
 
     def best(
         self,
@@ -336,6 +337,12 @@ class LexicalQuery:
         return [self._hit(canonical_id, terms) for canonical_id, terms in found.items()]
 
     def _hit(self, canonical_id: int, terms: ChunkTerms) -> LexicalHit:
+        known = self._hits.get(canonical_id)
+        if known is None:
+            known = self._hits[canonical_id] = self._matched(canonical_id, terms)
+        return known
+
+    def _matched(self, canonical_id: int, terms: ChunkTerms) -> LexicalHit:
         slowdown = K1 * (1 - B + B * terms.length / self._mean_terms)
         score = covered = 0.0
         has_exact = False
