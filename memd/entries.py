@@ -34,9 +34,7 @@ SHOWN_MAX = 64
 """Chunks that are noted as shown to one message; a full block has about thirty."""
 AHEAD_US = 1_000_000
 """Entries of one append are some microseconds ahead of the clock."""
-UTILITY_RATIO = 1.5
-UTILITY_STEPS_MIN = -4  # 1.5 ** -4 = 0.198: below the default min_score even for a perfect match, so invisible
-UTILITY_STEPS_MAX = 10  # 1.5 ** 10 = 57.7
+CORRECTION_STEPS_MAX = 10
 
 REDACTED_AS = "redacted_as"
 """The key of a type's `Meta.extra` that says how redaction treats its text: "name" (a pseudonym in place of a secret,
@@ -104,6 +102,8 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True):
     said_at: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
     """Microseconds since the epoch at which the first message of the chunk arrived, or the time that its import names;
     see `said`."""
+    action_steps: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+    """The steps that a Helpful or Unhelpful changed `utility_steps` by, where that is not one."""
     unknown: dict[str, Any] = {}
     """Fields that a newer version wrote and this one does not know: carried along unchanged."""
 
@@ -183,11 +183,6 @@ class Entry(ChunkState, frozen=True, kw_only=True):
         """The vector as a read-only array of shape `(dimension,)`; `(0,)` for a Deprecated entry."""
         return np.frombuffer(self.vector, dtype="<f4")
 
-    @property
-    def multiplier(self) -> float:
-        """The utility multiplier, `UTILITY_RATIO ** utility_steps`."""
-        return utility_multiplier(self.utility_steps)
-
 
 @lru_cache(maxsize=256)
 def speaker_name(name: str) -> str:
@@ -234,16 +229,8 @@ class Correction(msgspec.Struct, frozen=True):
     """Kept for audit, never interpreted."""
     content: str | None = None
     """Update only: becomes one new chunk that takes the place of those named."""
-
-
-def utility_multiplier(steps: int) -> float:
-    """The factor on a chunk's score after `steps` net Helpful corrections (negative: Unhelpful)."""
-    return float(UTILITY_RATIO**steps)
-
-
-def clamp_utility_steps(steps: int) -> int:
-    """`steps` within the bounds beyond which further praise or blame changes nothing."""
-    return max(UTILITY_STEPS_MIN, min(UTILITY_STEPS_MAX, steps))
+    steps: Annotated[int, Meta(ge=1, le=CORRECTION_STEPS_MAX)] = 1
+    """Helpful and Unhelpful only: counts as so many corrections, so that one pins a chunk, or hides it."""
 
 
 def checked_topic_id(topic_id: str) -> str:

@@ -250,6 +250,17 @@ def test_an_undo_goes_back_one_step_and_can_be_undone(told: DaemonProcess, admin
     assert chunk_of(admin, "PostgreSQL")["multiplier"] == pytest.approx(1.5**-2)
 
 
+def test_one_correction_of_several_steps_is_undone_as_one(told: DaemonProcess, admin: Admin) -> None:
+    chunk = chunk_of(admin, "PostgreSQL")
+    pin = {"topic_id": "work", "chunk_ids": [chunk["id"]], "action": "Helpful", "steps": 4}
+    last = admin.post("corrections", **pin)["applied"][0]
+    assert chunk_of(admin, "PostgreSQL")["multiplier"] == pytest.approx(1.5**4)
+    admin.post("undo", topic_id="work", canonical_id=last)
+    assert chunk_of(admin, "PostgreSQL")["multiplier"] == 1.0
+    assert admin.answer("corrections", pin | {"action": "Update"}).status == 400
+    assert admin.answer("corrections", pin | {"steps": 11}).status == 400
+
+
 def test_what_was_told_can_be_taken_out_and_brought_back(told: DaemonProcess, admin: Admin) -> None:
     chunk = chunk_of(admin, "PostgreSQL")
     out = admin.post("undo", topic_id="work", canonical_id=chunk["canonical_id"])["applied"][0]

@@ -116,7 +116,10 @@ def admitted(entries: list[Entry], wanted: Wanted) -> dict[bytes, float]:
     """The chunks that a choice admits, with their scores, by looking at all."""
     question = unit_vector("question", DIMENSION)
     found = [entry for entry in entries if wanted.admits_entry(entry)]
-    return {entry.uuid: max(0.0, float(entry.embedding @ question)) * entry.multiplier for entry in found}
+    return {
+        entry.uuid: max(0.0, float(entry.embedding @ question)) * DEFAULT_UTILITY.multiplier(entry.utility_steps)
+        for entry in found
+    }
 
 
 @pytest.mark.parametrize("name", CHOICES)

@@ -152,6 +152,19 @@ async def test_a_chunk_of_a_related_topic_is_adopted_and_its_home_stays_as_it_is
     assert (adopted.utility_steps, adopted.origin_id, home.present(entry)) == (2, entry.origin_id, entry)
 
 
+async def test_the_undo_of_several_steps_by_which_a_chunk_was_adopted_takes_all_of_them_back(
+    store: Store, log: Log
+) -> None:
+    home = Log(store.topic("home"), log.encoder)
+    entry = home.tell("the lamp is green")
+    home.show(entry)
+    log.shown, log.related["home"] = home.shown, home.topic
+    [pinned] = (await log.correct(Correction((entry.public_id,), "Helpful", "x", steps=7))).entries
+    assert log.present(entry).utility_steps == 7
+    await log.undo(pinned.canonical_id)
+    assert log.present(entry).utility_steps == 0
+
+
 async def test_what_another_model_embedded_is_embedded_anew_when_it_is_corrected(log: Log) -> None:
     entry = log.tell("the lamp is green")
     log.encoder.fingerprint = "a later model"

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from daemon_process import DaemonProcess
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess, ask
 
 from memd.store.tools.export_line import shown_text
 
@@ -31,7 +32,7 @@ def ids(out: dict[str, Any]) -> list[str]:
     return [chunk["id"] for chunk in out["injected_chunks"]]
 
 
-def correction(action: str, *chunk_ids: str, **more: str) -> dict[str, Any]:
+def correction(action: str, *chunk_ids: str, **more: Any) -> dict[str, Any]:
     return {"chunk_ids": list(chunk_ids), "action": action, "reason": "the test says so", **more}
 
 
@@ -64,6 +65,67 @@ def test_helpful_and_unhelpful_move_the_multiplier_and_cancel_exactly(daemon: Da
 def test_what_is_unhelpful_often_enough_is_not_shown_any_more(daemon: DaemonProcess, key_id: str) -> None:
     asked(daemon, "Well.", corrections=[correction("Unhelpful", key_id)] * 4)
     assert key_id not in ids(asked(daemon, WHERE + " Please."))
+
+
+def test_one_correction_of_several_steps_pins_a_chunk_and_its_opposite_lets_it_go(
+    daemon: DaemonProcess, key_id: str
+) -> None:
+    def live() -> dict[str, Any]:
+        return next(entry for entry in entries(daemon) if entry["id"] == key_id and entry["live"])
+
+    asked(daemon, "Important.", corrections=[correction("Helpful", key_id, steps=10)])
+    assert live()["utility_multiplier"] == 1.5**10 and live()["action_steps"] == 10
+    asked(daemon, "More than that.", corrections=[correction("Helpful", key_id, steps=3)])
+    assert live()["utility_multiplier"] == 1.5**10 and live()["action_steps"] == 0
+    asked(daemon, "Not any more.", corrections=[correction("Unhelpful", key_id, steps=10)])
+    assert live()["utility_multiplier"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "because"),
+    [
+        (correction("Helpful", "a3f9", steps=0), "steps"),
+        (correction("Unhelpful", "a3f9", steps=11), "steps"),
+        (correction("Helpful", "a3f9", steps="many"), "steps"),
+        (correction("Update", "a3f9", steps=2), "Helpful and Unhelpful"),
+    ],
+)
+def test_a_number_of_steps_that_makes_no_sense_is_refused_and_named(
+    daemon: DaemonProcess, wrong: dict[str, Any], because: str
+) -> None:
+    answer = daemon.chat([said("Well?")], memory_in={"corrections": [wrong]})
+    assert answer.headers["X-Memory-Status"] == "bad-memory-in"
+    assert "corrections[0].steps" in daemon.log.read_text() and because in daemon.log.read_text()
+
+
+def test_the_settings_say_what_a_step_weighs_and_from_where_on_it_changes_nothing(
+    make_daemon: MakeDaemon, llama: str
+) -> None:
+    def multiplier() -> float:
+        found = ask(f"{daemon.own_url}/memd/search?topic=default&q=deploy%20key").json["chunks"]
+        return next(float(chunk["multiplier"]) for chunk in found if KEY in chunk["content"])
+
+    daemon = make_daemon(llama, {"utility": {"step_ratio": 2, "max_helpful_steps": 3}}).start()
+    daemon.chat([said(KEY)])
+    daemon.wait_stored(KEY)
+    [chunk_id] = ids(asked(daemon, WHERE))
+    asked(daemon, "Important.", corrections=[correction("Helpful", chunk_id, steps=10)])
+    assert multiplier() == 8.0
+    daemon.config.write_text(
+        daemon.config.read_text().replace("step_ratio: 2", "step_ratio: 3").replace("steps: 3", "steps: 2")
+    )
+    daemon.restart()
+    assert multiplier() == 9.0, "what was corrected before counts as the settings say now"
+    asked(daemon, "Less.", corrections=[correction("Unhelpful", chunk_id)])
+    assert multiplier() == 3.0, "what is beyond the bound is not owed"
+
+
+def test_the_settings_say_from_which_fill_on_pressure_is_signalled(make_daemon: MakeDaemon, llama: str) -> None:
+    daemon = make_daemon(llama, {"injection": {"pressure_ratio": 0.01}}).start()
+    daemon.chat([said(KEY)])
+    daemon.wait_stored(KEY)
+    [signal] = asked(daemon, WHERE)["signals"]
+    assert signal["type"] == "context_pressure" and 0.01 < signal["fill_ratio"] < 0.8
 
 
 def test_an_update_without_content_takes_the_chunk_out_and_keeps_the_reason(daemon: DaemonProcess, key_id: str) -> None:

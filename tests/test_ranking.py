@@ -9,7 +9,7 @@ from candidates import candidate, entry
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.recall.ranking import PRESSURE_FROM, Candidate, Ranked, Verdict, is_visible, rank, select
+from memd.recall.ranking import Candidate, Ranked, Verdict, is_visible, rank, select
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
@@ -181,7 +181,6 @@ def test_the_fill_ratio_counts_what_does_not_fit_as_well() -> None:
         worth_showing(found), budget_tokens=20, frame_tokens=5, cost=lambda one, _: 10
     ).fill_ratio == pytest.approx(1.75)
     assert select(worth_showing(found), budget_tokens=35, frame_tokens=5, cost=lambda one, _: 10).fill_ratio == 1.0
-    assert PRESSURE_FROM == 0.8
 
 
 @given(st.lists(st.integers(1, 30), max_size=12), st.integers(1, 120), st.integers(0, 20))

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.embedding.loading import load_embedder
-from memd.entries import Draft, utility_multiplier
+from memd.entries import Draft
 from memd.errors import EmbeddingError
 from memd.recall.ranking import Verdict
 from memd.recall.retrieve import Budget, Filters, Retrieved, Retriever
 from memd.recall.topic_search import TopicSearch
-from memd.settings.model import EmbeddingSettings, RetrievalSettings
+from memd.settings.model import DEFAULT_UTILITY, EmbeddingSettings, RetrievalSettings
 from memd.store.store import Store, TopicLog
 
 FACTS = ("The spare key hangs behind the blue bicycle.", "The spare key is copied at the shop in Mill Lane.")
@@ -143,7 +143,7 @@ async def test_without_words_and_neighbours_recall_is_the_plain_formula(
     plain = []
     for text, steps in zip(TALK, UTILITY_STEPS, strict=True):
         cosine = round(float(np.dot(embedder.embed(text), query)), 6)
-        plain.append((max(0.0, cosine) * utility_multiplier(steps), text))
+        plain.append((max(0.0, cosine) * DEFAULT_UTILITY.multiplier(steps), text))
     expected = sorted((one for one in plain if one[0] >= 0.2), reverse=True)
     found = await asked(topic, question, lexical_weight=0, neighbour_weight=0)
     assert contents(found) == [text for _, text in expected]

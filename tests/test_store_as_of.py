@@ -12,6 +12,7 @@ import pytest
 from drafts import DIMENSION, FINGERPRINT, adjusted, deprecated, draft, unit_vector
 
 from memd.entries import Entry, Status, WallTime
+from memd.settings.model import DEFAULT_UTILITY
 from memd.store.as_of import TopicAsOf, snapshot_as_of
 from memd.store.disk import DiskFiles
 from memd.store.order import id_before, id_upto
@@ -66,7 +67,8 @@ def test_every_earlier_moment_is_found_as_it_was(told: Told) -> None:
         past = snapshot_as_of(told.log.snapshot(), canonical_id)
         live = {uuid: entry for uuid, entry in state.items() if entry.status is Status.ACTIVE}
         expected = {
-            uuid: max(0.0, float(entry.embedding @ QUERIES[0])) * entry.multiplier for uuid, entry in live.items()
+            uuid: max(0.0, float(entry.embedding @ QUERIES[0])) * DEFAULT_UTILITY.multiplier(entry.utility_steps)
+            for uuid, entry in live.items()
         }
         hits = past.search(QUERIES, 100)
         assert {hit.uuid: hit.score for hit in hits} == pytest.approx(expected, rel=1e-4, abs=1e-6)

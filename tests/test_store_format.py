@@ -10,8 +10,9 @@ from drafts import DIMENSION
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.entries import UTILITY_STEPS_MAX, UTILITY_STEPS_MIN, Entry, Status
+from memd.entries import Entry, Status
 from memd.errors import CorruptFile, ForeignFile
+from memd.settings.model import UTILITY_STEPS_LIMIT
 from memd.store.log.format import (
     FRAME_BYTES,
     HEADER_BYTES,
@@ -54,7 +55,7 @@ def entries(draw: st.DrawFn) -> Entry:
         content=draw(texts),
         status=status,
         origin_id=draw(st.integers(1, canonical_id)),
-        utility_steps=draw(st.integers(UTILITY_STEPS_MIN, UTILITY_STEPS_MAX)),
+        utility_steps=draw(st.integers(-UTILITY_STEPS_LIMIT, UTILITY_STEPS_LIMIT)),
         created_at=draw(st.integers(0, 1 << 62)),
         roles=tuple(draw(st.lists(texts, max_size=3))),
         digests=tuple(draw(st.lists(st.binary(min_size=16, max_size=16), max_size=3))),
@@ -92,7 +93,7 @@ def test_an_entry_that_contradicts_itself_is_corrupt(entry: Entry, data: st.Data
                 {"vector": b"1234"},
                 {"origin_id": entry.canonical_id + 1},
                 {"canonical_id": 0},
-                {"utility_steps": UTILITY_STEPS_MAX + 1},
+                {"utility_steps": UTILITY_STEPS_LIMIT + 1},
                 {"group_left": -1},
             ]
         )

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from memd.entries import Draft, Entry, Status
 from memd.errors import StoreWriteFailed
+from memd.settings.model import DEFAULT_UTILITY
 from memd.store.snapshot import Hit, Snapshot
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
@@ -142,7 +143,9 @@ class StoreMachine(RuleBasedStateMachine):
             assert snapshot.live_count == len(live)
             for hit in hits:
                 entry = live[hit.canonical_id]
-                assert hit.score == pytest.approx(max(0.0, float(query @ entry.embedding)) * entry.multiplier, abs=1e-4)
+                assert hit.score == pytest.approx(
+                    max(0.0, float(query @ entry.embedding)) * DEFAULT_UTILITY.multiplier(entry.utility_steps), abs=1e-4
+                )
             best = [hit.canonical_id for hit in snapshot.search(query[None], 3) if hit.score > 0]
             assert best == [hit.canonical_id for hit in hits[:3] if hit.score > 0]
 

@@ -223,7 +223,7 @@ def _pending(topic_id: str, entry: Entry) -> LogEvent:
         roles=entry.roles,
         kind=entry.kind,
         source=entry.source,
-        multiplier=entry.multiplier,
+        multiplier=1.0,
         live=True,
         supersedes=(),
     )
@@ -251,7 +251,7 @@ def _event(snapshot: Snapshot, place: Place) -> LogEvent:
         roles=entry.roles,
         kind=entry.kind,
         source=entry.source,
-        multiplier=entry.multiplier,
+        multiplier=snapshot.utility.multiplier(entry.utility_steps),
         live=snapshot.is_live(place),
         supersedes=tuple(one.hex() for one in entry.supersedes),
     )

@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from memd.admin import history
 from memd.admin.routing import post
 from memd.admin.topics import NamedTopics
 from memd.embedding.encoder import Encoder
-from memd.entries import Action, Correction
+from memd.entries import CORRECTION_STEPS_MAX, Action, Correction
 from memd.errors import BadQuestion
 from memd.ingest.archiver import Archiver
 from memd.recall import corrections
@@ -34,6 +36,8 @@ class CorrectionBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     content: str | None = None
     """Update only: the text that replaces the chunks; without it they are taken out."""
     reason: str = ""
+    steps: Annotated[int, Meta(ge=1, le=CORRECTION_STEPS_MAX)] = 1
+    """Helpful and Unhelpful only: counts as so many corrections."""
 
 
 class UndoBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -73,13 +77,16 @@ class CorrectionRoutes:
             raise BadQuestion("chunk_ids names no chunk")
         if body.content is not None and body.action != "Update":
             raise BadQuestion("content belongs to Update: Helpful and Unhelpful leave a chunk as it is")
-        correction = Correction(tuple(body.chunk_ids), body.action, body.reason, body.content)
+        if body.steps != 1 and body.action == "Update":
+            raise BadQuestion("steps belong to Helpful and Unhelpful: an Update is done once")
+        correction = Correction(tuple(body.chunk_ids), body.action, body.reason, body.content, body.steps)
         async with self._topics.held_one(body.topic_id) as topic:
             await self._archiver.store_named(topic, body.chunk_ids)
             applied = await corrections.correct(
                 [correction],
-                find=partial(history.find, topic.log.snapshot()),
+                find=partial(history.find, snapshot := topic.log.snapshot()),
                 encoder=self._encoder,
+                utility=snapshot.utility,
                 append=partial(self._archiver.append_corrections, topic),
             )
         return _corrected(applied)

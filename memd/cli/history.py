@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -19,6 +20,7 @@ from memd.admin.history import ChunkStory, LogEvent, LogPage
 from memd.cli.flags import FOUND_SOMETHING, config_of_existing, print_lines, settings_flags
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.cli.waiting import waiting_messages, waiting_note
+from memd.entries import CORRECTION_STEPS_MAX
 from memd.errors import BadQuestion, NotFound
 from memd.settings.model import Config
 from memd.store.disk import DiskFiles
@@ -74,6 +76,13 @@ def show(config_path: Path | None, data_dir: str | None, topic: str | None, as_j
 @click.option("--topic", help="The topic of the chunks. Default: the one that has them.")
 @click.option("--helpful", is_flag=True, help="It counts for more from now on.")
 @click.option("--unhelpful", is_flag=True, help="It counts for less from now on.")
+@click.option(
+    "--steps",
+    type=click.IntRange(1, CORRECTION_STEPS_MAX),
+    default=1,
+    metavar="N",
+    help=f"With --helpful, --unhelpful: as if said N times, at most {CORRECTION_STEPS_MAX}.",
+)
 @click.option("--update", "content", metavar="TEXT", help="It is wrong: TEXT takes its place.")
 @click.option("--deprecate", is_flag=True, help="It is wrong: it is not shown any more.")
 @click.option("--reason", default="", help="Why; kept in the log.")
@@ -84,6 +93,7 @@ def correct(
     topic: str | None,
     helpful: bool,
     unhelpful: bool,
+    steps: int,
     content: str | None,
     deprecate: bool,
     reason: str,
@@ -99,9 +109,12 @@ def correct(
         raise BadQuestion(f"{ONE_FLAG}, not {' and '.join(named) or 'none of them'}")
     if content is not None and not content.strip():
         raise BadQuestion("--update needs a text; to take a chunk out without one, say --deprecate")
+    if steps != 1 and not (helpful or unhelpful):
+        raise BadQuestion("--steps belongs to --helpful and --unhelpful")
     config = config_of_existing(config_path, data_dir)
     action = "Helpful" if helpful else "Unhelpful" if unhelpful else "Update"
-    done, appended = _correct(config, chunk_ids, topic, action, content, reason)
+    body = {"chunk_ids": chunk_ids, "action": action, "reason": reason, "steps": steps}
+    done, appended = _correct(config, topic, body if content is None else body | {"content": content})
     print_lines(appended)
     for chunk_id in done.failed:
         click.echo(f"{chunk_id}: not corrected: no live chunk has this id here")
@@ -170,18 +183,15 @@ def _show(config: Config, chunk_id: str, topic: str | None) -> tuple[bytes, Line
     return told, lines
 
 
-def _correct(
-    config: Config, chunk_ids: Sequence[str], topic: str | None, action: str, content: str | None, reason: str
-) -> tuple[CorrectionAnswer, Lines]:
+def _correct(config: Config, topic: str | None, body: dict[str, Any]) -> tuple[CorrectionAnswer, Lines]:
     """Apply one correction to chunks of one topic; return the answer, and the appended entries as text."""
     with daemon_for(config) as daemon:
         if topic is None:
-            topics = {_topic_of_chunk(daemon, chunk_id) for chunk_id in chunk_ids}
+            topics = {_topic_of_chunk(daemon, chunk_id) for chunk_id in body["chunk_ids"]}
             if len(topics) > 1:
                 raise BadQuestion(f"these chunks are in several topics ({', '.join(sorted(topics))}): name one")
             [topic] = topics
-        body = {"topic_id": topic, "chunk_ids": chunk_ids, "action": action, "reason": reason}
-        told = daemon.post("/memd/corrections", body if content is None else body | {"content": content})
+        told = daemon.post("/memd/corrections", {"topic_id": topic} | body)
         answer = msgspec.json.decode(told, type=CorrectionAnswer)
         return answer, _appended(daemon, topic, answer)
 

@@ -232,6 +232,7 @@ def _opened(config: Config, embedder: Embedder, redactor: Redactor, files: Local
         dimension=embedder.dimension,
         fingerprint=embedder.fingerprint,
         segment_entries_max=config.segment.max_entries,
+        utility=config.utility,
         draft_filter=last_look(redactor),
         files=files,
     )

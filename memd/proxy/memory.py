@@ -18,7 +18,7 @@ from memd.messages import NO_BLOCK, Block, BlockChunk
 from memd.proxy.correct import CorrectionResult, degraded
 from memd.proxy.receive import Received
 from memd.proxy.room import PromptRoom, remove_blocks
-from memd.recall import block, ranking
+from memd.recall import block
 from memd.recall.explained import ScoredChunk, scored_chunks
 from memd.recall.retrieve import Budget, Filters, Retriever
 from memd.settings.model import InjectionSettings
@@ -94,6 +94,7 @@ class Memory:
     ) -> None:
         """`timeout_seconds`: the longest that a request waits for recall."""
         self._dates = settings.dates == "day"
+        self._pressure_ratio = settings.pressure_ratio
         self._timeout_seconds = timeout_seconds
         self._retriever = retriever
         self._counter = counter
@@ -154,11 +155,18 @@ class Memory:
         return SettledPrompt(
             status=status,
             chunks=chunks,
-            signals=(*failed, *_pressure(recalled.fill_ratio)),
+            signals=(*failed, *self._pressure(recalled.fill_ratio)),
             block_tokens=prompt.block_tokens(),
             prompt_tokens=prompt.tokens(),
             attachments=prompt.attachments(),
         )
+
+    def _pressure(self, fill_ratio: float) -> tuple[Signal, ...]:
+        if fill_ratio > 1:
+            return (Signal(type="context_overflow", fill_ratio=round(fill_ratio, 3)),)
+        if fill_ratio >= self._pressure_ratio:
+            return (Signal(type="context_pressure", fill_ratio=round(fill_ratio, 3)),)
+        return ()
 
     def _question(self, received: Received) -> str:
         """The text to retrieve for. A short follow-up ("yes, do that") is put behind the user's messages before it.
@@ -225,11 +233,3 @@ def without_blocks(received: Received, shown: SettledPrompt) -> SettledPrompt:
     """The same prompt as it is without its blocks, which the upstream did not take."""
     tokens = shown.prompt_tokens - shown.block_tokens
     return msgspec.structs.replace(shown, chunks=(), block_tokens=0, prompt_tokens=tokens, status="degraded:template")
-
-
-def _pressure(fill_ratio: float) -> tuple[Signal, ...]:
-    if fill_ratio > 1:
-        return (Signal(type="context_overflow", fill_ratio=round(fill_ratio, 3)),)
-    if fill_ratio >= ranking.PRESSURE_FROM:
-        return (Signal(type="context_pressure", fill_ratio=round(fill_ratio, 3)),)
-    return ()

@@ -14,10 +14,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET
 
-from memd.entries import Correction, Draft, Entry, Status, Vector, clamp_utility_steps
+from memd.entries import Correction, Draft, Entry, Status, Vector
 from memd.errors import BadQuestion, NotFound
 from memd.messages import BlockChunk
+from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
 from memd.store.order import beside, next_active
 from memd.store.snapshot import Place
 from memd.store.store import Snapshot
@@ -58,7 +60,9 @@ class Applied(msgspec.Struct, frozen=True):
     failed: tuple[str, ...] = ()
 
 
-async def correct(asked: Sequence[Correction], *, find: Find, encoder: Embeds, append: Append) -> Applied:
+async def correct(
+    asked: Sequence[Correction], *, find: Find, encoder: Embeds, utility: UtilitySettings, append: Append
+) -> Applied:
     """Apply corrections: plan them in a thread, then append what they ask for.
 
     Args:
@@ -79,6 +83,7 @@ async def correct(asked: Sequence[Correction], *, find: Find, encoder: Embeds, a
             embed=lambda text: _embedded(encoder, text),
             new_uuid=lambda: uuid.uuid4().bytes,
             now_us=time.time_ns() // 1000,
+            utility=utility,
         )
 
     outcome = await asyncio.get_running_loop().run_in_executor(None, planned)
@@ -114,7 +119,7 @@ async def correct_shown(
         known = (one for one in (own, snapshots[chunk.topic_id]) if one is not None and one.knows(chunk.uuid))
         return next(((one, chunk.uuid) for one in known), None)
 
-    return await correct(asked, find=find, encoder=encoder, append=append)
+    return await correct(asked, find=find, encoder=encoder, utility=own.utility, append=append)
 
 
 async def undo(snapshot: Snapshot, canonical_id: int, reason: str, *, encoder: Embeds, append: Append) -> Applied:
@@ -136,6 +141,7 @@ def plan(
     embed: Callable[[str], bytes],
     new_uuid: Callable[[], bytes],
     now_us: int,
+    utility: UtilitySettings = DEFAULT_UTILITY,
 ) -> Plan:
     """Turn corrections into entries; a decision from values alone.
 
@@ -158,7 +164,7 @@ def plan(
             else:
                 named[state.uuid] = state
         for state in named.values():
-            changed = _corrected(state, correction)
+            changed = _corrected(state, correction, utility)
             present[changed.uuid] = changed
             drafts.append(changed)
         content = correction.content or ""
@@ -280,11 +286,14 @@ def _present(snapshot: Snapshot, chunk_uuid: bytes, encoder: Embeds) -> Entry | 
     return entry
 
 
-def _corrected(state: Draft, correction: Correction) -> Draft:
-    why = {"action": correction.action, "reason": correction.reason}
+def _corrected(state: Draft, correction: Correction, utility: UtilitySettings) -> Draft:
+    why = {"action": correction.action, "reason": correction.reason, "action_steps": UNSET}
     if correction.action == "Update":
         return msgspec.structs.replace(state, status=Status.DEPRECATED, vector=b"", content="", **why)
-    steps = clamp_utility_steps(state.utility_steps + STEPS[correction.action])
+    before = utility.clamped(state.utility_steps)
+    steps = utility.clamped(before + STEPS[correction.action] * correction.steps)
+    if (changed := abs(steps - before)) != 1:
+        why["action_steps"] = changed
     return msgspec.structs.replace(state, utility_steps=steps, **why)
 
 
@@ -327,7 +336,7 @@ def _state_before(snapshot: Snapshot, chunk_uuid: bytes, reason: str, encoder: E
     if before.status is not Status.ACTIVE:
         return _taken_out(newest, reason)
     place = snapshot.place(before.canonical_id)
-    draft = msgspec.structs.replace(before.as_draft(), action=UNDO, reason=reason)
+    draft = msgspec.structs.replace(before.as_draft(), action=UNDO, action_steps=UNSET, reason=reason)
     if place is None or snapshot.views[place[0]].segment.header.fingerprint != encoder.fingerprint:
         draft = msgspec.structs.replace(draft, vector=_embedded(encoder, draft.spoken))
     return draft
@@ -335,7 +344,13 @@ def _state_before(snapshot: Snapshot, chunk_uuid: bytes, reason: str, encoder: E
 
 def _taken_out(newest: Entry, reason: str) -> Draft:
     return msgspec.structs.replace(
-        newest.as_draft(), status=Status.DEPRECATED, vector=b"", content="", action=UNDO, reason=reason
+        newest.as_draft(),
+        status=Status.DEPRECATED,
+        vector=b"",
+        content="",
+        action=UNDO,
+        action_steps=UNSET,
+        reason=reason,
     )
 
 
@@ -343,8 +358,11 @@ def _as_found_elsewhere(adopted: Entry, reason: str) -> Draft:
     """Undo the only correction by which the topic adopted a chunk of another topic."""
     if adopted.action not in STEPS:
         raise BadQuestion("this chunk is another topic's and was taken out here; tell memd again what it said")
-    steps = clamp_utility_steps(adopted.utility_steps - STEPS[adopted.action])
-    return msgspec.structs.replace(adopted.as_draft(), utility_steps=steps, action=UNDO, reason=reason)
+    changed = 1 if adopted.action_steps is UNSET else adopted.action_steps
+    steps = adopted.utility_steps - STEPS[adopted.action] * changed
+    return msgspec.structs.replace(
+        adopted.as_draft(), utility_steps=steps, action=UNDO, action_steps=UNSET, reason=reason
+    )
 
 
 def _embedded(encoder: Embeds, text: str) -> bytes:

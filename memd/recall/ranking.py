@@ -18,8 +18,6 @@ from memd.recall.fusion import Parts
 
 NEAR_IDENTICAL_COSINE = 0.99
 """Two chunks of one stream that are at least this similar say the same: only the better one is shown."""
-PRESSURE_FROM = 0.8
-"""The fill ratio from which `context_pressure` is signalled; above 1.0 it is `context_overflow`."""
 
 Stream = tuple[str, str | None]
 

@@ -32,6 +32,8 @@ RedactionName = Literal[
     "iban",
 ]  # fmt: skip
 """The built-in redaction patterns; `ingest/redaction/shapes.py` has the patterns."""
+UTILITY_STEPS_LIMIT = 100
+"""No chunk is more steps than this above or below none, whatever the settings allow: the log has a byte for them."""
 PATTERN_NAME = r"^[A-Za-z0-9_-]{1,40}$"
 
 
@@ -178,6 +180,8 @@ class InjectionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The most that one turn's memory block may take; never more than a quarter of the window."""
     sticky_tokens: Annotated[int, Meta(ge=0, le=1_000_000)] = 4000
     """The most that the blocks kept from earlier turns may take together; they leave before history does."""
+    pressure_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.8
+    """The fill ratio from which `context_pressure` is signalled; above 1 it is `context_overflow`."""
     freeze_seconds: Seconds = 120.0
     """A request repeated within this time is a retry: same block, corrections not applied again."""
     role: Literal["auto", "separate", "merged"] = "auto"
@@ -186,6 +190,33 @@ class InjectionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The words after `[memory]` in the block's first line; one line without square brackets."""
     dates: Literal["day", "off"] = "day"
     """With `day` the block says what day is today, and on which day each chunk was said."""
+
+
+class UtilitySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How much Helpful and Unhelpful corrections change a chunk's score."""
+
+    step_ratio: Annotated[float, Meta(ge=1, le=10)] = 1.5
+    """Each step of Helpful multiplies the score by this, each of Unhelpful divides it. The log keeps steps, so another
+    ratio holds for all that was corrected before too."""
+    max_helpful_steps: Annotated[int, Meta(ge=0, le=UTILITY_STEPS_LIMIT)] = 10
+    """Further Helpful corrections change nothing: at most 1.5^10 = 57.7 times the score."""
+    max_unhelpful_steps: Annotated[int, Meta(ge=0, le=UTILITY_STEPS_LIMIT)] = 4
+    """Further Unhelpful corrections change nothing: 1.5^-4 = 0.198, so that with the default `retrieval.min_score` not
+    even a perfect match is shown."""
+
+    def clamped(self, steps: int) -> int:
+        """`steps` within the bounds."""
+        return max(-self.max_unhelpful_steps, min(self.max_helpful_steps, steps))
+
+    def multiplier(self, steps: int) -> float:
+        """The factor on a chunk's score after `steps` net Helpful corrections (negative: Unhelpful).
+
+        Steps beyond the bounds, from when those were wider, count as the bounds.
+        """
+        return float(self.step_ratio ** self.clamped(steps))
+
+
+DEFAULT_UTILITY = UtilitySettings()
 
 
 class CorrectionsSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -321,6 +352,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     store: StoreSettings = StoreSettings()
     retrieval: RetrievalSettings = RetrievalSettings()
     injection: InjectionSettings = InjectionSettings()
+    utility: UtilitySettings = DEFAULT_UTILITY
     corrections: CorrectionsSettings = CorrectionsSettings()
     conversation: ConversationSettings = ConversationSettings()
     ingest: IngestSettings = IngestSettings()

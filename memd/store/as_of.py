@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from memd.errors import StoreError
+from memd.settings.model import UtilitySettings
 from memd.store.index.sealed_index import Candidates
 from memd.store.lexical.bm25 import ChunkTerms, LexicalQuery, TermsCache
 from memd.store.lexical.index import LexicalIndex
@@ -81,13 +82,13 @@ def snapshot_as_of(snapshot: Snapshot, canonical_id: int) -> Snapshot:
             for number in index.segment_ids
         ]
         indexes.append(_ScannedIndexView(index, np.concatenate(labels)))
-    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes, SearchTimes())
+    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes, SearchTimes(), snapshot.utility)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _ScannedIndexView(IndexView):
     """A view that scans the log: the index lacks entries that were superseded later."""
 
-    def search(self, queries: Floats, k: int) -> list[Candidates]:
+    def search(self, queries: Floats, k: int, utility: UtilitySettings) -> list[Candidates]:
         """See `IndexView.search`."""
-        return self.index.scan(queries, k, self.dead)
+        return self.index.scan(queries, k, self.dead, utility)

@@ -35,7 +35,7 @@ def chosen(snapshot: Snapshot, wanted: Wanted) -> Snapshot:
         for number, start in zip(view.index.segment_ids, view.index.starts, strict=True):
             dead[start : start + len(views[number].dead)] = views[number].dead
         indexes.append(dataclasses.replace(view, dead=dead, is_choice=True))
-    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes, SearchTimes())
+    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes, SearchTimes(), snapshot.utility)
 
 
 def live_ids(snapshot: Snapshot) -> list[int]:

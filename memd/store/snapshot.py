@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.entries import Entry
+from memd.settings.model import UtilitySettings
 from memd.store.index.sealed_index import Candidates
 from memd.store.index.uuid_index import UuidIndex
 from memd.store.index.vectors import cosines, multipliers, scores_of
@@ -111,8 +112,10 @@ class Snapshot:
         uuid_index: UuidIndex,
         indexes: Sequence[IndexView],
         times: SearchTimes,
+        utility: UtilitySettings,
     ) -> None:
         self.topic_id = topic_id
+        self.utility = utility
         self.views = views
         """By segment id, oldest first."""
         self.indexes = tuple(indexes)
@@ -166,10 +169,10 @@ class Snapshot:
             return []
         started = time.perf_counter()
         growing = [view for _, view in self._growing if view.matrix is not None]
-        found = [view.scan(queries, k) for view in growing]
+        found = [view.scan(queries, k, self.utility) for view in growing]
         scanned = time.perf_counter()
         all_loaded = all(view.index.is_loaded for view in self.indexes)
-        found += [part for view in self.indexes for part in view.search(queries, k)]
+        found += [part for view in self.indexes for part in view.search(queries, k, self.utility)]
         fan_out_seconds = time.perf_counter() - scanned if self.indexes and all_loaded else None
         self.times.observe(sum(len(view.rows) for view in growing), scanned - started, fan_out_seconds)
         return self._ranked(found, k)
@@ -264,7 +267,7 @@ class Snapshot:
         at = np.array(places, dtype=np.intp)
         cosine = self._cosines_at(np.ascontiguousarray(queries, dtype=np.float32), places, entries or {})
         records = self._records_at(at)
-        multiplier = multipliers(records["utility_steps"])
+        multiplier = multipliers(records["utility_steps"], self.utility)
         known = ~np.isnan(cosine)
         hits = _hits(at[known], records[known], cosine[known], multiplier[known])
         return {(hit.segment, hit.row): hit for hit in hits}
@@ -275,7 +278,7 @@ class Snapshot:
             return {}
         at = np.array(places, dtype=np.intp)
         records = self._records_at(at)
-        hits = _hits(at, records, np.full(len(at), np.nan), multipliers(records["utility_steps"]))
+        hits = _hits(at, records, np.full(len(at), np.nan), multipliers(records["utility_steps"], self.utility))
         return {(hit.segment, hit.row): hit for hit in hits}
 
     def neighbours(self, places: Sequence[Place]) -> list[tuple[Place | None, Place | None]]:

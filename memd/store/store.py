@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from memd.errors import StoreWriteFailed
+from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
 from memd.store.clock import SharedClock
 from memd.store.directory_lock import Lock
 from memd.store.disk import DiskFiles, LocalDisk
@@ -54,6 +55,7 @@ class Store:
         fingerprint: str,
         segment_entries_max: int,
         draft_filter: DraftFilter = keep_draft,
+        utility: UtilitySettings = DEFAULT_UTILITY,
         files: LocalDisk | None = None,
         now_us: Callable[[], int] = _now_us,
     ) -> Store:
@@ -79,7 +81,12 @@ class Store:
             raise
         model = ModelId(dimension, fingerprint)
         shared = StoreShared(
-            files=files, model=model, clock=clock, segment_entries_max=segment_entries_max, draft_filter=draft_filter
+            files=files,
+            model=model,
+            clock=clock,
+            segment_entries_max=segment_entries_max,
+            utility=utility,
+            draft_filter=draft_filter,
         )
         return cls(data_dir, shared, lock)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from memd.entries import Draft, Entry, Status
 from memd.errors import StoreError, StoreWriteFailed
+from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
 from memd.store.clock import SharedClock
 from memd.store.disk import LocalDisk
 from memd.store.index.merging import due_merge, remove_merged, write_merged
@@ -66,6 +67,7 @@ class StoreShared(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelId
     clock: SharedClock
     segment_entries_max: int
+    utility: UtilitySettings = DEFAULT_UTILITY
     draft_filter: DraftFilter = keep_draft
     """Applied to every draft of every topic: there is no other way into the log."""
     terms_cache: TermsCache = msgspec.field(default_factory=TermsCache)
@@ -120,7 +122,7 @@ class TopicLog:
         self._gaps = opened.gaps
         self._active = opened.active
         self._file = AppendFile(self._files, layout.active, opened.active_end) if opened.active else None
-        self._snapshot = first_snapshot(self._files, self.topic_id, opened.segments, opened.index_files)
+        self._snapshot = first_snapshot(self._files, self.topic_id, opened.segments, opened.index_files, shared.utility)
         self._reserved: dict[bytes, str] = {}
         self._public_ids = self._new_public_ids()
         self.unstored: Callable[[], UnstoredText] = lambda: NOTHING_UNSTORED
@@ -422,7 +424,7 @@ class TopicLog:
                 self._gaps |= opened.gaps
                 self.findings += opened.findings
             # Rows may be lost to the damage, so that other entries count now: everything is computed anew.
-            self._snapshot = first_snapshot(self._files, self.topic_id, segments, files)
+            self._snapshot = first_snapshot(self._files, self.topic_id, segments, files, self._snapshot.utility)
             self._public_ids = self._new_public_ids()
 
     def _new_public_ids(self) -> PublicIds:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from memd.entries import Entry, Status
+from memd.settings.model import UtilitySettings
 from memd.store.disk import LocalDisk
 from memd.store.index.meta import IndexFile
 from memd.store.index.sealed_index import SealedIndex
@@ -27,6 +28,7 @@ def first_snapshot(
     topic_id: str,
     segments: Mapping[int, GrowingSegment | SealedSegment],
     index_files: Sequence[IndexFile],
+    utility: UtilitySettings,
 ) -> Snapshot:
     """Return the snapshot of a topic just opened: what is superseded is computed over all columns at once."""
     rows = [segment.rows for segment in segments.values()]
@@ -40,7 +42,7 @@ def first_snapshot(
         covered = [segment for number in file.segment_ids if isinstance(segment := segments[number], SealedSegment)]
         dead = dead_labels(views, file.segment_ids)
         indexes.append(IndexView(SealedIndex(files, file, covered, dead=dead), dead))
-    return Snapshot(topic_id, views, uuid_index_of(segments.values()), _in_order(indexes), SearchTimes())
+    return Snapshot(topic_id, views, uuid_index_of(segments.values()), _in_order(indexes), SearchTimes(), utility)
 
 
 def after_append(
@@ -72,7 +74,9 @@ def after_append(
                 view.index.mark(segment_id, np.array(rows, dtype=np.intp))
     views[active.segment_id] = _view(active, dead)
     indexes = [IndexView(view.index, view.index.dead) for view in before.indexes]
-    return Snapshot(before.topic_id, dict(sorted(views.items())), before.uuid_index, indexes, before.times)
+    return Snapshot(
+        before.topic_id, dict(sorted(views.items())), before.uuid_index, indexes, before.times, before.utility
+    )
 
 
 def after_seal(before: Snapshot, sealed: SealedSegment, uuid_index: UuidIndex, index: SealedIndex | None) -> Snapshot:
@@ -83,7 +87,7 @@ def after_seal(before: Snapshot, sealed: SealedSegment, uuid_index: UuidIndex, i
     if index is not None:
         index.mark(sealed.segment_id, np.flatnonzero(dead))
         indexes = _in_order([*indexes, IndexView(index, index.dead)])
-    return Snapshot(before.topic_id, views, uuid_index, indexes, before.times)
+    return Snapshot(before.topic_id, views, uuid_index, indexes, before.times, before.utility)
 
 
 def after_merge(before: Snapshot, index: SealedIndex) -> Snapshot:
@@ -92,7 +96,7 @@ def after_merge(before: Snapshot, index: SealedIndex) -> Snapshot:
         index.mark(segment_id, np.flatnonzero(before.views[segment_id].dead))
     kept = [view for view in before.indexes if not set(view.index.segment_ids) <= set(index.segment_ids)]
     indexes = _in_order([*kept, IndexView(index, index.dead)])
-    return Snapshot(before.topic_id, before.views, before.uuid_index, indexes, before.times)
+    return Snapshot(before.topic_id, before.views, before.uuid_index, indexes, before.times, before.utility)
 
 
 def dead_labels(views: Mapping[int, SegmentView], segment_ids: Sequence[int]) -> Bits:

@@ -12,6 +12,7 @@ import numpy as np
 
 from memd.entries import Status
 from memd.errors import StoreError
+from memd.settings.model import UtilitySettings
 from memd.store.index.sealed_index import Candidates, SealedIndex
 from memd.store.index.vectors import best_rows, cosines, multipliers, scores_of
 from memd.store.log.columns import Bits, Floats, Records, Rows, UInts, uuid_bytes
@@ -53,11 +54,11 @@ class SegmentView:
         order = np.argsort(origins, kind="stable")
         return origins[order], live[order]
 
-    def scan(self, queries: Floats, k: int) -> Candidates:
+    def scan(self, queries: Floats, k: int, utility: UtilitySettings) -> Candidates:
         """Return the best `k` live rows by score."""
         assert self.matrix is not None, "only a growing segment is scanned"
         live = np.flatnonzero(~self.dead)
-        cosine, multiplier = cosines(self.matrix, queries)[live], multipliers(self.rows["utility_steps"][live])
+        cosine, multiplier = cosines(self.matrix, queries)[live], multipliers(self.rows["utility_steps"][live], utility)
         best = best_rows(scores_of(cosine, multiplier), k)
         return Candidates(np.full(len(best), self.segment.segment_id), live[best], cosine[best], multiplier[best])
 
@@ -72,9 +73,9 @@ class IndexView:
     is_choice: bool = False
     """Whether others count too, which are marked dead here because they are not wanted."""
 
-    def search(self, queries: Floats, k: int) -> list[Candidates]:
+    def search(self, queries: Floats, k: int, utility: UtilitySettings) -> list[Candidates]:
         """Return chunks that include the best `k` live ones by score."""
         try:
-            return self.index.search(queries, k, self.dead, is_choice=self.is_choice)
+            return self.index.search(queries, k, self.dead, utility, is_choice=self.is_choice)
         except StoreError:  # the topic replaces a damaged index; readers that still hold it use the log
-            return self.index.scan(queries, k, self.dead)
+            return self.index.scan(queries, k, self.dead, utility)

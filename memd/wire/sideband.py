@@ -28,13 +28,13 @@ _UNKNOWN = re.compile(
 )
 """The message of msgspec that quotes the name of an unknown member, which may be anything."""
 _MEMBERS = (
-    *("topic_id", "related_topic_ids", "corrections", "chunk_ids", "action", "reason", "content"),
+    *("topic_id", "related_topic_ids", "corrections", "chunk_ids", "action", "reason", "content", "steps"),
     *("filter", "from", "to", "kinds", "sources"),
 )
 _ACTION = " or ".join(get_args(Action))
 _SHAPE = (
-    f"expected {{topic_id?, related_topic_ids?, corrections?: [{{chunk_ids, action: {_ACTION}, reason, content?}}], "
-    "filter?: {from?, to?, kinds?, sources?}}"
+    f"expected {{topic_id?, related_topic_ids?, corrections?: [{{chunk_ids, action: {_ACTION}, reason, content?, "
+    "steps?}], filter?: {from?, to?, kinds?, sources?}}"
 )
 
 
@@ -184,7 +184,12 @@ def _checked_correction(correction: Correction, position: int) -> Correction:
     if correction.content and correction.action != "Update":
         field = f"memory_in.corrections[{position}].content"
         raise BadMemoryIn(f"{field} belongs to the action Update, not to {correction.action}; leave it out")
-    return Correction(correction.chunk_ids, correction.action, correction.reason, correction.content or None)
+    if correction.steps != 1 and correction.action == "Update":
+        field = f"memory_in.corrections[{position}].steps"
+        raise BadMemoryIn(f"{field} belongs to the actions Helpful and Unhelpful, not to Update; leave it out")
+    return Correction(
+        correction.chunk_ids, correction.action, correction.reason, correction.content or None, correction.steps
+    )
 
 
 def _checked_filter(given: _WireFilter) -> Wanted:

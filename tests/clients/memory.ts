@@ -14,6 +14,7 @@ export interface Correction {
   action: 'Update' | 'Helpful' | 'Unhelpful';
   reason: string;
   content?: string;
+  steps?: number;
 }
 
 export interface MemoryOut {

@@ -32,7 +32,7 @@ export type Correction = {
   chunk_ids: readonly string[];
   /** Kept in memd's log, never interpreted. */
   reason: string;
-} & ({ action: 'Update'; content?: string } | { action: 'Helpful' | 'Unhelpful' });
+} & ({ action: 'Update'; content?: string } | { action: 'Helpful' | 'Unhelpful'; /** Counts as so many corrections, 1 to 10. */ steps?: number });
 
 /** What memd tells in the body of an answer, if the request carried a MemoryIn. */
 export type MemoryOut = {

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from memd.entries import Status
 from memd.errors import StoreError
+from memd.settings.model import UtilitySettings
 from memd.store.disk import LocalDisk
 from memd.store.files import check_file
 from memd.store.index.meta import IndexFile
@@ -40,7 +41,7 @@ class _LoadedIndex(msgspec.Struct, frozen=True):
     extras: Rows
     """Labels, ascending."""
     extra_matrix: Floats
-    extra_multipliers: NDArray[np.float64]
+    extra_steps: NDArray[np.int8]
 
 
 class SealedIndex:
@@ -141,7 +142,9 @@ class SealedIndex:
         """The first label of each segment."""
         return self._starts[:-1]
 
-    def search(self, queries: Floats, k: int, dead: Bits, *, is_choice: bool = False) -> list[Candidates]:
+    def search(
+        self, queries: Floats, k: int, dead: Bits, utility: UtilitySettings, *, is_choice: bool = False
+    ) -> list[Candidates]:
         """Return chunks that include the best `k` by score, of those that counted when `dead` was `self.dead`.
 
         With `is_choice`, more are in `dead`: what is not wanted.
@@ -154,23 +157,24 @@ class SealedIndex:
         loaded = self._in_memory
         assert loaded is not None, "a loaded index stays loaded"
         labels, cosine = loaded.index.search_among(queries, k, ~dead) if is_choice else loaded.index.search(queries, k)
-        scanned, matrix, multiplier = loaded.extras, loaded.extra_matrix, loaded.extra_multipliers
+        scanned, matrix, steps = loaded.extras, loaded.extra_matrix, loaded.extra_steps
         now = self._dead
         if now is not dead:  # a row that died since then still counts here
             late = np.setdiff1d(np.flatnonzero(now & ~dead & self._is_active), scanned, assume_unique=True)
             late, vectors, _ = self._read_vectors(late)
             scanned, matrix = np.concatenate([scanned, late]), np.concatenate([matrix, vectors])
-            multiplier = np.concatenate([multiplier, self._multipliers(late)])
+            steps = np.concatenate([steps, self._steps(late)])
         counted = ~now[labels] & ~dead[labels]  # a label may be marked just after it was found
         plain = self._candidates(labels[counted], cosine[counted], np.ones(int(np.count_nonzero(counted))))
         if not len(scanned):
             return [plain]
-        return [plain, self._candidates(*_scanned(scanned, matrix, multiplier, queries, k, dead))]
+        return [plain, self._candidates(*_scanned(scanned, matrix, multipliers(steps, utility), queries, k, dead))]
 
-    def scan(self, queries: Floats, k: int, dead: Bits) -> list[Candidates]:
+    def scan(self, queries: Floats, k: int, dead: Bits, utility: UtilitySettings) -> list[Candidates]:
         """Search without the index, from the log alone: slow, for when the index cannot be loaded."""
         labels, matrix, _ = self._read_vectors(np.flatnonzero(self._is_active & ~dead))
-        return [self._candidates(*_scanned(labels, matrix, self._multipliers(labels), queries, k, dead))]
+        multiplier = multipliers(self._steps(labels), utility)
+        return [self._candidates(*_scanned(labels, matrix, multiplier, queries, k, dead))]
 
     @property
     def _dimension(self) -> int:
@@ -197,7 +201,7 @@ class SealedIndex:
         extras, matrix, problems = vectors_of(np.flatnonzero(extra))
         with self._marking:
             index.mark(np.flatnonzero(self._dead | adjusted))
-            self._in_memory = _LoadedIndex(index, extras, matrix, self._multipliers(extras))
+            self._in_memory = _LoadedIndex(index, extras, matrix, self._steps(extras))
         return problems
 
     def _read_vectors(self, labels: Rows) -> tuple[Rows, Floats, list[StoreError]]:
@@ -211,8 +215,8 @@ class SealedIndex:
             problems += errors
         return np.concatenate(found), np.concatenate(vectors), problems
 
-    def _multipliers(self, labels: Rows) -> NDArray[np.float64]:
-        return multipliers(self.column("utility_steps")[labels].astype(np.int8))
+    def _steps(self, labels: Rows) -> NDArray[np.int8]:
+        return self.column("utility_steps")[labels].astype(np.int8)
 
     def _candidates(self, labels: Rows, cosine: NDArray[np.float64], multiplier: NDArray[np.float64]) -> Candidates:
         positions = self._starts.searchsorted(labels, side="right") - 1

@@ -9,14 +9,15 @@ vectors must tie wherever they lie.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 
 import hnswlib
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.entries import UTILITY_STEPS_MAX, UTILITY_STEPS_MIN, utility_multiplier
 from memd.errors import CorruptFile
+from memd.settings.model import UTILITY_STEPS_LIMIT, UtilitySettings
 from memd.store.disk import LocalDisk
 from memd.store.log.columns import Bits, Floats, Rows
 
@@ -34,12 +35,10 @@ HNSW_OVERHEAD_BYTES = 100
 HNSW_SEED = 100  # fixed, so that the same log gives the same index
 COSINE_DECIMALS = 6
 
-_MULTIPLIERS = np.array([utility_multiplier(steps) for steps in range(UTILITY_STEPS_MIN, UTILITY_STEPS_MAX + 1)])
 
-
-def multipliers(steps: NDArray[np.int8]) -> NDArray[np.float64]:
+def multipliers(steps: NDArray[np.int8], utility: UtilitySettings) -> NDArray[np.float64]:
     """Return the utility multiplier of each step count."""
-    return _MULTIPLIERS[steps.astype(np.intp) - UTILITY_STEPS_MIN]
+    return _multiplier_table(utility)[steps.astype(np.intp) + UTILITY_STEPS_LIMIT]
 
 
 def cosines(matrix: Floats, queries: Floats) -> NDArray[np.float64]:
@@ -186,3 +185,8 @@ class VectorIndex:
 
 def _rounded(products: Floats) -> NDArray[np.float64]:
     return np.asarray(np.round(products.astype(np.float64), COSINE_DECIMALS), dtype=np.float64)
+
+
+@lru_cache(maxsize=8)
+def _multiplier_table(utility: UtilitySettings) -> NDArray[np.float64]:
+    return np.array([utility.multiplier(steps) for steps in range(-UTILITY_STEPS_LIMIT, UTILITY_STEPS_LIMIT + 1)])

@@ -38,8 +38,9 @@ import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
 
-from memd.entries import PUBLIC_ID_DIGITS_MIN, UTILITY_STEPS_MAX, UTILITY_STEPS_MIN, Entry, Status
+from memd.entries import PUBLIC_ID_DIGITS_MIN, Entry, Status
 from memd.errors import CorruptFile, ForeignFile, StoreError
+from memd.settings.model import UTILITY_STEPS_LIMIT
 from memd.store.log.range_crc import RangeChecksums, crc_of_words
 
 MAGIC_LOG = b"memd.log"
@@ -243,7 +244,7 @@ def decode_entry(payload: bytes, *, dimension: int | None) -> Entry:
         and PUBLIC_ID_DIGITS_MIN <= len(entry.public_id) <= 32
         and entry.uuid.hex().startswith(entry.public_id)
         and 0 < entry.origin_id <= entry.canonical_id < 1 << 63
-        and UTILITY_STEPS_MIN <= entry.utility_steps <= UTILITY_STEPS_MAX
+        and abs(entry.utility_steps) <= UTILITY_STEPS_LIMIT
         and entry.group_left >= 0
     )
     if not possible:

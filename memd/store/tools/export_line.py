@@ -17,22 +17,22 @@ from msgspec import NODEFAULT, UNSET, Meta
 
 from memd.entries import (
     PUBLIC_ID_DIGITS_MIN,
-    UTILITY_RATIO,
     ChunkState,
     Draft,
     Entry,
     Speaker,
     Status,
     checked_topic_id,
-    clamp_utility_steps,
     text_with_roles,
-    utility_multiplier,
 )
+from memd.settings.model import UTILITY_STEPS_LIMIT
 
 _ID_MAX = (1 << 53) - (1 << 40)
 """The ids after an imported one are larger, and must be exact in JavaScript too, up to 2^53."""
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _LEFT_OUT = {"vector", "digests", "group_left", "unknown"}
+EXPORTED_RATIO = 1.5
+"""Of `utility_multiplier` in a line, whatever `utility.step_ratio` is: an import makes steps of it again."""
 _FIRST = ("id", "uuid", "topic_id", "canonical_id", "origin_id", "status", "live", "utility_multiplier", "created_at")
 """The members that every line begins with; the others follow as their fields are defined."""
 
@@ -61,10 +61,14 @@ def _microseconds(time: datetime) -> int:
 
 
 def _steps(multiplier: float) -> int:
-    steps = clamp_utility_steps(round(math.log(multiplier, UTILITY_RATIO)))
-    if not math.isclose(utility_multiplier(steps), multiplier, rel_tol=1e-6):
-        raise ValueError(f"utility_multiplier {multiplier} is no power of {UTILITY_RATIO}, or out of range")
+    steps = round(math.log(multiplier, EXPORTED_RATIO))
+    if abs(steps) > UTILITY_STEPS_LIMIT or not math.isclose(_multiplier(steps), multiplier, rel_tol=1e-6):
+        raise ValueError(f"utility_multiplier {multiplier} is no power of {EXPORTED_RATIO}, or out of range")
     return steps
+
+
+def _multiplier(steps: int) -> float:
+    return float(EXPORTED_RATIO**steps)
 
 
 _FORMS = {
@@ -76,7 +80,7 @@ _FORMS = {
     "status": _Form(
         "status", Literal["Active", "Deprecated"], lambda status: status.name.title(), lambda name: Status[name.upper()]
     ),
-    "utility_steps": _Form("utility_multiplier", Annotated[float, Meta(gt=0)], utility_multiplier, _steps),
+    "utility_steps": _Form("utility_multiplier", Annotated[float, Meta(gt=0)], _multiplier, _steps),
     "created_at": _Form("created_at", datetime, _time, _microseconds),
     "said_at": _Form("said_at", datetime, _time, _microseconds),
     "shown": _Form(
