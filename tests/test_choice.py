@@ -17,7 +17,7 @@ from memd.embedding.encoder import Encoder
 from memd.entries import Draft, Entry, Moment, WallTime
 from memd.errors import DiskFull
 from memd.recall.retrieve import Budget, Filters, Retriever
-from memd.settings.model import RetrievalSettings
+from memd.settings.model import DEFAULT_UTILITY, RetrievalSettings
 from memd.store.choice import chosen, live_ids
 from memd.store.disk import DiskFiles
 from memd.store.index.meta import read_segment_meta
