@@ -264,9 +264,8 @@ class Snapshot:
         places = list(dict.fromkeys(places))
         if not places:
             return {}
-        at = np.array(places, dtype=np.intp)
         cosine = self._cosines_at(np.ascontiguousarray(queries, dtype=np.float32), places, entries or {})
-        records = self._records_at(at)
+        records = self._records_at(at := np.array(places, dtype=np.intp))
         multiplier = multipliers(records["utility_steps"], self.utility)
         known = ~np.isnan(cosine)
         hits = _hits(at[known], records[known], cosine[known], multiplier[known])
@@ -276,8 +275,7 @@ class Snapshot:
         """Return hits for the entries at these places without comparing vectors: their cosine and score are NaN."""
         if not places:
             return {}
-        at = np.array(places, dtype=np.intp)
-        records = self._records_at(at)
+        records = self._records_at(at := np.array(places, dtype=np.intp))
         hits = _hits(at, records, np.full(len(at), np.nan), multipliers(records["utility_steps"], self.utility))
         return {(hit.segment, hit.row): hit for hit in hits}
 
