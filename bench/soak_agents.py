@@ -1,7 +1,8 @@
 """The agents of bench/soak.py: what they do, and what they were promised.
 
 Each keeps a ledger of facts that nobody else knows. A fact counts as acknowledged when the answer to the request that
-stated it has come whole: from then on memd has it, whoever is killed (config.yaml: "A killed process loses nothing").
+stated it has come whole, and did not say that it could not be written (`X-Memory-Status: degraded:store`): from then on
+memd has it, whoever is killed (config.yaml: "A killed process loses nothing").
 What became of an Update that was interrupted, nobody can know: then the old word and the new one are both right.
 """
 
@@ -77,6 +78,13 @@ class Answer:
     message: Body
     out: Body
     seen: Body
+    status: str
+    """X-Memory-Status."""
+
+    @property
+    def is_promise(self) -> bool:
+        """Whether memd has what was said."""
+        return self.status not in ("degraded:store", "degraded:disk-full")
 
 
 class NotAnsweredError(Exception):
@@ -134,8 +142,7 @@ class Agent:
     async def _state(self) -> None:
         """State a fact."""
         fact, text = self._new_fact()
-        if await self._turn(text) is not None:
-            self._acknowledge(fact)
+        self._acknowledge(fact, await self._turn(text))
 
     async def _state_and_cancel(self) -> None:
         """State a fact, leave before the answer, and say it again, or say something else instead."""
@@ -145,17 +152,14 @@ class Agent:
         if self._manner != "only what is new" and self._chance.random() < 0.3:
             self._ledger.counts["facts withdrawn"] += 1  # never answered; what memd makes of it is its own affair
             await self._turn(self._filler())
-        elif await self._turn(text) is not None:
-            self._acknowledge(fact)
+        else:
+            self._acknowledge(fact, await self._turn(text))
 
     async def _use_tools(self) -> None:
         """A tool loop with parallel calls; the fact is in the question."""
         fact, text = self._new_fact()
-        if (
-            await self._turn(f"{text} Please look it up in {self._chance.randrange(1, 4)} steps.", tools=True)
-            is not None
-        ):
-            self._acknowledge(fact)
+        steps = self._chance.randrange(1, 4)
+        self._acknowledge(fact, await self._turn(f"{text} Please look it up in {steps} steps.", tools=True))
 
     async def _ask(self) -> None:
         """Ask for an early fact, and correct what was shown on the next turn."""
@@ -223,7 +227,7 @@ class Agent:
         first = await self._turn(text)
         if first is None:
             return
-        self._acknowledge(fact)
+        self._acknowledge(fact, first)
         after, self._history = self._history, before
         broken_before = self._ledger.counts["not answered"]
         sent = [{"role": "user", "content": text}]
@@ -300,7 +304,7 @@ class Agent:
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise NotAnsweredError from error
         message, out = read_stream(data) if stream else read_whole(data)
-        return Answer(message, out, seen)
+        return Answer(message, out, seen, status)
 
     async def _cancelled(self, new: list[Body]) -> None:
         """Send it and leave: before the first token, or in the middle of the answer."""
@@ -337,8 +341,10 @@ class Agent:
         self._ledger.facts[key] = fact
         return fact, f"{self._filler()} The code word of {key} is {fact.words[0]}. {self._filler()}"
 
-    def _acknowledge(self, fact: Fact) -> None:
-        fact.acknowledged = True
+    def _acknowledge(self, fact: Fact, answer: Answer | None) -> None:
+        fact.acknowledged = answer is not None and answer.is_promise
+        if answer is not None and not answer.is_promise:
+            self._ledger.counts["facts not promised"] += 1
 
     def _filler(self, count: int = 2) -> str:
         said = sentences(count, self._chance.randrange(1 << 30))

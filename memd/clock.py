@@ -27,6 +27,11 @@ def steady_now() -> float:
     return _BEGUN + _ticks()
 
 
+def pause_before_retry(failures: int, first_seconds: float, most_seconds: float) -> float:
+    """Return the pause after so many failures in a row: doubled after each, up to `most_seconds`."""
+    return min(most_seconds, first_seconds * 2.0 ** min(failures - 1, 64))
+
+
 def shown_time(steady: float) -> float:
     """Seconds since the epoch, by the machine's clock as it is now, at which `steady_now` was that."""
     return time.time() - (steady_now() - steady)

@@ -10,13 +10,14 @@ import pytest
 from archiver_stage import Stage, live_entries
 from histories import talk, texts
 
+from memd.clock import pause_before_retry
 from memd.conversation.conversation import Conversation
 from memd.entries import Draft, Entry, Speaker, Status
-from memd.errors import EmbeddingError, StoreError
+from memd.errors import EmbeddingError, StoreError, StoreWriteFailed
 from memd.ingest.pipeline import Drafter
 from memd.ingest.topics import Topic
 from memd.recall.retrieve import Budget, Retriever
-from memd.settings.model import BufferSettings, CompactionSettings, Config, ConversationSettings, IngestSettings
+from memd.settings.model import BufferSettings, CompactionSettings, Config, ConversationSettings, IngestSettings, SegmentSettings
 
 SECRET = "sk-0123456789abcdefABCDEF"
 LAMP = "u:Where is the spare lamp of the lighthouse?", "a:On the second landing, behind the rope."
@@ -76,9 +77,9 @@ async def test_a_disk_that_fails_once_costs_an_attempt_and_nothing_else(stage: S
     assert (conversation.stored, len(shown(topic))) == (2, 1)
 
 
-async def test_every_failure_doubles_the_pause_before_the_next_attempt(stage: Stage, topic: Topic) -> None:
+async def test_every_failure_doubles_the_pause_before_the_next_attempt_up_to_half_a_minute(stage: Stage, topic: Topic) -> None:
     conversation = talk(topic.buffer, *LAMP)
-    for pause in (10, 20, 40):
+    for pause in (10, 20, 30, 30):
         stage.fail_next_write()
         assert not await stored(stage, topic, conversation)
         stage.now += pause - 1
@@ -87,6 +88,36 @@ async def test_every_failure_doubles_the_pause_before_the_next_attempt(stage: St
         assert len(stage.embedder.texts) == attempts, "nothing is tried meanwhile"
         stage.now += 1
     assert await stored(stage, topic, conversation)
+
+
+def test_after_thousands_of_failures_the_pause_is_no_longer() -> None:
+    assert [pause_before_retry(failures, 5, 30) for failures in (1, 2, 3, 4, 5_000)] == [5, 10, 20, 30, 30]
+
+
+async def test_an_index_that_could_not_be_written_is_tried_again_and_its_topic_is_held_by_nobody_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("memd.ingest.indexer.RETRY_SECONDS", 0.05)
+    stage = Stage(Config(segment=SegmentSettings(max_entries=1)))
+    topic = await stage.topics.get("talk")
+    seal, seals = topic.log.seal, []
+
+    def seal_on_a_disk_that_fails_once(segment_id: int) -> None:
+        seals.append(segment_id)
+        if len(seals) == 1:
+            raise StoreWriteFailed("the disk is full")
+        seal(segment_id)
+
+    monkeypatch.setattr(topic.log, "seal", seal_on_a_disk_that_fails_once)
+    await stored(stage, topic, talk(topic.buffer, *LAMP))
+    async with asyncio.timeout(5):
+        while not stage.metrics.errors.counts["index",] or topic.idle_seconds == 0:
+            await asyncio.sleep(0)
+        assert stage.indexer.under_way == 1, "it waits"
+        while topic.log.unsealed():
+            await asyncio.sleep(0.01)
+            stage.indexer.look_after(topic)
+    await stage.close()
 
 
 async def test_a_model_that_fails_loses_nothing_either(stage: Stage, topic: Topic) -> None:
@@ -162,9 +193,10 @@ async def test_where_the_journal_cannot_be_forced_to_disk_only_what_is_stored_le
     stage: Stage, topic: Topic
 ) -> None:
     conversation = talk(topic.buffer, *LAMP, *FERRY, "u:And the mail?", "a:On Mondays.")
-    stage.fail_next_write()
+    stage.files.bytes_left = 0
     assert not await stage.archiver.compact(topic, conversation)
     assert (conversation.left_out, conversation.stored) == (0, 0)
+    stage.files.bytes_left = None
     assert await stage.archiver.store(topic, conversation, 2)
     talk(topic.buffer, *LAMP, *FERRY, "u:And the mail?", "a:On Mondays.", "u:And the oil?", "a:In the cellar.")
     stage.files.bytes_left = 0

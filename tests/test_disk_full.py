@@ -22,6 +22,7 @@ from memd.settings.model import (
     UpstreamSettings,
 )
 from memd.store.disk import DiskFiles
+from memd.store.layout import ADDRESS_NAME
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
@@ -33,9 +34,8 @@ def disk() -> FullDisk:
     return FullDisk()
 
 
-@pytest.fixture
-async def daemon(tmp_path: Path, llama: str, disk: FullDisk) -> AsyncIterator[Daemon]:
-    config = Config(
+def settings(tmp_path: Path, llama: str) -> Config:
+    return Config(
         listen=ListenSettings(port=0),
         upstream=UpstreamSettings(url=llama),
         data_dir=tmp_path / "memory",
@@ -43,8 +43,17 @@ async def daemon(tmp_path: Path, llama: str, disk: FullDisk) -> AsyncIterator[Da
         compaction=CompactionSettings(retry_seconds=0.01),
         log=LogSettings(level="error"),
     )
-    async with running(config, files=disk) as daemon:
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path, llama: str, disk: FullDisk) -> AsyncIterator[Daemon]:
+    async with running(settings(tmp_path, llama), files=disk) as daemon:
         yield daemon
+
+
+async def _health(daemon: Daemon) -> Any:
+    async with aiohttp.ClientSession() as session, session.get(f"{daemon.own_url}/memd/health") as answer:
+        return await answer.json()
 
 
 async def _ask(daemon: Daemon, history: list[dict[str, str]], text: str, **more: Any) -> tuple[int, str, Any]:
@@ -85,11 +94,16 @@ async def test_on_a_full_disk_requests_flow_and_say_so_and_afterwards_nothing_is
     statuses = [(await _ask(daemon, history, fact))[:2] for fact in _facts(14, start=6)]
     assert {status for status, _ in statuses} == {200}
     assert statuses[-1][1] == "degraded:disk-full"
+    health = await _health(daemon)
+    assert (health["status"], health["memory"]) == ("ok", "degraded") and "the disk is full" in health["trouble"]
 
     disk.full = False
-    recovered = [(await _ask(daemon, history, fact))[1] for fact in _facts(18, start=14)]
+    for fact in _facts(18, start=14):
+        await _ask(daemon, history, fact)
     await _all_stored(daemon)
-    assert recovered[-1] != "degraded:disk-full"
+    assert (await _ask(daemon, history, "Thanks."))[1] != "degraded:disk-full"
+    health = await _health(daemon)
+    assert (health["memory"], health["trouble"]) == ("ok", None)
 
     data_dir = tmp_path / "memory"
     stored = "\n".join(entry["content"] for entry in export(data_dir, DiskFiles(), topic_id="default", live_only=True))
@@ -114,3 +128,19 @@ async def test_corrections_on_a_full_disk_fail_as_such_and_change_nothing(daemon
     disk.full = False
     _, _, said = await _ask(daemon, [], "So where does the spare key hang?", memory_in={})
     assert shown[0] in [chunk["id"] for chunk in said["memory_out"]["injected_chunks"]]
+
+
+async def test_a_daemon_that_started_on_a_full_disk_is_found_by_its_folder_once_there_is_room(
+    tmp_path: Path, llama: str, disk: FullDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memd.proxy.app.SAY_WHERE_SECONDS", 0.02)
+    address = tmp_path / "memory" / ADDRESS_NAME
+    disk.full = True
+    async with running(settings(tmp_path, llama), files=disk) as daemon:
+        assert not address.exists()
+        disk.full = False
+        async with asyncio.timeout(10):
+            while not address.exists():
+                await asyncio.sleep(0.01)
+        assert address.read_text() == daemon.addresses.local
+    assert not address.exists()

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 from archiver_stage import DATA_DIR, Stage
-from histories import state, talk
+from histories import new_buffer, state, talk
 
-from memd.errors import BadTopicId, StoreError
+from memd.conversation.events import decode_event
+from memd.errors import BadTopicId, StoreError, StoreWriteFailed
 from memd.ingest.topics import Topic
 from memd.settings.model import Config, IngestSettings, StoreSettings
 from memd.store.log.journal import Journal
@@ -66,18 +67,62 @@ async def test_a_restart_gives_back_what_was_journalled(stage: Stage) -> None:
     await again.close()
 
 
-async def test_a_journal_write_that_fails_is_made_good_by_the_next_save(stage: Stage) -> None:
+async def test_a_journal_write_that_fails_is_made_good_at_once(stage: Stage) -> None:
     topic = await stage.topics.get("talk")
     talk(topic.buffer, *LAMP)
     stage.fail_next_write()
+    await topic.save(sync=True)
+    assert not is_in_trouble(topic)
+    again = await restarted(stage)
+    assert len((await again.topics.get("talk")).buffer.conversations()) == 1
+    await again.close()
+
+
+async def test_what_a_failed_write_has_cost_is_made_good_by_the_next_save(stage: Stage) -> None:
+    topic = await stage.topics.get("talk")
+    talk(topic.buffer, *LAMP)
+    stage.files.bytes_left = 0
     await topic.save()
     assert is_in_trouble(topic) and not topic.is_on_disk
+    stage.files.bytes_left = None
     talk(topic.buffer, *FERRY)
     await topic.save(sync=True)
     assert not is_in_trouble(topic)
     again = await restarted(stage)
     assert len((await again.topics.get("talk")).buffer.conversations()) == 2
     await again.close()
+
+
+async def test_nothing_is_journalled_behind_a_gap(stage: Stage) -> None:
+    """What is appended while a write fails is not taken for durable: replayed without that, it would be nonsense."""
+    topic = await stage.topics.get("talk")
+    talk(topic.buffer, *LAMP)
+    stage.fail_next_write()
+    first = asyncio.create_task(topic.save())
+    await asyncio.sleep(0)  # its write is under way
+    talk(topic.buffer, *FERRY)
+    before = state(topic.buffer)
+    await asyncio.gather(first, topic.save())
+    journal, payloads = Journal.open(JOURNAL, stage.files)
+    journal.close()
+    assert not is_in_trouble(topic)
+    copy = new_buffer()
+    copy.replay([decode_event(payload) for payload in payloads])
+    assert state(copy) == before
+
+
+async def test_a_journal_that_has_a_gap_takes_no_more_until_it_is_rewritten(stage: Stage) -> None:
+    await stage.topics.get("talk")
+    journal, _ = Journal.open(JOURNAL, stage.files)
+    stage.fail_next_write()
+    with pytest.raises(StoreWriteFailed):
+        journal.append([b"one"])
+    with pytest.raises(StoreWriteFailed):
+        journal.append([b"two"])
+    journal.rewrite([b"one", b"two"])
+    journal.append([b"three"])
+    journal.close()
+    assert Journal.open(JOURNAL, stage.files)[1] == [b"one", b"two", b"three"]
 
 
 async def test_a_journal_that_cannot_be_rewritten_is_rewritten_later(stage: Stage) -> None:

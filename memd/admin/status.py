@@ -74,6 +74,10 @@ class DaemonHealth(msgspec.Struct, frozen=True):
     data_dir: str
     topics: int
     """The number of open ones."""
+    memory: Literal["ok", "degraded"]
+    """Degraded: in a topic the last write to disk has failed, and what is said there now is at risk."""
+    trouble: str | None
+    """The last error that writing met with, until it works again."""
     upstream: UpstreamHealth
     model_url: str
     """The address for clients, without `/v1`."""
@@ -91,6 +95,8 @@ class DaemonStats(msgspec.Struct, frozen=True):
     """Caches of parsed messages and of the words of chunks; each is bounded."""
     tasks: int
     """The number of asyncio tasks: connections, requests, background work."""
+    unstored: int
+    """Messages that are in a journal and not in the log yet."""
     redacted: dict[str, int] | None
     topics: dict[str, TopicStats]
 
@@ -182,8 +188,19 @@ class StatusRoutes:
         facts = self._upstream.facts
         upstream = UpstreamHealth(self._upstream.url, facts.reachable, facts.window)
         data_dir = str(self._config.data_dir.resolve())
-        opened = len(self._topics.opened())
-        return DaemonHealth("ok", __version__, data_dir, opened, upstream, self._model_url, self._own_url)
+        topics = self._topics.opened()
+        trouble = next((str(topic.trouble) for topic in topics if topic.trouble is not None), None)
+        return DaemonHealth(
+            status="ok",
+            version=__version__,
+            data_dir=data_dir,
+            topics=len(topics),
+            memory="ok" if trouble is None else "degraded",
+            trouble=trouble,
+            upstream=upstream,
+            model_url=self._model_url,
+            own_url=self._own_url,
+        )
 
     @get("/memd/stats")
     async def stats(self) -> DaemonStats:
@@ -195,6 +212,7 @@ class StatusRoutes:
             memory_bytes_max=self._config.store.memory_bytes_max,
             cache_bytes=self._cache_bytes(),
             tasks=len(asyncio.all_tasks()),
+            unstored=sum(topic.buffer.unstored_count for topic in self._topics.opened()),
             redacted=dict(self._redactor.counts) if self._redactor else None,
             topics=topics,
         )

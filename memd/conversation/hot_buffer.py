@@ -254,7 +254,12 @@ class HotBuffer:
     @property
     def has_unstored(self) -> bool:
         """Whether a conversation has messages that are to be stored and are not."""
-        return any(one.stored < one.wanted_end for one in self._conversations.values())
+        return self.unstored_count > 0
+
+    @property
+    def unstored_count(self) -> int:
+        """The number of these messages."""
+        return sum(max(0, one.wanted_end - one.stored) for one in self._conversations.values())
 
     def is_open(self, conversation: Conversation) -> bool:
         """Whether the conversation is still in the buffer: it may be closed while a request is using it."""

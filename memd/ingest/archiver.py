@@ -16,7 +16,7 @@ from functools import partial
 
 import msgspec
 
-from memd.clock import steady_now
+from memd.clock import pause_before_retry, steady_now
 from memd.conversation import compaction
 from memd.conversation.compaction import Departure
 from memd.conversation.conversation import Conversation, Line
@@ -37,7 +37,8 @@ from memd.wording import tallied
 
 log = logging.getLogger("memd")
 
-BACKOFF_SECONDS_MAX = 300.0
+BACKOFF_SECONDS_MAX = 30.0
+"""The pause between two attempts to store: a disk that has room again, or is back, is used within this time."""
 TEND_SECONDS = 0.5
 """The interval at which idle conversations are stored, journals synced and indexes brought up to date."""
 BATCH_CHARACTERS = 8_000
@@ -424,7 +425,7 @@ class Archiver:
         else:
             self._unembedded.discard(topic.id)
         failures = self._failures[topic.id] = self._failures.get(topic.id, 0) + 1
-        pause = min(BACKOFF_SECONDS_MAX, self._config.compaction.retry_seconds * 2 ** (failures - 1))
+        pause = pause_before_retry(failures, self._config.compaction.retry_seconds, BACKOFF_SECONDS_MAX)
         self._retry_at[topic.id] = self._clock() + pause
         self._metrics.errors.add("store")
         fields = {"topic": topic.id, "retry_seconds": pause, "error": error}

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from memd.clock import pause_before_retry
 from memd.embedding.priority import Background, Priority
 from memd.errors import StoreError
 from memd.ingest.topics import Topic
@@ -25,7 +26,8 @@ from memd.telemetry.tasks import Tasks
 
 log = logging.getLogger("memd")
 
-RETRY_SECONDS = 300.0
+RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 60.0
+"""The pause after a first failure; it is doubled after each further one in a row."""
 NICENESS = 10
 
 
@@ -41,6 +43,7 @@ class Indexer:
         self._word_indexer = _background_thread("memd-words")
         self._merger = _background_thread("memd-merge")
         self._under_way: set[str] = set()
+        self._failures: dict[str, int] = {}  # in a row, of each work whose last attempt failed
         self._closing = False
         self._metrics = metrics
 
@@ -74,17 +77,28 @@ class Indexer:
 
     async def _run(self, name: str, topic: Topic, work: Coroutine[Any, Any, None]) -> None:
         try:
-            await work
-        except StoreError as error:
-            self._metrics.errors.add("index")
-            fields = {"work": name, "retry_seconds": RETRY_SECONDS, "error": error}
-            log.error("work on an index failed and is tried again, nothing is lost", extra=fields)
-            await asyncio.sleep(RETRY_SECONDS)
-        except _ClosingError:
-            pass
+            try:
+                await work
+                self._failures.pop(name, None)
+            except StoreError as error:
+                self._note_failure(name, error)
+            except _ClosingError:
+                return
+            finally:
+                topic.release()
+            if name in self._failures:  # nothing is held meanwhile: neither the topic nor what the error's frames name
+                await asyncio.sleep(self._pause_seconds(name))
         finally:
             self._under_way.discard(name)
-            topic.release()
+
+    def _note_failure(self, name: str, error: StoreError) -> None:
+        self._failures[name] = self._failures.get(name, 0) + 1
+        self._metrics.errors.add("index")
+        fields = {"work": name, "retry_seconds": self._pause_seconds(name), "error": error}
+        log.error("work on an index failed and is tried again, nothing is lost", extra=fields)
+
+    def _pause_seconds(self, name: str) -> float:
+        return pause_before_retry(self._failures[name], RETRY_SECONDS, RETRY_SECONDS_MAX)
 
     async def _seal(self, topic: Topic, segment_id: int) -> None:
         await asyncio.get_running_loop().run_in_executor(self._sealer, topic.log.seal, segment_id)

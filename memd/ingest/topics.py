@@ -152,7 +152,7 @@ class Topic:
         return result
 
     async def save(self, *, sync: bool = False) -> None:
-        """Journal the buffer's changes. After a failure the next save rewrites the whole journal."""
+        """Journal the buffer's changes. After a failure the whole journal is rewritten, at once and by the next saves."""
         events = self.buffer.take_unsaved()
         if not events and not (self._journal_behind or (sync and self._journal_unsynced)):
             return
@@ -171,6 +171,7 @@ class Topic:
             await self._write("journal", append)
         except StoreError:
             self._journal_behind = True
+            await self.rewrite_journal()
 
     async def make_durable(self) -> bool:
         """Force all that the buffer has to disk, in the journal; False if that failed (the disk is full, …).

@@ -57,6 +57,8 @@ log = logging.getLogger("memd")
 QUESTION_SHARE = 0.4
 """Of `retrieval.timeout_ms`: the longest that an embedding server has for a question. A message may have two, and then
 there is time for the search by words."""
+SAY_WHERE_SECONDS = 5.0
+"""The interval at which the file with the address is tried again, where the disk was full."""
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -117,10 +119,14 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
     house = await listen(served, config.limits, tls)
     files, data_dir = daemon.store.files, config.data_dir
     told = {data_dir / SECRET_NAME: secret, data_dir / ADDRESS_NAME: daemon.addresses.local}
+    telling = None
     try:
-        await loop.run_in_executor(None, _say_where, files, told)
+        if not await loop.run_in_executor(None, _say_where, files, told):
+            telling = tasks.spawn(_say_where_later(files, told), "telling the address")
         yield
     finally:
+        if telling is not None:
+            telling.cancel()
         with contextlib.suppress(StoreError):  # who reads a stale one finds nobody there
             for path in told:
                 await loop.run_in_executor(None, files.remove, path)
@@ -132,12 +138,25 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         await tasks.finish(timeout_seconds=config.shutdown.grace_seconds)
 
 
-def _say_where(files: Files, told: Mapping[Path, str]) -> None:
+def _say_where(files: Files, told: Mapping[Path, str], *, again: bool = False) -> bool:
+    """Write where the daemon listens into its folder; whether that worked."""
     try:
         for path, text in told.items():
             replace_file(files, path, text.encode())
     except StoreError as error:
-        log.warning("commands cannot find this daemon by its folder", extra={"error": error})
+        if not again:
+            log.warning("commands cannot find this daemon by its folder yet", extra={"error": error})
+        return False
+    return True
+
+
+async def _say_where_later(files: Files, told: Mapping[Path, str]) -> None:
+    """Try again, until the disk has room or can be written again."""
+    while True:
+        await asyncio.sleep(SAY_WHERE_SECONDS)
+        if await asyncio.to_thread(_say_where, files, told, again=True):
+            log.info("commands find this daemon by its folder")
+            return
 
 
 async def _wake(topics: Topics, retriever: Retriever) -> None:

@@ -7,6 +7,7 @@ the steps before it returned; the conversation itself lives in the topic's buffe
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
@@ -42,6 +43,9 @@ from memd.wire.capture import Reply
 from memd.wire.sideband import memory_headers
 
 log = logging.getLogger("memd")
+
+JOURNAL_SECONDS_MAX = 1.0
+"""The end of an answer waits so long for the journal to have the question: a disk that hangs holds up nobody."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -118,7 +122,7 @@ class TurnRunner:
                 record.end_step("correct")
                 with self._priority.held():  # not before: a correction may wait for something to be stored
                     prepared = await self._prepare(received, corrected, record)
-                self._tasks.spawn(topic.save(), "journal")
+                saving = self._tasks.spawn(topic.save(), "journal")
             except BadTopicId as error:
                 return await self._answer_without_topic(client, asked, error)
             except Exception as error:
@@ -126,7 +130,7 @@ class TurnRunner:
                 return await self._forwarder.without_memory(client, asked.without_memory("degraded:store"))
             learn = partial(self._room_maker.learn, received)
             again = partial(self._prepare_again, received, corrected)
-            forwarding = Forwarding(self._forwarder, self._rememberer, received, prepared, learn, again)
+            forwarding = Forwarding(self._forwarder, self._rememberer, received, prepared, learn, again, saving)
             try:
                 return await forwarding.run(client, record)
             finally:  # also after a cancellation: what was said is remembered, without keeping anybody waiting
@@ -208,7 +212,10 @@ class Forwarding:
         prepared: Prepared,
         learn: Learn,
         prepare_again: PrepareAgain,
+        saving: asyncio.Task[None],
     ) -> None:
+        """`saving`: what was asked is being written into the journal."""
+        self._saving = saving
         self._rememberer = rememberer
         self._kept: Conversation | None = None
         self._upstream = forwarder.upstream
@@ -254,7 +261,7 @@ class Forwarding:
                 self._capture_bytes_max,
                 read=offered.read,
                 wants_stream=received.request.stream,
-                keep=self._keep if self._rememberer.is_promised(received) else None,
+                keep=self._keep,
             )
             out = offered.shown.memory_out(received) if answer.status == 200 else None
             try:
@@ -274,7 +281,11 @@ class Forwarding:
             self._learned(msgspec.structs.replace(offered, error=reply.error.encode()))
 
     async def _keep(self, reply: Reply) -> None:
-        """Keep a reply before the client has all of it."""
+        """Wait until what was asked is in the journal, and keep a reply that is promised, before the client has all of
+        it: who has an answer may rely on both."""
+        await asyncio.wait([self._saving], timeout=JOURNAL_SECONDS_MAX)
+        if not self._rememberer.is_promised(self._received):
+            return
         try:
             self._kept = self._rememberer.keep_reply(self._received, self.answered.shown, reply)
             await self._rememberer.save(self._received)

@@ -118,7 +118,7 @@ class CompactionSettings(msgspec.Struct, frozen=True, kw_only=True):
     fraction: Annotated[float, Meta(ge=0.05, le=0.95)] = 0.5
     """The share of the buffer, by tokens, that one compaction moves."""
     retry_seconds: PositiveSeconds = 5.0
-    """Wait after a failed append; doubles with every further failure, up to 300 s."""
+    """Wait after a failed append; doubles with every further failure, up to 30 s."""
 
 
 class ChunkingSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -86,6 +86,8 @@ class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
     indexes: int
     """How many are searched; fewer than sealed segments if some are merged."""
     indexes_loaded: int
+    unindexed: int
+    """Entries whose words are not in the lexical index yet; of the last 500 every search reads the words itself."""
     memory_bytes: int
     fan_out_ms: float | None
     scanned_per_second: float | None
@@ -360,6 +362,7 @@ class TopicLog:
             segments=len(segments),
             unsealed=len(self.unsealed()),
             indexes=len(indexes),
+            unindexed=self._lexical.behind(snapshot),
             indexes_loaded=sum(index.is_loaded for index in indexes),
             memory_bytes=sum(part.memory_bytes for part in (*segments, *indexes)) + snapshot.uuid_index.memory_bytes,
             fan_out_ms=snapshot.times.fan_out_ms,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
 
 import numpy as np
@@ -37,8 +38,8 @@ BATCH_ENTRIES = 5_000
 GIVE_WAY_ENTRIES = 50
 WRITER_BYTES = 32_000_000
 FRESH_ENTRIES_MAX = 500
-"""Unindexed entries that a query reads itself, about 0.1 ms each the first time. If there are more, none of them is
-found by words until the index has caught up."""
+"""Unindexed entries that a query reads itself, about 0.1 ms each the first time. If there are more, the older of them
+are not found by words until the index has caught up."""
 
 
 class LexicalIndex:
@@ -75,8 +76,8 @@ class LexicalIndex:
     ) -> LexicalQuery:
         """Prepare a query on the index as it is now, on the snapshot's unindexed entries and on pending chunks.
 
-        If the unindexed entries are more than `FRESH_ENTRIES_MAX`, they are left out. The index is opened if it is not
-        open, or if something else has cut its files short; nobody waits for that longer than `wait_seconds`.
+        Of more than `FRESH_ENTRIES_MAX` unindexed entries only the newest are looked at. The index is opened if it is
+        not open, or if something else has cut its files short; nobody waits for that longer than `wait_seconds`.
 
         Raises:
             StoreError: the index cannot be read or written.
@@ -85,11 +86,9 @@ class LexicalIndex:
         if postings is None:
             self._open_whole(snapshot, wait_seconds)
             stamp, postings = self._usable()
-        fresh, stale = dict(pending or {}), {}
-        later = list(_places(snapshot, stamp.upto, FRESH_ENTRIES_MAX + 1))
-        if len(later) <= FRESH_ENTRIES_MAX:
-            fresh = self._fresh(snapshot, later) | fresh
-            stale = indexed_terms(postings, _superseded(snapshot, stamp.upto, later), self._terms_cache)
+        later = _newest_places(snapshot, stamp.upto, FRESH_ENTRIES_MAX)
+        fresh = self._fresh(snapshot, later) | dict(pending or {})
+        stale = indexed_terms(postings, _superseded(snapshot, stamp.upto, later), self._terms_cache)
         length = stamp.terms + _length(fresh) - _length(stale)
         mean_terms = max(1.0, length / max(1, stamp.texts + len(fresh) - len(stale)))
         return LexicalQuery(
@@ -212,15 +211,14 @@ class LexicalIndex:
         added: list[ChunkTerms] = []
         self._confirm_lock()
         with native("lexical" if self._folder is None else str(self._folder.path), writing=True):
-            writer = self._index.writer(WRITER_BYTES, 1)
-            for number, place in enumerate(batch):
-                if number % GIVE_WAY_ENTRIES == GIVE_WAY_ENTRIES - 1:
-                    give_way()
-                    self._confirm_lock()
-                added += _add_to(writer, snapshot, place)
-            self._confirm_lock()
-            writer.commit()
-            writer.wait_merging_threads()
+            with _writing(self._index) as writer:
+                for number, place in enumerate(batch):
+                    if number % GIVE_WAY_ENTRIES == GIVE_WAY_ENTRIES - 1:
+                        give_way()
+                        self._confirm_lock()
+                    added += _add_to(writer, snapshot, place)
+                self._confirm_lock()
+                writer.commit()
             self._index.reload()
         texts = self._stamp.texts + len(added) - len(removed)
         length = self._stamp.terms + sum(one.length for one in added) - _length(removed)
@@ -230,6 +228,20 @@ class LexicalIndex:
             stamp = self._folder.write(stamp, self._stamp.files)
         self._postings = Postings(self._index.searcher(), self._postings.counts_after(added, removed.values()))
         self._stamp = stamp
+
+
+@contextmanager
+def _writing(index: tantivy.Index) -> Iterator[tantivy.IndexWriter]:
+    """The index's writer, ended whatever happens: an error, which names it in its frames, would keep it alive, and with
+    it six threads, their memory and the lock that the next attempt needs."""
+    writer = index.writer(WRITER_BYTES, 1)
+    try:
+        yield writer
+    except BaseException:
+        with suppress(Exception):
+            writer.wait_merging_threads()
+        raise
+    writer.wait_merging_threads()
 
 
 _SPLIT = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).build()
@@ -262,6 +274,16 @@ def _add_to(writer: tantivy.IndexWriter, snapshot: Snapshot, place: Place) -> li
 def _places(snapshot: Snapshot, upto: int, count: int | None = None) -> Iterator[Place]:
     """The places of the entries after `upto`, at most `count`."""
     return islice(((number, row) for number, rows in snapshot.rows_after(upto) for row in rows), count)
+
+
+def _newest_places(snapshot: Snapshot, upto: int, count: int) -> list[Place]:
+    """The places of the last `count` entries after `upto`, oldest first."""
+    newest: list[Place] = []
+    for number, rows in reversed(list(snapshot.rows_after(upto))):
+        newest += ((number, row) for row in reversed(rows[len(newest) - count :]))
+        if len(newest) == count:
+            break
+    return newest[::-1]
 
 
 def _superseded(snapshot: Snapshot, upto: int, later: Iterable[Place]) -> list[int]:

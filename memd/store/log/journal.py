@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from memd.errors import CorruptFile
+from memd.errors import CorruptFile, StoreError
 from memd.store.files import TEMPORARY_SUFFIX, Files, replace_file
 from memd.store.layout import check_topic
 from memd.store.log.append_file import AppendFile
@@ -56,6 +56,8 @@ class Journal:
         self._files = files
         self._header = _header(path)
         self._file = AppendFile(files, path, end)
+        self._gap: StoreError | None = None
+        """The error that has cost records; what is appended behind them would be replayed without them."""
 
     @classmethod
     def open(cls, path: Path, files: Files) -> tuple[Journal, list[bytes]]:
@@ -98,11 +100,17 @@ class Journal:
         `extent` is that of the log now, at least as far as the records say.
 
         Raises:
-            StoreWriteFailed: none of them was added (DiskFull if the disk is full).
+            StoreWriteFailed: none of them was added (DiskFull if the disk is full), and none is until a `rewrite`.
         """
+        if self._gap is not None:
+            raise self._gap.with_traceback(None)
         is_new = extent is not None and extent != self.extent
         own = [_encoder.encode(extent)] if is_new else []
-        self._file.append(b"".join(map(encode_record, [*own, *payloads])), sync=False)
+        try:
+            self._file.append(b"".join(map(encode_record, [*own, *payloads])), sync=False)
+        except StoreError as error:
+            self._gap = error
+            raise
         self.extent = extent if is_new else self.extent
 
     def sync(self) -> None:
@@ -119,14 +127,19 @@ class Journal:
         `extent` is that of the log now; None: as it was.
 
         Raises:
-            StoreWriteFailed: the old journal is still in place.
+            StoreWriteFailed: the old journal is still in place, and nothing is appended to it.
         """
         extent = extent or self.extent
         own = [] if extent is None else [_encoder.encode(extent)]
         data = encode_header(self._header) + b"".join(map(encode_record, [*own, *payloads]))
         self._file.close()
-        replace_file(self._files, self._path, data)
-        self._file = AppendFile(self._files, self._path, len(data))
+        try:
+            replace_file(self._files, self._path, data)
+            self._file = AppendFile(self._files, self._path, len(data))
+        except StoreError as error:
+            self._gap = error
+            raise
+        self._gap = None
         self.extent = extent
 
     def close(self) -> None:
