@@ -75,7 +75,7 @@ def test_damage_in_the_middle_keeps_a_copy_and_the_readable_rest(in_header: bool
     assert (same, again.findings) == (payloads, [])
 
 
-def test_an_append_that_fails_adds_nothing_and_space_makes_it_work_again() -> None:
+def test_an_append_that_fails_adds_nothing_and_nothing_comes_behind_the_gap_until_it_is_rewritten() -> None:
     files = disk()
     journal, _ = Journal.open(HOT, files)
     journal.append([b"one"])
@@ -83,8 +83,12 @@ def test_an_append_that_fails_adds_nothing_and_space_makes_it_work_again() -> No
     with pytest.raises(DiskFull):
         journal.append([b"two", b"three"])
     files.bytes_left = None
-    journal.append([b"four"])
-    assert Journal.open(HOT, files)[1] == [b"one", b"four"]
+    with pytest.raises(DiskFull):
+        journal.append([b"four"])
+    assert Journal.open(HOT, files)[1] == [b"one"]
+    journal.rewrite([b"one", b"two", b"three", b"four"])
+    journal.append([b"five"])
+    assert Journal.open(HOT, files)[1] == [b"one", b"two", b"three", b"four", b"five"]
 
 
 def test_a_rewrite_that_fails_leaves_the_old_journal_usable() -> None:

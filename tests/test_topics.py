@@ -11,7 +11,7 @@ from archiver_stage import DATA_DIR, Stage
 from histories import new_buffer, state, talk
 
 from memd.conversation.events import decode_event
-from memd.errors import BadTopicId, StoreError, StoreWriteFailed
+from memd.errors import BadTopicId, StoreError
 from memd.ingest.topics import Topic
 from memd.settings.model import Config, IngestSettings, StoreSettings
 from memd.store.log.journal import Journal
@@ -109,20 +109,6 @@ async def test_nothing_is_journalled_behind_a_gap(stage: Stage) -> None:
     copy = new_buffer()
     copy.replay([decode_event(payload) for payload in payloads])
     assert state(copy) == before
-
-
-async def test_a_journal_that_has_a_gap_takes_no_more_until_it_is_rewritten(stage: Stage) -> None:
-    await stage.topics.get("talk")
-    journal, _ = Journal.open(JOURNAL, stage.files)
-    stage.fail_next_write()
-    with pytest.raises(StoreWriteFailed):
-        journal.append([b"one"])
-    with pytest.raises(StoreWriteFailed):
-        journal.append([b"two"])
-    journal.rewrite([b"one", b"two"])
-    journal.append([b"three"])
-    journal.close()
-    assert Journal.open(JOURNAL, stage.files)[1] == [b"one", b"two", b"three"]
 
 
 async def test_a_journal_that_cannot_be_rewritten_is_rewritten_later(stage: Stage) -> None:
