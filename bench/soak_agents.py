@@ -187,23 +187,19 @@ class Agent:
         if kind == "Update":
             fact.words = [before, f"{before.rstrip('0123456789')}{self._chance.randrange(10**6)}"]
             correction["content"] = said.replace(before, fact.words[1])
-        sent_before = self._ledger.counts["not answered"]
         answer = await self._turn(f"Thanks, noted. {self._filler(1)}", memory_in={"corrections": [correction]})
-        resent = self._ledger.counts["not answered"] > sent_before
         failed = answer is not None and any(s["type"] == "correction_failed" for s in answer.out.get("signals", []))
         self._ledger.counts["corrections"] += 1
-        if answer is None or failed:
+        if answer is None:
             self._ledger.doubtful.add(place)
-            if not resent and answer is not None:  # refused outright: nothing was changed
-                fact.words = [before]
-                self._ledger.counts["corrections refused"] += 1
+        elif failed:  # nothing was changed
+            fact.words = [before]
+            self._ledger.counts["corrections refused"] += 1
         elif kind == "Update":
             fact.words, fact.updated = fact.words[1:], True
             self._ledger.replaced.append(place)
         else:
-            self._ledger.steps[place] += 1 if kind == "Helpful" else -1
-            if resent:
-                self._ledger.doubtful.add(place)
+            self._ledger.steps[place] += 1 if kind == "Helpful" else -1  # once, however often it was sent
 
     async def _edit(self) -> None:
         """Say something, then say something else in its place; no fact is in either."""

@@ -104,6 +104,9 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True):
     see `said`."""
     action_steps: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
     """The steps that a Helpful or Unhelpful changed `utility_steps` by, where that is not one."""
+    asked_by: bytes | UnsetType = UNSET
+    """The 16-byte digest of the request whose correction wrote this entry: it is not applied again when the request is
+    sent again after a restart."""
     unknown: dict[str, Any] = {}
     """Fields that a newer version wrote and this one does not know: carried along unchanged."""
 

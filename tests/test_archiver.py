@@ -17,7 +17,14 @@ from memd.errors import EmbeddingError, StoreError, StoreWriteFailed
 from memd.ingest.pipeline import Drafter
 from memd.ingest.topics import Topic
 from memd.recall.retrieve import Budget, Retriever
-from memd.settings.model import BufferSettings, CompactionSettings, Config, ConversationSettings, IngestSettings, SegmentSettings
+from memd.settings.model import (
+    BufferSettings,
+    CompactionSettings,
+    Config,
+    ConversationSettings,
+    IngestSettings,
+    SegmentSettings,
+)
 
 SECRET = "sk-0123456789abcdefABCDEF"
 LAMP = "u:Where is the spare lamp of the lighthouse?", "a:On the second landing, behind the rope."
@@ -77,7 +84,9 @@ async def test_a_disk_that_fails_once_costs_an_attempt_and_nothing_else(stage: S
     assert (conversation.stored, len(shown(topic))) == (2, 1)
 
 
-async def test_every_failure_doubles_the_pause_before_the_next_attempt_up_to_half_a_minute(stage: Stage, topic: Topic) -> None:
+async def test_every_failure_doubles_the_pause_before_the_next_attempt_up_to_half_a_minute(
+    stage: Stage, topic: Topic
+) -> None:
     conversation = talk(topic.buffer, *LAMP)
     for pause in (10, 20, 30, 30):
         stage.fail_next_write()

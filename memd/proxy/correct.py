@@ -5,6 +5,7 @@ Rule: an error costs the corrections, never the request; it is told in the statu
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -47,13 +48,19 @@ class Corrector:
 
     async def correct(self, received: Received) -> CorrectionResult:
         """Apply the corrections, unless the same request did before."""
-        memory_in, topic = received.request.memory_in, received.topic
-        if memory_in is None or not memory_in.corrections or not self._idempotency.knows(received.key):
-            return CorrectionResult()  # a key that is not known came before memd was restarted, or with `readonly`
+        memory_in, topic, key = received.request.memory_in, received.topic, received.key
+        if memory_in is None or not memory_in.corrections or key is None:
+            return CorrectionResult()
         asked = tuple(memory_in.corrections)
         applied_now = () if received.is_retry else asked
         try:
-            failed = await self._idempotency.run_once(received.key, lambda: self._apply(topic, asked))
+            if not self._idempotency.knows(key):  # it came before memd was restarted, which may have been too early
+                if await asyncio.get_running_loop().run_in_executor(None, self._was_applied, topic, asked, key.digest):
+                    return CorrectionResult()
+                self._idempotency.register(key)
+                applied_now = asked
+            await topic.save()  # the arrival, before its effect: sent again after a kill, it is the same request
+            failed = await self._idempotency.run_once(key, lambda: self._apply(topic, asked, key.digest))
             corrected = CorrectionResult(failed)
         except MemdError as error:
             log.error("corrections were not applied", extra=received.log_fields(error))
@@ -63,7 +70,19 @@ class Corrector:
         self._metrics.count_corrections(applied_now, len(corrected.failed_ids))
         return corrected
 
-    async def _apply(self, topic: Topic, asked: Sequence[Correction]) -> FailedIds:
+    def _was_applied(self, topic: Topic, asked: Sequence[Correction], digest: bytes) -> bool:
+        """Whether the log has what the request with this digest changed: one of its entries stands for all.
+
+        Raises:
+            StoreError: an entry cannot be read.
+        """
+        snapshot = topic.log.snapshot()
+        shown = {topic.buffer.resolve(one) for correction in asked for one in correction.chunk_ids}
+        return any(
+            entry.asked_by == digest for chunk in shown if chunk is not None for entry in snapshot.history(chunk.uuid)
+        )
+
+    async def _apply(self, topic: Topic, asked: Sequence[Correction], asked_by: bytes) -> FailedIds:
         await self._store_pending(topic, asked)
         applied = await corrections.correct_shown(
             asked,
@@ -72,6 +91,7 @@ class Corrector:
             snapshot_of=self._snapshot_of,
             encoder=self._encoder,
             append=partial(self._archiver.append_corrections, topic),
+            asked_by=asked_by,
         )
         return applied.failed
 

@@ -1,19 +1,38 @@
 """Idempotency of corrections: a client that sends a request again gets the first outcome, and nothing is applied twice.
 
 Rule: the corrections of one request are applied once and to their end, even when the client leaves in between. Keys are
-kept in memory, for the latest requests: nothing is known of requests from before a restart.
+kept in memory, for the latest requests; of those from before a restart the log tells what was applied.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable
 
+import msgspec
+
+from memd.conversation.conversation import TurnKey
 from memd.errors import MemdError
 from memd.telemetry.tasks import Tasks
 
 KEYS_MAX = 1024
+
+
+class RequestKey(msgspec.Struct, frozen=True):
+    """Requests with equal keys are one request, sent more than once."""
+
+    topic_id: str
+    conversation_id: str
+    turn: TurnKey
+
+    @property
+    def digest(self) -> bytes:
+        """What the entries that its corrections append are marked with; see `ChunkState.asked_by`."""
+        parts = self.conversation_id.encode(), self.turn.last_digest, self.turn.memory_in
+        return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
+
 
 FailedIds = tuple[str, ...]
 """The ids that could not be corrected."""

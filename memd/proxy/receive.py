@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Hashable
 
 import msgspec
 
@@ -18,7 +17,7 @@ from memd.conversation.hot_buffer import Arrival
 from memd.conversation.tokens import TokenCounter
 from memd.ingest.topics import Topic, Topics
 from memd.messages import leading_count
-from memd.proxy.idempotency import IdempotencyKeys
+from memd.proxy.idempotency import IdempotencyKeys, RequestKey
 from memd.proxy.live_turns import LiveTurns, with_live_turns
 from memd.proxy.prompt import Prompt
 from memd.proxy.reading import Asked
@@ -40,7 +39,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     arrival: Arrival
     """Where the reply goes."""
     prompt: Prompt
-    key: Hashable
+    key: RequestKey | None
     """The idempotency key; None in `readonly`, where nothing is applied."""
     is_retry: bool
     """The same request came a moment ago."""
@@ -109,7 +108,7 @@ class Receiver:
         if asked.mode == "full":
             turn_key = TurnKey(prompt.last_digest, _memory_in_digest(request))
             is_retry = topic.buffer.note_arrival(prompt.conversation, turn_key, now, self._freeze_seconds)
-            key = topic.id, prompt.conversation.id, turn_key
+            key = RequestKey(topic.id, prompt.conversation.id, turn_key)
             if not is_retry:
                 self._idempotency.register(key)
         return Received(

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from memd.entries import Correction, Draft, Entry, Status, Vector
 from memd.errors import BadQuestion, NotFound
@@ -61,12 +61,19 @@ class Applied(msgspec.Struct, frozen=True):
 
 
 async def correct(
-    asked: Sequence[Correction], *, find: Find, encoder: Embeds, utility: UtilitySettings, append: Append
+    asked: Sequence[Correction],
+    *,
+    find: Find,
+    encoder: Embeds,
+    utility: UtilitySettings,
+    append: Append,
+    asked_by: bytes | UnsetType = UNSET,
 ) -> Applied:
     """Apply corrections: plan them in a thread, then append what they ask for.
 
     Args:
         find: called in the thread.
+        asked_by: see `ChunkState.asked_by`.
 
     Raises:
         EmbeddingError, StoreError: nothing was applied.
@@ -87,7 +94,8 @@ async def correct(
         )
 
     outcome = await asyncio.get_running_loop().run_in_executor(None, planned)
-    return Applied(await _appended(outcome.drafts, append), outcome.failed)
+    drafts = [msgspec.structs.replace(draft, asked_by=asked_by) for draft in outcome.drafts]
+    return Applied(await _appended(drafts, append), outcome.failed)
 
 
 async def correct_shown(
@@ -98,6 +106,7 @@ async def correct_shown(
     snapshot_of: Callable[[str], Awaitable[Snapshot | None]],
     encoder: Embeds,
     append: Append,
+    asked_by: bytes | UnsetType = UNSET,
 ) -> Applied:
     """Apply a client's corrections: only of chunks that it was shown recently; see `correct`.
 
@@ -119,7 +128,7 @@ async def correct_shown(
         known = (one for one in (own, snapshots[chunk.topic_id]) if one is not None and one.knows(chunk.uuid))
         return next(((one, chunk.uuid) for one in known), None)
 
-    return await correct(asked, find=find, encoder=encoder, utility=own.utility, append=append)
+    return await correct(asked, find=find, encoder=encoder, utility=own.utility, append=append, asked_by=asked_by)
 
 
 async def undo(snapshot: Snapshot, canonical_id: int, reason: str, *, encoder: Embeds, append: Append) -> Applied:

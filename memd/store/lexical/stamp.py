@@ -20,6 +20,9 @@ from memd.store.log.extent import LogExtent
 FORMAT = 6
 """Raise it when the terms of a text or the fields change: indexes of another format are rebuilt."""
 STAMP_NAME = "stamp.json"
+_MANAGED_NAME = ".managed.json"
+"""tantivy's list of files to clean up. It changes before a commit does, and one that was interrupted (a kill, a full
+disk) leaves the index as it was."""
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +116,7 @@ class StampedFolder:
         checksums: dict[str, FileChecksum] = {}
         for name in self._files.names(self.path):
             size = self._files.size(self.path / name)
-            if name.endswith((".lock", TEMPORARY_SUFFIX)) or name == STAMP_NAME or size is None:
+            if name.endswith((".lock", TEMPORARY_SUFFIX)) or name in (STAMP_NAME, _MANAGED_NAME) or size is None:
                 continue
             is_known = name in known and not name.endswith(".json") and known[name].bytes == size
             checksums[name] = known[name] if is_known else checksum_of(self._files, self.path / name, size)
