@@ -120,7 +120,7 @@ async def test_an_index_that_could_not_be_written_is_tried_again_and_its_topic_i
     monkeypatch.setattr(topic.log, "seal", seal_on_a_disk_that_fails_once)
     await stored(stage, topic, talk(topic.buffer, *LAMP))
     async with asyncio.timeout(5):
-        while not stage.metrics.errors.counts["index",] or topic.idle_seconds == 0:
+        while not stage.metrics.errors.counts["index",] or topic.idle_seconds == 0:  # noqa: ASYNC110  # no event
             await asyncio.sleep(0)
         assert stage.indexer.under_way == 1, "it waits"
         while topic.log.unsealed():

@@ -152,7 +152,7 @@ class Topic:
         return result
 
     async def save(self, *, sync: bool = False) -> None:
-        """Journal the buffer's changes. After a failure the whole journal is rewritten, at once and by the next saves."""
+        """Journal the buffer's changes. After a failure the journal is rewritten, at once and by the next saves."""
         events = self.buffer.take_unsaved()
         if not events and not (self._journal_behind or (sync and self._journal_unsynced)):
             return
