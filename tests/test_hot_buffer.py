@@ -314,7 +314,7 @@ def test_a_message_that_left_before_it_was_stored_keeps_its_text_until_it_is_aft
     buffer = new_buffer()
     conversation = talk(buffer, *LONG)
     buffer.mark(conversation, left_out=4)
-    assert buffer.has_unstored and texts(conversation) == ["1", "2", "3", "4", "5", "6"]
+    assert buffer.unstored_count and texts(conversation) == ["1", "2", "3", "4", "5", "6"]
     for events in (buffer.take_unsaved(), buffer.as_events()):
         (again,) = replayed(events).conversations()
         assert (again.stored, again.left_out, texts(again)) == (0, 4, texts(conversation))

@@ -252,13 +252,8 @@ class HotBuffer:
         return any(one is not conversation and not one.abandoned for one in self._index.holders(item.identity))
 
     @property
-    def has_unstored(self) -> bool:
-        """Whether a conversation has messages that are to be stored and are not."""
-        return self.unstored_count > 0
-
-    @property
     def unstored_count(self) -> int:
-        """The number of these messages."""
+        """The number of messages that are to be stored and are not."""
         return sum(max(0, one.wanted_end - one.stored) for one in self._conversations.values())
 
     def is_open(self, conversation: Conversation) -> bool:
