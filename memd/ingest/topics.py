@@ -329,7 +329,7 @@ class Topics:
         buffer, is_as_kept = self._buffer_of(topic_id, payloads)
         used_at = max((conversation.used_at for conversation in buffer.conversations()), default=None)
         has_stored_work = self._store.has_unsealed(topic_id) or self._store.has_other_model(topic_id)
-        return used_at, has_stored_work or buffer.unstored_count or not is_as_kept
+        return used_at, has_stored_work or buffer.unstored_count > 0 or not is_as_kept
 
     def _buffer_of(self, topic_id: str, payloads: Sequence[bytes]) -> tuple[HotBuffer, bool]:
         """Replay a journal; also say whether it may stay as it is, which it may not with something to redact in it."""
