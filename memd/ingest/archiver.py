@@ -38,7 +38,6 @@ from memd.wording import tallied
 log = logging.getLogger("memd")
 
 BACKOFF_SECONDS_MAX = 30.0
-"""The pause between two attempts to store: a disk that has room again, or is back, is used within this time."""
 TEND_SECONDS = 0.5
 """The interval at which idle conversations are stored, journals synced and indexes brought up to date."""
 BATCH_CHARACTERS = 8_000

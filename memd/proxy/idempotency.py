@@ -29,7 +29,7 @@ class RequestKey(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> bytes:
-        """What the entries that its corrections append are marked with; see `ChunkState.asked_by`."""
+        """The mark of the entries that its corrections append; see `ChunkState.asked_by`."""
         parts = self.conversation_id.encode(), self.turn.last_digest, self.turn.memory_in
         return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
 
