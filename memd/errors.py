@@ -35,6 +35,10 @@ class EmbeddingError(MemdError):
     """The embedding model could not be loaded or failed on a text."""
 
 
+class RerankError(MemdError):
+    """The reranker did not answer, or not with an order."""
+
+
 class UpstreamError(MemdError):
     """The model server could not be started or reached."""
 

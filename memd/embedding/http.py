@@ -8,23 +8,21 @@ settings say and are tried again. What the server says is shown in errors, the k
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memd.embedding.embedder import Embedder
+from memd.embedding.json_server import JsonServer
 from memd.embedding.prefixes import prefixes_of
 from memd.entries import Vector
 from memd.errors import EmbeddingError
-from memd.settings.model import EmbeddingSettings, basic_authorization, without_credentials
+from memd.settings.model import EmbeddingSettings, without_credentials
 
 BATCH_TEXTS = 16
 CHARACTERS_MAX = 2_000
@@ -33,7 +31,6 @@ tail."""
 PIECES_MAX = 16
 CHARACTERS_MIN = 250
 """A server that refuses an input for its length gets its halves, down to this."""
-ANSWER_BYTES_MAX = 64 << 20
 RETRY_SECONDS = (0.5, 2.0)
 """The pauses between the attempts for texts of a compaction."""
 PAUSE_SECONDS, PAUSE_SECONDS_MAX = 1.0, 30.0
@@ -162,20 +159,18 @@ class HttpEmbedder(Embedder):
 
 
 class _Server:
-    """The requests to the server, whichever API it has. Thread-safe: each request has a connection of its own."""
+    """The requests to the server, whichever API it has. Thread-safe."""
 
     def __init__(self, settings: EmbeddingSettings) -> None:
-        self._settings = settings
-        self.shown = f"the embedding server at {without_credentials(settings.url)}"
-        parts = urlsplit(settings.url)
-        self._host, self._port, self._is_tls = parts.hostname or "", parts.port, parts.scheme == "https"
-        path = parts.path.rstrip("/")
+        self._name = settings.name
+        self._server = JsonServer(settings.url, settings.api_key, what="embedding", error=EmbeddingError)
+        self.shown, self.close = self._server.shown, self._server.close
+        path = self._server.path
         if path.endswith(("/embeddings", _OLLAMA)):
             self._routes = [path]
         else:
             base = path.removesuffix("/v1")
             self._routes = [base + _OPENAI, base + _OLLAMA]
-        self._open: set[http.client.HTTPConnection] = set()
 
     def embed(self, inputs: Sequence[str], seconds: float) -> NDArray[np.float32]:
         """The vectors as the server gives them, float32 `(len(inputs), dimension)`.
@@ -200,22 +195,13 @@ class _Server:
         assert refused is not None, "there is at least one route"
         raise refused
 
-    def close(self) -> None:
-        """End the requests that are under way."""
-        for connection in tuple(self._open):
-            if connection.sock is not None:
-                try:
-                    connection.sock.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass
-
     def _embed(self, route: str, inputs: Sequence[str], deadline: float) -> NDArray[np.float32]:
         is_ollama = route.endswith(_OLLAMA)
-        body: dict[str, Any] = {"model": self._settings.name, "input": list(inputs)}
+        body: dict[str, Any] = {"model": self._name, "input": list(inputs)}
         body |= {"truncate": True} if is_ollama else {"encoding_format": "float"}
-        status, answer = self._post(route, json.dumps(body).encode(), deadline)
+        status, answer = self._server.post(route, body, deadline)
         if status != 200:
-            raise _RefusedError(status, f"{self.shown} answers {status} to {route}: {self._said(answer)}")
+            raise _RefusedError(status, f"{self.shown} answers {status} to {route}: {self._server.said(answer)}")
         try:
             told = json.loads(answer)
             if is_ollama:
@@ -231,55 +217,6 @@ class _Server:
                 "values that are no numbers; llama-server needs --embedding and a --pooling that is not none"
             )
         return vectors
-
-    def _post(self, route: str, body: bytes, deadline: float) -> tuple[int, bytes]:
-        kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=_left(deadline))
-        self._open.add(connection)
-        try:
-            connection.request("POST", route, body, self._headers())
-            response = connection.getresponse()
-            answer = bytearray()
-            while chunk := response.read1(65_536):
-                answer += chunk
-                if len(answer) > ANSWER_BYTES_MAX:
-                    raise EmbeddingError(f"{self.shown} answers {route} with more than {ANSWER_BYTES_MAX} bytes")
-                if connection.sock is not None:
-                    connection.sock.settimeout(_left(deadline))
-                elif time.monotonic() > deadline:
-                    raise TimeoutError
-            return response.status, bytes(answer)
-        except TimeoutError as error:
-            raise EmbeddingError(f"{self.shown} does not answer in time") from error
-        except (OSError, http.client.HTTPException) as error:
-            raise EmbeddingError(f"{self.shown} cannot be reached: {error}; is it running?") from error
-        finally:
-            self._open.discard(connection)
-            connection.close()
-
-    def _headers(self) -> dict[str, str]:
-        headers = {"Content-Type": "application/json"}
-        if self._settings.api_key:
-            headers["Authorization"] = f"Bearer {self._settings.api_key}"
-        elif basic := basic_authorization(self._settings.url):
-            headers["Authorization"] = basic
-        return headers
-
-    def _said(self, answer: bytes) -> str:
-        """The server's words, without the key, which some repeat."""
-        text = answer.decode("utf-8", "replace")
-        try:
-            error = json.loads(answer)["error"]
-            text = str(error["message"] if isinstance(error, dict) else error)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            pass
-        key = self._settings.api_key
-        return " ".join((text.replace(key, "***") if key else text).split())[:300] or "nothing"
-
-
-def _left(deadline: float) -> float:
-    """Seconds until then; a socket takes no 0 for "at once"."""
-    return max(0.001, deadline - time.monotonic())
 
 
 def _pieces(text: str) -> list[str]:

@@ -43,6 +43,7 @@ from memd.proxy.routing import Router
 from memd.proxy.side_requests import SideRequests
 from memd.proxy.turn import Forwarder, TurnRunner
 from memd.proxy.upstream.client import Upstream
+from memd.recall.rerank import Reranker
 from memd.recall.retrieve import Budget, Retriever
 from memd.settings.model import Config
 from memd.speech import Speech
@@ -115,9 +116,9 @@ async def make_parts(
     stack.callback(indexer.close)
     header, dates = config.injection.header, config.injection.dates == "day"
     retriever = Retriever(encoder, config.retrieval, header=header, dates=dates, count=counter.count_again)
+    retriever.reranker = Reranker(config.rerank) if config.rerank.url else None
     stack.callback(retriever.close)
-    topics = Topics(store, config, writer, redactor, counter.count)
-    speech = Speech(config.ingest.strip)
+    topics, speech = Topics(store, config, writer, redactor, counter.count), Speech(config.ingest.strip)
     stack.push_async_callback(topics.close)
     archiver = Archiver(config, encoder, counter, tasks, indexer, redactor, metrics, events)
     stack.callback(archiver.close)

@@ -27,6 +27,7 @@ from memd.recall.asked import embedded_texts
 from memd.recall.echoes import missing_sources, shown_to, without_echoes
 from memd.recall.fusion import Evidence, Parts, fuse
 from memd.recall.ranking import Candidate, Judged, Ranked, Selection, is_visible, rank, select
+from memd.recall.rerank import Reranker
 from memd.recall.times import TimedQuestion
 from memd.recall.topic_search import NO_QUERIES, Pending, Searchable, TopicSearch, search_by_words
 from memd.settings.model import RetrievalSettings
@@ -131,6 +132,8 @@ class Retriever:
         self._header = header
         self._dates = dates
         self._now_us = now_us
+        self.reranker: Reranker | None = None
+        """Puts the best candidates into its order."""
         self._day_tokens = lru_cache(maxsize=4096)(lambda line: count(line + "\n"))
         self._searches = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-search")
         self._words = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-words")
@@ -187,6 +190,8 @@ class Retriever:
 
     def close(self) -> None:
         """End the threads."""
+        if self.reranker is not None:
+            self.reranker.close()
         self._searches.shutdown(wait=True, cancel_futures=True)
         self._words.shutdown(wait=True, cancel_futures=True)
         self._loads.shutdown(wait=True, cancel_futures=True)
@@ -207,8 +212,8 @@ class Retriever:
         budget: Budget,
         filters: Filters,
     ) -> Retrieved:
-        times = [time.perf_counter()]
-        until = None if budget.seconds is None else time.monotonic() + CUTTING_SHARE * budget.seconds
+        times, began = [time.perf_counter()], time.monotonic()
+        until = None if budget.seconds is None else began + CUTTING_SHARE * budget.seconds
         asked = TimedQuestion.of(question, self._now_us(), self._settings.time_weight)
         words = self._words.submit(self._searches_by_words, asked, topics, unstored, filters, until)
         queries, trouble = self._embedded(question)
@@ -218,7 +223,9 @@ class Retriever:
             search.by_meaning(queries)
         if trouble is not None and not any(search.has_words for search in searches):
             raise trouble
-        ranked = self._ranked(asked, searches, filters)
+        ranked, unranked = self._ranked(asked, searches, filters), None
+        if self.reranker is not None:
+            ranked, unranked = self.reranker.reordered(question, ranked, began, budget.seconds)
         times.append(time.perf_counter())
         header = block.heading(self._header, self._now_us() if self._dates else None)
         filled = self._filled(ranked, header, budget, filters)
@@ -239,7 +246,7 @@ class Retriever:
             search_ms=search_ms,
             fill_ms=fill_ms,
             trouble=trouble,
-            note=self._note(searches, trouble),
+            note=self._note(searches, trouble, unranked),
         )
 
     def _embedded(self, question: str) -> tuple[NDArray[np.float32], EmbeddingError | None]:
@@ -249,8 +256,9 @@ class Retriever:
         except EmbeddingError as error:
             return NO_QUERIES, error
 
-    def _note(self, searches: Sequence[TopicSearch], trouble: EmbeddingError | None) -> str | None:
-        notes = [] if trouble is None else [f"Searched by words alone: {trouble}."]
+    def _note(self, searches: Sequence[TopicSearch], trouble: EmbeddingError | None, more: str | None) -> str | None:
+        notes = [] if more is None else [more]
+        notes += [] if trouble is None else [f"Searched by words alone: {trouble}."]
         views = (view for search in searches for view in search.snapshot.views.values())
         others = sum(view.live_count for view in views if view.segment.header.fingerprint != self._encoder.fingerprint)
         if others:

@@ -110,7 +110,7 @@ def places_of_settings(
 
 _GROUPS = frozenset(field.name for field in msgspec.structs.fields(Config) if field.name != "data_dir")
 _KEYS = known_keys()
-_SECRET = frozenset({"auth.token", "upstream.api_key", "embedding.api_key"})
+_SECRET = frozenset({"auth.token", "upstream.api_key", "embedding.api_key", "rerank.api_key"})
 _PATHS = frozenset({"listen.tls_cert", "listen.tls_key"})
 _PATH = "path:"  # of embedding.model
 _PARTNERS = {
@@ -235,6 +235,8 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
     problem = _url_problem(config.upstream.url)
     if problem:
         yield "upstream.url", f"is {config.upstream.address!r}: {problem}; give http://HOST:PORT"
+    if config.rerank.url and (problem := _url_problem(config.rerank.url)):
+        yield "rerank.url", f"is {without_credentials(config.rerank.url)!r}: {problem}; give http://HOST:PORT"
     if config.embedding.model == "http":
         problem = _url_problem(config.embedding.url)
         if problem:

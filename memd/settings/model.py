@@ -279,6 +279,22 @@ class EmbeddingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """With `http`: how long the texts of one batch may take. A question waits for a part of `retrieval.timeout_ms`."""
 
 
+class RerankSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A reranker that puts the best candidates into its own order."""
+
+    url: str = ""
+    """The server's address; `/v1/rerank` (llama-server, vLLM, Jina) or TEI's `/rerank` is found out, or may be given.
+    Empty: none."""
+    name: Annotated[str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
+    """The model's name there, where the server wants one."""
+    api_key: str = ""
+    """The key that is shown to the server."""
+    candidates: Annotated[int, Meta(ge=2, le=1_000)] = 32
+    """How many of the best chunks it is asked about."""
+    timeout_ms: Annotated[int, Meta(ge=1, le=600_000)] = 500
+    """How long a question waits for it, `retrieval.timeout_ms` permitting; later the order stays as it was."""
+
+
 class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Who may use memd."""
 
@@ -357,6 +373,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     conversation: ConversationSettings = ConversationSettings()
     ingest: IngestSettings = IngestSettings()
     embedding: EmbeddingSettings = EmbeddingSettings()
+    rerank: RerankSettings = RerankSettings()
     auth: AuthSettings = AuthSettings()
     limits: LimitsSettings = LimitsSettings()
     receipts: ReceiptsSettings = ReceiptsSettings()

@@ -18,14 +18,16 @@ from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import BUNDLED, HTTP, PATH, load_embedder
-from memd.errors import EmbeddingError
+from memd.errors import EmbeddingError, RerankError
 from memd.ingest.offline import stored_models
+from memd.recall.rerank import Reranker
 from memd.settings.model import Config
 from memd.store import descriptors
 from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.wording import counted
 
 INSTALLATION, TOKENIZER, MODEL, OPEN_FILES = "installation", "tokenizer", "embedding model", "open files"
+RERANKER = "reranker"
 REINSTALL = "install memd again: pip install --force-reinstall memd (from a checkout: pip install -e .)"
 
 KNOWN_COUNTS = {"hello world": 2, "antidisestablishmentarianism": 6, "2 + 2 = 4": 7, "お誕生日おめでとう": 9}
@@ -104,6 +106,18 @@ def embedding_model(config: Config, topics: list[TopicDiskUsage]) -> Iterator[Ch
             f"{counted(others, 'stored chunk')} were embedded with another model: no search by meaning finds them",
             "stop memd and run `memd reembed`, or set embedding.model back",
         )
+
+
+def reranker(config: Config) -> Iterator[CheckResult]:
+    """The reranker, if there is one, gives two texts scores."""
+    if config.rerank.url:
+        asking = Reranker(config.rerank)
+        try:
+            asking.scores(KNOWN_TEXT, [KNOWN_TEXT, "memd"])
+        except RerankError as error:
+            yield warning(RERANKER, str(error), "chunks stay in memd's own order; start it, or take rerank.url out")
+        else:
+            yield ok(RERANKER, asking.name)
 
 
 def _infidelity(embedder: Embedder) -> str:

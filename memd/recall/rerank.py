@@ -1,0 +1,126 @@
+"""The order of the best candidates, as a reranker behind `rerank.url` sees it.
+
+Rule: it changes an order and nothing else: what is excluded stays so, and a reranker that fails or is late leaves the
+order as it was. Then no question asks for a moment, so that a server that hangs costs little.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Sequence
+
+from memd.embedding.json_server import JsonServer
+from memd.errors import RerankError
+from memd.recall.ranking import Ranked
+from memd.settings.model import RerankSettings, without_credentials
+
+CHARACTERS_MAX = 2_000
+"""Of a chunk, from its beginning, and of a question, from its end, where people ask."""
+PAUSE_SECONDS, PAUSE_SECONDS_MAX = 1.0, 30.0
+"""After a failure no question asks for so long; doubles with each further one."""
+SHARE = 0.8
+"""Of the time for a recall an answer must have come: the block is made after it."""
+_JINA, _TEI = "/v1/rerank", "/rerank"
+_OTHER_FORM = (400, 404, 405, 422, 501)
+"""Answers of a server that has the other of the two APIs."""
+
+log = logging.getLogger("memd")
+
+
+class Reranker:
+    """Asks the server: in Jina's form (llama-server, vLLM) or in that of Text Embeddings Inference."""
+
+    def __init__(self, settings: RerankSettings) -> None:
+        self.name = f"{settings.name} at {without_credentials(settings.url)}".removeprefix(" at ")
+        self._settings = settings
+        self._server = JsonServer(settings.url, settings.api_key, what="rerank", error=RerankError)
+        path = self._server.path
+        base = path.removesuffix("/v1")
+        routes = [path, path] if path.endswith(_TEI) else [base + _JINA, base + _TEI]
+        self._routes = list(zip(routes, (False, True), strict=True))
+        """Each with whether it is asked in TEI's form; the first that answers is kept."""
+        self._silent_until = self._pause = 0.0
+
+    def reordered(
+        self, question: str, ranked: Sequence[Ranked], began: float, seconds: float | None
+    ) -> tuple[list[Ranked], str | None]:
+        """Put the best `rerank.candidates` that are not excluded into the reranker's order, on the places they had.
+
+        Args:
+            began: when the recall began (time.monotonic).
+            seconds: how long it may take; None: as long as it takes.
+
+        Returns:
+            The candidates, and why their order is as it was, if the reranker failed.
+        """
+        places = [place for place, one in enumerate(ranked) if one.excluded is None][: self._settings.candidates]
+        if len(places) < 2:
+            return list(ranked), None
+        until = math.inf if seconds is None else began + SHARE * seconds
+        try:
+            scores = self.scores(question, [ranked[place].candidate.entry.displayed for place in places], until)
+        except RerankError as error:
+            return list(ranked), f"Not reranked: {error}."
+        ordered = list(ranked)
+        best_first = sorted(range(len(places)), key=lambda number: (-scores[number], number))
+        for place, number in zip(places, best_first, strict=True):
+            ordered[place] = ranked[places[number]]
+        return ordered, None
+
+    def scores(self, question: str, texts: Sequence[str], until: float = math.inf) -> list[float]:
+        """The score of each text; whatever the scale, more is better.
+
+        Raises:
+            RerankError: the server did not answer in time, or with something else, or failed a moment ago.
+        """
+        if (left := self._silent_until - time.monotonic()) > 0:
+            raise RerankError(f"{self._server.shown} failed a moment ago; a question asks again in {left:.0f} s")
+        deadline = min(until, time.monotonic() + self._settings.timeout_ms / 1000)
+        try:
+            scores = self._asked(question[-CHARACTERS_MAX:], [text[:CHARACTERS_MAX] for text in texts], deadline)
+        except RerankError as error:
+            if not self._pause:
+                log.error("the reranker fails: the order stays as it is until it works again", extra={"error": error})
+            self._pause = min(PAUSE_SECONDS_MAX, max(PAUSE_SECONDS, 2 * self._pause))
+            self._silent_until = time.monotonic() + self._pause
+            raise
+        if self._pause:
+            log.info("the reranker works again")
+            self._pause = 0.0
+        return scores
+
+    def close(self) -> None:
+        """End what is under way with an error, from another thread."""
+        self._server.close()
+
+    def _asked(self, question: str, texts: Sequence[str], deadline: float) -> list[float]:
+        refusals = []
+        for route, is_tei in tuple(self._routes):
+            body: dict[str, object] = {"query": question}
+            body |= {"texts": texts, "truncate": True} if is_tei else {"model": self._settings.name, "documents": texts}
+            status, answer = self._server.post(route, body, deadline)
+            if status == 200:
+                scores = self._scores(route, answer, len(texts))
+                self._routes = [(route, is_tei)]
+                return scores
+            is_there = status not in (404, 405)
+            refusals.append(
+                (is_there, f"{self._server.shown} answers {status} to {route}: {self._server.said(answer)}")
+            )
+            if status not in _OTHER_FORM:
+                break
+        raise RerankError(max(refusals, key=lambda one: one[0])[1])
+
+    def _scores(self, route: str, answer: bytes, count: int) -> list[float]:
+        try:
+            told = json.loads(answer)
+            rows = told["results"] if isinstance(told, dict) else told
+            scores = {int(one["index"]): float(one.get("relevance_score", one.get("score"))) for one in rows}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise RerankError(f"{self._server.shown} answers {route} without scores: {error!r}") from error
+        if sorted(scores) != list(range(count)) or not all(map(math.isfinite, scores.values())):
+            raise RerankError(f"{self._server.shown} answers {route} with scores of other texts than the {count} given")
+        return [scores[number] for number in range(count)]
