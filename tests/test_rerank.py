@@ -36,10 +36,11 @@ def jina(request: Request) -> Response:
     asked = json.loads(request.body)
     if request.target not in ("/v1/rerank", "/rerank"):
         return answered({"detail": "Not Found"}, 404)
-    if asked.keys() != {"model", "query", "documents"} or not all(isinstance(one, str) for one in asked["documents"]):
+    if asked.keys() != {"model", "query", "documents"} or not all(isinstance(text, str) for text in asked["documents"]):
         return answered({"error": {"message": f"unexpected {sorted(asked)}"}}, 422)
-    rows = [{"index": number, "relevance_score": score(one)} for number, one in enumerate(asked["documents"])]
-    return answered({"model": "m", "results": sorted(rows, key=lambda one: -one["relevance_score"])})
+    best_first = sorted(enumerate(asked["documents"]), key=lambda one: -score(one[1]))
+    rows = [{"index": number, "relevance_score": score(text)} for number, text in best_first]
+    return answered({"model": "m", "results": rows})
 
 
 def tei(request: Request) -> Response:
