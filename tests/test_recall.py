@@ -256,23 +256,41 @@ async def test_where_all_that_is_strong_is_in_the_prompt_nothing_further_is_sear
     assert found.shown == () and asked_for == [RetrievalSettings().top_k]
 
 
-async def test_what_is_in_the_prompt_takes_no_places_and_a_search_goes_further_by_as_many(
-    tmp_path: Path, embedder: Embedder, asked_for: list[int]
+@pytest.mark.parametrize(("is_sealed", "expected"), [(False, [2]), (True, [2, 4, 8, 16])])
+async def test_what_is_in_the_prompt_takes_no_places_or_a_search_goes_further_by_as_many(
+    tmp_path: Path, embedder: Embedder, asked_for: list[int], is_sealed: bool, expected: list[int]
 ) -> None:
-    store = Store.open(
-        tmp_path, dimension=embedder.dimension, fingerprint=embedder.fingerprint, segment_entries_max=100
-    )
+    store = Store.open(tmp_path, dimension=embedder.dimension, fingerprint=embedder.fingerprint, segment_entries_max=14)
     topic = store.topic("default")
     drafts = [_draft(embedder, number, f"The spare key number {number} hangs there.") for number in range(14)]
     seen = [msgspec.structs.replace(one, digests=(b"d" * 16,)) for one in drafts[:12]]
     topic.append([*seen, *drafts[12:]])
+    for segment_id in topic.unsealed() if is_sealed else ():
+        topic.seal(segment_id)
     filters = Filters(visible_digests={b"d" * 16})
     plain = {"min_score": 0.0, "lexical_weight": 0.0, "neighbour_weight": 0.0}
     try:
         found = await asked(topic, "Where hangs spare key number 3?", filters, top_k=2, **plain)
     finally:
         store.close()
-    assert len(found.shown) == 2 and asked_for == [2, 4, 8, 16]
+    assert {one.entry.content for one in found.shown} == {one.content for one in drafts[12:]} and asked_for == expected
+
+
+def test_what_is_in_the_prompt_still_speaks_for_what_was_said_beside_it(topic: TopicLog, embedder: Embedder) -> None:
+    digest = b"d" * 16
+    lines = ("Where did Tom hide the spare key?", "Below the third flower pot.", "Bread is baked on Fridays.")
+    drafts = [_draft(embedder, 20 + number, text) for number, text in enumerate(lines)]
+    topic.append([msgspec.structs.replace(drafts[0], digests=(digest,)), *drafts[1:]])
+    search = TopicSearch(
+        topic.snapshot(),
+        embedder.embed_query(lines[0]),
+        topic.lexical_query(lines[0]),
+        visible_digests={digest},
+    )
+    hits, evidence = search.evidence(2, RetrievalSettings(), first=0)
+    texts = [topic.snapshot().entry(hit).content for hit in hits]
+    beside = evidence[texts.index(lines[1])].neighbours
+    assert lines[0] in {texts[position] for position in beside}
 
 
 class Waiting:

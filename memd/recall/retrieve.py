@@ -282,7 +282,8 @@ class Retriever:
         is_partial = until is not None and time.monotonic() > until
         pairs = zip(topics, pending, strict=True)
         k = self._settings.top_k * asked.reach if self._settings.lexical_weight else 0
-        return [search_by_words(*pair, asked.text, k, filters.wanted) for pair in pairs], is_partial
+        choice = filters.wanted, filters.visible_digests
+        return [search_by_words(*pair, asked.text, k, *choice) for pair in pairs], is_partial
 
     def _ranked(self, question: TimedQuestion, searches: Sequence[TopicSearch], filters: Filters) -> list[Ranked]:
         """The candidates of all topics, best first; the first of `searches` is the request's own topic."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ from memd.recall.echoes import Superseded
 from memd.recall.fusion import Evidence, fuse
 from memd.recall.ranking import stream_of
 from memd.settings.model import RetrievalSettings
-from memd.store.choice import chosen, live_ids
+from memd.store.choice import chosen, live_ids, places_of, without
 from memd.store.lexical.bm25 import ChunkTerms, LexicalHit, LexicalQuery
 from memd.store.pending import PendingChunk, UnstoredText
 from memd.store.snapshot import Place
@@ -120,15 +121,20 @@ class TopicSearch:
         words: LexicalQuery | None,
         pending: Pending | None = None,
         wanted: Wanted = EVERYTHING,
+        visible_digests: Collection[bytes] = (),
     ) -> None:
         """
         Args:
             queries: float32 of shape (q, dimension); without a row: search by words only. See `by_meaning`.
             words: the same question as a lexical query; None: search by meaning only.
             wanted: the chunks that may be candidates.
+            visible_digests: of messages; chunks of these alone take no places among the best (see `places_of`), but
+                speak for their neighbours.
         """
         self.snapshot = snapshot
         self._chosen = chosen(snapshot, wanted)
+        self._visible = places_of(self._chosen, visible_digests)
+        self._searched = without(self._chosen, self._visible)
         self._is_few = wanted != EVERYTHING and self._chosen.live_count <= AMONG_MAX
         self._pending = pending or Pending(())
         self._has_all_by_meaning = False
@@ -202,21 +208,31 @@ class TopicSearch:
         `first`: the position of this topic's first chunk among the evidence of all topics.
         """
         if self._dense[0] != k:
-            self._dense = k, self._chosen.search(self._queries, k)
+            self._dense = k, self._searched.search(self._queries, k)
         dense = self._dense[1]
-        hits = {(hit.segment, hit.row): hit for hit in dense}
+        hits = {(hit.segment, hit.row): hit for hit in [*dense, *self._visible_by_meaning(dense, k)]}
         lexical = self._best_by_words(k)
-        is_enough = len(lexical) < k or k >= LEXICAL_ROUNDS * settings.top_k
-        self._last_by_words = None if is_enough else list(lexical)[-1]
+        if k >= LEXICAL_ROUNDS * settings.top_k:
+            self._last_by_words = None
         self._has_all_by_meaning = len(dense) < k or dense[-1].score < settings.min_score
         hits |= self._hits_at(place for place in lexical if place not in hits)
         hits |= self._hits_at(place for place in self._included if place not in hits)
         words = {one.canonical_id: one for one in lexical.values()}
         beside: dict[Place, tuple[Place, ...]] = {}
         if settings.neighbour_weight:
-            beside = self._beside(self._strongest(hits, words, settings, math.ceil(NEIGHBOURED_SHARE * k)))
+            count = k + sum(not self._searched.is_live(place) for place in hits if place[0] != PENDING_SEGMENT)
+            beside = self._beside(self._strongest(hits, words, settings, math.ceil(NEIGHBOURED_SHARE * count)))
             hits |= self._hits_at([place for place in beside if place not in hits])
         return list(hits.values()), _evidence(hits, self._words_of(hits.values(), words), beside, first)
+
+    def _visible_by_meaning(self, dense: Sequence[Hit], k: int) -> list[Hit]:
+        """The visible chunks that are among the best `k`; `dense`: the best of the others."""
+        if not len(self._queries) or not self._visible:
+            return []
+        found = self.snapshot.hits_at(self._queries, self._visible).values()
+        best = sorted([*dense, *found], key=lambda hit: (-hit.score, hit.canonical_id))[:k]
+        visible = set(self._visible)
+        return [hit for hit in best if (hit.segment, hit.row) in visible]
 
     def _hits_at(self, places: Iterable[Place]) -> dict[Place, Hit]:
         by_kind: dict[bool, list[Place]] = {True: [], False: []}
@@ -271,19 +287,24 @@ class TopicSearch:
             return self._lexical[1]
         places: dict[int, Place] = {}
 
-        def live(canonical_ids: Sequence[int]) -> dict[int, Place]:
+        def live(snapshot: Snapshot, canonical_ids: Sequence[int]) -> dict[int, Place]:
             pending = self._pending.places
-            places.update(self._chosen.live_places([one for one in canonical_ids if one not in pending]))
-            places.update((one, pending[one]) for one in canonical_ids if one in pending)
-            return places
+            found = snapshot.live_places([one for one in canonical_ids if one not in pending])
+            found.update((one, pending[one]) for one in canonical_ids if one in pending)
+            places.update(found)
+            return found
 
         try:
             among = live_ids(self._chosen) if self._is_few else None
-            self._lexical = k, {places[one.canonical_id]: one for one in self._words.best(k, live, among)}
+            best = self._words.best(k, partial(live, self._searched), among)
+            self._last_by_words = None if len(best) < k else places[best[-1].canonical_id]
+            if self._visible:
+                best += self._words.best(k, partial(live, self._chosen), among)
+            self._lexical = k, {places[one.canonical_id]: one for one in best}
             return self._lexical[1]
         except StoreError as error:
             log.error("searched without its words", extra={"topic": self.snapshot.topic_id, "error": error})
-            self._words = None
+            self._words = self._last_by_words = None
             return {}
 
     def _words_of(self, hits: Iterable[Hit], known: Mapping[int, LexicalHit]) -> dict[int, LexicalHit]:
@@ -294,7 +315,9 @@ class TopicSearch:
         return {**known, **self._words.hits_of(rest)}
 
 
-def search_by_words(topic: Searchable, pending: Pending, question: str, k: int, wanted: Wanted) -> TopicSearch:
+def search_by_words(
+    topic: Searchable, pending: Pending, question: str, k: int, wanted: Wanted, visible_digests: Collection[bytes]
+) -> TopicSearch:
     """Begin a search whose `by_meaning` is to follow, with the best `k` by words; 0: without words."""
     snapshot = topic.snapshot()
     pending.keep(lambda entry: wanted.admits_entry(entry) and not snapshot.knows(entry.uuid))
@@ -304,7 +327,7 @@ def search_by_words(topic: Searchable, pending: Pending, question: str, k: int, 
             words = topic.lexical_query(question, pending.terms)
         except StoreError as error:
             log.error("searched without its words", extra={"topic": topic.topic_id, "error": error})
-    search = TopicSearch(snapshot, NO_QUERIES, words, pending, wanted)
+    search = TopicSearch(snapshot, NO_QUERIES, words, pending, wanted, visible_digests)
     search.look_up_words(k)
     return search
 

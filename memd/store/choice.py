@@ -7,11 +7,13 @@ are wanted. It says "perhaps" where columns cannot tell (see `may_be_wanted`): w
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
 import numpy as np
 
-from memd.store.log.columns import Bits, may_be_wanted
-from memd.store.snapshot import SearchTimes, Snapshot
+from memd.store.log.columns import Bits, digest_word, may_be_wanted
+from memd.store.log.segment import GrowingSegment
+from memd.store.snapshot import Place, SearchTimes, Snapshot
 from memd.store.views import SegmentView
 from memd.wanted import EVERYTHING, Wanted
 
@@ -36,6 +38,30 @@ def chosen(snapshot: Snapshot, wanted: Wanted) -> Snapshot:
             dead[start : start + len(views[number].dead)] = views[number].dead
         indexes.append(dataclasses.replace(view, dead=dead, is_choice=True))
     return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes, SearchTimes(), snapshot.utility)
+
+
+def places_of(snapshot: Snapshot, digests: Collection[bytes]) -> list[Place]:
+    """Return the places of the live chunks that came from these messages alone, of those in segments without an index:
+    what was said last is there."""
+    words = frozenset(map(digest_word, digests))
+    found: list[Place] = []
+    for number, view in snapshot.views.items():
+        if isinstance(view.segment, GrowingSegment):
+            rows = view.segment.rows_of_messages(words)
+            found += [(number, row) for row in rows if row < len(view.rows) and not view.dead[row]]
+    return found
+
+
+def without(snapshot: Snapshot, places: Collection[Place]) -> Snapshot:
+    """Return the snapshot in which the chunks at these places do not count, for searching it."""
+    if not places:
+        return snapshot
+    views = dict(snapshot.views)
+    for number in {segment_id for segment_id, _ in places}:
+        dead = views[number].dead.copy()
+        dead[[row for segment_id, row in places if segment_id == number]] = True
+        views[number] = dataclasses.replace(views[number], dead=dead)
+    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, snapshot.indexes, snapshot.times)
 
 
 def live_ids(snapshot: Snapshot) -> list[int]:

@@ -249,9 +249,8 @@ class LexicalQuery:
         if not self._terms or k < 1:
             return []
         hits = {hit.canonical_id: hit for hit in self._best_indexed(k, wanted, among)}
-        fresh = {hit.canonical_id: hit for hit in self._fresh_hits(self._fresh)}
-        kept = wanted(list(fresh))
-        hits |= {canonical_id: hit for canonical_id, hit in fresh.items() if canonical_id in kept}
+        kept = wanted(list(self._fresh))
+        hits |= {hit.canonical_id: hit for hit in self._fresh_hits(one for one in self._fresh if one in kept)}
         return sorted(hits.values(), key=lambda hit: (-hit.score, hit.canonical_id))[:k]
 
     def hits_of(self, canonical_ids: Sequence[int]) -> dict[int, LexicalHit]:
@@ -270,7 +269,8 @@ class LexicalQuery:
             elif (hit := self._hit(one, terms)).score > 0:
                 hits.append(hit)
         if self._postings is not None and rest:
-            hits += [hit for hit in self._search(self._postings, _any_of(rest), len(rest)) if hit.score > 0]
+            addresses = _addresses(self._postings.searcher, _any_of(rest), len(rest))
+            hits += [hit for hit in self._hits_at(self._postings, addresses) if hit.score > 0]
         return {hit.canonical_id: hit for hit in hits}
 
     def _best_indexed(
@@ -288,11 +288,11 @@ class LexicalQuery:
             must = tantivy.Occur.Must
             query = tantivy.Query.boolean_query([(must, query), (must, _any_of(among))])
         while True:
-            found = self._search(self._postings, query, limit)
-            kept = wanted([hit.canonical_id for hit in found])
-            hits = [hit for hit in found if hit.canonical_id in kept]
-            if len(hits) >= k or len(found) < limit:
-                return hits
+            found = _addresses(self._postings.searcher, query, limit)
+            kept = wanted(list(found))
+            places = {canonical_id: address for canonical_id, address in found.items() if canonical_id in kept}
+            if len(places) >= k or len(found) < limit:
+                return self._hits_at(self._postings, places)
             limit *= SLACK
 
     def _fresh_hits(self, canonical_ids: Iterable[int]) -> list[LexicalHit]:
@@ -332,8 +332,8 @@ class LexicalQuery:
         masses = ((names, sum(idfs[name] for name in names)) for names in terms)
         return [(names, mass) for names, mass in masses if least <= mass < self._mass]
 
-    def _search(self, postings: Postings, query: tantivy.Query, limit: int) -> list[LexicalHit]:
-        found = _found(postings.searcher, query, limit, self._terms_cache)
+    def _hits_at(self, postings: Postings, addresses: Mapping[int, tantivy.DocAddress]) -> list[LexicalHit]:
+        found = _terms_at(postings.searcher, addresses, self._terms_cache)
         return [self._hit(canonical_id, terms) for canonical_id, terms in found.items()]
 
     def _hit(self, canonical_id: int, terms: ChunkTerms) -> LexicalHit:
@@ -374,24 +374,31 @@ def indexed_terms(
     """
     if postings is None or not canonical_ids:
         return {}
-    return _found(postings.searcher, _any_of(canonical_ids), len(canonical_ids), cache)
+    addresses = _addresses(postings.searcher, _any_of(canonical_ids), len(canonical_ids))
+    return _terms_at(postings.searcher, addresses, cache)
 
 
-def _found(
-    searcher: tantivy.Searcher, query: tantivy.Query, limit: int, cache: IndexTermsCache
-) -> dict[int, ChunkTerms]:
-    """Canonical_id → terms of what a query finds, best first by tantivy's own measure."""
+def _addresses(searcher: tantivy.Searcher, query: tantivy.Query, limit: int) -> dict[int, tantivy.DocAddress]:
+    """Canonical_id → address of what a query finds, best first by tantivy's own measure."""
     with native("lexical"):
         addresses = [address for _, address in searcher.search(query, limit=limit, count=False).hits]
         ids = map(int, searcher.fast_field_values("canonical_id", addresses))  # type: ignore[arg-type]  # u64
-        found = {}
-        for canonical_id, address in zip(ids, addresses, strict=True):
+        return dict(zip(ids, addresses, strict=True))
+
+
+def _terms_at(
+    searcher: tantivy.Searcher, addresses: Mapping[int, tantivy.DocAddress], cache: IndexTermsCache
+) -> dict[int, ChunkTerms]:
+    """Canonical_id → terms of chunks by their addresses."""
+    found = {}
+    with native("lexical"):
+        for canonical_id, address in addresses.items():
             terms = cache.get(canonical_id)
             if terms is None:
                 terms = ChunkTerms.stored(searcher.doc(address)["terms"][0])
                 cache.put(canonical_id, terms)
             found[canonical_id] = terms
-        return found
+    return found
 
 
 @contextmanager

@@ -6,7 +6,7 @@ known here but in the views of a snapshot. Row numbers follow the order of the f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +31,8 @@ from memd.store.log.format import (
 )
 
 _CAPACITY_MIN = 64
-_TABLE_BYTES = 500
-"""Of an entry in the three tables of a growing segment, about."""
+_TABLE_BYTES = 750
+"""Of an entry in the tables of a growing segment, about."""
 
 
 def read_entry(files: Files, paths: Sequence[Path], record: np.void, *, dimension: int | None) -> Entry:
@@ -111,7 +111,8 @@ class GrowingSegment(LogSegment):
         self._matrix = np.zeros((_CAPACITY_MIN, header.dimension), dtype=np.float32)
         self._by_uuid: dict[bytes, tuple[int, ...]] = {}
         self._by_text: dict[int, tuple[int, ...]] = {}
-        self._digests: dict[int, None] = {}  # in the order of rows
+        self._digests: dict[int, tuple[int, ...]] = {}  # in the order of rows
+        self._said: list[frozenset[int]] = []
 
     def extend(self, entries: Sequence[Entry], spans: Sequence[Span]) -> range:
         """Append a row for each entry and return their numbers."""
@@ -127,8 +128,9 @@ class GrowingSegment(LogSegment):
         for row, entry, key in zip(added, entries, rows["text_hash"].tolist(), strict=True):
             self._by_uuid[entry.uuid] = (*self._by_uuid.get(entry.uuid, ()), row)
             self._by_text[key] = (*self._by_text.get(key, ()), row)
-            for digest in entry.digests:
-                self._digests[digest_word(digest)] = None
+            self._said.append(frozenset(map(digest_word, entry.digests)))
+            for word in self._said[-1]:
+                self._digests[word] = (*self._digests.get(word, ()), row)
         self.count = added.stop
         return added
 
@@ -168,6 +170,11 @@ class GrowingSegment(LogSegment):
     def has_digest(self, word: int) -> bool:
         """Whether an entry came from a message with this `digest_word`."""
         return word in self._digests
+
+    def rows_of_messages(self, words: Set[int]) -> list[int]:
+        """Return the rows that came from messages, and from none but those with these `digest_word`s."""
+        rows = {row for word in words for row in self._digests.get(word, ())}
+        return [row for row in rows if self._said[row] <= words]
 
     def rotated_to(self, path: Path) -> None:
         """Note that the file was renamed; readers that still try the old name fall back to the new one."""
