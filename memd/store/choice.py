@@ -61,7 +61,7 @@ def without(snapshot: Snapshot, places: Collection[Place]) -> Snapshot:
         dead = views[number].dead.copy()
         dead[[row for segment_id, row in places if segment_id == number]] = True
         views[number] = dataclasses.replace(views[number], dead=dead)
-    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, snapshot.indexes, snapshot.times)
+    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, snapshot.indexes, snapshot.times, snapshot.utility)
 
 
 def live_ids(snapshot: Snapshot) -> list[int]:
