@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from memd.embedding import priority
-from memd.embedding.encoder import Encoder
+from memd.embedding.encoder import QUESTION_CHARACTERS_MAX, QUESTIONS_MAX, Encoder
 from memd.embedding.priority import Priority
+from memd.errors import EmbeddingError
 
 
 class Embedding:
@@ -53,3 +54,31 @@ def test_where_requests_leave_no_gap_it_goes_on_after_a_while() -> None:
     with first.held():
         for _ in range(3):
             work.give_way()  # would never return if it waited for the request
+
+
+def test_a_question_asked_again_is_not_embedded_again_unless_it_failed_or_is_very_long() -> None:
+    class Failing(Embedding):
+        fails = True
+
+        def embed_query(self, text: str) -> NDArray[np.float32]:
+            found = super().embed_query(text)
+            if self.fails:
+                raise EmbeddingError("not now")
+            return found
+
+    model = Failing()
+    encoder = Encoder(model)  # type: ignore[arg-type]  # the part of it that is used here
+    long = "Why? " * QUESTION_CHARACTERS_MAX
+    try:
+        with pytest.raises(EmbeddingError):
+            encoder.embed_query("Where?")
+        model.fails = False
+        found = [encoder.embed_query(text) for text in ("Where?", "Where?", long, long)]
+        assert model.order == ["Where?", "Where?", long, long]
+        assert np.array_equal(found[0], found[1])
+        for number in range(QUESTIONS_MAX):
+            encoder.embed_query(str(number))
+        encoder.embed_query("Where?")
+        assert model.order[-1] == "Where?", "the oldest ones are forgotten"
+    finally:
+        encoder.close()

@@ -7,6 +7,8 @@ requests before each. Both use the same model at the same time, from different t
 from __future__ import annotations
 
 import logging
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +23,11 @@ from memd.errors import EmbeddingError
 
 log = logging.getLogger("memd")
 
+QUESTIONS_MAX = 256
+"""The questions asked last, whose vectors are kept: the same task in many sessions, a search that is refined."""
+QUESTION_CHARACTERS_MAX = 2_000
+"""Of a question whose vectors are kept."""
+
 
 class Encoder:
     """Embeds queries in any thread, and texts in one ingesting thread."""
@@ -32,6 +39,8 @@ class Encoder:
         """Held by every request that is being prepared; ingestion and indexing give way to it."""
         self._background = self.priority.for_background()
         self._trouble: EmbeddingError | None = None
+        self._questions: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
+        self._questions_lock = threading.Lock()
 
     @property
     def ingestion(self) -> ThreadPoolExecutor:
@@ -49,9 +58,20 @@ class Encoder:
         return self._trouble is None
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
-        """See `Embedder.embed_query`; in the caller's thread, which holds the priority."""
+        """See `Embedder.embed_query`; read-only. In the caller's thread, which holds the priority."""
+        with self._questions_lock:
+            if (known := self._questions.get(text)) is not None:
+                self._questions.move_to_end(text)
+                return known
         with self._noting():
-            return self._embedder.embed_query(text)
+            vectors = self._embedder.embed_query(text)
+        vectors.flags.writeable = False
+        if len(text) <= QUESTION_CHARACTERS_MAX:
+            with self._questions_lock:
+                self._questions[text] = vectors
+                if len(self._questions) > QUESTIONS_MAX:
+                    self._questions.popitem(last=False)
+        return vectors
 
     def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """See `Embedder.embed_many`; gives way to requests between batches. Called in the ingesting thread."""
