@@ -32,6 +32,7 @@ from memd.cli.check import data, installation, loop
 from memd.cli.check.report import line, outcomes
 from memd.cli.check.result import CheckResult, ok
 from memd.cli.main import main
+from memd.embedding.bundled import FINGERPRINT
 from memd.entries import Draft
 from memd.store.store import Store
 
@@ -95,7 +96,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
     return {str(path): path.read_bytes() if path.is_file() else None for path in paths}
 
 
-def fill(data_dir: Path, fingerprint: str = installation.KNOWN_FINGERPRINT, segment_entries_max: int = 100) -> None:
+def fill(data_dir: Path, fingerprint: str = FINGERPRINT, segment_entries_max: int = 100) -> None:
     """Put five entries into a log, as if a model with this fingerprint had embedded them."""
     store = Store.open(data_dir, dimension=384, fingerprint=fingerprint, segment_entries_max=segment_entries_max)
     for number in range(5):

@@ -73,7 +73,8 @@ def test_every_flag_is_described_under_its_command(name: str) -> None:
     described = set(re.findall(r"--[a-z][a-z-]*", command_sections().get(name, "")))
     existing = {
         flag
-        for parameter in COMMANDS[name].params
+        for command in (COMMANDS[name], *getattr(COMMANDS[name], "commands", {}).values())
+        for parameter in command.params
         if isinstance(parameter, click.Option)
         for flag in parameter.opts
         if flag.startswith("--")

@@ -14,6 +14,7 @@ from recording_upstream import RecordingUpstream
 from memd.assets import model_dir
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
+from memd.embedding.onnx_folder import load_folder
 from memd.embedding.prefixes import Prefixes, prefixes_of
 from memd.embedding.resident import ResidentEmbedder
 from memd.errors import EmbeddingError
@@ -39,7 +40,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def loaded(folder: Path, **settings: str) -> Embedder:
-    return load_embedder(EmbeddingSettings(model=f"path:{folder}", **settings))  # type: ignore[arg-type]  # texts all
+    """Its questions as they are, not on the common scale."""
+    return load_folder(EmbeddingSettings(model=f"path:{folder}", **settings), folder)  # type: ignore[arg-type]  # texts
 
 
 def test_a_folder_with_a_graph_and_its_tokenizer_is_a_model(folder: Path, bundled: Embedder) -> None:

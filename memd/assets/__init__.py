@@ -22,3 +22,8 @@ def ranks_bytes() -> bytes:
         OSError: the package was installed without its data files.
     """
     return (_HERE / "tiktoken" / "cl100k_base.tiktoken").read_bytes()
+
+
+def calibration_pairs() -> bytes:
+    """A JSON object: language code to pairs of a sentence and a question that it answers; the same ones in each."""
+    return (_HERE / "calibration_pairs.json").read_bytes()

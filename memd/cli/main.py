@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("log_files", "Write the log as JSON Lines, one entry per line, oldest first."),
     "import": ("ingest", "Add the entries or conversations in FILE.jsonl to the log."),
     "log": ("history", "Show what happened to the memory, newest first."),
+    "model": ("model", "Add an embedding model, list or remove those that were added."),
     "reembed": ("ingest", "Re-embed chunks that another model embedded."),
     "search": ("search", "Show the chunks that a new chat with QUESTION would get."),
     "serve": ("serve", "Run the daemon until Ctrl-C or SIGTERM."),

@@ -22,6 +22,7 @@ from memd.errors import EmbeddingError
 from memd.ingest.offline import stored_models
 from memd.settings.model import Config
 from memd.store.disk import DiskFiles
+from memd.store.layout import models_dir
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.wording import sized, tallied, unsearched
 
@@ -88,7 +89,8 @@ def _unsearched_chunks(config: Config, topics: list[TopicDiskUsage]) -> int:
     if not any(topic.chunks for topic in topics):
         return 0
     try:
-        present = load_embedder(config.embedding, fetch=False, stored=stored_models(config)).fingerprint
+        beside, stored = models_dir(config.data_dir), stored_models(config)
+        present = load_embedder(config.embedding, models_dir=beside, fetch=False, stored=stored).fingerprint
     except EmbeddingError:
         return 0
     return sum(topic.chunks_of_others(present) for topic in topics)

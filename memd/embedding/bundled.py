@@ -11,6 +11,9 @@ from memd.embedding.pieces import PiecewiseEmbedder
 from memd.errors import EmbeddingError
 from memd.settings.model import EmbeddingSettings
 
+FINGERPRINT = "58247efaa8d67cc0c7bb8bc9910c7088"
+"""Of the files in the package."""
+
 
 def load_bundled(settings: EmbeddingSettings) -> PiecewiseEmbedder:
     """Load the bundled model; see `loading.load_embedder`.

@@ -42,8 +42,9 @@ class Embedder(Protocol):
         """
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
-        """Embed a question, each piece that the model can read whole; unit vectors, float32 `(q, dimension)`, q ≥ 1,
-        C-contiguous.
+        """Embed a question, each piece that the model can read whole; float32, q ≥ 1, C-contiguous: unit vectors
+        `(q, dimension)`, or `(q, dimension + 1)`, whose last column is added to each cosine of the question, so that
+        all models' are on one scale (see `calibration`).
 
         Raises:
             EmbeddingError: as in `embed_many`.
@@ -53,6 +54,18 @@ class Embedder(Protocol):
         """Embed one text; see `embed_many`."""
         vector: Vector = self.embed_many([text])[0]
         return vector
+
+    def prepare(self) -> None:
+        """Do now what the first question would wait for; may be left out.
+
+        Raises:
+            EmbeddingError: as in `embed_many`.
+        """
+        return
+
+    def same_cosine(self, cosine: float) -> float:
+        """The cosine from which this model takes two texts for as alike as the bundled one does from `cosine`."""
+        return cosine
 
     def close(self) -> None:
         """End what is under way, from another thread; the embedder is not used again."""

@@ -52,6 +52,10 @@ class Encoder:
         """The model's; see `Embedder.fingerprint`."""
         return self._embedder.fingerprint
 
+    def same_cosine(self, cosine: float) -> float:
+        """See `Embedder.same_cosine`."""
+        return self._embedder.same_cosine(cosine)
+
     @property
     def works(self) -> bool:
         """Whether the model gave the vectors that it was last asked for."""

@@ -52,6 +52,15 @@ def fingerprint_in(settings: EmbeddingSettings, folder: Path) -> str:
     return _Files(settings, folder).fingerprint
 
 
+def fingerprint_without_prefixes(folder: Path) -> str:
+    """The fingerprint of a folder's files alone.
+
+    Raises:
+        EmbeddingError: a file is missing.
+    """
+    return _Files(EmbeddingSettings(), folder).without_prefixes
+
+
 class _Files:
     """The files of a model in a folder."""
 

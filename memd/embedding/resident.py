@@ -6,9 +6,11 @@ it. Its dimension and fingerprint are known before, so that a daemon starts with
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 import numpy as np
@@ -24,13 +26,21 @@ class ResidentEmbedder(Embedder):
     batch_texts = 1
 
     def __init__(
-        self, name: str, dimension: int, fingerprint: str, load: Callable[[], Embedder], idle_seconds: float
+        self,
+        name: str,
+        dimension: int,
+        fingerprint: str,
+        load: Callable[[], Embedder],
+        *,
+        idle_seconds: float,
+        question_seconds: float,
     ) -> None:
+        """`question_seconds`: the longest that a question waits for loading, which goes on behind it."""
         self.name, self.dimension, self.fingerprint = name, dimension, fingerprint
         self._load = load
-        self._idle_seconds = idle_seconds
+        self._idle_seconds, self._question_seconds = idle_seconds, question_seconds
         self._lock = threading.Lock()
-        self._model: Embedder | None = None
+        self._model: Future[Embedder] | None = None
         self._uses = 0
         self._used_at = 0.0
         self._timer: threading.Timer | None = None
@@ -39,16 +49,16 @@ class ResidentEmbedder(Embedder):
     @property
     def is_loaded(self) -> bool:
         """Whether the model is in memory."""
-        return self._model is not None
+        return self._model is not None and self._model.done()
 
     def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """See `Embedder.embed_many`."""
-        with self._used() as model:
+        with self._used(None) as model:
             return model.embed_many(texts)
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
         """See `Embedder.embed_query`."""
-        with self._used() as model:
+        with self._used(self._question_seconds) as model:
             return model.embed_query(text)
 
     def close(self) -> None:
@@ -59,23 +69,34 @@ class ResidentEmbedder(Embedder):
                 self._timer.cancel()
 
     @contextmanager
-    def _used(self) -> Iterator[Embedder]:
+    def _used(self, seconds: float | None) -> Iterator[Embedder]:
         with self._lock:
-            if self._model is None:
-                loaded = self._load()
-                if (loaded.dimension, loaded.fingerprint) != (self.dimension, self.fingerprint):
-                    raise EmbeddingError(f"the files of {self.name} have changed since memd was started; restart it")
-                self._model = loaded
-            model = self._model
             self._uses += 1
+            loading = self._model
+            if loading is None:
+                loading = self._model = Future()
+                threading.Thread(target=self._fill, args=[loading], name="memd-model", daemon=True).start()
         try:
-            yield model
+            yield loading.result(seconds)
+        except TimeoutError as error:
+            raise EmbeddingError(f"{self.name} is being loaded; words alone find until then") from error
         finally:
             with self._lock:
                 self._uses -= 1
                 self._used_at = time.monotonic()
                 if self._timer is None:
                     self._look_in(self._idle_seconds)
+
+    def _fill(self, loading: Future[Embedder]) -> None:
+        """Load the model, in a thread of its own."""
+        try:
+            loaded = self._load()
+            if (loaded.dimension, loaded.fingerprint) != (self.dimension, self.fingerprint):
+                raise EmbeddingError(f"the files of {self.name} have changed since memd was started; restart it")
+            loading.set_result(loaded)
+        except BaseException as error:  # raised again where it was asked for
+            self._model = None  # the next call tries again
+            loading.set_exception(error)
 
     def _look_in(self, seconds: float) -> None:
         if not self._is_closed:
@@ -91,3 +112,10 @@ class ResidentEmbedder(Embedder):
                 self._look_in(max(left, 0.01))
             else:
                 self._model = None
+                _give_back_memory()
+
+
+def _give_back_memory() -> None:
+    """Hand what was freed to the system: glibc keeps it otherwise. Other libraries do so by themselves."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)

@@ -69,7 +69,7 @@ class Archiver:
         self._clock = clock
         self._redactor = redactor
         self._encoder = encoder
-        self._drafter = Drafter(config, counter, encoder.embed_texts, redactor=redactor)
+        self._drafter = Drafter(config, counter, encoder.embed_texts, encoder.same_cosine, redactor=redactor)
         self._counter = counter
         self._tasks = tasks
         self._indexer = indexer

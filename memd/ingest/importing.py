@@ -8,7 +8,7 @@ its uuid, its history and its place in time (`origin_id`); only its canonical id
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -78,7 +78,7 @@ def import_file(
     """
     counter = TokenCounter(cl100k_base(ranks_bytes()))
     with opened(config) as (store, embedder):
-        importer = Importer(store, config, counter, embedder.embed_many, topic_id=topic_id)
+        importer = Importer(store, config, counter, embedder.embed_many, embedder.same_cosine, topic_id=topic_id)
         importer.run(path, advanced)
         return importer.counts
 
@@ -109,6 +109,7 @@ class Importer:
         config: Config,
         counter: TokenCounter,
         embed_many: EmbedMany,
+        same_cosine: Callable[[float], float] = float,
         *,
         topic_id: str | None = None,
     ) -> None:
@@ -122,7 +123,7 @@ class Importer:
         self._embed_many = _RecentVectors(embed_many)
         self._redactor = Redactor.of(config.ingest)
         self._speech = Speech(config.ingest.strip)
-        self._drafter = Drafter(config, counter, self._embed_many, redactor=self._redactor)
+        self._drafter = Drafter(config, counter, self._embed_many, same_cosine, redactor=self._redactor)
         self._topic_id = checked_topic_id(topic_id) if topic_id is not None else None
         self._pending: list[Draft] = []
         self._pending_topic_id = ""

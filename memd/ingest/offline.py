@@ -14,6 +14,7 @@ from memd.embedding.loading import load_embedder
 from memd.entries import Draft
 from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.settings.model import Config
+from memd.store.layout import models_dir
 from memd.store.store import Store, TopicLog, models_in
 
 Advanced = Callable[[int, int], None]
@@ -39,7 +40,7 @@ def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
         StoreLocked: a daemon is running on it.
         MemdError: the model cannot be loaded, or the directory cannot be used.
     """
-    embedder = load_embedder(config.embedding, stored=stored_models(config))
+    embedder = load_embedder(config.embedding, models_dir=models_dir(config.data_dir), stored=stored_models(config))
     redactor = Redactor.of(config.ingest)
     store = Store.open(
         config.data_dir,

@@ -58,12 +58,19 @@ class Drafter:
     """Makes drafts with one embedding model and one set of settings. Use it in one thread at a time."""
 
     def __init__(
-        self, config: Config, counter: TokenCounter, embed_many: EmbedMany, *, redactor: Redactor = NO_REDACTION
+        self,
+        config: Config,
+        counter: TokenCounter,
+        embed_many: EmbedMany,
+        same_cosine: Callable[[float], float] = float,
+        *,
+        redactor: Redactor = NO_REDACTION,
     ) -> None:
-        """`embed_many`: `Embedder.embed_many`, or a caller's version of it."""
+        """`embed_many`, `same_cosine`: `Embedder`'s, or a caller's version of them."""
         self._cutter = Cutter(config.chunking, counter.count, redactor)
         self._dedupe_cosine = config.dedupe.cosine
         self._embed_many = embed_many
+        self._same_cosine = same_cosine
         self._redactor = redactor
 
     def drafts(
@@ -105,7 +112,7 @@ class Drafter:
         if not new:
             return []
         vectors = self._embed_many([draft.spoken for draft in new])
-        firsts = compaction.distinct(vectors, self._dedupe_cosine)
+        firsts = compaction.distinct(vectors, self._same_cosine(self._dedupe_cosine))
         firsts = [own if is_shown(new[own].uuid) else first for own, first in enumerate(firsts)]
         known: dict[int, dict[bytes, None]] = {first: {} for first in firsts}
         for draft, first in zip(new, firsts, strict=True):

@@ -29,7 +29,7 @@ from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
-from memd.errors import ConfigError, StoreError
+from memd.errors import ConfigError, EmbeddingError, StoreError
 from memd.ingest.offline import stored_models
 from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.ingest.topics import Topics
@@ -46,7 +46,7 @@ from memd.settings.model import Config
 from memd.store import descriptors
 from memd.store.disk import LocalDisk
 from memd.store.files import Files, replace_file
-from memd.store.layout import ADDRESS_NAME, SECRET_NAME
+from memd.store.layout import ADDRESS_NAME, SECRET_NAME, models_dir
 from memd.store.store import Store
 from memd.telemetry.logging import configure_logging
 from memd.telemetry.metrics import Metrics
@@ -242,7 +242,13 @@ def _announce(daemon: Daemon, seconds: float) -> None:
 
 def _embedder(config: Config) -> Embedder:
     seconds = QUESTION_SHARE * config.retrieval.timeout_ms / 1000
-    return load_embedder(config.embedding, stored=stored_models(config), question_seconds=seconds)
+    beside, stored = models_dir(config.data_dir), stored_models(config)
+    embedder = load_embedder(config.embedding, models_dir=beside, stored=stored, question_seconds=seconds)
+    try:
+        embedder.prepare()
+    except EmbeddingError as error:  # a server that is down now; later questions see to it
+        log.warning("the embedding model cannot be used yet", extra={"error": error})
+    return embedder
 
 
 def _opened(config: Config, embedder: Embedder, redactor: Redactor, files: LocalDisk | None) -> Store:

@@ -97,13 +97,14 @@ def rank(
     min_score: float,
     top_k: int,
     visible_digests: Collection[bytes],
+    same_cosine: Callable[[float], float] = float,
 ) -> list[Ranked]:
     """Order the candidates best first, ties to the older entry, and exclude those that are not worth showing.
 
     Excluded are chunks weaker than `min_score`, chunks whose messages are all in this prompt, near repetitions of a
-    better chunk, and all beyond the best `top_k`.
+    better chunk (`Embedder.same_cosine` of 0.99), and all beyond the best `top_k`.
     """
-    kept = _KeptVectors()
+    kept = _KeptVectors(same_cosine(NEAR_IDENTICAL_COSINE))
     ranked = []
     for candidate in sorted(candidates, key=lambda candidate: (-candidate.score, candidate.entry.canonical_id)):
         excluded = None
@@ -124,8 +125,9 @@ def rank(
 class _KeptVectors:
     """The vectors of the chunks worth showing so far, by stream and dimension."""
 
-    def __init__(self) -> None:
+    def __init__(self, near_identical: float) -> None:
         self.count = 0
+        self._near_identical = near_identical
         self._groups: dict[tuple[Stream, int], tuple[NDArray[np.float32], int]] = {}
 
     def add(self, entry: Entry) -> bool:
@@ -133,7 +135,7 @@ class _KeptVectors:
         vector: Vector = entry.embedding
         key = stream_of(entry), len(vector)  # a vector of another model is comparable to none of this one
         vectors, count = self._groups.get(key) or (np.zeros((32, len(vector)), np.float32), 0)
-        if np.any(vectors[:count] @ vector >= NEAR_IDENTICAL_COSINE):
+        if np.any(vectors[:count] @ vector >= self._near_identical):
             return False
         if count == len(vectors):
             vectors = np.concatenate([vectors, np.zeros_like(vectors)])

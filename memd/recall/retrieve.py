@@ -350,6 +350,7 @@ class Retriever:
             min_score=self._settings.min_score,
             top_k=self._settings.top_k,
             visible_digests=filters.visible_digests,
+            same_cosine=self._encoder.same_cosine,
         )
 
     def _filled(self, ranked: Sequence[Ranked], header: str, budget: Budget, filters: Filters) -> _Filled:

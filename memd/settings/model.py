@@ -258,13 +258,13 @@ class EmbeddingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The model that turns text into vectors."""
 
     model: Text = "bundled"
-    """`bundled`, `path:DIR` (a folder with an ONNX model), `http` (a server at `url`), or a text model that fastembed
-    knows and fetches once."""
+    """`bundled`, `multilingual` (added once by `memd model add`), `path:DIR` (a folder with an ONNX model), `http` (a
+    server at `url`), or a text model that fastembed knows and fetches once."""
     threads: Annotated[int, Meta(ge=1, le=256)] = 1
     """CPU threads per embedding."""
     idle_unload_seconds: Seconds = 0.0
-    """`bundled` and `path:DIR`: the model is loaded when it is first used, and let go when unused for so long; 0: it is
-    loaded at the start and stays."""
+    """The model is loaded when it is first used, and let go when unused for so long; 0: it is loaded at the start and
+    stays. Not for `http`."""
     query_prefix: Prefix = "auto"
     """Put in front of a question; auto: what the model's files or its makers say, nothing for the bundled one."""
     text_prefix: Prefix = "auto"

@@ -22,16 +22,23 @@ SECRET_NAME = "memd.secret"  # noqa: S105  # the name of a file
 """The secret with which the daemon that holds the lock proves itself to commands."""
 RECEIPTS_NAME = "memd.receipts"
 RECEIPTS_OLD_NAME = "memd.receipts.old"
+MODELS_NAME = "memd.models"
+"""Embedding models that were added, and what was measured of models: derived, so neither backed up nor verified."""
 FORMER_NAMES = "former_names"
 """Beside `active.bin`: the names that the topic had before, one on each line. People write it, memd reads it."""
 _REPLACED = (ADDRESS_NAME, SECRET_NAME)
 _OWN_NAMES = {
-    *(LOCK_NAME, RECEIPTS_NAME, RECEIPTS_OLD_NAME, *_REPLACED),
+    *(LOCK_NAME, RECEIPTS_NAME, RECEIPTS_OLD_NAME, MODELS_NAME, *_REPLACED),
     *(name + TEMPORARY_SUFFIX for name in _REPLACED),
 }
 _SEGMENTS = "segments"
 _SEGMENT = re.compile(r"seg_(\d{4,9})\.(bin|hnsw|meta)")
 _MERGED = re.compile(r"merged_(\d{4,9})_(\d{4,9})\.(?:hnsw|meta)")
+
+
+def models_dir(data_dir: Path) -> Path:
+    """The folder of embedding models; it need not be there."""
+    return data_dir / MODELS_NAME
 
 
 class TopicLayout:
@@ -150,7 +157,7 @@ def check_new_name(files: Files, data_dir: Path, topic_id: str) -> None:
 
 def topic_ids_in(files: Files, data_dir: Path) -> list[str]:
     """Return the topics that have a file, sorted: a full disk may have left a directory and no more."""
-    named = (name for name in files.names(data_dir) if TOPIC_ID_PATTERN.fullmatch(name) is not None)
+    named = (name for name in files.names(data_dir) if TOPIC_ID_PATTERN.fullmatch(name) and name not in _OWN_NAMES)
     return [name for name in named if _has_files(files, data_dir / name)]
 
 

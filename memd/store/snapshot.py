@@ -160,9 +160,9 @@ class Snapshot:
     def search(self, queries: Floats, k: int) -> list[Hit]:
         """Return the best `k` live chunks by score, best first; of equal scores the lower canonical_id first.
 
-        `queries` is float32 of shape (q, dimension), unit vectors; a chunk's cosine is the best over them. Exact, but
-        for chunks with multiplier 1 in sealed segments, where HNSW finds them (recall@50 above 0.99) and where chunks
-        with a cosine below zero tie in no particular order.
+        `queries` is float32 of shape (q, dimension), unit vectors, or as `cosines` takes them; a chunk's cosine is the
+        best over them. Exact, but for chunks with multiplier 1 in sealed segments, where HNSW finds them (recall@50
+        above 0.99) and where chunks with a cosine below zero tie in no particular order.
         """
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         if k < 1 or not len(queries):

@@ -16,13 +16,15 @@ from memd import __version__
 from memd.assets import ranks_bytes
 from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
 from memd.conversation.tokens import TokenCounter, cl100k_base
+from memd.embedding.bundled import FINGERPRINT
 from memd.embedding.embedder import Embedder
-from memd.embedding.loading import BUNDLED, HTTP, PATH, load_embedder
+from memd.embedding.loading import BUNDLED, HTTP, MULTILINGUAL, PATH, load_embedder
 from memd.errors import EmbeddingError, RerankError
 from memd.ingest.offline import stored_models
 from memd.recall.rerank import Reranker
 from memd.settings.model import Config
 from memd.store import descriptors
+from memd.store.layout import models_dir
 from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.wording import counted
 
@@ -35,7 +37,6 @@ KNOWN_COUNTS = {"hello world": 2, "antidisestablishmentarianism": 6, "2 + 2 = 4"
 KNOWN_TEXT = "This is an example sentence"
 KNOWN_VECTOR = (0.06019, 0.06585, 0.0426, 0.07842, 0.02613, -0.00282, 0.05016, -0.01573, 0.05674, 0.03386)
 """The first components that the bundled model has for it, run as its graph has it; see memd/embedding/bundled.py."""
-KNOWN_FINGERPRINT = "58247efaa8d67cc0c7bb8bc9910c7088"
 TOLERANCE = 0.001
 
 
@@ -88,10 +89,12 @@ def embedding_model(config: Config, topics: list[TopicDiskUsage]) -> Iterator[Ch
     """Known text has its known vector, and what is stored was embedded with this model."""
     name = config.embedding.model
     try:
-        embedder = load_embedder(config.embedding, fetch=False, stored=stored_models(config))
+        embedder = load_embedder(
+            config.embedding, models_dir=models_dir(config.data_dir), fetch=False, stored=stored_models(config)
+        )
         problem = _infidelity(embedder)
     except EmbeddingError as error:
-        if name in (BUNDLED, HTTP) or name.startswith(PATH):
+        if name in (BUNDLED, MULTILINGUAL, HTTP) or name.startswith(PATH):
             yield failed_with(MODEL, error)
         else:
             yield failed(MODEL, f"{name!r} is not on this machine, or unknown", f"memd serve fetches it once: {error}")
@@ -127,7 +130,7 @@ def _infidelity(embedder: Embedder) -> str:
         return f"{embedder.name} gives no unit vector for a plain sentence"
     if embedder.name != BUNDLED:
         return ""
-    if embedder.fingerprint != KNOWN_FINGERPRINT:
+    if embedder.fingerprint != FINGERPRINT:
         return f"the files of the bundled model have changed: fingerprint {embedder.fingerprint}"
     difference = float(np.abs(vector[: len(KNOWN_VECTOR)] - np.asarray(KNOWN_VECTOR)).max())
     if difference > TOLERANCE:

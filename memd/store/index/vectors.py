@@ -42,9 +42,22 @@ def multipliers(steps: NDArray[np.int8], utility: UtilitySettings) -> NDArray[np
 
 
 def cosines(matrix: Floats, queries: Floats) -> NDArray[np.float64]:
-    """Return for each row of `matrix` (n, dimension) its best cosine over `queries` (q, dimension); shape (n,)."""
-    products = matrix @ queries[0] if len(queries) == 1 else (matrix @ queries.T).max(axis=1)
-    return _rounded(products)
+    """Return for each row of `matrix` (n, dimension) its best cosine over `queries` (q, dimension); shape (n,).
+
+    A further column of `queries` is added to each of its cosines, which then end at 1: see `Embedder.embed_query`.
+    """
+    queries, added = _parted(queries, matrix.shape[1])
+    products = matrix @ queries[0] if len(queries) == 1 else matrix @ queries.T
+    if added is not None:
+        products = np.minimum(products + added, 1.0)
+    return _rounded(products if products.ndim == 1 else products.max(axis=1))
+
+
+def _parted(queries: Floats, dimension: int) -> tuple[Floats, Floats | None]:
+    """The queries, and what is added to the cosines of each; None: nothing."""
+    if queries.shape[1] == dimension:
+        return queries, None
+    return np.ascontiguousarray(queries[:, :dimension]), queries[:, dimension]
 
 
 def scores_of(cosine: NDArray[np.float64], multiplier: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -163,7 +176,10 @@ class VectorIndex:
         return rows, np.asarray(found, dtype=np.float32).reshape(len(rows), self._index.dim)
 
     def _nearest(self, queries: Floats, k: int, **among: Callable[[int], object]) -> tuple[Rows, NDArray[np.float64]]:
-        labels, distances = self._index.knn_query(queries, k=k, num_threads=1, **among)
+        plain, added = _parted(queries, self._index.dim)
+        labels, distances = self._index.knn_query(plain, k=k, num_threads=1, **among)
+        if added is not None:
+            distances = np.maximum(distances - added[:, None], 0.0)
         if len(queries) == 1:
             return labels[0].astype(np.intp), _rounded(1.0 - distances[0])
         rows, places = np.unique(labels.ravel().astype(np.intp), return_inverse=True)

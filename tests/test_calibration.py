@@ -1,0 +1,208 @@
+"""Cosines of all models on one scale, and a server whose model is another one than before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from archiver_stage import HashEmbedder
+from daemon_process import wait_until
+from numpy.typing import NDArray
+
+from memd.assets import calibration_pairs
+from memd.embedding import calibrated
+from memd.embedding.calibrated import CalibratedEmbedder
+from memd.embedding.calibration import RELATED, UNMEASURED, UNRELATED, Calibration, measure
+from memd.embedding.embedder import Embedder
+from memd.embedding.loading import load_embedder
+from memd.errors import EmbeddingError
+from memd.settings.model import EmbeddingSettings
+from memd.store.index.vectors import VectorIndex, cosines
+
+PAIRS: dict[str, list[tuple[str, str]]] = json.loads(calibration_pairs())
+Floats = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Embedder:
+    return load_embedder(EmbeddingSettings())
+
+
+@pytest.fixture(scope="module")
+def english(bundled: Embedder) -> tuple[Floats, Floats]:
+    """Questions and texts of the English pairs."""
+    return (
+        np.concatenate([bundled.embed_query(question) for _, question in PAIRS["en"]]),
+        bundled.embed_many([text for text, _ in PAIRS["en"]]),
+    )
+
+
+def unit(vectors: Floats) -> Floats:
+    found: Floats = (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)).astype(np.float32)
+    return found
+
+
+def means(table: NDArray[np.float64] | Floats) -> tuple[float, float]:
+    """Of the pairs that belong together, and of the others."""
+    own = np.eye(len(table), dtype=bool)
+    return float(table[own].mean()), float(table[~own].mean())
+
+
+class Narrow(Embedder):
+    """The bundled model with all vectors in a narrow cone, and each language in a place of its own: as e5."""
+
+    name, batch_texts = "narrow", 16
+
+    def __init__(self, bundled: Embedder, *, shift: int = 0) -> None:
+        self._bundled = bundled
+        self.dimension = bundled.dimension
+        self.fingerprint = "e" * 32
+        self.shift = shift
+        self.asked = 0
+
+    def embed_many(self, texts: list[str]) -> Floats:  # type: ignore[override]  # lists are enough
+        self.asked += len(texts)
+        return np.stack([self._of(text) for text in texts]) if texts else np.empty((0, self.dimension), np.float32)
+
+    def embed_query(self, text: str) -> Floats:
+        return self.embed_many([text])
+
+    def _of(self, text: str) -> Floats:
+        language = next((n for n, pairs in enumerate(PAIRS.values()) for pair in pairs if text in pair), 0)
+        number = next((n for pairs in PAIRS.values() for n, pair in enumerate(pairs) if text in pair), None)
+        meant = text
+        if number is not None and language:
+            question = text == list(PAIRS.values())[language][number][1]
+            meant = PAIRS["en"][number][question]
+        random = np.random.default_rng(7 + self.shift)
+        cone = random.normal(size=(1 + len(PAIRS), self.dimension)).astype(np.float32) / np.sqrt(self.dimension)
+        moved = np.roll(self._bundled.embed(meant), self.shift) + 1.5 * cone[0] + 0.7 * cone[1 + language]
+        return unit(moved)
+
+
+@pytest.fixture
+def narrow(bundled: Embedder) -> Narrow:
+    return Narrow(bundled)
+
+
+def test_the_scale_is_the_bundled_models(english: tuple[Floats, Floats]) -> None:
+    questions, texts = english
+    assert means(questions @ texts.T) == pytest.approx((RELATED, UNRELATED), abs=0.001)
+
+
+def test_the_bundled_model_is_left_as_it_is(bundled: Embedder, tmp_path: Path) -> None:
+    assert type(bundled) is type(load_embedder(EmbeddingSettings(), models_dir=tmp_path))
+    assert bundled.embed_query("a question").shape == (1, bundled.dimension)
+    assert bundled.same_cosine(0.99) == 0.99
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_with_other_cosines_gets_the_same_values(narrow: Narrow, tmp_path: Path) -> None:
+    embedder = CalibratedEmbedder(narrow, tmp_path, is_server=False)
+    texts = {language: narrow.embed_many([text for text, _ in pairs]) for language, pairs in PAIRS.items()}
+    raw = np.stack([narrow.embed_query(question)[0] for _, question in PAIRS["en"]]) @ texts["en"].T
+    assert means(raw)[1] > 0.5, "all are alike"
+
+    def values(asks: str, has: str) -> tuple[float, float]:
+        queries = np.concatenate([embedder.embed_query(question) for _, question in PAIRS[asks]])
+        return means(np.stack([cosines(texts[has], queries[number : number + 1]) for number in range(len(queries))]))
+
+    each = [values(language, language) for language in PAIRS]
+    assert np.mean(each, axis=0) == pytest.approx((RELATED, UNRELATED), abs=0.01)
+    assert np.ptp(each, axis=0).max() < 0.3, "in the cone they are further apart"
+    assert values("de", "th")[0] > (RELATED + UNRELATED) / 2, "another language is no disadvantage"
+
+
+def test_it_is_measured_once_and_kept(narrow: Narrow, tmp_path: Path) -> None:
+    first = CalibratedEmbedder(narrow, tmp_path, is_server=False)
+    first.prepare()
+    asked, [file] = narrow.asked, list(tmp_path.iterdir())
+    assert file.name == f"{narrow.fingerprint}.calibration" and asked >= 180
+    again = CalibratedEmbedder(narrow, tmp_path, is_server=False)
+    again.prepare()
+    assert narrow.asked == asked
+    assert again.embed_query("which?").tobytes() == first.embed_query("which?").tobytes()
+    file.write_bytes(b"damaged")
+    CalibratedEmbedder(narrow, tmp_path, is_server=False).prepare()
+    assert narrow.asked > 2 * asked - 10, "what is damaged is measured again"
+
+
+def test_near_repetitions_are_as_near_with_each_model(narrow: Narrow, tmp_path: Path) -> None:
+    embedder = CalibratedEmbedder(narrow, tmp_path, is_server=False)
+    assert embedder.same_cosine(0.99) > 0.9999, "not known yet: what is the same is"
+    embedder.prepare()
+    assert 0.991 < embedder.same_cosine(0.99) < 1
+
+
+def test_a_model_that_tells_nothing_apart_is_left_as_it_is(tmp_path: Path) -> None:
+    embedder = CalibratedEmbedder(HashEmbedder(), tmp_path, is_server=False)
+    assert embedder.embed_query("a").shape == (1, HashEmbedder().dimension)
+    assert embedder.same_cosine(0.99) == 0.99
+
+
+def test_a_model_of_one_language_keeps_its_directions(english: tuple[Floats, Floats]) -> None:
+    questions, texts = english
+    random = np.random.default_rng(1)
+    noise = unit(random.normal(size=(4, *texts.shape)).astype(np.float32))
+    found = measure(np.stack([questions, *noise]), np.stack([texts, *noise[::-1]]))
+    assert found.slope == pytest.approx(1, abs=0.01) and found.offset == pytest.approx(0, abs=0.01)
+    assert np.allclose(found.applied(questions)[:, :-1], questions * found.slope, atol=1e-5)
+
+
+def test_a_column_more_is_added_in_a_scan_and_in_an_index_alike() -> None:
+    random = np.random.default_rng(3)
+    vectors = unit(random.normal(size=(300, 32)).astype(np.float32))
+    plain = unit(random.normal(size=(2, 32)).astype(np.float32))
+    moved = np.hstack([3 * plain, [[0.25], [-0.5]]]).astype(np.float32)
+    expected = np.minimum((3 * plain @ vectors.T + np.array([[0.25], [-0.5]])).max(axis=0), 1)
+    assert cosines(vectors, moved) == pytest.approx(expected, abs=1e-5)
+    assert cosines(vectors, moved[:1]) == pytest.approx(np.minimum(3 * plain[0] @ vectors.T + 0.25, 1), abs=1e-5)
+    index = VectorIndex.build(vectors, np.arange(300))
+    for queries in (moved, moved[:1]):
+        rows, found = index.search(queries, 300)
+        assert found == pytest.approx(cosines(vectors[rows], queries), abs=2e-6)
+
+
+def test_another_model_behind_the_same_name_is_told_and_not_mixed(bundled: Embedder, tmp_path: Path) -> None:
+    server = Narrow(bundled)
+    embedder = CalibratedEmbedder(server, tmp_path, is_server=True)
+    embedder.prepare()
+    embedder.embed_query("before")
+    server.shift = 5
+    with pytest.raises(EmbeddingError, match=r"another model has this name now.*memd reembed"):
+        embedder.embed_many(["a text"])
+    with pytest.raises(EmbeddingError, match="gives other vectors than before"):
+        embedder.embed_query("a question, at once, as the texts have shown it")
+    later = CalibratedEmbedder(server, tmp_path, is_server=True)
+    with pytest.raises(EmbeddingError, match="another model"):
+        later.embed_query("after a restart")
+    server.shift = 0
+    assert embedder.embed_many(["a text"]).tobytes() == server.embed_many(["a text"]).tobytes()
+    assert embedder.embed_query("again").shape == (1, 385)
+
+
+def test_a_server_is_measured_behind_the_first_question(
+    narrow: Narrow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedder = CalibratedEmbedder(narrow, tmp_path, is_server=True)
+    with pytest.raises(EmbeddingError, match="words alone find until then"):
+        embedder.embed_query("early")
+    wait_until(lambda: list(tmp_path.glob("*.calibration")) != [], lambda: "it is not measured")
+    wait_until(lambda: embedder.same_cosine(0.99) < 0.9999, lambda: "nor used")
+    assert embedder.embed_query("later").shape == (1, 385)
+    assert embedder.batch_texts == narrow.batch_texts - 1, "one more text goes with each batch"
+    asked = narrow.asked
+    embedder.embed_query("at once")
+    assert narrow.asked == asked + 1
+    monkeypatch.setattr(calibrated, "ASKED_AGAIN_SECONDS", 0)
+    embedder.embed_query("long after")
+    assert narrow.asked == asked + 3
+
+
+def test_what_is_not_measured_changes_nothing() -> None:
+    queries = np.ones((2, 3), np.float32)
+    assert UNMEASURED.applied(queries) is queries
+    moved = Calibration(np.zeros((1, 3), "<f4").tobytes(), 2.0, -0.5).applied(queries)
+    assert moved.tolist() == [[2, 2, 2, -0.5]] * 2
