@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import recording_upstream
@@ -153,3 +157,24 @@ def test_what_is_said_after_a_log_was_replaced_under_the_daemon_stays_in_the_jou
         daemon.wait_stored(FACTS[1])
         assert daemon.terminate() == 0
         assert daemon.run("verify").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["active.bin", "hot.log"])
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_a_pipe_or_a_device_in_place_of_a_file_holds_up_nobody(
+    make_daemon: MakeDaemon, put: Callable[[Path], None], name: str
+) -> None:
+    with recording_upstream() as upstream:
+        daemon = make_daemon(upstream.url).start()
+        told(daemon, FACTS[0], topic="odd")
+        assert daemon.terminate() == 0
+        odd = daemon.data_dir / "odd" / name
+        odd.unlink()
+        put(odd)
+        verified = daemon.run("verify")
+        assert verified.returncode == 1 and f"{odd}: is no file but a pipe or a device" in verified.stdout
+        daemon.start()
+        answer = daemon.chat([said(FACTS[1])], memory_in={"topic_id": "odd"})
+        assert (answer.status, answer.headers["X-Memory-Status"]) == (200, "degraded:store")
+        assert daemon.chat([said(FACTS[2])]).headers["X-Memory-Status"] == "none"
+        assert "is no file but a pipe or a device; remove it" in daemon.log.read_text()

@@ -25,10 +25,10 @@ from memd.store.directory_lock import DirectoryLock, Lock, lock_alone
 from memd.store.files import Appender, Files
 from memd.store.syscalls import (
     DIRECTORY_MODE,
-    FILE_MODE,
     WRITE_REMEDY,
     close_descriptor,
     open_descriptor,
+    opened,
     reading,
     sync_descriptor,
     writing,
@@ -36,7 +36,7 @@ from memd.store.syscalls import (
 
 # Another file system; one without hard links; no more links to this file; a sandbox or kernel that does not allow it.
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
-_APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+_APPENDING = os.O_WRONLY | os.O_APPEND
 # A directory of autofs, squashfs, 9p or some FUSE: there is nothing to sync, or the file system does it by itself.
 _NOTHING_TO_SYNC = {errno.EINVAL, errno.EBADF}
 
@@ -120,8 +120,12 @@ class DiskFiles:
 
     def read(self, path: Path) -> bytes:
         """See Files."""
-        with reading(path):
-            return path.read_bytes()
+        with (
+            reading(path),
+            open_descriptor(path, os.O_RDONLY) as descriptor,
+            open(descriptor, "rb", closefd=False) as file,
+        ):
+            return file.read()
 
     def read_at(self, path: Path, offset: int, length: int) -> bytes:
         """See Files."""
@@ -263,7 +267,7 @@ class _DiskAppender:
         self._is_unsynced = False
         self._sync_error: OSError | None = None
         with writing(path):
-            self._descriptor: int | None = os.open(path, flags | _APPENDING, FILE_MODE)
+            self._descriptor: int | None = opened(path, flags | _APPENDING)
             self._identity = _identity(os.fstat(self._descriptor))
         kept_open.used(self)
 
@@ -316,7 +320,7 @@ class _DiskAppender:
                 error, self._sync_error = self._sync_error, None
                 raise error
             if self._descriptor is None:
-                self._descriptor = os.open(self._path, _APPENDING)
+                self._descriptor = opened(self._path, _APPENDING)
                 if _identity(os.fstat(self._descriptor)) != self._identity:
                     self._close()
                     raise FileReplaced(str(self._path))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,10 +46,24 @@ def reading(path: Path) -> Iterator[None]:
         raise StoreError(f"{path}: cannot be read {descriptors.told(error, _READ_REMEDY)}") from error
 
 
+def opened(path: Path, flags: int) -> int:
+    """Open a file or a directory; who waits for the other end of a pipe, or reads a device, would never come back.
+
+    Raises:
+        StoreError: it is something else.
+    """
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, FILE_MODE)
+    kind = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(kind) or stat.S_ISDIR(kind):
+        return descriptor
+    close_descriptor(descriptor)
+    raise StoreError(f"{path}: is no file but a pipe or a device; remove it, and put the file back if you have it")
+
+
 @contextmanager
 def open_descriptor(path: Path, flags: int) -> Iterator[int]:
-    """A descriptor of a file, for as long as the block runs."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    """A descriptor of a file, for as long as the block runs; see `opened`."""
+    descriptor = opened(path, flags)
     try:
         yield descriptor
     finally:
