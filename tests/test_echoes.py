@@ -88,6 +88,27 @@ async def test_after_an_update_no_old_answer_tells_the_old_value(tmp_path: Path)
         assert any("The gateway is blue." in chunk for chunk in chunks), "what was not corrected stays"
 
 
+async def test_after_two_updates_of_one_fact_what_was_said_beside_it_is_still_found(tmp_path: Path) -> None:
+    """What the second Update took out is not what the first one had put in its place."""
+    cooling = "By the way: the cooling of rack7 hums when it has thirty degrees."
+    async with daemon_in_process(tmp_path, window=32_768) as client:
+        await ask(client, "For the record: the staging database of rack7 listens on port 5432.", "Noted.")
+        await ask(client, f"On which port does the staging database of rack7 listen? {cooling}", "I noted the hum.")
+        for former, port in (("5432", "6000"), ("6000", "7000")):
+            snapshot = (await client.daemon.topics.get("default")).log.snapshot()
+            entries = [snapshot.read(place) for place in snapshot.latest_places() if snapshot.is_live(place)]
+            [fact] = [one for one in entries if f"listens on port {former}" in one.content]
+            content = f"The staging database of rack7 listens on port {port}."
+            correction = {"chunk_ids": [fact.uuid.hex()], "action": "Update", "reason": "moved", "content": content}
+            await client.ask(f"{ASKED[0]} ({port})", memory_in={"corrections": [correction]})
+            chunks = shown(
+                await ask(client, f"Which port has the staging database of rack7 after {former}?", "It moved.")
+            )
+            assert any(content in chunk for chunk in chunks)
+        chunks = shown(await ask(client, "What does the cooling of rack7 do?", "It hums."))
+        assert any(cooling in chunk for chunk in chunks)
+
+
 async def test_what_a_reply_was_shown_survives_a_restart_and_is_exported(tmp_path: Path) -> None:
     async with daemon_in_process(tmp_path) as client:
         await ask(client, FACT, "Noted.")

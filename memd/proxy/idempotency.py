@@ -29,9 +29,11 @@ class RequestKey(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> bytes:
-        """The mark of the entries that its corrections append; see `ChunkState.asked_by`."""
-        parts = self.conversation_id.encode(), self.turn.last_digest, self.turn.memory_in
-        return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
+        """The mark of the entries that its corrections append; see `ChunkState.asked_by`.
+
+        Without the conversation: one that was answered, and is asked again, goes on in a branch of its own.
+        """
+        return hashlib.blake2b(self.turn.last_digest + self.turn.memory_in, digest_size=16).digest()
 
 
 FailedIds = tuple[str, ...]

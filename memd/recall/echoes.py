@@ -163,12 +163,18 @@ def _repeated(entry: Entry, shown: Sequence[Candidate], asked: Collection[str]) 
 
 
 def _retells(entry: Entry, old: Superseded, asked: Collection[str]) -> bool:
-    """Whether an entry has the words that a correction took out: its numbers and names, else half of the words."""
+    """Whether an entry has what a correction took out: a number or name that differs, else half of the words.
+
+    Of a chunk that was taken out as a whole it has to have half of the numbers and names: many share one of them.
+    """
     kept = _words(old.replacement) if old.replacement is not None else frozenset(asked)
     gone = _words(old.content) - kept
     codes = {word for word in gone if any(character.isdecimal() for character in word)}
     words = _spoken_by(entry).words
-    return bool(codes & words) if codes else bool(gone) and 2 * len(gone & words) >= len(gone)
+    if codes and old.replacement is not None:
+        return bool(codes & words)
+    gone = codes or gone
+    return bool(gone) and 2 * len(gone & words) >= len(gone)
 
 
 def _set_aside_asked_again(held: dict[bytes, Candidate], own_words: Callable[[Entry], int]) -> None:

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.entries import Entry
+from memd.entries import Entry, Status
 from memd.errors import StoreError
 from memd.recall.corrections import replacement_of
 from memd.recall.echoes import Superseded
@@ -43,6 +43,8 @@ PENDING_SEGMENT = -1
 """In the places of chunks that are not stored yet; the row is their number."""
 SUPERSEDED_MAX = 64
 """Corrected chunks that are looked up for one question."""
+SUCCESSORS_MAX = 64
+"""Updates of one thing, one after the other, that are followed to its present state."""
 AMONG_MAX = 1_000
 """If no more chunks are wanted, words are searched among these alone."""
 NO_QUERIES: NDArray[np.float32] = np.empty((0, 0), np.float32)
@@ -193,14 +195,26 @@ class TopicSearch:
         for uuid in itertools.islice(self.snapshot.deprecated(set(uuids)), SUPERSEDED_MAX):
             try:
                 *before, last = self.snapshot.history(uuid)
-                place = self.snapshot.place(last.canonical_id)
-                made = None if place is None else replacement_of(self.snapshot, place, uuid)
-                new = None if made is None else self.snapshot.find(made)
+                new = self._successor(last)
             except StoreError:  # a damaged entry costs this check and nothing else
                 continue
             old = next((entry.content for entry in reversed(before) if entry.content), "")
             found[uuid] = Superseded(old, new.content if new is not None else None)
         return found
+
+    def _successor(self, last: Entry) -> Entry | None:
+        """The chunk that an Update put in the place of another, or a later Update in the place of that; None if none.
+
+        `last`: the entry that took the other out.
+        """
+        for _ in range(SUCCESSORS_MAX):
+            place = self.snapshot.place(last.canonical_id)
+            made = None if place is None else replacement_of(self.snapshot, place, last.uuid)
+            new = None if made is None else self.snapshot.find(made)
+            if new is None or new.status is Status.ACTIVE:
+                return new
+            last = new
+        return None
 
     def evidence(self, k: int, settings: RetrievalSettings, *, first: int) -> tuple[list[Hit], list[Evidence]]:
         """Find the best `k` by meaning, the best `k` by words, and the neighbours of the strongest.
