@@ -304,7 +304,10 @@ def test_a_token_that_others_may_read_or_guess_is_a_warning(tmp_path: Path, llam
 def test_a_daemon_with_another_token_is_not_taken_for_none(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
-    daemon = make_daemon(upstream.url, {"auth": {"token": "a" * 40}}).start()
+    daemon = make_daemon(upstream.url, {"auth": {"token": "a" * 15}}).start()
+    wait_until(
+        lambda: "auth.token has only 15 characters: take a longer one" in daemon.log.read_text(), daemon.__repr__
+    )
     remedy = "give the one that it was started with, as MEMD_AUTH_TOKEN or in the settings (--config)"
     found = {one["check"]: one for one in json.loads(daemon.run("check", "--json").stdout)["checks"]}
     assert found["lock"]["mark"] == "failed" and found["lock"]["remedy"] == remedy

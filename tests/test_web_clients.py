@@ -88,17 +88,25 @@ def test_a_page_may_read_memd_s_own_errors(memd: DaemonProcess, raw: RawUpstream
         assert client.headers(b"Vary") == [b"Origin"]
 
 
-def test_the_upstream_s_answers_have_the_upstream_s_headers_alone(
+def test_the_upstream_s_answers_have_the_upstream_s_headers_and_let_memd_s_be_read_with_them(
     memd: DaemonProcess, raw: RawUpstream, connect: Connect
 ) -> None:
+    given = answer(b"{}", b"Access-Control-Allow-Origin: *", b"Access-Control-Expose-Headers: X-Its-Own")
+
     def script(peer: Peer) -> None:
         peer.read_body()
-        peer.send(answer(b"{}", b"Access-Control-Allow-Origin: *"))
+        peer.send(given)
 
     raw.script = script
     shown = b"Authorization: Bearer " + TOKEN.encode()
     client = asked(connect, memd, request(b"POST", CHAT, b"Origin: " + ELSEWHERE, shown, body=b'{"messages":[]}'))
     assert client.headers(b"Access-Control-Allow-Origin") == [b"*"]
+    its_own, memds = client.headers(b"Access-Control-Expose-Headers")
+    told = {line.split(b":")[0] for line in client.head.split(b"\r\n") if line.startswith(b"X-Memory-")}
+    assert its_own == b"X-Its-Own" and set(memds.split(b", ")) == told and b"X-Memory-Status" in told
+    given = answer(b"{}")
+    client = asked(connect, memd, request(b"POST", CHAT, b"Origin: " + ELSEWHERE, shown, body=b'{"messages":[]}'))
+    assert client.headers(b"Access-Control-Expose-Headers") == [], "nothing that no page may read"
 
 
 @pytest.mark.process

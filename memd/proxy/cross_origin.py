@@ -7,6 +7,7 @@ the routes of clients, never to what is under /memd/; where no token protects, o
 from __future__ import annotations
 
 from aiohttp import web
+from multidict import CIMultiDict
 
 from memd.admin.access import is_from_foreign_page
 
@@ -37,3 +38,11 @@ def let_page_read(request: web.BaseRequest, response: web.StreamResponse, token:
     if "Origin" in request.headers and (token or not is_from_foreign_page(request)):
         response.headers["Access-Control-Allow-Origin"] = request.headers["Origin"]
         response.headers.add("Vary", "Origin")
+        let_page_read_own_headers(response.headers)
+
+
+def let_page_read_own_headers(headers: CIMultiDict[str]) -> None:
+    """Where a page may read an answer, let it read memd's own headers too: a browser hides what nobody names."""
+    own = [name for name in dict.fromkeys(headers) if name.lower().startswith("x-memory-")]
+    if own and "Access-Control-Allow-Origin" in headers:
+        headers.add("Access-Control-Expose-Headers", ", ".join(own))

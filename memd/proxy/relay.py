@@ -16,6 +16,7 @@ from multidict import CIMultiDict, MultiMapping
 from memd.admin.access import headers_with_token
 from memd.admin.http import Take, body_parts
 from memd.errors import UpstreamError
+from memd.proxy.cross_origin import let_page_read_own_headers
 from memd.proxy.header_bytes import decoded, printable, serialized
 from memd.proxy.upstream.client import HOP_BY_HOP, NOT_FORWARDED, Upstream
 from memd.proxy.upstream.connection import Interim
@@ -278,6 +279,7 @@ def prepared(answer: aiohttp.ClientResponse, extra: list[tuple[str, str]], *, bo
     kept = ((name, value) for name, value in decoded(answer.raw_headers) if name.lower() not in dropped)
     headers = CIMultiDict((name, printable(value)) for name, value in kept)
     headers.extend(extra)
+    let_page_read_own_headers(headers)
     return Relayed(status=answer.status, reason=printable(answer.reason or ""), headers=headers)
 
 

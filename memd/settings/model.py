@@ -295,11 +295,20 @@ class RerankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long a question waits for it, `retrieval.timeout_ms` permitting; later the order stays as it was."""
 
 
+TOKEN_CHARACTERS_MIN = 16
+LONGER_TOKEN = "take a longer one, for example what `openssl rand -hex 24` prints"  # noqa: S105  # a remedy, no token
+
+
 class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Who may use memd."""
 
     token: str = ""
     """The token that every request has to carry; empty: none, and memd does not listen beyond this machine."""
+
+    @property
+    def is_short(self) -> bool:
+        """Whether there is a token that others might guess."""
+        return 0 < len(self.token) < TOKEN_CHARACTERS_MIN
 
 
 class LimitsSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,11 +13,10 @@ from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import MemdError
 from memd.proxy.addresses import bound, own_port, tls_of
-from memd.settings.model import Config, is_this_machine
+from memd.settings.model import LONGER_TOKEN, Config, is_this_machine
 from memd.wording import counted
 
 SETTINGS, ACCESS, ADDRESS = "settings", "access", "address"
-TOKEN_CHARACTERS_MIN = 16
 OTHERS_MAY_READ = 0o044
 
 
@@ -37,10 +36,10 @@ def access(config: Config, path: Path | None, places: Mapping[str, str]) -> Chec
     if token and path is not None and given.startswith(f"{path}, line ") and _others_may_read(path):
         said, remedy = f"others on this machine may read auth.token in {path}", f"chmod 600 {path}"
         return warning(ACCESS, said, f"{remedy}, or give it as MEMD_AUTH_TOKEN")
-    if (is_open or token) and len(token) < TOKEN_CHARACTERS_MIN:
+    if config.auth.is_short:
         who = f"{host} can be reached by others, and" if is_open else "only this machine, but"
         said = f"{who} auth.token has only {counted(len(token), 'character')}"
-        return warning(ACCESS, said, "take a longer one, for example what `openssl rand -hex 24` prints")
+        return warning(ACCESS, said, LONGER_TOKEN)
     if is_open and config.listen.tls_cert:
         return ok(ACCESS, f"{host} can be reached by others, by TLS; each request has to show auth.token")
     if is_open:
