@@ -169,7 +169,7 @@ def _retells(entry: Entry, old: Superseded, asked: Collection[str]) -> bool:
     """
     kept = _words(old.replacement) if old.replacement is not None else frozenset(asked)
     gone = _words(old.content) - kept
-    codes = {word for word in gone if any(character.isdecimal() for character in word)}
+    codes = frozenset(word for word in gone if any(character.isdecimal() for character in word))
     words = _spoken_by(entry).words
     if codes and old.replacement is not None:
         return bool(codes & words)
