@@ -14,7 +14,7 @@ import msgspec
 
 from memd.conversation.tokens import TokenCounter
 from memd.errors import MemdError
-from memd.messages import NO_BLOCK, Block, BlockChunk
+from memd.messages import NO_BLOCK, Block, BlockChunk, stored_text
 from memd.proxy.correct import CorrectionResult, degraded
 from memd.proxy.receive import Received
 from memd.proxy.room import PromptRoom, remove_blocks
@@ -33,7 +33,10 @@ FOLLOW_UP_TOKENS = 12
 FOLLOW_UP_CHARACTERS = 2_000
 """That much of a question is looked at to see whether it is that short; the user may have pasted a book."""
 STEP_CHARACTERS = 400
-"""Of the model's latest step, in the question of a turn that recalls anew: its calls, without a whole file to write."""
+"""Of the model's latest step, in the question of a turn that recalls anew."""
+OPENING_CHARACTERS, CLOSING_CHARACTERS = 200, 600
+"""Of the user's words in such a question the first line and the end: people ask there, and in between stand the task's
+instructions and files, of which each result that the model works with has some (measured: bench/NOTES.md)."""
 FOLLOW_UP_TURNS = 3
 """The most messages that are joined for it."""
 
@@ -171,14 +174,22 @@ class Memory:
     def _question(self, received: Received) -> str:
         """The text to retrieve for. A short follow-up ("yes, do that") is put behind the user's messages before it.
 
-        In the middle of a tool loop the model's latest step tells as well what is needed now.
+        In the middle of a tool loop the model's latest step tells as well what is needed now, in words if it has some.
         """
         texts: list[str] = []
         for text in itertools.islice(received.prompt.user_texts(), FOLLOW_UP_TURNS):
             texts.insert(0, text)
-            if self._counter.count(" ".join(texts)[:FOLLOW_UP_CHARACTERS]) >= FOLLOW_UP_TOKENS:
+            if self._is_enough(" ".join(texts)):
                 break
-        return "\n\n".join([*texts, received.prompt.latest_step()[:STEP_CHARACTERS]]).strip()
+        step = received.prompt.latest_step()
+        if step is None:
+            return "\n\n".join(texts).strip()
+        thought = step.said if self._is_enough(step.said) else stored_text(step)
+        return "\n\n".join([*map(_ends, texts), thought[:STEP_CHARACTERS]]).strip()
+
+    def _is_enough(self, text: str) -> bool:
+        """Whether a text says by itself what is asked."""
+        return self._counter.count(text[:FOLLOW_UP_CHARACTERS]) >= FOLLOW_UP_TOKENS
 
     async def _retrieved(self, received: Received, asked: Recalled) -> tuple[Recalled, Block]:
         """Retrieve for the question; the block shows what fits the budget, in the model's tokens."""
@@ -194,6 +205,7 @@ class Memory:
             Filters(
                 visible_digests=received.prompt.visible_digests(),
                 shown_uuids={chunk.uuid for chunk in earlier},
+                in_turn=received.prompt.latest_step() is not None,
                 wanted=EVERYTHING if memory_in is None else memory_in.filter or EVERYTHING,
             ),
         )
@@ -216,6 +228,14 @@ class Memory:
             trouble=None if retrieved.trouble is None else degraded(retrieved.trouble),
         )
         return recalled, placed
+
+
+def _ends(text: str) -> str:
+    """The first line and the end of a long text."""
+    if len(text) <= OPENING_CHARACTERS + CLOSING_CHARACTERS:
+        return text
+    first_line, _, _ = text.lstrip()[:OPENING_CHARACTERS].partition("\n")
+    return f"{first_line}\n\n{text[-CLOSING_CHARACTERS:]}"
 
 
 def forget_blocks(received: Received) -> None:

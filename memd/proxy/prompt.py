@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memd.conversation.conversation import Conversation
-from memd.messages import RESULT_ROLES, ROOT_DIGEST, Block, BlockChunk, Message, stored_text
+from memd.messages import RESULT_ROLES, ROOT_DIGEST, Block, BlockChunk, Message
 from memd.proxy.live_turns import LiveTurns
 from memd.wire.api import Api, Placement
 from memd.wire.request import Insertion
@@ -48,15 +48,15 @@ class Prompt:
             if message.role == "user" and message.said.strip():
                 yield message.said
 
-    def latest_step(self) -> str:
-        """The text and calls of the assistant's latest message in the open turn; empty if there is none."""
+    def latest_step(self) -> Message | None:
+        """The assistant's latest message in the open turn; None if there is none."""
         for position in reversed(self._visible()):
             message = self._message(position)
             if position == self.turn_position:
-                return ""
+                return None
             if message.role == "assistant":
-                return stored_text(message)
-        return ""
+                return message
+        return None
 
     @property
     def last_digest(self) -> bytes:

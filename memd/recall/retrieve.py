@@ -24,7 +24,7 @@ from memd.embedding.encoder import Encoder
 from memd.errors import EmbeddingError, StoreError
 from memd.recall import block
 from memd.recall.asked import embedded_texts
-from memd.recall.echoes import missing_sources, shown_to, without_echoes
+from memd.recall.echoes import missing_sources, shown_to, telling, unseen, without_echoes
 from memd.recall.fusion import Evidence, Parts, fuse
 from memd.recall.ranking import Candidate, Judged, Ranked, Selection, is_visible, rank, select
 from memd.recall.rerank import Reranker
@@ -72,6 +72,8 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
     """Digests of the messages in the prompt: a chunk that came from these alone is not shown."""
     shown_uuids: Collection[bytes] = ()
     """Chunks that blocks in the prompt show already: they take their place in the budget and are not shown again."""
+    in_turn: bool = False
+    """The question is about a turn under way, in which much was said that only repeats it (see `echoes.telling`)."""
     wanted: Wanted = EVERYTHING
     """The choice of who asks: other chunks are no candidates."""
     relevant_only: bool = True
@@ -344,9 +346,11 @@ class Retriever:
     ) -> list[Ranked]:
         shown = shown_to(candidates)
         superseded = {uuid: old for search in searches for uuid, old in search.superseded(shown).items()}
-        favoured = question.favouring(candidates)
+        told = [unseen(one, filters.visible_digests) for one in question.favouring(candidates)]
+        if filters.in_turn:
+            told = telling(told, question.text)
         return rank(
-            without_echoes(favoured, question.text, superseded, min_score=self._settings.min_score),
+            without_echoes(told, question.text, superseded, min_score=self._settings.min_score),
             min_score=self._settings.min_score,
             top_k=self._settings.top_k,
             visible_digests=filters.visible_digests,

@@ -33,7 +33,7 @@ CHUNKS_MIN = 100
 times as much as a name that one has, and no chunk would cover half of a question."""
 CLAUSES_CHARACTERS_MAX = 8_000
 QUERY_TERMS_MAX = 64
-"""Of a long query (a stack trace, pasted code) only the rarest terms count."""
+"""Of a long query (a stack trace, pasted code) only the rarest terms count that some chunk has."""
 CLAUSE_MARGIN = 3.0
 """A clause counts by itself if its idf mass exceeds the logarithm of the number of chunks by this: were words spread by
 chance, one topic in twenty would have a chunk with all of them."""
@@ -80,6 +80,7 @@ class _QueryTerm(NamedTuple):
     weight: float
     """In a score: a handful of common words must not outweigh a name."""
     is_exact: bool
+    has_chunks: bool
     others: tuple[str, ...] = ()
     """The same word under the stems of other languages, each spaced; a chunk has it under one of them."""
 
@@ -226,8 +227,10 @@ class LexicalQuery:
         known = analyze_query(text).items()
         weighed = [self._weigh(name, is_exact, forms.get(name, ())) for name, is_exact in known]
         weighed.sort(key=lambda term: -term.weight)
-        self._terms = sorted(weighed[:QUERY_TERMS_MAX])  # sorted: sums do not depend on the order of the query
-        self._mass = sum(term.idf for term in self._terms)
+        self._mass = sum(sorted(term.idf for term in weighed[:QUERY_TERMS_MAX]))  # sorted: sums depend on no order
+        if len(weighed) > QUERY_TERMS_MAX:  # else the words of a long question that nobody said take all places
+            weighed = [term for term in weighed if term.has_chunks]
+        self._terms = sorted(weighed[:QUERY_TERMS_MAX])
         self._clauses = self._clause_masses(text)
         self._hits: dict[int, LexicalHit] = {}  # a wider search finds the same chunks again
 
@@ -312,7 +315,7 @@ class LexicalQuery:
         idf = math.log1p((max(count, having, CHUNKS_MIN) - having + 0.5) / (having + 0.5))
         counts_as_exact = is_exact and having <= rare
         weight = idf * (EXACT_WEIGHT if counts_as_exact else 1)
-        return _QueryTerm(name, f" {name} ", idf, weight, counts_as_exact, tuple(others))
+        return _QueryTerm(name, f" {name} ", idf, weight, counts_as_exact, having > 0, tuple(others))
 
     def _having(self, name: str) -> int:
         """How many chunks have a term."""
@@ -348,7 +351,7 @@ class LexicalQuery:
         has_exact = False
         found: dict[str, float] = {}
         count = terms.text.count
-        for _, spaced, idf, weight, is_exact, others in self._terms:  # two hundred chunks a question: every call counts
+        for _, spaced, idf, weight, is_exact, _, others in self._terms:  # two hundred chunks: every call counts
             frequency = count(spaced)
             if others:
                 frequency += sum(map(count, others))
