@@ -203,6 +203,13 @@ def test_of_a_long_question_a_chunk_may_cover_one_clause(tmp_path: Path) -> None
     assert whole.coverage == pytest.approx(1.0) and part.coverage < 0.5
 
 
+def test_words_that_nobody_said_take_no_place_of_a_long_question(tmp_path: Path) -> None:
+    topic = filled(tmp_path, {"told": "The release code of the copper windmill is hidden."}).topic("talk")
+    unheard = " ".join(f"zq{number}x" for number in range(200))
+    [hit] = topic.lexical_query(f"{unheard} copper windmill").best(1)
+    assert contents(topic, [hit]) == ["The release code of the copper windmill is hidden."] and hit.coverage < 0.1
+
+
 def test_scores_for_given_chunks_are_those_of_the_search(tmp_path: Path) -> None:
     topic = filled(tmp_path).topic("talk")
     question = topic.lexical_query("red session.py on the river")
