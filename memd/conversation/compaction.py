@@ -60,6 +60,10 @@ class Departure(msgspec.Struct, frozen=True):
         """The position behind the last message that leaves: up to there the conversation must be durable."""
         return max((self.left_out, *(position + 1 for position in (*self.gone, *self.replaced))))
 
+    def takes_behind(self, position: int) -> bool:
+        """Whether something behind this position leaves one by one."""
+        return any(place > position for place in (*self.gone, *self.replaced))
+
 
 class Left(msgspec.Struct, frozen=True):
     """The messages and tokens that left a prompt."""

@@ -289,8 +289,7 @@ class Archiver:
         if chosen.gone or chosen.replaced:
             topic.buffer.depart(conversation, chosen.gone, self._lines(topic, conversation, chosen))
         opened = conversation.last_user_position()
-        is_open = opened is not None and compaction.finished_end(conversation) <= opened
-        if opened is not None and (is_open or any(place > opened for place in (*chosen.gone, *chosen.replaced))):
+        if opened is not None and (compaction.finished_end(conversation) <= opened or chosen.takes_behind(opened)):
             topic.buffer.remove_blocks(conversation, [conversation.messages[opened].digest])
         if conversation.settled > settled:
             self._tasks.spawn(topic.rewrite_journal(), "journal")

@@ -46,7 +46,7 @@ SOURCE_MIN = 4
 """A chunk that so many candidates had been shown, and that was not found itself, becomes a candidate."""
 SOURCES_MAX = 8
 REPEATING_SHARE, OWN_WORDS_SHARE = 0.5, 0.4
-"""What a chunk loses at most, in a turn under way, for repeating the question, and for being the model's own words."""
+"""The most that a chunk loses in a turn under way for repeating the question, and for being the model's own words."""
 SMALL_DIGITS_MAX = 3
 _WORDS_MAX = 8192
 
