@@ -98,4 +98,4 @@ def test_in_a_turn_under_way_what_answers_the_question_comes_before_what_repeats
         for number, (text, role) in enumerate([(mention, "assistant"), (mention, "tool"), (answer, "tool")])
     ]
     own, repeated, told = (one.score for one in telling(found, question))
-    assert (own, repeated) == (pytest.approx(0.15), pytest.approx(0.25)) and told > 0.4
+    assert own == pytest.approx(0.15) and repeated == pytest.approx(0.25) and told > 0.4
