@@ -65,6 +65,20 @@ class Speaker(msgspec.Struct, frozen=True, omit_defaults=True):
     """The client's own name for who speaks, such as one of several users; see `speaker_name`."""
 
 
+class Section(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The place of a chunk in the note or document that it was cut from."""
+
+    hash: bytes
+    """Of a document: SHA-256 of the file when the chunk was written. Of a note: 16 bytes that no other one has."""
+    number: int = 0
+    """Counted from 0, of all chunks that it was cut into then."""
+    of: int = 1
+    heading: tuple[str, ...] = ()
+    """The headings above it, the outermost first; of a note its title."""
+    page: int | None = None
+    sheet: str | None = None
+
+
 class ChunkState(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that a draft and an entry share: this is their one definition.
 
@@ -107,6 +121,10 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True):
     asked_by: bytes | UnsetType = UNSET
     """The 16-byte digest of the request whose correction wrote this entry: it is not applied again when the request is
     sent again after a restart."""
+    part: Section | UnsetType = UNSET
+    """Of a note or document."""
+    tags: tuple[str, ...] | UnsetType = UNSET
+    """Of a note."""
     unknown: dict[str, Any] = {}
     """Fields that a newer version wrote and this one does not know: carried along unchanged."""
 
@@ -130,8 +148,23 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spoken(self) -> str:
-        """The content without roles: the text that is embedded."""
+        """The content without roles."""
         return without_written_roles(self.content) if self.speakers is UNSET else self.content
+
+    @property
+    def heading(self) -> tuple[str, ...]:
+        """The headings above it, the outermost first."""
+        return () if self.part is UNSET else self.part.heading
+
+    @property
+    def embedded_text(self) -> str:
+        """The text that is embedded: the content without roles, below its headings."""
+        return "\n".join([*self.heading, self.spoken])
+
+    @property
+    def indexed_text(self) -> str:
+        """The text whose words are indexed."""
+        return "\n".join([*self.heading, self.content])
 
 
 class Draft(ChunkState, frozen=True, kw_only=True):

@@ -27,6 +27,10 @@ class BadMemoryIn(MemdError):
     """A `memory_in` that does not have the documented shape; the request goes on without memory."""
 
 
+class BadNote(MemdError):
+    """A note that cannot be kept; names the member and quotes nothing of it."""
+
+
 class BadImport(MemdError):
     """A file to be imported that cannot be read or is not what it should be; names the file and the line."""
 

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from datetime import datetime, timedelta
 
 import msgspec
+from msgspec import UNSET
 
 from memd.entries import Entry, Moment, WallTime
 
@@ -32,6 +33,8 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who speaks in them: one of these at least."""
     kinds: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    """One of these at least."""
     contains: str = ""
     """Their text has this, in any case."""
 
@@ -39,9 +42,12 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
         """Whether the chunk of this entry is wanted."""
         if self == EVERYTHING:
             return True
-        return self.admits(entry.said, entry.roles, entry.kind, entry.source, entry.displayed)
+        tags = () if entry.tags is UNSET else entry.tags
+        return self.admits(entry.said, entry.roles, entry.kind, entry.source, tags, entry.displayed)
 
-    def admits(self, said: int, roles: Collection[str], kind: str, source: str | None, text: str) -> bool:
+    def admits(
+        self, said: int, roles: Collection[str], kind: str, source: str | None, tags: Collection[str], text: str
+    ) -> bool:
         """Whether a chunk with these is wanted."""
         return (
             (self.since is None or self.since <= said)
@@ -49,6 +55,7 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
             and (not self.roles or any(role in roles for role in self.roles))
             and (not self.kinds or kind in self.kinds)
             and (not self.sources or source in self.sources)
+            and (not self.tags or any(tag in tags for tag in self.tags))
             and (not self.contains or self.contains.casefold() in text.casefold())
         )
 

@@ -221,13 +221,13 @@ async def test_forcing_to_disk_waits_for_what_others_are_writing_and_tells_of_th
     stage.fail_next_write()
     saving = asyncio.ensure_future(topic.save())
     await asyncio.sleep(0)
-    assert not await stage.archiver.make_durable(topic), "the messages were in the save that failed"
+    assert not await topic.make_durable(), "the messages were in the save that failed"
     await saving
-    assert await stage.archiver.make_durable(topic)
+    assert await topic.make_durable()
     talk(topic.buffer, *FERRY)
     syncing = asyncio.ensure_future(topic.save(sync=True))
     await asyncio.sleep(0)
-    assert await stage.archiver.make_durable(topic)
+    assert await topic.make_durable()
     cut = Stage(stage.config, stage.files.after_power_cut("lost"))
     assert len((await cut.topics.get("talk")).buffer.conversations()) == 2
     await syncing

@@ -30,7 +30,7 @@ HOSTILE = (
     '{{constructor.constructor("alert(3)")()}} ${alert(4)} javascript:alert(5) the template of the harbour',
     "the harbour is \u202ederetsiger\u202c and \u200bhidden\u2066 and \x1b[31mred\x1b[0m \U000e0041",
 )
-VIEWS = ("turns", "timeline", "search", "topics")
+VIEWS = ("turns", "timeline", "search", "topics", "note")
 
 OpenPage = Callable[..., Page]
 
@@ -536,3 +536,19 @@ def test_in_both_themes_every_text_can_be_read(told: DaemonProcess, open_page: O
         assert page.evaluate(CONTRAST) == [], view
     red = int(re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))[0])
     assert red > grounds["light"] if theme == "light" else red < grounds["dark"]
+
+
+def test_a_note_is_put_down_and_its_chunk_says_where_it_is_from(empty: DaemonProcess, open_page: OpenPage) -> None:
+    page = open_page(empty, "#/note")
+    page.get_by_label("What is to be remembered").fill(POSTGRES)
+    page.get_by_label("Title").fill("Databases")
+    page.get_by_label("Tags").fill("db, decisions")
+    page.get_by_role("textbox", name="Topic").fill("bikes")
+    page.get_by_role("button", name="Remember").click()
+    expect(page.locator(".outcome")).to_contain_text("Remembered:")
+    page.get_by_label("What is to be remembered").fill(POSTGRES)
+    page.get_by_role("button", name="Remember").click()
+    expect(page.locator(".outcome")).to_contain_text("It is remembered already:")
+    page.locator(".outcome a").click()
+    expect(page.locator("main")).to_contain_text("Databases, #db, #decisions")
+    expect(page.locator("main")).to_contain_text(POSTGRES)

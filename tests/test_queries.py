@@ -72,14 +72,16 @@ def test_a_moment_is_a_canonical_id_a_time_or_the_end_of_a_day() -> None:
 
 def test_what_is_asked_for_begins_with_the_beginning_of_a_day_and_ends_with_the_end_of_one() -> None:
     assert since("2026-11-20") == datetime(2026, 11, 20).timestamp() * 1e6
-    query = decoded("q=x&from=2026-11-20&to=2026-11-20&role=user&kind=turn&kind=note&contains=A", SearchQuery)
+    query = decoded("q=x&from=2026-11-20&to=2026-11-20&role=user&kind=turn&kind=note&tag=b&contains=A", SearchQuery)
     begin, end = (int(datetime(2026, 11, day).timestamp() * 1e6) for day in (20, 21))
-    assert query.wanted == Wanted(begin, end, ("user",), ("turn", "note"), (), "A")
-    assert query.wanted.admits(begin, ("user",), "note", None, "banana")
-    assert not query.wanted.admits(end, ("user",), "note", None, "banana")
-    assert not query.wanted.admits(begin, ("tool",), "note", None, "banana")
-    assert not query.wanted.admits(begin, ("user",), "document", None, "banana")
-    assert not query.wanted.admits(begin, ("user",), "note", None, "cherry")
+    assert query.wanted == Wanted(begin, end, ("user",), ("turn", "note"), (), ("b",), "A")
+    tags = ("a", "b")
+    assert query.wanted.admits(begin, ("user",), "note", None, tags, "banana")
+    assert not query.wanted.admits(end, ("user",), "note", None, tags, "banana")
+    assert not query.wanted.admits(begin, ("tool",), "note", None, tags, "banana")
+    assert not query.wanted.admits(begin, ("user",), "document", None, tags, "banana")
+    assert not query.wanted.admits(begin, ("user",), "note", None, tags, "cherry")
+    assert not query.wanted.admits(begin, ("user",), "note", None, ("a",), "banana")
 
 
 def test_an_unknown_filter_is_refused_with_those_that_there_are() -> None:

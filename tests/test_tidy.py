@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 FILE_LINES_MAX = 450
 FUNCTION_LINES_MAX = 50
 
-WORDS = {"clock", "errors", "entries", "messages", "speech", "wanted", "wording", "settings"}
+WORDS = {"clock", "errors", "entries", "messages", "notes", "speech", "wanted", "wording", "settings"}
 """The words every layer speaks."""
 LOWER = WORDS | {"assets", "wire", "embedding", "store", "telemetry"}
 MIDDLE = LOWER | {"conversation", "recall", "ingest"}
@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "entries": {"errors"},
     "messages": {"errors"},
     "speech": {"messages"},
+    "notes": {"errors", "wanted"},
     "wanted": {"entries"},
     "wording": set[str](),
     "clock": set[str](),
@@ -51,7 +52,18 @@ MAY_IMPORT = {
 """For each folder or module right below `memd`: what it may import besides itself and `memd` (the version)."""
 
 PURE = {
-    *("entries", "messages", "speech", "errors", "wanted", "wording", "wire", "conversation", "ingest.redaction"),
+    *(
+        "entries",
+        "messages",
+        "notes",
+        "speech",
+        "errors",
+        "wanted",
+        "wording",
+        "wire",
+        "conversation",
+        "ingest.redaction",
+    ),
     *(
         "ingest.chunking",
         "ingest.pieces",

@@ -155,7 +155,7 @@ async def test_what_waits_is_found_by_one_clause_of_a_long_question(stage: Stage
 
 async def test_after_a_power_cut_it_is_found_under_the_same_id(stage: Stage, topic: Topic) -> None:
     talk(topic.buffer, *LAMP)
-    assert await stage.archiver.make_durable(topic)
+    assert await topic.make_durable()
     (before,) = await recalled(stage, "Where is the spare lamp?", topic.log)
     again = Stage(stage.config, stage.files.after_power_cut("lost"))
     reopened = await again.topics.get("talk")

@@ -13,6 +13,7 @@ import msgspec
 from memd.entries import Entry, Status
 from memd.errors import BadQuestion, NotFound, StoreError
 from memd.recall.corrections import STEPS, replacement_of
+from memd.recall.explained import origin_fields
 from memd.recall.ranking import stream_of
 from memd.store.log.columns import may_be_wanted, uuid_bytes
 from memd.store.order import id_before
@@ -46,6 +47,11 @@ class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
     roles: tuple[str, ...]
     kind: str
     source: str | None
+    tags: tuple[str, ...] = ()
+    heading: tuple[str, ...] = ()
+    """Of a note its title, of a document's chunk the headings above it."""
+    page: int | None = None
+    sheet: str | None = None
     multiplier: float
     live: bool
     """Whether this entry is the chunk's present state and can be recalled."""
@@ -110,7 +116,7 @@ def chunks_page(
             continue
         read += 1
         event = _event(snapshot, place)
-        if wanted.admits(event.said_at, event.roles, event.kind, event.source, event.content):
+        if wanted.admits(event.said_at, event.roles, event.kind, event.source, event.tags, event.content):
             events.append(event)
     return LogPage(events=tuple(events), next=None)
 
@@ -221,8 +227,7 @@ def _pending(topic_id: str, entry: Entry) -> LogEvent:
         reason=None,
         content=entry.displayed,
         roles=entry.roles,
-        kind=entry.kind,
-        source=entry.source,
+        **origin_fields(entry),
         multiplier=1.0,
         live=True,
         supersedes=(),
@@ -249,8 +254,7 @@ def _event(snapshot: Snapshot, place: Place) -> LogEvent:
         reason=entry.reason,
         content=content,
         roles=entry.roles,
-        kind=entry.kind,
-        source=entry.source,
+        **origin_fields(entry),
         multiplier=snapshot.utility.multiplier(entry.utility_steps),
         live=snapshot.is_live(place),
         supersedes=tuple(one.hex() for one in entry.supersedes),

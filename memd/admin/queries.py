@@ -58,12 +58,13 @@ class FilterQuery(TopicsQuery, frozen=True, kw_only=True):
     role: Annotated[tuple[str, ...], Meta(description="Only where this role speaks; may be given again.")] = ()
     kind: Annotated[tuple[str, ...], Meta(description="Only this kind (turn, note); may be given again.")] = ()
     source: Annotated[tuple[str, ...], Meta(description="Only from this source; may be given again.")] = ()
+    tag: Annotated[tuple[str, ...], Meta(description="Only notes with this tag; may be given again.")] = ()
     contains: Annotated[str, Meta(description="Only chunks whose text has this, in any case.")] = ""
 
     @property
     def wanted(self) -> Wanted:
         """The choice."""
-        return Wanted(self.since, self.to, self.role, self.kind, self.source, self.contains)
+        return Wanted(self.since, self.to, self.role, self.kind, self.source, self.tag, self.contains)
 
 
 class SearchQuery(FilterQuery, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from memd.admin.reads import LogRoutes, SearchRoutes
 from memd.admin.routing import Route, get, routes_of
 from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
 from memd.admin.turns import TurnRoutes
-from memd.admin.writes import BackupRoutes, CorrectionRoutes
+from memd.admin.writes import BackupRoutes, CorrectionRoutes, NoteRoutes
 from memd.admin.wrong_tokens import WrongTokens
 from memd.errors import BadQuestion, BadTopicId, MemdError, NotFound
 from memd.settings.model import Config
@@ -46,7 +46,7 @@ class DescriptionRoutes:
 
 GROUPS: tuple[type, ...] = (
     *(StatusRoutes, TopicRoutes, SearchRoutes, LogRoutes, TurnRoutes, LiveRoutes),
-    *(CorrectionRoutes, BackupRoutes, ProofRoutes, DescriptionRoutes),
+    *(NoteRoutes, CorrectionRoutes, BackupRoutes, ProofRoutes, DescriptionRoutes),
 )
 ROUTES = tuple(route for group in GROUPS for route in routes_of(group))
 

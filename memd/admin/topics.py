@@ -1,6 +1,6 @@
 """Topics by name, kept open while a route reads or corrects them.
 
-Rule: no topic is created here; an unknown name is the caller's mistake.
+Rule: an unknown name is the caller's mistake, except where a note is put down: its topic begins with it.
 """
 
 from __future__ import annotations
@@ -70,6 +70,18 @@ class NamedTopics:
         if topic is None:
             raise NotFound(_no_topic(name))
         with topic.held():
+            yield topic
+
+    @asynccontextmanager
+    async def held_or_new(self, name: str) -> AsyncIterator[Topic]:
+        """Hold the topic of this name open while the block runs; one that does not exist yet is created.
+
+        Raises:
+            BadTopicId: it is no topic's name.
+            StoreError: it cannot be read or created.
+        """
+        topic = await self._topics.get(name)
+        with topic.used():
             yield topic
 
 

@@ -1,4 +1,4 @@
-"""The routes that change something: corrections, undo, backup.
+"""The routes that change something: notes, corrections, undo, backup.
 
 Rule: a body with an unknown member is refused: a correction with a misspelt member must not be taken for another one.
 """
@@ -11,19 +11,24 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from aiohttp import web
 from msgspec import Meta
 
 from memd.admin import history
 from memd.admin.routing import post
 from memd.admin.topics import NamedTopics
 from memd.embedding.encoder import Encoder
-from memd.entries import CORRECTION_STEPS_MAX, Action, Correction
-from memd.errors import BadQuestion
+from memd.entries import CORRECTION_STEPS_MAX, DEFAULT_TOPIC_ID, Action, Correction
+from memd.errors import BadNote, BadQuestion
 from memd.ingest.archiver import Archiver
+from memd.ingest.notes import TakenNote, take_note
+from memd.notes import GivenNote, checked_notes
 from memd.recall import corrections
 from memd.store.disk import LocalDisk
 from memd.store.tools.backup import BackupReport
 from memd.store.tools.backup import backup as back_up
+
+MODE_HEADER = "X-Memory-Mode"
 
 
 class CorrectionBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -48,6 +53,13 @@ class UndoBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     reason: str = ""
 
 
+class NotesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /memd/notes`."""
+
+    notes: tuple[GivenNote, ...]
+    topic_id: str = DEFAULT_TOPIC_ID
+
+
 class BackupBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /memd/backup`."""
 
@@ -60,6 +72,37 @@ class Corrected(msgspec.Struct, frozen=True):
 
     applied: tuple[int, ...]
     failed: tuple[str, ...] = ()
+
+
+class NotesTaken(msgspec.Struct, frozen=True):
+    """The outcome of notes, in their order."""
+
+    topic_id: str
+    notes: tuple[TakenNote, ...]
+
+
+class NoteRoutes:
+    """Notes: what is remembered without a chat."""
+
+    def __init__(self, topics: NamedTopics, archiver: Archiver) -> None:
+        self._topics = topics
+        self._archiver = archiver
+
+    @post("/memd/notes")
+    async def take_notes(self, body: NotesBody, request: web.Request) -> NotesTaken:
+        """Remember notes: they are durable when this is answered, and found from then on."""
+        mode = request.headers.get(MODE_HEADER, "full")
+        if mode != "full":
+            raise BadQuestion(f"{MODE_HEADER} is {mode[:20]!r}, so nothing may be stored; leave it out to take notes")
+        if not body.notes:
+            raise BadQuestion("notes has no note")
+        try:
+            notes = checked_notes(body.notes)
+        except BadNote as error:
+            raise BadQuestion(str(error)) from None
+        async with self._topics.held_or_new(body.topic_id) as topic:
+            taken = [await take_note(topic, note, self._archiver) for note in notes]
+        return NotesTaken(body.topic_id, tuple(taken))
 
 
 class CorrectionRoutes:

@@ -16,9 +16,13 @@ import click
 from memd.errors import ConfigError
 from memd.settings.loading import load_config
 from memd.settings.model import Config
+from memd.wording import for_terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from memd.admin.history import LogEvent
+    from memd.recall.explained import FoundChunk
 
 FOUND_SOMETHING = 1
 WRONG_USAGE = 2
@@ -46,6 +50,15 @@ def print_lines(lines: Sequence[RenderableType]) -> None:
     from rich.console import Console
 
     Console(highlight=False, width=None if sys.stdout.isatty() else NEVER_BREAK).print(*lines, sep="\n")
+
+
+def origin_words(chunk: FoundChunk | LogEvent) -> str:
+    """Say where a chunk of a note or document is from, behind two spaces; nothing of what was said."""
+    if chunk.kind == "turn":
+        return ""
+    place = [f"page {chunk.page}"] if chunk.page else [f"sheet {chunk.sheet}"] if chunk.sheet else []
+    words = [chunk.kind, " > ".join(chunk.heading), chunk.source or "", *place, *(f"#{tag}" for tag in chunk.tags)]
+    return "  " + for_terminal(", ".join(word for word in words if word))
 
 
 def config_of(path: Path | None, given: dict[str, Any]) -> Config:

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "log": ("history", "Show what happened to the memory, newest first."),
     "model": ("model", "Add an embedding model, list or remove those that were added."),
     "reembed": ("ingest", "Re-embed chunks that another model embedded."),
+    "remember": ("remember", "Remember TEXT, without a chat."),
     "search": ("search", "Show the chunks that a new chat with QUESTION would get."),
     "serve": ("serve", "Run the daemon until Ctrl-C or SIGTERM."),
     "show": ("history", "Show the versions of the chunk ID, and where it was shown."),

@@ -17,14 +17,14 @@ from rich.padding import Padding
 from rich.text import Text
 
 from memd.admin.queries import PAGE_MAX
-from memd.cli.flags import FOUND_SOMETHING, config_of_existing, print_lines, settings_flags
+from memd.cli.flags import FOUND_SOMETHING, config_of_existing, origin_words, print_lines, settings_flags
 from memd.cli.running import daemon_for
 from memd.recall.explained import INJECTED, FoundChunk, SearchAnswer
 from memd.settings.model import Config
 from memd.wording import counted, for_terminal
 
 INDENT = 2
-_PARAMETERS = {"since": "from", "roles": "role", "kinds": "kind", "sources": "source"}
+_PARAMETERS = {"since": "from", "roles": "role", "kinds": "kind", "sources": "source", "tags": "tag"}
 
 
 @click.command()
@@ -36,6 +36,7 @@ _PARAMETERS = {"since": "from", "roles": "role", "kinds": "kind", "sources": "so
 @click.option("--role", "roles", multiple=True, help="Only where this role speaks; may be given again.")
 @click.option("--kind", "kinds", multiple=True, help="Only this kind (turn, note); may be given again.")
 @click.option("--source", "sources", multiple=True, help="Only from this source; may be given again.")
+@click.option("--tag", "tags", multiple=True, help="Only notes with this tag; may be given again.")
 @click.option("--contains", metavar="TEXT", help="Only chunks whose text has this, in any case.")
 @click.option("--limit", type=click.IntRange(min=1, max=PAGE_MAX), help=f"How many at most. Default: {PAGE_MAX}.")
 @click.option("--explain", is_flag=True, help="Also what would not be injected, with the parts of each score and why.")
@@ -104,6 +105,7 @@ def _chunk(chunk: FoundChunk, *, explain: bool) -> RenderableType:
     head = Text.assemble(
         (f"{chunk.score:.3f}", "bold"), f"  {chunk.id}  ", (chunk.topic_id, "cyan"), f"  {said}", no_wrap=True
     )
+    head.append(origin_words(chunk), "magenta")
     if explain:
         head.append(f"  {chunk.verdict}", "green" if chunk.verdict == INJECTED else "yellow")
     parts: list[RenderableType] = [head]

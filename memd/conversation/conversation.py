@@ -20,13 +20,13 @@ the prompt. So either mark may be ahead of the other.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 import msgspec
 
 from memd.conversation.aligning import Run
-from memd.messages import LEADING_ROLES, ROOT_DIGEST, Block, Message, chain
+from memd.messages import LEADING_ROLES, ROOT_DIGEST, Block, Message, chain, chain_all
 
 _NAMED = re.compile(r"\bmem:([0-9a-f]+)")
 
@@ -344,3 +344,14 @@ def _standing_for(item: Buffered, former: Buffered) -> Buffered:
     message = item.message if former.message is None else former.message
     is_pruned = former.is_pruned or item.content_digest != former.content_digest
     return Buffered(b"", item.content_digest, item.tokens, message, former.identity, is_pruned, former.is_repeat)
+
+
+def as_buffered(
+    conversation: Conversation, messages: Sequence[Message], content_digests: Sequence[bytes], tokens: Sequence[int]
+) -> list[Buffered]:
+    """New messages as they stand behind a conversation's end; the lists are parallel."""
+    digests = chain_all(content_digests, conversation.end_digest)
+    return [
+        Buffered(digest, content_digest, count, message)
+        for digest, content_digest, count, message in zip(digests, content_digests, tokens, messages, strict=True)
+    ]

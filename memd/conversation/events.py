@@ -10,6 +10,7 @@ import msgspec
 
 from memd.conversation.conversation import Buffered, Line, Rewriting, TurnKey
 from memd.messages import Block, BlockChunk, Message
+from memd.notes import Note
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
@@ -121,6 +122,20 @@ class Removed(msgspec.Struct, frozen=True, tag="removed"):
     digests: list[bytes]
 
 
+class Noted(msgspec.Struct, frozen=True, tag="noted"):
+    """A note was taken; it is in the log only after `NoteStored`."""
+
+    id: bytes
+    """16 random bytes."""
+    note: Note
+
+
+class NoteStored(msgspec.Struct, frozen=True, tag="note stored"):
+    """A note is in the log, or was withdrawn."""
+
+    id: bytes
+
+
 class Injected(msgspec.Struct, frozen=True, tag="injected"):
     """The chunks that one turn showed to the model."""
 
@@ -136,7 +151,7 @@ class Closed(msgspec.Struct, frozen=True, tag="closed"):
 ConversationEvent = Appended | Abandoned | Marked | Departed | Lowered | Heard | Arrived | Placed | Removed
 """The events of one conversation that leave the others alone."""
 
-BufferEvent = Opened | Forked | Branched | ConversationEvent | Injected | PlacedBefore | Closed
+BufferEvent = Opened | Forked | Branched | ConversationEvent | Injected | PlacedBefore | Closed | Noted | NoteStored
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[BufferEvent] = msgspec.msgpack.Decoder(BufferEvent)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from memd.conversation.answers import answer_start, is_sent_in_parts, joined, prefill
-from memd.conversation.conversation import Buffered, Conversation, Line, Rewriting, TurnKey
+from memd.conversation.conversation import Buffered, Conversation, Line, Rewriting, TurnKey, as_buffered
 from memd.conversation.events import (
     Abandoned,
     Appended,
@@ -28,6 +28,8 @@ from memd.conversation.events import (
     Injected,
     Lowered,
     Marked,
+    Noted,
+    NoteStored,
     Opened,
     Placed,
     PlacedBefore,
@@ -35,11 +37,12 @@ from memd.conversation.events import (
 )
 from memd.conversation.index import ConversationIndex
 from memd.conversation.lowering import heard_again, lowered_marks
-from memd.conversation.matching import SHARED_MIN, Match, match
+from memd.conversation.matching import SHARED_MIN, Match, kept_count, match
 from memd.conversation.placed import PlacedBlocks
 from memd.conversation.retelling import retold
 from memd.conversation.rewriting import rewriting, shortened_answer
-from memd.messages import Block, BlockChunk, Message, block_digest, chain_all, dated
+from memd.messages import Block, BlockChunk, Message, block_digest, dated
+from memd.notes import Note
 
 ARRIVALS_KEPT = 16
 """Recent requests remembered per conversation; a client retries fewer at once."""
@@ -70,6 +73,8 @@ class HotBuffer:
         self._index = ConversationIndex()
         self._injected: deque[list[BlockChunk]] = deque(maxlen=window_turns)
         self.placed = PlacedBlocks()
+        self.notes: dict[bytes, Note] = {}
+        """Notes that are not in the log yet, by their ids."""
         self._unsaved: list[BufferEvent] = []
 
     # -- for requests ---------------------------------------------------------------------------------------
@@ -94,7 +99,7 @@ class HotBuffer:
             thin: the client sends only new messages.
         """
         found = self._found(messages, content_digests, session, thin)
-        parent, kept = found.conversation, _kept_count(found, messages)
+        parent, kept = found.conversation, kept_count(found, messages)
         if parent is not None and (heard := heard_again(found, messages)):
             self._record(Heard(parent.id, dict(zip(heard, dated(heard.values(), said_at), strict=True))))
         if parent is not None and found.runs:
@@ -126,7 +131,7 @@ class HotBuffer:
     ) -> Arrival:
         """Like `receive`, but without a trace: the request gets a detached copy of the conversation."""
         found = self._found(messages, content_digests, session, thin)
-        parent, kept = found.conversation, _kept_count(found, messages)
+        parent, kept = found.conversation, kept_count(found, messages)
         if parent is not None and (heard := heard_again(found, messages)):
             parent = parent.fork("glance", len(parent))
             parent.mark_heard(heard)
@@ -135,7 +140,7 @@ class HotBuffer:
             branch = parent.rewritten("glance", session, way)
             return Arrival(branch, 0, len(branch), opened=False)
         copy = Conversation("glance", session) if parent is None else parent.fork("glance", found.offset + kept)
-        copy.messages += _as_buffered(copy, messages[kept:], content_digests[kept:], tokens[kept:])
+        copy.messages += as_buffered(copy, messages[kept:], content_digests[kept:], tokens[kept:])
         return Arrival(copy, found.offset, len(copy), opened=parent is None, head=found.head)
 
     def reply(self, arrival: Arrival, message: Message, tokens: int, now: float) -> Conversation:
@@ -239,6 +244,14 @@ class HotBuffer:
         """Take single messages out of the prompt, and put lines in place of others. They must be durable."""
         self._record(Departed(conversation.id, list(positions), dict(lines)))
 
+    def take_note(self, note_id: bytes, note: Note) -> None:
+        """Take a note; it must be made durable before anybody is told so."""
+        self._record(Noted(note_id, note))
+
+    def settle_note(self, note_id: bytes) -> None:
+        """Drop a note that is in the log, or was never promised."""
+        self._record(NoteStored(note_id))
+
     def close(self, conversation: Conversation) -> None:
         """Drop a conversation. Its messages must be stored or abandoned."""
         self._record(Closed(conversation.id))
@@ -253,8 +266,8 @@ class HotBuffer:
 
     @property
     def unstored_count(self) -> int:
-        """The number of messages that are to be stored and are not."""
-        return sum(max(0, one.wanted_end - one.stored) for one in self._conversations.values())
+        """The number of notes and messages that are to be stored and are not."""
+        return len(self.notes) + sum(max(0, one.wanted_end - one.stored) for one in self._conversations.values())
 
     def is_open(self, conversation: Conversation) -> bool:
         """Whether the conversation is still in the buffer: it may be closed while a request is using it."""
@@ -274,7 +287,8 @@ class HotBuffer:
 
     def as_events(self) -> list[BufferEvent]:
         """The shortest journal that rebuilds this buffer."""
-        return [*self.placed.as_events(), *map(Injected, self._injected), *retold(self._conversations.values())]
+        notes = (Noted(note_id, note) for note_id, note in self.notes.items())
+        return [*self.placed.as_events(), *map(Injected, self._injected), *notes, *retold(self._conversations.values())]
 
     # -- private ------------------------------------------------------------------------------------------------
 
@@ -343,7 +357,7 @@ class HotBuffer:
         tokens: Sequence[int],
         now: float,
     ) -> None:
-        added = _as_buffered(conversation, messages, content_digests, tokens)
+        added = as_buffered(conversation, messages, content_digests, tokens)
         self._record(Appended(conversation.id, added, now))
 
     def _record(self, event: BufferEvent) -> None:
@@ -355,11 +369,15 @@ class HotBuffer:
             self._injected.append(event.chunks)
         elif isinstance(event, PlacedBefore):
             self.placed.note(event.blocks)
+        elif isinstance(event, Noted):
+            self.notes[event.id] = event.note
+        elif isinstance(event, NoteStored):
+            self.notes.pop(event.id, None)
         elif isinstance(event, Opened):
             conversation = Conversation(event.conversation, event.session)
             conversation.used_at = event.at
             self._take_in(conversation)
-        if isinstance(event, Injected | PlacedBefore | Opened):
+        if isinstance(event, Injected | PlacedBefore | Noted | NoteStored | Opened):
             return
         subject = self._conversations.get(event.parent if isinstance(event, Forked | Branched) else event.conversation)
         if subject is None:
@@ -411,21 +429,6 @@ class HotBuffer:
                 conversation.blocks.pop(digest, None)
 
 
-def _kept_count(found: Match, messages: Sequence[Message]) -> int:
-    """How many of a request's messages stay where the conversation has them: all that it knows, with one exception.
-
-    The request's open turn must be visible, so a request that goes back behind `left_out` brings that turn along as
-    new. (A head that the client keeps stays in the prompt as long as the client sends it.)
-    """
-    if found.conversation is None:
-        return 0
-    visible_from = found.conversation.left_out - found.offset
-    opened = max(0, len(messages) - 1)
-    while opened > 0 and not messages[opened].opens_turn:
-        opened -= 1
-    return min(found.known, opened) if found.head <= opened < visible_from else found.known
-
-
 def _rewriting(
     parent: Conversation,
     found: Match,
@@ -438,13 +441,3 @@ def _rewriting(
         for content_digest, count, message in zip(content_digests, tokens, messages, strict=True)
     ]
     return rewriting(parent, found.runs, items)
-
-
-def _as_buffered(
-    conversation: Conversation, messages: Sequence[Message], content_digests: Sequence[bytes], tokens: Sequence[int]
-) -> list[Buffered]:
-    digests = chain_all(content_digests, conversation.end_digest)
-    return [
-        Buffered(digest, content_digest, count, message)
-        for digest, content_digest, count, message in zip(digests, content_digests, tokens, messages, strict=True)
-    ]

@@ -15,6 +15,7 @@ from memd.conversation import aligning
 from memd.conversation.aligning import Run
 from memd.conversation.conversation import Conversation
 from memd.conversation.index import ConversationIndex
+from memd.messages import Message
 
 SHARED_MIN = 2
 """Messages that a request must share with a conversation before it is taken for an edit of it or for its trimmed
@@ -75,6 +76,21 @@ def match(
     if best.conversation is None and newest is not None:
         return _newest_only(newest, contents)
     return best
+
+
+def kept_count(found: Match, messages: Sequence[Message]) -> int:
+    """How many of a request's messages stay where the conversation has them: all that it knows, with one exception.
+
+    The request's open turn must be visible, so a request that goes back behind `left_out` brings that turn along as
+    new. (A head that the client keeps stays in the prompt as long as the client sends it.)
+    """
+    if found.conversation is None:
+        return 0
+    visible_from = found.conversation.left_out - found.offset
+    opened = max(0, len(messages) - 1)
+    while opened > 0 and not messages[opened].opens_turn:
+        opened -= 1
+    return min(found.known, opened) if found.head <= opened < visible_from else found.known
 
 
 def _by_runs(

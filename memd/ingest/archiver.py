@@ -16,19 +16,29 @@ from functools import partial
 
 import msgspec
 
-from memd.clock import pause_before_retry, steady_now
+from memd.clock import steady_now
 from memd.conversation import compaction
 from memd.conversation.compaction import Departure
 from memd.conversation.conversation import Conversation, Line
 from memd.conversation.tokens import MESSAGE_OVERHEAD, TokenCounter
 from memd.embedding.encoder import Encoder
 from memd.entries import Draft, Entry
-from memd.errors import EmbeddingError, MemdError
+from memd.errors import MemdError
+from memd.ingest.attempts import Attempts
 from memd.ingest.indexer import Indexer
 from memd.ingest.pipeline import Drafter
 from memd.ingest.redaction.redactor import Redactor, redacted_drafts
 from memd.ingest.topics import Topic, Topics
-from memd.ingest.unstored import BufferedText, Part, owed_parts, parts_of
+from memd.ingest.unstored import (
+    BufferedText,
+    Part,
+    first_batch,
+    has_changed,
+    note_parts,
+    owed_parts,
+    parts_of,
+    repeated,
+)
 from memd.settings.model import Config
 from memd.telemetry.events import Events
 from memd.telemetry.metrics import Metrics
@@ -37,7 +47,6 @@ from memd.wording import tallied
 
 log = logging.getLogger("memd")
 
-BACKOFF_SECONDS_MAX = 30.0
 TEND_SECONDS = 0.5
 """The interval at which idle conversations are stored, journals synced and indexes brought up to date."""
 BATCH_CHARACTERS = 8_000
@@ -66,7 +75,6 @@ class Archiver:
         """`clock`: seconds, for the pauses between attempts that fail; `now`: seconds by which the buffer is dated."""
         self._now = now
         self._config = config
-        self._clock = clock
         self._redactor = redactor
         self._encoder = encoder
         self._drafter = Drafter(config, counter, encoder.embed_texts, encoder.same_cosine, redactor=redactor)
@@ -79,9 +87,7 @@ class Archiver:
         self._compacting: set[str] = set()
         self._storing: set[str] = set()
         self._tending: set[str] = set()
-        self._failures: dict[str, int] = {}
-        self._retry_at: dict[str, float] = {}
-        self._unembedded: set[str] = set()  # topics whose last attempt failed in the embedding model
+        self._attempts = Attempts(config.compaction.retry_seconds, encoder, metrics, clock)
 
     def close(self) -> None:
         """End the thread; what waits to be cut is cut when it is asked for."""
@@ -102,7 +108,7 @@ class Archiver:
         """
         started, fraction = time.perf_counter(), self._config.compaction.fraction
         chosen = compaction.departure(conversation, fraction=fraction, excess_tokens=excess_tokens, forced=forced)
-        if chosen.end > conversation.stored and not await self.make_durable(topic):
+        if chosen.end > conversation.stored and not await topic.make_durable():
             upto = conversation.stored
             chosen = compaction.departure(conversation, fraction=fraction, excess_tokens=excess_tokens, upto=upto)
         if chosen.is_empty:
@@ -121,12 +127,8 @@ class Archiver:
 
     async def let_instructions_go(self, topic: Topic, conversation: Conversation, positions: Sequence[int]) -> None:
         """Take instructions in mid-conversation out of the prompt; they are stored in the background."""
-        if await self.make_durable(topic):
+        if await topic.make_durable():
             self._let_go(topic, conversation, Departure(conversation.left_out, tuple(positions)))
-
-    async def make_durable(self, topic: Topic) -> bool:
-        """Force all that was said to disk, so that it may leave prompts; False (disk full): only what is stored may."""
-        return await topic.make_durable()
 
     def store_later(self, topic: Topic, conversation: Conversation, upto: int) -> None:
         """Store all messages before `upto` in the background; where that fails, `tend` tries again."""
@@ -148,20 +150,20 @@ class Archiver:
                 owed = sorted(conversation.owed)
                 if not parts and not owed:
                     return True
-                if self._is_waiting(topic):
+                if self._attempts.are_waiting(topic):
                     return False
-                batch, begun = _batch(parts), conversation.stored
+                batch, begun = first_batch(parts, BATCH_CHARACTERS), conversation.stored
                 try:
                     await self._append_parts(topic, [*batch, *owed_parts(conversation)])
                 except MemdError as error:
-                    self._back_off(topic, error)
+                    self._attempts.failed(topic, error)
                     return False
-                self._failures.pop(topic.id, None)
-                if _has_changed(conversation, begun, batch):
+                self._attempts.succeeded(topic)
+                if has_changed(conversation, begun, batch):
                     continue  # the client has sent again what the log had lost
                 settled = conversation.settled
                 end = batch[-1].end if batch else begun
-                repeats = self._repeats(topic, conversation, range(begun, end))
+                repeats = repeated(topic.log, conversation, range(begun, end))
                 topic.buffer.mark(conversation, stored=end, instructions=owed, repeats=repeats)
             if len(batch) < len(parts):
                 continue
@@ -185,8 +187,17 @@ class Archiver:
             async with topic.storing:
                 find = topic.unstored().part_with
                 part = await asyncio.get_running_loop().run_in_executor(None, find, chunk_id.replace("-", "").lower())
-                if part is not None:
+                if part is not None and part.note is None:
                     await self._append_parts(topic, [part])  # the marks follow when its conversation is stored
+                while part is not None and part.note is not None and not await self._append_of_note(topic, part):
+                    pass
+
+    def store_notes_later(self, topic: Topic) -> None:
+        """Store the topic's notes in the background; where that fails, `tend` tries again."""
+        if topic.buffer.notes and (name := f"notes of {topic.id}") not in self._storing:
+            self._storing.add(name)
+            topic.hold()
+            self._tasks.spawn(self._store_notes(topic, name), "storing notes")
 
     def cut_later(self, topic: Topic) -> None:
         """Cut in the background what was said, so that no search has to wait for that."""
@@ -199,7 +210,7 @@ class Archiver:
             self._tasks.spawn(cut(unstored), "cutting")
 
     async def append_drafts(self, topic: Topic, make: Callable[[Drafter], Sequence[Draft]]) -> list[Entry]:
-        """Append what is no conversation's (a note, a document), durably and as one group; return the entries.
+        """Append what is no conversation's (a document), durably and as one group; return the entries.
 
         Args:
             make: returns the drafts, redacted and embedded (see `Drafter.passages`); called in the ingesting thread,
@@ -274,6 +285,7 @@ class Archiver:
                 await self.store(topic, conversation, end)
             if closing and conversation.stored == len(conversation) and topic.buffer.is_open(conversation):
                 topic.buffer.close(conversation)
+        self.store_notes_later(topic)
         if surplus > 0:
             await topic.rewrite_journal()
         if not topic.unstored():
@@ -322,6 +334,40 @@ class Archiver:
             self._storing.discard(conversation.id)
             topic.release()
 
+    async def _store_notes(self, topic: Topic, name: str) -> None:
+        try:
+            for part in note_parts(topic.buffer):
+                is_stored = False
+                while not is_stored:  # a long one bit by bit, so that others come in between
+                    async with topic.storing:
+                        if self._attempts.are_waiting(topic):
+                            return
+                        try:
+                            is_stored = await self._append_of_note(topic, part)
+                        except MemdError as error:
+                            self._attempts.failed(topic, error)
+                            return
+                        self._attempts.succeeded(topic)
+            await topic.rewrite_journal()  # without their texts
+            self._indexer.look_after(topic)
+        finally:
+            self._storing.discard(name)
+            topic.release()
+
+    async def _append_of_note(self, topic: Topic, part: Part) -> bool:
+        """Append the next chunks of a note; True if it has no others. The caller holds `topic.storing`."""
+        assert part.note is not None, "a note's part"
+        drafts, is_last = await asyncio.to_thread(topic.cutter.next_of_note, part, BATCH_CHARACTERS)
+
+        def made() -> tuple[Sequence[Draft], int]:
+            embedded = self._drafter.embedded(topic.log, drafts, (), is_shown=lambda uuid: True)
+            return embedded, sum(self._counter.count(draft.content) for draft in drafts)
+
+        await self._ingest(topic, made)
+        if is_last:
+            topic.buffer.settle_note(part.note[0])
+        return is_last
+
     def _tend_later(self, topic: Topic) -> None:
         async def tended() -> None:
             try:
@@ -350,16 +396,16 @@ class Archiver:
     async def _settle(self, topic: Topic, conversation: Conversation) -> None:
         """Store what an abandoned branch alone has, and close it: the others see to what they share with it."""
         async with topic.storing:
-            if self._is_waiting(topic):
+            if self._attempts.are_waiting(topic):
                 return
             lives_on, end = topic.buffer.lives_on, conversation.wanted_end
             parts = parts_of(conversation, end, closing=True, is_elsewhere=lambda item: lives_on(item, conversation))
             try:
                 await self._append_parts(topic, [*parts, *owed_parts(conversation)])
             except MemdError as error:
-                self._back_off(topic, error)
+                self._attempts.failed(topic, error)
                 return
-            self._failures.pop(topic.id, None)
+            self._attempts.succeeded(topic)
             if conversation.abandoned and end == conversation.wanted_end and topic.buffer.is_open(conversation):
                 topic.buffer.close(conversation)
 
@@ -384,16 +430,6 @@ class Archiver:
         finally:
             topic.being_stored = frozenset()
 
-    def _repeats(self, topic: Topic, conversation: Conversation, stored: range) -> list[int]:
-        """The positions among those stored that the log knows by no digest: all of their batch was in it already."""
-        return [
-            position
-            for position in stored
-            if (message := conversation.messages[position].message) is not None
-            and compaction.is_stored_kind(message)
-            and not topic.log.has_digest(conversation.messages[position].identity)
-        ]
-
     async def _ingest(self, topic: Topic, make: Callable[[], tuple[Sequence[Draft], int]]) -> list[Entry]:
         """Append the drafts that `make` returns, with the tokens they came from; the caller holds `topic.storing`."""
         started = time.perf_counter()
@@ -411,40 +447,3 @@ class Archiver:
         self._metrics.ingested_tokens.add(count=tokens)
         self._metrics.ingested_chunks.add(count=len(drafts))
         return entries
-
-    def _is_waiting(self, topic: Topic) -> bool:
-        """Whether it is too early to try again; the first question that can be embedded again ends the pause."""
-        if topic.id in self._unembedded and self._encoder.works:
-            return False
-        return self._clock() < self._retry_at.get(topic.id, 0.0)
-
-    def _back_off(self, topic: Topic, error: MemdError) -> None:
-        if isinstance(error, EmbeddingError):
-            self._unembedded.add(topic.id)
-        else:
-            self._unembedded.discard(topic.id)
-        failures = self._failures[topic.id] = self._failures.get(topic.id, 0) + 1
-        pause = pause_before_retry(failures, self._config.compaction.retry_seconds, BACKOFF_SECONDS_MAX)
-        self._retry_at[topic.id] = self._clock() + pause
-        self._metrics.errors.add("store")
-        fields = {"topic": topic.id, "retry_seconds": pause, "error": error}
-        log.warning(f"storing failed and is tried again, {topic.risk}", extra=fields)
-
-
-def _has_changed(conversation: Conversation, begun: int, batch: Sequence[Part]) -> bool:
-    """Whether a text has come into these parts, which begin at `stored`, or before them, since they were listed."""
-    listed = [message for part in batch for _, message in part.messages]
-    now = [item.message for item in conversation.messages[begun : begun + len(listed)]]
-    return conversation.stored < begun or listed != now
-
-
-def _batch(parts: Sequence[Part]) -> list[Part]:
-    """The first parts, as many as are stored at once: at least one, where there is one."""
-    batch: list[Part] = []
-    characters = 0
-    for part in parts:
-        characters += sum(len(message.text) for _, message in part.messages if message is not None)
-        if batch and characters > BATCH_CHARACTERS:
-            break
-        batch.append(part)
-    return batch

@@ -180,7 +180,7 @@ class Importer:
             return
         self.counts.redacted += self._redactor.replaced(read, draft)
         if draft.status is Status.ACTIVE:
-            vector = self._embed_many([draft.spoken])[0].astype("<f4").tobytes()
+            vector = self._embed_many([draft.embedded_text])[0].astype("<f4").tobytes()
             draft = msgspec.structs.replace(draft, vector=vector)
         # Entries of different topics keep the order that they have in the file.
         if topic_id != self._pending_topic_id or len(self._pending) >= GROUP_ENTRIES:

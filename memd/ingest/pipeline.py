@@ -19,11 +19,12 @@ from msgspec import UNSET
 from memd.conversation import compaction
 from memd.conversation.tokens import TokenCounter
 from memd.embedding.embedder import EmbedMany
-from memd.entries import SHOWN_MAX, Draft, speaker_name
+from memd.entries import SHOWN_MAX, Draft, Section, speaker_name
 from memd.ingest.chunking import Chunk, Utterance, split
 from memd.ingest.pieces import Count
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
 from memd.messages import Message, stored_text
+from memd.notes import Note
 from memd.settings.model import ChunkingSettings, Config
 from memd.store.store import TopicLog
 
@@ -51,6 +52,28 @@ class Cutter:
                     place, places[first] = places[first], places[first] + 1
                     draft = msgspec.structs.replace(draft, uuid=_derived_uuid(topic_id, first, place, draft))
                 drafts.append(draft)
+        return drafts
+
+    def cut_note(self, topic_id: str, note_id: bytes, note: Note) -> list[Draft]:
+        """Cut and redact a note; the same one makes the same chunks. The last of them has its id among its digests:
+        where the log knows that, it has all of the note.
+        """
+        note = self.redactor.note(note)
+        now_us = time.time_ns() // 1000
+        chunks = split([Utterance(note.content)], settings=self._chunking, count=self._count)
+        drafts = []
+        for number, chunk in enumerate(chunks):
+            draft = self.redactor.draft(_draft(chunk, kind="note", source=note.source, created_at=now_us))
+            drafts.append(
+                msgspec.structs.replace(
+                    draft,
+                    uuid=_derived_uuid(topic_id, note_id, number, draft),
+                    digests=(note_id,) if number == len(chunks) - 1 else (),
+                    part=Section(note_id, number, len(chunks), (note.title,) if note.title else ()),
+                    tags=note.tags or UNSET,
+                    said_at=now_us if note.said_at is UNSET else note.said_at,
+                )
+            )
         return drafts
 
 
@@ -111,7 +134,7 @@ class Drafter:
         new = [draft for draft in drafts if is_shown(draft.uuid) or not topic.has_live_copy(draft)]
         if not new:
             return []
-        vectors = self._embed_many([draft.spoken for draft in new])
+        vectors = self._embed_many([draft.embedded_text for draft in new])
         firsts = compaction.distinct(vectors, self._same_cosine(self._dedupe_cosine))
         firsts = [own if is_shown(new[own].uuid) else first for own, first in enumerate(firsts)]
         known: dict[int, dict[bytes, None]] = {first: {} for first in firsts}

@@ -65,7 +65,7 @@ def reembed_topics(
         embedded: list[Draft] = []
         for start in range(0, len(drafts), max(1, batch_texts)):
             batch = drafts[start : start + max(1, batch_texts)]
-            vectors = embed_many([draft.spoken for draft in batch])
+            vectors = embed_many([draft.embedded_text for draft in batch])
             embedded += [
                 msgspec.structs.replace(draft, vector=vector.astype("<f4").tobytes())
                 for draft, vector in zip(batch, vectors, strict=True)

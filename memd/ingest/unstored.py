@@ -7,6 +7,7 @@ listed on the event loop, which owns the buffer; the cutting is done in threads.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -16,8 +17,10 @@ import msgspec
 from memd.conversation import compaction
 from memd.conversation.conversation import Buffered, Conversation
 from memd.conversation.hot_buffer import HotBuffer
+from memd.entries import Draft
 from memd.ingest.pipeline import Cutter, unstored_runs
 from memd.messages import Message
+from memd.notes import Note
 from memd.store.lexical.analyzer import analyze
 from memd.store.lexical.bm25 import ChunkTerms
 from memd.store.pending import PendingChunk, UnstoredText
@@ -36,15 +39,20 @@ class Part(msgspec.Struct, frozen=True):
     """The position behind them in their conversation."""
     instructions: bool = False
     """It is an instruction that has left the prompt."""
+    note: tuple[bytes, Note] | None = None
+    """It is a note, with its id, and has no messages."""
 
     @property
     def key(self) -> tuple[bytes, ...]:
         """The digests of all that it has: where a history was rewritten, the first and last do not tell the others."""
+        if self.note is not None:
+            return (self.note[0],)
         return tuple(digest if message is not None else b"" for digest, message in self.messages)
 
     def has_others_than(self, digests: Collection[bytes]) -> bool:
         """Whether a message of it that has a text here is none of these."""
-        return any(digest not in digests for digest, message in self.messages if message is not None)
+        is_other = (digest not in digests for digest, message in self.messages if message is not None)
+        return self.note is not None or any(is_other)
 
 
 class CutPart(msgspec.Struct, frozen=True):
@@ -89,9 +97,14 @@ def owed_parts(conversation: Conversation) -> list[Part]:
     return [Part(((item.identity, item.message),), 0, instructions=True) for item in items]
 
 
+def note_parts(buffer: HotBuffer) -> list[Part]:
+    """The notes that are not in the log."""
+    return [Part((), 0, note=note) for note in buffer.notes.items()]
+
+
 def unstored_messages(buffer: HotBuffer) -> int:
-    """How many messages are to be stored and are not, each counted once whatever branches have it."""
-    found: set[bytes] = set()
+    """How many messages and notes are to be stored and are not, each once whatever branches have it."""
+    found = set(buffer.notes)
     for one in buffer.conversations():
         owed = (one.messages[position] for position in one.owed)
         rest = (item for item in one.messages[one.stored : one.wanted_end] if _is_to_be_stored(item))
@@ -101,6 +114,36 @@ def unstored_messages(buffer: HotBuffer) -> int:
 
 def _is_to_be_stored(item: Buffered) -> bool:
     return item.message is not None and compaction.is_stored_kind(item.message)
+
+
+def has_changed(conversation: Conversation, begun: int, batch: Sequence[Part]) -> bool:
+    """Whether a text has come into these parts, which begin at `stored`, or before them, since they were listed."""
+    listed = [message for part in batch for _, message in part.messages]
+    now = [item.message for item in conversation.messages[begun : begun + len(listed)]]
+    return conversation.stored < begun or listed != now
+
+
+def repeated(log: TopicLog, conversation: Conversation, stored: range) -> list[int]:
+    """The positions among those stored that the log knows by no digest: all of their batch was in it already."""
+    return [
+        position
+        for position in stored
+        if (message := conversation.messages[position].message) is not None
+        and compaction.is_stored_kind(message)
+        and not log.has_digest(conversation.messages[position].identity)
+    ]
+
+
+def first_batch(parts: Sequence[Part], characters_max: int) -> list[Part]:
+    """The first parts, as many as are stored at once: at least one, where there is one."""
+    batch: list[Part] = []
+    characters = 0
+    for part in parts:
+        characters += sum(len(message.text) for _, message in part.messages if message is not None)
+        if batch and characters > characters_max:
+            break
+        batch.append(part)
+    return batch
 
 
 class PartCutter:
@@ -175,16 +218,40 @@ class PartCutter:
             return None
         return known
 
+    def drafts_of(self, note_id: bytes, note: Note) -> list[Draft]:
+        """A note in chunks, also those that the log has."""
+        return self._cutter.cut_note(self._log.topic_id, note_id, note)
+
+    def next_of_note(self, part: Part, characters_max: int) -> tuple[list[Draft], bool]:
+        """The next chunks of a note that the log does not have, at least one if there is one; whether they are the
+        last."""
+        knows = self._log.snapshot().knows
+        drafts = [chunk.draft for cut in self.cut([part]) for chunk in cut.chunks if not knows(chunk.draft.uuid)]
+        sizes = itertools.accumulate(len(draft.content) for draft in drafts)
+        count = max(1, sum(size <= characters_max for size in sizes))
+        return drafts[:count], count >= len(drafts)
+
     def _new(self, part: Part) -> CutPart:
+        if part.note is not None:
+            return self._new_note(*part.note)
         runs = unstored_runs(self._log, part.messages, self._cutter.redactor, instructions=part.instructions)
         drafts = [draft for draft in self._cutter.cut(self._log.topic_id, runs) if not self._log.has_live_copy(draft)]
+        digests = (utterance.digest for run in runs for utterance in run if utterance.digest is not None)
+        return CutPart(self._pending(drafts), tuple(digests))
+
+    def _new_note(self, note_id: bytes, note: Note) -> CutPart:
+        """A note in the chunks that are to be stored. What an interrupted attempt has stored of it may be corrected
+        since, and is not stored again."""
+        knows, has_copy = self._log.snapshot().knows, self._log.has_live_copy
+        cut = () if self._log.has_digest(note_id) else self.drafts_of(note_id, note)
+        drafts = [draft for draft in cut if not knows(draft.uuid) and (draft.digests or not has_copy(draft))]
+        return CutPart(self._pending(drafts), (note_id,))
+
+    def _pending(self, drafts: Sequence[Draft]) -> tuple[PendingChunk, ...]:
         entries = self._log.reserve(drafts)
-        return CutPart(
-            tuple(
-                PendingChunk(draft, entry, ChunkTerms.of(analyze(draft.content)))
-                for draft, entry in zip(drafts, entries, strict=True)
-            ),
-            tuple(utterance.digest for run in runs for utterance in run if utterance.digest is not None),
+        return tuple(
+            PendingChunk(draft, entry, ChunkTerms.of(analyze(draft.indexed_text)))
+            for draft, entry in zip(drafts, entries, strict=True)
         )
 
 
@@ -217,6 +284,7 @@ class BufferedText(UnstoredText):
             if known is None or known[0] != state:  # listing takes 10 µs, and there may be hundreds
                 known = listed[one.id] = state, [*parts_of(one), *owed_parts(one)]
             self._parts.append(known[1])
+        self._parts += [[part] for part in note_parts(buffer)]
 
     def __bool__(self) -> bool:
         return any(self._parts)

@@ -1,6 +1,6 @@
-"""The corrections of a request: applied before it is forwarded, once, and durably.
+"""The corrections and notes of a request: applied and taken before it is forwarded, once, and durably.
 
-Rule: an error costs the corrections, never the request; it is told in the status, and each id in a signal.
+Rule: an error costs them, never the request; it is told in the status, each id in a signal, and with each note.
 """
 
 from __future__ import annotations
@@ -16,20 +16,26 @@ from memd.embedding.encoder import Encoder
 from memd.entries import Correction
 from memd.errors import DiskFull, EmbeddingError, MemdError
 from memd.ingest.archiver import Archiver
+from memd.ingest.notes import take_note
 from memd.ingest.topics import Topic, Topics
+from memd.notes import Note
 from memd.proxy.idempotency import FailedIds, IdempotencyKeys
 from memd.proxy.receive import Received
 from memd.recall import corrections
 from memd.store.store import Snapshot
 from memd.telemetry.metrics import Metrics
+from memd.wire.sideband import NoteOut
 
 log = logging.getLogger("memd")
+READONLY = "readonly"
 
 
 class CorrectionResult(msgspec.Struct, frozen=True):
-    """The outcome of a request's corrections."""
+    """The outcome of a request's corrections and notes."""
 
     failed_ids: FailedIds = ()
+    notes: tuple[NoteOut, ...] = ()
+    """The outcome of its notes, in their order."""
     trouble: str | None = None
     """The status to tell, where they could not be applied."""
 
@@ -47,7 +53,36 @@ class Corrector:
         self._metrics = metrics
 
     async def correct(self, received: Received) -> CorrectionResult:
-        """Apply the corrections, unless the same request did before."""
+        """Apply the corrections and take the notes, unless the same request did before."""
+        corrected = await self._corrected(received)
+        notes = await self._noted(received)
+        failed = next((f"degraded:{note.error}" for note in notes if note.error not in ("", READONLY)), None)
+        return msgspec.structs.replace(corrected, notes=notes, trouble=corrected.trouble or failed)
+
+    async def _noted(self, received: Received) -> tuple[NoteOut, ...]:
+        notes = () if received.request.memory_in is None else received.request.memory_in.notes
+        if not notes or not received.is_traced:
+            return tuple(NoteOut(error=READONLY) for _ in notes)
+        key = "notes", received.key
+        if not self._idempotency.knows(key):
+            self._idempotency.register(key)
+        taken = await self._idempotency.run_once(key, lambda: self._taken(received, notes))
+        if any(one.error for one in taken):
+            self._idempotency.register(key)  # a retry tries again
+        return taken
+
+    async def _taken(self, received: Received, notes: Sequence[Note]) -> tuple[NoteOut, ...]:
+        told = []
+        for note in notes:
+            try:
+                taken = await take_note(received.topic, note, self._archiver)
+                told.append(NoteOut(taken.chunk_ids, taken.duplicate))
+            except MemdError as error:
+                log.error("a note was not taken", extra=received.log_fields(error))
+                told.append(NoteOut(error=degraded(error).removeprefix("degraded:")))
+        return tuple(told)
+
+    async def _corrected(self, received: Received) -> CorrectionResult:
         memory_in, topic, key = received.request.memory_in, received.topic, received.key
         if memory_in is None or not memory_in.corrections or key is None:
             return CorrectionResult()
@@ -65,7 +100,7 @@ class Corrector:
         except MemdError as error:
             log.error("corrections were not applied", extra=received.log_fields(error))
             corrected = CorrectionResult(
-                tuple(one for correction in asked for one in correction.chunk_ids), degraded(error)
+                tuple(one for correction in asked for one in correction.chunk_ids), trouble=degraded(error)
             )
         self._metrics.count_corrections(applied_now, len(corrected.failed_ids))
         return corrected

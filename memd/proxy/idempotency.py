@@ -1,4 +1,4 @@
-"""Idempotency of corrections: a client that sends a request again gets the first outcome, and nothing is applied twice.
+"""Idempotency: a client that sends a request with corrections or notes again gets the first outcome.
 
 Rule: the corrections of one request are applied once and to their end, even when the client leaves in between. Keys are
 kept in memory, for the latest requests; of those from before a restart the log tells what was applied.
@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -36,6 +37,7 @@ class RequestKey(msgspec.Struct, frozen=True):
         return hashlib.blake2b(self.turn.last_digest + self.turn.memory_in, digest_size=16).digest()
 
 
+Outcome = TypeVar("Outcome")
 FailedIds = tuple[str, ...]
 """The ids that could not be corrected."""
 
@@ -45,7 +47,7 @@ class IdempotencyKeys:
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
-        self._outcomes: OrderedDict[Hashable, asyncio.Task[FailedIds | MemdError] | None] = OrderedDict()
+        self._outcomes: OrderedDict[Hashable, asyncio.Task[Any] | None] = OrderedDict()
 
     def register(self, key: Hashable) -> None:
         """Note a request that arrived for the first time. Its corrections are not applied yet."""
@@ -58,7 +60,7 @@ class IdempotencyKeys:
         """Whether the key is one of the latest `KEYS_MAX`."""
         return key in self._outcomes
 
-    async def run_once(self, key: Hashable, apply: Callable[[], Coroutine[None, None, FailedIds]]) -> FailedIds:
+    async def run_once(self, key: Hashable, apply: Callable[[], Coroutine[None, None, Outcome]]) -> Outcome:
         """Return the outcome of `apply`, which is called at the first request with this key only.
 
         Raises:
@@ -67,14 +69,14 @@ class IdempotencyKeys:
         task = self._outcomes.get(key)
         if task is None:
             task = self._outcomes[key] = self._tasks.spawn(_error_as_value(apply()), "correct")
-        outcome = await asyncio.shield(task)
+        outcome: Outcome | MemdError = await asyncio.shield(task)
         if isinstance(outcome, MemdError):
             self.register(key)
             raise outcome
         return outcome
 
 
-async def _error_as_value(applying: Coroutine[None, None, FailedIds]) -> FailedIds | MemdError:
+async def _error_as_value(applying: Coroutine[None, None, Outcome]) -> Outcome | MemdError:
     try:
         return await applying
     except MemdError as error:

@@ -24,7 +24,7 @@ from memd.recall.retrieve import Budget, Filters, Retriever
 from memd.settings.model import InjectionSettings
 from memd.telemetry.logging import Content
 from memd.wanted import EVERYTHING
-from memd.wire.sideband import InjectedChunk, MemoryOut, Signal, memory_headers
+from memd.wire.sideband import InjectedChunk, MemoryOut, NoteOut, Signal, memory_headers
 
 log = logging.getLogger("memd")
 
@@ -64,6 +64,7 @@ class SettledPrompt(msgspec.Struct, frozen=True, kw_only=True):
     chunks: tuple[BlockChunk, ...]
     """All that blocks put into this prompt, kept ones and new ones."""
     signals: tuple[Signal, ...]
+    notes: tuple[NoteOut, ...]
     block_tokens: int
     """Raw tokens of the blocks."""
     prompt_tokens: int
@@ -86,7 +87,7 @@ class SettledPrompt(msgspec.Struct, frozen=True, kw_only=True):
         if received.request.memory_in is None:
             return None
         chunks = (InjectedChunk(id=c.shown_id, topic_id=c.topic_id, canonical_id=c.origin_id) for c in self.chunks)
-        return MemoryOut(injected_chunks=tuple(chunks), signals=self.signals)
+        return MemoryOut(injected_chunks=tuple(chunks), signals=self.signals, notes=self.notes)
 
 
 class Memory:
@@ -159,6 +160,7 @@ class Memory:
             status=status,
             chunks=chunks,
             signals=(*failed, *self._pressure(recalled.fill_ratio)),
+            notes=corrected.notes,
             block_tokens=prompt.block_tokens(),
             prompt_tokens=prompt.tokens(),
             attachments=prompt.attachments(),

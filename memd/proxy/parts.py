@@ -20,7 +20,7 @@ from memd.admin.routes import OwnRoutes
 from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
 from memd.admin.topics import NamedTopics
 from memd.admin.turns import TurnRoutes
-from memd.admin.writes import BackupRoutes, CorrectionRoutes
+from memd.admin.writes import BackupRoutes, CorrectionRoutes, NoteRoutes
 from memd.admin.wrong_tokens import WrongTokens
 from memd.conversation.tokens import TokenCounter
 from memd.conversation.window import injection_budget
@@ -230,6 +230,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> Own
             LogRoutes(named, daemon.receipts, config.data_dir, files),
             TurnRoutes(daemon.receipts, named, daemon.retriever, daemon.counter),
             LiveRoutes(daemon.events, partial(exposition, daemon.metrics, _gauges_of(daemon), daemon.upstream)),
+            NoteRoutes(named, daemon.archiver),
             CorrectionRoutes(named, daemon.encoder, daemon.archiver),
             BackupRoutes(config.data_dir, files),
             ProofRoutes(secret, daemon.addresses.local),

@@ -20,13 +20,22 @@ from memd.recall.days import day_words
 from memd.recall.neutralising import neutralised, plain, without_control
 from memd.recall.ranking import Candidate
 
+ORIGIN_CHARACTERS_MAX = 120
+"""Of each part of an origin."""
+ORIGIN_TAGS_MAX = 8
+
 
 def shown_text(entry: Entry) -> str:
     """A chunk's text as a model reads it, neutralised; whoever speaks is written where that changes and in front.
 
+    In front of a note or a document's chunk stands where it is from (`origin`).
+
     In entries from before `speakers` the roles stand in the text. There a line counts as the beginning of a message if
     the entry has its role. Of a correction, whose words are the caller's own, the first line may say who speaks.
     """
+    from_where = origin(entry)
+    if from_where:
+        return f"{from_where} {neutralised(entry.displayed)}"
     if entry.speakers is UNSET:
         return _with_written_roles(entry)
     written = WRITTEN_ROLES.match(entry.content) if entry.supersedes and not entry.speakers else None
@@ -40,6 +49,30 @@ def shown_text(entry: Entry) -> str:
         shown += "\n" if shown and not shown.endswith("\n") else ""
         shown += opening + neutralised(entry.content[speaker.offset : end])
     return shown
+
+
+def origin(entry: Entry) -> str:
+    """Return the words that say where a chunk is from, `(handbook.pdf, page 12)`, `(note: Deploying, from wiki)`;
+    empty for what was said."""
+    if entry.kind == "turn":
+        return ""
+    part = entry.part
+    heading = " > ".join(entry.heading)
+    if entry.kind == "note":
+        words = [f"note: {heading}" if heading else "note", f"from {entry.source}" if entry.source else ""]
+        words += [] if entry.tags is UNSET else [f"tagged {tag}" for tag in entry.tags[:ORIGIN_TAGS_MAX]]
+    else:
+        words = [entry.source or entry.kind, heading]
+        if part is not UNSET:
+            words += [f"sheet {part.sheet}"] if part.sheet else [f"page {part.page}"] if part.page else []
+    plain_words = (_in_brackets(one) for one in words if one)
+    return without_control(f"({', '.join(plain_words)})")
+
+
+def _in_brackets(text: str) -> str:
+    """A part of an origin: on one line, bounded, without what could end it."""
+    kept = "".join(one if one.isprintable() and one not in "()[]<>|" else " " for one in plain(text))
+    return " ".join(kept.split())[:ORIGIN_CHARACTERS_MAX].rstrip()
 
 
 def _with_written_roles(entry: Entry) -> str:

@@ -291,7 +291,7 @@ def _present(snapshot: Snapshot, chunk_uuid: bytes, encoder: Embeds) -> Entry | 
     if entry is None or entry.status is not Status.ACTIVE:
         return entry
     if snapshot.fingerprint_of(chunk_uuid) != encoder.fingerprint:
-        return msgspec.structs.replace(entry, vector=_embedded(encoder, entry.spoken))
+        return msgspec.structs.replace(entry, vector=_embedded(encoder, entry.embedded_text))
     return entry
 
 
@@ -326,12 +326,8 @@ def _replacement(
         action=correction.action,
         reason=correction.reason,
     )
-    kinds, sources = {state.kind for state in replaced}, {state.source for state in replaced}
-    if len(kinds) == 1:
-        draft = msgspec.structs.replace(draft, kind=kinds.pop())
-    if len(sources) == 1:
-        draft = msgspec.structs.replace(draft, source=sources.pop())
-    return draft
+    shared = {name: {getattr(state, name) for state in replaced} for name in ("kind", "source", "part", "tags")}
+    return msgspec.structs.replace(draft, **{name: values.pop() for name, values in shared.items() if len(values) == 1})
 
 
 def _state_before(snapshot: Snapshot, chunk_uuid: bytes, reason: str, encoder: Embeds) -> Draft:
@@ -347,7 +343,7 @@ def _state_before(snapshot: Snapshot, chunk_uuid: bytes, reason: str, encoder: E
     place = snapshot.place(before.canonical_id)
     draft = msgspec.structs.replace(before.as_draft(), action=UNDO, action_steps=UNSET, reason=reason)
     if place is None or snapshot.views[place[0]].segment.header.fingerprint != encoder.fingerprint:
-        draft = msgspec.structs.replace(draft, vector=_embedded(encoder, draft.spoken))
+        draft = msgspec.structs.replace(draft, vector=_embedded(encoder, draft.embedded_text))
     return draft
 
 

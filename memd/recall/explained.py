@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
+from memd.entries import Entry
 from memd.recall.ranking import Judged, Verdict
 from memd.recall.retrieve import Retrieved
 
@@ -50,6 +52,13 @@ class FoundChunk(ScoredChunk, frozen=True, kw_only=True):
     """When it was stored, in microseconds since the epoch."""
     roles: tuple[str, ...]
     content: str
+    kind: str = "turn"
+    source: str | None = None
+    tags: tuple[str, ...] = ()
+    heading: tuple[str, ...] = ()
+    """Of a note its title, of a document's chunk the headings above it."""
+    page: int | None = None
+    sheet: str | None = None
 
 
 class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,10 +101,23 @@ def search_answer(retrieved: Retrieved, as_of: int | None = None, limit: int | N
                 created_at=one.candidate.entry.created_at,
                 roles=one.candidate.entry.roles,
                 content=one.candidate.entry.displayed,
+                **origin_fields(one.candidate.entry),
             )
             for one in retrieved.candidates[:limit]
         ),
     )
+
+
+def origin_fields(entry: Entry) -> dict[str, Any]:
+    """The fields that say where a chunk is from."""
+    return {
+        "kind": entry.kind,
+        "source": entry.source,
+        "tags": () if entry.tags is UNSET else entry.tags,
+        "heading": entry.heading,
+        "page": None if entry.part is UNSET else entry.part.page,
+        "sheet": None if entry.part is UNSET else entry.part.sheet,
+    }
 
 
 def _fields(judged: Judged) -> dict[str, Any]:

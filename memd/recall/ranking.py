@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from memd.entries import Entry, Vector
@@ -19,7 +20,7 @@ from memd.recall.fusion import Parts
 NEAR_IDENTICAL_COSINE = 0.99
 """Two chunks of one stream that are at least this similar say the same: only the better one is shown."""
 
-Stream = tuple[str, str | None]
+Stream = tuple[str, str | None, bytes]
 
 
 class Verdict(enum.StrEnum):
@@ -84,11 +85,13 @@ def stream_of(entry: Entry) -> Stream:
 
     Only chunks of one stream can be neighbours, or repeat each other: a document that quotes a chat is another witness
     to the same fact, and a page imported between two turns was not said between them. A stream is a kind and a source
-    (`None` for turns), so all conversations of a topic are one stream. The log cannot separate them: it records which
-    entries were appended together (`group_left`), but a conversation is stored in many appends, and the turns at the
-    seam of two appends are neighbours. An entry that names its conversation would extend this key.
+    (`None` for turns), and of notes each is its own, while all conversations of a topic are one stream. The log cannot
+    separate them: it records which entries were appended together (`group_left`), but a conversation is stored in many
+    appends, and the turns at the seam of two appends are neighbours. An entry that names its conversation would extend
+    this key.
     """
-    return entry.kind, entry.source
+    note = entry.part.hash if entry.kind == "note" and entry.part is not UNSET else b""
+    return entry.kind, entry.source, note
 
 
 def rank(

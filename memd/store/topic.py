@@ -203,10 +203,11 @@ class TopicLog:
         return self._snapshot.has_digest(digest_word(digest))
 
     def has_live_copy(self, draft: Draft) -> bool:
-        """Whether a live chunk of the draft's kind and source has exactly its text, said by the same roles.
+        """Whether a live chunk of the draft's kind and source has exactly its text, said by the same roles."""
+        return self.live_copy(draft) is not None
 
-        An entry that cannot be read does not count.
-        """
+    def live_copy(self, draft: Draft) -> Entry | None:
+        """Return that chunk; None if there is none. An entry that cannot be read does not count."""
         snapshot = self._snapshot
         wanted = (draft.kind, draft.source, draft.displayed)
         for text in dict.fromkeys((draft.content, draft.displayed)):  # entries without `speakers` have the shown text
@@ -216,8 +217,8 @@ class TopicLog:
                 except StoreError:
                     continue
                 if (entry.kind, entry.source, entry.displayed) == wanted:
-                    return True
-        return False
+                    return entry
+        return None
 
     def unsearched(self) -> list[tuple[SegmentView, Rows]]:
         """Return the live rows that another model embedded, which no search finds; oldest segment first."""

@@ -15,7 +15,8 @@ import msgspec
 from msgspec import Raw
 
 from memd.entries import TOPIC_ID_RULE, Action, Correction, Moment, checked_topic_id
-from memd.errors import BadMemoryIn, BadTopicId
+from memd.errors import BadMemoryIn, BadNote, BadTopicId
+from memd.notes import GivenNote, Note, checked_notes
 from memd.wanted import Wanted, moment, since
 
 INJECTED_HEADER_BYTES_MAX = 4096  # proxies and servers refuse header lines from 8 KB on
@@ -24,17 +25,17 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 _QUOTED = re.compile(r""" (['"]).*\1(?=(?: - at `[^`]*`)?\Z)""", re.DOTALL)
 """The part of msgspec's messages that quotes an unexpected value."""
 _UNKNOWN = re.compile(
-    r"Object contains unknown field `(.*?)`((?: - at `\$(?:\.corrections\[\d+\]|\.filter)?`)?)", re.DOTALL
+    r"Object contains unknown field `(.*?)`((?: - at `\$(?:\.(?:corrections|notes)\[\d+\]|\.filter)?`)?)", re.DOTALL
 )
 """The message of msgspec that quotes the name of an unknown member, which may be anything."""
 _MEMBERS = (
     *("topic_id", "related_topic_ids", "corrections", "chunk_ids", "action", "reason", "content", "steps"),
-    *("filter", "from", "to", "kinds", "sources"),
+    *("filter", "from", "to", "kinds", "sources", "notes", "title", "tags", "said_at", "source"),
 )
 _ACTION = " or ".join(get_args(Action))
 _SHAPE = (
     f"expected {{topic_id?, related_topic_ids?, corrections?: [{{chunk_ids, action: {_ACTION}, reason, content?, "
-    "steps?}], filter?: {from?, to?, kinds?, sources?}}"
+    "steps?}], notes?: [{content, title?, tags?, said_at?, source?}], filter?: {from?, to?, kinds?, sources?, tags?}}"
 )
 
 
@@ -45,6 +46,7 @@ class MemoryIn(msgspec.Struct, frozen=True):
     """None: the topic of the path, or the default topic."""
     related_topic_ids: tuple[str, ...] = ()
     corrections: tuple[Correction, ...] = ()
+    notes: tuple[Note, ...] = ()
     filter: Wanted | None = None
     """The choice of what may be recalled; None: everything."""
 
@@ -66,11 +68,24 @@ class Signal(msgspec.Struct, frozen=True, omit_defaults=True):
     chunk_id: str | None = None
 
 
+class NoteOut(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The outcome of a note."""
+
+    chunk_ids: tuple[str, ...] = ()
+    """Of the chunks that it was cut into, or of those that had said the same already."""
+    duplicate: bool = False
+    """All of it was live in the topic already."""
+    error: str = ""
+    """Why it was not taken: `readonly`, or as in `X-Memory-Status` behind `degraded:`."""
+
+
 class MemoryOut(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The sideband of a response; `signals` is not sent when empty."""
+    """The sideband of a response; `signals` and `notes` are not sent when empty."""
 
     injected_chunks: tuple[InjectedChunk, ...]
     signals: tuple[Signal, ...] = ()
+    notes: tuple[NoteOut, ...] = ()
+    """One for each note of the request, in their order."""
 
 
 class _WireCorrection(Correction, frozen=True, forbid_unknown_fields=True):
@@ -84,6 +99,7 @@ class _WireFilter(msgspec.Struct, forbid_unknown_fields=True):
     to: str | int | None = None
     kinds: tuple[str, ...] | None = None
     sources: tuple[str, ...] | None = None
+    tags: tuple[str, ...] | None = None
 
 
 class _WireMemoryIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -92,6 +108,7 @@ class _WireMemoryIn(msgspec.Struct, forbid_unknown_fields=True):
     topic_id: str | None = None
     related_topic_ids: tuple[str, ...] | None = None
     corrections: tuple[_WireCorrection, ...] | None = None
+    notes: tuple[GivenNote, ...] | None = None
     filter: _WireFilter | None = None
 
 
@@ -121,7 +138,8 @@ def decode_memory_in(raw: Raw | bytes) -> MemoryIn:
         _check_topic(topic_id, f"related_topic_ids[{position}]")
     corrections = tuple(_checked_correction(one, position) for position, one in enumerate(wire.corrections or ()))
     chosen = None if wire.filter is None else _checked_filter(wire.filter)
-    return MemoryIn(topic_id=wire.topic_id, related_topic_ids=related, corrections=corrections, filter=chosen)
+    notes = _checked_notes(wire.notes or ())
+    return MemoryIn(wire.topic_id, related, corrections, notes, chosen)
 
 
 def encode_memory_out(out: MemoryOut) -> bytes:
@@ -195,7 +213,14 @@ def _checked_correction(correction: Correction, position: int) -> Correction:
 def _checked_filter(given: _WireFilter) -> Wanted:
     begin = None if given.since is None else _time(given.since, since, "from")
     end = None if given.to is None else _time(given.to, moment, "to")
-    return Wanted(begin, end, kinds=given.kinds or (), sources=given.sources or ())
+    return Wanted(begin, end, kinds=given.kinds or (), sources=given.sources or (), tags=given.tags or ())
+
+
+def _checked_notes(given: tuple[GivenNote, ...]) -> tuple[Note, ...]:
+    try:
+        return checked_notes(given, "memory_in.notes")
+    except BadNote as error:
+        raise BadMemoryIn(str(error)) from None
 
 
 def _time(given: str | int, read: Callable[[str], Moment], field: str) -> int:

@@ -13,5 +13,7 @@ export {
   type MemoryHeaders,
   type MemoryIn,
   type MemoryOut,
+  type Note,
+  type NoteOut,
   type Signal,
 } from './protocol.ts';

@@ -4,8 +4,9 @@
  * Rule: requests that are none to a model, or carry a MemoryIn of their own, and all answers reach the other side as
  * they are. A correction leaves the queue for good only when memd said what became of it.
  */
-import { isRecord, memoryHeaders, memoryOut, type Correction, type MemoryIn, type MemoryOut } from './protocol.ts';
+import { isRecord, memoryHeaders, memoryOut, type Correction, type MemoryIn, type MemoryOut, type Note } from './protocol.ts';
 
+const NOTES_MAX = 100; // memd takes so many at once
 const MODEL_REQUEST = /\/(chat\/completions|responses|messages)$/;
 
 /** What all requests through one {@link Memory} have in common. */
@@ -24,6 +25,8 @@ export class Memory {
   readonly #send: typeof globalThis.fetch;
   readonly #pending: Correction[] = [];
   readonly #refused: Correction[] = [];
+  readonly #notes: Note[] = [];
+  readonly #refusedNotes: Note[] = [];
 
   constructor({ topic, relatedTopics, fetch }: MemoryOptions = {}) {
     this.#scope = { ...(topic && { topic_id: topic }), ...(relatedTopics && { related_topic_ids: relatedTopics }) };
@@ -41,6 +44,26 @@ export class Memory {
     this.#pending.push(...corrections);
   }
 
+  /**
+   * Queue notes for the next request to a model: memd stores them before it asks the model.
+   *
+   * They are queued again, before later ones, if that request fails or memd does not say that it took them. One that
+   * memd has already is not stored again, so nothing is kept twice.
+   */
+  remember(...notes: Note[]): void {
+    this.#notes.push(...notes);
+  }
+
+  /** The notes that wait for the next request. */
+  get pendingNotes(): readonly Note[] {
+    return [...this.#notes];
+  }
+
+  /** The notes that memd could not read (`X-Memory-Status: bad-memory-in`). They are not sent again. */
+  get refusedNotes(): readonly Note[] {
+    return [...this.#refusedNotes];
+  }
+
   /** The corrections that wait for the next request. */
   get pending(): readonly Correction[] {
     return [...this.#pending];
@@ -56,7 +79,12 @@ export class Memory {
     const body = modelRequest(input, init);
     if (!body) return this.#send(input, init);
     const corrections = this.#pending.splice(0);
-    const memoryIn: MemoryIn = { ...this.#scope, ...(corrections.length > 0 && { corrections }) };
+    const notes = this.#notes.splice(0, NOTES_MAX);
+    const memoryIn: MemoryIn = {
+      ...this.#scope,
+      ...(corrections.length > 0 && { corrections }),
+      ...(notes.length > 0 && { notes }),
+    };
     // A string, because that is what metadata's values are in the OpenAI API.
     body.metadata['memory_in'] = JSON.stringify(memoryIn);
     let answer: Response;
@@ -64,11 +92,20 @@ export class Memory {
       answer = await this.#send(input, { ...init, body: JSON.stringify(body) });
     } catch (error) {
       this.#pending.unshift(...corrections);
+      this.#notes.unshift(...notes);
       throw error;
     }
-    if (corrections.length === 0) return answer;
-    return watched(answer, (out) => this.#settle(corrections, answer, out));
+    if (corrections.length === 0 && notes.length === 0) return answer;
+    return watched(answer, (out) => {
+      this.#settle(corrections, answer, out);
+      this.#settleNotes(notes, answer, out);
+    });
   };
+
+  #settleNotes(notes: Note[], answer: Response, out: MemoryOut | undefined): void {
+    if (memoryHeaders(answer.headers)?.status === 'bad-memory-in') this.#refusedNotes.push(...notes);
+    else this.#notes.unshift(...notes.filter((_, place) => !out?.notes?.[place]?.chunk_ids));
+  }
 
   #settle(corrections: Correction[], answer: Response, out: MemoryOut | undefined): void {
     const { status, mode } = memoryHeaders(answer.headers) ?? {};
@@ -79,6 +116,7 @@ export class Memory {
     const failed = new Set(out?.signals?.map((signal) => 'chunk_id' in signal && signal.chunk_id));
     const noneApplied = corrections.every((correction) => correction.chunk_ids.every((id) => failed.has(id)));
     const unwritten = status?.startsWith('degraded:') && noneApplied; // else another time would fail too
+    if (corrections.length === 0) return;
     if (!out || mode === 'readonly' || unwritten) this.#pending.unshift(...corrections);
   }
 }

@@ -11,6 +11,8 @@ export type MemoryIn = {
   /** Searched too, never written to. */
   related_topic_ids?: readonly string[];
   corrections?: readonly Correction[];
+  /** What is to be remembered, without having been said in the chat. */
+  notes?: readonly Note[];
   /** What may be recalled for this request; everything without it. */
   filter?: MemoryFilter;
 };
@@ -21,6 +23,20 @@ export type MemoryFilter = {
   to?: string | number;
   kinds?: readonly string[];
   sources?: readonly string[];
+  tags?: readonly string[];
+};
+
+/** Something to remember. What is live in the topic already, from the same source, is not stored again. */
+export type Note = {
+  /** At most 1,000,000 characters; a long one is cut into several chunks. */
+  content: string;
+  /** Shown with it, and it is found by it. */
+  title?: string;
+  tags?: readonly string[];
+  /** ISO 8601, or microseconds since the epoch. Default: now. */
+  said_at?: string | number;
+  /** Where it came from: a URI, a path, a name. */
+  source?: string;
 };
 
 /**
@@ -40,6 +56,18 @@ export type MemoryOut = {
   injected_chunks: InjectedChunk[];
   /** Absent when there is nothing to say. */
   signals?: Signal[];
+  /** What became of the request's notes, in their order; absent without any. */
+  notes?: NoteOut[];
+};
+
+/** What became of a note. */
+export type NoteOut = {
+  /** Of the chunks that it was cut into, or of those that said the same already. */
+  chunk_ids?: string[];
+  /** All of it was live in the topic already. */
+  duplicate?: boolean;
+  /** Why it was not taken: `readonly`, `store`, `disk-full`. */
+  error?: string;
 };
 
 /** A chunk that memory put into the prompt. */
@@ -80,7 +108,12 @@ export function memoryOut(answer: unknown): MemoryOut | undefined {
   const out = isRecord(answer) ? answer['memory_out'] : undefined;
   if (!isRecord(out) || !Array.isArray(out['injected_chunks'])) return undefined;
   const signals = Array.isArray(out['signals']) ? out['signals'].filter(isSignal) : [];
-  return { injected_chunks: out['injected_chunks'].filter(isChunk), ...(signals.length > 0 && { signals }) };
+  const notes = Array.isArray(out['notes']) ? out['notes'].filter(isNoteOut) : [];
+  return {
+    injected_chunks: out['injected_chunks'].filter(isChunk),
+    ...(signals.length > 0 && { signals }),
+    ...(notes.length > 0 && { notes }),
+  };
 }
 
 /**
@@ -106,6 +139,12 @@ export function isRecord(value: unknown): value is Record<string, unknown> {
 function isChunk(value: unknown): value is InjectedChunk {
   if (!isRecord(value) || typeof value['canonical_id'] !== 'number') return false;
   return typeof value['id'] === 'string' && typeof value['topic_id'] === 'string';
+}
+
+function isNoteOut(value: unknown): value is NoteOut {
+  if (!isRecord(value)) return false;
+  const ids = value['chunk_ids'] ?? [];
+  return Array.isArray(ids) && ids.every((id) => typeof id === 'string') && ['undefined', 'string'].includes(typeof value['error']);
 }
 
 function isSignal(value: unknown): value is Signal {

@@ -6,7 +6,7 @@
  */
 import { text } from 'node:stream/consumers';
 import { Memory } from 'memd-client';
-import type { Correction } from 'memd-client';
+import type { Correction, Note } from 'memd-client';
 
 interface Step {
   url: string;
@@ -16,6 +16,7 @@ interface Step {
   corrections?: Correction[];
   /** Queued while the request is under way. */
   meanwhile?: Correction[];
+  notes?: Note[];
   /** Cancel the answer after its first bytes. */
   leave?: boolean;
   /** Let the answer come in pieces of so many bytes. */
@@ -48,9 +49,10 @@ async function first(answer: Response): Promise<string> {
   return new TextDecoder().decode(value);
 }
 
-for (const { url, method, body, corrections = [], meanwhile = [], leave, ...step } of asked.steps) {
+for (const { url, method, body, corrections = [], meanwhile = [], notes = [], leave, ...step } of asked.steps) {
   slice = step.slice;
   memory.correct(...corrections);
+  memory.remember(...notes);
   const told = { status: 0, url: '', body: '', error: '' };
   try {
     const asking = memory.fetch(url, { method, ...(body !== undefined && { body }) });
@@ -61,6 +63,6 @@ for (const { url, method, body, corrections = [], meanwhile = [], leave, ...step
   } catch (error) {
     told.error = (error as Error).constructor.name;
   }
-  steps.push({ ...told, pending: memory.pending });
+  steps.push({ ...told, pending: memory.pending, notes: memory.pendingNotes });
 }
 console.log(JSON.stringify({ steps }));

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { meter } from "./charts.js";
-import { badge, chunkLink, el, line, number, problem, said, when } from "./dom.js";
+import { badge, chunkLink, el, line, number, origin, problem, said, when } from "./dom.js";
 
 /** A list of candidates; those of a search bring their text, those of a turn fetch it when they are opened.
  *
@@ -36,7 +36,7 @@ function equation(found) {
   const part = (value) => value.toFixed(3);
   return el("p", { class: "meta" },
     chunkLink(found.topic_id, found.id), el("span", {}, found.topic_id),
-    Boolean(found.said_at) && when(found.said_at),
+    Boolean(found.said_at) && when(found.said_at), origin(found),
     el("span", {}, `${number(found.tokens)} tokens`),
     el("span", {}, `score ${part(found.score)} = (meaning ${part(found.cosine_share)} + words ${part(found.lexical)} + `
       + `neighbours ${part(found.neighbours)}) × ${number(found.multiplier)}${found.echo === 1 ? "" : ` × ${part(found.echo)} as an echo`}${(found.time ?? 1) === 1 ? "" : ` × ${number(found.time)} for its time`}`),

@@ -86,6 +86,14 @@ export function when(microseconds) {
   return el("time", { datetime: at.toISOString(), title: at.toLocaleString("en-GB") }, shown);
 }
 
+/** Where a chunk is from, if it was not said in a chat. */
+export function origin(one) {
+  if ((one.kind ?? "turn") === "turn") return null;
+  const place = one.page ? `page ${one.page}` : one.sheet ? `sheet ${one.sheet}` : "";
+  const words = [one.heading?.join(" > "), one.source, place, ...(one.tags ?? []).map((tag) => `#${tag}`)].filter(Boolean).join(", ");
+  return [badge(one.kind, "on"), words && el("span", { dir: "auto" }, line(words))];
+}
+
 export function badge(text, kind = "") {
   return el("span", { class: `badge ${kind}` }, text);
 }

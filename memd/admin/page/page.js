@@ -4,6 +4,7 @@
 import { get, listen } from "./api.js";
 import { bytes, count, el, number, problem } from "./dom.js";
 import { show as chunk } from "./chunk.js";
+import { show as note } from "./note.js";
 import { show as search } from "./search.js";
 import { show as timeline } from "./timeline.js";
 import { show as topicList } from "./topics.js";
@@ -37,6 +38,7 @@ async function navigate(moved = true) {
     turns: (into) => turns(into, { ...context, id: names[0] }),
     timeline: (into) => timeline(into, context),
     search: (into) => search(into, context),
+    note: (into) => note(into, context),
     topics: (into) => topicList(into, context),
     chunk: (into) => chunk(into, { topic: names[0], id: names[1] }),
   };

@@ -1,7 +1,7 @@
 // The live conversations, then everything that was ever written to the log, newest first.
 
 import { get } from "./api.js";
-import { badge, chunkLink, count, el, line, number, problem, said, when } from "./dom.js";
+import { badge, chunkLink, count, el, line, number, origin, problem, said, when } from "./dom.js";
 
 const PAGE = 50;
 const OPEN_AT_FIRST = 2; // conversations
@@ -62,7 +62,7 @@ function conversation(topicId, told, open) {
 export function entry(event) {
   return el("li", { class: event.live ? "" : "left-out" },
     el("p", { class: "meta" }, when(event.at), badge(event.event, event.event === "told" ? "" : "on"), chunkLink(event.topic_id, event.id),
-      el("span", {}, event.topic_id), event.multiplier !== 1 && el("span", {}, `× ${number(event.multiplier)}`), !event.live && badge("taken out")),
+      el("span", {}, event.topic_id), origin(event), event.multiplier !== 1 && el("span", {}, `× ${number(event.multiplier)}`), !event.live && badge("taken out")),
     event.reason && el("p", { class: "reason" }, "because: ", el("q", { dir: "auto" }, line(event.reason))),
     event.content && said(event.content));
 }

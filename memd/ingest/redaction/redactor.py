@@ -21,12 +21,13 @@ import msgspec
 from msgspec import UNSET
 
 from memd.conversation.conversation import Buffered
-from memd.conversation.events import Appended, Branched, BufferEvent, Heard, Opened, Placed
+from memd.conversation.events import Appended, Branched, BufferEvent, Heard, Noted, Opened, Placed
 from memd.entries import REDACTED_AS, Draft, Speaker, Vector
 from memd.errors import StoreError
 from memd.ingest.redaction.shapes import BUILT_IN, matches
 from memd.ingest.redaction.spans import Find, Span
 from memd.messages import LEADING_ROLES, Message, ToolCall
+from memd.notes import Note
 from memd.settings.model import IngestSettings
 
 MARK_OPENING = "[redacted:"
@@ -111,6 +112,17 @@ class Redactor:
         )
         return message if kept == message else kept
 
+    def note(self, note: Note) -> Note:
+        """A note as it may be kept."""
+        if not self._patterns:
+            return note
+        source = None if note.source is None else self.text(note.source)
+        tags = tuple(map(self.text, note.tags))
+        kept = msgspec.structs.replace(
+            note, content=self.text(note.content), title=self.text(note.title), tags=tags, source=source
+        )
+        return note if kept == note else kept
+
     def event(self, event: BufferEvent) -> BufferEvent:
         """A change of the hot buffer as it may be journalled."""
         if not self._patterns:
@@ -121,6 +133,8 @@ class Redactor:
             way = msgspec.structs.replace(event.rewriting, added=self._buffered(event.rewriting.added))
             session = None if event.session is None else self.identifier(event.session)
             return msgspec.structs.replace(event, rewriting=way, session=session)
+        if isinstance(event, Noted):
+            return msgspec.structs.replace(event, note=self.note(event.note))
         if isinstance(event, Heard):
             texts = {position: self.message(message) for position, message in event.messages.items()}
             return msgspec.structs.replace(event, messages=texts)
@@ -224,7 +238,7 @@ def redacted_drafts(drafts: Iterable[Draft], redactor: Redactor, embed: Callable
         kept = redactor.draft(draft)
         redactor.count(redactor.replaced(draft, kept))
         if draft.vector and kept.content != draft.content:
-            kept = msgspec.structs.replace(kept, vector=embed(kept.spoken).astype("<f4").tobytes())
+            kept = msgspec.structs.replace(kept, vector=embed(kept.embedded_text).astype("<f4").tobytes())
         redacted.append(kept)
     return redacted
 
@@ -261,6 +275,8 @@ def _mapped(value: Any, treat: Callable[[str], str]) -> Any:
         return type(value)(_mapped(one, treat) for one in value)
     if isinstance(value, dict):
         return {name: _mapped(one, treat) for name, one in value.items()}
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.replace(value, **_mapped(msgspec.structs.asdict(value), treat))
     return value
 
 

@@ -153,7 +153,7 @@ class LexicalIndex:
 
     def _read(self, view: SegmentView, row: int) -> ChunkTerms | None:
         try:
-            terms = ChunkTerms.of(analyze(view.segment.read(view.rows[row]).content))
+            terms = ChunkTerms.of(analyze(view.segment.read(view.rows[row]).indexed_text))
         except StoreError:
             return None  # `memd verify` reports it
         self._terms_cache.put(int(view.rows[row]["canonical_id"]), terms)
@@ -259,7 +259,7 @@ def _add_to(writer: tantivy.IndexWriter, snapshot: Snapshot, place: Place) -> li
     if view.dead[place[1]]:
         return []
     try:
-        terms = ChunkTerms.of(analyze(view.segment.read(record).content))
+        terms = ChunkTerms.of(analyze(view.segment.read(record).indexed_text))
     except StoreError:
         return []
     document = tantivy.Document()

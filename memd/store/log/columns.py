@@ -107,6 +107,8 @@ def may_be_wanted(records: Records, wanted: Wanted) -> Bits:
         bits &= records["said_at"] < max(0, wanted.until)
     if wanted.kinds:
         bits &= np.isin(records["kind"], [_place(KINDS, kind) for kind in wanted.kinds])
+    if wanted.tags:
+        bits &= records["kind"] == _place(KINDS, "note")  # only notes have some
     if wanted.roles:
         bits &= (records["role_bits"] & np.uint8(_role_bits(wanted.roles))) != 0
     if wanted.sources:

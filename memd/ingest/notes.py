@@ -1,0 +1,68 @@
+"""Takes notes: each is durable before anybody is told so, and found from then on, by its words until it is embedded.
+
+Rule: what is live in the topic, from the same source, is not taken again; its ids are told. A note that cannot be made
+durable was not taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+
+import msgspec
+from msgspec import UNSET
+
+from memd.errors import StoreError
+from memd.ingest.archiver import Archiver
+from memd.ingest.topics import Topic
+from memd.ingest.unstored import Part, note_parts
+from memd.notes import Note
+
+
+class TakenNote(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer to a note."""
+
+    chunk_ids: tuple[str, ...]
+    """Of the chunks that it was cut into, in order."""
+    duplicate: bool = False
+    """All of it was live in the topic already, and nothing was stored."""
+
+
+async def take_note(topic: Topic, note: Note, archiver: Archiver) -> TakenNote:
+    """Take one note, durably; it is stored in the background.
+
+    Raises:
+        StoreError: it cannot be made durable, and was not taken.
+    """
+    if note.said_at is UNSET:
+        note = msgspec.structs.replace(note, said_at=time.time_ns() // 1000)
+    note_id = uuid.uuid4().bytes
+    part = Part((), 0, note=(note_id, note))
+    with topic.used():
+        async with topic.noting:
+            taken = await asyncio.to_thread(_as_told, topic, note_parts(topic.buffer), part)
+            if not taken.duplicate:
+                topic.buffer.take_note(note_id, note)
+            if not await topic.make_durable():  # of a copy too: it may be in the journal alone
+                if not taken.duplicate:
+                    topic.buffer.settle_note(note_id)
+                raise topic.trouble or StoreError("the journal cannot be written; see the log of memd")
+        archiver.store_notes_later(topic)
+    return taken
+
+
+def _as_told(topic: Topic, waiting: list[Part], part: Part) -> TakenNote:
+    """The answer to a note: the ids of chunks that say the same, live or waiting, else those that it gets."""
+    assert part.note is not None, "a note's part"
+    pending = [chunk for cut in topic.cutter.cut(waiting) for chunk in cut.chunks]
+    said = {(chunk.draft.source, chunk.draft.content): chunk.entry.public_id for chunk in pending}
+    drafts = topic.cutter.drafts_of(*part.note)
+    copies = {
+        draft.uuid: said.get((draft.source, draft.content)) if copy is None else copy.public_id
+        for draft, copy in ((draft, topic.log.live_copy(draft)) for draft in drafts)
+    }
+    is_new = not all(copies.values())
+    own = [chunk for cut in topic.cutter.cut([part]) for chunk in cut.chunks] if is_new else []
+    ids = copies | {chunk.draft.uuid: chunk.entry.public_id for chunk in own}
+    return TakenNote(tuple(dict.fromkeys(one for one in ids.values() if one)), duplicate=not is_new)

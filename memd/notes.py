@@ -1,0 +1,119 @@
+"""Notes: what somebody puts down to be remembered, without a chat.
+
+Rule: pure. A note that cannot be kept as it was meant is refused; the message names its member and quotes nothing of
+it, because it may be logged.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from memd.errors import BadNote
+from memd.wanted import since
+
+CHARACTERS_MAX = 1_000_000
+"""Of a note's content: a book. It is cut into chunks like everything else."""
+NOTES_MAX = 100
+"""In one request."""
+TITLE_CHARACTERS_MAX = 200
+SOURCE_CHARACTERS_MAX = 1_000
+TAGS_MAX = 32
+TAG_CHARACTERS_MAX = 64
+_LATEST_US = 4_102_444_800_000_000
+"""The year 2100."""
+_MICROSECONDS_MIN = 100_000_000_000_000
+"""A smaller number is of seconds or milliseconds, and would be taken for a day of 1970."""
+
+
+class Note(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A note, checked."""
+
+    content: str
+    title: str = ""
+    tags: tuple[str, ...] = ()
+    said_at: int | UnsetType = UNSET
+    """Microseconds since the epoch; UNSET: when it is taken."""
+    source: str | None = None
+
+
+class GivenNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A note as clients write it; null is the same as absent."""
+
+    content: str
+    title: str | None = None
+    """Its vector and its words are those of both, and it is shown with it."""
+    tags: tuple[str, ...] | None = None
+    said_at: str | int | None = None
+    """An ISO 8601 date or time, or microseconds since the epoch. Default: now."""
+    source: str | None = None
+    """Where it came from: a URI, a path, a name."""
+
+    def checked(self, field: str = "") -> Note:
+        """The note; `field`: what its members are called in front of their names (`notes[2].`).
+
+        Raises:
+            BadNote: it cannot be kept.
+        """
+        _check_content(self.content, f"{field}content")
+        tags = tuple(dict.fromkeys(_line(tag, TAG_CHARACTERS_MAX, f"{field}tags") for tag in self.tags or ()))
+        if len(tags) > TAGS_MAX:
+            raise BadNote(f"{field}tags has {len(tags)} tags; give {TAGS_MAX} at most")
+        if not all(tags):
+            raise BadNote(f"{field}tags has an empty tag; leave it out")
+        return Note(
+            self.content.strip("\n"),
+            _line(self.title or "", TITLE_CHARACTERS_MAX, f"{field}title"),
+            tags,
+            UNSET if self.said_at is None else _time(self.said_at, f"{field}said_at"),
+            _line(self.source or "", SOURCE_CHARACTERS_MAX, f"{field}source") or None,
+        )
+
+
+def checked_notes(given: tuple[GivenNote, ...], field: str = "notes") -> tuple[Note, ...]:
+    """The notes of one request.
+
+    Raises:
+        BadNote: one cannot be kept, or there are too many.
+    """
+    if len(given) > NOTES_MAX:
+        raise BadNote(f"{field} has {len(given)} notes; send {NOTES_MAX} at most in one request")
+    return tuple(note.checked(f"{field}[{position}].") for position, note in enumerate(given))
+
+
+def _check_content(content: str, field: str) -> None:
+    if not content.strip():
+        raise BadNote(f"{field} is empty; there is nothing to remember")
+    if len(content) > CHARACTERS_MAX:
+        raise BadNote(f"{field} has {len(content):,} characters, and a note at most {CHARACTERS_MAX:,}; cut it up")
+    if "\0" in content or not _is_unicode(content):
+        raise BadNote(f"{field} is no text: it has bytes of something else in it")
+
+
+def _line(text: str, characters_max: int, field: str) -> str:
+    text = text.strip()
+    if len(text) > characters_max:
+        raise BadNote(f"{field} has {len(text):,} characters; give {characters_max:,} at most")
+    if not text.isprintable():
+        raise BadNote(f"{field} is not one line of text")
+    return text
+
+
+def _time(given: str | int, field: str) -> int:
+    if isinstance(given, int) and given < _MICROSECONDS_MIN:
+        raise BadNote(f"{field} is no number of microseconds since 1970; write it like 2026-11-20T14:30")
+    try:
+        at = int(since(str(given)))
+    except ValueError:
+        raise BadNote(f"{field} is no time; write it like 2026-11-20T14:30") from None
+    if not 0 <= at < _LATEST_US:
+        raise BadNote(f"{field} is not between 1970 and 2100")
+    return at
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
