@@ -89,17 +89,30 @@ def plain(text: str) -> str:
     return _ALIKE_ONES.sub(lambda found: _PLAIN.get(ord(found[0]), found[0]), text)
 
 
+def _searched(text: str) -> str:
+    """The look-alike of `text` that is searched."""
+    if text.isascii() and text.replace("\n", "").isprintable():  # most are, and a question has thirty candidates
+        return text
+    return plain(_UNSEEN.sub("", text))
+
+
+def _controls(searched: str) -> list[tuple[int, int, str]]:
+    if not any(first in searched for first in "<[]"):  # quicker than the expression, which begins with one of these
+        return []
+    return [(found.start(), 1, " ") for found in _CONTROL.finditer(searched)]
+
+
 def without_control(text: str) -> str:
     """`text` with nothing in it that a chat template or a tokenizer could take for its own."""
-    searched = plain(_UNSEEN.sub("", text))
-    return _with([(found.start(), 1, " ") for found in _CONTROL.finditer(searched)], text)
+    return _with(_controls(_searched(text)), text)
 
 
 def neutralised(text: str) -> str:
     """`text` without control strings, and without lines that begin like a role or a day of memd's own."""
-    searched = plain(_UNSEEN.sub("", text))
-    added = [(found.start(), 1, " ") for found in _CONTROL.finditer(searched)]
-    added += [(found.start("begin"), 0, "> ") for found in _SPEAKS.finditer(searched)]
+    searched = _searched(text)
+    added = _controls(searched)
+    if ":" in searched or "--" in searched:  # as every line has that it finds
+        added += [(found.start("begin"), 0, "> ") for found in _SPEAKS.finditer(searched)]
     return _with(sorted(added), text)
 
 
