@@ -7,7 +7,7 @@ each refused by name. A misspelt filter must not silently select everything. `op
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +19,8 @@ from memd.wanted import Since, Wanted, moment, since
 
 PAGE_MAX = 500
 PAGE = 50
+KindName = Literal["e-mail", "link", "path", "version", "ticket", "identifier", "name"]
+"""`entities.Kind`, as a parameter."""
 Query = TypeVar("Query", bound=msgspec.Struct)
 _AT = re.compile(r"(?s)(.*) - at `\$\.(\w+).*`")
 
@@ -90,6 +92,30 @@ class ChunksQuery(FilterQuery, frozen=True, kw_only=True):
     before: Before = None
     limit: Limit = PAGE
     all: Annotated[bool, Meta(description="Also those that were taken out.")] = False
+
+
+class DigestQuery(FilterQuery, frozen=True, kw_only=True):
+    """`GET /memd/digest`."""
+
+    by: Annotated[
+        Literal["auto", "day", "week"],
+        Meta(description="The length of a period; auto: days, of two weeks or more weeks."),
+    ] = "auto"
+    sentences: Annotated[int, Meta(ge=0, le=50, description="The most key sentences of a period.")] = 3
+
+
+class RelatedQuery(TopicsQuery, frozen=True, kw_only=True):
+    """`GET /memd/chunks/{id}/related`."""
+
+    limit: Limit = 10
+
+
+class EntitiesQuery(TopicsQuery, frozen=True, kw_only=True):
+    """`GET /memd/entities`."""
+
+    name: Annotated[str | None, Meta(description="Only this name, in any case, with all its chunks.")] = None
+    kind: Annotated[tuple[KindName, ...], Meta(description="Only names written like this; may be given again.")] = ()
+    limit: Limit = PAGE
 
 
 class BufferQuery(msgspec.Struct, frozen=True, kw_only=True):

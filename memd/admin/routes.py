@@ -23,6 +23,7 @@ from memd.admin.reads import LogRoutes, SearchRoutes
 from memd.admin.routing import Route, get, routes_of
 from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
 from memd.admin.turns import TurnRoutes
+from memd.admin.views import ViewRoutes
 from memd.admin.writes import BackupRoutes, CorrectionRoutes, NoteRoutes
 from memd.admin.wrong_tokens import WrongTokens
 from memd.errors import BadQuestion, BadTopicId, MemdError, NotFound
@@ -45,7 +46,7 @@ class DescriptionRoutes:
 
 
 GROUPS: tuple[type, ...] = (
-    *(StatusRoutes, TopicRoutes, SearchRoutes, LogRoutes, TurnRoutes, LiveRoutes),
+    *(StatusRoutes, TopicRoutes, SearchRoutes, LogRoutes, ViewRoutes, TurnRoutes, LiveRoutes),
     *(NoteRoutes, CorrectionRoutes, BackupRoutes, ProofRoutes, DescriptionRoutes),
 )
 ROUTES = tuple(route for group in GROUPS for route in routes_of(group))

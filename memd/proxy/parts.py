@@ -20,6 +20,7 @@ from memd.admin.routes import OwnRoutes
 from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
 from memd.admin.topics import NamedTopics
 from memd.admin.turns import TurnRoutes
+from memd.admin.views import ViewRoutes
 from memd.admin.writes import BackupRoutes, CorrectionRoutes, NoteRoutes
 from memd.admin.wrong_tokens import WrongTokens
 from memd.conversation.tokens import TokenCounter
@@ -228,6 +229,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> Own
             TopicRoutes(config.data_dir, topics, files),
             SearchRoutes(named, daemon.retriever, budget),
             LogRoutes(named, daemon.receipts, config.data_dir, files),
+            ViewRoutes(named),
             TurnRoutes(daemon.receipts, named, daemon.retriever, daemon.counter),
             LiveRoutes(daemon.events, partial(exposition, daemon.metrics, _gauges_of(daemon), daemon.upstream)),
             NoteRoutes(named, daemon.archiver),

@@ -22,7 +22,7 @@ from memd.store.index.public_ids import PublicIds
 from memd.store.index.sealed_index import SealedIndex
 from memd.store.index.sealing import write_sealed
 from memd.store.layout import TopicLayout
-from memd.store.lexical.bm25 import ChunkTerms, LexicalQuery, TermsCache
+from memd.store.lexical.bm25 import ChunkTerms, LexicalQuery, Postings, TermsCache
 from memd.store.lexical.index import LexicalIndex
 from memd.store.lexical.stamp import StampedFolder
 from memd.store.locks import LockOrder, OrderedLock
@@ -292,6 +292,14 @@ class TopicLog:
             StoreError: the index cannot be written; all else works.
         """
         self._lexical.update(self._snapshot, give_way)
+
+    def postings(self) -> Postings | None:
+        """Return the lexical index, brought up to date; None: the topic is closed.
+
+        Raises:
+            StoreError: the index cannot be written; all else works.
+        """
+        return self._lexical.postings(self._snapshot)
 
     def lexical_query(self, text: str, pending: Mapping[int, ChunkTerms] | None = None) -> LexicalQuery:
         """Prepare a lexical search for `text`, also in new entries unless the index lags far behind.

@@ -88,7 +88,7 @@ LANGUAGE_MARK = "\0"
 def analyze(text: str) -> list[str]:
     """Return the terms of a text in order, with repetition; none has white space. The first may tell its language."""
     found = [term for word in _words(text) for term in _of_word(word)]
-    language = language_of(text, _STOPWORDS)
+    language = language_of_text(text)
     return _stemmed(found) if language is None else [LANGUAGE_MARK + language, *_stemmed_as(found, language)]
 
 
@@ -99,6 +99,16 @@ def analyze_query(text: str) -> dict[str, bool]:
     for (word, term), stem in zip(found, _stemmed([term for _, term in found]), strict=True):
         known[stem] = known.get(stem, False) or is_exact(word, term)
     return known
+
+
+def language_of_text(text: str) -> str | None:
+    """Return the language of `languages.STEMMERS` that a text is written in; None: English, or none of them."""
+    return language_of(text, _STOPWORDS)
+
+
+def is_stopword(word: str) -> bool:
+    """Whether a word in small letters is an English function word, which tells nothing."""
+    return word.partition("'")[0].partition("’")[0] in _STOPWORDS
 
 
 def other_forms(text: str, languages: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -26,6 +26,7 @@ from memd.store.lexical.bm25 import (
     indexed_terms,
     native,
 )
+from memd.store.lexical.entities import entities_of, key_of
 from memd.store.lexical.stamp import FORMAT, Stamp, StampedFolder
 from memd.store.log.columns import uuid_bytes
 from memd.store.log.extent import ahead_of_log
@@ -115,6 +116,15 @@ class LexicalIndex:
             except StoreError:
                 self._reset()
                 raise
+
+    def postings(self, snapshot: Snapshot) -> Postings | None:
+        """Return the index once it has all entries of the snapshot; slow if many are missing. None: it is closed.
+
+        Raises:
+            StoreError: the index cannot be written.
+        """
+        self.update(snapshot)
+        return self._usable()[1]
 
     def close(self) -> None:
         """Release the files; earlier queries stay valid."""
@@ -259,14 +269,18 @@ def _add_to(writer: tantivy.IndexWriter, snapshot: Snapshot, place: Place) -> li
     if view.dead[place[1]]:
         return []
     try:
-        terms = ChunkTerms.of(analyze(view.segment.read(record).indexed_text))
+        text = view.segment.read(record).indexed_text
     except StoreError:
         return []
+    terms, names = ChunkTerms.of(analyze(text)), entities_of(text)
     document = tantivy.Document()
     document.add_unsigned("canonical_id", int(record["canonical_id"]))
     document.add_text("uuid", _uuid(record).hex())
     document.add_text("terms", terms.text)
     document.add_text("terms", EVERY_TEXT)
+    for name in names:
+        document.add_text("entities", key_of(name))
+    document.add_bytes("names", "\n".join(names).encode())
     writer.add_document(document)
     return [terms]
 

@@ -1,0 +1,156 @@
+"""The routes that look at the memory as a whole: digests, what belongs together, names.
+
+Rule: views, computed in a thread when asked and never stored; nothing here changes the log or a prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from memd.admin.history import named
+from memd.admin.queries import DigestQuery, EntitiesQuery, RelatedQuery
+from memd.admin.routing import get
+from memd.admin.topics import NamedTopics
+from memd.errors import BadQuestion
+from memd.recall.digest import Period, Said, digest
+from memd.recall.related import Reading, Related, related
+from memd.store.choice import chosen, live_ids
+from memd.store.lexical.entities import Kind, key_of, kind_of
+from memd.store.store import Snapshot, TopicLog
+
+DIGESTED_MAX = 20_000
+"""Chunks of which a digest is made: a minute of work for a large topic is nobody's wish."""
+LATEST = 5
+"""Chunks that the list of names gives for each."""
+
+
+class Digest(msgspec.Struct, frozen=True):
+    """What was said, by day or week."""
+
+    by: Literal["day", "week"]
+    periods: tuple[Period, ...]
+    """Oldest first; those in which nothing was said are left out."""
+
+
+class RelatedChunks(msgspec.Struct, frozen=True):
+    """What belongs to a chunk without being said beside it."""
+
+    topic_id: str
+    id: str
+    chunks: tuple[Related, ...]
+
+
+class ChunkName(msgspec.Struct, frozen=True):
+    """Where a chunk is found."""
+
+    topic_id: str
+    id: str
+
+
+class Entity(msgspec.Struct, frozen=True, kw_only=True):
+    """A name, as it is written most often, and the chunks that have it."""
+
+    name: str
+    kind: Kind
+    count: int
+    """Of the chunks."""
+    chunks: tuple[ChunkName, ...]
+    """The latest of them; all, up to `limit`, where the name was asked for."""
+
+
+class Entities(msgspec.Struct, frozen=True):
+    """Names, those in most chunks first."""
+
+    entities: tuple[Entity, ...]
+    total: int
+    """How many there are, with those beyond `limit`."""
+
+
+class ViewRoutes:
+    """Views of what is stored."""
+
+    def __init__(self, topics: NamedTopics) -> None:
+        self._topics = topics
+
+    @get("/memd/digest")
+    async def digest(self, query: DigestQuery) -> Digest:
+        """What was said, by day or week: key sentences (LexRank) and the words that set each period apart."""
+        async with self._topics.held(query.topic) as found:
+            snapshots = [topic.log.snapshot() for topic in found]
+            return await asyncio.get_running_loop().run_in_executor(None, _digest, snapshots, query)
+
+    @get("/memd/chunks/{id}/related")
+    async def related(self, chunk_id: str, query: RelatedQuery) -> RelatedChunks:
+        """What belongs to a chunk without being said beside it: near in meaning, rare names shared, the same time."""
+        async with self._topics.held(query.topic) as found:
+            logs = [topic.log for topic in found]
+            return await asyncio.get_running_loop().run_in_executor(None, _related, logs, chunk_id, query.limit)
+
+    @get("/memd/entities")
+    async def entities(self, query: EntitiesQuery) -> Entities:
+        """Names and identifiers in what is stored, found by rules, and the chunks that have each."""
+        async with self._topics.held(query.topic) as found:
+            logs = [topic.log for topic in found]
+            return await asyncio.get_running_loop().run_in_executor(None, _entities, logs, query)
+
+
+def _digest(snapshots: Sequence[Snapshot], query: DigestQuery) -> Digest:
+    chosen_ids = [(snapshot, live_ids(chosen(snapshot, query.wanted))) for snapshot in snapshots]
+    if (count := sum(len(ids) for _, ids in chosen_ids)) > DIGESTED_MAX:
+        raise BadQuestion(f"that is {count:,} chunks, and a digest reads {DIGESTED_MAX:,}; choose fewer by from and to")
+    said = []
+    for snapshot, ids in chosen_ids:
+        entries = snapshot.read_many(snapshot.live_places(ids).values()).values()
+        said += [Said(snapshot.topic_id, entry) for entry in entries if query.wanted.admits_entry(entry)]
+    by, periods = digest(said, query.by, query.sentences)
+    return Digest(by, tuple(periods))
+
+
+def _related(logs: Sequence[TopicLog], chunk_id: str, limit: int) -> RelatedChunks:
+    readings = [Reading(log.snapshot(), log.postings()) for log in logs]
+    snapshot, uuid = named([one.snapshot for one in readings], chunk_id)
+    entry = snapshot.find(uuid)
+    if entry is None or entry.uuid not in {snapshot.read(place).uuid for place in _live(snapshot, uuid)}:
+        raise BadQuestion(f"the chunk {chunk_id} was taken out by a correction; `memd show {chunk_id}` tells by which")
+    return RelatedChunks(snapshot.topic_id, entry.public_id, tuple(related(readings, snapshot, entry, limit)))
+
+
+def _live(snapshot: Snapshot, uuid: bytes) -> list[tuple[int, int]]:
+    return [place for place in snapshot.places(uuid) if snapshot.is_live(place)]
+
+
+def _entities(logs: Sequence[TopicLog], query: EntitiesQuery) -> Entities:
+    wanted_key = None if query.name is None else key_of(query.name)
+    written: dict[str, Counter[str]] = defaultdict(Counter)
+    having: dict[str, list[tuple[int, Snapshot]]] = defaultdict(list)
+    for log in logs:
+        snapshot, postings = log.snapshot(), log.postings()
+        if postings is None:
+            continue
+        chunks = postings.names() if wanted_key is None else postings.naming([wanted_key], postings.chunks)[wanted_key]
+        for canonical_id, names in chunks.items():
+            for name in names:
+                key = key_of(name)
+                if wanted_key in (None, key):
+                    written[key][name] += 1
+                    having[key].append((canonical_id, snapshot))
+    most_first = sorted(having, key=lambda key: (-len(having[key]), key))
+    kept = [key for key in most_first if not query.kind or kind_of(written[key].most_common(1)[0][0]) in query.kind]
+    shown = LATEST if wanted_key is None else query.limit
+    return Entities(tuple(_entity(written[key], having[key], shown) for key in kept[: query.limit]), len(kept))
+
+
+def _entity(written: Counter[str], having: Sequence[tuple[int, Snapshot]], shown: int) -> Entity:
+    name = written.most_common(1)[0][0]
+    latest = sorted(having, key=lambda one: -one[0])[:shown]
+    chunks = []
+    for canonical_id, snapshot in latest:
+        place = snapshot.place(canonical_id)
+        if place is not None:
+            chunks.append(ChunkName(snapshot.topic_id, snapshot.read(place).public_id))
+    return Entity(name=name, kind=kind_of(name), count=len(having), chunks=tuple(chunks))

@@ -1,0 +1,183 @@
+"""What was said, by day or week: key sentences, and the words that set the period apart.
+
+Rule: a view of texts, computed when asked and never stored; no model. Key sentences are those of LexRank (Erkan and
+Radev 2004, continuous: the cosines of tf-idf vectors, no threshold), a sentence that repeats a better one left out. The
+words are those with the highest z-scores of log-odds with an informative Dirichlet prior (Monroe, Colaresi and Quinn
+2008) against the rest of what was chosen; of a single period those that most of its chunks have.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from memd.entries import Entry
+from memd.recall.days import day_of
+from memd.store.lexical.analyzer import analyze_query, is_stopword
+
+WORDS = 8
+"""Of a period."""
+SENTENCES_RANKED_MAX = 800
+"""Of a period with more, every n-th is looked at: the time goes with their square."""
+SENTENCE_CHARACTERS_MAX = 400
+TERMS_MIN = 4
+"""A sentence with fewer words that tell something is thanks or a greeting, one with more characters is a listing."""
+DAMPING = 0.85
+ROUNDS = 50
+REPEATS_COSINE = 0.5
+"""A sentence at least this similar to a better one is left out."""
+Z_MIN = 1.0
+DAYS_MAX = 14
+"""With `auto` a longer time is told by weeks."""
+_SENTENCE = re.compile(r"[^\s.!?。！？؟][^!?。！？؟\n]*?(?:[.!?؟]+(?=\s|$)|[。！？]+|$|(?=\n))", re.MULTILINE)
+_WORD = re.compile(r"[^\W\d_]{3,}(?:['’-][^\W\d_]+)*|[\u3040-\u30ff\u3400-\u9fff]{2}")
+
+
+class KeySentence(msgspec.Struct, frozen=True, kw_only=True):
+    """A sentence, and the chunk in which it was said."""
+
+    text: str
+    id: str
+    topic_id: str
+    said_at: int
+
+
+class Period(msgspec.Struct, frozen=True, kw_only=True):
+    """A day, or a week from its Monday on."""
+
+    first: str
+    """Its first and last day, in ISO 8601."""
+    last: str
+    chunks: int
+    words: tuple[str, ...]
+    """Those that set it apart, the most telling first."""
+    sentences: tuple[KeySentence, ...]
+    """In the order in which they were said."""
+
+
+class Said(NamedTuple):
+    """A chunk and its topic."""
+
+    topic_id: str
+    entry: Entry
+
+
+def digest(
+    said: Iterable[Said], by: Literal["auto", "day", "week"], count: int
+) -> tuple[Literal["day", "week"], list[Period]]:
+    """Return whether these are days or weeks, and the periods in which something was said, oldest first.
+
+    Args:
+        count: the most key sentences of a period.
+    """
+    days: dict[datetime.date, list[Said]] = defaultdict(list)
+    for one in sorted(said, key=lambda one: (one.entry.said, one.entry.origin_id)):
+        days[day_of(one.entry.said)].append(one)
+    chosen: Literal["day", "week"] = "day" if by == "day" else "week"
+    if by == "auto":
+        chosen = "week" if days and (max(days) - min(days)).days >= DAYS_MAX else "day"
+    periods: dict[datetime.date, list[Said]] = defaultdict(list)
+    for day, chunks in days.items():
+        periods[day if chosen == "day" else day - datetime.timedelta(days=day.weekday())] += chunks
+    words = {first: Counter(word for one in chunks for word in _words(one.entry)) for first, chunks in periods.items()}
+    everything = Counter[str]()
+    for counted in words.values():
+        everything.update(counted)
+    length = datetime.timedelta(days=0 if chosen == "day" else 6)
+    return chosen, [
+        Period(
+            first=first.isoformat(),
+            last=(first + length).isoformat(),
+            chunks=len(chunks),
+            words=_apart(words[first], everything, chunks),
+            sentences=_key_sentences(chunks, count),
+        )
+        for first, chunks in periods.items()
+    ]
+
+
+def _words(entry: Entry) -> list[str]:
+    return [word for word in _WORD.findall(entry.content.lower()) if not is_stopword(word)]
+
+
+def _apart(here: Counter[str], everything: Counter[str], chunks: Sequence[Said]) -> tuple[str, ...]:
+    """The words of a period that the others have not, or not as much."""
+    total, own = everything.total(), here.total()
+    if total == own:
+        having = Counter(word for one in chunks for word in set(_words(one.entry)))
+        return tuple(_as_written([word for word, _ in having.most_common(WORDS)], chunks))
+    scored = []
+    for word, count in here.items():
+        prior = everything[word]  # the whole is the prior, as heavy as it is
+        elsewhere = prior - count
+        inside = math.log((count + prior) / (own + total - count - prior))
+        outside = math.log((elsewhere + prior) / (total - own + total - elsewhere - prior))
+        score = (inside - outside) / math.sqrt(1 / (count + prior) + 1 / (elsewhere + prior))
+        if count > 1 and score >= Z_MIN:
+            scored.append((-score, word))
+    return tuple(_as_written([word for _, word in sorted(scored)[:WORDS]], chunks))
+
+
+def _as_written(words: Sequence[str], chunks: Sequence[Said]) -> list[str]:
+    """The words as they are mostly written: names with their capitals."""
+    wanted, written = set(words), defaultdict[str, Counter[str]](Counter)
+    for one in chunks:
+        for word in _WORD.findall(one.entry.content):
+            if word.lower() in wanted:
+                written[word.lower()][word] += 1
+    return [written[word].most_common(1)[0][0] if written[word] else word for word in words]
+
+
+def _key_sentences(chunks: Sequence[Said], count: int) -> tuple[KeySentence, ...]:
+    found: dict[str, Said] = {}
+    for one in chunks:
+        for told in _SENTENCE.findall(one.entry.content):
+            sentence = " ".join(told.split())
+            if len(sentence) <= SENTENCE_CHARACTERS_MAX and 2 * sum(map(str.isalpha, sentence)) >= len(sentence):
+                found.setdefault(sentence, one)
+    some = list(found)[:: math.ceil(len(found) / SENTENCES_RANKED_MAX) or 1]
+    terms = {one: told for one in some if len(told := analyze_query(one)) >= TERMS_MIN}
+    sentences = list(terms)
+    if not sentences or not count:
+        return ()
+    similar = _similarity([list(told) for told in terms.values()])
+    rank = _lexrank(similar)
+    kept: list[int] = []
+    for number in np.argsort(-rank, kind="stable").tolist():
+        if len(kept) == count:
+            break
+        if not kept or similar[number, kept].max() < REPEATS_COSINE:
+            kept.append(number)
+    return tuple(
+        KeySentence(text=text, id=one.entry.public_id, topic_id=one.topic_id, said_at=one.entry.said)
+        for text, one in ((sentences[number], found[sentences[number]]) for number in sorted(kept))
+    )
+
+
+def _similarity(terms: Sequence[Sequence[str]]) -> NDArray[np.float64]:
+    """The cosines, (n, n), of the tf-idf vectors of sentences with these terms; each has some."""
+    having = Counter(term for one in terms for term in one)
+    column = {term: number for number, term in enumerate(having)}
+    vectors = np.zeros((len(terms), len(column)))
+    for row, one in enumerate(terms):
+        for term in one:
+            vectors[row, column[term]] = math.log(1 + len(terms) / having[term])
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors @ vectors.T)
+
+
+def _lexrank(similar: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The stationary distribution of a walk from sentence to similar sentence."""
+    steps = similar / similar.sum(axis=1, keepdims=True)
+    rank = np.full(len(similar), 1 / len(similar))
+    for _ in range(ROUNDS):
+        rank = (1 - DAMPING) / len(similar) + DAMPING * (rank @ steps)
+    return rank

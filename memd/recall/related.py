@@ -1,0 +1,118 @@
+"""The chunks that belong to a chunk without being said beside it: near in meaning, with the same rare names, of the
+same time.
+
+Rule: reading changes nothing. Of three hints any is enough; where several meet, a chunk comes first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from memd.entries import Entry
+from memd.store.choice import chosen, live_ids
+from memd.store.lexical.bm25 import Postings
+from memd.store.lexical.entities import entities_of, key_of
+from memd.store.snapshot import Place
+from memd.store.store import Snapshot
+from memd.wanted import Wanted
+
+COSINE_MIN = 0.35
+"""Less is no nearness: any two chunks of one talk have 0.2 or so."""
+RARE_CHUNKS_MAX = 20
+"""A name that more chunks of a topic have says little about any of them."""
+SAME_TIME_US = 30 * 60 * 1_000_000
+NAMES_WEIGHT, TIME_WEIGHT = 0.4, 0.1
+"""What a rare name that only the two have adds to the cosine, and being of the same minute."""
+
+
+class Related(msgspec.Struct, frozen=True, kw_only=True):
+    """A chunk, and why it belongs to another."""
+
+    topic_id: str
+    id: str
+    uuid: str
+    said_at: int
+    roles: tuple[str, ...]
+    content: str
+    score: float
+    cosine: float | None
+    """None: another model embedded one of the two."""
+    shared: tuple[str, ...]
+    """The rare names that both have."""
+    seconds_apart: int | None
+    """None: more than half an hour."""
+
+
+class Reading(NamedTuple):
+    """A topic to look in."""
+
+    snapshot: Snapshot
+    postings: Postings | None
+    """The index of its names; None: shared names are not looked at."""
+
+
+def related(readings: Sequence[Reading], snapshot: Snapshot, entry: Entry, limit: int) -> list[Related]:
+    """Return the chunks that belong to a chunk of one of these topics, best first.
+
+    Raises:
+        StoreError: an entry or an index cannot be read.
+    """
+    own = next(place for place in snapshot.places(entry.uuid) if snapshot.is_live(place))
+    beside = {own, *snapshot.neighbours([own])[0]}
+    is_comparable = own in snapshot.hits_at(entry.embedding[None], [own])
+    names = {key_of(name): name for name in entities_of(entry.indexed_text)}
+    found: list[Related] = []
+    for one in readings:
+        shared: dict[int, dict[str, float]] = defaultdict(dict)
+        if one.postings is not None:
+            for key, chunks in one.postings.naming(names, RARE_CHUNKS_MAX + 1).items():
+                for canonical_id in chunks if len(chunks) <= RARE_CHUNKS_MAX else ():
+                    shared[canonical_id][names[key]] = 1 / math.log2(1 + len(chunks))
+        near = chosen(one.snapshot, Wanted(since=entry.said - SAME_TIME_US, until=entry.said + SAME_TIME_US + 1))
+        places = set(one.snapshot.live_places([*shared, *live_ids(near)]).values())
+        if is_comparable:
+            hits = one.snapshot.search(entry.embedding[None], limit + len(beside))
+            places |= {(hit.segment, hit.row) for hit in hits if hit.cosine >= COSINE_MIN}
+        if one.snapshot is snapshot:
+            places -= beside
+        found += _described(one.snapshot, entry, sorted(places), shared, is_comparable=is_comparable)
+    seen = {entry.uuid.hex()}
+    best_first = sorted(found, key=lambda chunk: (-chunk.score, chunk.said_at, chunk.uuid))
+    return [chunk for chunk in best_first if chunk.uuid not in seen and not seen.add(chunk.uuid)][:limit]  # type: ignore[func-returns-value]  # it is None
+
+
+def _described(
+    snapshot: Snapshot,
+    entry: Entry,
+    places: Sequence[Place],
+    shared: dict[int, dict[str, float]],
+    *,
+    is_comparable: bool,
+) -> list[Related]:
+    cosines = snapshot.hits_at(entry.embedding[None], places) if is_comparable else {}
+    described = []
+    for place, other in snapshot.read_many(places).items():
+        names = shared.get(other.canonical_id, {})
+        apart = abs(other.said - entry.said)
+        cosine = cosines[place].cosine if place in cosines else None
+        time = TIME_WEIGHT * (1 - apart / SAME_TIME_US) if apart <= SAME_TIME_US else 0.0
+        described.append(
+            Related(
+                topic_id=snapshot.topic_id,
+                id=other.public_id,
+                uuid=other.uuid.hex(),
+                said_at=other.said,
+                roles=other.roles,
+                content=other.displayed,
+                score=round(max(0.0, cosine or 0.0) + NAMES_WEIGHT * min(1.0, sum(names.values())) + time, 4),
+                cosine=None if cosine is None else round(cosine, 4),
+                shared=tuple(names),
+                seconds_apart=apart // 1_000_000 if apart <= SAME_TIME_US else None,
+            )
+        )
+    return described

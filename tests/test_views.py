@@ -1,0 +1,122 @@
+"""`memd digest`, `related` and `entities`, and their routes: views of what is stored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess, ask
+from recording_upstream import RecordingUpstream
+
+SAID = {
+    "2024-05-01": (
+        "Anna Kowalska rents the old boat house, the boat house stands at the north pier. The boat needs paint.",
+        "We bought paint and a new rope for the boat of Anna Kowalska, and the boat floats again. Thanks, bye!",
+    ),
+    "2024-05-02": (
+        "The importer stops with ERR_7421 when the folder src/import/night is full; the importer has to be restarted.",
+        "After ERR_7421 we emptied the folder, so the importer of the night runs again without a single error.",
+    ),
+    "2024-05-20": (
+        "Wir haben in Köln das Boot gestrichen, und danach gab es Kuchen mit Äpfeln aus dem Garten der Nachbarin.",
+        "Anna Kowalska asked about the boat house again: the rent of the boat house rises in June, she says.",
+    ),
+}
+
+
+@pytest.fixture
+def told(make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path) -> DaemonProcess:
+    """A daemon with three days, of which each text is a conversation."""
+    daemon = make_daemon(upstream.url, {"upstream": {"url": upstream.url}})
+    chats = [
+        [{"role": "user", "content": text, "timestamp": f"{day}T{10 + 3 * hour}:00:00"}]
+        for day, texts in SAID.items()
+        for hour, text in enumerate(texts)
+    ]
+    file = tmp_path / "chats.jsonl"
+    file.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    done = daemon.run("import", str(file), "--topic", "work", "--config", str(daemon.config))
+    assert done.returncode == 0, done.stderr
+    return daemon.start()
+
+
+def got(daemon: DaemonProcess, path: str) -> Any:
+    return ask(f"{daemon.own_url}/memd/{path}").json
+
+
+def test_a_view_shows_periods_names_and_what_belongs_together_and_stores_nothing(told: DaemonProcess) -> None:
+    before = told.export()
+
+    days = got(told, "digest?topic=work&by=day&sentences=1")
+    assert days["by"] == "day" and [one["first"] for one in days["periods"]] == list(SAID)
+    first, second, third = days["periods"]
+    assert first["chunks"] == 2 and first["last"] == "2024-05-01"
+    assert "boat" in first["words"] and "importer" in second["words"] and "Folder" not in second["words"]
+    assert "ERR_7421" in second["sentences"][0]["text"] and len(second["sentences"]) == 1
+    assert "Thanks" not in json.dumps(first["sentences"]), "a greeting says nothing"
+    assert third["sentences"][0]["id"] in {entry["id"] for entry in before}
+
+    weeks = got(told, "digest?topic=work")
+    assert weeks["by"] == "week"
+    assert [(one["first"], one["last"]) for one in weeks["periods"]] == [
+        ("2024-04-29", "2024-05-05"),
+        ("2024-05-20", "2024-05-26"),
+    ]
+    assert [one["first"] for one in got(told, "digest?from=2024-05-02&to=2024-05-02")["periods"]] == ["2024-05-02"]
+    assert got(told, "digest?to=1999-01-01") == {"by": "day", "periods": []}
+    assert ask(f"{told.own_url}/memd/digest?by=month").status == 400
+
+    names = got(told, "entities")
+    known = {one["name"]: one for one in names["entities"]}
+    assert (known["Anna Kowalska"]["kind"], known["Anna Kowalska"]["count"]) == ("name", 3)
+    assert (known["ERR_7421"]["kind"], known["ERR_7421"]["count"]) == ("identifier", 2)
+    assert names["total"] == len(known) and "Thanks" not in known and "Äpfeln" not in known
+    assert [one["name"] for one in got(told, "entities?kind=path")["entities"]] == ["src/import/night"]
+    [anna] = got(told, "entities?name=anna%20KOWALSKA&limit=2")["entities"]
+    assert anna["count"] == 3 and len(anna["chunks"]) == 2
+    assert got(told, "entities?name=Nobody") == {"entities": [], "total": 0}
+
+    house = next(entry["id"] for entry in before if entry["content"].startswith("Anna Kowalska rents"))
+    found = got(told, f"chunks/{house}/related")
+    best = found["chunks"][0]
+    assert found["id"] == house and best["content"].endswith("she says.") and best["shared"] == ["Anna Kowalska"]
+    assert not any("bought paint" in one["content"] for one in found["chunks"]), "it was said just after it"
+    assert ask(f"{told.own_url}/memd/chunks/ffffffffffff/related").status == 404
+    assert told.export() == before
+
+
+def test_the_commands_show_the_same_beside_a_daemon_and_without(told: DaemonProcess) -> None:
+    def run(*arguments: str, code: int = 0) -> str:
+        done = told.run(arguments[0], "--config", str(told.config), *arguments[1:])
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+    asked: tuple[tuple[str, ...], ...] = (
+        ("digest", "--by", "day", "--from", "2024-05-02"),
+        ("entities", "--kind", "identifier"),
+        ("related", next(entry["id"] for entry in told.export() if "rents" in entry["content"])),
+    )
+    beside = [run(*one) for one in asked]
+    assert "2024-05-02" in beside[0] and "2024-05-20" in beside[0] and "2024-05-01" not in beside[0]
+    assert "2  ERR_7421  identifier" in beside[1]
+    assert [json.loads(run(*one, "--json")) for one in asked]
+    assert "Nothing was said then" in run("digest", "--to", "1999-01-01", code=1)
+    assert "No such name" in run("entities", "Nobody", code=1)
+    assert "is no chunk's id" in run("related", "xyz", code=2)
+    assert "no topic 'nowhere'" in run("entities", "--topic", "nowhere", code=2)
+    told.terminate()
+    assert [run(*one) for one in asked] == beside
+
+
+def test_names_follow_corrections(told: DaemonProcess) -> None:
+    gone = next(entry["id"] for entry in told.export() if "emptied" in entry["content"])
+    path = next(entry["id"] for entry in told.export() if "src/import" in entry["content"])
+    assert told.run("correct", "--config", str(told.config), gone, "--deprecate", "--reason", "x").returncode == 0
+    changed = told.run("correct", "--config", str(told.config), path, "--update", "See lib/new.py.", "--reason", "x")
+    assert changed.returncode == 0, changed.stderr
+    names = {one["name"] for one in got(told, "entities")["entities"]}
+    assert "lib/new.py" in names and not names & {"ERR_7421", "src/import/night"}
+    assert ask(f"{told.own_url}/memd/chunks/{gone}/related").status == 400
