@@ -1,4 +1,4 @@
-"""What was said, by day or week: key sentences, and the words that set the period apart.
+"""A digest of what was said, by day or week: key sentences, and the words that set the period apart.
 
 Rule: a view of texts, computed when asked and never stored; no model. Key sentences are those of LexRank (Erkan and
 Radev 2004, continuous: the cosines of tf-idf vectors, no threshold), a sentence that repeats a better one left out. The

@@ -27,7 +27,7 @@ RARE_CHUNKS_MAX = 20
 """A name that more chunks of a topic have says little about any of them."""
 SAME_TIME_US = 30 * 60 * 1_000_000
 NAMES_WEIGHT, TIME_WEIGHT = 0.4, 0.1
-"""What a rare name that only the two have adds to the cosine, and being of the same minute."""
+"""Added to the cosine for a rare name that only the two have, and for the same minute."""
 
 
 class Related(msgspec.Struct, frozen=True, kw_only=True):

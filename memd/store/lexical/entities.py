@@ -65,7 +65,7 @@ _PLAIN = frozenset(
         "system tool monsieur madame mr mrs ms dr",
     )
 )
-"""What is capitalised, and names nothing that anybody looks for."""
+"""Capitalised words that name nothing that anybody looks for."""
 _CAPITALISED_NOUNS = ("de",)
 """Languages in which a capital tells no name."""
 
@@ -91,7 +91,7 @@ def kind_of(name: str) -> Kind:
 
 
 def _written(text: str) -> Iterator[str]:
-    """What only a name is written like."""
+    """Names by the way in which only names are written."""
     for token in _TOKEN.finditer(text):
         name = token[0].rstrip(".,;:!?-")
         if not _DATE.fullmatch(name) and any(map(str.isalnum, name)) and not name.isdecimal() and not _is_plain(name):
