@@ -79,14 +79,14 @@ class ViewRoutes:
 
     @get("/memd/digest")
     async def digest(self, query: DigestQuery) -> Digest:
-        """A digest of what was said, by day or week: key sentences (LexRank) and the words that set each period apart."""
+        """A digest of what was said, by day or week: key sentences (LexRank), and words that set each apart."""
         async with self._topics.held(query.topic) as found:
             snapshots = [topic.log.snapshot() for topic in found]
             return await asyncio.get_running_loop().run_in_executor(None, _digest, snapshots, query)
 
     @get("/memd/chunks/{id}/related")
     async def related(self, chunk_id: str, query: RelatedQuery) -> RelatedChunks:
-        """The chunks that belong to one without being said beside it: near in meaning, rare names shared, the same time."""
+        """The chunks that belong to one without being said beside it: by meaning, rare names or time."""
         async with self._topics.held(query.topic) as found:
             logs = [topic.log for topic in found]
             return await asyncio.get_running_loop().run_in_executor(None, _related, logs, chunk_id, query.limit)

@@ -103,7 +103,7 @@ def related(config_path: Path | None, data_dir: str | None, as_json: bool, chunk
 )
 @click.option("--limit", type=click.IntRange(1, PAGE_MAX), help=f"How many at most. Default: {PAGE}.")
 @_JSON
-@click.argument("name", required=False)
+@click.argument("name", metavar="[NAME]", required=False)
 def entities(config_path: Path | None, data_dir: str | None, as_json: bool, **choice: Any) -> int:
     """Show the names in what is stored, those in most chunks first, or the chunks that have NAME.
 
