@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 
 from memd.ingest.redaction.spans import Span, apart
+from memd.ingest.redaction.told import told
 from memd.ingest.redaction.written_out import written_out
 
 _COMMAND_CHARACTERS_MAX = 1_000
@@ -50,7 +51,7 @@ _SESSIONS = re.compile(  # in lower case
 def logins(text: str) -> Iterator[Span]:
     """The passwords of `curl -u`, `sshpass -p` and the like, of netrc, Docker's, npm's and NuGet's files, in manifests
     and SQL."""
-    spans: list[Span] = list(written_out(text))
+    spans: list[Span] = [*written_out(text), *told(text)]
     if any(word in text for word in _FLAGS_OF):
         spans += _of_commands(_FLAGS, _FLAGS_OF, text)
     if any(word in text for word in _SHORT_FLAGS_OF):

@@ -1,0 +1,212 @@
+"""Finds passwords and keys that are told in passing: in sentences, tables, blocks, calls, commands and addresses.
+
+Rule: what stands in front says that a secret follows; where that is a common word, the secret has to look like one. Each
+pattern is bounded and is tried only on a text that has one of its words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from memd.ingest.redaction.spans import Span, apart
+
+BEFORE_CHARACTERS, AFTER_CHARACTERS = 300, 800
+"""Around each of the words that a pattern needs is looked for it."""
+_END = r"\s\"'`\\|<>,;)}\]"
+_MIXED = rf"(?P<secret>(?=[^{_END}0-9]{{0,80}}[0-9])(?=[^{_END}A-Za-z]{{0,80}}[A-Za-z])(?![$<{{(%])[^{_END}]{{6,300}})"
+"""Letters and digits."""
+_KEYLIKE = (  # upper and lower case and digits
+    rf"(?P<secret>(?=[^{_END}0-9]{{0,80}}[0-9])(?=[^{_END}A-Z]{{0,80}}[A-Z])(?=[^{_END}a-z]{{0,80}}[a-z])"
+    rf"(?![$<{{(%/])[^{_END}()]{{8,300}})"
+)
+_QUOTED = r"\\{0,3}[\"'](?P<secret>(?![$<{%])[^\"'\\\n]{4,200})\\{0,3}[\"']"
+_PARAMETER = r"(?P<secret>(?=[A-Za-z_%.-]{0,60}[0-9])(?=[0-9_%.-]{0,60}[A-Za-z])[A-Za-z0-9_%.~+/-]{16,2000}=?=?)"
+_PASSWORD = r"(?:pass(?:word|wd|phrase|code)|secret|token|api[_-]?key)s?"
+_SAYS = r"[\"'`]?[ \t]{0,4}(?::=|[:=：])[ \t]{0,4}[\"'`]?"
+_COMMON = r"(?<![\w-])(?:root|admin|user|bind)?"
+
+_PATTERNS: dict[tuple[str, ...], tuple[re.Pattern[str], ...]] = {
+    # In other languages, and short.
+    (
+        *("contraseñ", "mot de passe", "hasło", "haslo", "senha", "wachtwoord", "lösenord", "parol", "şifre", "пароль"),
+        *(
+            "パスワード",
+            "密码",
+            "密碼",
+            "口令",
+            "비밀번호",
+            "pw:",
+            "pw=",
+            'pw"',
+            "psk",
+            "salt=",
+            "salt:",
+            "hmac",
+            "app_key",
+        ),
+    ): (
+        re.compile(
+            r"(?<![a-z])(?:contraseñas?|mot de passe|has[lł]o|senha|wachtwoord|lösenord|parola|parolă|şifre|пароль|"
+            r"パスワード|密码|密碼|口令|비밀번호|pw|(?:\w{1,20}_)?(?:psk|salt)|hmac[_-]?key|app_key)"
+            rf"{_SAYS}{_MIXED}",
+            re.IGNORECASE,
+        ),
+        re.compile(
+            r"(?<![a-z])(?:wpa[_-]?)?psk[ \t]{0,4}=?[ \t]{0,4}[\"'](?P<secret>[^\"'\\\n]{8,63})[\"']", re.IGNORECASE
+        ),
+        re.compile(r"^[ \t]{0,20}psk=(?P<secret>[^\s\"'\\]{8,64})", re.MULTILINE),
+    ),
+    # password is X; my password is "X"; Enter password: X; | password | X |
+    ("pass", "secret", "token", "api_key", "apikey", "api key", "api-key", "masterauth"): (
+        re.compile(rf"pass(?:word|wd|phrase|code)s? (?:is|was|to):?[ \t]{{1,4}}(?:now )?{_MIXED}", re.IGNORECASE),
+        re.compile(rf"pass(?:word|wd|phrase|code)s? (?:is|was|to):?[ \t]{{1,4}}(?:now )?{_QUOTED}", re.IGNORECASE),
+        re.compile(rf"(?i:secret|token|api[_ -]?key)s? (?:is|was):?[ \t]{{1,4}}{_KEYLIKE}"),
+        re.compile(
+            rf"\|[ \t]{{0,20}}[`*]{{0,2}}(?:\w{{1,20}}[ _-])?{_PASSWORD}[`*]{{0,2}}[ \t]{{0,20}}\|[ \t]{{0,20}}`?{_MIXED}",
+            re.IGNORECASE,
+        ),
+        re.compile(rf"pass(?:word|phrase) for [^\n:]{{1,80}}(?::[^\s:]{{1,80}})?: {_MIXED}", re.IGNORECASE),
+        # Password: ⏎ X; password: >- ⏎ X; api_keys: ⏎ - X
+        re.compile(
+            rf"{_PASSWORD}\"?:?[ \t]{{0,4}}(?:[>|][+-]?)?[ \t]{{0,4}}\r?\n[ \t]{{0,20}}(?:- )?[\"']?{_KEYLIKE}(?=[\"']?[ \t]{{0,4}}(?:\r?\n|\Z))",
+            re.IGNORECASE,
+        ),
+        re.compile(
+            rf"{_PASSWORD}: [>|][+-]?\r?\n[ \t]{{1,20}}(?P<secret>[^\s\"'\\]{{6,200}})(?=[ \t]{{0,4}}(?:\r?\n|\Z))",
+            re.IGNORECASE,
+        ),
+        # "password": ["X"]; api_keys: [X]
+        re.compile(rf"{_PASSWORD}\"?[ \t]{{0,4}}[:=][ \t]{{0,4}}\[[ \t]{{0,4}}[\"']?{_MIXED}", re.IGNORECASE),
+        # directives: requirepass X, password X, rootpw X
+        re.compile(
+            rf"{_COMMON}(?:{_PASSWORD}|requirepass|masterauth|pre-shared-key|api-key)[ \t]{{1,2}}(?:[057] )?{_KEYLIKE.replace('{8,300}', '{10,300}')}",
+        ),
+        re.compile(r"password 7 (?P<secret>[0-9A-F]{8,80})\b"),
+        # ENV DB_PASSWORD X; setx API_KEY X; Set-Variable password X; aws configure set aws_secret_access_key X
+        re.compile(
+            rf"\b(?:ENV|ARG|setx|set|[Ss]et-[Vv]ariable|config user)[ .]\w{{0,40}}(?:{_PASSWORD}|key)\w{{0,20}} {{1,4}}{_MIXED}",
+            re.IGNORECASE,
+        ),
+        # setPassword("X"), withPassword("X"), setenv("TOKEN", "X"), SecretKeySpec("X"
+        re.compile(rf"(?:set|with|use|add)_?(?:{_PASSWORD}|secret)\([ ]?{_QUOTED}", re.IGNORECASE),
+        re.compile(rf"(?:setenv|putenv)\([\"']\w{{0,40}}{_PASSWORD}\w{{0,20}}[\"'],[ ]?{_QUOTED}", re.IGNORECASE),
+        re.compile(rf"(?:SecretKeySpec|ConvertTo-SecureString(?: -String)?)[ (]{{1,2}}{_QUOTED}"),
+        # K8s and others: {user: a, pass: X}; --from-literal=x=X; "value": "X", "name": "DB_PASSWORD"
+        re.compile(rf"\{{[^{{}}\n]{{0,200}}\bpass: {_MIXED}"),
+        re.compile(
+            rf"\"value\"[ ]?:[ ]?{_QUOTED},[ ]?\"name\"[ ]?:[ ]?\"\w{{0,60}}(?:{_PASSWORD}|key)\w{{0,20}}\"",
+            re.IGNORECASE,
+        ),
+    ),
+    ("userpassword::", "{ssha", "rootpw", "bindpw"): (
+        re.compile(r"userPassword:: (?P<secret>[A-Za-z0-9+/]{8,400}={0,2})"),
+        re.compile(r"\{S(?:SHA|MD5)(?:256|512)?\}(?P<secret>[A-Za-z0-9+/]{16,200}={0,2})"),
+        re.compile(rf"(?:root|bind)pw[ \t]{{1,8}}{_MIXED}"),
+    ),
+    ("auth(", "auth=", "auth =", "login("): (
+        re.compile(
+            rf"(?:HTTPBasicAuth|HTTPDigestAuth|basic_auth|\bauth[ ]?=[ ]?|\blogin)\([\"'][^\"'\n]{{1,60}}[\"'],[ ]?{_QUOTED}\)"
+        ),
+        re.compile(rf"^(?:\w{{1,20}}_)?AUTH={_MIXED}", re.MULTILINE),
+    ),
+    # In the query or the fragment of an address.
+    ("key=", "sig=", "signature=", "code=", "token="): (
+        re.compile(
+            rf"[?&#](?:api[_-]?)?(?:key|sig|code|x-amz-signature|signature|(?:access|auth|id)_token)={_PARAMETER}",
+            re.IGNORECASE,
+        ),
+        re.compile(r"X-Amz-Signature=(?P<secret>[0-9a-f]{64})|\bSignature=(?P<header>[0-9a-f]{64})"),
+    ),
+    # Commands.
+    ("--from-literal", "secrets set", "config:set"): (
+        re.compile(rf"(?:--from-literal=|(?:fly(?:ctl)? secrets|heroku config:?) ?:?set )[\w.-]{{1,60}}={_MIXED}"),
+    ),
+    ("openssl",): (
+        re.compile(rf"openssl [^\n]{{0,200}}? (?:-k |-pass(?:in|out)? pass:)(?P<secret>(?![$<])[^{_END}]{{4,200}})"),
+    ),
+    (
+        "sqlcmd",
+        "bcp ",
+        "ldapsearch",
+        "twine",
+        "useradd",
+        "usermod",
+        "smbclient",
+        "xfreerdp",
+        "htpasswd",
+        "rabbitmqctl",
+        "net use",
+    ): (
+        re.compile(
+            rf"\b(?:sqlcmd|bcp|twine|useradd|usermod) [^\n]{{0,200}}? -[pP] ?['\"]?(?P<secret>(?![-$<])[^{_END}]{{4,200}})"
+        ),
+        re.compile(rf"\bldap\w{{1,12}} [^\n]{{0,200}}? -w ?['\"]?(?P<secret>(?![-$<])[^{_END}]{{4,200}})"),
+        re.compile(rf"\bsmbclient [^\n]{{0,200}}?-U ?[^\s%]{{1,60}}%(?P<secret>[^{_END}]{{4,200}})"),
+        re.compile(rf"\bxfreerdp [^\n]{{0,200}}?/p:(?P<secret>[^{_END}]{{4,200}})"),
+        re.compile(rf"\bhtpasswd -\w{{0,6}}b\w{{0,6}} \S{{1,200}} \S{{1,80}} (?P<secret>(?![$<])[^{_END}]{{4,200}})"),
+        re.compile(rf"\brabbitmqctl (?:add_user|change_password) \S{{1,80}} (?P<secret>(?![$<])[^{_END}]{{4,200}})"),
+        re.compile(rf"\bnet use \S{{1,200}} (?P<secret>(?![/$<*])[^{_END}]{{4,200}}) /user"),
+    ),
+    ("chpasswd", "--password-stdin", "vault login"): (
+        re.compile(r"echo [\"']?[\w.-]{1,60}:(?P<secret>(?![$<])[^\s\"']{4,200})[\"']? ?\| ?(?:sudo )?chpasswd"),
+        re.compile(r"chpasswd ?<<< ?[\"']?[\w.-]{1,60}:(?P<secret>(?![$<])[^\s\"']{4,200})"),
+        re.compile(r"echo [\"']?(?P<secret>(?![$<])[^\s\"'|]{4,200})[\"']? ?\| ?[^\n|]{1,200}--password-stdin"),
+        re.compile(rf"vault login (?:-\S{{1,40}} ){{0,4}}{_MIXED}"),
+    ),
+    ("kubeadm", "::server:", "unseal key"): (
+        re.compile(r"--token (?P<secret>[a-z0-9]{6}\.[a-z0-9]{16})\b"),
+        re.compile(r"\bK10(?P<secret>[0-9a-f]{64}::server:[0-9a-f]{16,64})"),
+        re.compile(r"nseal Key (?:\d{1,2}|\([^)\n]{1,20}\)): (?P<secret>[A-Za-z0-9+/=]{32,90})"),
+    ),
+    ("snmp-server", "wifi:", "secret_id", "jdbc:oracle"): (
+        re.compile(r"snmp-server community (?P<secret>(?!public\b|private\b)\S{4,64}) R[OW]\b"),
+        re.compile(r"WIFI:[^\n]{0,120}?P:(?P<secret>[^;\n]{8,63});"),
+        re.compile(r"secret_id[ \t]{1,4}(?P<secret>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"),
+        re.compile(r"jdbc:oracle:\w{1,8}:[\w.-]{1,60}/(?P<secret>[^\s@/]{4,100})@"),
+    ),
+    ("sapisid", "psid"): (
+        re.compile(r"(?:SAPISID|__Secure-\dPSID(?:TS|CC)?|\bS?APISID)=(?P<secret>[A-Za-z0-9_/.-]{16,200})"),
+    ),
+    # Wallets, and what gets around a second factor.
+    ("prv", "0x"): (
+        re.compile(r"\b(?P<secret>[xyz]prv[1-9A-HJ-NP-Za-km-z]{100,112})\b"),
+        re.compile(r"(?:private|secret|wallet)[^\n]{0,40}?\b(?P<secret>0x[0-9a-fA-F]{64})\b", re.IGNORECASE),
+    ),
+    ("seed ", "mnemonic", "recovery"): (
+        re.compile(
+            r"(?:seed|recovery|secret|mnemonic)(?: phrase| words)?[\"']?(?: is)?[ \t]{0,4}[:=]?[ \t]{0,4}[\"'`]?(?P<secret>(?:[a-z]{3,8} ){11,23}[a-z]{3,8})\b",
+            re.IGNORECASE,
+        ),
+        re.compile(
+            r"recovery codes?(?: is)?[:=] ?(?P<secret>[A-Za-z0-9]{3,8}(?:-[A-Za-z0-9]{3,8}){1,5})", re.IGNORECASE
+        ),
+    ),
+    ("pin:", "pin=", "pin is", "pin code", "otp", "one-time"): (
+        re.compile(r"\bPIN(?: code)?(?: is|:|=) ?(?P<secret>\d{4,8})\b"),
+        re.compile(r"\b(?:otp|one-time (?:code|password))(?: is|:|=) ?(?P<secret>\d{4,8})\b", re.IGNORECASE),
+    ),
+}
+
+
+def told(text: str) -> Iterator[Span]:
+    """Passwords, keys and codes, where the words in front of them say what they are."""
+    lowered = text.lower()
+    for words, patterns in _PATTERNS.items():
+        if len(lowered) != len(text):  # a letter became two, and the places are others
+            around: Iterable[Span] = [(0, len(text))] if any(word in lowered for word in words) else []
+        else:
+            around = apart(_around(lowered, words))
+        for begin, end in around:
+            for pattern in patterns:
+                yield from (found.span(found.lastgroup or 0) for found in pattern.finditer(text, begin, end))
+
+
+def _around(lowered: str, words: Iterable[str]) -> Iterator[Span]:
+    """The stretches of a text around these words: looking for a word takes a fiftieth of looking for a pattern."""
+    for word in words:
+        at = lowered.find(word)
+        while at >= 0:
+            end = min(len(lowered), at + AFTER_CHARACTERS)
+            yield max(0, at - BEFORE_CHARACTERS), end
+            at = lowered.find(word, max(at + 1, end - AFTER_CHARACTERS // 2))
