@@ -58,6 +58,21 @@ async def test_who_leaves_does_not_stop_what_was_begun() -> None:
     assert apply.calls == 1
 
 
+async def test_one_that_comes_again_so_late_that_it_counts_as_new_joins_the_first_while_that_is_under_way() -> None:
+    keys, apply = _keys(), Applying()
+    keys.register("key")
+    first = asyncio.ensure_future(keys.run_once("key", apply))
+    await asyncio.sleep(0)
+    keys.register("key")
+    second = asyncio.ensure_future(keys.run_once("key", apply))
+    apply.may_go_on.set()
+    assert await asyncio.gather(first, second) == [("a3f9",)] * 2
+    assert apply.calls == 1
+    keys.register("key")
+    await keys.run_once("key", apply)
+    assert apply.calls == 2, "afterwards it is a new one"
+
+
 async def test_what_failed_is_raised_and_tried_again_by_the_next_request() -> None:
     keys, apply = _keys(), Applying(failures=1)
     apply.may_go_on.set()

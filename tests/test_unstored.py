@@ -231,6 +231,22 @@ async def test_a_correction_of_a_pending_chunk_is_applied_and_not_undone_when_th
     assert sum("Mondays" in one.content for one in live_entries(source)) == 1
 
 
+async def test_a_correction_of_a_pending_chunk_goes_before_what_waits_to_be_stored(stage: Stage, topic: Topic) -> None:
+    conversation = talk(topic.buffer, *LAMP)
+    others = [
+        talk(topic.buffer, f"u:Which number is on berth {n}?", f"a:It is {n * 7}.", session=str(n)) for n in range(20)
+    ]
+    (found, *_) = await recalled(stage, "Where is the spare lamp?", topic.log)
+    stores = [asyncio.create_task(stage.archiver.store(topic, one, len(one))) for one in others]
+    while topic.log.snapshot().live_count == 0:  # noqa: ASYNC110  # the first is at work, the others wait
+        await asyncio.sleep(0)
+    await stage.archiver.store_named(topic, [found.entry.public_id])
+    assert sum(one.done() for one in stores) <= 2, "it has waited for one or two of them, not for all"
+    await asyncio.gather(*stores)
+    assert await stage.archiver.store(topic, conversation, len(conversation))
+    assert sum("lamp" in one.content for one in live_entries(topic)) == 1
+
+
 async def test_a_correction_of_a_pending_chunk_that_cannot_be_stored_loses_nothing(stage: Stage, topic: Topic) -> None:
     conversation = talk(topic.buffer, *LAMP)
     (found,) = await recalled(stage, "Where is the spare lamp?", topic.log)

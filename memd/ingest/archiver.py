@@ -184,7 +184,7 @@ class Archiver:
             EmbeddingError, StoreError: not all were stored.
         """
         for chunk_id in chunk_ids:
-            async with topic.storing:
+            async with topic.storing.first():
                 find = topic.unstored().part_with
                 part = await asyncio.get_running_loop().run_in_executor(None, find, chunk_id.replace("-", "").lower())
                 if part is not None and part.note is None:

@@ -24,6 +24,7 @@ from memd.errors import StoreError
 from memd.ingest.pieces import Count
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.turns import StoringLock
 from memd.ingest.unstored import BufferedText, ListedParts, PartCutter
 from memd.settings.model import Config
 from memd.store.log.journal import Journal, read_journal
@@ -61,7 +62,7 @@ class Topic:
         self.log = log_
         self.buffer = buffer
         self._troubles: dict[str, StoreError] = {}
-        self.storing = asyncio.Lock()
+        self.storing = StoringLock()
         """Held while messages are stored: branches share messages, and each must see what the other has stored."""
         self.noting = asyncio.Lock()
         """Held while a note is taken: of two equal ones the second must see the first."""

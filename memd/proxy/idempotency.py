@@ -50,8 +50,12 @@ class IdempotencyKeys:
         self._outcomes: OrderedDict[Hashable, asyncio.Task[Any] | None] = OrderedDict()
 
     def register(self, key: Hashable) -> None:
-        """Note a request that arrived for the first time. Its corrections are not applied yet."""
-        self._outcomes[key] = None
+        """Note a request that arrived for the first time. Its corrections are not applied yet.
+
+        One that arrives so late that it counts as new joins the former, where that is still under way.
+        """
+        former = self._outcomes.get(key)
+        self._outcomes[key] = None if former is None or former.done() else former
         self._outcomes.move_to_end(key)
         if len(self._outcomes) > KEYS_MAX:
             self._outcomes.popitem(last=False)
