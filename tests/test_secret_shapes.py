@@ -156,6 +156,32 @@ for kind in ("", "RSA ", "EC ", "OPENSSH ", "ENCRYPTED ", "DSA "):
     LOGINS[f"    client-key-data: {encoded}\n"] = "    client-key-data: [redacted:private_key]\n"
 
 
+LOGINS |= {
+    text.replace("@", "s3Cretive7"): text.replace("@", "[redacted:login]")
+    for text in (
+        "contraseña: @", "mot de passe: @", "Hasło: @", "パスワード：@", "密码: @", "пароль: @", "senha = @", "pw: @",
+        "my passphrase is @", "the password was '@'", "| db password | @ |", "| `token` | `@` |", "Password:\n  @\n",
+        "password: >-\n  @\n", '"password": ["@"]', "requirepass @", "ENV DB_PASSWORD @", "setx API_KEY @",
+        'client.setPassword("@")', 'setenv("TOKEN", "@")', 'requests.get(url, auth=("hugo", "@"))', "psk='@'",
+        '{"value": "@", "name": "DB_PASSWORD"}', "credentials: {user: hugo, pass: @}", "https://x.example/?key=@@",
+        "https://x.example/cb#access_token=@@&x=1", "kubectl create secret generic x --from-literal=db=@",
+        "fly secrets set DB=@", "openssl enc -k @ -in a", "sqlcmd -S h -U hugo -P @", "ldapsearch -D cn=a -w @",
+        "smbclient -U hugo%@ //h/x", "htpasswd -b file hugo @", 'echo "hugo:@" | chpasswd', "WIFI:T:WPA;S:home;P:@;;",
+        "echo @ | docker login --password-stdin", "net use x: @ /user:hugo", "jdbc:oracle:thin:hugo/@@//h:1521/x",
+        "userPassword:: @@", "snmp-server community @ RO",
+    )
+    if text.count("@") == 1
+}  # fmt: skip
+LOGINS |= {
+    "https://x.example/?key=s3cretives3cretive&a=b": "https://x.example/?key=[redacted:login]&a=b",
+    "jdbc:oracle:thin:hugo/s3cretive@//h:1521/x": "jdbc:oracle:thin:hugo/[redacted:login]@//h:1521/x",
+    "otp: 482193": "otp: [redacted:login]",
+    "recovery code: s3cr-etiv-e777": "recovery code: [redacted:login]",
+    "seed phrase: " + 11 * "legal " + "winner": "seed phrase: [redacted:login]",
+    "private key 0x" + 16 * "7f3A": "private key [redacted:login]",
+}
+
+
 @pytest.mark.parametrize(("text", "expected"), LOGINS.items(), ids=range(len(LOGINS)))
 def test_what_lets_somebody_in_is_gone_and_nothing_else(text: str, expected: str) -> None:
     assert REDACTOR.text(text) == expected
@@ -185,6 +211,11 @@ def test_what_lets_somebody_in_is_gone_and_nothing_else(text: str, expected: str
         "- name: DB_PASSWORD\n  valueFrom:\n    secretKeyRef: {name: db}", "name: TOKEN\nvalue: ${TOKEN}",
         "the user password 'prompt' is shown", '{"pass": "always"}', "API key: see your account page",
         "it costs $1$ or $2", "https://hugo@example.com/", "name: The secret garden\nauthor: F. H. Burnett",
+        "the password is required", "the token is valid for 24h", "password reset takes place2", "key=value and id=7",
+        "| token | meaning |", "Password:\n  at least 12 characters", "?key=name&sort=up", "the secret was out by 1999",
+        "mot de passe: obligatoire", "pw: see below", "auth=(user, password)", "ENV PATH /usr/bin", "GPIO pin 12",
+        "passphrase:\n- 8 words", "the api key is in the vault", "login(name, word)", "commit 0x12", "psk: none",
+        "recovery: 3 days", "the seed words are told to nobody", "use -p 8080 with twine", "a salt = b",
         base64.b64encode(b"-----BEGIN CERTIFICATE-----\nMIIEpQIBAAKCAQEA7\n").decode(),
     ],
 )  # fmt: skip
@@ -202,6 +233,8 @@ def test_what_only_looks_like_a_secret_is_left_alone(text: str) -> None:
         "\\n", "%2F", "name: secret", "name: secret value", "identified by '", "set password for x = '", "$6$",
         '"pass": "',
         "temporary password for x: ", "api key: ", "secret id: ", "https://1", "LS0tLS1CRUdJTi",
+        "password is ", "| password |", "password:\n", "seed phrase: abc ", "abcd ", "smbclient -U ", "openssl ",
+        "?key=", "pass: {", "WIFI:", "echo a:", "token a1A", "psk ", "setenv('token', ",
         "<add key=", "authorization: a1", "x" * 200 + " ", "key", "access_", "api_", "https://", "ABCD" * 4 + " 1",
     ],
 )  # fmt: skip

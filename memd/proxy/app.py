@@ -42,7 +42,7 @@ from memd.proxy.relay import Relayed
 from memd.proxy.upstream.client import ASK_SECONDS, window_unknown
 from memd.proxy.upstream.llama_child import LlamaChild
 from memd.recall.retrieve import Retriever
-from memd.settings.model import LONGER_TOKEN, Config
+from memd.settings.model import REMEDY_IF_SHORT, Config
 from memd.store import descriptors
 from memd.store.disk import LocalDisk
 from memd.store.files import Files, replace_file
@@ -201,7 +201,7 @@ async def _serve(config: Config, model: Path | None) -> None:
             malloc.started()
             _announce(daemon, time.perf_counter() - started)
             if config.auth.is_short:
-                log.warning(f"auth.token has only {counted(len(config.auth.token), 'character')}: {LONGER_TOKEN}")
+                log.warning(f"auth.token has only {counted(len(config.auth.token), 'character')}: {REMEDY_IF_SHORT}")
             await stop.wait()
             log.info("stopping after replies in flight", extra={"seconds_max": config.shutdown.grace_seconds})
     except asyncio.CancelledError:

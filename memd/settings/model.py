@@ -296,7 +296,7 @@ class RerankSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 TOKEN_CHARACTERS_MIN = 16
-LONGER_TOKEN = "take a longer one, for example what `openssl rand -hex 24` prints"  # noqa: S105  # a remedy, no token
+REMEDY_IF_SHORT = "take a longer one, for example what `openssl rand -hex 24` prints"
 
 
 class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import MemdError
 from memd.proxy.addresses import bound, own_port, tls_of
-from memd.settings.model import LONGER_TOKEN, Config, is_this_machine
+from memd.settings.model import REMEDY_IF_SHORT, Config, is_this_machine
 from memd.wording import counted
 
 SETTINGS, ACCESS, ADDRESS = "settings", "access", "address"
@@ -39,7 +39,7 @@ def access(config: Config, path: Path | None, places: Mapping[str, str]) -> Chec
     if config.auth.is_short:
         who = f"{host} can be reached by others, and" if is_open else "only this machine, but"
         said = f"{who} auth.token has only {counted(len(token), 'character')}"
-        return warning(ACCESS, said, LONGER_TOKEN)
+        return warning(ACCESS, said, REMEDY_IF_SHORT)
     if is_open and config.listen.tls_cert:
         return ok(ACCESS, f"{host} can be reached by others, by TLS; each request has to show auth.token")
     if is_open:

@@ -1,7 +1,7 @@
 """Finds passwords and keys that are told in passing: in sentences, tables, blocks, calls, commands and addresses.
 
-Rule: what stands in front says that a secret follows; where that is a common word, the secret has to look like one. Each
-pattern is bounded and is tried only on a text that has one of its words.
+Rule: what stands in front says that a secret follows; where that is a common word, the secret has to look like one.
+Each pattern is bounded and is tried only around the words that it needs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ _KEYLIKE = (  # upper and lower case and digits
 )
 _QUOTED = r"\\{0,3}[\"'](?P<secret>(?![$<{%])[^\"'\\\n]{4,200})\\{0,3}[\"']"
 _PARAMETER = r"(?P<secret>(?=[A-Za-z_%.-]{0,60}[0-9])(?=[0-9_%.-]{0,60}[A-Za-z])[A-Za-z0-9_%.~+/-]{16,2000}=?=?)"
-_PASSWORD = r"(?:pass(?:word|wd|phrase|code)|secret|token|api[_-]?key)s?"
+_NAME = r"(?:pass(?:word|wd|phrase|code)|secret|token|api[_-]?key)s?"
 _SAYS = r"[\"'`]?[ \t]{0,4}(?::=|[:=：])[ \t]{0,4}[\"'`]?"
+_GAP, _LINE_END = r"[ \t]{0,20}", r"(?=[\"']?[ \t]{0,4}(?:\r?\n|\Z))"
 _COMMON = r"(?<![\w-])(?:root|admin|user|bind)?"
 
 _PATTERNS: dict[tuple[str, ...], tuple[re.Pattern[str], ...]] = {
@@ -63,39 +64,40 @@ _PATTERNS: dict[tuple[str, ...], tuple[re.Pattern[str], ...]] = {
         re.compile(rf"pass(?:word|wd|phrase|code)s? (?:is|was|to):?[ \t]{{1,4}}(?:now )?{_QUOTED}", re.IGNORECASE),
         re.compile(rf"(?i:secret|token|api[_ -]?key)s? (?:is|was):?[ \t]{{1,4}}{_KEYLIKE}"),
         re.compile(
-            rf"\|[ \t]{{0,20}}[`*]{{0,2}}(?:\w{{1,20}}[ _-])?{_PASSWORD}[`*]{{0,2}}[ \t]{{0,20}}\|[ \t]{{0,20}}`?{_MIXED}",
+            rf"\|{_GAP}[`*]{{0,2}}(?:\w{{1,20}}[ _-])?{_NAME}[`*]{{0,2}}{_GAP}\|{_GAP}`?{_MIXED}",
             re.IGNORECASE,
         ),
         re.compile(rf"pass(?:word|phrase) for [^\n:]{{1,80}}(?::[^\s:]{{1,80}})?: {_MIXED}", re.IGNORECASE),
         # Password: ⏎ X; password: >- ⏎ X; api_keys: ⏎ - X
         re.compile(
-            rf"{_PASSWORD}\"?:?[ \t]{{0,4}}(?:[>|][+-]?)?[ \t]{{0,4}}\r?\n[ \t]{{0,20}}(?:- )?[\"']?{_KEYLIKE}(?=[\"']?[ \t]{{0,4}}(?:\r?\n|\Z))",
+            rf"{_NAME}\"?:?[ \t]{{0,4}}(?:[>|][+-]?)?[ \t]{{0,4}}\r?\n{_GAP}(?:- )?[\"']?{_KEYLIKE}{_LINE_END}",
             re.IGNORECASE,
         ),
         re.compile(
-            rf"{_PASSWORD}: [>|][+-]?\r?\n[ \t]{{1,20}}(?P<secret>[^\s\"'\\]{{6,200}})(?=[ \t]{{0,4}}(?:\r?\n|\Z))",
+            rf"{_NAME}: [>|][+-]?\r?\n[ \t]{{1,20}}(?P<secret>[^\s\"'\\]{{6,200}})(?=[ \t]{{0,4}}(?:\r?\n|\Z))",
             re.IGNORECASE,
         ),
         # "password": ["X"]; api_keys: [X]
-        re.compile(rf"{_PASSWORD}\"?[ \t]{{0,4}}[:=][ \t]{{0,4}}\[[ \t]{{0,4}}[\"']?{_MIXED}", re.IGNORECASE),
+        re.compile(rf"{_NAME}\"?[ \t]{{0,4}}[:=][ \t]{{0,4}}\[[ \t]{{0,4}}[\"']?{_MIXED}", re.IGNORECASE),
         # directives: requirepass X, password X, rootpw X
         re.compile(
-            rf"{_COMMON}(?:{_PASSWORD}|requirepass|masterauth|pre-shared-key|api-key)[ \t]{{1,2}}(?:[057] )?{_KEYLIKE.replace('{8,300}', '{10,300}')}",
+            rf"{_COMMON}(?:{_NAME}|requirepass|masterauth|pre-shared-key|api-key)[ \t]{{1,2}}(?:[057] )?"
+            rf"(?=\S{{10}}){_KEYLIKE}",
         ),
         re.compile(r"password 7 (?P<secret>[0-9A-F]{8,80})\b"),
         # ENV DB_PASSWORD X; setx API_KEY X; Set-Variable password X; aws configure set aws_secret_access_key X
         re.compile(
-            rf"\b(?:ENV|ARG|setx|set|[Ss]et-[Vv]ariable|config user)[ .]\w{{0,40}}(?:{_PASSWORD}|key)\w{{0,20}} {{1,4}}{_MIXED}",
+            rf"\b(?:ENV|ARG|setx|set|set-variable|config user)[ .]\w{{0,40}}(?:{_NAME}|key)\w{{0,20}} {{1,4}}{_MIXED}",
             re.IGNORECASE,
         ),
         # setPassword("X"), withPassword("X"), setenv("TOKEN", "X"), SecretKeySpec("X"
-        re.compile(rf"(?:set|with|use|add)_?(?:{_PASSWORD}|secret)\([ ]?{_QUOTED}", re.IGNORECASE),
-        re.compile(rf"(?:setenv|putenv)\([\"']\w{{0,40}}{_PASSWORD}\w{{0,20}}[\"'],[ ]?{_QUOTED}", re.IGNORECASE),
+        re.compile(rf"(?:set|with|use|add)_?(?:{_NAME}|secret)\([ ]?{_QUOTED}", re.IGNORECASE),
+        re.compile(rf"(?:setenv|putenv)\([\"']\w{{0,40}}{_NAME}\w{{0,20}}[\"'],[ ]?{_QUOTED}", re.IGNORECASE),
         re.compile(rf"(?:SecretKeySpec|ConvertTo-SecureString(?: -String)?)[ (]{{1,2}}{_QUOTED}"),
         # K8s and others: {user: a, pass: X}; --from-literal=x=X; "value": "X", "name": "DB_PASSWORD"
         re.compile(rf"\{{[^{{}}\n]{{0,200}}\bpass: {_MIXED}"),
         re.compile(
-            rf"\"value\"[ ]?:[ ]?{_QUOTED},[ ]?\"name\"[ ]?:[ ]?\"\w{{0,60}}(?:{_PASSWORD}|key)\w{{0,20}}\"",
+            rf"\"value\"[ ]?:[ ]?{_QUOTED},[ ]?\"name\"[ ]?:[ ]?\"\w{{0,60}}(?:{_NAME}|key)\w{{0,20}}\"",
             re.IGNORECASE,
         ),
     ),
@@ -106,7 +108,8 @@ _PATTERNS: dict[tuple[str, ...], tuple[re.Pattern[str], ...]] = {
     ),
     ("auth(", "auth=", "auth =", "login("): (
         re.compile(
-            rf"(?:HTTPBasicAuth|HTTPDigestAuth|basic_auth|\bauth[ ]?=[ ]?|\blogin)\([\"'][^\"'\n]{{1,60}}[\"'],[ ]?{_QUOTED}\)"
+            r"(?:HTTPBasicAuth|HTTPDigestAuth|basic_auth|\bauth[ ]?=[ ]?|\blogin)"
+            rf"\([\"'][^\"'\n]{{1,60}}[\"'],[ ]?{_QUOTED}\)"
         ),
         re.compile(rf"^(?:\w{{1,20}}_)?AUTH={_MIXED}", re.MULTILINE),
     ),
@@ -139,7 +142,8 @@ _PATTERNS: dict[tuple[str, ...], tuple[re.Pattern[str], ...]] = {
         "net use",
     ): (
         re.compile(
-            rf"\b(?:sqlcmd|bcp|twine|useradd|usermod) [^\n]{{0,200}}? -[pP] ?['\"]?(?P<secret>(?![-$<])[^{_END}]{{4,200}})"
+            r"\b(?:sqlcmd|bcp|twine|useradd|usermod) [^\n]{0,200}? -[pP] ?['\"]?"
+            rf"(?P<secret>(?![-$<])[^{_END}]{{4,200}})"
         ),
         re.compile(rf"\bldap\w{{1,12}} [^\n]{{0,200}}? -w ?['\"]?(?P<secret>(?![-$<])[^{_END}]{{4,200}})"),
         re.compile(rf"\bsmbclient [^\n]{{0,200}}?-U ?[^\s%]{{1,60}}%(?P<secret>[^{_END}]{{4,200}})"),
@@ -161,7 +165,7 @@ _PATTERNS: dict[tuple[str, ...], tuple[re.Pattern[str], ...]] = {
     ),
     ("snmp-server", "wifi:", "secret_id", "jdbc:oracle"): (
         re.compile(r"snmp-server community (?P<secret>(?!public\b|private\b)\S{4,64}) R[OW]\b"),
-        re.compile(r"WIFI:[^\n]{0,120}?P:(?P<secret>[^;\n]{8,63});"),
+        re.compile(r"WIFI:[^\n]{0,120}?P:(?P<secret>[^;\n(?]{8,63});"),
         re.compile(r"secret_id[ \t]{1,4}(?P<secret>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"),
         re.compile(r"jdbc:oracle:\w{1,8}:[\w.-]{1,60}/(?P<secret>[^\s@/]{4,100})@"),
     ),
@@ -175,7 +179,8 @@ _PATTERNS: dict[tuple[str, ...], tuple[re.Pattern[str], ...]] = {
     ),
     ("seed ", "mnemonic", "recovery"): (
         re.compile(
-            r"(?:seed|recovery|secret|mnemonic)(?: phrase| words)?[\"']?(?: is)?[ \t]{0,4}[:=]?[ \t]{0,4}[\"'`]?(?P<secret>(?:[a-z]{3,8} ){11,23}[a-z]{3,8})\b",
+            r"(?:(?:seed|recovery|secret|backup)[ _-]?(?:phrase|words)|mnemonic)[\"']?(?: is)?[ \t]{0,4}[:=]?[ \t]{0,4}"
+            r"[\"'`]?(?P<secret>(?:[a-z]{3,8} ){11,23}[a-z]{3,8})\b",
             re.IGNORECASE,
         ),
         re.compile(
