@@ -30,6 +30,7 @@ RUNS: dict[str, list[str]] = {
     "ingest": [],
     "kv": ["--plot", "docs/images/prompt-cost"],
     "cases": [],
+    "times": [],
     "soak": ["--minutes", "10"],
     "quality": ["--plot", "docs/images/recall"],
 }

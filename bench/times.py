@@ -114,6 +114,10 @@ async def asked(
     for one in questions:
         started = time.perf_counter()
         found = await retriever.retrieve(one.text, [topics[one.language]], Budget(Config().injection.budget_tokens))
+        ranked = [one.candidate.entry for one in found.candidates]
+        places = [
+            n for n, entry in enumerate(ranked, 1) if day_of(entry.said) == one.day and one.answer in entry.content
+        ]
         then = [shown.entry for shown in found.shown if day_of(shown.entry.said) == one.day]
         rows.append(
             {
@@ -121,6 +125,7 @@ async def asked(
                 "language": one.language,
                 "day": bool(then),
                 "answer": any(one.answer in entry.content for entry in then),
+                "first": places[:1] == [1],
                 "tokens": found.raw_tokens,
                 "chunks": len(found.shown),
                 "ms": 1000 * (time.perf_counter() - started),
@@ -134,19 +139,21 @@ def report(by_weight: dict[str, list[dict[str, Any]]], *, misses: bool) -> None:
     """Print what was found."""
     table = Table(title="60 questions of time in eight languages: in the block, in per cent")
     languages = list(dict.fromkeys(row["language"] for row in next(iter(by_weight.values()))))
-    for column in ("time_weight", "day", "answer", *languages, "chunks", "tokens", "ms"):
+    for column in ("time_weight", "day", "answer", "first", *languages, "chunks", "tokens", "ms"):
         table.add_column(column, justify="right")
     for weight, rows in by_weight.items():
-        means = {name: float(np.mean([row[name] for row in rows])) for name in ("day", "answer", "chunks", "tokens")}
+        means = {
+            name: float(np.mean([row[name] for row in rows])) for name in ("day", "answer", "first", "chunks", "tokens")
+        }
         own = [np.mean([row["answer"] for row in rows if row["language"] == one]) for one in languages]
         table.add_row(
             weight,
-            *(f"{100 * share:.0f}" for share in (means["day"], means["answer"], *own)),
+            *(f"{100 * share:.0f}" for share in (means["day"], means["answer"], means["first"], *own)),
             f"{means['chunks']:.1f}",
             f"{means['tokens']:.0f}",
             f"{np.median([row['ms'] for row in rows]):.1f}",
         )
-    Console().print(table)
+    Console(width=130).print(table)
     for weight, rows in by_weight.items() if misses else ():
         print(f"\n{weight}:", *(row["question"] for row in rows if not row["answer"]), sep="\n  ")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -162,6 +163,26 @@ async def test_a_question_about_a_week_of_a_large_topic_finds_the_best_of_that_w
     assert set(uuids) <= {uuid_of(number) for number in IN_WEEK} and len(uuids) >= len(IN_WEEK) - weakest
     if lexical_weight == 0:
         assert uuids[0] == max(expected, key=lambda uuid: expected[uuid])
+
+
+@pytest.mark.parametrize("question", ["What did we talk about on 3 May?", "Worüber haben wir am 3. Mai gesprochen?"])
+async def test_a_question_about_a_day_alone_brings_that_day_out_of_a_large_topic(
+    topic: TopicLog, question: str
+) -> None:
+    encoder = Encoder(OneVector())  # type: ignore[arg-type]
+    noon = START + 5_000 * MINUTE_US + 12 * 3600 * 1_000_000
+    day = datetime.fromtimestamp(noon / 1e6)
+    asked = question.replace("3 May", f"{day:%Y-%m-%d}").replace("am 3. Mai", f"{day:%Y-%m-%d}")
+    retriever = Retriever(
+        encoder, RetrievalSettings(), header="", dates=True, count=lambda text: len(text.split()), now_us=lambda: 2**52
+    )
+    try:
+        found = await retriever.retrieve(asked, [topic], Budget(10_000))
+    finally:
+        retriever.close()
+        encoder.close()
+    assert len(found.shown) > 5
+    assert {datetime.fromtimestamp(one.entry.said / 1e6).date() for one in found.shown} == {day.date()}
 
 
 def test_an_old_log_gets_its_columns_once_and_is_whole_before_and_after(tmp_path: Path) -> None:

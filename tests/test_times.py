@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.recall.times import spans
+from memd.recall.times import TimedQuestion, spans
 
 NOW = datetime(2026, 11, 23, 15, 30)  # a Monday
 
@@ -117,3 +117,41 @@ def test_most_questions_speak_of_no_day(question: str) -> None:
 )
 def test_any_text_speaks_of_days_that_there_are_or_of_none(text: str) -> None:
     assert all(begin < end for begin, end in spans(text, int(NOW.timestamp() * 1e6)))
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "What did we talk about yesterday?",
+        "what did I tell you last week",
+        "Thanks, that helps.\n\nWhat happened on 3 May?",
+        "Worüber haben wir gestern gesprochen?",
+        "De quoi avons-nous parlé hier ?",
+        "¿De qué hablamos la semana pasada?",
+        "Di che cosa abbiamo parlato ieri?",
+        "Sobre o que falámos ontem?",
+        "Waar hadden we het gisteren over?",
+        "O czym rozmawialiśmy w zeszłym tygodniu?",
+    ],
+)
+def test_a_question_about_a_time_and_nothing_else_is_known(question: str) -> None:
+    assert TimedQuestion.of(question, int(NOW.timestamp() * 1e6), 0.5).is_about_time
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "What did we say about the roof yesterday?",
+        "What did we talk about?",
+        "How are you today?",
+        "Yesterday.",
+        "It was on Friday.",
+        "See you on Monday!",
+        "Good morning! Nice weather today, what a day.",
+        "What did we talk about yesterday?\n\nThe roof, I mean.",
+        "Wie geht es dir heute?",
+        "A jutro?",
+    ],
+)
+def test_what_names_something_else_or_asks_for_nothing_is_not_taken_for_one(question: str) -> None:
+    assert not TimedQuestion.of(question, int(NOW.timestamp() * 1e6), 0.5).is_about_time

@@ -283,16 +283,16 @@ class Retriever:
         pending = [Pending(one.chunks(but=filters.visible_digests, until=until)) for one in unstored]
         is_partial = until is not None and time.monotonic() > until
         pairs = zip(topics, pending, strict=True)
-        k = self._settings.top_k * asked.reach if self._settings.lexical_weight else 0
+        k = self._settings.top_k if self._settings.lexical_weight else 0
         choice = filters.wanted, filters.visible_digests
-        return [search_by_words(*pair, asked.text, k, *choice) for pair in pairs], is_partial
+        return [search_by_words(*pair, asked, k, *choice) for pair in pairs], is_partial
 
     def _ranked(self, question: TimedQuestion, searches: Sequence[TopicSearch], filters: Filters) -> list[Ranked]:
         """The candidates of all topics, best first; the first of `searches` is the request's own topic."""
         settings, own = self._settings, searches[0]
-        k, is_complete = settings.top_k * question.reach, False
+        k, is_complete = settings.top_k, False
         while True:
-            hits = self._hits(searches, k)
+            hits = self._hits(question, searches, k)
             strong = [one for one in hits if one.parts.strength >= settings.min_score]
             candidates, seen = _read(strong, own, filters.visible_digests, filters.wanted, k)
             sources = [] if is_complete else missing_sources(candidates, {one.hit.uuid for one in hits})
@@ -315,7 +315,7 @@ class Retriever:
         listed = EXPLAINED_TOP_KS * settings.top_k
         return [one for place, one in enumerate(ranked) if place < listed or one.excluded is None]
 
-    def _hits(self, searches: Sequence[TopicSearch], k: int) -> list[_ScoredHit]:
+    def _hits(self, question: TimedQuestion, searches: Sequence[TopicSearch], k: int) -> list[_ScoredHit]:
         """The hits of all topics with their scores, best first, each chunk once.
 
         Of a chunk that several topics have (a correction adopted it) the own topic's entry counts, else the newest.
@@ -331,7 +331,10 @@ class Retriever:
             lexical_weight=self._settings.lexical_weight,
             neighbour_weight=self._settings.neighbour_weight,
         )
-        scored = [_ScoredHit(hit, search, part) for (hit, search), part in zip(hits, parts, strict=True)]
+        scored = [
+            _ScoredHit(hit, search, question.favoured(part) if search.was_then(hit) else part)
+            for (hit, search), part in zip(hits, parts, strict=True)
+        ]
         if len(searches) > 1:
             scored.sort(key=lambda one: (one.search is searches[0], one.hit.canonical_id))
             scored = list({one.hit.uuid: one for one in scored}.values())
@@ -346,7 +349,7 @@ class Retriever:
     ) -> list[Ranked]:
         shown = shown_to(candidates)
         superseded = {uuid: old for search in searches for uuid, old in search.superseded(shown).items()}
-        told = [unseen(one, filters.visible_digests) for one in question.favouring(candidates)]
+        told = [unseen(one, filters.visible_digests) for one in candidates]
         if filters.in_turn:
             told = telling(told, question.text)
         return rank(

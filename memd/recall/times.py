@@ -9,7 +9,7 @@ languages and 91 ms where it is not (measured), and takes "we" for a Wednesday.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta
 from itertools import islice
 from typing import NamedTuple, TypeVar
@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from memd.recall.days import day_of
-from memd.recall.ranking import Candidate
+from memd.recall.fusion import WORD_BY_WORD, Parts
 
 CHARACTERS_MAX = 250
 """People ask at the end of what they write."""
@@ -103,6 +103,28 @@ _TIMES = re.compile(
     r"|(?:in|en|im jahr|em|nel|w)\s(?P<year>(?:19|20)\d\d)"
     r")(?!\w)"
 )
+_WORD = re.compile(r"[^\W\d_]+")
+_WHAT = frozenset(
+    _WORD.findall("what which was worüber wovon worum quoi que qu qué che cosa wat waar waarover waarvan co czym")
+)
+_TALK = _WHAT | frozenset(
+    _WORD.findall("""
+    did do have has had been were we i you me us our the a of on in at to about that say said tell told talk
+    talked talking speak spoke speaking discuss discussed mention mentioned ask asked chat chatted happen
+    happened decide decided agree agreed work worked working all everything else again haben habe hast hatten
+    wir ich du mir dir uns über von an am im ging es denn alles gesprochen geredet gesagt erzählt besprochen
+    diskutiert erwähnt gefragt unterhalten passiert gemacht gearbeitet beschlossen sagte sprachen de d avons ai
+    as nous je j tu m le la en est ce s il parlé dit discuté raconté mentionné demandé passé fait hemos he
+    hablamos hablé hablado dije dijimos dijiste dicho conté mencioné pregunté pasó hicimos hice sobre lo el todo
+    di abbiamo ho hai parlato detto discusso raccontato menzionato chiesto successo fatto è mi tutto o os
+    falámos falamos falei disse dissemos contei mencionei perguntei aconteceu fizemos em na no tudo eu nós
+    hadden hebben heb ik jij op er is het gehad over gesproken gezegd verteld besproken genoemd gevraagd gebeurd
+    zei zeiden praatten spraken w się my ja rozmawialiśmy rozmawiałyśmy mówiliśmy mówiłem mówiłam powiedziałem
+    powiedziałam powiedzieliśmy pisałem pisałam pytałem pytałam omawialiśmy robiliśmy działo wydarzyło było
+    wszystko
+    """)
+)
+"""The words of questions about what was said at a time, whatever it was."""
 
 
 class TimedQuestion(NamedTuple):
@@ -112,36 +134,35 @@ class TimedQuestion(NamedTuple):
     spans: tuple[Span, ...]
     factor: float
     """The factor on the score of what was said then."""
+    is_about_time: bool
+    """Whether it asks for nothing but a time ("What did we talk about yesterday?"), so that no words can match."""
 
     @classmethod
     def of(cls, text: str, now_us: int, weight: float) -> TimedQuestion:
         """`weight`: `retrieval.time_weight`."""
-        return cls(text, spans(text, now_us) if weight else (), 1 + weight)
+        found = spans(text, now_us) if weight else ()
+        return cls(text, found, 1 + weight, bool(found) and _is_about_time(text))
 
-    @property
-    def reach(self) -> int:
-        """How many times `retrieval.top_k` chunks are looked at: those said then may be lower."""
-        return 2 if self.spans else 1
-
-    def favouring(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """The candidates, with the factor on those that were said then."""
-        if not self.spans:
-            return candidates
-        return [self._favoured(one) if self._was_then(one.entry.said) else one for one in candidates]
-
-    def _was_then(self, said: int) -> bool:
-        return any(begin <= said < end for begin, end in self.spans)
-
-    def _favoured(self, one: Candidate) -> Candidate:
-        return msgspec.structs.replace(one, parts=msgspec.structs.replace(one.parts, time=self.factor))
+    def favoured(self, parts: Parts) -> Parts:
+        """The score of a chunk that was said then. If a time is all that is asked for, it has all that is named."""
+        lexical = max(parts.lexical, WORD_BY_WORD) if self.is_about_time else parts.lexical
+        return msgspec.structs.replace(parts, lexical=lexical, time=self.factor)
 
 
 def spans(question: str, now_us: int) -> tuple[Span, ...]:
     """Return the stretches of time that a question speaks of, at most `SPANS_MAX`; `now_us`: when it is asked."""
-    text = question[-CHARACTERS_MAX:].casefold().replace("’", "'")
     today = day_of(now_us)
-    found = (_days(match, today) for match in islice(_TIMES.finditer(text), SPANS_MAX))
+    found = (_days(match, today) for match in islice(_TIMES.finditer(_end(question)), SPANS_MAX))
     return tuple(_span(*days) for days in dict.fromkeys(found) if days is not None)
+
+
+def _is_about_time(question: str) -> bool:
+    rest = set(_WORD.findall(_TIMES.sub(" ", _end(question).rsplit("\n", 1)[-1])))
+    return rest <= _TALK and not rest.isdisjoint(_WHAT)
+
+
+def _end(question: str) -> str:
+    return question[-CHARACTERS_MAX:].casefold().replace("’", "'")
 
 
 def _span(first: date, after: date) -> Span:

@@ -23,6 +23,7 @@ from memd.recall.corrections import replacement_of
 from memd.recall.echoes import Superseded
 from memd.recall.fusion import Evidence, fuse
 from memd.recall.ranking import stream_of
+from memd.recall.times import Span, TimedQuestion
 from memd.settings.model import RetrievalSettings
 from memd.store.choice import chosen, live_ids, places_of, without
 from memd.store.lexical.bm25 import ChunkTerms, LexicalHit, LexicalQuery
@@ -124,6 +125,7 @@ class TopicSearch:
         pending: Pending | None = None,
         wanted: Wanted = EVERYTHING,
         visible_digests: Collection[bytes] = (),
+        favoured: Sequence[Span] = (),
     ) -> None:
         """
         Args:
@@ -132,11 +134,13 @@ class TopicSearch:
             wanted: the chunks that may be candidates.
             visible_digests: of messages; chunks of these alone take no places among the best (see `places_of`), but
                 speak for their neighbours.
+            favoured: the times whose best chunks are candidates whatever else there is.
         """
         self.snapshot = snapshot
         self._chosen = chosen(snapshot, wanted)
         self._visible = places_of(self._chosen, visible_digests)
         self._searched = without(self._chosen, self._visible)
+        self._favoured = [(span, chosen(self._searched, Wanted(*span))) for span in favoured]
         self._is_few = wanted != EVERYTHING and self._chosen.live_count <= AMONG_MAX
         self._pending = pending or Pending(())
         self._has_all_by_meaning = False
@@ -183,6 +187,13 @@ class TopicSearch:
         stored = (place for place in dict.fromkeys(places) if place[0] != PENDING_SEGMENT)
         self._entries |= self.snapshot.read_many(place for place in stored if place not in self._entries)
 
+    def was_then(self, hit: Hit) -> bool:
+        """Whether a chunk was said at one of the times that are favoured."""
+        if hit.segment == PENDING_SEGMENT:
+            said = self._pending.entry(hit.row).said
+            return any(begin <= said < end for (begin, end), _ in self._favoured)
+        return any(then.is_live((hit.segment, hit.row)) for _, then in self._favoured)
+
     def include(self, uuids: Iterable[bytes]) -> bool:
         """Make the live ones of these chunks candidates, however they match; False if there is none."""
         live = [place for uuid in uuids for place in self.snapshot.places(uuid) if self._chosen.is_live(place)]
@@ -225,6 +236,7 @@ class TopicSearch:
             self._dense = k, self._searched.search(self._queries, k)
         dense = self._dense[1]
         hits = {(hit.segment, hit.row): hit for hit in [*dense, *self._visible_by_meaning(dense, k)]}
+        hits |= self._of_favoured_times(k)
         lexical = self._best_by_words(k)
         if k >= LEXICAL_ROUNDS * settings.top_k:
             self._last_by_words = None
@@ -247,6 +259,18 @@ class TopicSearch:
         best = sorted([*dense, *found], key=lambda hit: (-hit.score, hit.canonical_id))[:k]
         visible = set(self._visible)
         return [hit for hit in best if (hit.segment, hit.row) in visible]
+
+    def _of_favoured_times(self, k: int) -> dict[Place, Hit]:
+        """The best `k` by meaning of each time, without a question's vector the latest, and what is pending since."""
+        hits: dict[Place, Hit] = {}
+        for (begin, end), then in self._favoured:
+            if len(self._queries):
+                hits |= {(hit.segment, hit.row): hit for hit in then.search(self._queries, k)}
+            else:
+                hits |= self._hits_at(itertools.islice(filter(then.is_live, then.latest_places()), k))
+            pending = self._pending.places.values()
+            hits |= self._pending.hits([one for one in pending if begin <= self._pending.entry(one[1]).said < end][-k:])
+        return hits
 
     def _hits_at(self, places: Iterable[Place]) -> dict[Place, Hit]:
         by_kind: dict[bool, list[Place]] = {True: [], False: []}
@@ -330,7 +354,12 @@ class TopicSearch:
 
 
 def search_by_words(
-    topic: Searchable, pending: Pending, question: str, k: int, wanted: Wanted, visible_digests: Collection[bytes]
+    topic: Searchable,
+    pending: Pending,
+    question: TimedQuestion,
+    k: int,
+    wanted: Wanted,
+    visible_digests: Collection[bytes],
 ) -> TopicSearch:
     """Begin a search whose `by_meaning` is to follow, with the best `k` by words; 0: without words."""
     snapshot = topic.snapshot()
@@ -338,10 +367,10 @@ def search_by_words(
     words = None
     if k:
         try:
-            words = topic.lexical_query(question, pending.terms)
+            words = topic.lexical_query(question.text, pending.terms)
         except StoreError as error:
             log.error("searched without its words", extra={"topic": topic.topic_id, "error": error})
-    search = TopicSearch(snapshot, NO_QUERIES, words, pending, wanted, visible_digests)
+    search = TopicSearch(snapshot, NO_QUERIES, words, pending, wanted, visible_digests, question.spans)
     search.look_up_words(k)
     return search
 
