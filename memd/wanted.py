@@ -15,7 +15,8 @@ from msgspec import UNSET
 
 from memd.entries import Entry, Moment, WallTime
 
-_ID = re.compile(r"[0-9]{1,19}")
+_ID = re.compile(r"[0-9]{16,19}")
+"""Shorter numbers are dates (20261120), or a mistake: seconds, a year."""
 _DATE = re.compile(r"[0-9-]+")
 
 
@@ -37,6 +38,10 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     """One of these at least."""
     contains: str = ""
     """Their text has this, in any case."""
+
+    def __post_init__(self) -> None:
+        if self.since is not None and self.until is not None and self.since >= self.until:
+            raise ValueError("`from` is not before `to`, so nothing can be between them")
 
     def admits_entry(self, entry: Entry) -> bool:
         """Whether the chunk of this entry is wanted."""

@@ -177,6 +177,31 @@ def test_a_replay_shows_what_has_changed_since(told: DaemonProcess, admin: Admin
     assert chunk_of(admin, "SQLite")["id"] in now["gained"]
 
 
+def test_a_replay_asks_with_the_filter_and_at_the_time_of_its_turn(told: DaemonProcess, admin: Admin) -> None:
+    def replayed(memory_in: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+        turn_id = told.chat([said(QUESTION)], memory_in={"topic_id": "work"} | memory_in).headers["X-Memory-Turn"]
+        assert turn_id is not None
+        wait_until(lambda: admin.answer(f"turns/{turn_id}").status == 200, lambda: "no receipt")
+        return turn_id, admin.get(f"turns/{turn_id}/replay")["now"]["chunks"]
+
+    sources = {"filter": {"to": "2000-01-01", "sources": ["a.md"]}}
+    turn_id, chunks = replayed(sources)
+    assert chunks == [] and admin.get(f"turns/{turn_id}")["filter"]["sources"] == ["a.md"]
+    turn_id, chunks = replayed({})
+    assert chunks and admin.get(f"turns/{turn_id}")["filter"] == {}
+    chunk = chunk_of(admin, "PostgreSQL")
+    admin.post(
+        "corrections", topic_id="work", chunk_ids=[chunk["id"]], action="Update", content="SQLite now.", reason="x"
+    )
+    assert admin.get(f"turns/{turn_id}/replay")["lost"] == [chunk["id"]]
+    then = admin.get(f"turns/{turn_id}/replay?then=true")
+    assert then["lost"] == [] and chunk["id"] in then["kept"] and then["now"]["as_of"] == then["turn"]["at"]
+    shown = told.run("turn", turn_id, "--then").stdout
+    assert "The same question out of what was stored then" in shown and "nothing is different" in shown
+    assert admin.answer(f"turns/{turn_id}/replay?then=perhaps").status == 400
+    assert admin.answer(f"turns/{turn_id}/replay?as_of=1").status == 400
+
+
 def test_turns_are_told_as_they_happen(told: DaemonProcess, admin: Admin) -> None:
     lines: list[str] = []
 

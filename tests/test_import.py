@@ -6,6 +6,7 @@ import json
 import random
 import zlib
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -525,6 +526,8 @@ GOOD = [{"role": "user", "content": "A good line about sailing boats."}]
         '"text"',
         '["text"]',
         '[{"content": "nobody said this"}]',
+        '[{"title": "of another program", "create_time": 1714730400, "mapping": {}}]',
+        '{"conversations": [{"from": "human", "value": "of another program"}]}',
         '{"uuid": "00"}',
         "\xff",
         "[" * 100_000,
@@ -557,6 +560,8 @@ def test_a_line_that_is_neither_ends_the_import_and_is_named(run: Run, tmp_path:
         ("utility_multiplier", 0),
         ("created_at", "yesterday"),
         ("created_at", "2024-01-01T00:00:00"),
+        ("created_at", "1960-01-01T00:00:00Z"),
+        ("said_at", "1969-12-31T23:59:59Z"),
         ("supersedes", ["00"]),
         ("content", None),
     ],
@@ -602,3 +607,16 @@ def test_an_imported_conversation_is_dated_as_it_says(run: Run, tmp_path: Path) 
     again = written(tmp_path / "export.jsonl", exported(tmp_path / "new"))
     run(tmp_path / "newer", again, embed_many=hashed)
     assert without_new(exported(tmp_path / "newer")) == without_new(exported(tmp_path / "new"))
+
+
+def test_times_that_cannot_be_are_told_and_the_message_is_dated_as_if_it_had_none(tmp_path: Path) -> None:
+    times = ["2024-05-03T10:00:00Z", "2199-01-01", 0, "last week", None]
+    told = [{"role": "user", "content": f"The ferry number {n} leaves."} for n in range(len(times))]
+    dated = [[message | {"timestamp": at}] for message, at in zip(told, times, strict=True)]
+    dated.append([{**CONVERSATION[1], "timestamp": "2024-05-03T10:00:00Z"}, {**CONVERSATION[2], "timestamp": 5e12}])
+    file = written(tmp_path / "chats.jsonl", dated)
+    result = CliRunner().invoke(main, ["import", str(file), "--data-dir", str(tmp_path / "new")])
+    assert "; 4 times in the future, before 1980 or unreadable: dated by the message before" in result.stdout
+    years = [entry.get("said_at", entry["created_at"])[:4] for entry in exported(tmp_path / "new")]
+    now = f"{datetime.now(UTC):%Y}"
+    assert years[:5] == ["2024", now, now, now, now] and set(years[5:]) == {"2024"}

@@ -84,12 +84,34 @@ def test_what_is_asked_for_begins_with_the_beginning_of_a_day_and_ends_with_the_
     assert not query.wanted.admits(begin, ("user",), "note", None, ("a",), "banana")
 
 
+@pytest.mark.parametrize(("day", "hours"), [("2026-03-29", 23), ("2026-10-25", 25), ("20261120", 24)])
+def test_a_day_is_as_long_as_it_is_where_clocks_change(day: str, hours: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        wanted = decoded(f"q=x&from={day}&to={day}", SearchQuery).wanted
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert wanted.since is not None and wanted.until is not None
+    assert wanted.until - wanted.since == hours * 3600 * 1_000_000
+
+
+@pytest.mark.parametrize("query", ["from=2026-02-01&to=2026-01-31", "from=1763647200000000&to=1763647200000000"])
+def test_a_choice_that_can_admit_nothing_is_refused(query: str) -> None:
+    with pytest.raises(BadQuestion, match="`from` is not before `to`"):
+        _ = decoded(f"q=x&{query}", SearchQuery).wanted
+
+
 def test_an_unknown_filter_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(BadQuestion, match=r"no parameter 'since'; it has .*from.*role.*limit"):
         decoded("q=x&since=2026-11-20", SearchQuery)
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-5", "2026-13-01", "9999-12-31", "12345678901234567890"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "soon", "-5", "2026-13-01", "9999-12-31", "12345678901234567890", "2026", "1763647200", "1763647200000"],
+)
 def test_no_moment_is_guessed_at(text: str) -> None:
     with pytest.raises(ValueError, match="is no canonical_id and no time"):
         moment(text)

@@ -16,7 +16,7 @@ from recording_upstream import RecordingUpstream
 from memd.conversation.events import Appended, decode_event, encode_event
 from memd.conversation.hot_buffer import Arrival, HotBuffer
 from memd.ingest.chunking import Utterance, split
-from memd.ingest.dates import told_time, told_times
+from memd.ingest.dates import Dating
 from memd.settings.model import ChunkingSettings
 
 NOON = 1_762_171_200_000_000
@@ -131,20 +131,32 @@ def test_what_waits_in_the_journal_for_days_is_stored_with_the_time_of_its_arriv
     ],
 )
 def test_times_are_read_as_programs_write_them(members: dict[str, Any]) -> None:
-    assert told_time(json.dumps(members).encode()) == NOON
+    assert Dating().told_time(json.dumps(members).encode()) == NOON
 
 
 @pytest.mark.parametrize(
     "value",
-    [None, True, "", "tomorrow", -5, 0, 1e300, "9" * 400, [1], {}, "9999-12-31T23:59:59-23:00", 10**30, "0001-01-01"],
+    [
+        *(True, "tomorrow", -5, 0, 5, 1e300, "9" * 400, [1], {}, 10**30, "1970-01-01T00:00:00Z", "0001-01-01"),
+        *("9999-12-31T23:59:59-23:00", "2025-11-04", 1_762_257_700),
+    ],
 )
-def test_what_is_no_time_dates_nothing(value: object) -> None:
-    assert told_time(json.dumps({"timestamp": value}).encode()) is None
+def test_what_is_no_time_or_later_than_now_dates_nothing_and_is_counted(value: object) -> None:
+    dating = Dating(NOON)
+    assert dating.told_time(json.dumps({"timestamp": value}).encode()) is None
+    assert dating.refused == 1
+
+
+@pytest.mark.parametrize("members", [{}, {"timestamp": None}, {"create_time": ""}])
+def test_what_names_no_time_is_not_counted(members: dict[str, Any]) -> None:
+    dating = Dating(NOON)
+    assert dating.told_time(json.dumps(members).encode()) is None
+    assert dating.refused == 0
 
 
 def test_a_message_without_a_time_has_that_of_the_one_before_it() -> None:
     raw = [msgspec.Raw(json.dumps(one).encode()) for one in ({}, {"timestamp": NOON}, {}, "text", {"time": NOON + 1})]
-    assert list(told_times(raw, 7)) == [7, NOON, NOON, NOON, NOON + 1]
+    assert list(Dating().told_times(raw, 7)) == [7, NOON, NOON, NOON, NOON + 1]
 
 
 # What the model and people see

@@ -65,8 +65,15 @@ class FilterQuery(TopicsQuery, frozen=True, kw_only=True):
 
     @property
     def wanted(self) -> Wanted:
-        """The choice."""
-        return Wanted(self.since, self.to, self.role, self.kind, self.source, self.tag, self.contains)
+        """The choice.
+
+        Raises:
+            BadQuestion: it can admit nothing.
+        """
+        try:
+            return Wanted(self.since, self.to, self.role, self.kind, self.source, self.tag, self.contains)
+        except ValueError as error:
+            raise BadQuestion(str(error)) from None
 
 
 class SearchQuery(FilterQuery, frozen=True, kw_only=True):
@@ -133,6 +140,14 @@ class TurnsQuery(msgspec.Struct, frozen=True, kw_only=True):
     steps: Annotated[
         bool, Meta(description="Also the later steps of tool loops; without them each turn has `steps`.")
     ] = True
+
+
+class ReplayQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /memd/turns/{id}/replay`."""
+
+    then: Annotated[bool, Meta(description="Search what was stored when the turn began, not what is stored now.")] = (
+        False
+    )
 
 
 class ExportQuery(msgspec.Struct, frozen=True, kw_only=True):

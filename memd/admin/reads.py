@@ -56,7 +56,7 @@ class SearchRoutes:
             logs: Sequence[Searchable] = [topic.log for topic in found]
             if query.as_of is not None:
                 logs = await self._retriever.as_of([topic.log for topic in found], query.as_of)
-            filters = Filters(relevant_only=False, wanted=query.wanted)
+            filters = Filters(relevant_only=False, wanted=query.wanted, asked_at=query.as_of)
             retrieved = await self._retriever.retrieve(query.q, logs, await self._budget(), filters)
         return search_answer(retrieved, None if query.as_of is None else int(query.as_of), limit=query.limit)
 

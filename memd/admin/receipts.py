@@ -20,6 +20,7 @@ from memd.ingest.redaction.redactor import Redactor
 from memd.recall.explained import INJECTED, ScoredChunk
 from memd.store.receipts import ReceiptRing
 from memd.telemetry.events import Events
+from memd.wanted import EVERYTHING, Wanted
 
 log = logging.getLogger("memd")
 
@@ -49,6 +50,8 @@ class Receipt(msgspec.Struct, kw_only=True):
     """The last message of the user; of a finished turn only its beginning."""
     question: str | None = None
     """The question to memory; None if there was none."""
+    filter: Wanted = EVERYTHING
+    """What `memory_in.filter` let through."""
     candidates: tuple[ScoredChunk, ...] = ()
     """The candidates, best first."""
     budget_tokens: int = 0
@@ -213,6 +216,7 @@ def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
         receipt,
         asked=redactor.text(receipt.asked),
         question=kept(receipt.question),
+        filter=msgspec.structs.replace(receipt.filter, sources=tuple(map(redactor.text, receipt.filter.sources))),
         block=kept(receipt.block),
         corrections=corrections,
         signals=tuple(signals),

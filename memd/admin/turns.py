@@ -5,18 +5,21 @@ Rule: everything comes from receipts: an old turn, or any turn without `receipts
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from memd.admin.queries import TurnsQuery
+from memd.admin.queries import ReplayQuery, TurnsQuery
 from memd.admin.receipts import Receipt, Receipts, summary
 from memd.admin.routing import get
 from memd.admin.topics import NamedTopics
 from memd.conversation.tokens import TokenCounter
+from memd.entries import WallTime
 from memd.errors import BadQuestion, NotFound
 from memd.recall.explained import EARLIER, INJECTED, SearchAnswer, search_answer
 from memd.recall.retrieve import Budget, Filters, Retriever
+from memd.recall.topic_search import Searchable
 
 
 class TurnsPage(msgspec.Struct, frozen=True):
@@ -26,7 +29,8 @@ class TurnsPage(msgspec.Struct, frozen=True):
 
 
 class TurnReplay(msgspec.Struct, frozen=True):
-    """A turn, the chunks that its question would get now, and the ids that make the difference."""
+    """A turn, the chunks that its question gets now (or got out of what was stored then), and the ids that make the
+    difference."""
 
     turn: Receipt
     now: SearchAnswer
@@ -65,17 +69,20 @@ class TurnRoutes:
         return receipt
 
     @get("/memd/turns/{id}/replay")
-    async def replay(self, turn_id: str) -> TurnReplay:
-        """The chunks that the same question would get now, compared with those of the turn."""
+    async def replay(self, turn_id: str, query: ReplayQuery) -> TurnReplay:
+        """The chunks that the same question, with the same filter, would get now, compared with those of the turn."""
         receipt = await self.turn(turn_id)
         if receipt.question is None:
             raise BadQuestion("memory was not asked in this turn: it showed the block of an earlier one, or none")
         async with self._topics.held_if_there((receipt.topic_id, *receipt.related)) as found:
-            logs = [topic.log for topic in found]
+            logs: Sequence[Searchable] = [topic.log for topic in found]
+            if query.then:
+                logs = await self._retriever.as_of([topic.log for topic in found], WallTime(receipt.at))
             budget = Budget(receipt.budget_tokens, self._counter.drift.factor(receipt.model), receipt.room_tokens)
             earlier = {bytes.fromhex(one.uuid) for one in receipt.candidates if one.verdict == EARLIER}
-            filters = Filters(shown_uuids=earlier, relevant_only=False)
-            now = search_answer(await self._retriever.retrieve(receipt.question, logs, budget, filters))
+            filters = Filters(shown_uuids=earlier, wanted=receipt.filter, asked_at=receipt.at, relevant_only=False)
+            retrieved = await self._retriever.retrieve(receipt.question, logs, budget, filters)
+        now = search_answer(retrieved, receipt.at if query.then else None)
         then = {one.uuid: one.id for one in receipt.candidates if one.verdict in (INJECTED, EARLIER)}
         since = {one.uuid: one.id for one in now.chunks if one.verdict in (INJECTED, EARLIER)}
         return TurnReplay(

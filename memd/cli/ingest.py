@@ -41,6 +41,11 @@ def import_(config_path: Path | None, data_dir: str | None, topic: str | None, f
             f"{counted(counts.conversations, 'conversation')} imported as {counted(counts.chunks, 'chunk')}, "
             f"{counted(counts.messages_known, 'message')} there already or empty"
         )
+    if counts.times_refused:
+        said.append(
+            f"{counted(counts.times_refused, 'time')} in the future, before 1980 or unreadable: dated by the message "
+            "before, or as said now"
+        )
     if counts.redacted:
         said.append(f"redacted: {tallied(counts.redacted)}")
     click.echo("; ".join(said))

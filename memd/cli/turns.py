@@ -31,6 +31,7 @@ QUESTION_CHARACTERS = 60
 @click.command()
 @settings_flags
 @click.option("--replay", is_flag=True, help="Also the chunks that the question would find now, and the difference.")
+@click.option("--then", is_flag=True, help="With --replay: out of what was stored when the turn began.")
 @click.option("--topic", help="Without ID: only turns of this topic.")
 @click.option("--limit", type=click.IntRange(1, 500), default=20, help="Without ID: how many turns. Default: 20.")
 @click.option("--steps", is_flag=True, help="Without ID: also each step of a tool loop.")
@@ -40,6 +41,7 @@ def turn(
     config_path: Path | None,
     data_dir: str | None,
     replay: bool,
+    then: bool,
     topic: str | None,
     limit: int,
     steps: bool,
@@ -54,8 +56,8 @@ def turn(
     config = config_of_existing(config_path, data_dir)
     if turn_id is None:
         told, lines = _latest(config, topic, limit, steps=steps)
-    elif replay:
-        told, lines = _replayed(config, turn_id)
+    elif replay or then:
+        told, lines = _replayed(config, turn_id, then=then)
     else:
         told, lines = _receipt(config, turn_id)
     click.echo(told) if as_json else print_lines(lines)
@@ -105,14 +107,15 @@ def _receipt(config: Config, turn_id: str) -> tuple[bytes, Lines]:
     return told, _lines(msgspec.json.decode(told, type=Receipt))
 
 
-def _replayed(config: Config, turn_id: str) -> tuple[bytes, Lines]:
-    """Return one turn and the difference to now, as JSON and as text."""
+def _replayed(config: Config, turn_id: str, *, then: bool) -> tuple[bytes, Lines]:
+    """Return one turn and the difference to now, or to what was stored then, as JSON and as text."""
     with daemon_for(config) as daemon:
-        told = daemon.get(f"/memd/turns/{_path(turn_id)}/replay")
+        told = daemon.get(f"/memd/turns/{_path(turn_id)}/replay", then="true" if then else None)
     replay = msgspec.json.decode(told, type=Replayed)
     texts = {chunk.id: chunk.content for chunk in replay.now.chunks}
     lines = _lines(replay.turn)
-    lines.append(Text("The same question now", style="bold"))
+    when = "out of what was stored then" if then else "now"
+    lines.append(Text(f"The same question {when}", style="bold"))
     lines.append(f"  the same: {' '.join(replay.kept) or 'nothing'}")
     lines += [Text(f"- {id_}", style="red") for id_ in replay.lost]
     for id_ in replay.gained:

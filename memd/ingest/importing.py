@@ -7,6 +7,7 @@ its uuid, its history and its place in time (`origin_id`); only its canonical id
 
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import EmbedMany
 from memd.entries import DEFAULT_TOPIC_ID, Draft, Status, Vector, checked_topic_id
 from memd.errors import BadImport, BadRequestBody, BadTopicId
-from memd.ingest.dates import told_time, told_times
+from memd.ingest.dates import Dating
 from memd.ingest.offline import Advanced, append_and_seal, ignore_progress, opened
 from memd.ingest.pipeline import Drafter, unstored_runs
 from memd.ingest.redaction.redactor import Redactor
@@ -37,6 +38,8 @@ GROUP_ENTRIES = 256
 """Entries of an export that are appended with one fsync: about three seconds of embedding."""
 STRETCH_MESSAGES = 64
 """Messages of a conversation after which the next user message begins a new append."""
+_AHEAD_US = 86_400_000_000
+"""A clock that is a day ahead, or in another time zone, is no reason to lose a date."""
 _VECTORS_MAX = 4096  # the corrections of a chunk repeat its text
 
 
@@ -52,6 +55,8 @@ class ImportCounts(msgspec.Struct):
     """Of conversations: appended."""
     messages_known: int = 0
     """Of conversations: messages whose text is in the log already, and those that are not remembered at all."""
+    times_refused: int = 0
+    """Of conversations: times that cannot be, in the future or before 1980; the message is dated as if it had none."""
     redacted: Counter[str] = msgspec.field(default_factory=Counter)
     """The number of secrets that were replaced in the appended entries, by the name of the pattern."""
 
@@ -124,6 +129,7 @@ class Importer:
         self._redactor = Redactor.of(config.ingest)
         self._speech = Speech(config.ingest.strip)
         self._drafter = Drafter(config, counter, self._embed_many, same_cosine, redactor=self._redactor)
+        self._dating = Dating(time.time_ns() // 1000 + _AHEAD_US)
         self._topic_id = checked_topic_id(topic_id) if topic_id is not None else None
         self._pending: list[Draft] = []
         self._pending_topic_id = ""
@@ -158,7 +164,7 @@ class Importer:
         if not line.strip():
             return
         try:
-            parsed = _parsed(line)
+            parsed = _parsed(line, self._dating)
         except (ValueError, RecursionError, BadRequestBody, BadTopicId) as error:
             raise BadImport(
                 f"{name}: is neither an entry of `memd export` nor a conversation (an array of messages, or an object "
@@ -248,9 +254,10 @@ class Importer:
             self.counts.chunks += len(drafts)
             self.counts.redacted += self._redactor.marks([draft.content for draft in drafts])
         self.counts.conversations += 1
+        self.counts.times_refused = self._dating.refused
 
 
-def _parsed(line: bytes) -> list[Message] | tuple[str, Draft]:
+def _parsed(line: bytes, dating: Dating) -> list[Message] | tuple[str, Draft]:
     """A conversation, or an entry, without its vector, with its topic.
 
     Raises:
@@ -261,14 +268,14 @@ def _parsed(line: bytes) -> list[Message] | tuple[str, Draft]:
         members = _kind_decoder.decode(line)
         if bytes(members.uuid):
             return decode_line(line)
-        begun = told_time(line)
+        begun = dating.told_time(line)
         line = bytes(members.messages)
         if not line:
             raise BadRequestBody("it has neither `uuid` nor `messages`")
     listed = _list_decoder.decode(line)
     messages = [
         message if at is None else msgspec.structs.replace(message, said_at=at)
-        for message, at in zip(map(parse_message, listed), told_times(listed, begun), strict=True)
+        for message, at in zip(map(parse_message, listed), dating.told_times(listed, begun), strict=True)
     ]
     if not all(message.role for message in messages):
         raise BadRequestBody("a message has no role")

@@ -23,7 +23,6 @@ from memd.recall.explained import ScoredChunk, scored_chunks
 from memd.recall.retrieve import Budget, Filters, Retriever
 from memd.settings.model import InjectionSettings
 from memd.telemetry.logging import Content
-from memd.wanted import EVERYTHING
 from memd.wire.sideband import InjectedChunk, MemoryOut, NoteOut, Signal, memory_headers
 
 log = logging.getLogger("memd")
@@ -199,7 +198,7 @@ class Memory:
         if not question:
             return Recalled(), NO_BLOCK
         drift = self._counter.drift.factor(received.request.model)
-        earlier, memory_in = received.prompt.chunks(), received.request.memory_in
+        earlier = received.prompt.chunks()
         retrieved = await self._retriever.retrieve(
             question,
             [topic.log for topic in (received.topic, *received.related)],
@@ -208,7 +207,7 @@ class Memory:
                 visible_digests=received.prompt.visible_digests(),
                 shown_uuids={chunk.uuid for chunk in earlier},
                 in_turn=received.prompt.latest_step() is not None,
-                wanted=EVERYTHING if memory_in is None else memory_in.filter or EVERYTHING,
+                wanted=received.request.wanted,
             ),
         )
         placed = block.render(

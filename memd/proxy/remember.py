@@ -158,6 +158,7 @@ class Rememberer:
             is_retry=received.is_retry,
             asked=next(prompt.user_texts(), ""),
             question=recalled.question,
+            filter=received.request.wanted,
             candidates=recalled.candidates,
             budget_tokens=recalled.budget_tokens,
             room_tokens=recalled.room_tokens,

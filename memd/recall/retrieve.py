@@ -76,6 +76,8 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
     """The question is about a turn under way, in which much was said that only repeats it (see `echoes.telling`)."""
     wanted: Wanted = EVERYTHING
     """The choice of who asks: other chunks are no candidates."""
+    asked_at: int | None = None
+    """Microseconds since the epoch at which it is asked, for "yesterday" and the day that is today; None: now."""
     relevant_only: bool = True
     """Leave out of the result what is not worth showing (weak, visible, repeated, beyond `retrieval.top_k`): it is not
     even read from disk."""
@@ -216,7 +218,8 @@ class Retriever:
     ) -> Retrieved:
         times, began = [time.perf_counter()], time.monotonic()
         until = None if budget.seconds is None else began + CUTTING_SHARE * budget.seconds
-        asked = TimedQuestion.of(question, self._now_us(), self._settings.time_weight)
+        now_us = self._now_us() if filters.asked_at is None else filters.asked_at
+        asked = TimedQuestion.of(question, now_us, self._settings.time_weight)
         words = self._words.submit(self._searches_by_words, asked, topics, unstored, filters, until)
         queries, trouble = self._embedded(question)
         times.append(time.perf_counter())
@@ -229,7 +232,7 @@ class Retriever:
         if self.reranker is not None:
             ranked, unranked = self.reranker.reordered(question, ranked, began, budget.seconds)
         times.append(time.perf_counter())
-        header = block.heading(self._header, self._now_us() if self._dates else None)
+        header = block.heading(self._header, now_us if self._dates else None)
         filled = self._filled(ranked, header, budget, filters)
         if is_partial and not filled.selection.shown:
             raise TimeoutError("not all that was said could be searched in time")

@@ -14,6 +14,7 @@ from msgspec import Raw
 from memd.errors import BadMemoryIn, BadRequestBody
 from memd.messages import BLOCK_OPENING, Message, leading_count
 from memd.speech import Speech
+from memd.wanted import EVERYTHING, Wanted
 from memd.wire.lenient_json import UNREADABLE, decode_or_none, is_list, is_object, is_string, lenient_text
 from memd.wire.message_cache import MessageCache, parsed_message
 from memd.wire.sideband import MemoryIn, decode_memory_in
@@ -63,6 +64,11 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """None if the request has none, or a malformed one."""
     memory_in_error: str | None
     """The fault of a malformed MemoryIn."""
+
+    @property
+    def wanted(self) -> Wanted:
+        """What may be recalled into it."""
+        return EVERYTHING if self.memory_in is None else self.memory_in.filter or EVERYTHING
 
 
 class Insertion(msgspec.Struct, frozen=True):

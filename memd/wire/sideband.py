@@ -213,7 +213,11 @@ def _checked_correction(correction: Correction, position: int) -> Correction:
 def _checked_filter(given: _WireFilter) -> Wanted:
     begin = None if given.since is None else _time(given.since, since, "from")
     end = None if given.to is None else _time(given.to, moment, "to")
-    return Wanted(begin, end, kinds=given.kinds or (), sources=given.sources or (), tags=given.tags or ())
+    try:
+        return Wanted(begin, end, kinds=given.kinds or (), sources=given.sources or (), tags=given.tags or ())
+    except ValueError as error:
+        raise BadMemoryIn(f"memory_in.filter: {error}") from None
+
 
 
 def _checked_notes(given: tuple[GivenNote, ...]) -> tuple[Note, ...]:

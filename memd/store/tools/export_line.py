@@ -57,6 +57,8 @@ def _time(microseconds: int) -> str:
 def _microseconds(time: datetime) -> int:
     if time.tzinfo is None:
         raise ValueError("a time is without its time zone")
+    if time < _EPOCH:
+        raise ValueError("a time is before 1970")
     return (time - _EPOCH) // timedelta(microseconds=1)
 
 
