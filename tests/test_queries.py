@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from urllib.parse import parse_qsl
 
@@ -110,7 +111,7 @@ def test_an_unknown_filter_is_refused_with_those_that_there_are() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "soon", "-5", "2026-13-01", "9999-12-31", "12345678901234567890", "2026", "1763647200", "1763647200000"],
+    ["", "soon", "-5", "2026-13-01", "9999-12-31", "12345678901234567890", "2026", "1763647200"],
 )
 def test_no_moment_is_guessed_at(text: str) -> None:
     with pytest.raises(ValueError, match="is no canonical_id and no time"):

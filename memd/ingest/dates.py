@@ -15,7 +15,7 @@ import msgspec
 _NAMES = ("said_at", "timestamp", "created_at", "createdAt", "create_time", "date", "time")
 """The members that are looked at, the best first."""
 _EARLIEST_US, _LATEST_US = 315_532_800_000_000, 4_102_444_800_000_000
-"""1980 and 2100: between them, and the scale of a number says whether it is seconds or a fraction of them. A time before
+"""1980 and 2100: between them, and the scale of a number says whether it is seconds or a fraction of them. One before
 them is a counter, or that of a machine without a clock."""
 _SCALES_US = (1e6, 1e3, 1, 1e-3)
 """Microseconds to one second, millisecond, microsecond, nanosecond."""
