@@ -305,6 +305,36 @@ def test_the_search_explains_its_scores_and_answers_from_the_past(told: DaemonPr
     expect(injected(page).filter(has_text="hazelnuts")).to_have_count(1)
 
 
+def test_what_was_said_on_a_day_is_chosen_from_the_timeline_and_by_the_filters_of_the_search(
+    told: DaemonProcess, open_page: OpenPage
+) -> None:
+    page = open_page(told, "#/timeline")
+    today = f"{datetime.now(ZoneInfo('Europe/Berlin')):%Y-%m-%d}"
+    [day] = ask(f"{told.own_url}/memd/days").json["days"]
+    spans = page.get_by_role("list", name="When it was said")
+    expect(spans.get_by_role("img", name=f"{day['chunks']} chunks")).to_be_visible()
+    spans.get_by_role("link").click()
+    assert page.url.endswith(f"#/search?from={today}&to={today}")
+    chunks = page.get_by_role("list", name="Chunks").locator("li:not(.day)")
+    expect(chunks).to_have_count(day["chunks"])
+    expect(page.locator("li.day")).to_have_count(1)
+    page.get_by_label("With the words").fill("HAZELNUTS")
+    page.get_by_role("button", name="Search", exact=True).click()
+    expect(chunks).to_have_count(1)
+    page.get_by_label("By", exact=True).select_option("tool")
+    page.get_by_role("button", name="Search", exact=True).click()
+    expect(page.get_by_text("Nothing that is stored is like that.")).to_be_visible()
+    page.reload()  # the address has the choice
+    expect(page.get_by_text("Nothing that is stored is like that.")).to_be_visible()
+    page.get_by_label("By", exact=True).select_option("user")
+    page.get_by_label("Question").fill("What was said of the cake today?")
+    page.get_by_role("button", name="Search", exact=True).click()
+    expect(injected(page)).to_have_count(1)
+    page.get_by_label("To day").fill("2020-01-01")
+    page.get_by_role("button", name="Search", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("`from` is not before `to`")
+
+
 def test_the_topics_have_their_sizes_and_choosing_one_narrows_every_view(
     told: DaemonProcess, open_page: OpenPage
 ) -> None:
@@ -404,7 +434,7 @@ def test_nothing_that_is_remembered_is_executed_and_what_is_hidden_is_made_visib
         assert ask(f"{empty.own_url}/memd/corrections", correction).status == 200
     page = open_page(empty, f"#/turns/{turn_id}")
     expect(page.locator("pre")).to_contain_text("the frame of the harbour")
-    for view in ("timeline", "search?q=harbour", f"chunk/bikes/{empty.export()[0]['uuid']}"):
+    for view in ("timeline", "search?q=harbour", "search?contains=harbour", f"chunk/bikes/{empty.export()[0]['uuid']}"):
         page.evaluate("hash => { location.hash = hash }", f"#/{view}")
         expect(page.locator(f"main .{view.split('/')[0].split('?')[0]}")).to_contain_text("harbour")
         expect(page.locator("main:visible").locator("script, img, iframe, style, [onclick], [onload]")).to_have_count(0)
@@ -484,7 +514,13 @@ def test_at_a_phone_s_width_nothing_is_cut_off_and_every_target_is_large_enough(
     turn_id = question(told, WHY)
     wait_until(lambda: ask(f"{told.own_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
     page = open_page(told, viewport=PHONE, has_touch=True, is_mobile=True)
-    views = (*VIEWS, f"turns/{turn_id}", "search?q=word", f"chunk/bikes/{chunk_id(told, 'inodes')}")
+    views = (
+        *VIEWS,
+        f"turns/{turn_id}",
+        "search?q=word",
+        "search?from=2020-01-01",
+        f"chunk/bikes/{chunk_id(told, 'inodes')}",
+    )
     for view in views:
         page.evaluate("hash => { location.hash = hash }", f"#/{view}")
         expect(page.locator("main")).not_to_have_attribute("aria-busy", "true")
@@ -529,7 +565,13 @@ def test_in_both_themes_every_text_can_be_read(told: DaemonProcess, open_page: O
     page.reload()
     expect(button).to_have_text(f"Theme: {theme}")
     grounds = {"light": 200, "dark": 60}
-    for view in (*VIEWS, f"turns/{turn_id}", "search?q=word", f"chunk/bikes/{chunk_id(told, 'inodes')}"):
+    for view in (
+        *VIEWS,
+        f"turns/{turn_id}",
+        "search?q=word",
+        "search?from=2020-01-01",
+        f"chunk/bikes/{chunk_id(told, 'inodes')}",
+    ):
         page.evaluate("hash => { location.hash = hash }", f"#/{view}")
         expect(page.locator("main")).not_to_have_attribute("aria-busy", "true")
         expect(page.locator("main h1")).to_be_visible()

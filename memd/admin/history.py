@@ -6,15 +6,20 @@ Rule: everything is read from snapshots; nothing is changed and nothing is kept.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import date
 
 import msgspec
+import numpy as np
 
 from memd.entries import Entry, Status
 from memd.errors import BadQuestion, NotFound, StoreError
 from memd.recall.corrections import STEPS, replacement_of
+from memd.recall.days import day_of
 from memd.recall.explained import origin_fields
 from memd.recall.ranking import stream_of
+from memd.store.choice import chosen
 from memd.store.log.columns import may_be_wanted, uuid_bytes
 from memd.store.order import id_before
 from memd.store.pending import UnstoredText
@@ -24,6 +29,8 @@ from memd.wanted import EVERYTHING, Wanted
 
 LOOKED_THROUGH_MAX = 20_000
 """Chunks that one page of a filtered list may read from disk."""
+QUARTER_US = 900_000_000
+"""Days begin at one of these in every time zone, so that few moments have to be turned into days."""
 _ID_DIGITS = frozenset("0123456789abcdef")
 
 
@@ -57,6 +64,13 @@ class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Whether this entry is the chunk's present state and can be recalled."""
     supersedes: tuple[str, ...]
     """The uuids of the chunks that it replaced."""
+
+
+class SaidDay(msgspec.Struct, frozen=True):
+    """A day (ISO 8601), and how many chunks were said on it."""
+
+    day: str
+    chunks: int
 
 
 class LogPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +133,16 @@ def chunks_page(
         if wanted.admits(event.said_at, event.roles, event.kind, event.source, event.tags, event.content):
             events.append(event)
     return LogPage(events=tuple(events), next=None)
+
+
+def said_days(snapshots: Sequence[Snapshot], wanted: Wanted) -> tuple[SaidDay, ...]:
+    """Count the live chunks of a choice by the day on which they were said, earliest first."""
+    counts: Counter[date] = Counter()
+    for view in (view for one in snapshots for view in chosen(one, wanted).views.values()):
+        quarters, chunks = np.unique(view.rows["said_at"][~view.dead] // QUARTER_US, return_counts=True)
+        for quarter, number in zip(quarters.tolist(), chunks.tolist(), strict=True):
+            counts[day_of(quarter * QUARTER_US)] += number
+    return tuple(SaidDay(one.isoformat(), number) for one, number in sorted(counts.items()))
 
 
 def story(snapshot: Snapshot, chunk_uuid: bytes) -> ChunkStory:

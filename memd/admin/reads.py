@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from memd.admin import history
-from memd.admin.queries import ChunksQuery, ExportQuery, LogQuery, SearchQuery, TopicsQuery
+from memd.admin.queries import ChunksQuery, ExportQuery, FilterQuery, LogQuery, SearchQuery, TopicsQuery
 from memd.admin.receipts import Receipts
 from memd.admin.routing import get
 from memd.admin.topics import NamedTopics
@@ -38,6 +38,12 @@ class ChunksPage(msgspec.Struct, frozen=True):
     chunks: tuple[history.LogEvent, ...]
     next: int | None
     """The value of `before` for the next page; None: this is the last one."""
+
+
+class SaidDays(msgspec.Struct, frozen=True):
+    """The days on which something was said, earliest first."""
+
+    days: tuple[history.SaidDay, ...]
 
 
 class SearchRoutes:
@@ -88,6 +94,11 @@ class LogRoutes:
 
         page = await self._read_snapshots(query, read)
         return ChunksPage(page.events, page.next)
+
+    @get("/memd/days")
+    async def days(self, query: FilterQuery) -> SaidDays:
+        """How many chunks were said on which day, of this machine's time zone."""
+        return SaidDays(await self._read_snapshots(query, lambda found: history.said_days(found, query.wanted)))
 
     @get("/memd/chunks/{id}")
     async def chunk(self, chunk_id: str, query: TopicsQuery) -> history.ChunkStory:

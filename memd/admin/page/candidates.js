@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { meter } from "./charts.js";
-import { badge, chunkLink, el, line, number, origin, problem, said, when } from "./dom.js";
+import { badge, chunkLink, day, el, line, number, origin, problem, said, when } from "./dom.js";
 
 /** A list of candidates; those of a search bring their text, those of a turn fetch it when they are opened.
  *
@@ -26,7 +26,7 @@ function candidate(found, { open, beginning }) {
       meter([found.cosine_share, found.lexical, found.neighbours].map((part) => part * found.multiplier * found.echo * (found.time ?? 1)), `score ${found.score.toFixed(3)}`),
       el("span", { class: "score" }, found.score.toFixed(3)),
       badge(found.verdict, injected ? "on" : ""),
-      el("span", { class: "preview" }, line(found.content ?? beginning))),
+      el("span", { class: "preview" }, Boolean(found.said_at) && `${day(found.said_at)} · `, line(found.content ?? beginning))),
     body);
   fill();
   return box;

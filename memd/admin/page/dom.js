@@ -77,6 +77,11 @@ export function count(value, thing, things = `${thing}s`) {
   return `${number(value)} ${value === 1 ? thing : things}`;
 }
 
+/** The day of a moment that is given in microseconds: "Tue, 3 Nov 2026". */
+export function day(microseconds) {
+  return new Date(microseconds / 1000).toLocaleDateString("en-GB", { weekday: "short", day: "numeric", month: "short", year: "numeric" });
+}
+
 /** A moment, given in microseconds: the clock for today, the date before it otherwise. */
 export function when(microseconds) {
   const at = new Date(microseconds / 1000);

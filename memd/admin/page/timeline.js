@@ -1,10 +1,12 @@
-// The live conversations, then everything that was ever written to the log, newest first.
+// The live conversations, when things were said, then everything that was ever written to the log, newest first.
 
 import { get } from "./api.js";
-import { badge, chunkLink, count, el, line, number, origin, problem, said, when } from "./dom.js";
+import { meter } from "./charts.js";
+import { badge, chunkLink, count, day, el, line, number, origin, problem, said, when } from "./dom.js";
 
 const PAGE = 50;
 const OPEN_AT_FIRST = 2; // conversations
+const SPANS_MAX = 14; // more days than these are shown as months; earlier ones on request
 const BUFFERS_MAX = 20; // topics whose buffers are asked for when none is chosen
 
 export async function show(main, { topic, topics, again }) {
@@ -29,9 +31,10 @@ export async function show(main, { topic, topics, again }) {
     live.replaceChildren(...newest.map(([id, one]) => conversation(id, one, open)));
     if (!newest.length) live.append(el("p", { class: "empty" }, "No conversation is in the buffer."));
   };
-  await Promise.all([buffers(), page(null)]);
+  const [{ days }] = await Promise.all([get("/memd/days", { topic }), buffers(), page(null)]);
   main.replaceChildren(el("h1", {}, "Timeline"),
     el("section", { "aria-labelledby": "live" }, el("h2", { id: "live" }, "Live conversations"), live),
+    days.length > 0 && el("section", { "aria-labelledby": "days" }, el("h2", { id: "days" }, "When it was said"), spans(days)),
     el("section", { "aria-labelledby": "log" }, el("h2", { id: "log" }, "The log"), fresh,
       list.children.length ? list : el("p", { class: "empty" }, "Nothing is stored yet: turns are stored when their conversation rests, or when the window needs their room."), older));
   return (name, data) => {
@@ -41,6 +44,26 @@ export async function show(main, { topic, topics, again }) {
     fresh.textContent = `Show ${count(added, "newer entry", "newer entries")}`;
     return buffers();
   };
+}
+
+/** How much was said on which day, or in which month, latest first; each leads to what was said then. */
+function spans(days) {
+  const length = days.length > SPANS_MAX ? "2026-11".length : "2026-11-03".length;
+  const sums = new Map();
+  for (const one of days) sums.set(one.day.slice(0, length), (sums.get(one.day.slice(0, length)) ?? 0) + one.chunks);
+  const most = Math.max(...sums.values());
+  const rows = [...sums].reverse().map(([span, chunks]) => {
+    const [year, month, date] = span.split("-").map(Number);
+    const to = date ? span : `${span}-${String(new Date(year, month, 0).getDate()).padStart(2, "0")}`;
+    const first = new Date(year, month - 1, date || 1);
+    const name = date ? day(first.getTime() * 1000) : first.toLocaleDateString("en-GB", { month: "long", year: "numeric" });
+    return el("li", {}, el("a", { href: `#/search?${new URLSearchParams({ from: date ? span : `${span}-01`, to })}` }, name),
+      meter([chunks / most], count(chunks, "chunk")), el("span", {}, number(chunks)));
+  });
+  const list = el("ol", { class: "spans", "aria-label": "When it was said, latest first" }, rows.slice(0, SPANS_MAX));
+  const rest = rows.slice(SPANS_MAX);
+  const all = el("button", { type: "button", hidden: !rest.length, click: () => (list.append(...rest), all.remove()) }, "Earlier");
+  return [list, all];
 }
 
 function conversation(topicId, told, open) {
