@@ -15,13 +15,18 @@ from msgspec import UNSET
 
 from memd.entries import Entry, Moment, WallTime
 
-_ID = re.compile(r"[0-9]{16,19}")
-"""Shorter numbers are dates (20261120), or a mistake: seconds, a year."""
+_ID = re.compile(r"[0-9]{1,19}")
+_TIME_ID = re.compile(r"[0-9]{16,19}")
+"""A canonical_id that stands for a time. Shorter numbers are dates (20261120), or a mistake: seconds, a year."""
 _DATE = re.compile(r"[0-9-]+")
 
 
 class Since(Moment):
-    """The beginning of what is asked for: of a date its first moment, where `moment` means its end."""
+    """The beginning of what is asked for: of a date its first moment."""
+
+
+class Until(Moment):
+    """The end of it: of a date its last one."""
 
 
 class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -82,8 +87,13 @@ def moment(text: str) -> Moment:
 
 
 def since(text: str) -> Since:
-    """The same, but of a date its beginning is meant."""
-    return Since(text) if _ID.fullmatch(text) else Since(_time(text))
+    """The same of a time that something was said at, and of a date the beginning."""
+    return Since(text if _TIME_ID.fullmatch(text) else _time(text))
+
+
+def until(text: str) -> Until:
+    """The same, and of a date the end."""
+    return Until(text if _TIME_ID.fullmatch(text) else _time(text, days=1))
 
 
 def _time(text: str, days: int = 0) -> WallTime:

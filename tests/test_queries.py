@@ -20,7 +20,7 @@ from memd.admin.queries import (
     decode_query,
 )
 from memd.errors import BadQuestion
-from memd.wanted import Wanted, moment, since
+from memd.wanted import Wanted, moment, since, until
 
 HOW = "write it like 2026-11-20T14:30"
 
@@ -111,8 +111,18 @@ def test_an_unknown_filter_is_refused_with_those_that_there_are() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "soon", "-5", "2026-13-01", "9999-12-31", "12345678901234567890", "2026", "1763647200"],
+    ["", "soon", "-5", "2026-13-01", "9999-12-31", "12345678901234567890"],
 )
 def test_no_moment_is_guessed_at(text: str) -> None:
-    with pytest.raises(ValueError, match="is no canonical_id and no time"):
-        moment(text)
+    for read in (moment, since, until):
+        with pytest.raises(ValueError, match="is no canonical_id and no time"):
+            read(text)
+
+
+@pytest.mark.parametrize("text", ["2026", "1763647200", "1763647200000", "17"])
+def test_a_number_that_is_no_date_and_too_small_for_a_canonical_id_is_no_time_at_which_something_was_said(
+    text: str,
+) -> None:
+    for read in (since, until):
+        with pytest.raises(ValueError, match="is no canonical_id and no time"):
+            read(text)

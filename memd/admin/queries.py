@@ -7,6 +7,7 @@ each refused by name. A misspelt filter must not silently select everything. `op
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -15,7 +16,7 @@ from multidict import MultiMapping
 
 from memd.entries import Moment
 from memd.errors import BadQuestion
-from memd.wanted import Since, Wanted, moment, since
+from memd.wanted import Since, Until, Wanted, moment, since, until
 
 PAGE_MAX = 500
 PAGE = 50
@@ -55,7 +56,7 @@ class FilterQuery(TopicsQuery, frozen=True, kw_only=True):
         Meta(description="Only what was said from this time (2026-11-20, 2026-11-20T14:30) or canonical_id on."),
     ] = msgspec.field(default=None, name="from")
     to: Annotated[
-        Moment | None, Meta(description="Only what was said before this time (of a date: its end) or canonical_id.")
+        Until | None, Meta(description="Only what was said before this time (of a date: its end) or canonical_id.")
     ] = None
     role: Annotated[tuple[str, ...], Meta(description="Only where this role speaks; may be given again.")] = ()
     kind: Annotated[tuple[str, ...], Meta(description="Only this kind (turn, note); may be given again.")] = ()
@@ -185,9 +186,12 @@ def decode_query(given: MultiMapping[str], kind: type[Query]) -> Query:
         raise BadQuestion(_AT.sub(r"the parameter \2: \1", str(error))) from None
 
 
+_READ: dict[type, Callable[[str], Moment]] = {Moment: moment, Since: since, Until: until}
+
+
 def _decode_moment(kind: type, text: Any) -> Moment:
-    assert kind in (Moment, Since), f"{kind} is no type of a parameter"
-    return since(text) if kind is Since else moment(text)
+    assert kind in _READ, f"{kind} is no type of a parameter"
+    return _READ[kind](text)
 
 
 def _takes_several(kind: Any) -> bool:

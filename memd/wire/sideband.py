@@ -17,7 +17,7 @@ from msgspec import Raw
 from memd.entries import TOPIC_ID_RULE, Action, Correction, Moment, checked_topic_id
 from memd.errors import BadMemoryIn, BadNote, BadTopicId
 from memd.notes import GivenNote, Note, checked_notes
-from memd.wanted import Wanted, moment, since
+from memd.wanted import Wanted, since, until
 
 INJECTED_HEADER_BYTES_MAX = 4096  # proxies and servers refuse header lines from 8 KB on
 _WHITE_SPACE = b" \t\n\r"
@@ -212,7 +212,7 @@ def _checked_correction(correction: Correction, position: int) -> Correction:
 
 def _checked_filter(given: _WireFilter) -> Wanted:
     begin = None if given.since is None else _time(given.since, since, "from")
-    end = None if given.to is None else _time(given.to, moment, "to")
+    end = None if given.to is None else _time(given.to, until, "to")
     try:
         return Wanted(begin, end, kinds=given.kinds or (), sources=given.sources or (), tags=given.tags or ())
     except ValueError as error:
