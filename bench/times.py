@@ -5,7 +5,7 @@ Reads `bench/data/times.json`, which is ours: for each of eight languages a year
 apart, facts, small talk, and 60 questions, each with the day that it means and, if that is no dinner, a word of the
 answer. Each language is a topic of its own; questions are asked through `Retriever`, as those of prompts are.
 
-    python bench/times.py [--weights 0,0.5,1] [--model bundled] [--misses] [--json FILE]
+    python bench/times.py [--weights 0,0.5,1] [--model bundled] [--budget 2000] [--misses] [--json FILE]
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ GUESTS = range(2, 9)
 
 
 class Question(NamedTuple):
-    """A question, the day that it means, and a part of the answer."""
+    """A question, the day on which its answer was said, and a part of the answer."""
 
     language: str
     text: str
     day: date
     answer: str
+    is_elsewhen: bool = False
+    """Whether it names another day than that."""
 
 
 def stamp(when: str) -> int:
@@ -70,12 +72,15 @@ def year_of(language: str, told: dict[str, Any], now: datetime) -> tuple[list[tu
     )
     said = [(stamp(f"{day}T20:00"), text) for day, text in eaten.items()]
     said += [(stamp(when), text) for when, text in told["facts"]]
+    said += [(stamp(when), text) for _, when, text in told["elsewhen"]]
     for number, text in enumerate(told["filler"]):
         said.append((stamp(f"{DINNERS_FROM + timedelta(days=37 * number + 5)}T09:00"), text))
     questions = [
         Question(language, text, date.fromisoformat(day), *(answer or [eaten.get(date.fromisoformat(day), "")]))
         for text, day, *answer in told["questions"]
     ]
+    for asked, when, text in told["elsewhen"]:
+        questions.append(Question(language, asked, datetime.fromisoformat(when).date(), text, is_elsewhen=True))
     return sorted(said), questions
 
 
@@ -107,13 +112,18 @@ def retriever_of(encoder: Encoder, weight: float, now: datetime) -> Retriever:
 
 
 async def asked(
-    encoder: Encoder, weight: float, now: datetime, topics: dict[str, TopicLog], questions: list[Question]
+    encoder: Encoder,
+    weight: float,
+    now: datetime,
+    topics: dict[str, TopicLog],
+    questions: list[Question],
+    budget_tokens: int,
 ) -> list[dict[str, Any]]:
     """For each question whether its day and its answer are in the block, and what it cost."""
     retriever, rows = retriever_of(encoder, weight, now), []
     for one in questions:
         started = time.perf_counter()
-        found = await retriever.retrieve(one.text, [topics[one.language]], Budget(Config().injection.budget_tokens))
+        found = await retriever.retrieve(one.text, [topics[one.language]], Budget(budget_tokens))
         ranked = [one.candidate.entry for one in found.candidates]
         places = [
             n for n, entry in enumerate(ranked, 1) if day_of(entry.said) == one.day and one.answer in entry.content
@@ -123,6 +133,7 @@ async def asked(
             {
                 "question": one.text,
                 "language": one.language,
+                "elsewhen": one.is_elsewhen,
                 "day": bool(then),
                 "answer": any(one.answer in entry.content for entry in then),
                 "first": places[:1] == [1],
@@ -139,9 +150,10 @@ def report(by_weight: dict[str, list[dict[str, Any]]], *, misses: bool) -> None:
     """Print what was found."""
     table = Table(title="60 questions of time in eight languages: in the block, in per cent")
     languages = list(dict.fromkeys(row["language"] for row in next(iter(by_weight.values()))))
-    for column in ("time_weight", "day", "answer", "first", *languages, "chunks", "tokens", "ms"):
+    for column in ("time_weight", "day", "answer", "first", *languages, "elsewhen", "first", "chunks", "tokens", "ms"):
         table.add_column(column, justify="right")
-    for weight, rows in by_weight.items():
+    for weight, all_rows in by_weight.items():
+        rows, others = ([row for row in all_rows if row["elsewhen"] == wanted] for wanted in (False, True))
         means = {
             name: float(np.mean([row[name] for row in rows])) for name in ("day", "answer", "first", "chunks", "tokens")
         }
@@ -149,6 +161,7 @@ def report(by_weight: dict[str, list[dict[str, Any]]], *, misses: bool) -> None:
         table.add_row(
             weight,
             *(f"{100 * share:.0f}" for share in (means["day"], means["answer"], means["first"], *own)),
+            *(f"{100 * float(np.mean([row[name] for row in others])):.0f}" for name in ("answer", "first")),
             f"{means['chunks']:.1f}",
             f"{means['tokens']:.0f}",
             f"{np.median([row['ms'] for row in rows]):.1f}",
@@ -163,6 +176,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--weights", default="0,0.5,1", help="values of retrieval.time_weight")
     parser.add_argument("--model", default="bundled", help="embedding.model")
+    parser.add_argument("--budget", type=int, default=Config().injection.budget_tokens, help="injection.budget_tokens")
     parser.add_argument("--misses", action="store_true", help="print the questions without their answer")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -184,7 +198,8 @@ async def main() -> None:
             store.topic(language).index_terms()
             questions += about
         topics = {language: store.topic(language) for language in told["languages"]}
-        rows = {w: await asked(encoder, float(w), now, topics, questions) for w in given.weights.split(",")}
+        weights = given.weights.split(",")
+        rows = {one: await asked(encoder, float(one), now, topics, questions, given.budget) for one in weights}
         store.close()
     encoder.close()
     report(rows, misses=given.misses)

@@ -165,3 +165,67 @@ def test_a_request_recalls_only_what_its_filter_lets_through(told: DaemonProcess
     assert status(to="2020-01-01") == "none"
     assert status(kinds=["note"]) == "none"
     assert status(until="2020-01-01") == "bad-memory-in"
+
+
+@pytest.mark.parametrize("route", ["search?q=cake&", "chunks?", "days?"])
+def test_a_filter_that_cannot_be_meant_is_refused_on_every_route(told: DaemonProcess, route: str) -> None:
+    wrong = {
+        "from=soon": "parameter from",
+        "to=9999-12-31": "parameter to",
+        "from=1763647200": "parameter from",  # seconds
+        "from=2026-01-01&from=2026-01-02": "from is given 2 times",
+        "from=2026-02-01&to=2026-01-01": "`from` is not before `to`",
+        "kinds=turn": "no parameter 'kinds'",
+        "limit=0": "limit",
+    }
+    for query, named in wrong.items():
+        refused = ask(f"{told.own_url}/memd/{route}{query}")
+        assert refused.status == 400 and named in refused.json["error"]["message"], query
+
+
+def test_a_note_of_a_year_ago_is_chosen_by_all_that_is_known_of_it(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, told: DaemonProcess
+) -> None:
+    [line, *_] = told.export()
+    note = line | {
+        "uuid": "ab" * 16,
+        "id": "abab",
+        "content": "The boiler was serviced by Kessler and Sons.",
+        "kind": "note",
+        "source": "house/boiler.md",
+        "tags": ["house", "heating"],
+        "said_at": "2025-11-03T22:30:00.000000Z",
+        "speakers": [],
+        "roles": [],
+    }
+    told.terminate()
+    file = told.folder / "note.jsonl"
+    file.write_text(json.dumps(note) + "\n")
+    assert "1 entry imported" in told.run("import", str(file)).stdout
+    told.start()
+    assert [entry["tags"] for entry in told.export() if entry["kind"] == "note"] == [["house", "heating"]]
+    wanted = [
+        *("kind=note", "source=house/boiler.md", "tag=heating", "to=2025-12-31&topic=work", "contains=KESSLER%20AND"),
+        *("from=2025-11-03T23:29%2B01:00&to=2025-11-03T22:31Z", "from=2025-11-03&to=1762300000000000&tag=x&tag=house"),
+    ]
+    unwanted = [
+        *("kind=turn", "source=house/boiler", "tag=garden", "from=2025-12-01", "role=user", "kind=note&contains=cake"),
+        *("from=2025-11-03T22:31Z", "to=2025-11-03T23:30%2B01:00"),
+    ]
+    for query in (*wanted, *unwanted):
+        listed = ask(f"{told.own_url}/memd/chunks?{query}").json["chunks"]
+        searched = ask(f"{told.own_url}/memd/search?q=Who+serviced+the+boiler%3F&{query}").json["chunks"]
+        days = ask(f"{told.own_url}/memd/days?{query}").json["days"]
+        for chunks in (listed, searched):
+            assert ("abab" in {chunk["id"] for chunk in chunks}) == (query in wanted), query
+        assert any(day["day"].startswith("2025-11-0") for day in days) == (query in wanted), query
+    assert "serviced" in told.run("search", "--tag", "heating", "--to", "2025-12-31", "Who serviced the boiler?").stdout
+
+    def injected(**given: Any) -> bool:
+        asked = {"topic_id": "work", "filter": given}
+        told.chat([said("Who serviced the boiler?")], memory_in=asked, headers={"X-Memory-Mode": "readonly"})
+        return "Kessler" in upstream.prompts[-1].decode()
+
+    assert injected(kinds=["note"], sources=["house/boiler.md", "x"], to=1762300000000000)
+    assert injected(**{"from": "2025-11-03T22:30:00Z"}) and not injected(sources=["x"])
+    assert not injected(to="2025-11-03T23:30:00+01:00")
