@@ -224,7 +224,7 @@ def test_a_note_of_a_year_ago_is_chosen_by_all_that_is_known_of_it(
     def injected(**given: Any) -> bool:
         asked = {"topic_id": "work", "filter": given}
         told.chat([said("Who serviced the boiler?")], memory_in=asked, headers={"X-Memory-Mode": "readonly"})
-        return "Kessler" in upstream.prompts[-1].decode()
+        return "Kessler" in upstream.prompts[-1]
 
     assert injected(kinds=["note"], sources=["house/boiler.md", "x"], to=1762300000000000)
     assert injected(**{"from": "2025-11-03T22:30:00Z"}) and not injected(sources=["x"])
