@@ -434,7 +434,7 @@ def test_nothing_that_is_remembered_is_executed_and_what_is_hidden_is_made_visib
         assert ask(f"{empty.own_url}/memd/corrections", correction).status == 200
     page = open_page(empty, f"#/turns/{turn_id}")
     expect(page.locator("pre")).to_contain_text("the frame of the harbour")
-    for view in ("timeline", "search?q=harbour", "search?contains=harbour", f"chunk/bikes/{empty.export()[0]['uuid']}"):
+    for view in ("timeline", "search?q=harbour", "search?words=harbour", f"chunk/bikes/{empty.export()[0]['uuid']}"):
         page.evaluate("hash => { location.hash = hash }", f"#/{view}")
         expect(page.locator(f"main .{view.split('/')[0].split('?')[0]}")).to_contain_text("harbour")
         expect(page.locator("main:visible").locator("script, img, iframe, style, [onclick], [onload]")).to_have_count(0)

@@ -5,7 +5,7 @@ import { candidates } from "./candidates.js";
 import { announce, badge, chunkLink, count, day, el, number, problem, said, when } from "./dom.js";
 
 const PAGE = 500; // sorted by when they were said; the daemon tells them by when they were stored
-const CHOICE = ["from", "to", "role", "kind", "contains"];
+const CHOICE = ["from", "to", "role", "kind", "words"]; // a field called "contains" would hide form.contains()
 const ROLES = ["user", "assistant", "tool", "system"];
 const KINDS = ["turn", "note", "document"];
 
@@ -21,14 +21,14 @@ export async function show(main, { topic, query }) {
     el("button", { class: "main" }, "Search"),
     el("details", { class: "wide", open: CHOICE.some(field) }, el("summary", {}, "Only what was said …"),
       el("div", { class: "fields" }, dated("From day", "from"), dated("To day", "to"), one("By", "role", ROLES), one("Kind", "kind", KINDS),
-        el("label", {}, "With the words", el("input", { name: "contains", value: field("contains"), autocomplete: "off" })))));
+        el("label", {}, "With the words", el("input", { name: "words", value: field("words"), autocomplete: "off" })))));
   const ask = async () => {
     const given = Object.fromEntries([...new FormData(form)].filter(([, value]) => value));
     history.replaceState(null, "", `#/search?${new URLSearchParams(given)}`);
     if (!Object.keys(given).length) return answer.replaceChildren(el("p", { class: "empty" }, "Ask something, or choose what was said when, by whom or with which words."));
     answer.replaceChildren(el("p", { class: "empty" }, "Searching …"));
-    const { q, as_of, from, to, ...rest } = given;
-    const choice = { ...rest, topic, from: from && midnight(from, 0), to: to && midnight(to, 1) };
+    const { q, as_of, from, to, words, ...rest } = given;
+    const choice = { ...rest, topic, contains: words, from: from && midnight(from, 0), to: to && midnight(to, 1) };
     try {
       const then = as_of && new Date(as_of).getTime() * 1000; // the browser's time zone, as it was typed
       answer.replaceChildren(...(q ? found(await get("/memd/search", { ...choice, q, as_of: then })) : await chosen(choice)));
