@@ -42,10 +42,12 @@ class OneVector:
 
     fingerprint = "f" * 32
     dimension = DIMENSION
-    same_cosine = 0.99
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
         return unit_vector("question", DIMENSION)[np.newaxis]
+
+    def same_cosine(self, cosine: float) -> float:
+        return cosine
 
     def close(self) -> None:
         pass

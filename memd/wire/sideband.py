@@ -219,7 +219,6 @@ def _checked_filter(given: _WireFilter) -> Wanted:
         raise BadMemoryIn(f"memory_in.filter: {error}") from None
 
 
-
 def _checked_notes(given: tuple[GivenNote, ...]) -> tuple[Note, ...]:
     try:
         return checked_notes(given, "memory_in.notes")
