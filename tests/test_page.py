@@ -308,7 +308,7 @@ def test_the_search_explains_its_scores_and_answers_from_the_past(told: DaemonPr
 def test_what_was_said_on_a_day_is_chosen_from_the_timeline_and_by_the_filters_of_the_search(
     told: DaemonProcess, open_page: OpenPage
 ) -> None:
-    page = open_page(told, "#/timeline")
+    page = open_page(told, "#/timeline", expected=("400",))
     today = f"{datetime.now(ZoneInfo('Europe/Berlin')):%Y-%m-%d}"
     [day] = ask(f"{told.own_url}/memd/days").json["days"]
     spans = page.get_by_role("list", name="When it was said")
