@@ -51,7 +51,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     question: str | None = None
     """The question to memory; None if there was none."""
     filter: Wanted = EVERYTHING
-    """What `memory_in.filter` let through."""
+    """The choice of `memory_in.filter`."""
     candidates: tuple[ScoredChunk, ...] = ()
     """The candidates, best first."""
     budget_tokens: int = 0

@@ -67,7 +67,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wanted(self) -> Wanted:
-        """What may be recalled into it."""
+        """The choice of chunks that may be recalled into it."""
         return EVERYTHING if self.memory_in is None else self.memory_in.filter or EVERYTHING
 
 
