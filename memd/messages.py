@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -27,6 +28,11 @@ RESULT_ROLES = frozenset({"tool", "function"})
 BLOCK_OPENING = "[memory]"
 BLOCK_CLOSING = "[/memory]"
 CHUNK_MARKER = "[mem:"
+
+_WRITTEN_RESULT = re.compile(r"\s*\[\w+(?: [^\n]{0,4096}?)?\] Result:")
+_USERS_WORDS = re.compile(r"<(?:task|feedback|user_message|answer)>")
+"""How Cline and Roo Code open the result of a call that the model wrote as text (`pushToolResult` in both), and
+the tags around what a user says to it."""
 
 _EXACT_IN_DOUBLE_MAX = 2**53
 
@@ -77,6 +83,12 @@ class Message(msgspec.Struct, frozen=True):
     def opens_turn(self) -> bool:
         """True where a user speaks; a message that a program alone wrote, such as a reminder, is part of the turn."""
         return self.role == "user" and (self.own_words is UNSET or bool(self.own_words.strip()))
+
+    @property
+    def answers_call(self) -> bool:
+        """True for a user's message in which a program gives the result of a call that the model wrote as text."""
+        is_result = self.role == "user" and _WRITTEN_RESULT.match(self.text) is not None
+        return is_result and _USERS_WORDS.search(self.text) is None
 
     @property
     def content_digest(self) -> bytes:

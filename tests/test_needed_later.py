@@ -15,6 +15,7 @@ from recording_upstream import COMMON, Request, Response
 from test_turn import daemon_in_process
 
 from memd.entries import Speaker
+from memd.messages import Message
 from memd.recall.echoes import telling, unseen
 
 CODE = "KINGFISHER9"
@@ -77,6 +78,38 @@ async def test_what_a_long_task_asks_for_at_its_end_is_recalled_in_its_turn(tmp_
             messages += step
             await client.stored()
         assert len(seen) >= 3 and all(seen), "it has left, and the block has it"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_result"),
+    [
+        ("[read_file for 'src/a.py'] Result:\n1 | import os", True),
+        ("[execute_command for 'ls [a-z]*'] Result:\nCommand executed.", True),
+        ("[attempt_completion] Result:\nThe user has provided feedback.\n<feedback>\nNot yet.\n</feedback>", False),
+        ("What does [read_file] Result: mean?", False),
+        ("[memory] is a word", False),
+    ],
+)
+def test_a_result_that_a_program_gives_as_text_is_told_from_what_a_user_says(text: str, is_result: bool) -> None:
+    assert Message("user", text).answers_call is is_result
+    assert not Message("assistant", text).answers_call
+
+
+async def test_an_agent_whose_results_are_texts_is_asked_for_by_its_task_and_its_step(tmp_path: Path) -> None:
+    async with daemon_in_process(tmp_path, window=3072) as client:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": f"<task>\n{TASK}\n</task>"}]
+        for number in range(STEPS):
+            action = f"<read_file>\n<path>gauge_{number}.py</path>\n</read_file>"
+            said = {"role": "assistant", "content": f"{thought(number)}\n{action}"}
+            client.upstream.answer = partial(answered, said)
+            prompt = await client.chat(messages)
+            text = f"[read_file for 'gauge_{number}.py'] Result:\n{result(number)}"
+            messages += [said, {"role": "user", "content": text}]
+            await client.stored()
+        question = (await client.receipt())["question"]
+        assert thought(STEPS - 2) in question and question.startswith("Solve this issue")
+        assert "[File: " not in question
+        assert CODE in prompt and "<task>" not in prompt, "the task and what told it have left"
 
 
 def test_what_the_prompt_shows_already_of_a_chunk_adds_nothing_to_its_score() -> None:

@@ -43,19 +43,18 @@ class Prompt:
 
     def user_texts(self) -> Iterator[str]:
         """The words of the visible user messages, newest first; messages that only programs wrote have none."""
-        for position in reversed(self._visible()):
-            message = self._message(position)
-            if message.role == "user" and message.said.strip():
+        for message in self._newest_first():
+            if message.role == "user" and message.said.strip() and not message.answers_call:
                 yield message.said
 
     def latest_step(self) -> Message | None:
         """The assistant's latest message in the open turn; None if there is none."""
-        for position in reversed(self._visible()):
-            message = self._message(position)
-            if position == self.turn_position:
-                return None
+        opened = None if self.turn_position is None else self._message(self.turn_position)
+        for message in self._newest_first():
             if message.role == "assistant":
                 return message
+            if message is opened and not message.answers_call:
+                return None
         return None
 
     @property
@@ -153,6 +152,12 @@ class Prompt:
         visible = [*range(self._arrival.head), *behind]
         hidden = self._mended.hidden
         return [position for position in visible if position not in hidden] if hidden else visible
+
+    def _newest_first(self) -> Iterator[Message]:
+        """The visible messages; all that the client sent where its user message is a result: the task may have left."""
+        if self.turn_position is not None and self._message(self.turn_position).answers_call:
+            return reversed(self._request.messages)
+        return (self._message(position) for position in reversed(self._visible()))
 
     def _opens_turn(self, position: int) -> bool:
         return self._message(position).opens_turn and position not in self._mended.covered
