@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -163,4 +165,58 @@ def test_a_model_is_loaded_at_its_first_use_let_go_when_idle_and_loaded_again(fo
 def test_without_a_chunk_in_the_log_the_dimension_is_asked_of_the_model(folder: Path, bundled: Embedder) -> None:
     resident = load_embedder(EmbeddingSettings(model=f"path:{folder}", idle_unload_seconds=60))
     assert (resident.dimension, resident.fingerprint) == (384, bundled.fingerprint)
+    resident.close()
+
+
+def test_a_question_does_not_wait_longer_than_it_may_for_a_model_that_is_loaded_again(bundled: Embedder) -> None:
+    may_end, loads = threading.Event(), itertools.count()
+
+    def load() -> Embedder:
+        next(loads)
+        assert may_end.wait(20), "the test ends it"
+        return bundled
+
+    waits = {"idle_seconds": 60.0, "question_seconds": 0.02}
+    resident = ResidentEmbedder("m", bundled.dimension, bundled.fingerprint, load, **waits)
+    for _ in range(2):
+        with pytest.raises(EmbeddingError, match="is being loaded; words alone find until then"):
+            resident.embed_query(TEXT)
+    may_end.set()
+    assert resident.embed(TEXT).tobytes() == bundled.embed(TEXT).tobytes(), "one who stores waits"
+    assert resident.embed_query(TEXT).tobytes() == bundled.embed_query(TEXT).tobytes()
+    assert next(loads) == 1, "it was loaded once"
+    resident.close()
+
+
+def test_loading_that_failed_is_tried_again(bundled: Embedder) -> None:
+    outcomes: list[Embedder | EmbeddingError] = [bundled, EmbeddingError("no memory")]
+
+    def load() -> Embedder:
+        outcome = outcomes.pop()
+        if isinstance(outcome, EmbeddingError):
+            raise outcome
+        return outcome
+
+    waits = {"idle_seconds": 60.0, "question_seconds": 20.0}
+    resident = ResidentEmbedder("m", bundled.dimension, bundled.fingerprint, load, **waits)
+    with pytest.raises(EmbeddingError, match="no memory"):
+        resident.embed_query(TEXT)
+    assert resident.embed_query(TEXT).shape == (1, bundled.dimension)
+    resident.close()
+
+
+def test_a_model_of_fastembeds_is_let_go_too(bundled: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = []
+
+    def load(settings: EmbeddingSettings, *, fetch: bool) -> Embedder:
+        loads.append(settings.model)
+        return bundled
+
+    monkeypatch.setattr("memd.embedding.fastembed.load_fastembed", load)
+    resident = load_embedder(EmbeddingSettings(model="some/model", idle_unload_seconds=0.05))
+    assert isinstance(resident, ResidentEmbedder) and not resident.is_loaded
+    for count in (2, 3):
+        assert resident.embed_query(TEXT).tobytes() == bundled.embed_query(TEXT).tobytes()
+        assert len(loads) == count
+        wait_until(lambda: not resident.is_loaded, lambda: "it stays in memory")
     resident.close()
