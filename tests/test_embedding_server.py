@@ -232,6 +232,33 @@ def test_a_daemon_with_a_server_that_goes_away_and_comes_back_loses_nothing(
     daemon.wait_stored(BAKER)
 
 
+def of_another_model(request: Request) -> Response:
+    told = json.loads(openai(request).parts[0])
+    for one in told.get("data", ()):
+        one["embedding"] = one["embedding"][::-1]
+    return Response((json.dumps(told).encode(),))
+
+
+def test_a_daemon_tells_another_model_behind_the_same_name_and_stores_nothing_with_it(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, server: RecordingUpstream
+) -> None:
+    settings = {"embedding": {"model": "http", "url": server.url, "name": "m"}, "compaction": {"retry_seconds": 0.1}}
+    daemon = make_daemon(upstream.url, settings).start()
+    daemon.chat([{"role": "user", "content": KEY}])
+    daemon.wait_stored(KEY)
+    server.answer = of_another_model
+    daemon.chat([{"role": "user", "content": BAKER}])
+    said = "another model has this name now"
+    wait_until(lambda: said in daemon.log.read_text(), daemon.log.read_text)
+    answer = daemon.chat([{"role": "user", "content": WHERE}])
+    assert answer.headers["X-Memory-Status"] == "degraded:embedding" and KEY in upstream.prompts[-1]
+    told = daemon.run("check", "--config", str(daemon.config))
+    assert told.returncode == 1 and said in " ".join(told.stdout.split())
+    assert all(BAKER not in one["content"] for one in daemon.export())
+    server.answer = openai
+    daemon.wait_stored(BAKER)
+
+
 def test_the_real_llama_server_embeds(scripted_gguf: Path, tmp_path: Path) -> None:
     log = tmp_path / "llama.log"
     with running_llama(scripted_gguf, context=512, log=log, settings=["embedding=1", "pooling_type=1"]) as url:
