@@ -31,6 +31,10 @@ class BadNote(MemdError):
     """A note that cannot be kept; names the member and quotes nothing of it."""
 
 
+class BadDocument(MemdError):
+    """A file that cannot be read as a document; says why, and not which."""
+
+
 class BadImport(MemdError):
     """A file to be imported that cannot be read or is not what it should be; names the file and the line."""
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 FILE_LINES_MAX = 450
 FUNCTION_LINES_MAX = 50
 
-WORDS = {"clock", "errors", "entries", "messages", "notes", "speech", "wanted", "wording", "settings"}
+WORDS = {"clock", "documents", "errors", "entries", "messages", "notes", "speech", "wanted", "wording", "settings"}
 """The words every layer speaks."""
 LOWER = WORDS | {"assets", "wire", "embedding", "store", "telemetry"}
 MIDDLE = LOWER | {"conversation", "recall", "ingest"}
@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "messages": {"errors"},
     "speech": {"messages"},
     "notes": {"errors", "wanted"},
+    "documents": {"errors"},
     "wanted": {"entries"},
     "wording": set[str](),
     "clock": set[str](),
@@ -54,6 +55,7 @@ MAY_IMPORT = {
 PURE = {
     *(
         "entries",
+        "documents",
         "messages",
         "notes",
         "speech",
@@ -67,6 +69,7 @@ PURE = {
     *(
         "ingest.chunking",
         "ingest.pieces",
+        "ingest.sources.reading",
         "recall.fusion",
         "recall.ranking",
         "recall.block",

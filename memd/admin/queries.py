@@ -59,7 +59,9 @@ class FilterQuery(TopicsQuery, frozen=True, kw_only=True):
         Until | None, Meta(description="Only what was said before this time (of a date: its end) or canonical_id.")
     ] = None
     role: Annotated[tuple[str, ...], Meta(description="Only where this role speaks; may be given again.")] = ()
-    kind: Annotated[tuple[str, ...], Meta(description="Only this kind (turn, note); may be given again.")] = ()
+    kind: Annotated[
+        tuple[str, ...], Meta(description="Only this kind (turn, note, document); may be given again.")
+    ] = ()
     source: Annotated[tuple[str, ...], Meta(description="Only from this source; may be given again.")] = ()
     tag: Annotated[tuple[str, ...], Meta(description="Only notes with this tag; may be given again.")] = ()
     contains: Annotated[str, Meta(description="Only chunks whose text has this, in any case.")] = ""

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from memd.admin import page
 from memd.admin.access import forwarding_header, is_from_another_page, is_own, same_host, shows_token
+from memd.admin.documents import DocumentRoutes
 from memd.admin.http import error_response, prove, read_body, token_refusal
 from memd.admin.proof import PROOF, ProofRoutes
 from memd.admin.queries import NoQuery, decode_query
@@ -47,7 +48,7 @@ class DescriptionRoutes:
 
 GROUPS: tuple[type, ...] = (
     *(StatusRoutes, TopicRoutes, SearchRoutes, LogRoutes, ViewRoutes, TurnRoutes, LiveRoutes),
-    *(NoteRoutes, CorrectionRoutes, BackupRoutes, ProofRoutes, DescriptionRoutes),
+    *(NoteRoutes, DocumentRoutes, CorrectionRoutes, BackupRoutes, ProofRoutes, DescriptionRoutes),
 )
 ROUTES = tuple(route for group in GROUPS for route in routes_of(group))
 

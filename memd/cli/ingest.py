@@ -31,7 +31,7 @@ def import_(config_path: Path | None, data_dir: str | None, topic: str | None, f
     repeated. Stop the daemon first.
     """
     config = config_of(config_path, {"data_dir": data_dir})
-    with _progress("importing") as advanced:
+    with progress("importing") as advanced:
         counts = import_file(config, file, topic_id=topic, advanced=advanced)
     said = [f"{file}: {counted(counts.lines, 'line')} read"]
     if counts.entries or counts.entries_known:
@@ -61,7 +61,7 @@ def reembed(config_path: Path | None, data_dir: str | None) -> int:
     one continues where it stopped. Stop the daemon first.
     """
     config = config_of_existing(config_path, data_dir)
-    with _progress("embedding") as advanced:
+    with progress("embedding") as advanced:
         count, problems = embed_again(config, advanced)
     for problem in problems:
         click.echo(problem)
@@ -70,8 +70,8 @@ def reembed(config_path: Path | None, data_dir: str | None) -> int:
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, nothing elsewhere; what is yielded takes how much is done and how much there is."""
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on a terminal, nothing elsewhere; what is yielded takes how much is done and how much there is."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=None)

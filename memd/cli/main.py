@@ -19,6 +19,7 @@ from memd.cli.flags import FOUND_SOMETHING, WRONG_USAGE
 from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError, NotFound
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "add": ("sources", "Remember what stands in the files and folders PATH..."),
     "backup": ("log_files", "Back up the log to DIR, or update the backup there."),
     "check": ("check.command", "Say whether everything is ready, and if not, what to do."),
     "completion": ("check.command", "Print the script that completes commands of memd in SHELL."),
@@ -36,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "search": ("search", "Show the chunks that a new chat with QUESTION would get."),
     "serve": ("serve", "Run the daemon until Ctrl-C or SIGTERM."),
     "show": ("history", "Show the versions of the chunk ID, and where it was shown."),
+    "sources": ("sources", "List the documents that were added, or take some out."),
     "stats": ("stats", "Show what is stored, and how fast a running daemon finds it."),
     "turn": ("turns", "Show what memory did in a turn, and why."),
     "undo": ("history", "Take back the correction in entry CANONICAL_ID."),

@@ -88,18 +88,18 @@ class RunningDaemon:
         given = {name: value for name, value in query.items() if value is not None}
         return self._request(f"{path}?{urllib.parse.urlencode(given, doseq=True)}" if given else path, None)
 
-    def post(self, path: str, body: object) -> bytes:
-        """Return the body of the answer to a POST.
+    def post(self, path: str, body: object, seconds: float = ANSWER_SECONDS_MAX) -> bytes:
+        """Return the body of the answer to a POST, which may take so long.
 
         Raises:
             BadQuestion: the request is wrong.
             DaemonError: it refused, or does not answer.
         """
-        return self._request(path, msgspec.json.encode(body))
+        return self._request(path, msgspec.json.encode(body), seconds)
 
-    def _request(self, path: str, body: bytes | None) -> bytes:
+    def _request(self, path: str, body: bytes | None, seconds: float = ANSWER_SECONDS_MAX) -> bytes:
         try:
-            return self._send(path, body, ANSWER_SECONDS_MAX)
+            return self._send(path, body, seconds)
         except (OSError, http.client.HTTPException) as error:
             raise DaemonError(f"the daemon at {self.url} does not answer: {error}; see its log") from None
 

@@ -34,7 +34,7 @@ _PARAMETERS = {"since": "from", "roles": "role", "kinds": "kind", "sources": "so
 @click.option("--from", "since", metavar="TIME", help="Only what was said from a time (2026-11-20) on.")
 @click.option("--to", metavar="TIME", help="Only what was said before a time; of a date, before its end.")
 @click.option("--role", "roles", multiple=True, help="Only where this role speaks; may be given again.")
-@click.option("--kind", "kinds", multiple=True, help="Only this kind (turn, note); may be given again.")
+@click.option("--kind", "kinds", multiple=True, help="Only this kind (turn, note, document); may be given again.")
 @click.option("--source", "sources", multiple=True, help="Only from this source; may be given again.")
 @click.option("--tag", "tags", multiple=True, help="Only notes with this tag; may be given again.")
 @click.option("--contains", metavar="TEXT", help="Only chunks whose text has this, in any case.")

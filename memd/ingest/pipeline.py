@@ -18,6 +18,7 @@ from msgspec import UNSET
 
 from memd.conversation import compaction
 from memd.conversation.tokens import TokenCounter
+from memd.documents import GivenDocument
 from memd.embedding.embedder import EmbedMany
 from memd.entries import SHOWN_MAX, Draft, Section, speaker_name
 from memd.ingest.chunking import Chunk, Utterance, split
@@ -76,6 +77,22 @@ class Cutter:
             )
         return drafts
 
+    def cut_document(self, document: GivenDocument) -> list[Draft]:
+        """Cut and redact a document, section by section."""
+        text, now_us = self.redactor.text, time.time_ns() // 1000
+        cut = [
+            (section, chunk)
+            for section in document.sections
+            if section.text.strip()
+            for chunk in split([Utterance(text(section.text))], settings=self._chunking, count=self._count)
+        ]
+        drafts = []
+        for number, (section, chunk) in enumerate(cut):
+            draft = _draft(chunk, kind="document", source=document.source, created_at=now_us)
+            place = bytes.fromhex(document.hash), number, len(cut), section.heading, section.page, section.sheet
+            drafts.append(self.redactor.draft(msgspec.structs.replace(draft, part=Section(*place))))
+        return drafts
+
 
 class Drafter:
     """Makes drafts with one embedding model and one set of settings. Use it in one thread at a time."""
@@ -90,9 +107,9 @@ class Drafter:
         redactor: Redactor = NO_REDACTION,
     ) -> None:
         """`embed_many`, `same_cosine`: `Embedder`'s, or a caller's version of them."""
-        self._cutter = Cutter(config.chunking, counter.count, redactor)
+        self.cutter = Cutter(config.chunking, counter.count, redactor)
         self._dedupe_cosine = config.dedupe.cosine
-        self._embed_many = embed_many
+        self.embed_many = embed_many
         self._same_cosine = same_cosine
         self._redactor = redactor
 
@@ -112,7 +129,7 @@ class Drafter:
             EmbeddingError: the model failed on a text.
         """
         digests = [message.digest for run in runs for message in run if message.digest is not None]
-        return self.embedded(topic, self._cutter.cut(topic.topic_id, runs, kind=kind, source=source), digests)
+        return self.embedded(topic, self.cutter.cut(topic.topic_id, runs, kind=kind, source=source), digests)
 
     def embedded(
         self,
@@ -134,7 +151,7 @@ class Drafter:
         new = [draft for draft in drafts if is_shown(draft.uuid) or not topic.has_live_copy(draft)]
         if not new:
             return []
-        vectors = self._embed_many([draft.embedded_text for draft in new])
+        vectors = self.embed_many([draft.embedded_text for draft in new])
         firsts = compaction.distinct(vectors, self._same_cosine(self._dedupe_cosine))
         firsts = [own if is_shown(new[own].uuid) else first for own, first in enumerate(firsts)]
         known: dict[int, dict[bytes, None]] = {first: {} for first in firsts}

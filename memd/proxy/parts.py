@@ -13,6 +13,7 @@ from functools import partial
 
 import msgspec
 
+from memd.admin.documents import DocumentRoutes
 from memd.admin.proof import ProofRoutes
 from memd.admin.reads import LogRoutes, SearchRoutes
 from memd.admin.receipts import Receipts
@@ -233,6 +234,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> Own
             TurnRoutes(daemon.receipts, named, daemon.retriever, daemon.counter),
             LiveRoutes(daemon.events, partial(exposition, daemon.metrics, _gauges_of(daemon), daemon.upstream)),
             NoteRoutes(named, daemon.archiver),
+            DocumentRoutes(named, daemon.archiver, daemon.encoder),
             CorrectionRoutes(named, daemon.encoder, daemon.archiver),
             BackupRoutes(config.data_dir, files),
             ProofRoutes(secret, daemon.addresses.local),

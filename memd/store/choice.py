@@ -7,10 +7,12 @@ are wanted. It says "perhaps" where columns cannot tell (see `may_be_wanted`): w
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Collection
 
 import numpy as np
 
+from memd.entries import Entry
 from memd.store.log.columns import Bits, digest_word, may_be_wanted
 from memd.store.log.segment import GrowingSegment
 from memd.store.snapshot import Place, SearchTimes, Snapshot
@@ -67,6 +69,24 @@ def without(snapshot: Snapshot, places: Collection[Place]) -> Snapshot:
 def live_ids(snapshot: Snapshot) -> list[int]:
     """Return the canonical_ids of the entries that count."""
     return [one for view in snapshot.views.values() for one in view.rows["canonical_id"][~view.dead].tolist()]
+
+
+def newest_by_source(snapshot: Snapshot, kind: str) -> list[tuple[Entry, int]]:
+    """Return the newest live entry of each source of a kind, with the number of its live chunks; of two sources with
+    one hash in the columns only one.
+
+    Raises:
+        StoreError: an entry cannot be read.
+    """
+    newest: dict[int, tuple[int, Place]] = {}
+    counts: Counter[int] = Counter()
+    for number, view in snapshot.views.items():
+        rows = np.flatnonzero(~view.dead & may_be_wanted(view.rows, Wanted(kinds=(kind,))))
+        columns = (view.rows[name][rows].tolist() for name in ("source_hash", "canonical_id"))
+        for row, source, canonical_id in zip(rows.tolist(), *columns, strict=True):
+            counts[source] += 1
+            newest[source] = max(newest.get(source, (0, (0, 0))), (canonical_id, (number, row)))
+    return [(snapshot.read(place), counts[source]) for source, (_, place) in newest.items()]
 
 
 def _wanted_rows(snapshot: Snapshot, number: int, view: SegmentView, wanted: Wanted) -> Bits:

@@ -1,0 +1,36 @@
+"""Documents as whoever reads a file hands them over: where it is, its hash, its text in sections.
+
+Rule: pure. What cannot be kept is refused with the name of its member.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+SOURCE_CHARACTERS_MAX = 1_000
+HEADINGS_MAX = 16
+
+
+class GivenSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A stretch of a document that is cut by itself: no chunk crosses two."""
+
+    heading: Annotated[tuple[str, ...], Meta(max_length=HEADINGS_MAX)] = ()
+    """The headings above it, the outermost first."""
+    text: str = ""
+    page: int | None = None
+    sheet: str | None = None
+
+
+class GivenDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file, read."""
+
+    source: Annotated[str, Meta(min_length=1, max_length=SOURCE_CHARACTERS_MAX)]
+    """Its path relative to its source's root, behind the root's name."""
+    hash: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    """SHA-256 of the file."""
+    sections: tuple[GivenSection, ...]
+    renamed_from: str | None = None
+    """The source that it was, and is no longer."""

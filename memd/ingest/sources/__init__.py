@@ -1,0 +1,1 @@
+"""Documents: which files there are, what stands in them, and what of it is new."""
