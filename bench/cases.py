@@ -29,7 +29,8 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import traffic
-from quality import StandIn, Talk, config_of, serving, tell
+from quality import StandIn, config_of, serving, tell
+from quality_data import Talk
 from rich.console import Console
 from rich.table import Table
 

@@ -1,17 +1,17 @@
 """How often what a question needs is in the prompt: recall of evidence within a token budget.
 
-Backs the claim that fusing meaning and words finds more than either. Reads a JSON list of conversations, each with
-`conversation` (`session_1` … lists of `{dia_id, speaker, text}`) and `qa` (lists of
-`{question, evidence: [dia_id], category}`; category 5 asks about what was never said and is counted apart):
+Backs the claim that fusing meaning and words finds more than either. Reads LoCoMo's, LongMemEval's
+and BEAM's files (see quality_data.py):
 
-    python bench/quality.py --data FILE [--only 0,2] [--chunks 30,80] [--plot FILE] [--json FILE]
-    python bench/quality.py --data FILE --grid
+    python bench/quality.py --data PATH [--only 0,2] [--variants default] [--chunks 30,80] [--plot FILE] [--json FILE]
+    python bench/quality.py --data PATH --grid
 
 Each session goes turn by turn through the real daemon over HTTP, each text opened by its speaker's name; who opens the
 session is the user, the other's turns are the model's replies. All sessions of a conversation are one topic.
 Each question is then asked in a fresh read-only chat; the block is read out of the prompt that memd forwards. A turn
-counts as found when at least half of its text, by whole sentences, stands in the block. `@k` looks at the best k chunks
-instead of a budget.
+counts as found when at least half of its text, by whole sentences, stands in the block; a session when any sentence of
+it does. `@k` looks at the best k chunks instead of a budget. `silent`: no block, where what is asked was never said;
+each conversation is also asked all of `bench/data/silence.json`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ import aiohttp
 import msgspec
 import numpy as np
 from aiohttp import web
+from quality_data import NOTHING_TO_FIND, Question, Talk, read
 from rich.console import Console
 from rich.table import Table
 
@@ -56,76 +57,21 @@ from memd.settings.model import (
 WINDOW_TOKENS = 1_000_000
 BUDGETS = (500, 1000, 2000, 4000)
 RANKS = (5, 10, 25, 50)
-NOTHING_TO_FIND = 5
-"""The category of questions about what was never said."""
+SILENCE = Path(__file__).parent / "data" / "silence.json"
+"""Small talk and questions about nothing that any of the conversations has, in twelve languages; ours."""
 ByBudget = dict[str, dict[str, dict[str, float]]]
 """Budget → conversation → measure → mean."""
+WHOLE_BUDGET = {"min_share": 0.0, "min_evidence": 0.0}
 VARIANTS: dict[str, dict[str, float]] = {
-    "cosine only": {"lexical_weight": 0.0, "neighbour_weight": 0.0},
-    "lexical only": {"lexical_weight": 1.0, "neighbour_weight": 0.0},
-    "fused": {"lexical_weight": 0.5, "neighbour_weight": 0.0},
-    "fused + neighbours": {"lexical_weight": 0.5, "neighbour_weight": 0.2},
+    "cosine only": {"lexical_weight": 0.0, "neighbour_weight": 0.0} | WHOLE_BUDGET,
+    "lexical only": {"lexical_weight": 1.0, "neighbour_weight": 0.0, "feedback_weight": 0.0} | WHOLE_BUDGET,
+    "fused": {"neighbour_weight": 0.0, "feedback_weight": 0.0} | WHOLE_BUDGET,
+    "fused + neighbours": {"feedback_weight": 0.0} | WHOLE_BUDGET,
+    "… + feedback": WHOLE_BUDGET,
     "default": {"top_k": 32},
 }
+SENTENCE_CHARACTERS_MIN = 30
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?\n]*")
-
-
-class Question(NamedTuple):
-    """One question and the texts of the turns that answer it."""
-
-    text: str
-    category: int
-    evidence: tuple[str, ...]
-
-
-class Talk(NamedTuple):
-    """One conversation of the data: its sessions as chat messages, and what is asked about them."""
-
-    topic: str
-    sessions: list[list[dict[str, str]]]
-    questions: list[Question]
-
-
-def read(path: Path, only: set[int] | None) -> list[Talk]:
-    """The conversations of a data file."""
-    talks = []
-    malformed = np.zeros(2, int)
-    for number, told in enumerate(json.loads(path.read_text())):
-        if only is not None and number not in only:
-            continue
-        said = told["conversation"]
-        names = sorted((name for name in said if re.fullmatch(r"session_\d+", name)), key=lambda name: int(name[8:]))
-        turns = {turn["dia_id"]: turn["text"] for name in names for turn in said[name]}
-        sessions = [
-            [{"role": _role(turn, said[name]), "content": f"{turn['speaker']}: {turn['text']}"} for turn in said[name]]
-            for name in names
-        ]
-        questions = []
-        for asked in told["qa"]:
-            named, repaired, dropped = _evidence(asked.get("evidence", []), turns)
-            malformed += np.array([repaired, dropped])
-            questions.append(Question(asked["question"], asked["category"], tuple(turns[one] for one in named)))
-        talks.append(Talk(f"talk-{number}", sessions, [one for one in questions if one.evidence]))
-    print(f"evidence: {malformed[0]} malformed entries repaired, {malformed[1]} that name no turn dropped")
-    return talks
-
-
-def _role(turn: dict[str, str], session: list[dict[str, str]]) -> str:
-    """Who opens a session plays the user."""
-    return "user" if turn["speaker"] == session[0]["speaker"] else "assistant"
-
-
-def _evidence(entries: list[str], turns: Collection[str]) -> tuple[list[str], int, int]:
-    """The turns that evidence names, how many entries had to be read with good will, how many were of no use."""
-    named: list[str] = []
-    repaired = dropped = 0
-    for entry in entries:
-        found = [f"D{session}:{turn}" for session, turn in re.findall(r"D:?(\d+):0*(\d+)", entry)]
-        known = [one for one in found if one in turns]
-        named += known
-        repaired += bool(known) and [entry] != known
-        dropped += not known
-    return list(dict.fromkeys(named)), repaired, dropped
 
 
 class StandIn:
@@ -195,6 +141,12 @@ def found(turn: str, shown: str) -> bool:
     return sum(len(sentence) for sentence in sentences if sentence in shown) * 2 >= total > 0
 
 
+def mentions(session: list[dict[str, str]], shown: str) -> bool:
+    """Whether a sentence of a session, of a length that is its own, is shown."""
+    sentences = (sentence.strip() for turn in session for sentence in _SENTENCE.findall(turn["content"]))
+    return any(sentence in shown for sentence in sentences if len(sentence) >= SENTENCE_CHARACTERS_MIN)
+
+
 class Answers(NamedTuple):
     """What was shown for each question."""
 
@@ -227,10 +179,14 @@ def scores(talk: Talk, told: Answers) -> dict[str, list[float]]:
     """Per measure the value of each question that has something to find."""
     kept: dict[str, list[float]] = defaultdict(list)
     for position, question in enumerate(talk.questions):
-        hits = [found(turn, told.blocks[position]) for turn in question.evidence]
+        block = told.blocks[position]
+        hits = [found(turn, block) for turn in question.evidence]
         if question.category == NOTHING_TO_FIND:
             kept["never said"].append(float(any(hits)))
+            kept["silent"].append(float(not block))
             continue
+        if question.sessions:
+            kept["sessions"].append(float(np.mean([mentions(talk.sessions[one], block) for one in question.sessions])))
         kept["recall"].append(float(np.mean(hits)))
         kept["any"].append(float(any(hits)))
         kept["all"].append(float(all(hits)))
@@ -275,20 +231,36 @@ async def measured(talks: list[Talk], folder: Path, variant: dict[str, float], b
         for talk in talks:
             kept = scores(talk, await answers(talk, config_of(folder, variant, budget)))
             means = {measure: float(np.mean(values)) for measure, values in kept.items()}
-            by_budget[str(budget)][talk.topic] = means | {"questions": len(kept["recall"])}
+            by_budget[str(budget)][talk.topic] = means | {f"# {one}": len(values) for one, values in kept.items()}
     return by_budget
 
 
-async def variants(talks: list[Talk], names: list[str], chunk_sizes: list[int]) -> dict[str, ByBudget]:
-    """Each variant, and the default with chunks of other sizes."""
+async def silence(talks: list[Talk], folder: Path) -> dict[str, float]:
+    """By kind of small talk, and of questions about nothing stored, the share that brings nothing, over all talks."""
+    asked = json.loads(SILENCE.read_text())
+    quiet: dict[str, list[bool]] = defaultdict(list)
+    for talk in talks:
+        questions = [Question(one["ask"], NOTHING_TO_FIND, ()) for one in asked]
+        told = await answers(talk._replace(questions=questions), config_of(folder, VARIANTS["default"], 2000))
+        for one, block in zip(asked, told.blocks, strict=True):
+            for kind in (one["kind"], "all"):
+                quiet[kind].append(not block)
+    return {kind: float(np.mean(values)) for kind, values in quiet.items()}
+
+
+async def variants(
+    talks: list[Talk], names: list[str], chunk_sizes: list[int]
+) -> tuple[dict[str, ByBudget], dict[str, float]]:
+    """Each variant, and the default with chunks of other sizes; and how often the default is silent."""
     rows = {}
     async with told(talks) as folder:
         for name in names:
             rows[name] = await measured(talks, folder, VARIANTS[name], BUDGETS)
+        quiet = await silence(talks, folder)
     for size in chunk_sizes:
         async with told(talks, size) as folder:
             rows[f"chunks from {size}"] = await measured(talks, folder, {}, BUDGETS)
-    return rows
+    return rows, quiet
 
 
 async def grid(talks: list[Talk]) -> dict[str, ByBudget]:
@@ -314,16 +286,19 @@ def left_out(rows: dict[str, ByBudget]) -> list[tuple[str, str, float]]:
 
 
 def overall(by_talk: dict[str, dict[str, float]], measure: str) -> float:
-    """The mean over all questions of all conversations."""
-    counts = [told["questions"] for told in by_talk.values()]
-    return float(np.average([told.get(measure, 0.0) for told in by_talk.values()], weights=counts))
+    """The mean over all questions of all conversations that have the measure; NaN without any."""
+    told = [(row[measure], row[f"# {measure}"]) for row in by_talk.values() if measure in row]
+    if not told:
+        return float("nan")
+    means, counts = zip(*told, strict=True)
+    return float(np.average(means, weights=counts))
 
 
 def report(rows: dict[str, ByBudget]) -> None:
     """Print what was found."""
-    console = Console(width=130)
+    console = Console(width=150)
     table = Table(title="evidence found within a budget of tokens, in per cent (2,000: worst conversation in brackets)")
-    measures = [*(f"@{rank}" for rank in RANKS), "any", "all", "never said", "tokens", "ms"]
+    measures = [*(f"@{rank}" for rank in RANKS), "any", "all", "sessions", "never said", "silent", "tokens", "ms"]
     for column in ("variant", *map(str, BUDGETS), *measures):
         table.add_column(column, justify="left" if column == "variant" else "right")
     by_category = Table(title="the same within 2,000 tokens, by category of question")
@@ -334,7 +309,7 @@ def report(rows: dict[str, ByBudget]) -> None:
     for name, by_budget in rows.items():
         cells = [f"{100 * overall(by_budget[str(budget)], 'recall'):.1f}" for budget in BUDGETS]
         at_2000 = by_budget["2000"]
-        cells[BUDGETS.index(2000)] += f" ({100 * min(row['recall'] for row in at_2000.values()):.0f})"
+        cells[BUDGETS.index(2000)] += f" ({100 * min(row.get('recall', 1.0) for row in at_2000.values()):.0f})"
         for measure in measures:
             value = overall(at_2000, measure)
             cells.append(f"{value:,.1f}" if measure in ("tokens", "ms") else f"{100 * value:.1f}")
@@ -352,7 +327,7 @@ def report_grid(rows: dict[str, ByBudget]) -> None:
     for name, by_budget in rows.items():
         row = by_budget["2000"]
         table.add_row(name, *(f"{100 * v:.1f}" for v in (overall(row, "recall"), *(row[t]["recall"] for t in topics))))
-    console = Console(width=130)
+    console = Console(width=150)
     console.print(table)
     for topic, best, value in left_out(rows):
         console.print(f"{topic} left out: the others choose {best}, which finds {100 * value:.1f} in it")
@@ -361,7 +336,7 @@ def report_grid(rows: dict[str, ByBudget]) -> None:
 def main() -> None:
     """Measure, print, and write the figures where asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True, help="a file of LoCoMo or LongMemEval, a folder of BEAM")
     parser.add_argument("--only", help="comma-separated numbers of conversations, from 0")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="comma-separated names; default: all")
     parser.add_argument("--chunks", default="", help="comma-separated values of chunking.min_tokens to try besides")
@@ -376,8 +351,9 @@ def main() -> None:
         report_grid(rows)
     else:
         sizes = [int(size) for size in asked.chunks.split(",") if size]
-        rows = asyncio.run(variants(talks, [name for name in asked.variants.split(",") if name], sizes))
+        rows, quiet = asyncio.run(variants(talks, [name for name in asked.variants.split(",") if name], sizes))
         report(rows)
+        print("nothing shown:", ", ".join(f"{kind} {100 * share:.1f} %" for kind, share in quiet.items()))
     if asked.plot is not None:
         from quality_plot import draw
 

@@ -68,13 +68,15 @@ def test_a_turn_is_explained(told: DaemonProcess) -> None:
 
 def test_a_correction_its_effect_and_its_undo(told: DaemonProcess) -> None:
     [chunk] = [event for event in events(told) if "PostgreSQL" in event["content"]]
-    done = out(told, "correct", chunk["id"], "--update", "We moved to SQLite in May.", "--reason", "simpler")
+    done = out(
+        told, "correct", chunk["id"], "--update", "We moved the bookings to SQLite in May.", "--reason", "simpler"
+    )
     assert done.count("appended entry") == 2
     [replacement] = re.findall(r"^appended entry \d+: replacement \[mem:([0-9a-f]+)\]$", done, re.MULTILINE)
     assert f": Update [mem:{chunk['id']}]\n" in done
-    assert "We moved to SQLite in May." in out(told, "show", replacement)
+    assert "We moved the bookings to SQLite in May." in out(told, "show", replacement)
     shown = out(told, "log", "--limit", "2")
-    assert "because: simpler" in shown and "We moved to SQLite" in shown
+    assert "because: simpler" in shown and "bookings to SQLite" in shown
     story = out(told, "show", chunk["id"])
     assert "is taken out" in story and "Its place was taken by" in story and FACTS[0] in story
     replayed = out(told, "turn", latest_turn(told), "--replay")

@@ -121,4 +121,6 @@ def test_a_chunk_is_as_strong_as_its_meaning_alone_makes_it() -> None:
 
 def test_nothing_is_fused_to_nothing() -> None:
     assert fuse([], lexical_weight=0.5, neighbour_weight=0.2) == []
-    assert fuse([Evidence(-0.5)], lexical_weight=0.5, neighbour_weight=0.2) == [Parts(-0.5, 0.0, 0.0, 0.0, 1.0)]
+    assert fuse([Evidence(-0.5)], lexical_weight=0.5, neighbour_weight=0.2) == [
+        Parts(-0.5, 0.0, 0.0, 0.0, 1.0, evidence=0.0)
+    ]

@@ -9,7 +9,7 @@ from candidates import candidate, entry
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.recall.ranking import Candidate, Ranked, Verdict, is_visible, rank, select
+from memd.recall.ranking import Candidate, Demands, Ranked, Verdict, is_visible, rank, select
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
@@ -21,7 +21,7 @@ def best(
     top_k: int = 32,
     visible_digests: Collection[bytes] = (),
 ) -> list[Candidate]:
-    ranked = rank(candidates, min_score=min_score, top_k=top_k, visible_digests=visible_digests)
+    ranked = rank(candidates, demands=Demands(min_score=min_score, top_k=top_k), visible_digests=visible_digests)
     return [one.candidate for one in ranked if one.excluded is None]
 
 

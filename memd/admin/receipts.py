@@ -52,6 +52,8 @@ class Receipt(msgspec.Struct, kw_only=True):
     """The question to memory; None if there was none."""
     filter: Wanted = EVERYTHING
     """The choice of `memory_in.filter`."""
+    note: str | None = None
+    """The limits of the search, and why nothing was shown, in sentences for people."""
     candidates: tuple[ScoredChunk, ...] = ()
     """The candidates, best first."""
     budget_tokens: int = 0

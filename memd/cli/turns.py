@@ -139,6 +139,8 @@ def _lines(one: Receipt) -> Lines:
         lines.append(Text(f"error: {for_terminal(one.error)}", style="red"))
     if one.question is not None:
         lines += [Text("Asked", style="bold"), _indented(one.question)]
+    if one.note is not None:
+        lines.append(one.note)
     if one.candidates:
         lines.append(_candidates(one))
     if one.block is not None:

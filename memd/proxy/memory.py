@@ -21,6 +21,7 @@ from memd.proxy.room import PromptRoom, remove_blocks
 from memd.recall import block
 from memd.recall.explained import ScoredChunk, scored_chunks
 from memd.recall.retrieve import Budget, Filters, Retriever
+from memd.recall.small_talk import is_small_talk
 from memd.settings.model import InjectionSettings
 from memd.telemetry.logging import Content
 from memd.wire.sideband import InjectedChunk, MemoryOut, NoteOut, Signal, memory_headers
@@ -48,6 +49,8 @@ class Recalled(msgspec.Struct, frozen=True, kw_only=True):
     """See `Budget.tokens`."""
     room_tokens: int = 0
     """See `Budget.block`."""
+    note: str | None = None
+    """See `Retrieved.note`."""
     candidates: tuple[ScoredChunk, ...] = ()
     candidate_count: int | None = None
     fill_ratio: float = 0.0
@@ -176,11 +179,13 @@ class Memory:
         """The text to retrieve for. A short follow-up ("yes, do that") is put behind the user's messages before it.
 
         In the middle of a tool loop the model's latest step tells as well what is needed now, in words if it has some.
+        Thanks and the like ask for nothing, so not for what was asked before either.
         """
         texts: list[str] = []
         for text in itertools.islice(received.prompt.user_texts(), FOLLOW_UP_TURNS):
+            is_small = not texts and is_small_talk(text)
             texts.insert(0, text)
-            if self._is_enough(" ".join(texts)):
+            if is_small or self._is_enough(" ".join(texts)):
                 break
         step = received.prompt.latest_step()
         if step is None:
@@ -222,6 +227,7 @@ class Memory:
         log.debug("recalled", extra=fields)
         recalled = msgspec.structs.replace(
             asked,
+            note=retrieved.note,
             candidates=scored_chunks(retrieved),
             candidate_count=len(retrieved.candidates),
             fill_ratio=retrieved.fill_ratio,

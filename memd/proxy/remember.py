@@ -159,6 +159,7 @@ class Rememberer:
             asked=next(prompt.user_texts(), ""),
             question=recalled.question,
             filter=received.request.wanted,
+            note=recalled.note,
             candidates=recalled.candidates,
             budget_tokens=recalled.budget_tokens,
             room_tokens=recalled.room_tokens,

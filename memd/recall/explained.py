@@ -41,6 +41,9 @@ class ScoredChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Above 1 where it was said when the question says."""
     tokens: int
     """The tokens of its line in a prompt, in the model's tokens."""
+    evidence: float = 1.0
+    """The mean of cosine and words matched; that of the best is compared with `retrieval.min_evidence`. 1 in receipts
+    from before it was known."""
     verdict: str
     """`injected`, or why not."""
 
@@ -138,5 +141,6 @@ def _fields(judged: Judged) -> dict[str, Any]:
         "echo": round(parts.echo, 6),
         "time": parts.time,
         "tokens": judged.tokens,
+        "evidence": round(parts.evidence, 6),
         "verdict": str(judged.verdict),
     }

@@ -13,6 +13,10 @@ A chunk that contains a rare identifier of the question, or nearly all words of 
 low cosine means nothing for a name. A share of the relevance of its two chronological neighbours is added, and all is
 scaled down so that the best value stays as it was. A chunk that is not embedded yet, and each where the question could
 not be embedded, has no cosine; its words count for both.
+
+Where vectors apart are given (see `standing`), the cosine of the formula is that between them: all chunks of a topic
+are alike in something (who talks, what about), and that says nothing. Then all is computed once more, with the question
+moved towards the best chunks (Rocchio's feedback): what answers a part of it is often like what answers another.
 """
 
 from __future__ import annotations
@@ -20,6 +24,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
 
 COVERAGE_FULL = 0.25
 """Words have their full weight if the best chunk has at least this share of the question's idf mass. Below it, matches
@@ -29,6 +37,12 @@ COVERED = 0.9
 long question may be answered by another chunk."""
 WORD_BY_WORD = 0.5
 """The relevance, in cosine units, of a chunk with all words of the question, where no cosine is higher."""
+MEANING_ALONE = 0.6
+"""A cosine without any words is this much evidence: other words for the same thing reach 0.4, chance hardly does."""
+FEEDBACK_CHUNKS = 4
+FEEDBACK_SHARE = 16
+"""The question is moved towards the best 4 chunks; towards fewer where there are fewer than 16 times as many
+candidates: among a handful the best few are nearly all."""
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -46,6 +60,37 @@ class Evidence(msgspec.Struct, frozen=True):
     neighbours: tuple[int, ...] = ()
     """Positions, among all evidence, of the chunks said just before and after."""
 
+    @property
+    def weight(self) -> float:
+        """How much speaks for it at all, from 0 to 1, comparable between questions: the mean of cosine and coverage.
+
+        A cosine that is high enough does without words, a rare identifier without anything else, and praise counts for
+        a chunk whose evidence is thin.
+        """
+        if self.is_exact:
+            return 1.0
+        cosine = self.coverage * WORD_BY_WORD if self.cosine is None else max(0.0, self.cosine)
+        return max((cosine + self.coverage) / 2, MEANING_ALONE * cosine) * max(1.0, self.multiplier)
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """How chunks stand to a question without what all of their topic have in common; one row for each evidence."""
+
+    cosine: Values
+    """NaN where it is not known."""
+    vectors: NDArray[np.float32]
+    """Unit vectors, shape (n, dimension); zeros where it is not known."""
+
+    def __len__(self) -> int:
+        return len(self.cosine)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Standing]) -> Standing | None:
+        """Of several topics' chunks, one after the other; None of none."""
+        if not parts:
+            return None
+        return cls(np.concatenate([one.cosine for one in parts]), np.concatenate([one.vectors for one in parts]))
+
 
 class Parts(msgspec.Struct, frozen=True):
     """A score and its parts; `cosine`, `lexical` and `neighbours` add up to the relevance."""
@@ -62,6 +107,13 @@ class Parts(msgspec.Struct, frozen=True):
     """The share that is left of the score of a chunk that only repeats others (see `echoes`)."""
     time: float = 1.0
     """The factor on the score of a chunk that was said when the question says (see `times`)."""
+    evidence: float = 1.0
+    """See `Evidence.weight`."""
+
+    @property
+    def relevance(self) -> float:
+        """The score without what corrections made of the chunk."""
+        return (self.cosine + self.lexical + self.neighbours) * self.echo * self.time
 
     @property
     def score(self) -> float:
@@ -79,22 +131,40 @@ class Parts(msgspec.Struct, frozen=True):
         return max(self.score, self.similarity * self.multiplier * self.echo, words)
 
 
-def fuse(evidence: Sequence[Evidence], *, lexical_weight: float, neighbour_weight: float) -> list[Parts]:
-    """The score of each chunk, in the order given; weights from 0 to 1."""
-    best_cosine = max((max(0.0, one.cosine or 0.0) for one in evidence), default=0.0)
-    best_lexical = max((one.lexical for one in evidence), default=0.0)
-    coverage = max((one.coverage for one in evidence), default=0.0)
-    weight = lexical_weight * min(1.0, coverage / COVERAGE_FULL) if best_lexical > 0 else 0.0
-    scale = max(best_cosine, coverage * WORD_BY_WORD)
-    own = [_own(one, weight, scale / best_lexical if weight else 0.0) for one in evidence]
-    relevance = [cosine + lexical for cosine, lexical in own]
-    added = [neighbour_weight * sum(relevance[i] for i in one.neighbours) for one in evidence]
-    highest = max((one + more for one, more in zip(relevance, added, strict=True)), default=0.0)
-    shrunk = max(relevance, default=0.0) / highest if highest and neighbour_weight else 1.0
+def fuse(
+    evidence: Sequence[Evidence],
+    *,
+    lexical_weight: float,
+    neighbour_weight: float,
+    standing: Standing | None = None,
+    feedback_weight: float = 0.0,
+) -> list[Parts]:
+    """The score of each chunk, in the order given; weights from 0 to 1.
+
+    Args:
+        standing: None: the cosines themselves count.
+        feedback_weight: how far the question is moved towards the best chunks; 0: not at all.
+    """
+    if not evidence:
+        return []
+    fusing = _Fusing(evidence, lexical_weight, neighbour_weight)
+    cosine = plain = np.array([np.nan if one.cosine is None else one.cosine for one in evidence])
+    if standing is not None:
+        cosine = np.where(np.isnan(standing.cosine), plain, standing.cosine)
+    shares = fusing.shares(cosine)
+    if standing is not None:
+        if feedback_weight:
+            cosine = _moved(standing, cosine, shares.sum(axis=0), feedback_weight)
+            shares = fusing.shares(cosine)
+        shares *= _best(plain) / _best(cosine) if _best(cosine) else 1.0  # in units of the plain cosine again
     return [
-        Parts(one.cosine or 0.0, cosine * shrunk, lexical * shrunk, more * shrunk, one.multiplier, _words_alone(one))
-        for (cosine, lexical), more, one in zip(own, added, evidence, strict=True)
+        Parts(one.cosine or 0.0, meaning, words, more, one.multiplier, _words_alone(one), evidence=one.weight)
+        for one, (meaning, words, more) in zip(evidence, shares.T.tolist(), strict=True)
     ]
+
+
+def _best(cosine: Values) -> float:
+    return float(np.fmax(cosine, 0.0).max())
 
 
 def _words_alone(one: Evidence) -> float:
@@ -103,13 +173,52 @@ def _words_alone(one: Evidence) -> float:
     return WORD_BY_WORD if one.is_exact else one.coverage * WORD_BY_WORD  # a rare identifier says enough
 
 
-def _own(one: Evidence, weight: float, unit: float) -> tuple[float, float]:
-    """The shares of meaning and of words, without neighbours."""
-    cosine, lexical = max(0.0, one.cosine or 0.0), one.lexical * unit
-    if weight and one.coverage >= COVERED:
-        lexical = max(lexical, one.coverage * WORD_BY_WORD)
-        if lexical > (1 - weight) * cosine + weight * lexical:
-            return 0.0, lexical
-    if one.cosine is None or (one.is_exact and weight and lexical > cosine):
-        return 0.0, lexical
-    return (1 - weight) * cosine, weight * lexical
+def _moved(standing: Standing, cosine: Values, relevance: Values, weight: float) -> Values:
+    """The cosines to the question after it was moved towards the mean of the best chunks."""
+    known: NDArray[np.bool_] = np.any(standing.vectors, axis=1)
+    count = min(FEEDBACK_CHUNKS, int(np.count_nonzero(known)) // FEEDBACK_SHARE)
+    best = np.argsort(-np.where(known, relevance, -1.0), kind="stable")[:count]
+    best = best[known[best] & (relevance[best] > 0)]
+    if not len(best):
+        return cosine
+    mean = standing.vectors[best].mean(axis=0)
+    length = np.sqrt(1 + 2 * weight * float(cosine[best].mean()) + weight * weight * float(mean @ mean))
+    return np.where(known, (cosine + weight * (standing.vectors @ mean)) / length, cosine)
+
+
+class _Fusing:
+    """The columns of some evidence, to be fused with one cosine or another."""
+
+    def __init__(self, evidence: Sequence[Evidence], lexical_weight: float, neighbour_weight: float) -> None:
+        self._lexical = np.array([one.lexical for one in evidence], np.float64)
+        self._coverage = np.array([one.coverage for one in evidence], np.float64)
+        self._is_exact = np.array([one.is_exact for one in evidence], np.bool_)
+        pairs = [(place, other) for place, one in enumerate(evidence) for other in one.neighbours]
+        self._beside = np.array(pairs, np.intp).reshape(-1, 2)
+        self._neighbour_weight = neighbour_weight
+        best, covered = float(self._lexical.max()), float(self._coverage.max())
+        self._weight = lexical_weight * min(1.0, covered / COVERAGE_FULL) if best > 0 else 0.0
+
+    def shares(self, cosine: Values) -> Values:
+        """The shares of meaning, words and neighbours in the relevance; shape (3, n)."""
+        weight = self._weight
+        meaning = np.fmax(cosine, 0.0)
+        words = np.zeros_like(meaning)
+        is_wordy = np.isnan(cosine)
+        if weight:
+            scale = max(float(meaning.max()), float(self._coverage.max()) * WORD_BY_WORD)
+            words = self._lexical * (scale / float(self._lexical.max()))
+            covered = self._coverage >= COVERED
+            words = np.where(covered, np.maximum(words, self._coverage * WORD_BY_WORD), words)
+            is_wordy |= covered & (words > (1 - weight) * meaning + weight * words)
+            is_wordy |= self._is_exact & (words > meaning)
+        shares = np.stack([np.where(is_wordy, 0.0, (1 - weight) * meaning), np.where(is_wordy, words, weight * words)])
+        own = shares.sum(axis=0)
+        added = np.zeros_like(own)
+        if self._neighbour_weight and len(self._beside):
+            added = self._neighbour_weight * np.bincount(
+                self._beside[:, 0], weights=own[self._beside[:, 1]], minlength=len(own)
+            )
+        highest = float((own + added).max())
+        shrunk = float(own.max()) / highest if highest and self._neighbour_weight else 1.0
+        return np.stack([*shares, added]) * shrunk

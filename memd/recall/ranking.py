@@ -35,6 +35,9 @@ class Verdict(enum.StrEnum):
     BEYOND = "beyond retrieval.top_k"
     ASKED_AGAIN = "asks the same as a newer one"
     RETELLS = "retells what was corrected"
+    FAR_BELOW = "far below the best (retrieval.min_share)"
+    UNSUPPORTED = "too little evidence (retrieval.min_evidence)"
+    SMALL_TALK = "the question is small talk"
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -50,6 +53,20 @@ class Candidate(msgspec.Struct, frozen=True):
     def score(self) -> float:
         """See `Parts.score`."""
         return self.parts.score
+
+
+class Demands(msgspec.Struct, frozen=True, kw_only=True):
+    """What chunks must come to, to be shown."""
+
+    min_score: float
+    """The strength of each."""
+    min_share: float = 0.0
+    """The score of each, as a share of the relevance of the best."""
+    min_evidence: float = 0.0
+    """The evidence for the best; where that is less, and nothing was said when the question says, nothing is shown."""
+    top_k: int
+    is_small_talk: bool = False
+    """Nothing is shown, whatever there is."""
 
 
 class Ranked(msgspec.Struct, frozen=True):
@@ -97,27 +114,38 @@ def stream_of(entry: Entry) -> Stream:
 def rank(
     candidates: Sequence[Candidate],
     *,
-    min_score: float,
-    top_k: int,
+    demands: Demands,
     visible_digests: Collection[bytes],
     same_cosine: Callable[[float], float] = float,
 ) -> list[Ranked]:
     """Order the candidates best first, ties to the older entry, and exclude those that are not worth showing.
 
     Excluded are chunks weaker than `min_score`, chunks whose messages are all in this prompt, near repetitions of a
-    better chunk (`Embedder.same_cosine` of 0.99), and all beyond the best `top_k`.
+    better chunk (`Embedder.same_cosine` of 0.99), those far below the best, all beyond the best `top_k`, and all where
+    the best has too little evidence.
     """
     kept = _KeptVectors(same_cosine(NEAR_IDENTICAL_COSINE))
+    free = [one.parts for one in candidates if one.aside is None and not is_visible(one.entry, visible_digests)]
+    least = demands.min_share * max((parts.relevance for parts in free), default=0.0)
+    silent = None
+    if demands.is_small_talk:
+        silent = Verdict.SMALL_TALK
+    elif free and all(parts.evidence < demands.min_evidence and parts.time <= 1 for parts in free):
+        silent = Verdict.UNSUPPORTED
     ranked = []
     for candidate in sorted(candidates, key=lambda candidate: (-candidate.score, candidate.entry.canonical_id)):
         excluded = None
-        if not candidate.parts.strength >= min_score:  # not "<": a NaN is weak
+        if not candidate.parts.strength >= demands.min_score:  # not "<": a NaN is weak
             excluded = Verdict.WEAK
+        elif silent is not None:
+            excluded = silent
         elif is_visible(candidate.entry, visible_digests):
             excluded = Verdict.VISIBLE
         elif candidate.aside is not None:
             excluded = candidate.aside
-        elif kept.count >= top_k:
+        elif candidate.score < least:
+            excluded = Verdict.FAR_BELOW
+        elif kept.count >= demands.top_k:
             excluded = Verdict.BEYOND
         elif not kept.add(candidate.entry):
             excluded = Verdict.REPEATS

@@ -21,13 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.embedding.encoder import Encoder
-from memd.errors import EmbeddingError, StoreError
+from memd.errors import EmbeddingError
 from memd.recall import block
 from memd.recall.asked import embedded_texts
 from memd.recall.echoes import missing_sources, shown_to, telling, unseen, without_echoes
-from memd.recall.fusion import Evidence, Parts, fuse
-from memd.recall.ranking import Candidate, Judged, Ranked, Selection, is_visible, rank, select
+from memd.recall.fusion import Evidence, Standing, fuse
+from memd.recall.ranking import Candidate, Demands, Judged, Ranked, Selection, Verdict, rank, select
 from memd.recall.rerank import Reranker
+from memd.recall.scored_hits import ScoredHit, read_hits
+from memd.recall.small_talk import is_small_talk
+from memd.recall.standing import CommonParts
 from memd.recall.times import TimedQuestion
 from memd.recall.topic_search import NO_QUERIES, Pending, Searchable, TopicSearch, search_by_words
 from memd.settings.model import RetrievalSettings
@@ -43,9 +46,16 @@ EXPLAINED_TOP_KS = 2
 """Without `Filters.relevant_only`, excluded candidates are returned too, up to `retrieval.top_k` times this many."""
 
 
+TOP_K_TOKENS = 2_000
+"""A budget of more is looked into as many times deeper, and ends as many times later below the best chunk."""
+DEPTH_MAX = 8
 CUTTING_SHARE = 0.5
 """Of the time that a request waits: what is not cut into chunks by then is not searched, but all else is, and requests
 for other topics get their turn."""
+
+
+ENDS = {Verdict.SMALL_TALK, Verdict.UNSUPPORTED, Verdict.FAR_BELOW}
+"""Where one is reached, worse candidates are not worth looking for."""
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -138,6 +148,7 @@ class Retriever:
         self._now_us = now_us
         self.reranker: Reranker | None = None
         """Puts the best candidates into its order."""
+        self._commons = CommonParts()
         self._day_tokens = lru_cache(maxsize=4096)(lambda line: count(line + "\n"))
         self._searches = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-search")
         self._words = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-words")
@@ -160,10 +171,13 @@ class Retriever:
             TimeoutError: it took longer than `budget.seconds`.
         """
         filters = filters or Filters()
+        nothing = Retrieved(question=question, topic_ids=tuple(topic.topic_id for topic in topics), budget=budget)
+        if filters.relevant_only and is_small_talk(question):
+            return msgspec.structs.replace(nothing, note=f"Nothing is shown: {Verdict.SMALL_TALK}.")
         unstored = [topic.unstored() for topic in topics]
         has_entries = any(len(view.rows) for topic in topics for view in topic.snapshot().views.values())
         if not has_entries and not any(one.has_others_than(filters.visible_digests) for one in unstored):
-            return Retrieved(question=question, topic_ids=tuple(topic.topic_id for topic in topics), budget=budget)
+            return nothing
         with self._encoder.priority.held():
             async with asyncio.timeout(budget.seconds):
                 for load in [self.load(topic) for topic in topics if isinstance(topic, TopicLog)]:
@@ -218,9 +232,11 @@ class Retriever:
     ) -> Retrieved:
         times, began = [time.perf_counter()], time.monotonic()
         until = None if budget.seconds is None else began + CUTTING_SHARE * budget.seconds
+        depth = max(1, min(DEPTH_MAX, budget.tokens // TOP_K_TOKENS))
         now_us = self._now_us() if filters.asked_at is None else filters.asked_at
         asked = TimedQuestion.of(question, now_us, self._settings.time_weight)
-        words = self._words.submit(self._searches_by_words, asked, topics, unstored, filters, until)
+        k = self._settings.top_k * depth
+        words = self._words.submit(self._searches_by_words, asked, k, topics, unstored, filters, until)
         queries, trouble = self._embedded(question)
         times.append(time.perf_counter())
         searches, is_partial = words.result()
@@ -228,9 +244,11 @@ class Retriever:
             search.by_meaning(queries)
         if trouble is not None and not any(search.has_words for search in searches):
             raise trouble
-        ranked, unranked = self._ranked(asked, searches, filters), None
-        if self.reranker is not None:
-            ranked, unranked = self.reranker.reordered(question, ranked, began, budget.seconds)
+        demands = self._demands(question, searches, depth)
+        ranked, silence = self._ranked(asked, searches, filters, demands, k)
+        more = None if silence is None else f"Nothing is shown: {silence}."
+        if self.reranker is not None and silence is None:
+            ranked, more = self.reranker.reordered(question, ranked, began, budget.seconds)
         times.append(time.perf_counter())
         header = block.heading(self._header, now_us if self._dates else None)
         filled = self._filled(ranked, header, budget, filters)
@@ -251,7 +269,7 @@ class Retriever:
             search_ms=search_ms,
             fill_ms=fill_ms,
             trouble=trouble,
-            note=self._note(searches, trouble, unranked),
+            note=self._note(searches, trouble, more),
         )
 
     def _embedded(self, question: str) -> tuple[NDArray[np.float32], EmbeddingError | None]:
@@ -275,7 +293,8 @@ class Retriever:
 
     def _searches_by_words(
         self,
-        asked: TimedQuestion,
+        question: TimedQuestion,
+        k: int,
         topics: Sequence[Searchable],
         unstored: Sequence[UnstoredText],
         filters: Filters,
@@ -286,56 +305,80 @@ class Retriever:
         pending = [Pending(one.chunks(but=filters.visible_digests, until=until)) for one in unstored]
         is_partial = until is not None and time.monotonic() > until
         pairs = zip(topics, pending, strict=True)
-        k = self._settings.top_k if self._settings.lexical_weight else 0
+        k = k if self._settings.lexical_weight else 0
         choice = filters.wanted, filters.visible_digests
-        return [search_by_words(*pair, asked, k, *choice) for pair in pairs], is_partial
+        return [search_by_words(*pair, question, k, *choice) for pair in pairs], is_partial
 
-    def _ranked(self, question: TimedQuestion, searches: Sequence[TopicSearch], filters: Filters) -> list[Ranked]:
-        """The candidates of all topics, best first; the first of `searches` is the request's own topic."""
-        settings, own = self._settings, searches[0]
-        k, is_complete = settings.top_k, False
+    def _demands(self, question: str, searches: Sequence[TopicSearch], depth: int) -> Demands:
+        settings = self._settings
+        return Demands(
+            min_score=settings.min_score,
+            min_share=settings.min_share / depth,
+            min_evidence=settings.min_evidence if any(search.has_words for search in searches) else 0.0,
+            top_k=settings.top_k * depth,
+            is_small_talk=is_small_talk(question),
+        )
+
+    def _ranked(
+        self, question: TimedQuestion, searches: Sequence[TopicSearch], filters: Filters, demands: Demands, k: int
+    ) -> tuple[list[Ranked], Verdict | None]:
+        """The candidates of all topics, best first, and why there is none to show whatever they are.
+
+        The first of `searches` is the request's own topic; `k` are looked at first.
+        """
+        own, is_complete = searches[0], False
         while True:
             hits = self._hits(question, searches, k)
-            strong = [one for one in hits if one.parts.strength >= settings.min_score]
-            candidates, seen = _read(strong, own, filters.visible_digests, filters.wanted, k)
+            strong = [one for one in hits if one.parts.strength >= demands.min_score]
+            candidates, seen = read_hits(strong, own, filters.visible_digests, filters.wanted, k)
             sources = [] if is_complete else missing_sources(candidates, {one.hit.uuid for one in hits})
             is_complete = True
             included = [search.include(sources) for search in searches] if sources else []
             if any(included):
                 continue
-            ranked = self._rank(question, candidates, searches, filters)
+            ranked = self._rank(question, candidates, searches, filters, demands)
             relevant = [one for one in ranked if one.excluded is None]
             # Excluded ones took places among the best k: look further, unless there is nothing further.
             is_exhausted = seen == len(strong) and all(
                 search.is_exhausted_by(one.hit for one in strong) for search in searches
             )
-            if len(relevant) >= settings.top_k or len(relevant) == seen or is_exhausted:
+            is_enough = len(relevant) >= demands.top_k or len(relevant) == seen
+            if is_enough or is_exhausted or any(one.excluded in ENDS for one in ranked):
                 break
             k += max(seen - len(relevant), k // 2)
+        is_unsupported = any(one.excluded is Verdict.UNSUPPORTED for one in ranked)
+        silence = Verdict.SMALL_TALK if demands.is_small_talk else Verdict.UNSUPPORTED if is_unsupported else None
         if filters.relevant_only:
-            return relevant
-        ranked = self._rank(question, _read(hits, own, (), filters.wanted, len(hits))[0], searches, filters)
-        listed = EXPLAINED_TOP_KS * settings.top_k
-        return [one for place, one in enumerate(ranked) if place < listed or one.excluded is None]
+            return relevant, silence
+        ranked = self._rank(
+            question, read_hits(hits, own, (), filters.wanted, len(hits))[0], searches, filters, demands
+        )
+        listed = EXPLAINED_TOP_KS * demands.top_k
+        return [one for place, one in enumerate(ranked) if place < listed or one.excluded is None], silence
 
-    def _hits(self, question: TimedQuestion, searches: Sequence[TopicSearch], k: int) -> list[_ScoredHit]:
+    def _hits(self, question: TimedQuestion, searches: Sequence[TopicSearch], k: int) -> list[ScoredHit]:
         """The hits of all topics with their scores, best first, each chunk once.
 
         Of a chunk that several topics have (a correction adopted it) the own topic's entry counts, else the newest.
         """
         hits: list[tuple[Hit, TopicSearch]] = []
         evidence: list[Evidence] = []
+        standing: list[Standing] = []
         for search in searches:
             found, known = search.evidence(k, self._settings, first=len(evidence))
             hits += [(hit, search) for hit in found]
             evidence += known
+            if found and search.can_stand_apart:
+                standing.append(search.standing(found, self._commons, self._encoder.fingerprint))
         parts = fuse(
             evidence,
             lexical_weight=self._settings.lexical_weight,
             neighbour_weight=self._settings.neighbour_weight,
+            standing=Standing.joined(standing) if sum(map(len, standing)) == len(evidence) else None,
+            feedback_weight=self._settings.feedback_weight,
         )
         scored = [
-            _ScoredHit(hit, search, question.favoured(part) if search.was_then(hit) else part)
+            ScoredHit(hit, search, question.favoured(part) if search.was_then(hit) else part)
             for (hit, search), part in zip(hits, parts, strict=True)
         ]
         if len(searches) > 1:
@@ -349,6 +392,7 @@ class Retriever:
         candidates: Sequence[Candidate],
         searches: Sequence[TopicSearch],
         filters: Filters,
+        demands: Demands,
     ) -> list[Ranked]:
         shown = shown_to(candidates)
         superseded = {uuid: old for search in searches for uuid, old in search.superseded(shown).items()}
@@ -357,8 +401,7 @@ class Retriever:
             told = telling(told, question.text)
         return rank(
             without_echoes(told, question.text, superseded, min_score=self._settings.min_score),
-            min_score=self._settings.min_score,
-            top_k=self._settings.top_k,
+            demands=demands,
             visible_digests=filters.visible_digests,
             same_cosine=self._encoder.same_cosine,
         )
@@ -395,46 +438,9 @@ class Retriever:
         return _Filled(selection, raw_tokens + frame_tokens if selection.shown else 0)
 
 
-class _ScoredHit(NamedTuple):
-    """A chunk of one topic whose content is not read yet."""
-
-    hit: Hit
-    search: TopicSearch
-    parts: Parts
-
-    def read(self) -> Candidate | None:
-        """The chunk; None if its entry is damaged, which costs this chunk and no other."""
-        topic_id = self.search.snapshot.topic_id
-        try:
-            return Candidate(self.search.read((self.hit.segment, self.hit.row)), topic_id, self.parts)
-        except StoreError as error:
-            fields = {"topic": topic_id, "error": error}
-            log.error("a chunk cannot be recalled; run `memd verify`", extra=fields)
-            return None
-
-
 class _Filled(NamedTuple):
     selection: Selection
     raw_tokens: int
-
-
-def _read(
-    hits: Sequence[_ScoredHit], own: TopicSearch, visible_digests: Collection[bytes], wanted: Wanted, count: int
-) -> tuple[list[Candidate], int]:
-    """Read the first `count` chunks that are wanted and not visible; returns them and how many hits were looked at."""
-    candidates: list[Candidate] = []
-    for search in {id(one.search): one.search for one in hits[:count]}.values():
-        search.read_ahead((one.hit.segment, one.hit.row) for one in hits[:count] if one.search is search)
-    for seen, one in enumerate(hits):
-        if len(candidates) == count:
-            return candidates, seen
-        if one.search is own or not own.snapshot.knows(one.hit.uuid):
-            candidate = one.read()
-            if candidate is None or is_visible(candidate.entry, visible_digests):
-                continue
-            if wanted.admits_entry(candidate.entry):
-                candidates.append(candidate)
-    return candidates, len(hits)
 
 
 def _load(topic: TopicLog) -> None:

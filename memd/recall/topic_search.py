@@ -21,8 +21,9 @@ from memd.entries import Entry, Status
 from memd.errors import StoreError
 from memd.recall.corrections import replacement_of
 from memd.recall.echoes import Superseded
-from memd.recall.fusion import Evidence, fuse
+from memd.recall.fusion import Evidence, Standing, fuse
 from memd.recall.ranking import stream_of
+from memd.recall.standing import CommonParts, apart
 from memd.recall.times import Span, TimedQuestion
 from memd.settings.model import RetrievalSettings
 from memd.store.choice import chosen, live_ids, places_of, without
@@ -170,6 +171,15 @@ class TopicSearch:
         """Whether the topic is searched by words too; becomes False when that fails."""
         return self._words is not None
 
+    @property
+    def can_stand_apart(self) -> bool:
+        """Whether it is searched by meaning and by words, and the question's vectors are as the model makes them.
+
+        Those of a calibrated model have a column more, and lost a share of the mean already.
+        """
+        dimensions = {view.segment.header.dimension for view in self.snapshot.views.values()}
+        return self.has_words and len(self._queries) > 0 and self._queries.shape[1] in dimensions
+
     def read(self, place: Place) -> Entry:
         """The entry at a place, read from disk the first time.
 
@@ -271,6 +281,23 @@ class TopicSearch:
             pending = self._pending.places.values()
             hits |= self._pending.hits([one for one in pending if begin <= self._pending.entry(one[1]).said < end][-k:])
         return hits
+
+    def standing(self, hits: Sequence[Hit], commons: CommonParts, fingerprint: str) -> Standing:
+        """How these chunks stand to the question without the part that all of the topic have in common.
+
+        `fingerprint`: of the model of the question's vectors.
+        """
+        common = commons.of(self.snapshot, self._queries.shape[1], fingerprint)
+        places = [(hit.segment, hit.row) for hit in hits]
+        self.read_ahead(places)
+        vectors = np.zeros((len(places), len(common)), np.float32)
+        for number, (place, hit) in enumerate(zip(places, hits, strict=True)):
+            entry = self._entries.get(place)
+            if entry is not None and not math.isnan(hit.cosine):
+                vectors[number] = entry.embedding
+        vectors = apart(vectors, common)
+        cosine = (vectors @ apart(self._queries, common).T).max(axis=1).astype(np.float64)
+        return Standing(np.where(vectors.any(axis=1), cosine, np.nan), vectors)
 
     def _hits_at(self, places: Iterable[Place]) -> dict[Place, Hit]:
         by_kind: dict[bool, list[Place]] = {True: [], False: []}

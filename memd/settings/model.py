@@ -157,11 +157,19 @@ class RetrievalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Finding the chunks that matter for the current question."""
 
     top_k: Annotated[int, Meta(ge=1, le=1_000)] = 32
-    """How many chunks are considered for a prompt."""
+    """How many chunks are considered for each 2,000 tokens of the budget."""
     min_score: Annotated[float, Meta(ge=0, le=1)] = 0.2
     """Chunks that score lower are not recalled."""
-    lexical_weight: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    min_share: Annotated[float, Meta(ge=0, le=1)] = 0.17
+    """Chunks that score less than this share of the best one are not recalled: the block ends where they fall far below
+    it, not where the budget ends."""
+    min_evidence: Annotated[float, Meta(ge=0, le=1)] = 0.22
+    """Where the mean of cosine and words matched is lower for every chunk, nothing stored is about the question, and
+    nothing is recalled; 0: whatever scores is. Not used where `lexical_weight` is 0."""
+    lexical_weight: Annotated[float, Meta(ge=0, le=1)] = 0.6
     """Share of word matching (BM25) in the score; 0 is the cosine alone, and then no lexical index is kept."""
+    feedback_weight: Annotated[float, Meta(ge=0, le=1)] = 0.4
+    """How far the question is moved towards the best chunks before it is compared again; 0: not at all."""
     neighbour_weight: Annotated[float, Meta(ge=0, le=1)] = 0.2
     """Share of the relevance of the chunks just before and after one of the strongest chunks that is added to its own,
     and the other way round."""

@@ -13,7 +13,7 @@ const filter: Required<MemoryFilter> = { from: 1, to: 2, kinds: ['turn'], source
 const whole: Required<MemoryIn> = {
   topic_id: 'office',
   related_topic_ids: ['company-wide'],
-  corrections: [correction, { chunk_ids: ['b2e1'], action: 'Helpful', reason: 'it answered the question' }],
+  corrections: [correction, { chunk_ids: ['b2e1'], action: 'Helpful', steps: 10, reason: 'it answered the question' }],
   filter,
 };
 

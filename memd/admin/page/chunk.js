@@ -24,9 +24,9 @@ export async function show(main, { id, topic }, outcome = "") {
       result.replaceChildren(problem(error));
     }
   };
-  const correct = (what) => () => {
+  const correct = (what, more = {}) => () => {
     if (!reason.reportValidity()) return null;
-    const correction = { topic_id: told.topic_id, chunk_ids: [told.uuid], action: what === "out" ? "Update" : what, reason: reason.value };
+    const correction = { topic_id: told.topic_id, chunk_ids: [told.uuid], action: what === "out" ? "Update" : what, reason: reason.value, ...more };
     return done(what, () => post("/memd/corrections", what === "Update" ? { ...correction, content: content.value } : correction));
   };
   const undo = (canonical_id) => () => done("undo", () => post("/memd/undo", { topic_id: told.topic_id, canonical_id, reason: reason.value }));
@@ -38,7 +38,7 @@ export async function show(main, { id, topic }, outcome = "") {
     said(present.content),
     el("form", { class: "fields", "aria-label": "Correct this chunk", submit: (event) => event.preventDefault() },
       el("label", { class: "wide" }, "Reason (kept in the log, never interpreted)", reason),
-      el("div", { class: "buttons" }, told.live && [button("Helpful", correct("Helpful")), button("Unhelpful", correct("Unhelpful")), button("Take out", correct("out"))],
+      el("div", { class: "buttons" }, told.live && [button("Helpful", correct("Helpful")), button("Pin", correct("Helpful", { steps: 10 })), button("Unhelpful", correct("Unhelpful")), button("Take out", correct("out"))],
         told.versions.length > 1 && button("Undo the last change", undo(present.canonical_id))),
       told.live && el("details", { class: "wide" }, el("summary", {}, "Update its text"),
         el("label", { class: "wide" }, "New text: it takes the place of this one, which stays in the log", content), button("Update", correct("Update"), "main"))),
