@@ -56,7 +56,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Demands(msgspec.Struct, frozen=True, kw_only=True):
-    """What chunks must come to, to be shown."""
+    """The thresholds that chunks must reach to be shown."""
 
     min_score: float
     """The strength of each."""
