@@ -105,9 +105,10 @@ def related(config_path: Path | None, data_dir: str | None, as_json: bool, chunk
 @_JSON
 @click.argument("name", metavar="[NAME]", required=False)
 def entities(config_path: Path | None, data_dir: str | None, as_json: bool, **choice: Any) -> int:
-    """Show the names in what is stored, those in most chunks first, or the chunks that have NAME.
+    """Show the names in what is stored, or the chunks that have NAME.
 
-    People, places, identifiers, paths, versions, tickets, e-mail addresses, by rules. Exit code 1 if there are none.
+    Those in most chunks first: people, places, identifiers, paths, versions, tickets, e-mail addresses, by rules.
+    Exit code 1 if there are none.
     """
     told = _told(config_path, data_dir, "/memd/entities", choice)
     answer = msgspec.json.decode(told, type=Entities)
