@@ -335,7 +335,7 @@ def real_model(folder: Path) -> Iterator[str]:
     from tiny_model import write_scripted_model
 
     model = folder / "tiny.gguf"
-    write_scripted_model(model, marker="MARK", reply=["I", " see", "."], reply_seen=["I", " saw", "!"])
+    write_scripted_model(model, marker="MARK", reply=["I", " see", "."], reply_seen=["It", " was", "!"])
     log = folder / "llama.log"
     with running_llama(model, context=REAL_WINDOW * REAL_SLOTS, parallel=REAL_SLOTS, log=log) as url:
         yield url
