@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,7 @@ class Narrow(Embedder):
         self.shift = shift
         self.asked = 0
 
-    def embed_many(self, texts: list[str]) -> Floats:  # type: ignore[override]  # lists are enough
+    def embed_many(self, texts: Sequence[str]) -> Floats:
         self.asked += len(texts)
         return np.stack([self._of(text) for text in texts]) if texts else np.empty((0, self.dimension), np.float32)
 
@@ -199,6 +200,18 @@ def test_a_server_is_measured_behind_the_first_question(
     monkeypatch.setattr(calibrated, "ASKED_AGAIN_SECONDS", 0)
     embedder.embed_query("long after")
     assert narrow.asked == asked + 3
+
+
+def test_a_server_that_hangs_keeps_a_start_for_a_question_s_time_only(narrow: Narrow, tmp_path: Path) -> None:
+    class Hanging(Narrow):
+        def embed_query(self, text: str) -> Floats:
+            raise EmbeddingError("does not answer in time")
+
+        def embed_many(self, texts: Sequence[str]) -> Floats:
+            raise AssertionError("this would be tried for a minute and a half")
+
+    with pytest.raises(EmbeddingError, match="in time"):
+        CalibratedEmbedder(Hanging(narrow._bundled), tmp_path, is_server=True).prepare()
 
 
 def test_what_is_not_measured_changes_nothing() -> None:

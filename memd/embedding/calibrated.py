@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -63,6 +61,8 @@ class CalibratedEmbedder(Embedder):
     def prepare(self) -> None:
         """See `Embedder.prepare`: measures the model's cosines unless that was done before."""
         if self._kept is None:
+            if self._is_server:
+                self._inner.embed_query(PROBE)  # which waits for a moment only; for texts it is asked again and again
             self._measure()
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
@@ -143,10 +143,9 @@ class CalibratedEmbedder(Embedder):
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix="measuring.")
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(msgspec.msgpack.encode(kept))
-            Path(name).replace(self._path)
+            temporary = self._path.with_suffix(".tmp")
+            temporary.write_bytes(msgspec.msgpack.encode(kept))
+            temporary.replace(self._path)
         except OSError as error:
             log.warning("what was measured of the embedding model is not kept", extra={"error": error})
 
