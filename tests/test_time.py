@@ -207,6 +207,6 @@ def test_a_question_about_a_time_favours_what_was_said_then_and_still_finds_the_
 
     for question in ("What did I buy yesterday?", "Was für ein bicycle habe ich gestern gekauft?"):
         first, *others = found(question)
-        assert "blue" in first["content"] and first["time"] == 2.0, question
+        assert "blue" in first["content"] and first["time"] == 3.0, question
         assert {one["time"] for one in others} == {1.0} and len(others) == 2, question
     assert all(one["time"] == 1.0 for one in found("Which bicycle did I buy?"))

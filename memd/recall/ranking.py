@@ -61,7 +61,7 @@ class Demands(msgspec.Struct, frozen=True, kw_only=True):
     min_score: float
     """The strength of each."""
     min_share: float = 0.0
-    """The score of each, as a share of the relevance of the best."""
+    """The score of each, as a share of the relevance of the best; not of what was said when the question says."""
     min_evidence: float = 0.0
     """The evidence for the best; where that is less, and nothing was said when the question says, nothing is shown."""
     top_k: int
@@ -143,7 +143,7 @@ def rank(
             excluded = Verdict.VISIBLE
         elif candidate.aside is not None:
             excluded = candidate.aside
-        elif candidate.score < least:
+        elif candidate.score < least and candidate.parts.time <= 1:
             excluded = Verdict.FAR_BELOW
         elif kept.count >= demands.top_k:
             excluded = Verdict.BEYOND

@@ -173,7 +173,7 @@ class RetrievalSettings(msgspec.Struct, frozen=True, kw_only=True):
     neighbour_weight: Annotated[float, Meta(ge=0, le=1)] = 0.2
     """Share of the relevance of the chunks just before and after one of the strongest chunks that is added to its own,
     and the other way round."""
-    time_weight: Annotated[float, Meta(ge=0, le=10)] = 1.0
+    time_weight: Annotated[float, Meta(ge=0, le=10)] = 2.0
     """The share by which the score of a chunk grows that was said when the question says ("last week")."""
     recall_budget_ms: Annotated[int, Meta(ge=1, le=600_000)] = 20
     """When searching all indexes of a topic takes longer, more of them are merged."""
