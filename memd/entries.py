@@ -166,6 +166,11 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True):
         """The text whose words are indexed."""
         return "\n".join([*self.heading, self.content])
 
+    @property
+    def named_text(self) -> str:
+        """The text whose names are indexed: its first word, and that of each heading, opens a sentence."""
+        return ".\n".join([*self.heading, self.content])
+
 
 class Draft(ChunkState, frozen=True, kw_only=True):
     """An entry that is not in the log yet: the store gives it its `canonical_id` and, for a new chunk, a public id."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -207,6 +208,8 @@ def test_a_folder_is_added_found_added_again_renamed_and_taken_out(
     assert said(daemon, "add", str(docs)).endswith("2 of them unchanged; 0 chunks written, 0 taken out\n")
     shown = said(daemon, "search", "When is pay day?", "--kind", "document")
     assert "document, Pay, handbook/guide.md" in shown and "On the 25th." in shown
+    nowhere = daemon.run("search", "When is pay day?", "--tag", "nowhere")
+    assert nowhere.returncode == 1 and "of what was chosen" in nowhere.stdout
     if runs:
         daemon.chat([{"role": "user", "content": "On which day of the month is pay day?"}])
         assert "(handbook/guide.md, Pay) On the 25th." in upstream.prompts[-1]
@@ -223,6 +226,7 @@ def test_a_folder_is_added_found_added_again_renamed_and_taken_out(
     assert "1 chunk written" in said(daemon, "add", str(other), "--as", "second")
     assert "1 document taken out" in said(daemon, "sources", "--remove", "handbook")
     assert "1 document, 1 chunk" in said(daemon, "sources")
+    assert json.loads(said(daemon, "sources", "--json", "--remove", "second")) == {"documents": []}
     missing = daemon.run("sources", "--remove", "handbook")
     assert missing.returncode == 1 and "there is no document 'handbook'" in missing.stderr
     assert said(daemon, "verify")

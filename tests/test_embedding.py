@@ -173,6 +173,11 @@ def test_an_unknown_model_is_refused_with_the_nearest_name() -> None:
         load_embedder(EmbeddingSettings(model="BAAI/bge-smal-en-v1.5"))
 
 
+def test_a_misspelt_model_of_memds_own_is_named() -> None:
+    with pytest.raises(EmbeddingError, match=r"'multilingual', 'http'.*did you mean 'multilingual'\?"):
+        load_embedder(EmbeddingSettings(model="multilingal"))
+
+
 def test_a_model_that_cannot_be_fetched_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # fastembed then looks in its cache only
     monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(tmp_path))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from candidates import entry
 
+from memd.entries import Section
 from memd.store.lexical.entities import Kind, entities_of, kind_of
 
 
@@ -32,6 +34,12 @@ from memd.store.lexical.entities import Kind, entities_of, kind_of
 )
 def test_names_are_found_by_how_they_are_written(text: str, names: list[str]) -> None:
     assert entities_of(text) == names
+
+
+def test_what_stands_below_a_heading_opens_a_sentence() -> None:
+    part = Section(hash=b"", heading=("Handbook", "Holiday"))
+    chunk = entry("1", "Ask four weeks before, and tell Marta.", kind="document", source="guide.md", part=part)
+    assert entities_of(chunk.named_text) == ["Marta"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import msgspec
 import pytest
 from candidates import candidate, entry
 from hypothesis import given
@@ -59,6 +60,20 @@ def test_the_minimum_score_is_enough_and_less_is_not() -> None:
     # 0.198 is what a perfect match scores at the floor of utility: invisible, as intended.
     found = [candidate("1", 0.2, "enough"), candidate("2", 1.5**-4, "floor"), candidate("3", float("nan"), "broken")]
     assert contents(best(found)) == ["enough"]
+
+
+def with_parts(one: Candidate, **parts: float) -> Candidate:
+    return msgspec.structs.replace(one, parts=msgspec.structs.replace(one.parts, **parts))
+
+
+def test_a_weak_chunk_that_is_listed_too_breaks_no_silence() -> None:
+    unsupported = candidate("1", 0.3, "unsupported")
+    then = candidate("2", 0.1, "said when the question says")
+    then = with_parts(then, evidence=0.1, time=3.0, multiplier=0.1)
+    unsupported = with_parts(unsupported, evidence=0.1)
+    demands = Demands(min_score=0.2, top_k=9, min_evidence=0.22)
+    ranked = rank([unsupported, then], demands=demands, visible_digests=())
+    assert {one.excluded for one in ranked} == {Verdict.UNSUPPORTED, Verdict.WEAK}
 
 
 def test_only_the_best_k_are_worth_showing() -> None:

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from candidates import entry
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask
 from recording_upstream import RecordingUpstream
+
+from memd.recall.digest import Said, digest
 
 SAID = {
     "2024-05-01": (
@@ -88,6 +91,12 @@ def test_a_view_shows_periods_names_and_what_belongs_together_and_stores_nothing
     assert told.export() == before
 
 
+def test_a_title_before_a_name_ends_no_sentence() -> None:
+    said = "Come again on the third of December, Dr. Lindqvist wants to see the tooth."
+    _, (day,) = digest([Said("work", entry("1", said))], "day", 3)
+    assert [one.text for one in day.sentences] == [said]
+
+
 def test_the_commands_show_the_same_beside_a_daemon_and_without(told: DaemonProcess) -> None:
     def run(*arguments: str, code: int = 0) -> str:
         done = told.run(arguments[0], "--config", str(told.config), *arguments[1:])
@@ -106,6 +115,8 @@ def test_the_commands_show_the_same_beside_a_daemon_and_without(told: DaemonProc
     assert "Nothing was said then" in run("digest", "--to", "1999-01-01", code=1)
     assert "No such name" in run("entities", "Nobody", code=1)
     assert "is no chunk's id" in run("related", "xyz", code=2)
+    assert "the question is empty" in run("search", " ", code=2)
+    assert "give its ID" in run("turn", "--then", code=2)
     assert "no topic 'nowhere'" in run("entities", "--topic", "nowhere", code=2)
     told.terminate()
     assert [run(*one) for one in asked] == beside

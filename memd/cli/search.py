@@ -19,6 +19,7 @@ from rich.text import Text
 from memd.admin.queries import PAGE_MAX
 from memd.cli.flags import FOUND_SOMETHING, config_of_existing, origin_words, print_lines, settings_flags
 from memd.cli.running import daemon_for
+from memd.errors import BadQuestion
 from memd.recall.explained import INJECTED, FoundChunk, SearchAnswer
 from memd.settings.model import Config
 from memd.wording import counted, for_terminal
@@ -56,12 +57,14 @@ def search(
 
     Works with and without a daemon; exit code 1 if there are none.
     """
+    if not question.strip():
+        raise BadQuestion("the question is empty; say what to search for")
     config = config_of_existing(config_path, data_dir)
     answer = _search(config, question, topics, as_of, choice)
     if as_json:
         click.echo(msgspec.json.encode(answer))
     else:
-        print_lines(_lines(answer, explain=explain))
+        print_lines(_lines(answer, explain=explain, is_filtered=any(choice.values())))
     return 0 if answer.tokens else FOUND_SOMETHING
 
 
@@ -83,12 +86,12 @@ def _search(
     return msgspec.json.decode(told, type=SearchAnswer)
 
 
-def _lines(answer: SearchAnswer, *, explain: bool) -> list[RenderableType]:
+def _lines(answer: SearchAnswer, *, explain: bool, is_filtered: bool) -> list[RenderableType]:
     """Return the answer as text: the chunks that would be injected, best first; with `explain` all candidates."""
     injected = [chunk for chunk in answer.chunks if chunk.verdict == INJECTED]
     shown: list[RenderableType] = [_chunk(chunk, explain=explain) for chunk in (answer.chunks if explain else injected)]
     if not answer.chunks:
-        where = "stored" if answer.note is None else "found"
+        where = "found" if answer.note is not None else "stored, of what was chosen," if is_filtered else "stored"
         shown.append(f"Nothing is {where} that has to do with it.")
     elif not injected:
         shown.append("Nothing would be injected; --explain shows the candidates and why.")

@@ -65,7 +65,9 @@ def add(
 @click.command()
 @settings_flags
 @click.option("--topic", help="Only this topic.")
-@click.option("--remove", "removed", multiple=True, metavar="SOURCE", help="Take out this file or folder.")
+@click.option(
+    "--remove", "removed", multiple=True, metavar="SOURCE", help="Take out this file or folder; may be given again."
+)
 @click.option("--json", "as_json", is_flag=True, help="The list as one JSON object.")
 def sources(
     config_path: Path | None, data_dir: str | None, topic: str | None, removed: tuple[str, ...], as_json: bool
@@ -78,7 +80,9 @@ def sources(
     with daemon_for(config) as daemon:
         known = _known(daemon, [] if topic is None else [topic])
         for source in removed:
-            _remove(daemon, known, source.rstrip("/"))
+            click.echo(_remove(daemon, known, source.rstrip("/")), err=as_json)
+        if removed:
+            known = _known(daemon, [] if topic is None else [topic])
     if as_json:
         click.echo(msgspec.json.encode(DocumentList(known)))
     elif not removed:
@@ -168,7 +172,8 @@ def _known(daemon: RunningDaemon, topics: Sequence[str]) -> tuple[KnownDocument,
     return msgspec.json.decode(daemon.get("/memd/documents", topic=list(topics)), type=DocumentList).documents
 
 
-def _remove(daemon: RunningDaemon, known: Sequence[KnownDocument], source: str) -> None:
+def _remove(daemon: RunningDaemon, known: Sequence[KnownDocument], source: str) -> str:
+    """Take out the documents below a source; returns what was done."""
     found = [one for one in known if one.source == source or one.source.startswith(f"{source}/")]
     topics = sorted({one.topic_id for one in found})
     if not found:
@@ -177,7 +182,7 @@ def _remove(daemon: RunningDaemon, known: Sequence[KnownDocument], source: str) 
         raise BadQuestion(f"several topics have {source[:200]!r} ({', '.join(topics)}): name one (--topic)")
     for one in found:
         daemon.post("/memd/documents/remove", {"topic_id": one.topic_id, "source": one.source})
-    click.echo(f"topic {topics[0]}: {counted(len(found), 'document')} taken out")
+    return f"topic {topics[0]}: {counted(len(found), 'document')} taken out"
 
 
 def _content(file: FoundFile) -> bytes:

@@ -31,7 +31,7 @@ QUESTION_CHARACTERS = 60
 @click.command()
 @settings_flags
 @click.option("--replay", is_flag=True, help="Also the chunks that the question would find now, and the difference.")
-@click.option("--then", is_flag=True, help="With --replay: out of what was stored when the turn began.")
+@click.option("--then", is_flag=True, help="The same out of what was stored when the turn began.")
 @click.option("--topic", help="Without ID: only turns of this topic.")
 @click.option("--limit", type=click.IntRange(1, 500), default=20, help="Without ID: how many turns. Default: 20.")
 @click.option("--steps", is_flag=True, help="Without ID: also each step of a tool loop.")
@@ -53,6 +53,8 @@ def turn(
     That is the question, the candidates with their scores, the block and its cost. ID is in the header X-Memory-Turn of
     the answer; without it the latest turns are listed.
     """
+    if turn_id is None and (replay or then):
+        raise BadQuestion("--replay and --then are of one turn: give its ID; `memd turn` lists the latest")
     config = config_of_existing(config_path, data_dir)
     if turn_id is None:
         told, lines = _latest(config, topic, limit, steps=steps)
@@ -80,7 +82,7 @@ def _latest(config: Config, topic: str | None, limit: int, *, steps: bool) -> tu
         told = daemon.get("/memd/turns", topic=topic, limit=limit, steps=int(steps))
     turns = msgspec.json.decode(told, type=dict[str, list[dict[str, Any]]])["turns"]
     if not turns:
-        return told, ["No turn has a receipt; they are kept while receipts.enabled is true."]
+        return told, ["No turn has a receipt yet; turns get one while receipts.enabled is true."]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("turn", "when", "topic", "status", "shown", "tokens", "ms", "steps", "asked"):
         table.add_column(name, justify="right" if name in ("shown", "tokens", "ms", "steps") else "left", no_wrap=True)

@@ -30,10 +30,11 @@ def load_fastembed(settings: EmbeddingSettings, *, fetch: bool) -> PiecewiseEmbe
     known = {str(entry["model"]): entry for entry in TextEmbedding.list_supported_models()}
     name = next((name for name in known if name.lower() == model.lower()), None)
     if name is None:
-        near = difflib.get_close_matches(model, known, n=1, cutoff=0.4)
+        near = difflib.get_close_matches(model, ["bundled", "multilingual", *known], n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise EmbeddingError(
-            f"embedding.model {model!r} is neither 'bundled', 'http', 'path:DIR' nor a model that fastembed knows{hint}"
+            f"embedding.model {model!r} is neither 'bundled', 'multilingual', 'http', 'path:DIR' nor a model that "
+            f"fastembed knows{hint}"
         )
     try:
         engine = TextEmbedding(name, threads=settings.threads, local_files_only=not fetch).model

@@ -37,7 +37,8 @@ REPEATS_COSINE = 0.5
 Z_MIN = 1.0
 DAYS_MAX = 14
 """With `auto` a longer time is told by weeks."""
-_SENTENCE = re.compile(r"[^\s.!?。！？؟][^!?。！？؟\n]*?(?:[.!?؟]+(?=\s|$)|[。！？]+|$|(?=\n))", re.MULTILINE)
+_NO_END = r"(?<!\b(?:Dr|Mr|Ms|St|Nr)(?=\.))(?<!\bMrs(?=\.))"
+_SENTENCE = re.compile(rf"[^\s.!?。！？؟][^!?。！？؟\n]*?(?:{_NO_END}[.!?؟]+(?=\s|$)|[。！？]+|$|(?=\n))", re.MULTILINE)
 _WORD = re.compile(r"[^\W\d_]{3,}(?:['’-][^\W\d_]+)*|[\u3040-\u30ff\u3400-\u9fff]{2}")
 
 

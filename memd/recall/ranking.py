@@ -125,7 +125,8 @@ def rank(
     the best has too little evidence.
     """
     kept = _KeptVectors(same_cosine(NEAR_IDENTICAL_COSINE))
-    free = [one.parts for one in candidates if one.aside is None and not is_visible(one.entry, visible_digests)]
+    strong = [one for one in candidates if one.parts.strength >= demands.min_score]  # whatever weak ones are listed too
+    free = [one.parts for one in strong if one.aside is None and not is_visible(one.entry, visible_digests)]
     least = demands.min_share * max((parts.relevance for parts in free), default=0.0)
     silent = None
     if demands.is_small_talk:

@@ -65,7 +65,7 @@ def related(readings: Sequence[Reading], snapshot: Snapshot, entry: Entry, limit
     own = next(place for place in snapshot.places(entry.uuid) if snapshot.is_live(place))
     beside = {own, *snapshot.neighbours([own])[0]}
     is_comparable = own in snapshot.hits_at(entry.embedding[None], [own])
-    names = {key_of(name): name for name in entities_of(entry.indexed_text)}
+    names = {key_of(name): name for name in entities_of(entry.named_text)}
     found: list[Related] = []
     for one in readings:
         shared: dict[int, dict[str, float]] = defaultdict(dict)

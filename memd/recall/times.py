@@ -109,19 +109,20 @@ _WHAT = frozenset(
 )
 _TALK = _WHAT | frozenset(
     _WORD.findall("""
-    did do have has had been were we i you me us our the a of on in at to about that say said tell told talk
-    talked talking speak spoke speaking discuss discussed mention mentioned ask asked chat chatted happen
-    happened decide decided agree agreed work worked working all everything else again haben habe hast hatten
-    wir ich du mir dir uns über von an am im ging es denn alles gesprochen geredet gesagt erzählt besprochen
-    diskutiert erwähnt gefragt unterhalten passiert gemacht gearbeitet beschlossen sagte sprachen de d avons ai
-    as nous je j tu m le la en est ce s il parlé dit discuté raconté mentionné demandé passé fait hemos he
-    hablamos hablé hablado dije dijimos dijiste dicho conté mencioné pregunté pasó hicimos hice sobre lo el todo
-    di abbiamo ho hai parlato detto discusso raccontato menzionato chiesto successo fatto è mi tutto o os
-    falámos falamos falei disse dissemos contei mencionei perguntei aconteceu fizemos em na no tudo eu nós
-    hadden hebben heb ik jij op er is het gehad over gesproken gezegd verteld besproken genoemd gevraagd gebeurd
-    zei zeiden praatten spraken w się my ja rozmawialiśmy rozmawiałyśmy mówiliśmy mówiłem mówiłam powiedziałem
-    powiedziałam powiedzieliśmy pisałem pisałam pytałem pytałam omawialiśmy robiliśmy działo wydarzyło było
-    wszystko
+    did do have has had been were we i you me us our the a of on in at to about that say said tell told talk talked
+    talking speak spoke speaking discuss discussed mention mentioned ask asked chat chatted happen happened note
+    noted notes write wrote written put down decide decided agree agreed work worked working all everything else
+    again haben habe hast hatten wir ich du mir dir uns über von an am im ging es denn alles gesprochen geredet
+    gesagt erzählt besprochen diskutiert notiert aufgeschrieben geschrieben erwähnt gefragt unterhalten passiert
+    gemacht gearbeitet beschlossen sagte sprachen de d avons ai as nous je j tu m le la en est ce s il parlé dit
+    discuté raconté mentionné demandé passé fait noté écrit hemos he anoté anotado apunté apuntado escribí escrito
+    anotamos hablamos hablé hablado dije dijimos dijiste dicho conté mencioné pregunté pasó hicimos hice sobre lo el
+    todo di abbiamo ho hai parlato detto discusso raccontato menzionato chiesto successo fatto annotato scritto è mi
+    tutto o os falámos falamos falei disse dissemos contei mencionei perguntei aconteceu fizemos anotei escrevi em
+    na no tudo eu nós hadden hebben heb ik jij op er is het gehad over gesproken gezegd verteld besproken genoemd
+    gevraagd gebeurd genoteerd opgeschreven geschreven zei zeiden praatten spraken w się my ja rozmawialiśmy
+    rozmawiałyśmy mówiliśmy mówiłem mówiłam powiedziałem powiedziałam powiedzieliśmy pisałem pisałam zapisałem
+    zapisałam zanotowałem zanotowałam pytałem pytałam omawialiśmy robiliśmy działo wydarzyło było wszystko
     """)
 )
 """The words of questions about what was said at a time, whatever it was."""

@@ -269,10 +269,10 @@ def _add_to(writer: tantivy.IndexWriter, snapshot: Snapshot, place: Place) -> li
     if view.dead[place[1]]:
         return []
     try:
-        text = view.segment.read(record).indexed_text
+        entry = view.segment.read(record)
     except StoreError:
         return []
-    terms, names = ChunkTerms.of(analyze(text)), entities_of(text)
+    terms, names = ChunkTerms.of(analyze(entry.indexed_text)), entities_of(entry.named_text)
     document = tantivy.Document()
     document.add_unsigned("canonical_id", int(record["canonical_id"]))
     document.add_text("uuid", _uuid(record).hex())
