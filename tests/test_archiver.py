@@ -23,6 +23,7 @@ from memd.settings.model import (
     Config,
     ConversationSettings,
     IngestSettings,
+    RetrievalSettings,
     SegmentSettings,
 )
 
@@ -106,8 +107,8 @@ def test_after_thousands_of_failures_the_pause_is_no_longer() -> None:
 async def test_an_index_that_could_not_be_written_is_tried_again_and_its_topic_is_held_by_nobody_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("memd.ingest.indexer.RETRY_SECONDS", 0.05)
-    stage = Stage(Config(segment=SegmentSettings(max_entries=1)))
+    monkeypatch.setattr("memd.ingest.indexer.RETRY_SECONDS", 0.5)
+    stage = Stage(Config(segment=SegmentSettings(max_entries=1), retrieval=RetrievalSettings(lexical_weight=0)))
     topic = await stage.topics.get("talk")
     seal, seals = topic.log.seal, []
 

@@ -57,7 +57,7 @@ does not understand an answer in words."""
 SYSTEM_MESSAGE_MOVES = {"mistralai-Mistral-Nemo-Instruct-2407"}
 """Puts the system message into the last question, wherever that is: no prompt goes on where the one before ended."""
 
-KEY, ASKS_KEY = "The deploy key lives in the drawer of desk nine.", "Where does the deploy key live?"
+KEY, ASKS_KEY = "The deploy key is kept in the drawer of desk nine.", "Where is the deploy key kept?"
 CAKE, ASKS_CAKE = "Aunt Olga's birthday cake needs three spoons of cardamom.", "How much cardamom goes into the cake?"
 FACTS = {ASKS_KEY: KEY, ASKS_CAKE: CAKE}
 BLOCKS = [f"[memory] Excerpts.\n[mem:a3f{number}] {fact}\n[/memory]" for number, fact in enumerate((KEY, CAKE))]

@@ -21,6 +21,7 @@ from memd.store.disk import DiskFiles
 from memd.store.files import Appender, replace_file
 from memd.store.index.sealing import write_index
 from memd.store.index.vectors import VectorIndex
+from memd.store.syscalls import writing
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
@@ -91,8 +92,9 @@ def test_a_write_into_a_missing_directory_names_the_file_and_the_remedy(tmp_path
 
 @pytest.mark.linux
 def test_a_full_disk_is_told_apart_from_other_errors() -> None:
-    with pytest.raises(DiskFull, match="/dev/full: the disk is full; free some space"):
-        FILES.append_to(Path("/dev/full")).write(b"x")
+    full = Path("/dev/full")
+    with pytest.raises(DiskFull, match="/dev/full: the disk is full; free some space"), writing(full):
+        full.write_bytes(b"x")
 
 
 def test_a_lock_is_refused_to_others_until_it_is_released(tmp_path: Path) -> None:

@@ -21,13 +21,16 @@ from typescript_package import SOURCE, TypeScriptPackage, examples
 
 from memd import __version__
 from memd.entries import Correction
+from memd.notes import Note
 from memd.wanted import Wanted
-from memd.wire.sideband import InjectedChunk, MemoryOut, Signal, decode_memory_in, encode_memory_out
+from memd.wire.sideband import InjectedChunk, MemoryOut, NoteOut, Signal, decode_memory_in, encode_memory_out
 
 FACT = "The release word for the lighthouse lamp is cinnamon-42."
 QUESTION = "What is the release word for the lighthouse lamp?"
 NEW_FACT = "user: The release word for the lighthouse lamp is nutmeg-7."
 UNKNOWN = "ffffffff"
+MOMENT = 1_700_000_000_000_000
+"""As in the package's own test/types.ts."""
 CREATE = [
     *("openai chat", "openai responses", "anthropic"),
     *("ai compatible", "ai openai chat", "ai openai responses"),
@@ -94,7 +97,8 @@ def test_the_types_are_those_of_memd(memd_client: TypeScriptPackage) -> None:
     kinds = get_args(get_type_hints(Signal)["type"])
     assert set(kinds) == {"context_pressure", "context_overflow", "correction_failed"}
     fills = [Signal(type=kind, fill_ratio=1.5) for kind in kinds if kind != "correction_failed"]
-    whole = MemoryOut((chunk,), (*fills, Signal(type="correction_failed", chunk_id="b2e1")))
+    notes = (NoteOut(("b2e1",), duplicate=True), NoteOut(error="readonly"))
+    whole = MemoryOut((chunk,), (*fills, Signal(type="correction_failed", chunk_id="b2e1")), notes)
     outs = [encode_memory_out(out).decode() for out in (whole, MemoryOut(()))]
     lines = [f"export const out{number}: MemoryOut = {out};\n" for number, out in enumerate(outs)]
     memd_client.write("wire.ts", "import type { MemoryOut } from 'memd-client';\n" + "".join(lines))
@@ -108,10 +112,11 @@ def test_the_types_are_those_of_memd(memd_client: TypeScriptPackage) -> None:
     assert memory_in.related_topic_ids == ("company-wide",)
     assert memory_in.corrections == (
         Correction(("a3f9",), "Update", "we moved", "The office is in Bergen."),
-        Correction(("b2e1",), "Helpful", "it answered the question"),
+        Correction(("b2e1",), "Helpful", "it answered the question", steps=10),
     )
-    assert memory_in.filter == Wanted(1, 2, kinds=("turn",), sources=("handbook.md",))
-    assert len(memory_in.__struct_fields__) == 4
+    assert memory_in.notes == (Note("Lamps are in the attic.", "Lamps", ("ops",), MOMENT + 3, "wiki"),)
+    assert memory_in.filter == Wanted(MOMENT + 1, MOMENT + 2, kinds=("turn",), sources=("handbook.md",), tags=("ops",))
+    assert len(memory_in.__struct_fields__) == 5
 
 
 def example(package: TypeScriptPackage, daemon: DaemonProcess, heading: str) -> list[str]:

@@ -121,8 +121,8 @@ def rank(
     """Order the candidates best first, ties to the older entry, and exclude those that are not worth showing.
 
     Excluded are chunks weaker than `min_score`, chunks whose messages are all in this prompt, near repetitions of a
-    better chunk (`Embedder.same_cosine` of 0.99), those far below the best, all beyond the best `top_k`, and all where
-    the best has too little evidence.
+    better chunk (`Embedder.same_cosine` of 0.99), those far below the best, all beyond the best `top_k`, and all but
+    Updates where the best has too little evidence.
     """
     kept = _KeptVectors(same_cosine(NEAR_IDENTICAL_COSINE))
     strong = [one for one in candidates if one.parts.strength >= demands.min_score]  # whatever weak ones are listed too
@@ -138,8 +138,8 @@ def rank(
         excluded = None
         if not candidate.parts.strength >= demands.min_score:  # not "<": a NaN is weak
             excluded = Verdict.WEAK
-        elif silent is not None:
-            excluded = silent
+        elif silent is not None and not (silent is Verdict.UNSUPPORTED and candidate.entry.action == "Update"):
+            excluded = silent  # but what somebody put right is asked for in the words of what it replaced
         elif is_visible(candidate.entry, visible_digests):
             excluded = Verdict.VISIBLE
         elif candidate.aside is not None:

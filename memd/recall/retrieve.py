@@ -346,7 +346,7 @@ class Retriever:
             if is_enough or is_exhausted or any(one.excluded in ENDS for one in ranked):
                 break
             k += max(seen - len(relevant), k // 2)
-        is_unsupported = any(one.excluded is Verdict.UNSUPPORTED for one in ranked)
+        is_unsupported = not relevant and any(one.excluded is Verdict.UNSUPPORTED for one in ranked)
         silence = Verdict.SMALL_TALK if demands.is_small_talk else Verdict.UNSUPPORTED if is_unsupported else None
         if filters.relevant_only:
             return relevant, silence
