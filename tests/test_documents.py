@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -67,6 +68,20 @@ def test_what_is_no_text_is_refused_with_the_reason(content: bytes, reason: str)
     assert reason in str(refused.value)
 
 
+def test_a_line_of_markdown_ends_where_markdown_ends_it() -> None:
+    text = "# One\r\nfirst\x0cpage\u2028more\ralpha\n# Two\nbasil\n"
+    assert [(section.heading, section.text) for section in sections_of("a.md", text.encode())] == [
+        (("One",), "first\x0cpage\u2028more\ralpha"),
+        (("Two",), "basil"),
+    ]
+
+
+def test_markdown_is_read_in_time_that_grows_with_its_length() -> None:
+    began = time.thread_time()
+    (section,) = sections_of("a.md", b"# [a]\n" + b"[" * 500_000)
+    assert section.heading == ("[a]",) and time.thread_time() - began < 5  # else half a minute
+
+
 def written(folder: Path, *names: str) -> Path:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -88,6 +103,13 @@ def test_files_are_found_by_their_kind_without_what_is_hidden_excluded_ignored_o
     (root / "circle.md").symlink_to(root / "circle.md")
     found = [file.source for file in files_of(root, "docs", ["build"])]
     assert found == ["docs/README", "docs/a/c.py", "docs/a/keep.log", "docs/b.md", "docs/in.md", "docs/rebuild/y.md"]
+
+
+@pytest.mark.filterwarnings("ignore:Possible nested set")
+def test_a_line_that_git_cannot_read_is_no_rule(tmp_path: Path) -> None:
+    root = written(tmp_path, "a.md", "b.log")
+    (root / ".gitignore").write_text("!\n\\\n[z-a]\n*.log\n")
+    assert [file.source for file in files_of(root, "docs")] == ["docs/a.md"]
 
 
 @pytest.mark.parametrize(
@@ -230,6 +252,26 @@ def test_a_folder_is_added_found_added_again_renamed_and_taken_out(
     missing = daemon.run("sources", "--remove", "handbook")
     assert missing.returncode == 1 and "there is no document 'handbook'" in missing.stderr
     assert said(daemon, "verify")
+
+
+def test_folders_of_one_name_are_not_added_in_place_of_each_other(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
+) -> None:
+    one, other = (written(tmp_path / name / "docs", "index.md", f"{name}.md") for name in ("one", "other"))
+    refused = make_daemon(upstream.url).run("add", str(one), str(other))
+    assert refused.returncode == 2 and "several PATHs are called docs" in refused.stderr
+
+
+def test_a_file_whose_name_is_redacted_is_not_taken_out_when_it_is_added_again(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
+) -> None:
+    root = written(tmp_path / "bank", "DE89370400440532013000.md", "b.md")
+    daemon = make_daemon(upstream.url, {"ingest": {"redact": True}}).start()
+    assert "2 chunks written, 0 taken out" in said(daemon, "add", str(root))
+    assert "0 chunks written, 0 taken out" in said(daemon, "add", str(root))
+    (root / "DE89370400440532013000.md").write_text("another text")
+    assert "1 chunk written, 1 taken out" in said(daemon, "add", str(root))
+    assert "bank/[redacted:iban].md  1 chunk" in said(daemon, "sources")
 
 
 def said(daemon: DaemonProcess, *arguments: str) -> str:

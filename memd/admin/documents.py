@@ -41,6 +41,8 @@ class DocumentTaken(msgspec.Struct, frozen=True):
     written: int
     """Chunks that are new, or were written again."""
     taken_out: int
+    source: str = ""
+    """As what the document is kept: its source, redacted where that is on."""
 
 
 class DocumentList(msgspec.Struct, frozen=True):
@@ -68,15 +70,18 @@ class DocumentRoutes:
     @post("/memd/documents")
     async def take_document(self, body: DocumentBody) -> DocumentTaken:
         """Remember a document as it is now; of one that was known only what changed is embedded and written."""
+        source = body.document.source
         async with self._topics.held_or_new(body.topic_id) as topic:
 
             def make(drafter: Drafter) -> list[Draft]:
+                nonlocal source
+                source = drafter.cutter.redactor.text(source)
                 fingerprint = self._encoder.fingerprint
                 return drafts_of(topic.log, body.document, drafter.cutter, drafter.embed_many, fingerprint)
 
             entries = await self._archiver.append_drafts(topic, make)
         gone = sum(entry.status is Status.DEPRECATED for entry in entries)
-        return DocumentTaken(len(entries) - gone, gone)
+        return DocumentTaken(len(entries) - gone, gone, source)
 
     @post("/memd/documents/remove")
     async def remove_document(self, body: RemovalBody) -> DocumentTaken:
@@ -85,4 +90,4 @@ class DocumentRoutes:
             entries = await self._archiver.append_drafts(topic, lambda _: removal_of(topic.log, body.source))
         if not entries:
             raise NotFound(f"topic {body.topic_id} has no document {body.source[:200]!r}; `memd sources` lists them")
-        return DocumentTaken(0, len(entries))
+        return DocumentTaken(0, len(entries), body.source)

@@ -50,12 +50,16 @@ def add(
     """
     if name is not None and (len(paths) > 1 or not name.strip("/")):
         raise BadQuestion("--as names one PATH: give one, and a name for it")
+    named = {path.resolve(): name.strip("/") if name else path.resolve().name or "root" for path in paths}
+    doubled = [one for one, times in Counter(named.values()).items() if times > 1]
+    if doubled:
+        raise BadQuestion(f"several PATHs are called {doubled[0]}: add each by itself, with a name of its own (--as)")
     config = config_of(config_path, {"data_dir": data_dir})
     checked_topic_id(topic)
     with daemon_for(config) as daemon:
         adding = _Adding(daemon, topic)
-        for path in paths:
-            adding.add(path, name.strip("/") if name else path.resolve().name or "root", exclude)
+        for path, called in named.items():
+            adding.add(path, called, exclude)
     for source, reason in adding.problems:
         click.echo(f"{for_terminal(source.encode(errors='replace').decode())}: left out: {reason}")
     click.echo(f"topic {topic}: {adding.said()}")
@@ -124,10 +128,10 @@ class _Adding:
         formers = {one.hash: one.source for one in missing.values()}
         if known and len(missing) == len(known):
             self._refuse_another(root, name, files, formers)
-        taken_over = set()
+        taken_over: set[str | None] = set()
         with progress("adding") as advanced:
             for number, file in enumerate(files, 1):
-                taken_over.add(self._take(file, known.get(file.source), formers))
+                taken_over |= self._take(file, known.get(file.source), formers)
                 advanced(number, len(files))
         for source in missing.keys() - taken_over:
             self._count(self._post("/memd/documents/remove", {"source": source}))
@@ -140,25 +144,26 @@ class _Adding:
                 f"take that out first (memd sources --remove {name})"
             )
 
-    def _take(self, file: FoundFile, known: KnownDocument | None, formers: dict[str, str]) -> str | None:
-        """Hand a file over if it changed; returns the source that it was before, if it was renamed."""
+    def _take(self, file: FoundFile, known: KnownDocument | None, formers: dict[str, str]) -> set[str | None]:
+        """Hand a file over if it changed; returns the sources that it is kept as and was before."""
         try:
             content = _content(file)
             digest = hashlib.sha256(content).hexdigest()
             self._counts["files"] += 1
             if known is not None and known.hash == digest:
                 self._counts["unchanged"] += 1
-                return None
+                return set()
             former = formers.pop(digest, None) if known is None else None
             sections = sections_of(file.path.name, content)
             document = GivenDocument(source=file.source, hash=digest, sections=sections, renamed_from=former)
-            self._count(self._post("/memd/documents", {"document": document}))
-            return former
+            told = self._post("/memd/documents", {"document": document})
+            self._count(told)
+            return {told.source, former}
         except OSError as error:
             self.problems.append((file.source, f"it cannot be read ({error.strerror or error})"))
         except (BadDocument, BadQuestion) as error:
             self.problems.append((file.source, str(error)))
-        return None
+        return set()
 
     def _post(self, path: str, body: dict[str, object]) -> DocumentTaken:
         told = self._daemon.post(path, {"topic_id": self._topic_id, **body}, DOCUMENT_SECONDS_MAX)

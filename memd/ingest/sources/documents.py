@@ -57,8 +57,10 @@ def drafts_of(
     """
     snapshot = topic.snapshot()
     cut = cutter.cut_document(document)
-    known = _documents_chunks(snapshot, cutter.redactor.text(document.source))
-    former = [] if document.renamed_from is None else _documents_chunks(snapshot, document.renamed_from)
+    source = cutter.redactor.text(document.source)
+    known = _documents_chunks(snapshot, source)
+    is_renamed = document.renamed_from not in (None, source)
+    former = _documents_chunks(snapshot, str(document.renamed_from)) if is_renamed else []
     kept, replaced = _compared(known, cut)
     new = [_in_place_of(draft, replaced[draft.uuid]) for draft in cut if draft.uuid in replaced]
     gone = [entry for entry in known if entry.uuid not in kept]

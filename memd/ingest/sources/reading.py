@@ -6,6 +6,7 @@ Rule: pure. A file that cannot be read as text is refused with the reason; nothi
 from __future__ import annotations
 
 import itertools
+import re
 
 from markdown_it import MarkdownIt
 
@@ -27,6 +28,8 @@ TEXT = frozenset(
 NAMES = frozenset({"readme", "license", "changelog", "makefile", "dockerfile", "notes", "todo", "contributing"})
 """Files without a suffix that are text."""
 HEADING_CHARACTERS_MAX = 200
+_LINES = re.compile(r"(?<=\n)|(?<=\r)(?!\n)")
+"""Where a line of Markdown begins; `str.splitlines` also ends one at a form feed or U+2028."""
 
 
 def is_readable(name: str) -> bool:
@@ -56,11 +59,11 @@ def sections_of(name: str, content: bytes) -> tuple[GivenSection, ...]:
 
 def _by_headings(text: str) -> list[GivenSection]:
     """The text between headings, each below the headings that it stands under; a heading itself is no text."""
-    lines = text.splitlines(keepends=True)
+    lines = _LINES.split(text)
     sections: list[GivenSection] = []
     path: list[tuple[int, str]] = []
     begun = 0
-    tokens = MarkdownIt("commonmark").parse(text)
+    tokens = MarkdownIt("commonmark").disable("inline").parse(text)  # emphasis and links take time by their square
     for opening, inline in itertools.pairwise(tokens):
         if opening.type != "heading_open" or opening.level or opening.map is None:
             continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def _below(
 ) -> Iterator[FoundFile]:
     rules = folder / GITIGNORE
     if rules.is_file():
-        lines = rules.read_text("utf-8", "replace").splitlines()
+        lines = filter(_is_rule, rules.read_text("utf-8", "replace").splitlines())
         ignored = [*ignored, (folder, GitIgnoreSpec.from_lines(lines))]
     with os.scandir(folder) as listed:
         entries = sorted(listed, key=lambda entry: entry.name)
@@ -67,6 +68,15 @@ def _below(
             yield from _below(top, path, name, exclude, ignored)
         elif entry.is_file() and is_readable(entry.name):
             yield FoundFile(path, f"{name}/{below}")
+
+
+def _is_rule(line: str) -> bool:
+    """Whether git would take a line of `.gitignore` for a rule; it passes over others (`!`, `[z-a]`)."""
+    try:
+        GitIgnoreSpec.from_lines([line])
+    except (ValueError, re.error):
+        return False
+    return True
 
 
 def is_excluded(below: str, exclude: Sequence[str]) -> bool:
