@@ -531,6 +531,8 @@ def test_at_a_phone_s_width_nothing_is_cut_off_and_every_target_is_large_enough(
             ".filter(e => e.getBoundingClientRect().height < 24).map(e => e.outerHTML)"
         )
         assert low == [], view
+    heights = page.evaluate("[...document.querySelectorAll('nav a')].map((link) => link.offsetHeight)")
+    assert heights and max(heights) < 50, "no word of the menu is broken"
 
 
 CONTRAST = """() => {
