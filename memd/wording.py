@@ -41,6 +41,11 @@ def for_terminal(text: str) -> str:
     return _ACTS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
+def name_for_terminal(name: str) -> str:
+    """An untrusted name, on one line: what it says in a second one would stand there as memd's own words."""
+    return for_terminal(name).replace("\n", "\\x0a")
+
+
 def tallied(counts: Mapping[str, int]) -> str:
     """`api_key 2, password 1`."""
     return ", ".join(f"{name} {number:,}" for name, number in counts.items())

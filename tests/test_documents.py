@@ -274,6 +274,16 @@ def test_a_file_whose_name_is_redacted_is_not_taken_out_when_it_is_added_again(
     assert "bank/[redacted:iban].md  1 chunk" in said(daemon, "sources")
 
 
+def test_a_name_with_a_line_break_is_shown_on_one_line(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
+) -> None:
+    root = written(tmp_path / "docs", "a\ndefault  b.md")
+    daemon = make_daemon(upstream.url).start()
+    assert "1 chunk written" in said(daemon, "add", str(root))
+    assert "docs/a\\x0adefault  b.md  1 chunk" in said(daemon, "sources")
+    assert "docs/a\\x0adefault  b.md" in said(daemon, "search", "text of a")
+
+
 def said(daemon: DaemonProcess, *arguments: str) -> str:
     done = daemon.run(*arguments)
     assert done.returncode == 0, done.stderr + done.stdout

@@ -16,7 +16,7 @@ import click
 from memd.errors import ConfigError
 from memd.settings.loading import load_config
 from memd.settings.model import Config
-from memd.wording import for_terminal
+from memd.wording import name_for_terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -58,7 +58,7 @@ def origin_words(chunk: FoundChunk | LogEvent) -> str:
         return ""
     place = [f"page {chunk.page}"] if chunk.page else [f"sheet {chunk.sheet}"] if chunk.sheet else []
     words = [chunk.kind, " > ".join(chunk.heading), chunk.source or "", *place, *(f"#{tag}" for tag in chunk.tags)]
-    return "  " + for_terminal(", ".join(word for word in words if word))
+    return "  " + name_for_terminal(", ".join(word for word in words if word))
 
 
 def config_of(path: Path | None, given: dict[str, Any]) -> Config:

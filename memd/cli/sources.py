@@ -25,7 +25,7 @@ from memd.errors import BadDocument, BadQuestion, NotFound
 from memd.ingest.sources.documents import KnownDocument
 from memd.ingest.sources.reading import FILE_BYTES_MAX, sections_of
 from memd.ingest.sources.walking import FoundFile, files_of
-from memd.wording import counted, for_terminal
+from memd.wording import counted, name_for_terminal
 
 DOCUMENT_SECONDS_MAX = 600.0
 
@@ -61,7 +61,7 @@ def add(
         for path, called in named.items():
             adding.add(path, called, exclude)
     for source, reason in adding.problems:
-        click.echo(f"{for_terminal(source.encode(errors='replace').decode())}: left out: {reason}")
+        click.echo(f"{name_for_terminal(source.encode(errors='replace').decode())}: left out: {reason}")
     click.echo(f"topic {topic}: {adding.said()}")
     return FOUND_SOMETHING if adding.problems else 0
 
@@ -91,7 +91,7 @@ def sources(
         click.echo(msgspec.json.encode(DocumentList(known)))
     elif not removed:
         for one in known:
-            named = f"{one.topic_id}  {for_terminal(one.source)}"
+            named = f"{one.topic_id}  {name_for_terminal(one.source)}"
             click.echo(f"{named}  {counted(one.chunks, 'chunk')}, {time_of(one.at)}")
         click.echo(f"{counted(len(known), 'document')}, {counted(sum(one.chunks for one in known), 'chunk')}")
     return 0
