@@ -174,6 +174,8 @@ def test_what_the_settings_say_is_enough_is_shown(told: DaemonProcess, tmp_path:
         "weiter",
         "et moi ?",
         "What was great?",
+        "cheers, how is my team?",
+        "hi, how is my weekend going?",
         "hi, which database did we choose?",
         "thank you " * 20,
     ],

@@ -33,7 +33,7 @@ _SAID = """
 """
 _BESIDE = """
     you u ya so very much lot lots a an the all for today now again there everyone everybody team mate man dude
-    buddy how are is it its that thats s re m i am one this was were my me of help your really quite too most good well
+    buddy how are is it its that thats s re m i am one this was were me of help your really quite too most good well
     fine later tomorrow soon then see talk have day weekend whats up going doing ok okay oh ah and to bad indeed no
     geht s es dir ihnen wie das war s alles klar bis später morgen einen schönen tag noch für die hilfe sehr gute
     nacht ça va bien beaucoup au bonne nuit journée à demain tout le monde et toi vous c est
