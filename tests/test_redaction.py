@@ -119,6 +119,18 @@ LEFT_ALONE = [
     "0.4111111111111111",
     "PWD=/srv/shop",
     "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----",
+    "set tokenizer llama3-8b",
+    "ENV TOKENIZER_MODEL bert-base-v2",
+    "ARG KEY_TYPE ed25519",
+    "set hotkey Ctrl+F12",
+    "heroku config:set NODE_ENV=production2",
+    "| Token | GPT-4o |",
+    "| password | varchar(255) |",
+    'setToken("next page")',
+    'auth=("user", "name of it")',
+    "GPIO PIN: 1013",
+    "the otp is 2024",
+    "https://x.y/?code=python-3-12-release-notes",
 ]
 
 

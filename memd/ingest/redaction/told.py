@@ -21,10 +21,14 @@ _KEYLIKE = (  # upper and lower case and digits
     rf"(?![$<{{(%/])[^{_END}()]{{8,300}})"
 )
 _QUOTED = r"\\{0,3}[\"'](?P<secret>(?![$<{%])[^\"'\\\n]{4,200})\\{0,3}[\"']"
-_PARAMETER = r"(?P<secret>(?=[A-Za-z_%.-]{0,60}[0-9])(?=[0-9_%.-]{0,60}[A-Za-z])[A-Za-z0-9_%.~+/-]{16,2000}=?=?)"
+_QUOTED_WORD = _QUOTED.replace(r"\n]", r"\n ]")
+_PARAMETER = (  # no title of words and numbers
+    r"(?P<secret>(?!(?:[a-z]+|\d+)(?:-(?:[a-z]+|\d+)){2,20}(?![\w-]))(?=[A-Za-z_%.-]{0,60}[0-9])(?=[0-9_%.-]{0,60}[A-Za-z])[A-Za-z0-9_%.~+/-]{16,2000}=?=?)"
+)
 _NAME = r"(?:pass(?:word|wd|phrase|code)|secret|token|api[_-]?key)s?"
 _SAYS = r"[\"'`]?[ \t]{0,4}(?::=|[:=：])[ \t]{0,4}[\"'`]?"
 _GAP, _LINE_END = r"[ \t]{0,20}", r"(?=[\"']?[ \t]{0,4}(?:\r?\n|\Z))"
+_SETS = r"(?:--from-literal=|(?:fly(?:ctl)? secrets|heroku config:?) ?:?set )"
 _COMMON = r"(?<![\w-])(?:root|admin|user|bind)?"
 
 _PATTERNS: dict[tuple[str, ...], tuple[re.Pattern[str], ...]] = {
@@ -64,8 +68,11 @@ _PATTERNS: dict[tuple[str, ...], tuple[re.Pattern[str], ...]] = {
         re.compile(rf"pass(?:word|wd|phrase|code)s? (?:is|was|to):?[ \t]{{1,4}}(?:now )?{_QUOTED}", re.IGNORECASE),
         re.compile(rf"(?i:secret|token|api[_ -]?key)s? (?:is|was):?[ \t]{{1,4}}{_KEYLIKE}"),
         re.compile(
-            rf"\|{_GAP}[`*]{{0,2}}(?:\w{{1,20}}[ _-])?{_NAME}[`*]{{0,2}}{_GAP}\|{_GAP}`?{_MIXED}",
+            rf"\|{_GAP}[`*]{{0,2}}(?:\w{{1,20}}[ _-])?pass\w{{2,6}}[`*]{{0,2}}{_GAP}\|{_GAP}`?(?!\w{{1,20}}\(){_MIXED}",
             re.IGNORECASE,
+        ),
+        re.compile(
+            rf"\|{_GAP}[`*]{{0,2}}(?:\w{{1,20}}[ _-])?(?i:{_NAME})[`*]{{0,2}}{_GAP}\|{_GAP}`?{_KEYLIKE}",
         ),
         re.compile(rf"pass(?:word|phrase) for [^\n:]{{1,80}}(?::[^\s:]{{1,80}})?: {_MIXED}", re.IGNORECASE),
         # Password: ⏎ X; password: >- ⏎ X; api_keys: ⏎ - X
@@ -87,11 +94,11 @@ _PATTERNS: dict[tuple[str, ...], tuple[re.Pattern[str], ...]] = {
         re.compile(r"password 7 (?P<secret>[0-9A-F]{8,80})\b"),
         # ENV DB_PASSWORD X; setx API_KEY X; Set-Variable password X; aws configure set aws_secret_access_key X
         re.compile(
-            rf"\b(?:ENV|ARG|setx|set|set-variable|config user)[ .]\w{{0,40}}(?:{_NAME}|key)\w{{0,20}} {{1,4}}{_MIXED}",
+            rf"\b(?:ENV|ARG|setx|set|set-variable|config user)[ .](?:\w{{0,40}}{_NAME}|\w{{0,40}}_key) {{1,4}}{_MIXED}",
             re.IGNORECASE,
         ),
         # setPassword("X"), withPassword("X"), setenv("TOKEN", "X"), SecretKeySpec("X"
-        re.compile(rf"(?:set|with|use|add)_?(?:{_NAME}|secret)\([ ]?{_QUOTED}", re.IGNORECASE),
+        re.compile(rf"(?:set|with|use|add)_?(?:{_NAME}|secret)\([ ]?{_QUOTED_WORD}", re.IGNORECASE),
         re.compile(rf"(?:setenv|putenv)\([\"']\w{{0,40}}{_NAME}\w{{0,20}}[\"'],[ ]?{_QUOTED}", re.IGNORECASE),
         re.compile(rf"(?:SecretKeySpec|ConvertTo-SecureString(?: -String)?)[ (]{{1,2}}{_QUOTED}"),
         # K8s and others: {user: a, pass: X}; --from-literal=x=X; "value": "X", "name": "DB_PASSWORD"
@@ -109,7 +116,7 @@ _PATTERNS: dict[tuple[str, ...], tuple[re.Pattern[str], ...]] = {
     ("auth(", "auth=", "auth =", "login("): (
         re.compile(
             r"(?:HTTPBasicAuth|HTTPDigestAuth|basic_auth|\bauth[ ]?=[ ]?|\blogin)"
-            rf"\([\"'][^\"'\n]{{1,60}}[\"'],[ ]?{_QUOTED}\)"
+            rf"\([\"'][^\"'\n]{{1,60}}[\"'],[ ]?{_QUOTED_WORD}\)"
         ),
         re.compile(rf"^(?:\w{{1,20}}_)?AUTH={_MIXED}", re.MULTILINE),
     ),
@@ -123,7 +130,8 @@ _PATTERNS: dict[tuple[str, ...], tuple[re.Pattern[str], ...]] = {
     ),
     # Commands.
     ("--from-literal", "secrets set", "config:set"): (
-        re.compile(rf"(?:--from-literal=|(?:fly(?:ctl)? secrets|heroku config:?) ?:?set )[\w.-]{{1,60}}={_MIXED}"),
+        re.compile(rf"{_SETS}[\w.-]{{1,60}}={_KEYLIKE}"),
+        re.compile(rf"{_SETS}[\w.-]{{0,50}}(?i:{_NAME}|key)={_MIXED}"),
     ),
     ("openssl",): (
         re.compile(rf"openssl [^\n]{{0,200}}? (?:-k |-pass(?:in|out)? pass:)(?P<secret>(?![$<])[^{_END}]{{4,200}})"),
@@ -188,8 +196,8 @@ _PATTERNS: dict[tuple[str, ...], tuple[re.Pattern[str], ...]] = {
         ),
     ),
     ("pin:", "pin=", "pin is", "pin code", "otp", "one-time"): (
-        re.compile(r"\bPIN(?: code)?(?: is|:|=) ?(?P<secret>\d{4,8})\b"),
-        re.compile(r"\b(?:otp|one-time (?:code|password))(?: is|:|=) ?(?P<secret>\d{4,8})\b", re.IGNORECASE),
+        re.compile(r"(?<!GPIO )\bPIN(?: code)?(?: is|:|=) ?(?P<secret>\d{4,8})\b"),
+        re.compile(r"\b(?:otp|one-time (?:code|password))(?: is|:|=) ?(?P<secret>\d{6,8})\b", re.IGNORECASE),
     ),
 }
 
