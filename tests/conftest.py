@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # No deadline: a slow machine is not a bug. Derandomised: the same examples everywhere, so a failure can be repeated.
 hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=20)
-hypothesis.settings.register_profile("whole", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("whole", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.register_profile("fuzz", deadline=None, derandomize=False, max_examples=2_000, print_blob=True)
 hypothesis.settings.load_profile("quick")  # `make test` and `make fuzz` load theirs
 
