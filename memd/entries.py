@@ -53,7 +53,7 @@ class Status(enum.IntEnum):
     DEPRECATED = 1
 
 
-class Speaker(msgspec.Struct, frozen=True, omit_defaults=True):
+class Speaker(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One stretch of a content: from `offset` up to the next speaker's, or to the end, `role` speaks."""
 
     offset: int
@@ -65,21 +65,24 @@ class Speaker(msgspec.Struct, frozen=True, omit_defaults=True):
     """The client's own name for who speaks, such as one of several users; see `speaker_name`."""
 
 
-class Section(msgspec.Struct, frozen=True, omit_defaults=True):
+class Section(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The place of a chunk in the note or document that it was cut from."""
 
     hash: bytes
     """Of a document: SHA-256 of the file when the chunk was written. Of a note: 16 bytes that no other one has."""
     number: int = 0
-    """Counted from 0, of all chunks that it was cut into then."""
+    """Its place: chunks of one document are in the order of their numbers, those of one number in that of their
+    `origin_id`. Counted from 0 when it is new; what is put in later is numbered between its neighbours."""
     of: int = 1
     heading: tuple[str, ...] = ()
     """The headings above it, the outermost first; of a note its title."""
     page: int | None = None
     sheet: str | None = None
+    root: bytes = b""
+    """Of a document: 8 bytes that tell its source's root from others of the same name."""
 
 
-class ChunkState(msgspec.Struct, frozen=True, kw_only=True):
+class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The fields that a draft and an entry share: this is their one definition.
 
     The log, `memd export`, `memd import` and redaction take their fields from here. A field that is added later has the
@@ -157,19 +160,24 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True):
         return () if self.part is UNSET else self.part.heading
 
     @property
+    def above(self) -> tuple[str, ...]:
+        """The headings and the sheet that are embedded and indexed with the content."""
+        return self.heading if self.part is UNSET or self.part.sheet is None else (*self.heading, self.part.sheet)
+
+    @property
     def embedded_text(self) -> str:
         """The text that is embedded: the content without roles, below its headings."""
-        return "\n".join([*self.heading, self.spoken])
+        return "\n".join([*self.above, self.spoken])
 
     @property
     def indexed_text(self) -> str:
         """The text whose words are indexed."""
-        return "\n".join([*self.heading, self.content])
+        return "\n".join([*self.above, self.content])
 
     @property
     def named_text(self) -> str:
         """The text whose names are indexed: its first word, and that of each heading, opens a sentence."""
-        return ".\n".join([*self.heading, self.content])
+        return ".\n".join([*self.above, self.content])
 
 
 class Draft(ChunkState, frozen=True, kw_only=True):
@@ -209,6 +217,8 @@ class Entry(ChunkState, frozen=True, kw_only=True):
     appended_at: int | UnsetType = UNSET
     """Microseconds since the epoch at which it was appended, where `canonical_id` is ahead of that by more than
     `AHEAD_US`: ids ascend also after a clock was set back, or after an import from a machine whose clock is ahead."""
+    line_tokens: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+    """The raw tokens of its line in a memory block, counted when it was appended: filling a budget counts none then."""
 
     def as_draft(self) -> Draft:
         """The next entry of the same chunk, unchanged so far."""
@@ -259,6 +269,8 @@ def without_written_roles(content: str) -> str:
 
 
 Action = Literal["Update", "Helpful", "Unhelpful"]
+KINDS = ("turn", "note", "document")
+"""Of entries."""
 
 
 class Correction(msgspec.Struct, frozen=True):
@@ -283,6 +295,11 @@ def checked_topic_id(topic_id: str) -> str:
     if TOPIC_ID_PATTERN.fullmatch(topic_id) is None:
         raise BadTopicId(f"topic_id {topic_id[:140]!r} is not a topic name: {TOPIC_ID_RULE}")
     return topic_id
+
+
+def topic_called(name: str) -> str:
+    """The topic of a folder: its name, with `-` for what no topic's name has; `default` where nothing is left."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("-._")[:128].rstrip("-") or DEFAULT_TOPIC_ID
 
 
 class Moment(int):

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 import msgspec
 from msgspec import UNSET
 
-from memd.entries import Entry, Moment, WallTime
+from memd.entries import KINDS, Entry, Moment, WallTime
 
 _ID = re.compile(r"[0-9]{1,19}")
 _TIME_ID = re.compile(r"[0-9]{16,19}")
@@ -47,6 +47,8 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         if self.since is not None and self.until is not None and self.since >= self.until:
             raise ValueError("`from` is not before `to`, so nothing can be between them")
+        if unknown := [kind for kind in self.kinds if kind not in KINDS]:
+            raise ValueError(f"there is no kind {unknown[0]!r:.40}; give {', '.join(KINDS)}")
 
     def admits_entry(self, entry: Entry) -> bool:
         """Whether the chunk of this entry is wanted."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -71,8 +71,8 @@ def live_ids(snapshot: Snapshot) -> list[int]:
     return [one for view in snapshot.views.values() for one in view.rows["canonical_id"][~view.dead].tolist()]
 
 
-def newest_by_source(snapshot: Snapshot, kind: str) -> list[tuple[Entry, int]]:
-    """Return the newest live entry of each source of a kind, with the number of its live chunks; of two sources with
+def newest_by_source(snapshot: Snapshot, kind: str) -> Iterator[tuple[Entry, int]]:
+    """Yield the newest live entry of each source of a kind, with the number of its live chunks; of two sources with
     one hash in the columns only one.
 
     Raises:
@@ -86,7 +86,11 @@ def newest_by_source(snapshot: Snapshot, kind: str) -> list[tuple[Entry, int]]:
         for row, source, canonical_id in zip(rows.tolist(), *columns, strict=True):
             counts[source] += 1
             newest[source] = max(newest.get(source, (0, (0, 0))), (canonical_id, (number, row)))
-    return [(snapshot.read(place), counts[source]) for source, (_, place) in newest.items()]
+    found = [(place, counts[source]) for source, (_, place) in newest.items()]
+    for start in range(0, len(found), READ_AT_ONCE):
+        entries = snapshot.read_many(place for place, _ in found[start : start + READ_AT_ONCE])
+        for place, count in found[start : start + READ_AT_ONCE]:
+            yield entries.get(place) or snapshot.read(place), count
 
 
 def _wanted_rows(snapshot: Snapshot, number: int, view: SegmentView, wanted: Wanted) -> Bits:

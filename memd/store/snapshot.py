@@ -8,6 +8,7 @@ from disk and scanned.
 from __future__ import annotations
 
 import bisect
+import functools
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -30,13 +31,11 @@ _SCANNED_MIN = 1000
 """Scans of fewer vectors do not count for the scan rate."""
 _WEIGHT = 0.1
 """Weight of the latest search in the smoothed times."""
-
-
 Place = tuple[int, int]
 """(segment id, row)"""
 
 
-class Hit(msgspec.Struct, frozen=True):
+class Hit(msgspec.Struct, frozen=True, gc=False):
     """One live chunk that a search found."""
 
     uuid: bytes
@@ -126,8 +125,6 @@ class Snapshot:
         """Shared by all snapshots of the topic."""
         self._growing = [(view.segment, view) for view in views.values() if isinstance(view.segment, GrowingSegment)]
         self._live_count: int | None = None
-        self._last_ids: list[tuple[int, int]] | None = None
-        self._searched: dict[int, IndexView | SegmentView] | None = None
 
     @property
     def live_count(self) -> int:
@@ -181,28 +178,24 @@ class Snapshot:
         """Return the places of those of these entries that count."""
         wanted = np.unique(np.array(canonical_ids, dtype=np.uint64))
         found: dict[int, Place] = {}
-        for segment_id, view in self.views.items():
-            if not len(view.rows) or not len(wanted):
-                continue
-            own, wanted = np.split(wanted, [int(wanted.searchsorted(view.rows["canonical_id"][-1], "right"))])
-            if len(own):
+        segment_ids, lasts = self._filled
+        starts = [0, *wanted.searchsorted(lasts, "right").tolist()]
+        for segment_id, start, stop in zip(segment_ids, starts, starts[1:], strict=False):
+            if start < stop:
+                view, own = self.views[segment_id], wanted[start:stop]
                 rows = view.canonical_ids.searchsorted(own)
                 counts = (view.canonical_ids[rows] == own) & ~view.dead[rows]
-                found.update(
-                    (one, (segment_id, row))
-                    for one, row in zip(own[counts].tolist(), rows[counts].tolist(), strict=True)
-                )
+                pairs = zip(own.tolist(), rows.tolist(), counts.tolist(), strict=True)
+                found.update((one, (segment_id, row)) for one, row, is_counted in pairs if is_counted)
         return found
 
     def place(self, canonical_id: int) -> Place | None:
         """Return the place of the entry with this id, whether it counts or not; None if there is none."""
-        if self._last_ids is None:
-            filled = (view for view in self.views.values() if len(view.rows))
-            self._last_ids = [(int(view.rows[-1]["canonical_id"]), view.segment.segment_id) for view in filled]
-        position = bisect.bisect_left(self._last_ids, (canonical_id, 0))
-        if position == len(self._last_ids):
+        segment_ids, lasts = self._filled
+        position = bisect.bisect_left(lasts, canonical_id)
+        if position == len(segment_ids):
             return None
-        segment_id = self._last_ids[position][1]
+        segment_id = segment_ids[position]
         column = self.views[segment_id].rows["canonical_id"]
         row = bisect.bisect_left(column, canonical_id)  # searchsorted would copy the column
         return (segment_id, row) if int(column[row]) == canonical_id else None
@@ -243,13 +236,18 @@ class Snapshot:
             found.update(((segment_id, row), one) for row, one in zip(rows, entries, strict=True) if one is not None)
         return found
 
+    def ids_of(self, places: Sequence[Place]) -> list[int]:
+        """Return the canonical_id of each of these entries."""
+        return [self.views[segment_id].canonical_ids.item(row) for segment_id, row in places]
+
     def is_live(self, place: Place) -> bool:
         """Whether the entry at a place counts."""
         return not self.views[place[0]].dead[place[1]]
 
-    def is_indexed(self, place: Place) -> bool:
-        """Whether an index finds the entry at a place, so that its vector is not in memory by itself."""
-        return isinstance(self._searched_by(place[0]), IndexView)
+    @functools.cached_property
+    def indexed_segments(self) -> frozenset[int]:
+        """The segments whose entries an index finds, so that their vectors are not in memory by themselves."""
+        return frozenset(number for view in self.indexes for number in view.index.segment_ids if number in self.views)
 
     def hits_at(
         self, queries: Floats, places: Sequence[Place], entries: Mapping[Place, Entry] | None = None
@@ -380,7 +378,7 @@ class Snapshot:
     def _records_at(self, places: Rows) -> Records:
         """The columns of the entries at `places`, shape (n, 2)."""
         segment_ids, rows = places.T
-        records = np.empty(len(places), dtype=ROW)
+        records: Records = np.empty(len(places), dtype=ROW)
         for segment_id in set(segment_ids.tolist()):
             own = segment_ids == segment_id
             records[own] = self.views[segment_id].rows[rows[own]]
@@ -391,31 +389,26 @@ class Snapshot:
     ) -> NDArray[np.float64]:
         """The best cosine of each place, shape (n,); NaN where it is not known."""
         found = np.full(len(places), np.nan)
-        indexed: list[int] = []
-        scanned: dict[int, list[int]] = {}
-        for position, (segment_id, _) in enumerate(places):
-            searched = self._searched_by(segment_id)
-            if isinstance(searched, IndexView):
-                indexed.append(position)
-            elif searched.matrix is not None:
-                scanned.setdefault(segment_id, []).append(position)
-        for segment_id, positions in scanned.items():
-            matrix = self.views[segment_id].matrix
-            assert matrix is not None, "seen above"
-            found[positions] = cosines(matrix[[places[position][1] for position in positions]], queries)
-        entries = {**entries, **self.read_many(places[one] for one in indexed if places[one] not in entries)}
-        vectors = {one: entries[places[one]].embedding for one in indexed if places[one] in entries}
-        vectors = {one: vector for one, vector in vectors.items() if len(vector)}
+        segment_ids, rows = np.array(places, dtype=np.intp).T
+        for segment_id in {place[0] for place in places} - self.indexed_segments:
+            if (matrix := self.views[segment_id].matrix) is not None:
+                own = np.flatnonzero(segment_ids == segment_id)
+                found[own] = cosines(matrix[rows[own]], queries)
+        indexed = [one for one, place in enumerate(places) if place[0] in self.indexed_segments]
+        if missing := [places[one] for one in indexed if places[one] not in entries]:
+            entries = {**entries, **self.read_many(missing)}
+        known = (one for one in indexed if places[one] in entries)
+        vectors = {one: vector for one in known if (vector := entries[places[one]].vector)}
         if vectors:
-            found[list(vectors)] = cosines(np.stack(list(vectors.values())), queries)
+            matrix = np.frombuffer(b"".join(vectors.values()), "<f4").reshape(len(vectors), -1)
+            found[list(vectors)] = cosines(matrix, queries)
         return found
 
-    def _searched_by(self, segment_id: int) -> IndexView | SegmentView:
-        """The index over a segment, or the view of the segment if it has none."""
-        if self._searched is None:
-            of_index = {number: view for view in self.indexes for number in view.index.segment_ids}
-            self._searched = {number: of_index.get(number, view) for number, view in self.views.items()}
-        return self._searched[segment_id]
+    @functools.cached_property
+    def _filled(self) -> tuple[list[int], UInts]:
+        """The segments that have entries, and the last canonical_id of each, ascending."""
+        filled = {number: view.rows["canonical_id"][-1] for number, view in self.views.items() if len(view.rows)}
+        return list(filled), np.array(list(filled.values()), dtype=np.uint64)
 
     def _newest_place(self, uuid: bytes) -> Place | None:
         return max(self.places(uuid), key=self._canonical_id, default=None)

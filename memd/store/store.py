@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from memd.entries import Entry
 from memd.errors import StoreWriteFailed
 from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
 from memd.store.clock import SharedClock
@@ -55,6 +56,7 @@ class Store:
         fingerprint: str,
         segment_entries_max: int,
         draft_filter: DraftFilter = keep_draft,
+        line_tokens: Callable[[Entry], int] | None = None,
         utility: UtilitySettings = DEFAULT_UTILITY,
         files: LocalDisk | None = None,
         now_us: Callable[[], int] = _now_us,
@@ -62,7 +64,7 @@ class Store:
         """Lock and open the directory, created if necessary.
 
         `dimension` and `fingerprint` (at most 32 ASCII characters) are those of the embedding model in use; every draft
-        goes through `checked` before it is written.
+        goes through `draft_filter` before it is written, and of every entry `line_tokens` are.
 
         Raises:
             StoreLocked: another daemon holds it.
@@ -87,6 +89,7 @@ class Store:
             segment_entries_max=segment_entries_max,
             utility=utility,
             draft_filter=draft_filter,
+            line_tokens=line_tokens,
         )
         return cls(data_dir, shared, lock)
 

