@@ -27,3 +27,9 @@ def ranks_bytes() -> bytes:
 def calibration_pairs() -> bytes:
     """A JSON object: language code to pairs of a sentence and a question that it answers; the same ones in each."""
     return (_HERE / "calibration_pairs.json").read_bytes()
+
+
+def calibration_questions() -> bytes:
+    """A JSON object: language code to `memory`, questions about what somebody said or stored, and `world`, questions
+    that need none of it, requests and small talk; the same ones in each. None of them is in `bench/data`."""
+    return (_HERE / "calibration_questions.json").read_bytes()

@@ -7,7 +7,7 @@ adding it is the embedder's own business. Every method may be called from severa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,17 @@ from memd.entries import Vector
 
 EmbedMany = Callable[[Sequence[str]], NDArray[np.float32]]
 """The type of `Embedder.embed_many`."""
+
+
+class Prior(NamedTuple):
+    """The knowledge of a question before anything is found, on the common scale (see `calibration`)."""
+
+    kind: float
+    """0 as questions about the world and small talk on average, 1 as questions about what was said."""
+    spread: float
+    """The standard deviation of the cosines between questions and texts that have nothing to do with each other."""
+    across: float | None
+    """By how much lower the cosines of related texts in two languages are; None: the model does not know several."""
 
 
 class Embedder(Protocol):
@@ -66,6 +77,18 @@ class Embedder(Protocol):
     def same_cosine(self, cosine: float) -> float:
         """The cosine from which this model takes two texts for as alike as the bundled one does from `cosine`."""
         return cosine
+
+    def finds_across_languages(self) -> bool:
+        """Whether a question finds a text in another language: then words, which do not, count less."""
+        return False
+
+    def prior(self, queries: NDArray[np.float32]) -> Prior | None:
+        """Whether a question sounds as if memory could answer it; None: that is not known of this model.
+
+        Args:
+            queries: the question's vectors, as `embed_query` gives them.
+        """
+        return None
 
     def close(self) -> None:
         """End what is under way, from another thread; the embedder is not used again."""

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.embedding.embedder import Embedder
+from memd.embedding.embedder import Embedder, Prior
 from memd.embedding.priority import Priority
 from memd.entries import Vector
 from memd.errors import EmbeddingError
@@ -55,6 +55,14 @@ class Encoder:
     def same_cosine(self, cosine: float) -> float:
         """See `Embedder.same_cosine`."""
         return self._embedder.same_cosine(cosine)
+
+    def finds_across_languages(self) -> bool:
+        """See `Embedder.finds_across_languages`."""
+        return self._embedder.finds_across_languages()
+
+    def prior(self, queries: NDArray[np.float32]) -> Prior | None:
+        """See `Embedder.prior`; None without vectors."""
+        return self._embedder.prior(queries) if len(queries) else None
 
     @property
     def works(self) -> bool:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from memd.embedding.pieces import PiecewiseEmbedder, fingerprint_of
 from memd.embedding.prefixes import prefixes_of
-from memd.errors import EmbeddingError
+from memd.errors import EmbeddingError, WrongModel
 from memd.settings.model import EmbeddingSettings
 
 
@@ -32,7 +32,7 @@ def load_fastembed(settings: EmbeddingSettings, *, fetch: bool) -> PiecewiseEmbe
     if name is None:
         near = difflib.get_close_matches(model, ["bundled", "multilingual", *known], n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise EmbeddingError(
+        raise WrongModel(
             f"embedding.model {model!r} is neither 'bundled', 'multilingual', 'http', 'path:DIR' nor a model that "
             f"fastembed knows{hint}"
         )

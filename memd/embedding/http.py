@@ -209,7 +209,7 @@ class _Server:
             else:
                 rows = [one["embedding"] for one in sorted(told["data"], key=lambda one: int(one["index"]))]
             vectors = np.array(rows, np.float32)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise EmbeddingError(f"{self.shown} answers {route} with something else than vectors: {error!r}") from error
         if vectors.ndim != 2 or len(vectors) != len(inputs) or not vectors.shape[1] or not np.isfinite(vectors).all():
             raise EmbeddingError(

@@ -6,13 +6,19 @@ Rule: called in threads only. A request ends by its deadline; errors show what t
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import socket
 import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from memd.errors import MemdError
 from memd.settings.model import basic_authorization, without_credentials
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 ANSWER_BYTES_MAX = 64 << 20
 
@@ -42,6 +48,7 @@ class JsonServer:
         """
         kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=_left(deadline))
+        connection.response_class = partial(_Answer, deadline=deadline)  # type: ignore[assignment]  # called as a class is
         self._open.add(connection)
         try:
             connection.request("POST", route, json.dumps(body).encode("utf-8", "replace"), self._headers())
@@ -51,10 +58,6 @@ class JsonServer:
                 answer += chunk
                 if len(answer) > ANSWER_BYTES_MAX:
                     raise self._error(f"{self.shown} answers {route} with more than {ANSWER_BYTES_MAX} bytes")
-                if connection.sock is not None:
-                    connection.sock.settimeout(_left(deadline))
-                elif time.monotonic() > deadline:
-                    raise TimeoutError
             return response.status, bytes(answer)
         except TimeoutError as error:
             raise self._error(f"{self.shown} does not answer in time") from error
@@ -91,6 +94,32 @@ class JsonServer:
             pass
         key = self._api_key
         return " ".join((text.replace(key, "***") if key else text).split())[:300] or "nothing"
+
+
+class _Answer(http.client.HTTPResponse):
+    """An answer that ends by a deadline however slowly it comes, byte for byte even: its headers too."""
+
+    def __init__(self, sock: socket.socket, *args: Any, deadline: float, **more: Any) -> None:
+        super().__init__(sock, *args, **more)
+        self.fp = io.BufferedReader(_Timed(self.fp.detach(), sock, deadline))
+
+
+class _Timed(io.RawIOBase):
+    def __init__(self, raw: io.RawIOBase, sock: socket.socket, deadline: float) -> None:
+        self._raw, self._sock, self._deadline = raw, sock, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int | None:
+        if time.monotonic() > self._deadline:
+            raise TimeoutError
+        self._sock.settimeout(_left(self._deadline))
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def _left(deadline: float) -> float:

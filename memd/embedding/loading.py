@@ -106,8 +106,10 @@ def _resident(
     fingerprint = None if folder is None else fingerprint_in(settings, folder)
     # The log says it from the first chunk on; of fastembed's models only fastembed knows the files.
     dimension = next((dimension for dimension, known in stored if known == fingerprint), 0)
+    loaded: Embedder | None = None
     if fingerprint is None or not dimension:
         loaded = load()
         fingerprint, dimension = loaded.fingerprint, loaded.dimension
     idle, waits = settings.idle_unload_seconds, question_seconds
-    return ResidentEmbedder(settings.model, dimension, fingerprint, load, idle_seconds=idle, question_seconds=waits)
+    made = partial(ResidentEmbedder, settings.model, dimension, fingerprint, load)
+    return made(idle_seconds=idle, question_seconds=waits, loaded=loaded)

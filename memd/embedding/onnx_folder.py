@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from memd.embedding.pieces import PiecewiseEmbedder, fingerprint_of
 from memd.embedding.prefixes import Prefixes, prefixes_of
-from memd.errors import EmbeddingError
+from memd.errors import EmbeddingError, WrongModel
 from memd.settings.model import EmbeddingSettings
 
 TOKENS_MAX = 512
@@ -82,7 +82,7 @@ class _Files:
 def _looked_at(folder: Path) -> tuple[Path, _Told, list[Path]]:
     """The graph, its use, and the files that the vectors depend on."""
     if not folder.is_dir():
-        raise EmbeddingError(f"there is no folder {folder}; embedding.model 'path:DIR' names one with an ONNX model")
+        raise WrongModel(f"there is no folder {folder}; embedding.model 'path:DIR' names one with an ONNX model")
     graph = _graph_in(folder)
     if not (folder / "tokenizer.json").is_file():
         raise EmbeddingError(f"{folder} has no tokenizer.json; copy it from where the model in {graph.name} comes from")

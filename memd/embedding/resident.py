@@ -34,8 +34,13 @@ class ResidentEmbedder(Embedder):
         *,
         idle_seconds: float,
         question_seconds: float,
+        loaded: Embedder | None = None,
     ) -> None:
-        """`question_seconds`: the longest that a question waits for loading, which goes on behind it."""
+        """
+        Args:
+            question_seconds: the longest that a question waits for loading, which goes on behind it.
+            loaded: the model, where it had to be loaded to know it: a second one beside it would take as much again.
+        """
         self.name, self.dimension, self.fingerprint = name, dimension, fingerprint
         self._load = load
         self._idle_seconds, self._question_seconds = idle_seconds, question_seconds
@@ -45,6 +50,11 @@ class ResidentEmbedder(Embedder):
         self._used_at = 0.0
         self._timer: threading.Timer | None = None
         self._is_closed = False
+        if loaded is not None:
+            self._model = Future()
+            self._model.set_result(loaded)
+            self._used_at = time.monotonic()
+            self._look_in(idle_seconds)
 
     @property
     def is_loaded(self) -> bool:

