@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-_PLURALS = {"entry": "entries"}
+_PLURALS = {"entry": "entries", "other branch": "other branches"}
 
 
 def counted(number: int, noun: str) -> str:
@@ -30,6 +30,11 @@ def unsearched(chunks: int) -> str:
         f"{counted(chunks, 'chunk')} {was} embedded with another model and {are} not searched; stop the daemon and run "
         "`memd reembed`, or set embedding.model back"
     )
+
+
+def no_topic(name: str) -> str:
+    """Say that there is no topic of this name."""
+    return f"there is no topic {name!r}; `memd stats` lists them"
 
 
 # Control characters but for line breaks and tabs, and what turns the direction of writing.

@@ -57,16 +57,16 @@ def origin(entry: Entry) -> str:
     if entry.kind == "turn":
         return ""
     part = entry.part
-    heading = " > ".join(entry.heading)
+    heading = " > ".join(filter(None, map(_in_brackets, entry.heading)))[:ORIGIN_CHARACTERS_MAX].rstrip(" >")
+    source = _in_brackets(entry.source or "")
     if entry.kind == "note":
-        words = [f"note: {heading}" if heading else "note", f"from {entry.source}" if entry.source else ""]
-        words += [] if entry.tags is UNSET else [f"tagged {tag}" for tag in entry.tags[:ORIGIN_TAGS_MAX]]
+        words = [f"note: {heading}" if heading else "note", f"from {source}" if source else ""]
+        words += [] if entry.tags is UNSET else [_in_brackets(f"tagged {tag}") for tag in entry.tags[:ORIGIN_TAGS_MAX]]
     else:
-        words = [entry.source or entry.kind, heading]
+        words = [source or _in_brackets(entry.kind), heading]
         if part is not UNSET:
-            words += [f"sheet {part.sheet}"] if part.sheet else [f"page {part.page}"] if part.page else []
-    plain_words = (_in_brackets(one) for one in words if one)
-    return without_control(f"({', '.join(plain_words)})")
+            words += [_in_brackets(f"sheet {part.sheet}")] if part.sheet else [f"page {part.page}"] if part.page else []
+    return without_control(f"({', '.join(filter(None, words))})")
 
 
 def _in_brackets(text: str) -> str:
@@ -96,6 +96,11 @@ def shown_id(entry: Entry, taken: Collection[str]) -> str:
 def chunk_line(chunk_id: str, text: str) -> str:
     """Return the line of one chunk in a block; `text` as from `shown_text`."""
     return f"{CHUNK_MARKER}{chunk_id}] {text}"
+
+
+def line_of(entry: Entry) -> str:
+    """Return the whole line of a chunk under its own id, as it is counted."""
+    return chunk_line(entry.public_id, shown_text(entry)) + "\n"
 
 
 def heading(header: str, at_us: int | None) -> str:

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from memd.entries import Entry
 from memd.recall.days import day_of
-from memd.store.lexical.analyzer import analyze_query, is_stopword
+from memd.store.lexical.analyzer import analyze_query, is_stopword, language_of_text
+from memd.store.lexical.languages import fold, function_words
 
 WORDS = 8
 """Of a period."""
@@ -38,8 +39,16 @@ Z_MIN = 1.0
 DAYS_MAX = 14
 """With `auto` a longer time is told by weeks."""
 _NO_END = r"(?<!\b(?:Dr|Mr|Ms|St|Nr)(?=\.))(?<!\bMrs(?=\.))"
-_SENTENCE = re.compile(rf"[^\s.!?。！？؟][^!?。！？؟\n]*?(?:{_NO_END}[.!?؟]+(?=\s|$)|[。！？]+|$|(?=\n))", re.MULTILINE)
-_WORD = re.compile(r"[^\W\d_]{3,}(?:['’-][^\W\d_]+)*|[\u3040-\u30ff\u3400-\u9fff]{2}")
+_SENTENCE = re.compile(
+    rf"[^\s.!?。！？؟।][^!?。！？؟।\n]*?(?:{_NO_END}[.!?؟]+(?=\s|$)|[。！？।]+|$|(?=\n)|(?P<inside>[!?؟]))",
+    re.MULTILINE,
+)
+"""With a mark `inside` a word (a!b) it is none: that is matched too, or each character before it would be tried."""
+_SIGNS = "\u0300-\u036f\u064b-\u0652\u0670\u0900-\u0963\u0971-\u0d7f\u0e31\u0e34-\u0e3a\u0e47-\u0e4e"
+"""Accents and vowel signs, which are no letters to `re`."""
+_LETTER = rf"(?:[^\W\d_\u3040-\u30ff\u3400-\u9fff]|[{_SIGNS}])"
+_LETTERS = re.compile(rf"[^\W\d_]|[{_SIGNS}]")
+_WORD = re.compile(rf"{_LETTER}{{3,}}(?:['’-]{_LETTER}+)*|[\u30a1-\u30ff]{{2,}}|[\u3400-\u9fff]{{2}}")
 
 
 class KeySentence(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +115,10 @@ def digest(
 
 
 def _words(entry: Entry) -> list[str]:
-    return [word for word in _WORD.findall(entry.content.lower()) if not is_stopword(word)]
+    language = language_of_text(entry.content)
+    empty = function_words(language) if language else ()
+    words = _WORD.findall(entry.content.lower())
+    return [word for word in words if not is_stopword(word) and fold(word) not in empty]
 
 
 def _apart(here: Counter[str], everything: Counter[str], chunks: Sequence[Said]) -> tuple[str, ...]:
@@ -140,9 +152,11 @@ def _as_written(words: Sequence[str], chunks: Sequence[Said]) -> list[str]:
 def _key_sentences(chunks: Sequence[Said], count: int) -> tuple[KeySentence, ...]:
     found: dict[str, Said] = {}
     for one in chunks:
-        for told in _SENTENCE.findall(one.entry.content):
-            sentence = " ".join(told.split())
-            if len(sentence) <= SENTENCE_CHARACTERS_MAX and 2 * sum(map(str.isalpha, sentence)) >= len(sentence):
+        for match in _SENTENCE.finditer(one.entry.content):
+            sentence = " ".join(match[0].split())
+            if match["inside"]:
+                continue
+            if len(sentence) <= SENTENCE_CHARACTERS_MAX and 2 * len(_LETTERS.findall(sentence)) >= len(sentence):
                 found.setdefault(sentence, one)
     some = list(found)[:: math.ceil(len(found) / SENTENCES_RANKED_MAX) or 1]
     terms = {one: told for one in some if len(told := analyze_query(one)) >= TERMS_MIN}

@@ -22,13 +22,14 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET
 
+from memd.caching import cached
 from memd.entries import Entry, Speaker
 from memd.recall.ranking import Candidate, Verdict
 from memd.store.lexical.analyzer import analyze_query
@@ -48,7 +49,10 @@ SOURCES_MAX = 8
 REPEATING_SHARE, OWN_WORDS_SHARE = 0.5, 0.4
 """The most that a chunk loses in a turn under way for repeating the question, and for being the model's own words."""
 SMALL_DIGITS_MAX = 3
-_WORDS_MAX = 8192
+_CACHE_BYTES_MAX = 16 * 1024 * 1024
+"""Of each of two caches, of the words of the chunks that were candidates last: about 2,000 chunks."""
+_WORD_BYTES = 8
+"""Of a word in a set: many chunks share it (measured with tracemalloc)."""
 
 # Words with which answers are wrapped, and with which they say that there is none; as the analyzer leaves them.
 _EMPTY = frozenset(
@@ -64,7 +68,12 @@ _EMPTY = frozenset(
 )
 _QUESTION_MARKS = ("?", "？", "؟", "\u037e")
 _LINE_END = re.compile(r"\n|(?<=[.!?])\s")
-_SENTENCE = re.compile(r"[^.!?。！？؟\n]*+[.!?。！？؟\n]?+")
+_SENTENCE = re.compile(r"[^.!?。！？؟۔।\n]*+[.!?。！？؟۔।\n]?+")
+
+
+def cache_bytes() -> int:
+    """Memory that the words of chunks take which are kept from one question to the next."""
+    return _spoken.bytes_held + _lines.bytes_held
 
 
 class Superseded(NamedTuple):
@@ -271,7 +280,15 @@ def _spoken_by(entry: Entry) -> _Spoken:
     return _spoken(entry.content, () if entry.speakers is UNSET else entry.speakers)
 
 
-@lru_cache(_WORDS_MAX)
+def _sizes(sets: Iterable[frozenset[str]]) -> int:
+    return sum(sys.getsizeof(words) + _WORD_BYTES * len(words) for words in sets)
+
+
+def _size_of_spoken(spoken: _Spoken) -> int:
+    return _sizes({spoken.asked, spoken.answered, spoken.told})
+
+
+@cached(_CACHE_BYTES_MAX, _size_of_spoken)
 def _spoken(content: str, speakers: tuple[Speaker, ...]) -> _Spoken:
     ends = [speaker.offset for speaker in speakers[1:]] + [len(content)]
     asked: list[str] = []
@@ -285,7 +302,7 @@ def _spoken(content: str, speakers: tuple[Speaker, ...]) -> _Spoken:
     return _Spoken(words, _words("\n".join(answered)), _words("\n".join(told)) if is_question else words, is_question)
 
 
-@lru_cache(_WORDS_MAX)
+@cached(_CACHE_BYTES_MAX, _sizes)
 def _lines(content: str) -> tuple[frozenset[str], ...]:
     """The words of each line and sentence, without the numbers of lines and compounds beside their parts."""
     lines = (_words(line) - _EMPTY for line in _LINE_END.split(content))
@@ -298,4 +315,4 @@ def _is_small_number(word: str) -> bool:
 
 
 def _words(text: str) -> frozenset[str]:
-    return frozenset(analyze_query(text))
+    return frozenset(map(sys.intern, analyze_query(text)))  # the same words in hundreds of chunks are one each

@@ -21,7 +21,10 @@ moved towards the best chunks (Rocchio's feedback): what answers a part of it is
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -37,6 +40,10 @@ COVERED = 0.9
 long question may be answered by another chunk."""
 WORD_BY_WORD = 0.5
 """The relevance, in cosine units, of a chunk with all words of the question, where no cosine is higher."""
+CROSSING_POWER, CROSSING_COVERAGE_FULL = 1.5, 0.5
+"""Beside a model that finds across languages words count less: to this power their weight (0.46 for 0.6, and 1 stays
+1), and all of it only from this coverage on. Measured on long talks and on facts in eight languages; see
+bench/NOTES.md."""
 MEANING_ALONE = 0.6
 """A cosine without any words is this much evidence: other words for the same thing reach 0.4, chance hardly does."""
 FEEDBACK_CHUNKS = 4
@@ -45,32 +52,50 @@ FEEDBACK_SHARE = 16
 candidates: among a handful the best few are nearly all."""
 
 
-class Evidence(msgspec.Struct, frozen=True):
-    """The evidence for one chunk."""
+class Evidence(NamedTuple):
+    """The evidence for n chunks: a column each, shape (n,)."""
 
-    cosine: float | None
-    """None: it is not embedded yet, or the question is not."""
-    multiplier: float = 1.0
-    lexical: float = 0.0
+    cosine: Values
+    """NaN: it is not embedded yet, or the question is not."""
+    multiplier: Values
+    lexical: Values
     """BM25, 0 or more."""
-    coverage: float = 0.0
+    coverage: Values
     """The share of the question's idf mass that it contains, 0 to 1."""
-    is_exact: bool = False
+    is_exact: NDArray[np.bool_]
     """Whether it contains a rare identifier of the question."""
-    neighbours: tuple[int, ...] = ()
-    """Positions, among all evidence, of the chunks said just before and after."""
+    beside: NDArray[np.intp]
+    """Pairs of rows, shape (m, 2): a chunk, and one that was said just before or after it."""
 
     @property
-    def weight(self) -> float:
-        """How much speaks for it at all, from 0 to 1, comparable between questions: the mean of cosine and coverage.
+    def weight(self) -> Values:
+        """How much speaks for each at all, from 0 to 1, comparable between questions: the mean of cosine and coverage.
 
         A cosine that is high enough does without words, a rare identifier without anything else, and praise counts for
         a chunk whose evidence is thin.
         """
-        if self.is_exact:
-            return 1.0
-        cosine = self.coverage * WORD_BY_WORD if self.cosine is None else max(0.0, self.cosine)
-        return max((cosine + self.coverage) / 2, MEANING_ALONE * cosine) * max(1.0, self.multiplier)
+        cosine = np.where(np.isnan(self.cosine), self.coverage * WORD_BY_WORD, np.fmax(self.cosine, 0.0))
+        weight = np.maximum((cosine + self.coverage) / 2, MEANING_ALONE * cosine) * np.maximum(1.0, self.multiplier)
+        return np.where(self.is_exact, 1.0, weight)
+
+    @property
+    def words_alone(self) -> Values:
+        """See `Parts.words_alone`; a rare identifier says enough."""
+        worth = np.where(self.is_exact, WORD_BY_WORD, self.coverage * WORD_BY_WORD)
+        return np.where(np.isnan(self.cosine), worth, 0.0)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Evidence]) -> Evidence:
+        """Of several topics' chunks, one after the other."""
+        firsts = itertools.accumulate((len(one.cosine) for one in parts), initial=0)
+        return cls(
+            cosine=np.concatenate([one.cosine for one in parts]),
+            multiplier=np.concatenate([one.multiplier for one in parts]),
+            lexical=np.concatenate([one.lexical for one in parts]),
+            coverage=np.concatenate([one.coverage for one in parts]),
+            is_exact=np.concatenate([one.is_exact for one in parts]),
+            beside=np.concatenate([one.beside + first for one, first in zip(parts, firsts, strict=False)]),
+        )
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -92,7 +117,7 @@ class Standing(msgspec.Struct, frozen=True):
         return cls(np.concatenate([one.cosine for one in parts]), np.concatenate([one.vectors for one in parts]))
 
 
-class Parts(msgspec.Struct, frozen=True):
+class Parts(msgspec.Struct, frozen=True, gc=False):
     """A score and its parts; `cosine`, `lexical` and `neighbours` add up to the relevance."""
 
     similarity: float
@@ -109,6 +134,8 @@ class Parts(msgspec.Struct, frozen=True):
     """The factor on the score of a chunk that was said when the question says (see `times`)."""
     evidence: float = 1.0
     """See `Evidence.weight`."""
+    coverage: float = 0.0
+    """See `Evidence.coverage`."""
 
     @property
     def relevance(self) -> float:
@@ -132,45 +159,53 @@ class Parts(msgspec.Struct, frozen=True):
 
 
 def fuse(
-    evidence: Sequence[Evidence],
+    evidence: Evidence,
     *,
     lexical_weight: float,
     neighbour_weight: float,
     standing: Standing | None = None,
     feedback_weight: float = 0.0,
+    crosses_languages: bool = False,
 ) -> list[Parts]:
     """The score of each chunk, in the order given; weights from 0 to 1.
 
     Args:
         standing: None: the cosines themselves count.
         feedback_weight: how far the question is moved towards the best chunks; 0: not at all.
+        crosses_languages: see `Embedder.finds_across_languages`.
     """
-    if not evidence:
+    plain = evidence.cosine
+    if not len(plain):
         return []
-    fusing = _Fusing(evidence, lexical_weight, neighbour_weight)
-    cosine = plain = np.array([np.nan if one.cosine is None else one.cosine for one in evidence])
-    if standing is not None:
-        cosine = np.where(np.isnan(standing.cosine), plain, standing.cosine)
+    full = COVERAGE_FULL
+    if crosses_languages:
+        lexical_weight, full = lexical_weight**CROSSING_POWER, CROSSING_COVERAGE_FULL
+    fusing = _Fusing(evidence, lexical_weight, neighbour_weight, full)
+    cosine = plain if standing is None else np.where(np.isnan(standing.cosine), plain, standing.cosine)
     shares = fusing.shares(cosine)
     if standing is not None:
         if feedback_weight:
             cosine = _moved(standing, cosine, shares.sum(axis=0), feedback_weight)
             shares = fusing.shares(cosine)
         shares *= _best(plain) / _best(cosine) if _best(cosine) else 1.0  # in units of the plain cosine again
+    similarity = np.where(np.isnan(plain), 0.0, plain)
+    columns = similarity, *shares, evidence.multiplier, evidence.words_alone, evidence.weight, evidence.coverage
     return [
-        Parts(one.cosine or 0.0, meaning, words, more, one.multiplier, _words_alone(one), evidence=one.weight)
-        for one, (meaning, words, more) in zip(evidence, shares.T.tolist(), strict=True)
+        Parts(like, meaning, words, more, multiplier, alone, evidence=weight, coverage=covered)
+        for like, meaning, words, more, multiplier, alone, weight, covered in np.stack(columns, axis=1).tolist()
     ]
+
+
+def own_scores(evidence: Evidence, lexical_weight: float) -> Values:
+    """The score of each chunk without what its neighbours add."""
+    if not len(evidence.cosine):
+        return evidence.cosine
+    relevance: Values = _Fusing(evidence, lexical_weight, 0.0).shares(evidence.cosine).sum(axis=0)
+    return relevance * evidence.multiplier
 
 
 def _best(cosine: Values) -> float:
     return float(np.fmax(cosine, 0.0).max())
-
-
-def _words_alone(one: Evidence) -> float:
-    if one.cosine is not None:
-        return 0.0
-    return WORD_BY_WORD if one.is_exact else one.coverage * WORD_BY_WORD  # a rare identifier says enough
 
 
 def _moved(standing: Standing, cosine: Values, relevance: Values, weight: float) -> Values:
@@ -189,15 +224,14 @@ def _moved(standing: Standing, cosine: Values, relevance: Values, weight: float)
 class _Fusing:
     """The columns of some evidence, to be fused with one cosine or another."""
 
-    def __init__(self, evidence: Sequence[Evidence], lexical_weight: float, neighbour_weight: float) -> None:
-        self._lexical = np.array([one.lexical for one in evidence], np.float64)
-        self._coverage = np.array([one.coverage for one in evidence], np.float64)
-        self._is_exact = np.array([one.is_exact for one in evidence], np.bool_)
-        pairs = [(place, other) for place, one in enumerate(evidence) for other in one.neighbours]
-        self._beside = np.array(pairs, np.intp).reshape(-1, 2)
+    def __init__(
+        self, evidence: Evidence, lexical_weight: float, neighbour_weight: float, full: float = COVERAGE_FULL
+    ) -> None:
+        self._lexical, self._coverage = evidence.lexical, evidence.coverage
+        self._is_exact, self._beside = evidence.is_exact, evidence.beside
         self._neighbour_weight = neighbour_weight
         best, covered = float(self._lexical.max()), float(self._coverage.max())
-        self._weight = lexical_weight * min(1.0, covered / COVERAGE_FULL) if best > 0 else 0.0
+        self._weight = lexical_weight * min(1.0, covered / full) if best >= sys.float_info.min else 0.0
 
     def shares(self, cosine: Values) -> Values:
         """The shares of meaning, words and neighbours in the relevance; shape (3, n)."""

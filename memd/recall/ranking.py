@@ -7,6 +7,7 @@ How a score is computed is in fusion.py.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Collection, Sequence
 
 import msgspec
@@ -14,11 +15,28 @@ import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
 
+from memd.embedding.embedder import Prior
 from memd.entries import Entry, Vector
-from memd.recall.fusion import Parts
+from memd.recall.fusion import COVERED, Parts
+from memd.recall.small_talk import is_small_talk
+from memd.settings.model import RetrievalSettings
+from memd.store.lexical.analyzer import are_of_one_language
 
 NEAR_IDENTICAL_COSINE = 0.99
 """Two chunks of one stream that are at least this similar say the same: only the better one is shown."""
+TERSE_WORDS = 2
+TERSE_SHARE = 0.85
+"""A question of one or two words ("hometown?") is less like any text than a sentence is: so much of the evidence that
+others need is enough."""
+FOREIGN_MAX = 8
+"""The best chunks whose language is looked at."""
+KIND_SHARE = 0.34
+"""In cosines, beside `retrieval.min_evidence`: what a question in the middle of the kind that memory answers need not
+show, as its kind counts 1, but one about anything else must. Measured; see bench/NOTES.md."""
+COVERAGE_WORTH = 0.1
+"""The cosine that all words of a question are worth beside its kind."""
+CHANCE_CHUNKS_MAX = 512
+"""The nearest of many chunks is near by chance. Beyond so many it was not measured, and no more is asked for."""
 
 Stream = tuple[str, str | None, bytes]
 
@@ -40,7 +58,7 @@ class Verdict(enum.StrEnum):
     SMALL_TALK = "the question is small talk"
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A chunk that a search found, with its score."""
 
     entry: Entry
@@ -67,9 +85,78 @@ class Demands(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int
     is_small_talk: bool = False
     """Nothing is shown, whatever there is."""
+    min_cosine: float | None = None
+    """The cosine that takes the place of evidence where the model tells the question's kind (`Prior`); None: it does
+    not, or there is no minimum."""
+    is_terse: bool = False
+    """The question has a word or two, whose kind says little: a chunk with all of them is enough."""
+    asked_across: tuple[str, float] | None = None
+    """The question, where it may be in another language than a chunk, and by how much lower cosines are then."""
+
+    @classmethod
+    def of(
+        cls,
+        settings: RetrievalSettings,
+        question: str,
+        depth: int,
+        *,
+        has_words: bool,
+        prior: Prior | None,
+        chunks: int,
+    ) -> Demands:
+        """The demands on what answers a question.
+
+        Args:
+            depth: how many times deeper than `retrieval.top_k` is looked, and how many times later it ends.
+            has_words: whether words are searched.
+            prior: None: the model tells nothing of a question.
+            chunks: how many are searched.
+        """
+        is_terse = len(question.split()) <= TERSE_WORDS
+        min_evidence = settings.min_evidence * (TERSE_SHARE if is_terse else 1) if has_words else 0.0
+        min_cosine = None
+        if prior is not None and min_evidence:
+            chance = prior.spread * math.sqrt(2 * math.log(min(max(chunks, 2), CHANCE_CHUNKS_MAX)))
+            min_cosine = min_evidence + KIND_SHARE + chance - min(prior.kind, 1.0)
+        return cls(
+            min_score=settings.min_score,
+            min_share=settings.min_share / depth,
+            min_evidence=min_evidence,
+            top_k=settings.top_k * depth,
+            is_small_talk=is_small_talk(question),
+            min_cosine=min_cosine,
+            is_terse=is_terse,
+            asked_across=None if prior is None or prior.across is None else (question, prior.across),
+        )
+
+    def are_met_by(self, candidates: Sequence[Candidate]) -> bool:
+        """Whether one of these chunks has enough evidence, or was said when the question says."""
+        if any(one.parts.time > 1 or self._is_enough(one.parts) for one in candidates):
+            return True
+        if self.min_cosine is None or self.asked_across is None:
+            return False
+        question, lower = self.asked_across
+        best = sorted(candidates, key=lambda one: -one.parts.similarity)[:FOREIGN_MAX]
+        return any(
+            _boosted_cosine(one.parts) + lower >= self.min_cosine
+            and not are_of_one_language(question, one.entry.content)
+            for one in best
+        )
+
+    def _is_enough(self, parts: Parts) -> bool:
+        if self.min_cosine is None or parts.words_alone:  # without a cosine there are only the words
+            return parts.evidence >= self.min_evidence
+        if parts.evidence >= 1 or (self.is_terse and parts.coverage >= COVERED):
+            return parts.evidence >= self.min_evidence
+        return _boosted_cosine(parts) + COVERAGE_WORTH * parts.coverage >= self.min_cosine
 
 
-class Ranked(msgspec.Struct, frozen=True):
+def _boosted_cosine(parts: Parts) -> float:
+    """Praise counts for a chunk whose evidence is thin."""
+    return parts.similarity * max(1.0, parts.multiplier)
+
+
+class Ranked(msgspec.Struct, frozen=True, gc=False):
     """A candidate before the budget is filled."""
 
     candidate: Candidate
@@ -77,7 +164,7 @@ class Ranked(msgspec.Struct, frozen=True):
     """Why it is not worth showing; None: it is shown if there is room."""
 
 
-class Judged(msgspec.Struct, frozen=True):
+class Judged(msgspec.Struct, frozen=True, gc=False):
     """A candidate with the final verdict on it."""
 
     candidate: Candidate
@@ -101,11 +188,11 @@ def stream_of(entry: Entry) -> Stream:
     """Return the stream of text that a chunk was cut from; chunks of different streams are never compared.
 
     Only chunks of one stream can be neighbours, or repeat each other: a document that quotes a chat is another witness
-    to the same fact, and a page imported between two turns was not said between them. A stream is a kind and a source
-    (`None` for turns), and of notes each is its own, while all conversations of a topic are one stream. The log cannot
-    separate them: it records which entries were appended together (`group_left`), but a conversation is stored in many
-    appends, and the turns at the seam of two appends are neighbours. An entry that names its conversation would extend
-    this key.
+    to the same fact, and a page imported between two turns was not said between them. A stream is a kind and a source,
+    which names the conversation of imported turns, and of notes each is its own, while all live conversations of a
+    topic are one stream. The log cannot separate them: it records which entries were appended together (`group_left`),
+    but a conversation is stored in many appends, and the turns at the seam of two appends are neighbours. An entry that
+    names its conversation would extend this key. Turns repeat each other whatever their conversation.
     """
     note = entry.part.hash if entry.kind == "note" and entry.part is not UNSET else b""
     return entry.kind, entry.source, note
@@ -121,17 +208,17 @@ def rank(
     """Order the candidates best first, ties to the older entry, and exclude those that are not worth showing.
 
     Excluded are chunks weaker than `min_score`, chunks whose messages are all in this prompt, near repetitions of a
-    better chunk (`Embedder.same_cosine` of 0.99), those far below the best, all beyond the best `top_k`, and all but
-    Updates where the best has too little evidence.
+    better chunk (`Embedder.same_cosine` of 0.99), the same text in another document, those far below the best, all
+    beyond the best `top_k`, and all but Updates where the best has too little evidence.
     """
     kept = _KeptVectors(same_cosine(NEAR_IDENTICAL_COSINE))
     strong = [one for one in candidates if one.parts.strength >= demands.min_score]  # whatever weak ones are listed too
-    free = [one.parts for one in strong if one.aside is None and not is_visible(one.entry, visible_digests)]
-    least = demands.min_share * max((parts.relevance for parts in free), default=0.0)
+    free = [one for one in strong if one.aside is None and not is_visible(one.entry, visible_digests)]
+    least = demands.min_share * max((one.parts.relevance for one in free), default=0.0)
     silent = None
     if demands.is_small_talk:
         silent = Verdict.SMALL_TALK
-    elif free and all(parts.evidence < demands.min_evidence and parts.time <= 1 for parts in free):
+    elif free and not demands.are_met_by(free):
         silent = Verdict.UNSUPPORTED
     ranked = []
     for candidate in sorted(candidates, key=lambda candidate: (-candidate.score, candidate.entry.canonical_id)):
@@ -161,14 +248,22 @@ class _KeptVectors:
         self.count = 0
         self._near_identical = near_identical
         self._groups: dict[tuple[Stream, int], tuple[NDArray[np.float32], int]] = {}
+        self._of_documents: set[str] = set()
 
     def add(self, entry: Entry) -> bool:
-        """Add a chunk's vector and return True, unless it nearly equals one of its stream."""
+        """Add a chunk's vector and return True, unless it nearly equals one of its stream.
+
+        A document is no second witness where it has the same words below the same headings: it is a copy.
+        """
         vector: Vector = entry.embedding
-        key = stream_of(entry), len(vector)  # a vector of another model is comparable to none of this one
+        # Of turns it does not matter in which conversation they were said.
+        stream = ("turn", None, b"") if entry.kind == "turn" else stream_of(entry)
+        key = stream, len(vector)  # a vector of another model is comparable to none of this one
         vectors, count = self._groups.get(key) or (np.zeros((32, len(vector)), np.float32), 0)
-        if np.any(vectors[:count] @ vector >= self._near_identical):
+        text = entry.embedded_text if entry.kind == "document" else ""
+        if text in self._of_documents or np.any(vectors[:count] @ vector >= self._near_identical):
             return False
+        self._of_documents |= {text} if text else set()
         if count == len(vectors):
             vectors = np.concatenate([vectors, np.zeros_like(vectors)])
         vectors[count] = vector

@@ -1,7 +1,8 @@
 """The chunks that belong to a chunk without being said beside it: near in meaning, with the same rare names, of the
 same time.
 
-Rule: reading changes nothing. Of three hints any is enough; where several meet, a chunk comes first.
+Rule: reading changes nothing. Of three hints any is enough; where several meet, a chunk comes first. The time of a
+document is that of adding it, with all the others: it joins nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ COSINE_MIN = 0.35
 """Less is no nearness: any two chunks of one talk have 0.2 or so."""
 RARE_CHUNKS_MAX = 20
 """A name that more chunks of a topic have says little about any of them."""
+TIMED_KINDS = ("turn", "note")
 SAME_TIME_US = 30 * 60 * 1_000_000
 NAMES_WEIGHT, TIME_WEIGHT = 0.4, 0.1
 """Added to the cosine for a rare name that only the two have, and for the same minute."""
@@ -45,7 +47,7 @@ class Related(msgspec.Struct, frozen=True, kw_only=True):
     shared: tuple[str, ...]
     """The rare names that both have."""
     seconds_apart: int | None
-    """None: more than half an hour."""
+    """None: more than half an hour, or a document."""
 
 
 class Reading(NamedTuple):
@@ -73,8 +75,7 @@ def related(readings: Sequence[Reading], snapshot: Snapshot, entry: Entry, limit
             for key, chunks in one.postings.naming(names, RARE_CHUNKS_MAX + 1).items():
                 for canonical_id in chunks if len(chunks) <= RARE_CHUNKS_MAX else ():
                     shared[canonical_id][names[key]] = 1 / math.log2(1 + len(chunks))
-        near = chosen(one.snapshot, Wanted(since=entry.said - SAME_TIME_US, until=entry.said + SAME_TIME_US + 1))
-        places = set(one.snapshot.live_places([*shared, *live_ids(near)]).values())
+        places = set(one.snapshot.live_places([*shared, *_of_its_time(one.snapshot, entry)]).values())
         if is_comparable:
             hits = one.snapshot.search(entry.embedding[None], limit + len(beside))
             places |= {(hit.segment, hit.row) for hit in hits if hit.cosine >= COSINE_MIN}
@@ -84,6 +85,18 @@ def related(readings: Sequence[Reading], snapshot: Snapshot, entry: Entry, limit
     seen = {entry.uuid.hex()}
     best_first = sorted(found, key=lambda chunk: (-chunk.score, chunk.said_at, chunk.uuid))
     return [chunk for chunk in best_first if chunk.uuid not in seen and not seen.add(chunk.uuid)][:limit]  # type: ignore[func-returns-value]  # it is None
+
+
+def _of_its_time(snapshot: Snapshot, entry: Entry) -> list[int]:
+    """The canonical_ids of what was said within half an hour of a chunk."""
+    if not _has_time(entry):
+        return []
+    span = Wanted(since=entry.said - SAME_TIME_US, until=entry.said + SAME_TIME_US + 1, kinds=TIMED_KINDS)
+    return list(live_ids(chosen(snapshot, span)))
+
+
+def _has_time(entry: Entry) -> bool:
+    return entry.kind in TIMED_KINDS
 
 
 def _described(
@@ -99,8 +112,9 @@ def _described(
     for place, other in snapshot.read_many(places).items():
         names = shared.get(other.canonical_id, {})
         apart = abs(other.said - entry.said)
+        is_of_its_time = apart <= SAME_TIME_US and _has_time(entry) and _has_time(other)
         cosine = cosines[place].cosine if place in cosines else None
-        time = TIME_WEIGHT * (1 - apart / SAME_TIME_US) if apart <= SAME_TIME_US else 0.0
+        time = TIME_WEIGHT * (1 - apart / SAME_TIME_US) if is_of_its_time else 0.0
         described.append(
             Related(
                 topic_id=snapshot.topic_id,
@@ -112,7 +126,7 @@ def _described(
                 score=round(max(0.0, cosine or 0.0) + NAMES_WEIGHT * min(1.0, sum(names.values())) + time, 4),
                 cosine=None if cosine is None else round(cosine, 4),
                 shared=tuple(names),
-                seconds_apart=apart // 1_000_000 if apart <= SAME_TIME_US else None,
+                seconds_apart=apart // 1_000_000 if is_of_its_time else None,
             )
         )
     return described

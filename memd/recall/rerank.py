@@ -119,7 +119,7 @@ class Reranker:
             told = json.loads(answer)
             rows = told["results"] if isinstance(told, dict) else told
             scores = {int(one["index"]): float(one.get("relevance_score", one.get("score"))) for one in rows}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise RerankError(f"{self._server.shown} answers {route} without scores: {error!r}") from error
         if sorted(scores) != list(range(count)) or not all(map(math.isfinite, scores.values())):
             raise RerankError(f"{self._server.shown} answers {route} with scores of other texts than the {count} given")

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from memd.embedding.encoder import Encoder
@@ -27,6 +28,7 @@ from memd.recall.asked import embedded_texts
 from memd.recall.echoes import missing_sources, shown_to, telling, unseen, without_echoes
 from memd.recall.fusion import Evidence, Standing, fuse
 from memd.recall.ranking import Candidate, Demands, Judged, Ranked, Selection, Verdict, rank, select
+from memd.recall.read_before import ReadBefore
 from memd.recall.rerank import Reranker
 from memd.recall.scored_hits import ScoredHit, read_hits
 from memd.recall.small_talk import is_small_talk
@@ -44,16 +46,12 @@ log = logging.getLogger("memd")
 
 EXPLAINED_TOP_KS = 2
 """Without `Filters.relevant_only`, excluded candidates are returned too, up to `retrieval.top_k` times this many."""
-
-
 TOP_K_TOKENS = 2_000
 """A budget of more is looked into as many times deeper, and ends as many times later below the best chunk."""
 DEPTH_MAX = 8
 CUTTING_SHARE = 0.5
 """Of the time that a request waits: what is not cut into chunks by then is not searched, but all else is, and requests
 for other topics get their turn."""
-
-
 ENDS = {Verdict.SMALL_TALK, Verdict.UNSUPPORTED, Verdict.FAR_BELOW}
 """Where one is reached, worse candidates are not worth looking for."""
 
@@ -148,6 +146,7 @@ class Retriever:
         self._now_us = now_us
         self.reranker: Reranker | None = None
         """Puts the best candidates into its order."""
+        self.read_before = ReadBefore()
         self._commons = CommonParts()
         self._day_tokens = lru_cache(maxsize=4096)(lambda line: count(line + "\n"))
         self._searches = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-search")
@@ -244,7 +243,7 @@ class Retriever:
             search.by_meaning(queries)
         if trouble is not None and not any(search.has_words for search in searches):
             raise trouble
-        demands = self._demands(question, searches, depth)
+        demands = self._demands(question, queries, searches, depth)
         ranked, silence = self._ranked(asked, searches, filters, demands, k)
         more = None if silence is None else f"Nothing is shown: {silence}."
         if self.reranker is not None and silence is None:
@@ -307,17 +306,15 @@ class Retriever:
         pairs = zip(topics, pending, strict=True)
         k = k if self._settings.lexical_weight else 0
         choice = filters.wanted, filters.visible_digests
-        return [search_by_words(*pair, question, k, *choice) for pair in pairs], is_partial
+        return [search_by_words(*pair, question, k, *choice, self.read_before) for pair in pairs], is_partial
 
-    def _demands(self, question: str, searches: Sequence[TopicSearch], depth: int) -> Demands:
-        settings = self._settings
-        return Demands(
-            min_score=settings.min_score,
-            min_share=settings.min_share / depth,
-            min_evidence=settings.min_evidence if any(search.has_words for search in searches) else 0.0,
-            top_k=settings.top_k * depth,
-            is_small_talk=is_small_talk(question),
-        )
+    def _demands(
+        self, question: str, queries: NDArray[np.float32], searches: Sequence[TopicSearch], depth: int
+    ) -> Demands:
+        has_words = any(search.has_words for search in searches)
+        prior = self._encoder.prior(queries)
+        chunks = sum(search.chunk_count for search in searches) if prior is not None else 0
+        return Demands.of(self._settings, question, depth, has_words=has_words, prior=prior, chunks=chunks)
 
     def _ranked(
         self, question: TimedQuestion, searches: Sequence[TopicSearch], filters: Filters, demands: Demands, k: int
@@ -365,20 +362,21 @@ class Retriever:
         evidence: list[Evidence] = []
         standing: list[Standing] = []
         for search in searches:
-            found, known = search.evidence(k, self._settings, first=len(evidence))
+            found, known = search.evidence(k, self._settings)
             hits += [(hit, search) for hit in found]
-            evidence += known
+            evidence.append(known)
             if found and search.can_stand_apart:
                 standing.append(search.standing(found, self._commons, self._encoder.fingerprint))
         parts = fuse(
-            evidence,
+            Evidence.joined(evidence),
             lexical_weight=self._settings.lexical_weight,
             neighbour_weight=self._settings.neighbour_weight,
-            standing=Standing.joined(standing) if sum(map(len, standing)) == len(evidence) else None,
+            standing=Standing.joined(standing) if sum(map(len, standing)) == len(hits) else None,
             feedback_weight=self._settings.feedback_weight,
+            crosses_languages=self._encoder.finds_across_languages(),
         )
         scored = [
-            ScoredHit(hit, search, question.favoured(part) if search.was_then(hit) else part)
+            ScoredHit(hit, search, question.favoured(part) if question.spans and search.was_then(hit) else part)
             for (hit, search), part in zip(hits, parts, strict=True)
         ]
         if len(searches) > 1:
@@ -410,11 +408,13 @@ class Retriever:
         raw: dict[bytes, int] = {}
 
         def cost(candidate: Candidate, left: int) -> int:
-            line = block.chunk_line(candidate.entry.public_id, block.shown_text(candidate.entry)) + "\n"
-            if not filters.relevant_only or budget.drifted(block.tokens_at_least(line)) <= left:
-                tokens = self._count(line)
-            else:  # counting takes 0.1 ms, and half of the candidates find no room
-                tokens = block.tokens_about(line)
+            tokens = candidate.entry.line_tokens
+            if tokens is UNSET:  # of a log from before it was written there, or what is not stored yet
+                line = block.line_of(candidate.entry)
+                if not filters.relevant_only or budget.drifted(block.tokens_at_least(line)) <= left:
+                    tokens = self._count(line)
+                else:  # counting takes 0.1 ms, and half of the candidates find no room
+                    tokens = block.tokens_about(line)
             raw[candidate.entry.uuid] = tokens
             return budget.drifted(tokens)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+from memd.store.lexical.analyzer import as_seen
+
 CHARACTERS_MAX = 80
 
 _SAID = """
@@ -29,7 +31,10 @@ _SAID = """
     привет здравствуйте здравствуй спасибо пока отлично супер
     こんにちは こんばんは おはよう おはようございます ありがとう ありがとうございます おやすみ おやすみなさい さようなら
     你好 您好 早上好 晚上好 晚安 谢谢 多谢 再见 안녕 안녕하세요 감사합니다 고마워요 고마워
-    مرحبا شكرا أهلا سلام धन्यवाद नमस्ते
+    谢谢你 谢谢您 謝謝 謝謝你 謝謝您 多謝 早安
+    مرحبا شكرا أهلا سلام धन्यवाद नमस्ते नमस्कार शुक्रिया
+    תודה שלום ευχαριστώ ευχαριστούμε γεια καλημέρα καλησπέρα cảm ơn terima kasih
+    ขอบคุณ ขอบคุณครับ ขอบคุณค่ะ สวัสดี สวัสดีครับ สวัสดีค่ะ
 """
 _BESIDE = """
     you u ya so very much lot lots a an the all for today now again there everyone everybody team mate man dude
@@ -45,16 +50,23 @@ _BESIDE = """
     så mycket bra nasılsın iyi geceler ederim çok добрый день вечер доброе утро большое как дела очень جزيلا لك
 """
 _PHRASES = frozenset({"got it", "sounds good", "no problem", "no worries", "what s up", "my pleasure"})
-_WORD = re.compile(r"\w+")
-_SAID_WORDS = frozenset(_SAID.split())
-_ANY_WORDS = _SAID_WORDS | frozenset(_BESIDE.split())
+_WORD = re.compile(r"[\w\u0900-\u0963\u0971-\u0d7f\u0e31-\u0e4e]+")
+"""The vowel signs of India's scripts and of Thai are no letters to `re`."""
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(as_seen(text).casefold().replace("i\u0307", "i"))
+
+
+_SAID_WORDS = frozenset(_words(_SAID))
+_ANY_WORDS = _SAID_WORDS | frozenset(_words(_BESIDE))
 
 
 def is_small_talk(text: str) -> bool:
     """Whether a text has no words but those of greeting, thanks, farewell and applause; or none at all."""
     if len(text) > CHARACTERS_MAX:
         return False
-    words = _WORD.findall(text.casefold())
+    words = _words(text)
     if not words or " ".join(words) in _PHRASES:
         return True
     return _ANY_WORDS.issuperset(words) and not _SAID_WORDS.isdisjoint(words)

@@ -51,9 +51,11 @@ class CommonParts:
 
 def apart(vectors: NDArray[np.float32], common: Vector) -> NDArray[np.float32]:
     """Unit vectors (n, dimension) without the common part, of length 1 again; rows of zeros stay zeros."""
-    without = np.where(vectors.any(axis=1, keepdims=True), vectors - common, 0)
-    lengths = np.linalg.norm(without, axis=1, keepdims=True)
-    return np.asarray(without / np.maximum(lengths, 1e-9), dtype=np.float32)
+    without = vectors - common
+    without[~vectors.any(axis=1)] = 0
+    lengths = np.sqrt(np.add.reduce(without * without, axis=1, keepdims=True))  # norm() copies once more
+    without /= np.maximum(lengths, np.float32(1e-9))
+    return without
 
 
 def _spread(snapshot: Snapshot, size: int) -> list[Place]:

@@ -9,6 +9,8 @@ languages and 91 ms where it is not (measured), and takes "we" for a Wednesday.
 from __future__ import annotations
 
 import re
+import unicodedata
+from calendar import isleap
 from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta
 from itertools import islice
@@ -18,6 +20,7 @@ import msgspec
 
 from memd.recall.days import day_of
 from memd.recall.fusion import WORD_BY_WORD, Parts
+from memd.store.lexical.analyzer import language_of_text
 
 CHARACTERS_MAX = 250
 """People ask at the end of what they write."""
@@ -29,9 +32,11 @@ Span = tuple[int, int]
 
 _DAYS_AGO = {
     0: "today|heute|aujourd'hui|hoy|oggi|hoje|vandaag|dzisiaj|dziś|this morning|heute morgen|ce matin|esta mañana",
-    1: "yesterday|last night|gestern|hier|ayer|anoche|ieri|ontem|gisteren|wczoraj",
+    1: "yesterday|last night|gestern|hier soir|hier matin|hier|ayer|anoche|ieri|ontem|gisteren|wczoraj",
     2: "day before yesterday|vorgestern|avant-hier|anteayer|l'altro ieri|anteontem|eergisteren|przedwczoraj",
 }
+_HERE = "hier"
+"""Yesterday in French, and here in German and Dutch."""
 _WEEKDAYS = {
     0: "monday|montag|lundi|lunes|lunedì|segunda-feira|maandag|poniedziałek",
     1: "tuesday|dienstag|mardi|martes|martedì|terça-feira|dinsdag|wtorek",
@@ -75,9 +80,15 @@ _NUMBERS = {
 }
 _LAST = (
     "last|past|previous|letzte[nrsm]?|vergangene[nrsm]?|vorige[nrsm]?|vorig|afgelopen|laatste|zeszł(?:y|ym|ego|ą|ej)"
+    "|derni(?:er|ère)s|últim[oa]s?|ultim[aeio]|ostatni(?:m|ch|ego|ej|e|a)?"
 )
-_LAST_BEHIND = "dernière?|passée?|pasad[oa]|scors[oa]|passad[oa]|temu"
+_LAST_BEHIND = "derni(?:er|ère)|passée?|pasad[oa]|scors[oa]|passad[oa]|temu"
 _THIS = "this|diese[nrsm]?|cette|ce|esta|este|questa|questo|deze|dit|t(?:ym|en|ym)"
+_NEXT = (
+    "next|coming|nächste[nrsm]?|kommende[nrsm]?|prochaine?|próxim[oa]|prossim[oa]|volgende?|komende?"
+    "|następn(?:y|ym|ego|ą|ej)|przyszł(?:y|ym|ego|ą|ej)"
+)
+_NEXT_BEHIND = "prochaine?|próxim[oa]|prossim[oa]|que v(?:iene|em)"
 _AGO_BEHIND = "ago|geleden|fa|temu|atrás"
 _AGO_BEFORE = "vor|il y a|hace|há"
 
@@ -90,14 +101,17 @@ _NUMBER = rf"\d{{1,3}}|{_any(_NUMBERS)}"
 _UNIT, _MONTH, _WEEKDAY = _any(_UNITS), _any(_MONTHS), _any(_WEEKDAYS)
 _TIMES = re.compile(
     r"(?<!\w)(?:"
-    r"(?P<iso>\d{4}-\d\d-\d\d)"
+    # What is to come is nothing that was said: it is matched so that nothing in it is.
+    rf"(?P<coming>(?:{_NEXT})\s(?:{_UNIT}|{_WEEKDAY}|{_MONTH})|(?:{_UNIT}|{_WEEKDAY}|{_MONTH})\s(?:{_NEXT_BEHIND}))"
+    r"|(?P<iso>\d{4}-\d\d-\d\d)"
     rf"|(?P<plain>{_any(_DAYS_AGO)})"
     rf"|(?:{_AGO_BEFORE})\s(?P<n1>{_NUMBER})\s(?P<u1>{_UNIT})"
     rf"|(?P<n2>{_NUMBER})\s(?P<u2>{_UNIT})\s(?:{_AGO_BEHIND})"
+    rf"|(?:{_LAST})\s(?P<n3>{_NUMBER})\s(?P<u6>{_UNIT})|(?P<n4>{_NUMBER})\s(?:{_LAST})\s(?P<u7>{_UNIT})"
     rf"|(?:{_LAST})\s(?P<u3>{_UNIT})|(?P<u4>{_UNIT})\s(?:{_LAST_BEHIND})|(?:{_THIS})\s(?P<u5>{_UNIT})"
     rf"|(?P<d1>\d{{1,2}})(?:st|nd|rd|th|\.|er|º)?\s(?:of\s|de\s)?(?P<m1>{_MONTH})(?:,?\s(?:de\s)?(?P<y1>\d{{4}}))?"
     rf"|(?P<m2>{_MONTH})\s(?P<d2>\d{{1,2}})(?:st|nd|rd|th)?(?!\d)(?:,?\s(?P<y2>\d{{4}}))?"
-    rf"|(?:in|im|en|em|a|w|since|during|{_LAST})\s(?P<m3>{_MONTH})(?:\s(?:de\s|of\s)?(?P<y3>\d{{4}}))?"
+    rf"|(?:in|im|en|em|a(?=\s\w+[oe]\b)|w|since|during|{_LAST})\s(?P<m3>{_MONTH})(?:\s(?:de\s|of\s)?(?P<y3>\d{{4}}))?"
     rf"|(?P<m4>{_MONTH})\s(?:de\s)?(?P<y4>\d{{4}})"
     rf"|(?P<weekday>{_WEEKDAY})"
     r"|(?:in|en|im jahr|em|nel|w)\s(?P<year>(?:19|20)\d\d)"
@@ -153,8 +167,8 @@ class TimedQuestion(NamedTuple):
 def spans(question: str, now_us: int) -> tuple[Span, ...]:
     """Return the stretches of time that a question speaks of, at most `SPANS_MAX`; `now_us`: when it is asked."""
     today = day_of(now_us)
-    found = (_days(match, today) for match in islice(_TIMES.finditer(_end(question)), SPANS_MAX))
-    return tuple(_span(*days) for days in dict.fromkeys(found) if days is not None)
+    found = (_span(match, today) for match in islice(_TIMES.finditer(_end(question)), SPANS_MAX))
+    return tuple(span for span in dict.fromkeys(found) if span is not None)
 
 
 def _is_about_time(question: str) -> bool:
@@ -163,38 +177,47 @@ def _is_about_time(question: str) -> bool:
 
 
 def _end(question: str) -> str:
-    return question[-CHARACTERS_MAX:].casefold().replace("’", "'")
+    return unicodedata.normalize("NFKC", question[-CHARACTERS_MAX:]).casefold().replace("’", "'")
 
 
-def _span(first: date, after: date) -> Span:
-    begin, end = (int(datetime.combine(day, time()).timestamp()) * 1_000_000 for day in (first, after))
+def _span(match: re.Match[str], today: date) -> Span | None:
+    """The stretch that an expression means; None if it is to come, or there are no such days."""
+    if match["coming"] or (match["plain"] == _HERE and language_of_text(match.string) != "fr"):
+        return None
+    try:
+        begin, end = (int(datetime.combine(day, time()).timestamp()) * 1_000_000 for day in _days(match, today))
+    except (ValueError, OverflowError):  # 31 February; before the year 1, or in it
+        return None
     return begin, end
 
 
-def _days(match: re.Match[str], today: date) -> tuple[date, date] | None:
-    """The first day that an expression means, and the day after the last; None if there are no such days."""
+def _days(match: re.Match[str], today: date) -> tuple[date, date]:
+    """The first day that an expression means, and the day after the last.
+
+    Raises:
+        ValueError, OverflowError: there are no such days.
+    """
     kind = match.groupdict()
-    try:
-        if kind["iso"]:
-            return _from(date.fromisoformat(kind["iso"]))
-        if kind["plain"]:
-            return _from(today - timedelta(days=_place(_DAYS_AGO, kind["plain"])))
-        if kind["weekday"]:
-            back = (today.weekday() - _place(_WEEKDAYS, kind["weekday"])) % 7 or 7
-            return _from(today - timedelta(days=back))
-        if kind["year"]:
-            return date(int(kind["year"]), 1, 1), date(int(kind["year"]) + 1, 1, 1)
-        for n, u in (("n1", "u1"), ("n2", "u2")):
-            if kind[u]:
-                number = int(kind[n]) if kind[n].isdecimal() else _place(_NUMBERS, kind[n])
-                return _ago(number, _place(_UNITS, kind[u]), today)
-        if kind["u3"] or kind["u4"]:
-            return _calendar(_place(_UNITS, kind["u3"] or kind["u4"]), today, back=1)
-        if kind["u5"]:
-            return _calendar(_place(_UNITS, kind["u5"]), today, back=0)
-        return _dated(kind, today)
-    except (ValueError, OverflowError):  # 31 February; before the year 1
-        return None
+    if kind["iso"]:
+        return _from(date.fromisoformat(kind["iso"]))
+    if kind["plain"]:
+        return _from(today - timedelta(days=_place(_DAYS_AGO, kind["plain"])))
+    if kind["weekday"]:
+        back = (today.weekday() - _place(_WEEKDAYS, kind["weekday"])) % 7 or 7
+        return _from(today - timedelta(days=back))
+    if kind["year"]:
+        return date(int(kind["year"]), 1, 1), date(int(kind["year"]) + 1, 1, 1)
+    for n, u in (("n1", "u1"), ("n2", "u2")):
+        if kind[u]:
+            return _ago(_count(kind[n]), _place(_UNITS, kind[u]), today)
+    for n, u in (("n3", "u6"), ("n4", "u7")):
+        if kind[u]:
+            return _ago(_count(kind[n]), _place(_UNITS, kind[u]), today)[0], today + timedelta(days=1)
+    if kind["u3"] or kind["u4"]:
+        return _calendar(_place(_UNITS, kind["u3"] or kind["u4"]), today, back=1)
+    if kind["u5"]:
+        return _calendar(_place(_UNITS, kind["u5"]), today, back=0)
+    return _dated(kind, today)
 
 
 def _dated(kind: dict[str, str | None], today: date) -> tuple[date, date]:
@@ -205,6 +228,8 @@ def _dated(kind: dict[str, str | None], today: date) -> tuple[date, date]:
         return _month(int(year or begun), month)
     this = int(year or today.year)
     if year is None and (month, int(day)) > (today.month, today.day):
+        this -= 1
+    while year is None and (month, int(day)) == (2, 29) and not isleap(this):
         this -= 1
     return _from(date(this, month, int(day)))
 
@@ -242,6 +267,10 @@ def _month(year: int, month: int) -> tuple[date, date]:
 
 def _from(day: date) -> tuple[date, date]:
     return day, day + timedelta(days=1)
+
+
+def _count(number: str) -> int:
+    return int(number) if number.isdecimal() else _place(_NUMBERS, number)
 
 
 def _place(table: dict[Key, str], word: str) -> Key:

@@ -21,8 +21,9 @@ from memd.entries import Entry, Status
 from memd.errors import StoreError
 from memd.recall.corrections import replacement_of
 from memd.recall.echoes import Superseded
-from memd.recall.fusion import Evidence, Standing, fuse
+from memd.recall.fusion import Evidence, Standing, own_scores
 from memd.recall.ranking import stream_of
+from memd.recall.read_before import ReadBefore
 from memd.recall.standing import CommonParts, apart
 from memd.recall.times import Span, TimedQuestion
 from memd.settings.model import RetrievalSettings
@@ -127,6 +128,7 @@ class TopicSearch:
         wanted: Wanted = EVERYTHING,
         visible_digests: Collection[bytes] = (),
         favoured: Sequence[Span] = (),
+        read_before: ReadBefore | None = None,
     ) -> None:
         """
         Args:
@@ -136,6 +138,7 @@ class TopicSearch:
             visible_digests: of messages; chunks of these alone take no places among the best (see `places_of`), but
                 speak for their neighbours.
             favoured: the times whose best chunks are candidates whatever else there is.
+            read_before: the entries that other questions have read.
         """
         self.snapshot = snapshot
         self._chosen = chosen(snapshot, wanted)
@@ -152,6 +155,7 @@ class TopicSearch:
         self._lexical: tuple[int, dict[Place, LexicalHit]] = 0, {}
         self._dense: tuple[int, list[Hit]] = 0, []
         self._hits: dict[Place, Hit] = {}
+        self._read_before = read_before or ReadBefore()
         self._entries: dict[Place, Entry] = {}  # read for this question: an entry is needed up to three times
 
     def look_up_words(self, k: int) -> None:
@@ -170,6 +174,11 @@ class TopicSearch:
     def has_words(self) -> bool:
         """Whether the topic is searched by words too; becomes False when that fails."""
         return self._words is not None
+
+    @property
+    def chunk_count(self) -> int:
+        """The chunks that can be found."""
+        return self._chosen.live_count + len(self._pending.places)
 
     @property
     def can_stand_apart(self) -> bool:
@@ -195,7 +204,8 @@ class TopicSearch:
     def read_ahead(self, places: Iterable[Place]) -> None:
         """Read the stored entries at these places together; what cannot be read so is left to `read`."""
         stored = (place for place in dict.fromkeys(places) if place[0] != PENDING_SEGMENT)
-        self._entries |= self.snapshot.read_many(place for place in stored if place not in self._entries)
+        if wanted := [place for place in stored if place not in self._entries]:
+            self._entries |= self._read_before.read(self.snapshot, wanted)
 
     def was_then(self, hit: Hit) -> bool:
         """Whether a chunk was said at one of the times that are favoured."""
@@ -237,11 +247,8 @@ class TopicSearch:
             last = new
         return None
 
-    def evidence(self, k: int, settings: RetrievalSettings, *, first: int) -> tuple[list[Hit], list[Evidence]]:
-        """Find the best `k` by meaning, the best `k` by words, and the neighbours of the strongest.
-
-        `first`: the position of this topic's first chunk among the evidence of all topics.
-        """
+    def evidence(self, k: int, settings: RetrievalSettings) -> tuple[list[Hit], Evidence]:
+        """Find the best `k` by meaning, the best `k` by words, and the neighbours of the strongest."""
         if self._dense[0] != k:
             self._dense = k, self._searched.search(self._queries, k)
         dense = self._dense[1]
@@ -256,10 +263,10 @@ class TopicSearch:
         words = {one.canonical_id: one for one in lexical.values()}
         beside: dict[Place, tuple[Place, ...]] = {}
         if settings.neighbour_weight:
-            count = k + sum(not self._searched.is_live(place) for place in hits if place[0] != PENDING_SEGMENT)
-            beside = self._beside(self._strongest(hits, words, settings, math.ceil(NEIGHBOURED_SHARE * count)))
+            count = k + len(hits.keys() & set(self._visible))
+            beside = self._beside(self._strongest(hits, words, settings, math.ceil(NEIGHBOURED_SHARE * count)), hits)
             hits |= self._hits_at([place for place in beside if place not in hits])
-        return list(hits.values()), _evidence(hits, self._words_of(hits.values(), words), beside, first)
+        return list(hits.values()), _evidence(hits, self._words_of(hits.values(), words), beside)
 
     def _visible_by_meaning(self, dense: Sequence[Hit], k: int) -> list[Hit]:
         """The visible chunks that are among the best `k`; `dense`: the best of the others."""
@@ -290,40 +297,42 @@ class TopicSearch:
         common = commons.of(self.snapshot, self._queries.shape[1], fingerprint)
         places = [(hit.segment, hit.row) for hit in hits]
         self.read_ahead(places)
-        vectors = np.zeros((len(places), len(common)), np.float32)
-        for number, (place, hit) in enumerate(zip(places, hits, strict=True)):
-            entry = self._entries.get(place)
-            if entry is not None and not math.isnan(hit.cosine):
-                vectors[number] = entry.embedding
+        unknown = bytes(4 * len(common))
+        found = [
+            unknown if math.isnan(hit.cosine) or place not in self._entries else self._entries[place].vector
+            for place, hit in zip(places, hits, strict=True)
+        ]
+        vectors = np.frombuffer(b"".join(found), "<f4").reshape(len(found), len(common))
         vectors = apart(vectors, common)
         cosine = (vectors @ apart(self._queries, common).T).max(axis=1).astype(np.float64)
         return Standing(np.where(vectors.any(axis=1), cosine, np.nan), vectors)
 
     def _hits_at(self, places: Iterable[Place]) -> dict[Place, Hit]:
-        by_kind: dict[bool, list[Place]] = {True: [], False: []}
-        for place in places:
-            by_kind[place[0] == PENDING_SEGMENT].append(place)
-        stored = [place for place in by_kind[False] if place not in self._hits]
-        if not len(self._queries):
-            self._hits |= self.snapshot.unscored_hits(stored)
-        else:
-            self.read_ahead(place for place in stored if self._is_read_for_its_vector(place))
-            self._hits |= self.snapshot.hits_at(self._queries, stored, self._entries)
-        known = {place: self._hits[place] for place in by_kind[False] if place in self._hits}
-        return known | self._pending.hits(by_kind[True])
+        places = list(places)
+        stored = [place for place in places if place[0] != PENDING_SEGMENT]
+        if new := [place for place in stored if place not in self._hits]:
+            if not len(self._queries):
+                self._hits |= self.snapshot.unscored_hits(new)
+            else:
+                self.read_ahead(filter(self._is_read_for_its_vector, new))
+                self._hits |= self.snapshot.hits_at(self._queries, new, self._entries)
+        known = {place: self._hits[place] for place in stored if place in self._hits}
+        return known | self._pending.hits(place for place in places if place[0] == PENDING_SEGMENT)
 
     def _is_read_for_its_vector(self, place: Place) -> bool:
-        return place[0] != PENDING_SEGMENT and self.snapshot.is_indexed(place)
+        return place[0] in self.snapshot.indexed_segments
 
     def _strongest(
         self, hits: dict[Place, Hit], words: Mapping[int, LexicalHit], settings: RetrievalSettings, count: int
     ) -> list[Place]:
-        parts = fuse(_evidence(hits, words, {}, 0), lexical_weight=settings.lexical_weight, neighbour_weight=0.0)
-        score = {place: part.score for place, part in zip(hits, parts, strict=True)}
-        return sorted(score, key=lambda place: -score[place])[:count]
+        score, places = own_scores(_evidence(hits, words, {}), settings.lexical_weight), list(hits)
+        return [places[row] for row in np.argsort(-score, kind="stable")[:count].tolist()]
 
-    def _beside(self, places: Sequence[Place]) -> dict[Place, tuple[Place, ...]]:
-        """Return for each chunk its neighbours in its stream; each neighbour also has the chunk as its own."""
+    def _beside(self, places: Sequence[Place], hits: Iterable[Place]) -> dict[Place, tuple[Place, ...]]:
+        """Return for each chunk its neighbours in its stream; each neighbour also has the chunk as its own.
+
+        `hits`: all that were found so far.
+        """
         beside: dict[Place, dict[Place, None]] = {}
         stored = [place for place in places if place[0] != PENDING_SEGMENT]
         pairs: list[tuple[Place, Sequence[Place | None]]] = [
@@ -331,7 +340,8 @@ class TopicSearch:
             for place, others in zip(stored, self.snapshot.neighbours(stored), strict=True)
         ]
         pairs += [(place, self._pending.beside(place[1])) for place in places if place[0] == PENDING_SEGMENT]
-        self.read_ahead(one for place, others in pairs for one in (place, *others) if one is not None and any(others))
+        near = [one for place, others in pairs for one in (place, *others) if one is not None and any(others)]
+        self.read_ahead([*near, *hits] if self.can_stand_apart else near)  # all at once, if all are read anyway
         for place, others in pairs:
             for other in others:
                 if other is not None and self._is_one_stream(place, other):
@@ -387,6 +397,7 @@ def search_by_words(
     k: int,
     wanted: Wanted,
     visible_digests: Collection[bytes],
+    read_before: ReadBefore,
 ) -> TopicSearch:
     """Begin a search whose `by_meaning` is to follow, with the best `k` by words; 0: without words."""
     snapshot = topic.snapshot()
@@ -397,29 +408,23 @@ def search_by_words(
             words = topic.lexical_query(question.text, pending.terms)
         except StoreError as error:
             log.error("searched without its words", extra={"topic": topic.topic_id, "error": error})
-    search = TopicSearch(snapshot, NO_QUERIES, words, pending, wanted, visible_digests, question.spans)
+    choice = wanted, visible_digests, question.spans
+    search = TopicSearch(snapshot, NO_QUERIES, words, pending, *choice, read_before)
     search.look_up_words(k)
     return search
 
 
 def _evidence(
-    hits: Mapping[Place, Hit],
-    words: Mapping[int, LexicalHit],
-    beside: Mapping[Place, tuple[Place, ...]],
-    first: int,
-) -> list[Evidence]:
-    position = {place: first + number for number, place in enumerate(hits)}
-    evidence = []
-    for place, hit in hits.items():
-        one = words.get(hit.canonical_id, _NO_WORDS)
-        evidence.append(
-            Evidence(
-                cosine=None if math.isnan(hit.cosine) else hit.cosine,
-                multiplier=hit.multiplier,
-                lexical=one.score,
-                coverage=one.coverage,
-                is_exact=one.is_exact,
-                neighbours=tuple(position[other] for other in beside.get(place, ()) if other in position),
-            )
-        )
-    return evidence
+    hits: Mapping[Place, Hit], words: Mapping[int, LexicalHit], beside: Mapping[Place, Iterable[Place]]
+) -> Evidence:
+    found = [words.get(hit.canonical_id, _NO_WORDS) for hit in hits.values()]
+    row = {place: number for number, place in enumerate(hits)}
+    pairs = [(row[place], row[other]) for place in beside for other in beside[place] if place in row and other in row]
+    return Evidence(
+        cosine=np.array([hit.cosine for hit in hits.values()], np.float64),
+        multiplier=np.array([hit.multiplier for hit in hits.values()], np.float64),
+        lexical=np.array([one.score for one in found], np.float64),
+        coverage=np.array([one.coverage for one in found], np.float64),
+        is_exact=np.array([one.is_exact for one in found], np.bool_),
+        beside=np.array(pairs, np.intp).reshape(-1, 2),
+    )
