@@ -32,5 +32,14 @@ class GivenDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     hash: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
     """SHA-256 of the file."""
     sections: tuple[GivenSection, ...]
+    root: Annotated[str, Meta(pattern="^([0-9a-f]{16})?$")] = ""
+    """Tells folders of one name apart: the first 16 digits of the BLAKE2b of the root's resolved path."""
     renamed_from: str | None = None
     """The source that it was, and is no longer."""
+
+
+class GivenFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file, unread; in JSON its bytes are base64."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^/\x00]+$")]
+    content: bytes

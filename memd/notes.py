@@ -22,6 +22,8 @@ TAGS_MAX = 32
 TAG_CHARACTERS_MAX = 64
 _LATEST_US = 4_102_444_800_000_000
 """The year 2100."""
+AHEAD_US_MAX = 24 * 3600 * 1_000_000
+"""Nothing can have been said later than this from now: clocks and time zones differ by less."""
 _MICROSECONDS_MIN = 100_000_000_000_000
 """A smaller number is of seconds or milliseconds, and would be taken for a day of 1970."""
 
@@ -79,6 +81,16 @@ def checked_notes(given: tuple[GivenNote, ...], field: str = "notes") -> tuple[N
     if len(given) > NOTES_MAX:
         raise BadNote(f"{field} has {len(given)} notes; send {NOTES_MAX} at most in one request")
     return tuple(note.checked(f"{field}[{position}].") for position, note in enumerate(given))
+
+
+def check_not_ahead(note: Note, now_us: int, field: str = "") -> None:
+    """Refuse a note that is said to be from the future; `field`: as in `GivenNote.checked`.
+
+    Raises:
+        BadNote: it is from more than a day ahead of `now_us`, microseconds since the epoch.
+    """
+    if note.said_at is not UNSET and note.said_at > now_us + AHEAD_US_MAX:
+        raise BadNote(f"{field}said_at is more than a day ahead; leave it out for now")
 
 
 def _check_content(content: str, field: str) -> None:

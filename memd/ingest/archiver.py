@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 
 import msgspec
@@ -30,7 +31,6 @@ from memd.ingest.pipeline import Drafter
 from memd.ingest.redaction.redactor import Redactor, redacted_drafts
 from memd.ingest.topics import Topic, Topics
 from memd.ingest.unstored import (
-    BufferedText,
     Part,
     first_batch,
     has_changed,
@@ -84,9 +84,9 @@ class Archiver:
         self._metrics = metrics
         self._events = events
         self._cutting = ThreadPoolExecutor(1, "memd-cut")  # a second for each megabyte: requests wait for other threads
-        self._compacting: set[str] = set()
-        self._storing: set[str] = set()
-        self._tending: set[str] = set()
+        self._under_way: set[str] = set()
+        self._waiting: dict[str, dict[Conversation, int]] = {}
+        """By topic: the conversations that are to be stored in the background, each up to where."""
         self._attempts = Attempts(config.compaction.retry_seconds, encoder, metrics, clock)
 
     def close(self) -> None:
@@ -132,10 +132,10 @@ class Archiver:
 
     def store_later(self, topic: Topic, conversation: Conversation, upto: int) -> None:
         """Store all messages before `upto` in the background; where that fails, `tend` tries again."""
-        if (upto > conversation.stored or conversation.owed) and conversation.id not in self._storing:
-            self._storing.add(conversation.id)
-            topic.hold()
-            self._tasks.spawn(self._store_in_background(topic, conversation, upto), "storing")
+        if upto > conversation.stored or conversation.owed:
+            waiting = self._waiting.setdefault(topic.id, {})
+            waiting[conversation] = max(upto, waiting.get(conversation, 0))
+            self._once("storing", topic.id, topic, lambda: self._store_waiting(topic, waiting))
 
     async def store(self, topic: Topic, conversation: Conversation, upto: int) -> bool:
         """Make all messages before `upto` durable in the log; False if that failed and is to be tried again later.
@@ -143,36 +143,10 @@ class Archiver:
         It is done part by part, so that much text is found by its meaning bit by bit. A part that is not complete yet
         waits for its end, unless `upto` is the conversation's.
         """
-        closing = upto >= conversation.wanted_end
-        while True:
-            async with topic.storing:
-                parts = parts_of(conversation, upto, closing=closing)
-                owed = sorted(conversation.owed)
-                if not parts and not owed:
-                    return True
-                if self._attempts.are_waiting(topic):
-                    return False
-                batch, begun = first_batch(parts, BATCH_CHARACTERS), conversation.stored
-                try:
-                    await self._append_parts(topic, [*batch, *owed_parts(conversation)])
-                except MemdError as error:
-                    self._attempts.failed(topic, error)
-                    return False
-                self._attempts.succeeded(topic)
-                if has_changed(conversation, begun, batch):
-                    continue  # the client has sent again what the log had lost
-                settled = conversation.settled
-                end = batch[-1].end if batch else begun
-                repeats = repeated(topic.log, conversation, range(begun, end))
-                topic.buffer.mark(conversation, stored=end, instructions=owed, repeats=repeats)
-            if len(batch) < len(parts):
-                continue
-            if conversation.settled > settled:
-                await topic.rewrite_journal()  # without the texts that are in the log now
-            else:
-                await topic.save()
-            self._indexer.look_after(topic)
-            return True
+        closing, is_stored = upto >= conversation.wanted_end, None
+        while is_stored is None:
+            is_stored = await self._store_batch(topic, conversation, upto, closing=closing)
+        return is_stored
 
     async def store_named(self, topic: Topic, chunk_ids: Iterable[str]) -> None:
         """Store pending chunks at once, each with the part of a conversation that it is in: somebody corrects them.
@@ -194,20 +168,18 @@ class Archiver:
 
     def store_notes_later(self, topic: Topic) -> None:
         """Store the topic's notes in the background; where that fails, `tend` tries again."""
-        if topic.buffer.notes and (name := f"notes of {topic.id}") not in self._storing:
-            self._storing.add(name)
-            topic.hold()
-            self._tasks.spawn(self._store_notes(topic, name), "storing notes")
+        if topic.buffer.notes:
+            self._once("storing notes", topic.id, topic, lambda: self._store_notes(topic))
 
-    def cut_later(self, topic: Topic) -> None:
-        """Cut in the background what was said, so that no search has to wait for that."""
+    def cut_later(self, topic: Topic, conversation: Conversation) -> None:
+        """Cut in the background what was said in a conversation, so that no search has to wait for that."""
 
-        async def cut(unstored: BufferedText) -> None:
+        async def cut(parts: Sequence[Part]) -> None:
             with topic.held():
-                await asyncio.get_running_loop().run_in_executor(self._cutting, unstored.chunks)
+                await asyncio.get_running_loop().run_in_executor(self._cutting, topic.cutter.cut, parts)
 
-        if unstored := topic.unstored():
-            self._tasks.spawn(cut(unstored), "cutting")
+        if parts := topic.listed_parts.of(conversation):
+            self._tasks.spawn(cut(parts), "cutting")
 
     async def append_drafts(self, topic: Topic, make: Callable[[Drafter], Sequence[Draft]]) -> list[Entry]:
         """Append what is no conversation's (a document), durably and as one group; return the entries.
@@ -247,10 +219,7 @@ class Archiver:
 
     def compact_later(self, topic: Topic, conversation: Conversation) -> None:
         """Compact in the background, unless a compaction of this conversation is waiting or running already."""
-        if conversation.id not in self._compacting:
-            self._compacting.add(conversation.id)
-            topic.hold()
-            self._tasks.spawn(self._compact_in_background(topic, conversation), "compaction")
+        self._once("compaction", conversation.id, topic, lambda: self._compact_in_background(topic, conversation))
 
     # -- periodically -------------------------------------------------------------------------------------------
 
@@ -259,17 +228,17 @@ class Archiver:
         synced_at = unloaded_at = time.monotonic()
         while True:
             await asyncio.sleep(TEND_SECONDS)
+            if time.monotonic() - unloaded_at >= min(UNLOAD_SECONDS, self._config.store.topic_idle_seconds):
+                await topics.let_idle_go()  # first: a topic that is tended stays open
+                unloaded_at = time.monotonic()
             sync_due = time.monotonic() - synced_at >= self._config.buffer.journal_fsync_seconds
             for topic in topics.opened():
-                self._tend_later(topic)  # storing may take long, and journals are synced meanwhile
+                self._once("tending", topic.id, topic, partial(self.tend_topic, topic))  # journals are synced meanwhile
                 if sync_due:
                     with topic.held():
                         await topic.save(sync=True)
             if sync_due:
                 synced_at = time.monotonic()
-            if time.monotonic() - unloaded_at >= min(UNLOAD_SECONDS, self._config.store.topic_idle_seconds):
-                await topics.let_idle_go()
-                unloaded_at = time.monotonic()
 
     async def tend_topic(self, topic: Topic) -> None:
         """Store finished turns a moment after their reply and idle conversations whole; close surplus conversations."""
@@ -317,42 +286,68 @@ class Archiver:
         return lines
 
     async def _compact_in_background(self, topic: Topic, conversation: Conversation) -> None:
-        try:
-            sizes = compaction.visible_sizes(conversation)
-            await self.compact(topic, conversation)
-            if left := compaction.left_since(sizes, conversation):
-                log.info("left the prompt", extra={"topic": topic.id, **msgspec.structs.asdict(left)})
-            await self.store(topic, conversation, compaction.storable_end(conversation))
-        finally:
-            self._compacting.discard(conversation.id)
-            topic.release()
+        sizes = compaction.visible_sizes(conversation)
+        await self.compact(topic, conversation)
+        if left := compaction.left_since(sizes, conversation):
+            log.info("left the prompt", extra={"topic": topic.id, **msgspec.structs.asdict(left)})
+        self.store_later(topic, conversation, compaction.storable_end(conversation))
 
-    async def _store_in_background(self, topic: Topic, conversation: Conversation, upto: int) -> None:
+    async def _store_waiting(self, topic: Topic, waiting: dict[Conversation, int]) -> None:
+        """Store what waits, the conversations by turns: one task for all that wait for a slow model."""
         try:
-            await self.store(topic, conversation, upto)
+            while waiting:
+                conversation, upto = next(iter(waiting.items()))
+                del waiting[conversation]
+                closing = upto >= conversation.wanted_end
+                if await self._store_batch(topic, conversation, upto, closing=closing) is None:
+                    waiting.setdefault(conversation, upto)
         finally:
-            self._storing.discard(conversation.id)
-            topic.release()
+            del self._waiting[topic.id]
 
-    async def _store_notes(self, topic: Topic, name: str) -> None:
-        try:
-            for part in note_parts(topic.buffer):
-                is_stored = False
-                while not is_stored:  # a long one bit by bit, so that others come in between
-                    async with topic.storing:
-                        if self._attempts.are_waiting(topic):
-                            return
-                        try:
-                            is_stored = await self._append_of_note(topic, part)
-                        except MemdError as error:
-                            self._attempts.failed(topic, error)
-                            return
-                        self._attempts.succeeded(topic)
-            await topic.rewrite_journal()  # without their texts
-            self._indexer.look_after(topic)
-        finally:
-            self._storing.discard(name)
-            topic.release()
+    async def _store_batch(self, topic: Topic, conversation: Conversation, upto: int, *, closing: bool) -> bool | None:
+        """Store the first parts before `upto` (see `parts_of`); None if there are others, False if that failed."""
+        async with topic.storing:
+            parts = parts_of(conversation, upto, closing=closing)
+            owed = sorted(conversation.owed)
+            if not parts and not owed:
+                return True
+            if self._attempts.are_waiting(topic):
+                return False
+            batch, begun = first_batch(parts, BATCH_CHARACTERS), conversation.stored
+            try:
+                await self._append_parts(topic, [*batch, *owed_parts(conversation)])
+            except MemdError as error:
+                self._attempts.failed(topic, error)
+                return False
+            self._attempts.succeeded(topic)
+            if has_changed(conversation, begun, batch):
+                return None  # the client has sent again what the log had lost
+            settled = conversation.settled
+            end = batch[-1].end if batch else begun
+            repeats = repeated(topic.log, conversation, range(begun, end))
+            topic.buffer.mark(conversation, stored=end, instructions=owed, repeats=repeats)
+        if len(batch) < len(parts):
+            return None
+        # What left the prompt and is in the log now need not be in the journal.
+        await (topic.rewrite_journal() if conversation.settled > settled else topic.save())
+        self._indexer.look_after(topic)
+        return True
+
+    async def _store_notes(self, topic: Topic) -> None:
+        for part in note_parts(topic.buffer):
+            is_stored = False
+            while not is_stored:  # a long one bit by bit, so that others come in between
+                async with topic.storing:
+                    if self._attempts.are_waiting(topic):
+                        return
+                    try:
+                        is_stored = await self._append_of_note(topic, part)
+                    except MemdError as error:
+                        self._attempts.failed(topic, error)
+                        return
+                    self._attempts.succeeded(topic)
+        await topic.rewrite_journal()  # without their texts
+        self._indexer.look_after(topic)
 
     async def _append_of_note(self, topic: Topic, part: Part) -> bool:
         """Append the next chunks of a note; True if it has no others. The caller holds `topic.storing`."""
@@ -368,17 +363,21 @@ class Archiver:
             topic.buffer.settle_note(part.note[0])
         return is_last
 
-    def _tend_later(self, topic: Topic) -> None:
-        async def tended() -> None:
-            try:
-                with topic.held():
-                    await self.tend_topic(topic)
-            finally:
-                self._tending.discard(topic.id)
+    def _once(self, kind: str, whose: str, topic: Topic, work: Callable[[], Awaitable[None]]) -> None:
+        """Do `work` in the background, unless the same is under way; meanwhile the topic stays open."""
+        name = f"{kind} {whose}"
+        if name in self._under_way:
+            return
+        self._under_way.add(name)
+        ending = ExitStack()
+        ending.callback(self._under_way.discard, name)
+        ending.enter_context(topic.held())
 
-        if topic.id not in self._tending:
-            self._tending.add(topic.id)
-            self._tasks.spawn(tended(), "tending")
+        async def done() -> None:
+            with ending:
+                await work()
+
+        self._tasks.spawn(done(), kind)
 
     def _due_end(self, conversation: Conversation, *, closing: bool) -> int:
         """The position up to which a conversation is to be stored now."""
@@ -411,7 +410,8 @@ class Archiver:
 
     async def _append_parts(self, topic: Topic, parts: Sequence[Part]) -> None:
         shown = topic.buffer.injected_uuids()
-        lines = (line for one in topic.buffer.conversations() for line in one.lines.values())
+        talks = topic.buffer.conversations()
+        lines = (line for one in talks for line in (*one.lines.values(), *one.former_lines.values()))
         named = tuple({chunk_id for line in lines for chunk_id in line.chunk_ids})
 
         def is_shown(uuid: bytes) -> bool:

@@ -39,8 +39,11 @@ class Dating:
             members = _decoder.decode(value)
         except msgspec.MsgspecError:  # no object
             return None
-        told = (msgspec.json.decode(members[name]) for name in _NAMES if name in members)
-        named = [one for one in told if one not in (None, "")]
+        return self.first_time(msgspec.json.decode(members[name]) for name in _NAMES if name in members)
+
+    def first_time(self, values: Iterable[Any]) -> int | None:
+        """The first of some values of JSON that is a time, in microseconds since the epoch; None if none is."""
+        named = [one for one in values if one not in (None, "")]
         times = map(_microseconds, named)
         found = next((at for at in times if at is not None and _EARLIEST_US < at <= self._latest_us), None)
         self.refused += found is None and bool(named)

@@ -36,12 +36,13 @@ class Indexer:
 
     def __init__(self, tasks: Tasks, priority: Priority, settings: RetrievalSettings, metrics: Metrics) -> None:
         self._tasks = tasks
+        self._priority = priority
         self._mergers_turn, self._word_indexers_turn = priority.for_background(), priority.for_background()
         self._recall_budget_ms = settings.recall_budget_ms
         self._has_words = settings.lexical_weight > 0
-        self._sealer = _background_thread("memd-seal")
-        self._word_indexer = _background_thread("memd-words")
-        self._merger = _background_thread("memd-merge")
+        self._sealer = background_thread("memd-seal")
+        self._word_indexer = background_thread("memd-words")
+        self._merger = background_thread("memd-merge")
         self._under_way: set[str] = set()
         self._failures: dict[str, int] = {}  # in a row, of each work whose last attempt failed
         self._closing = False
@@ -53,7 +54,9 @@ class Indexer:
         return len(self._under_way)
 
     def look_after(self, topic: Topic) -> None:
-        """Start the work that the topic's indexes need, unless it is running."""
+        """Start the work that the topic's indexes need, unless it is running or background work is paused."""
+        if self._priority.is_paused:
+            return
         for segment_id in topic.log.unsealed():
             name = f"seal {topic.id}/{segment_id}"
             self._start(name, topic, lambda number=segment_id: self._seal(topic, number))  # type: ignore[misc]  # mypy cannot infer the default's type
@@ -124,7 +127,8 @@ class _ClosingError(Exception):
     """The daemon ends: a merge, which may take minutes, is abandoned."""
 
 
-def _background_thread(name: str) -> ThreadPoolExecutor:
+def background_thread(name: str) -> ThreadPoolExecutor:
+    """Return an executor with one thread of low priority."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix=name, initializer=_lower_priority)
 
 

@@ -17,7 +17,7 @@ from memd.errors import StoreError
 from memd.ingest.archiver import Archiver
 from memd.ingest.topics import Topic
 from memd.ingest.unstored import Part, note_parts
-from memd.notes import Note
+from memd.notes import Note, check_not_ahead
 
 
 class TakenNote(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -33,10 +33,13 @@ async def take_note(topic: Topic, note: Note, archiver: Archiver) -> TakenNote:
     """Take one note, durably; it is stored in the background.
 
     Raises:
+        BadNote: it is said to be from the future.
         StoreError: it cannot be made durable, and was not taken.
     """
+    now_us = time.time_ns() // 1000
+    check_not_ahead(note, now_us)
     if note.said_at is UNSET:
-        note = msgspec.structs.replace(note, said_at=time.time_ns() // 1000)
+        note = msgspec.structs.replace(note, said_at=now_us)
     note_id = uuid.uuid4().bytes
     part = Part((), 0, note=(note_id, note))
     with topic.used():

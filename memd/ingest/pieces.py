@@ -19,7 +19,7 @@ Count = Callable[[str], int]
 _TOKEN_CHARACTERS = 8  # more than text has per token; what is longer is not counted to see whether it is short
 _LINE = re.compile(r"[^\n]*+\n|[^\n]++")
 _WORD = re.compile(r"\s*+\S++|\s++")  # with the blank before it, as the tokenizer has it
-_SENTENCE_END = re.compile(r"""[.!?…]["'”’)\]]*+\s++(?=[^a-z])|[。！？]["”’』」）]*+\s*+""")
+_SENTENCE_END = re.compile(r"""[.!?…؟۔।॥]["'”’)\]]*+\s++(?=[^a-z])|[。！？]["”’』」）]*+\s*+""")
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
 _STRUCTURED = re.compile(r"[ \t]+\S|(?:[-*+•]|\d{1,3}[.)])\s|\|")
 """A line that begins like this keeps its paragraph whole: indented (code, stack frames), a list item, a table row."""

@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from memd.conversation import compaction
 from memd.conversation.tokens import TokenCounter
-from memd.documents import GivenDocument
+from memd.documents import GivenDocument, GivenSection
 from memd.embedding.embedder import EmbedMany
 from memd.entries import SHOWN_MAX, Draft, Section, speaker_name
 from memd.ingest.chunking import Chunk, Utterance, split
@@ -77,20 +77,21 @@ class Cutter:
             )
         return drafts
 
-    def cut_document(self, document: GivenDocument) -> list[Draft]:
-        """Cut and redact a document, section by section."""
+    def cut_document(self, document: GivenDocument, step: Callable[[], None] = lambda: None) -> list[Draft]:
+        """Cut and redact a document, section by section; `step` is called before each, and may end it."""
         text, now_us = self.redactor.text, time.time_ns() // 1000
-        cut = [
-            (section, chunk)
-            for section in document.sections
-            if section.text.strip()
-            for chunk in split([Utterance(text(section.text))], settings=self._chunking, count=self._count)
-        ]
+        cut: list[tuple[GivenSection, Chunk]] = []
+        for section in document.sections:
+            step()
+            if section.text.strip():
+                chunks = split([Utterance(text(section.text))], settings=self._chunking, count=self._count)
+                cut += [(section, chunk) for chunk in chunks]
         drafts = []
         for number, (section, chunk) in enumerate(cut):
             draft = _draft(chunk, kind="document", source=document.source, created_at=now_us)
-            place = bytes.fromhex(document.hash), number, len(cut), section.heading, section.page, section.sheet
-            drafts.append(self.redactor.draft(msgspec.structs.replace(draft, part=Section(*place))))
+            place = number, len(cut), section.heading, section.page, section.sheet, bytes.fromhex(document.root)
+            part = Section(bytes.fromhex(document.hash), *place)
+            drafts.append(self.redactor.draft(msgspec.structs.replace(draft, part=part)))
         return drafts
 
 

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -71,7 +72,7 @@ class Topic:
         self.being_stored: frozenset[bytes] = frozenset()
         """Digests of the messages of an append that is under way: which of their chunks stay is not known yet."""
         self.cutter = PartCutter(log_, cutter)
-        self._listed: ListedParts = {}
+        self.listed_parts = ListedParts()
         log_.unstored = self.unstored
         self._journal = journal
         self._redactor = redactor
@@ -124,9 +125,14 @@ class Topic:
         """The danger to what was said and cannot be stored now."""
         return "what is said now is lost if memd ends before that works" if self._journal_behind else "nothing is lost"
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory of the open conversations, beside the texts of their messages, and of the chunks that are pending."""
+        return self.buffer.memory_bytes + self.cutter.memory_bytes
+
     def unstored(self) -> BufferedText:
         """All that was said and is not in the log, as of now: every search of the topic's log asks for it."""
-        return BufferedText(self.buffer, self.cutter, self._listed)
+        return BufferedText(self.buffer, self.cutter, self.listed_parts)
 
     def ids_of(self, digest: bytes) -> tuple[str, ...]:
         """The public ids of the chunks that came from a message: of those stored lately, or of pending ones."""
@@ -139,7 +145,13 @@ class Topic:
 
     async def append(self, drafts: Sequence[Draft]) -> list[Entry]:
         """Append to the log, in the writer thread; see `TopicLog.append`."""
-        return await self._write("log", lambda: self.log.append(drafts))
+
+        def append() -> list[Entry]:
+            entries = self.log.append(drafts)
+            self.cutter.note_stored(drafts)
+            return entries
+
+        return await self._write("log", append)
 
     async def _write(self, file: str, work: Callable[[], Result]) -> Result:
         """Run `work`, which writes to the log or the journal, in the writer thread, and keep its error as `trouble`."""
@@ -286,9 +298,8 @@ class Topics:
             loop = asyncio.get_running_loop()
             opening = loop.run_in_executor(self._writer, self._read, topic_id)
             self._opening[topic_id] = opening
-            opening.add_done_callback(lambda _: self._opening.pop(topic_id, None))
-        topic = await asyncio.shield(opening)
-        return self._open.setdefault(topic_id, topic)
+            opening.add_done_callback(partial(self._opened, topic_id))
+        return await asyncio.shield(opening)
 
     async def existing(self, topic_id: str) -> Topic | None:
         """The topic if it is open or on disk, else None; nothing is created."""
@@ -297,6 +308,12 @@ class Topics:
             if topic_id not in await loop.run_in_executor(None, self._store.topic_ids):
                 return None
         return await self.get(topic_id)
+
+    def _opened(self, topic_id: str, opening: asyncio.Future[Topic]) -> None:
+        """Before its callers go on: one that comes between must not open it again, with a buffer of its own."""
+        del self._opening[topic_id]
+        if not opening.cancelled() and opening.exception() is None:
+            self._open[topic_id] = opening.result()
 
     async def _let_go(self, topic: Topic) -> bool:
         """Close a topic, unless that would lose something or somebody has used it meanwhile."""

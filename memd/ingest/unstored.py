@@ -8,9 +8,11 @@ listed on the event loop, which owns the buffer; the cutting is done in threads.
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -26,11 +28,13 @@ from memd.store.lexical.bm25 import ChunkTerms
 from memd.store.pending import PendingChunk, UnstoredText
 from memd.store.store import TopicLog
 
+_CHUNK_BYTES = 1_200
+"""Of a pending chunk beside its text and its words (measured with tracemalloc)."""
 _SPARE_PARTS = 64
 """Parts that are kept although nobody asks for them now: a fork or a retry may."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class Part(msgspec.Struct, frozen=True, dict=True):
     """Consecutive messages that are cut together."""
 
     messages: tuple[tuple[bytes, Message | None], ...]
@@ -42,7 +46,7 @@ class Part(msgspec.Struct, frozen=True):
     note: tuple[bytes, Note] | None = None
     """It is a note, with its id, and has no messages."""
 
-    @property
+    @cached_property
     def key(self) -> tuple[bytes, ...]:
         """The digests of all that it has: where a history was rewritten, the first and last do not tell the others."""
         if self.note is not None:
@@ -51,8 +55,11 @@ class Part(msgspec.Struct, frozen=True):
 
     def has_others_than(self, digests: Collection[bytes]) -> bool:
         """Whether a message of it that has a text here is none of these."""
-        is_other = (digest not in digests for digest, message in self.messages if message is not None)
-        return self.note is not None or any(is_other)
+        return self.note is not None or not self._said.issubset(digests)
+
+    @cached_property
+    def _said(self) -> frozenset[bytes]:
+        return frozenset(digest for digest, message in self.messages if message is not None)
 
 
 class CutPart(msgspec.Struct, frozen=True):
@@ -67,6 +74,7 @@ def parts_of(
     conversation: Conversation,
     upto: int | None = None,
     *,
+    begin: int | None = None,
     closing: bool = False,
     is_elsewhere: Callable[[Buffered], bool] = lambda _: False,
 ) -> list[Part]:
@@ -75,14 +83,15 @@ def parts_of(
     What has left the prompt is complete, whatever follows: it must be found at once.
 
     Args:
+        begin: where a part begins: those before it are left out.
         closing: what is left behind them up to `upto` is a part too, although it may go on.
         is_elsewhere: whether another conversation sees to a message.
     """
-    start, end = conversation.stored, conversation.wanted_end
+    start, end = conversation.stored if begin is None else begin, conversation.wanted_end
     items = conversation.messages[start : end if upto is None else min(upto, end)]
     behind = conversation.messages[start + len(items) : start + len(items) + 1]
     starts = compaction.part_starts([item.message for item in (*items, *behind)])
-    is_whole = closing or (not behind and compaction.finished_end(conversation) == len(conversation))
+    is_whole = closing or (not behind and compaction.is_finished(conversation))
     departed = conversation.departed_end - start
     starts = sorted({*starts, *([departed] if 0 < departed < len(items) else [])})
     ends = [*starts[1:], *([len(items)] if is_whole or departed >= len(items) else [])]
@@ -154,6 +163,14 @@ class PartCutter:
         self._cutter = cutter
         self._lock = threading.Lock()
         self._known: dict[tuple[bytes, ...], CutPart] = {}
+        self._stored_meanwhile: set[bytes] | None = None
+        """Digests of what is appended while a part is being cut; None while none is."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the chunks that are pending; approximate."""
+        chunks = (chunk for part in list(self._known.values()) for chunk in part.chunks)
+        return sum(_CHUNK_BYTES + sys.getsizeof(one.draft.content) + sys.getsizeof(one.terms.text) for one in chunks)
 
     def cut(self, parts: Iterable[Part], until: float | None = None) -> list[CutPart]:
         """The parts in chunks. Slow where they were not cut before: 0.5 s per megabyte of text, and as much again to
@@ -174,14 +191,24 @@ class PartCutter:
         Args:
             is_shown: whether a prompt has shown the chunk with this uuid.
         """
-        return self.cut(piece for part in parts for piece in self._divided(part, is_shown))
+        return [cut for part in parts for cut in self._as_shown(part, is_shown)]
 
-    def forget_but(self, parts: Sequence[Part]) -> None:
+    def forget_but(self, parts: Sequence[Sequence[Part]]) -> None:
         """Drop what is no longer pending."""
-        with self._lock:
-            if len(self._known) > len(parts) + _SPARE_PARTS:
-                wanted = {part.key for part in parts}
-                self._known = {key: part for key, part in self._known.items() if key in wanted}
+        if len(self._known) > sum(map(len, parts)) + _SPARE_PARTS:
+            wanted = {part.key for some in parts for part in some}
+            for key in self._known.keys() - wanted:
+                self._known.pop(key, None)
+
+    def note_stored(self, drafts: Sequence[Draft]) -> None:
+        """Drop the parts of which these, which were just appended to the log, are a part or a branch's: what is left
+        of them is cut anew. Called in the writer thread, before anybody is told of the append."""
+        stored = {digest for draft in drafts for digest in draft.digests}
+        if (meanwhile := self._stored_meanwhile) is not None:
+            meanwhile |= stored
+        for key, part in list(self._known.items()):
+            if not stored.isdisjoint(part.digests):
+                self._known.pop(key, None)
 
     def ids_of(self, digest: bytes) -> tuple[str, ...]:
         """The public ids of the pending chunks that came from a message, as it was cut last."""
@@ -189,34 +216,44 @@ class PartCutter:
         chunks = () if part is None else part.chunks
         return tuple(chunk.entry.public_id for chunk in chunks if digest in chunk.draft.digests)
 
-    def _divided(self, part: Part, is_shown: Callable[[bytes], bool]) -> list[Part]:
-        """The part, or the two that it is stored as: its beginning was cut on its own and shown so."""
-        for size in range(len(part.messages) - 1, 0, -1):
-            begun = self._known.get(part.key[:size])
-            if begun is not None and any(is_shown(chunk.draft.uuid) for chunk in begun.chunks):
-                behind = msgspec.structs.replace(part, messages=part.messages[size:])
-                return [msgspec.structs.replace(part, messages=part.messages[:size]), behind]
-        return [part]
+    def _as_shown(self, part: Part, is_shown: Callable[[bytes], bool]) -> list[CutPart]:
+        """The part as it is stored: what was shown of its beginning, or of it with what follows in a branch, and the
+        rest of it."""
+        if part.instructions or not part.has_others_than(()):
+            return self.cut([part])
+        digests = [digest for digest, _ in part.messages]
+        shown = {
+            key: cut
+            for key, cut in list(self._known.items())
+            if all(one in (b"", digest) for one, digest in zip(key, digests, strict=False))
+            and any(is_shown(chunk.draft.uuid) for chunk in cut.chunks)
+        }
+        behind = part.messages[max(map(len, shown), default=0) :]
+        return [*shown.values(), *self.cut([msgspec.structs.replace(part, messages=behind)] if behind else [])]
 
     def _cut(self, part: Part, until: float | None) -> CutPart | None:
-        if (known := self._known_cut(part)) is not None:
+        if (known := self._known.get(part.key)) is not None:
             return known
         # Part by part, so that a search waits for one that another thread cuts, and not for all of them.
         if not self._lock.acquire(timeout=-1 if until is None else max(0.0, until - time.monotonic())):
             return None
         try:
-            known = self._known_cut(part)
+            known = self._known.get(part.key)
             if known is None and (until is None or time.monotonic() < until):
-                known = self._known[part.key] = self._new(part)
+                known = self._cut_anew(part)
             return known
         finally:
             self._lock.release()
 
-    def _known_cut(self, part: Part) -> CutPart | None:
-        known = self._known.get(part.key)
-        if known is None or any(map(self._log.has_digest, known.digests)):  # a branch has stored some of it
-            return None
-        return known
+    def _cut_anew(self, part: Part) -> CutPart:
+        self._stored_meanwhile = meanwhile = set[bytes]()
+        try:
+            cut = self._known[part.key] = self._new(part)
+        finally:
+            self._stored_meanwhile = None
+        if not meanwhile.isdisjoint(cut.digests):  # a branch has stored some of it
+            self._known.pop(part.key, None)
+        return cut
 
     def drafts_of(self, note_id: bytes, note: Note) -> list[Draft]:
         """A note in chunks, also those that the log has."""
@@ -255,8 +292,30 @@ class PartCutter:
         )
 
 
-ListedParts = dict[str, tuple[tuple[int, int, int, int, int, int, frozenset[int]], list[Part]]]
-"""The parts of each conversation, by its id, with the state of it in which they were listed."""
+class ListedParts:
+    """The parts of each conversation, listed when it has changed only, and behind the last of them where it has grown:
+    listing takes 20 µs a turn, and each request asks for all of them."""
+
+    def __init__(self) -> None:
+        self._listed: dict[str, tuple[int, int, list[Part]]] = {}
+        """By conversation: `changes` and length at that time, and the parts."""
+
+    def of(self, conversation: Conversation) -> list[Part]:
+        """Its parts as of now, without those owed."""
+        changes, length, parts = self._listed.get(conversation.id, (-1, 0, []))
+        if changes == conversation.changes and length == len(conversation):
+            return parts
+        if changes == conversation.changes and len(parts) > 1:  # the last one may go on
+            parts = [*parts[:-1], *parts_of(conversation, begin=parts[-2].end)]
+        else:
+            parts = parts_of(conversation)
+        self._listed[conversation.id] = conversation.changes, len(conversation), parts
+        return parts
+
+    def forget_but(self, conversations: Collection[str]) -> None:
+        """Drop those of other conversations."""
+        for gone in self._listed.keys() - conversations:
+            del self._listed[gone]
 
 
 class BufferedText(UnstoredText):
@@ -265,25 +324,11 @@ class BufferedText(UnstoredText):
     def __init__(self, buffer: HotBuffer, cutter: PartCutter, listed: ListedParts) -> None:
         """`listed`: the parts as they were listed the last time; brought up to date."""
         self._cutter = cutter
-        for gone in listed.keys() - {one.id for one in buffer.conversations()}:
-            del listed[gone]
-        self._parts = []
-        for one in buffer.conversations():
-            if one.stored >= one.wanted_end and not one.owed:
-                continue
-            state = (
-                len(one),
-                one.wanted_end,
-                one.stored,
-                one.departed_end,
-                len(one.gone),
-                len(one.lost),
-                frozenset(one.owed),
-            )
-            known = listed.get(one.id)
-            if known is None or known[0] != state:  # listing takes 10 µs, and there may be hundreds
-                known = listed[one.id] = state, [*parts_of(one), *owed_parts(one)]
-            self._parts.append(known[1])
+        conversations = buffer.conversations()
+        waiting = {one.id: one for one in conversations if one.stored < one.wanted_end}
+        listed.forget_but(waiting.keys())
+        self._parts = [listed.of(one) for one in waiting.values()]
+        self._parts += [owed_parts(one) for one in conversations if one.owed]
         self._parts += [[part] for part in note_parts(buffer)]
 
     def __bool__(self) -> bool:
@@ -295,7 +340,7 @@ class BufferedText(UnstoredText):
 
     def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> list[list[PendingChunk]]:
         """See `UnstoredText.chunks`."""
-        self._cutter.forget_but([part for parts in self._parts for part in parts])
+        self._cutter.forget_but(self._parts)
         seen: set[bytes] = set()  # branches share their beginning
 
         def new(parts: Sequence[Part]) -> Iterator[PendingChunk]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from memd.ingest.redaction.spans import Span, apart
+from memd.ingest.redaction.vendor_keys import WORD_BEGINS
 
 BEFORE_CHARACTERS, AFTER_CHARACTERS = 300, 800
 """Around each of the words that a pattern needs is looked for it."""
@@ -19,6 +20,11 @@ _MIXED = rf"(?P<secret>(?=[^{_END}0-9]{{0,80}}[0-9])(?=[^{_END}A-Za-z]{{0,80}}[A
 _KEYLIKE = (  # upper and lower case and digits
     rf"(?P<secret>(?=[^{_END}0-9]{{0,80}}[0-9])(?=[^{_END}A-Z]{{0,80}}[A-Z])(?=[^{_END}a-z]{{0,80}}[a-z])"
     rf"(?![$<{{(%/])[^{_END}()]{{8,300}})"
+)
+_PROSE = (  # "the password is 8-characters long", "the token is Base64-encoded": what a secret is like, and not which
+    r"(?!(?i:\d{1,4}-(?:char(?:acter)?|digit|letter|symbol|word|bit|byte|time|minute|hour|day|week|month|year|step|factor)s?"
+    r"|(?:base(?:32|58|64)|sha-?\d{1,3}|md5|bcrypt|argon2\w{0,2}|pbkdf2|aes-?\d{0,3}|oauth2?|utf-?8|rot13)"
+    r"-(?:encoded|hashed|encrypted|protected|based|salted|style|compatible))(?![\w-]*[A-Z\d]))"
 )
 _QUOTED = r"\\{0,3}[\"'](?P<secret>(?![$<{%])[^\"'\\\n]{4,200})\\{0,3}[\"']"
 _QUOTED_WORD = _QUOTED.replace(r"\n]", r"\n ]")
@@ -62,11 +68,31 @@ _PATTERNS: dict[tuple[str, ...], tuple[re.Pattern[str], ...]] = {
         ),
         re.compile(r"^[ \t]{0,20}psk=(?P<secret>[^\s\"'\\]{8,64})", re.MULTILINE),
     ),
+    # Mein Passwort ist X; 密码是X
+    ("wort ", "contraseñ", "mot de passe", "senha", "hasło", "lösenord", "密码", "密碼", "パスワード", "비밀번호"): (
+        re.compile(
+            r"(?:(?:pass|kenn|wacht)wort|wachtwoord|contraseña|mot de passe|senha|hasło|lösenord)[ \t]{1,4}"
+            rf"(?:ist|lautet|war|is|es|est|é|to|är)[ \t]{{1,4}}{_MIXED}",
+            re.IGNORECASE,
+        ),
+        re.compile(rf"(?:密码|密碼|パスワード|비밀번호)[ ]?(?:是|为|為|は|는|은)[ ]?{_MIXED}"),
+    ),
+    # OPENAI_KEY=X, oauth_token X, cmdkey /pass:X
+    ("_key", "oauth_token", "/pass:"): (
+        re.compile(
+            WORD_BEGINS + r"(?![A-Z0-9_]{0,40}PUB(?:LIC)?_)[A-Z][A-Z0-9_]{1,40}_KEY[\"'`]?[ \t]{0,4}(?::=|[:=])"
+            rf"[ \t]{{0,4}}[\"'`]?(?=\S{{20}}){_KEYLIKE}",
+        ),
+        re.compile(rf"oauth_token[ \t]{{1,4}}(?=\S{{20}}){_KEYLIKE}"),
+        re.compile(rf"/pass:{_MIXED}", re.IGNORECASE),
+    ),
     # password is X; my password is "X"; Enter password: X; | password | X |
     ("pass", "secret", "token", "api_key", "apikey", "api key", "api-key", "masterauth"): (
-        re.compile(rf"pass(?:word|wd|phrase|code)s? (?:is|was|to):?[ \t]{{1,4}}(?:now )?{_MIXED}", re.IGNORECASE),
+        re.compile(
+            rf"pass(?:word|wd|phrase|code)s? (?:is|was|to):?[ \t]{{1,4}}(?:now )?{_PROSE}{_MIXED}", re.IGNORECASE
+        ),
         re.compile(rf"pass(?:word|wd|phrase|code)s? (?:is|was|to):?[ \t]{{1,4}}(?:now )?{_QUOTED}", re.IGNORECASE),
-        re.compile(rf"(?i:secret|token|api[_ -]?key)s? (?:is|was):?[ \t]{{1,4}}{_KEYLIKE}"),
+        re.compile(rf"(?i:secret|token|api[_ -]?key)s? (?:is|was):?[ \t]{{1,4}}{_PROSE}{_KEYLIKE}"),
         re.compile(
             rf"\|{_GAP}[`*]{{0,2}}(?:\w{{1,20}}[ _-])?pass\w{{2,6}}[`*]{{0,2}}{_GAP}\|{_GAP}`?(?!\w{{1,20}}\(){_MIXED}",
             re.IGNORECASE,

@@ -31,7 +31,7 @@ _BEGINNINGS = {  # the rest of a key → its beginnings
         "fw_ csk- esecret_ nfp_ rnd_ uploadcare_ CCIPAT_ bkua_ squ_ sqp_ sqa_ sbp_ sb_secret_ vcp_ vck_ vca_ pcsk_ "
         "tgp_v1_ jina_ tvly- figd_ figo_ lsv2_pt_ lsv2_sk_ phx_ apify_api_ LTAI secret-token: tfp_ fo1_ sk_prod_ "
         "rk_prod_ pscale_tkn_ pscale_pw_ pscale_oauth_ sha256~ dckr_pat_ dckr_oat_ ATBB FLWSECK- duffel_test_ "
-        "duffel_live_ nvapi- tk-us- fio-u-"
+        "duffel_live_ nvapi- tk-us- fio-u- napi_ vercel_blob_rw_"
     ),
     r"[A-Za-z0-9_-]{16,}+(?:\.[A-Za-z0-9_-]++)*+": (
         "glpat- gldt- glrt- glrtr- glcbt- glptt- glft- glffct- glimt- glagent- glsoat- gloas- GR1348941 github_pat_ "
@@ -63,7 +63,8 @@ _BEGINNINGS = {  # the rest of a key → its beginnings
     "[A-Za-z0-9]{38}" + _ENDS: "4b1d",  # ClickHouse
     "[A-Za-z0-9]{59}" + _ENDS: "cmVmd",  # Artifactory
     "[A-Za-z0-9_-]{60}" + _ENDS: "EAAA",  # Square
-    "[A-Za-z0-9]{100,}+": "EAAM EAAC",  # Facebook
+    "[A-Za-z0-9]{100,}+": "EAA",  # Facebook
+    "[a-f0-9]{48}" + _ENDS: "sk_",  # ElevenLabs
 }
 _KEYS = [(begin, re.compile(rest)) for rest, begins in _BEGINNINGS.items() for begin in begins.split()]
 _ESCAPE_BEFORE = re.compile(r"(?:\\[nrt]|%[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4})\Z")
@@ -93,6 +94,7 @@ _FORMS = re.compile(
     rf"|access-(?:sandbox|development|production)-{_UUID}|sl\.[A-Za-z0-9_=-]{{100,}}+"  # Plaid, Dropbox
     r"|pk\.[A-Za-z0-9]{60}\.[A-Za-z0-9_-]{22}|live_[A-Za-z0-9_=-]{40}|(?:live|test)_[a-f0-9]{35}"  # Mapbox, …
     r"|[0-9]{15,16}(?:\||%7C)[A-Za-z0-9_-]{27,40}|A{22}[A-Za-z0-9%]{80,100}"  # Facebook, Twitter
+    r"|AAAA[A-Za-z0-9_-]{7}:APA91b[A-Za-z0-9_-]{60,200}"  # Firebase
     rf"){_ENDS}"
 )
 # Names beside which an otherwise shapeless value is a key: DATADOG_APP = "…", 'okta': '…'.

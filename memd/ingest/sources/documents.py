@@ -1,23 +1,21 @@
-"""Takes documents: of a file that was known only what changed is new.
+"""The entries that a changed document makes: of one that was known only what is new in it.
 
-Rule: synchronous; what it returns is appended as one group, so that a file is as it was or as it is now. The newest
-live entry of a file has the file's present hash: that is how the log alone tells what is unchanged.
+Rule: synchronous; what `drafts_of` returns is appended as one group, so that a file is as it was or as it is now. The
+newest live entry of a file has the file's present hash: that is how the log alone tells what is unchanged.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
-import numpy as np
 
 from memd.documents import GivenDocument
-from memd.embedding.embedder import EmbedMany
-from memd.entries import Draft, Entry, Section, Status
+from memd.entries import ChunkState, Draft, Entry, Section, Status
 from memd.ingest.pipeline import Cutter
+from memd.ingest.sources.alignment import aligned
 from memd.store.choice import newest_by_source
-from memd.store.store import Snapshot, TopicLog
+from memd.store.store import Snapshot
 
 KIND = "document"
 CHANGED, REMOVED, RENAMED = "file changed", "file removed", "file renamed"
@@ -33,89 +31,142 @@ class KnownDocument(msgspec.Struct, frozen=True):
     chunks: int
     at: int
     """When it changed here last, in microseconds since the epoch."""
+    root: str = ""
+    """See `GivenDocument`; empty where nobody said."""
 
 
-def known_documents(snapshot: Snapshot) -> Iterator[KnownDocument]:
-    """Yield the documents of a topic, by their sources."""
-    for entry, chunks in sorted(newest_by_source(snapshot, KIND), key=lambda found: found[0].source or ""):
-        if entry.source is not None and isinstance(entry.part, Section):
-            digits = entry.part.hash.hex()
-            yield KnownDocument(snapshot.topic_id, entry.source, digits, chunks, entry.at)
+class CutDocument(msgspec.Struct, frozen=True):
+    """A document as it is now, in chunks without vectors, redacted."""
+
+    source: str
+    hash: bytes
+    drafts: list[Draft]
+    renamed_from: str | None = None
+
+    @classmethod
+    def of(cls, document: GivenDocument, cutter: Cutter, step: Callable[[], None] = lambda: None) -> CutDocument:
+        """Cut a document; `step` is called before each section, and may end it."""
+        source = cutter.redactor.text(document.source)
+        renamed_from = None if document.renamed_from == source else document.renamed_from
+        return cls(source, bytes.fromhex(document.hash), cutter.cut_document(document, step), renamed_from)
 
 
-def drafts_of(
-    topic: TopicLog, document: GivenDocument, cutter: Cutter, embed_many: EmbedMany, fingerprint: str
-) -> list[Draft]:
+def known_documents(snapshot: Snapshot) -> list[KnownDocument]:
+    """Return the documents of a topic, by their sources."""
+    return sorted(_known(snapshot), key=lambda one: one.source)
+
+
+def chunks_of(snapshot: Snapshot, source: str) -> list[Entry]:
+    """Return the chunks of a document, in their order."""
+    found = [entry for entry in snapshot.live_entries_from(source) if entry.kind == KIND]
+    return sorted(found, key=lambda entry: (_number(entry), entry.origin_id))
+
+
+def drafts_of(snapshot: Snapshot, document: CutDocument, fingerprint: str) -> list[Draft]:
     """Return the entries that make the topic's chunks those of the document as it is now; none if they are.
 
+    Text that stood elsewhere, in this file or under its former name, keeps its vector; others have none yet.
+
     Args:
-        fingerprint: the present model's; vectors of another one are made anew.
+        fingerprint: the present model's; vectors of another one are not kept.
 
     Raises:
-        EmbeddingError: the model failed on a text.
         StoreError: an entry cannot be read.
     """
-    snapshot = topic.snapshot()
-    cut = cutter.cut_document(document)
-    source = cutter.redactor.text(document.source)
-    known = _documents_chunks(snapshot, source)
-    is_renamed = document.renamed_from not in (None, source)
-    former = _documents_chunks(snapshot, str(document.renamed_from)) if is_renamed else []
-    kept, replaced = _compared(known, cut)
-    new = [_in_place_of(draft, replaced[draft.uuid]) for draft in cut if draft.uuid in replaced]
+    known = chunks_of(snapshot, document.source)
+    former = chunks_of(snapshot, document.renamed_from) if document.renamed_from is not None else []
+    kept, new = _arranged(known, document.drafts)
     gone = [entry for entry in known if entry.uuid not in kept]
     newest = max((entry for entry in known if entry.uuid in kept), key=lambda one: one.canonical_id, default=None)
-    file_hash = bytes.fromhex(document.hash)
-    if not new and newest is not None and isinstance(newest.part, Section) and (gone or newest.part.hash != file_hash):
-        part = msgspec.structs.replace(newest.part, hash=file_hash)
-        new = [msgspec.structs.replace(newest.as_draft(), part=part)]
+    if not new and newest is not None and isinstance(newest.part, Section):
+        if not gone and newest.part.hash == document.hash:
+            return _taken_out(former, RENAMED)
+        part = msgspec.structs.replace(newest.part, hash=document.hash)
+        new = [msgspec.structs.replace(newest.as_draft(), part=part, vector=b"")]
     reused = [entry for entry in (*known, *former) if snapshot.fingerprint_of(entry.uuid) == fingerprint]
-    return [*_taken_out(gone, CHANGED), *_taken_out(former, RENAMED), *_embedded(new, reused, embed_many)]
+    vectors = {entry.embedded_text: entry.vector for entry in reused}
+    return [*_taken_out(gone, CHANGED), *_taken_out(former, RENAMED), *with_vectors(new, vectors)]
 
 
-def removal_of(topic: TopicLog, source: str) -> list[Draft]:
-    """Return the entries that take out all chunks of a document."""
-    return _taken_out(_documents_chunks(topic.snapshot(), source), REMOVED)
+def without_vectors(drafts: Iterable[Draft]) -> list[str]:
+    """Return the texts that are still to be embedded, each once."""
+    missing = (draft for draft in drafts if not draft.vector and draft.status is Status.ACTIVE)
+    return list(dict.fromkeys(draft.embedded_text for draft in missing))
 
 
-def _documents_chunks(snapshot: Snapshot, source: str) -> list[Entry]:
-    return [entry for entry in snapshot.live_entries_from(source) if entry.kind == KIND]
+def with_vectors(drafts: Iterable[Draft], vectors: Mapping[str, bytes]) -> list[Draft]:
+    """Return the drafts with the vectors of their texts, as far as these are known."""
+    return [
+        draft if draft.status is not Status.ACTIVE else _with_vector(draft, vectors.get(draft.embedded_text))
+        for draft in drafts
+    ]
 
 
-def _compared(known: Sequence[Entry], cut: Sequence[Draft]) -> tuple[set[bytes], dict[bytes, tuple[bytes, ...]]]:
-    """Return the uuids of known chunks that stay, and of each new one the uuids of those whose place it takes."""
-    ordered = sorted(known, key=lambda entry: (_number(entry), entry.origin_id))
-    before = [(entry.heading, entry.content) for entry in ordered]
-    after = [(draft.heading, draft.content) for draft in cut]
+def removal_of(snapshot: Snapshot, sources: Iterable[str]) -> list[Draft]:
+    """Return the entries that take out all chunks of documents."""
+    return [draft for source in sources for draft in _taken_out(chunks_of(snapshot, source), REMOVED)]
+
+
+def _known(snapshot: Snapshot) -> Iterator[KnownDocument]:
+    for entry, chunks in newest_by_source(snapshot, KIND):
+        if entry.source is not None and isinstance(entry.part, Section):
+            hash_, root = entry.part.hash.hex(), entry.part.root.hex()
+            yield KnownDocument(snapshot.topic_id, entry.source, hash_, chunks, entry.at, root)
+
+
+def _arranged(known: Sequence[Entry], cut: Sequence[Draft]) -> tuple[set[bytes], list[Draft]]:
+    """Return the uuids of known chunks that stay, and the new chunks, numbered between those.
+
+    The first new one of a stretch takes the place of all that stood there. Where there is no number left between two
+    that would stay, the second is new.
+    """
+    matched = aligned([_shown(entry) for entry in known], [_shown(draft) for draft in cut])
     kept: set[bytes] = set()
-    replaced: dict[bytes, tuple[bytes, ...]] = {}
-    for what, i1, i2, j1, j2 in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
-        if what == "equal":
-            kept.update(entry.uuid for entry in ordered[i1:i2])
+    new: list[Draft] = []
+    stretch: list[Draft] = []
+    done, last = 0, None  # of the known ones, how many are seen to; the number of the last one that stays
+    for position, draft in enumerate(cut):
+        entry = known[matched[position]] if position in matched else None
+        if entry is None or (stretch and _number(entry) == last):
+            stretch.append(draft)
             continue
-        places = [draft.uuid for draft in cut[j1:j2]]
-        replaced |= dict.fromkeys(places, ())
-        if places:
-            replaced[places[0]] = tuple(entry.uuid for entry in ordered[i1:i2])
-    return kept, replaced
+        new += _numbered(stretch, known[done : matched[position]], last, _number(entry))
+        stretch, done, last = [], matched[position] + 1, _number(entry)
+        kept.add(entry.uuid)
+    return kept, [*new, *_numbered(stretch, known[done:], last, None)]
+
+
+def _numbered(stretch: list[Draft], gone: Sequence[Entry], last: int | None, following: int | None) -> list[Draft]:
+    """New chunks in a row, numbered between two that stay, in place of those that stood there."""
+    if last is None:
+        numbers = range(len(stretch)) if following is None else range(following - len(stretch), following)
+    elif following is None or following - last > len(stretch):
+        numbers = range(last + 1, last + 1 + len(stretch))
+    else:
+        numbers = range(last, last + 1)  # behind it by their origin_id, which is higher
+    numbered = []
+    for place, draft in enumerate(stretch):
+        assert isinstance(draft.part, Section)
+        part = msgspec.structs.replace(draft.part, number=numbers[min(place, len(numbers) - 1)])
+        numbered.append(msgspec.structs.replace(draft, part=part))
+    if numbered and gone:
+        uuids = tuple(entry.uuid for entry in gone)
+        numbered[0] = msgspec.structs.replace(numbered[0], supersedes=uuids, action="Update", reason=CHANGED)
+    return numbered
+
+
+def _shown(chunk: ChunkState) -> tuple[object, ...]:
+    """All of a chunk that people see: where only its page is another, it is another chunk, with the same vector."""
+    place = (chunk.part.page, chunk.part.sheet) if isinstance(chunk.part, Section) else ()
+    return chunk.heading, chunk.content, *place
 
 
 def _number(entry: Entry) -> int:
     return entry.part.number if isinstance(entry.part, Section) else 0
 
 
-def _embedded(drafts: Sequence[Draft], known: Iterable[Entry], embed_many: EmbedMany) -> list[Draft]:
-    """The drafts with their vectors: what stood elsewhere, in this file or under its former name, keeps its own."""
-    vectors = {entry.embedded_text: entry.vector for entry in known}
-    missing = list(dict.fromkeys(one.embedded_text for one in drafts if one.embedded_text not in vectors))
-    if missing:
-        found = zip(missing, embed_many(missing), strict=True)
-        vectors |= {text: np.asarray(vector).astype("<f4").tobytes() for text, vector in found}
-    return [msgspec.structs.replace(draft, vector=vectors[draft.embedded_text]) for draft in drafts]
-
-
-def _in_place_of(draft: Draft, uuids: tuple[bytes, ...]) -> Draft:
-    return msgspec.structs.replace(draft, supersedes=uuids, action="Update", reason=CHANGED) if uuids else draft
+def _with_vector(draft: Draft, vector: bytes | None) -> Draft:
+    return draft if vector is None else msgspec.structs.replace(draft, vector=vector)
 
 
 def _taken_out(entries: Iterable[Entry], reason: str) -> list[Draft]:

@@ -1,0 +1,139 @@
+"""The process that reads files: `python -m memd.ingest.readers.child`, started by process.py, whose counterpart it is.
+
+    standard input, output:  length (4 bytes, big-endian) | MessagePack of a `ReadRequest`, a `ReadAnswer` | …
+
+Rule: it writes no file and opens no connection. Whatever a library prints goes nowhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from memd.documents import GivenSection
+from memd.errors import BadDocument
+
+MEMORY_BYTES_MAX = 768 << 20
+"""Of address space where the system limits it (Linux), else of what is resident (macOS, watched by the parent)."""
+KEPT_BYTES_MAX = 110 << 20
+"""A process that has been larger than this is replaced after the file: it would not become smaller."""
+TEXT_BYTES_MAX = 15_000_000
+"""Of the text of a file in UTF-8, with the headings above each section: some 5,000 pages."""
+LENGTH_BYTES = 4
+SIZE = Path("/proc/self/statm")
+NEEDS_MEMORY = f"reading it needs more than {MEMORY_BYTES_MAX >> 20} MB of memory"
+
+
+class ReadRequest(msgspec.Struct, frozen=True):
+    """One file to read."""
+
+    path: bytes
+    reader: str
+    seconds_max: int
+
+
+class ReadAnswer(msgspec.Struct, frozen=True):
+    """The sections of a file, or the reason why there are none."""
+
+    sections: tuple[GivenSection, ...] = ()
+    reason: str = ""
+    is_last: bool = False
+    """The process ends after it."""
+
+
+def framed(message: ReadRequest | ReadAnswer) -> bytes:
+    """Return the bytes of a message."""
+    encoded = msgspec.msgpack.encode(message)
+    return len(encoded).to_bytes(LENGTH_BYTES, "big") + encoded
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then closes the standard input
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    if "--limited" in sys.argv:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+    while (request := _next(requests)) is not None:
+        _limit_processor_time(request.seconds_max)
+        answer = _answered(request)
+        answers.write(framed(answer))
+        answers.flush()
+        if answer.is_last:
+            break
+
+
+def _next(requests: BinaryIO) -> ReadRequest | None:
+    length = requests.read(LENGTH_BYTES)
+    return msgspec.msgpack.decode(requests.read(int.from_bytes(length, "big")), type=ReadRequest) if length else None
+
+
+def _limit_processor_time(seconds: int) -> None:
+    """End the process if it works on one file for longer, though nobody is left who would."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    soft = int(used.ru_utime + used.ru_stime) + seconds + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+
+
+def _answered(request: ReadRequest) -> ReadAnswer:
+    try:
+        answer = ReadAnswer(_sections(request))
+    except BadDocument as error:
+        answer = ReadAnswer(reason=str(error))
+    except MemoryError:
+        answer = ReadAnswer(reason=NEEDS_MEMORY, is_last=True)
+    except OSError as error:
+        answer = ReadAnswer(reason=f"it cannot be read ({error.strerror or error})")
+    except RecursionError:
+        answer = ReadAnswer(reason="it cannot be read: what is in it is nested too deeply")
+    except Exception as error:  # whatever a library makes of a broken file
+        answer = ReadAnswer(reason=f"it cannot be read ({type(error).__name__}: {str(error)[:200]})")
+    return msgspec.structs.replace(answer, is_last=True) if _resident_bytes() > KEPT_BYTES_MAX else answer
+
+
+def _resident_bytes() -> int:
+    """The size of the process. `ru_maxrss` begins on Linux with that of the parent, which forked it."""
+    if SIZE.exists():
+        return int(SIZE.read_text().split()[1]) * resource.getpagesize()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _sections(request: ReadRequest) -> tuple[GivenSection, ...]:
+    reader = importlib.import_module(f"memd.ingest.readers.{request.reader}")
+    found: list[GivenSection] = []
+    size = 0
+    for section in reader.sections(Path(os.fsdecode(request.path))):
+        if not section.text.strip():
+            continue
+        whole = _encodable(section)
+        size += sum(len(one.encode()) for one in (*whole.heading, whole.text))
+        if size > TEXT_BYTES_MAX:
+            raise BadDocument(f"it has more than {TEXT_BYTES_MAX:,} bytes of text: add it in parts")
+        found.append(whole)
+    return tuple(found)
+
+
+def _encodable(section: GivenSection) -> GivenSection:
+    """The section without lone surrogates, which libraries let through."""
+
+    def plain(text: str) -> str:
+        return text.encode("utf-8", "replace").decode()
+
+    sheet = section.sheet and plain(section.sheet)
+    heading = tuple(map(plain, section.heading))
+    return msgspec.structs.replace(section, heading=heading, text=plain(section.text), sheet=sheet)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""HTML, by lxml: the main part of a page by its headings, without scripts, navigation, headers and footers.
+
+Rule: what says itself that it is no text of the page is left out (`nav`, `aside`, `hidden` …); nothing is guessed from
+names of classes or the density of links, which loses a fifth of long pages (bench/NOTES.md).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lxml import etree, html
+
+from memd.documents import GivenSection
+from memd.errors import BadDocument
+from memd.ingest.readers.tables import table_text
+from memd.ingest.readers.text import Headings
+from memd.ingest.readers.titles import title_of
+
+HEADINGS = {f"h{level}": level for level in range(1, 7)}
+UNREAD = frozenset(
+    {
+        *("script", "style", "noscript", "template", "svg", "math", "iframe", "object", "canvas", "select", "button"),
+        *("nav", "aside", "footer", "form", "dialog", "head", "title", "input", "textarea", "audio", "video"),
+    }
+)
+UNREAD_ROLES = frozenset({"navigation", "banner", "contentinfo", "search", "complementary", "menu", "dialog"})
+BLOCKS = frozenset(
+    {
+        *(
+            "p",
+            "div",
+            "section",
+            "article",
+            "main",
+            "body",
+            "ul",
+            "ol",
+            "dl",
+            "dd",
+            "dt",
+            "blockquote",
+            "figure",
+            "table",
+        ),
+        *(
+            "figcaption",
+            "address",
+            "details",
+            "summary",
+            "fieldset",
+            "hr",
+            "header",
+            "hgroup",
+            "tr",
+            "td",
+            "th",
+            "center",
+        ),
+    }
+)
+_SPACE = re.compile(r"[ \t\r\n\f]+")
+
+
+def sections(path: Path) -> Iterator[GivenSection]:
+    """Yield the sections of a page.
+
+    Raises:
+        BadDocument: it is empty or no HTML.
+    """
+    yield from page_sections(path.read_bytes())
+
+
+def page_sections(content: bytes, above: Headings | None = None) -> Iterator[GivenSection]:
+    """Yield the sections of a page's bytes.
+
+    Args:
+        above: the headings that it stands under, else the page's own title.
+
+    Raises:
+        BadDocument: it is empty or no HTML.
+    """
+    try:
+        root = html.document_fromstring(content, html.HTMLParser(encoding=_encoding(content), no_network=True))
+    except etree.LxmlError as error:
+        raise BadDocument(f"it is no HTML that can be read ({error})") from None
+    if above is None:
+        above = Headings()
+        above.enter(0, title_of(root.findtext("head/title")))
+    mains = [one for one in root.iter("main", "article") if one.text_content().strip()]
+    bodies = [one for one in mains if one.tag == "main"] or mains
+    walk = _PageWalk(above)
+    for body in bodies if len(bodies) == 1 else [root]:
+        yield from walk.sections(body)
+
+
+def _encoding(content: bytes) -> str | None:
+    """UTF-8 where it is; else what the page says (None)."""
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return "utf-8"
+
+
+class _PageWalk:
+    """One way through a tree, in the order of the text."""
+
+    def __init__(self, above: Headings) -> None:
+        self._above = above
+        self._blocks: list[str] = []
+        self._inline: list[str] = []
+
+    def sections(self, root: Any) -> Iterator[GivenSection]:
+        """Yield what stands below an element, by its headings."""
+        steps = etree.iterwalk(root, events=("start", "end", "comment", "pi"))
+        for event, element in steps:
+            tag = element.tag
+            if event in ("comment", "pi"):
+                self._inline.append(element.tail or "")
+            elif event == "end":
+                self._end(tag)
+                self._inline.append(element.tail or "" if element is not root else "")
+            elif tag in HEADINGS:
+                self._end("p")
+                if not _is_unread(element):
+                    yield from self._section()
+                    self._above.enter(HEADINGS[tag], element.text_content())
+                steps.skip_subtree()
+            elif _is_unread(element):
+                steps.skip_subtree()
+            elif tag == "table" and _is_data(element):
+                self._end(tag)
+                self._blocks.append(table_text(_rows(element)))
+                steps.skip_subtree()
+            elif tag == "pre":
+                self._end(tag)
+                self._blocks.append(f"```\n{element.text_content().strip(chr(10))}\n```")
+                steps.skip_subtree()
+            else:
+                self._start(tag)
+                self._inline.append(element.text or "")
+        self._end("p")
+        yield from self._section()
+
+    def _start(self, tag: str) -> None:
+        if tag == "br":
+            self._inline.append("\v")
+        elif tag == "li" or tag in BLOCKS:
+            self._end(tag)
+            self._inline += ["- "] if tag == "li" else []
+
+    def _end(self, tag: str) -> None:
+        """End a paragraph where an element of its kind begins or ends."""
+        if tag not in BLOCKS and tag not in ("li", "pre"):
+            return
+        text = _SPACE.sub(" ", "".join(self._inline)).replace("\v", "\n").strip()
+        self._inline = []
+        if text and text != "-":
+            self._blocks.append(text)
+
+    def _section(self) -> Iterator[GivenSection]:
+        text = ""
+        for block in filter(None, self._blocks):
+            is_next_item = block.startswith("- ") and text.rpartition("\n")[2].startswith("- ")
+            text += ("\n" if is_next_item else "\n\n" if text else "") + block
+        self._blocks = []
+        if text:
+            yield GivenSection(self._above.path, text)
+
+
+def _is_unread(element: Any) -> bool:
+    hidden = element.get("hidden") is not None or element.get("aria-hidden") == "true"
+    is_head = element.tag == "header" and next(element.iterancestors("article", "main", "section"), None) is None
+    return element.tag in UNREAD or hidden or is_head or element.get("role") in UNREAD_ROLES
+
+
+def _is_data(table: Any) -> bool:
+    """Whether a table has rows of columns, and no other table: else it is only how the page is laid out."""
+    return table.find(".//table") is None and any(len(row) > 1 for row in table.iter("tr"))
+
+
+def _rows(table: Any) -> Iterator[list[str]]:
+    for row in table.iter("tr"):
+        yield [cell.text_content() for cell in row if cell.tag in ("td", "th")]

@@ -1,0 +1,345 @@
+"""One look at a source: which of its files are new, changed, renamed or gone, and what of them is handed over.
+
+Rule: synchronous, and knows nothing of who keeps the documents. Each file is handed over by itself and whole: whoever
+is interrupted looks again. A file is taken as it was at one moment, and only a file that is known not to be there is
+taken out: where a root or a folder cannot be read, its documents stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from memd.documents import GivenDocument
+from memd.errors import BadDocument, BadQuestion, BadSource
+from memd.ingest.readers.files import FileReader, checked
+from memd.ingest.readers.formats import TEXT_FORMAT
+from memd.ingest.sources.documents import KnownDocument
+from memd.ingest.sources.taking import TakenDocument
+from memd.ingest.sources.walking import Chosen, FoundFile, Walk
+from memd.wording import counted
+
+FILES_MAX = 200_000
+"""Of one source: what is known of them is in memory (60 MB)."""
+SETTLED_SECONDS = 0.2
+"""A file that changed more recently may be half written: that is waited for, and then it is read as it is."""
+TRUSTED_SECONDS = 2.0
+"""Only a file that was older when it was read is known by its size and time: until then it may have been written again
+within one tick of its file system's clock (of FAT, 2 s)."""
+NO_STAMP = (0, 0, 0)
+ATTEMPTS = 3
+REMOVED_AT_ONCE = 100
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """A file or folder whose text is remembered."""
+
+    path: Path
+    name: str = ""
+    """Stands in front of its files' names; empty: its folder's."""
+    chosen: Chosen = Chosen()
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A file as it was read last."""
+
+    stamp: tuple[int, int, int]
+    """Its inode, size and time of change (ns); zeros: it may have changed again within that time."""
+    hash: str
+    kept_as: str
+    """The source of its document; empty: it has no text."""
+    problem: str = ""
+    """Why it could not be read."""
+
+
+class Keeper(Protocol):
+    """Who keeps the documents of one topic."""
+
+    def known(self) -> Sequence[KnownDocument]:
+        """The documents that have live chunks."""
+
+    def take(self, document: GivenDocument) -> TakenDocument:
+        """Remember a document as it is now."""
+
+    def remove(self, sources: Sequence[str]) -> TakenDocument:
+        """Take out documents."""
+
+
+class Look(msgspec.Struct):
+    """How far a look is."""
+
+    name: str = ""
+    """The source's."""
+    files: int = 0
+    """Those that are looked at."""
+    done: int = 0
+    unchanged: int = 0
+    written: int = 0
+    taken_out: int = 0
+    """Chunks."""
+    problems: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    """Files and folders that were left out, and why."""
+
+    def add(self, other: Look) -> None:
+        """Count what another look has done too."""
+        for name in ("files", "done", "unchanged", "written", "taken_out", "problems"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def count(self, taken: TakenDocument) -> None:
+        """Count what was appended."""
+        self.written += taken.written
+        self.taken_out += taken.taken_out
+
+
+def root_digits(path: Path | str) -> str:
+    """Return the digits that tell a root from others of its name."""
+    return hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()
+
+
+def look(
+    source: Source,
+    keeper: Keeper,
+    seen: dict[str, Seen],
+    told: Look,
+    *,
+    force: bool = False,
+    step: Callable[[], None] = lambda: None,
+) -> None:
+    """Look at a source once, and make the documents those that it has.
+
+    Args:
+        seen: the files by their paths below the root, as they were read last; brought up to date.
+        told: counts what is done, as it is done.
+        force: read every file again, also those that have not changed.
+        step: called before each file; what it raises ends the look.
+
+    Raises:
+        BadSource: the source cannot be looked at; nothing was taken out.
+        MemdError: the keeper failed.
+    """
+    try:
+        root = source.path.resolve(strict=True)
+        walk = Walk(root, source.chosen)
+        files = list(_bounded(walk.files(), source.path))
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BadSource(f"{source.path}: cannot be read ({reason}); what is known of it stays") from None
+    digits = root_digits(root)
+    documents = keeper.known()
+    told.name = _name(source, root, digits, documents)
+    own = {one.source: one for one in documents if one.root in (digits, "") and is_below(one.source, told.name)}
+    if own and not files:
+        raise BadSource(
+            f"{source.path}: has no file any more that can be read, but {counted(len(own), 'document')} from before, "
+            f"which stay: is its disk mounted? If they are to go: memd sources --remove {told.name}"
+        )
+    told.files = len(files)
+    told.problems += [(_source(told.name, below), reason) for below, reason in walk.unread]
+    with FileReader() as reader:
+        looking = _Looking(keeper, reader, told, str(root), own, seen, force=force)
+        looking.expect(files)
+        for file in files:
+            step()
+            looking.at(file)
+            told.done += 1
+    for below in seen.keys() - {file.below for file in files}:
+        del seen[below]
+    looking.remove_missing([_source(told.name, below) for below, _ in walk.unread])
+
+
+class _Looking:
+    """One look, once it is known which files and which documents there are."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        reader: FileReader,
+        told: Look,
+        root: str,
+        own: Mapping[str, KnownDocument],
+        seen: dict[str, Seen],
+        *,
+        force: bool,
+    ) -> None:
+        self._keeper, self._told, self._root, self._own, self._seen = keeper, told, root, own, seen
+        self._digits = root_digits(root)
+        self._reader = reader
+        self._force = force
+        self._missing: dict[str, KnownDocument] = {}
+        self._formers: dict[str, str] = {}
+
+    def expect(self, files: Sequence[FoundFile]) -> None:
+        """Note which documents have no file any more: one of those may be what a new file was called."""
+        present = {_source(self._told.name, file.below) for file in files}
+        present |= {
+            self._seen[file.below].kept_as for file in files if file.below in self._seen
+        }  # where it is redacted
+        self._missing = {source: one for source, one in self._own.items() if source not in present}
+        self._formers = {one.hash: source for source, one in self._missing.items()}
+
+    def at(self, file: FoundFile) -> None:
+        """Hand a file over if it changed."""
+        named = _source(self._told.name, file.below)
+        before = self._seen.get(file.below)
+        try:
+            if before is None or self._force or not self._is_as_it_was(file, before):
+                before = self._seen[file.below] = self._taken(file, named)
+            else:
+                self._told.unchanged += not before.problem
+        except FileNotFoundError:  # since it was listed
+            self._seen.pop(file.below, None)
+            if named in self._own:
+                self._missing[named] = self._own[named]
+            return
+        except OSError as error:
+            self._told.problems.append((named, f"it cannot be read ({error.strerror or error})"))
+            return
+        if before.problem:
+            self._told.problems.append((named, before.problem))
+        self._missing.pop(before.kept_as, None)
+
+    def remove_missing(self, unread: Sequence[str]) -> None:
+        """Take out the documents whose files are gone, but for those in folders that could not be read."""
+        gone = [source for source in self._missing if not any(is_below(source, folder) for folder in unread)]
+        for start in range(0, len(gone), REMOVED_AT_ONCE):
+            self._told.count(self._keeper.remove(gone[start : start + REMOVED_AT_ONCE]))
+
+    def _is_as_it_was(self, file: FoundFile, before: Seen) -> bool:
+        """Whether a file, and the document that it became, are as they were when it was read last."""
+        if _stamp(os.stat(file.path)) != before.stamp:
+            return False
+        known = self._own.get(before.kept_as)
+        return not before.kept_as or before.problem != "" or (known is not None and known.hash == before.hash)
+
+    def _taken(self, file: FoundFile, named: str) -> Seen:
+        """Read a file and hand it over, unless its document has its hash."""
+        try:
+            digest, stamp, content = read_at_one_moment(file, self._root)
+        except BadDocument as error:
+            return Seen(NO_STAMP, "", named, str(error))
+        known = self._own.get(named)
+        if known is not None and known.hash == digest and not self._force:
+            self._told.unchanged += 1
+            return Seen(stamp, digest, named)
+        former = self._formers.get(digest) if known is None else None
+        try:
+            named.encode()
+            if content is not None:
+                sections = self._reader.sections_of(file.name, content)
+            else:
+                sections = self._reader.sections(Path(file.path), file.name)
+                if read_at_one_moment(file, self._root)[0] != digest:
+                    return Seen(NO_STAMP, "", named, "it changed while it was read; it is read the next time")
+            document = GivenDocument(
+                source=named, hash=digest, sections=sections, root=self._digits, renamed_from=former
+            )
+            if not sections and known is None:
+                return Seen(stamp, digest, "")
+            taken = self._keeper.take(document)
+        except UnicodeEncodeError:
+            return Seen(stamp, digest, "", "its name is no text")
+        except (BadDocument, BadQuestion) as error:
+            return Seen(stamp, digest, named, str(error))
+        self._told.count(taken)
+        self._told.unchanged += not (taken.written or taken.taken_out)
+        if former is not None:
+            del self._formers[digest]
+            self._missing.pop(former, None)
+        return Seen(stamp, digest, taken.source if sections else "")
+
+
+def read_at_one_moment(found: FoundFile, root: str) -> tuple[str, tuple[int, int, int], bytes | None]:
+    """Return a file that others may write to as it was at one moment: its SHA-256, its stamp as in `Seen`, and its
+    content if it is text.
+
+    Raises:
+        BadDocument: it is not read (see `checked`), no file, or written to all the time.
+        OSError: it cannot be read.
+    """
+    for _ in range(ATTEMPTS):
+        with open(_opened(found.path, root), "rb") as file:
+            before = os.fstat(file.fileno())
+            if not stat.S_ISREG(before.st_mode):
+                raise BadDocument("it is no file with a content")
+            is_text = checked(found.name, before.st_size) is TEXT_FORMAT
+            age = time.time() - before.st_mtime
+            if 0 <= age < SETTLED_SECONDS:
+                time.sleep(SETTLED_SECONDS - age)
+                before = os.fstat(file.fileno())
+            content = file.read() if is_text else None
+            hashed = hashlib.file_digest(file, "sha256") if content is None else hashlib.sha256(content)
+            is_same = _stamp(before) == _stamp(os.fstat(file.fileno())) == _stamp(os.stat(found.path))
+        if is_same:
+            is_trusted = age >= TRUSTED_SECONDS
+            return hashed.hexdigest(), _stamp(before) if is_trusted else NO_STAMP, content
+    raise BadDocument("it is being written to: it changed each time that it was read; it is read the next time")
+
+
+def _opened(path: str, root: str) -> int:
+    """Open a file that was found below a root, or the root itself, without following a link that was put there since.
+
+    Raises:
+        OSError: it cannot be opened, or is such a link.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    if not is_below(path, root.rstrip("/")) or path == root:
+        return os.open(path, flags | os.O_NONBLOCK)
+    *folders, name = path[len(root) :].strip("/").split("/")
+    folder = os.open(root, flags | os.O_DIRECTORY)
+    try:
+        for inner in folders:
+            outer, folder = folder, os.open(inner, flags | os.O_DIRECTORY, dir_fd=folder)
+            os.close(outer)
+        return os.open(name, flags | os.O_NONBLOCK, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _bounded(files: Iterator[FoundFile], path: Path) -> Iterator[FoundFile]:
+    for number, file in enumerate(files):
+        if number >= FILES_MAX:
+            raise BadSource(f"{path}: has more than {FILES_MAX:,} files; exclude some, or name its subfolders")
+        yield file
+
+
+def _name(source: Source, root: Path, digits: str, documents: Sequence[KnownDocument]) -> str:
+    """The source's name: its folder's, and where another one has that, with the name of a folder around it.
+
+    Raises:
+        BadSource: another one has the name that it was given.
+    """
+
+    def roots(name: str) -> set[str]:
+        return {one.root for one in documents if is_below(one.source, name)}
+
+    if source.name:
+        if roots(source.name) - {digits, ""}:
+            raise BadSource(
+                f"{source.path}: another folder is called {source.name}: give it another name (--as), or take that "
+                f"one out first (memd sources --remove {source.name})"
+            )
+        return source.name
+    own = root.name or "root"
+    names = [own, *(f"{own}@{parent.name}" for parent in root.parents if parent.name), f"{own}@{digits}"]
+    free = [name for name in names if not roots(name) - {digits, ""}]
+    return next((name for name in free if digits in roots(name)), free[0])
+
+
+def _source(name: str, below: str) -> str:
+    return f"{name}/{below}" if below else name
+
+
+def is_below(source: str, folder: str) -> bool:
+    """Whether a document's source is a folder's, or of something in it."""
+    return source == folder or source.startswith(f"{folder}/")

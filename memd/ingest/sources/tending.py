@@ -1,0 +1,341 @@
+"""Looks at the sources of the settings again and again: at the start, when the file system tells, now and then.
+
+Rule: of the event loop; a look runs in one thread of low priority, which gives way to requests before each file. A
+source that cannot be looked at keeps its documents and says why; nothing of this stops the daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from memd.documents import GivenDocument
+from memd.embedding.priority import Priority
+from memd.entries import topic_called
+from memd.errors import BadSource, MemdError
+from memd.ingest.indexer import background_thread
+from memd.ingest.sources.documents import KnownDocument, known_documents
+from memd.ingest.sources.looking import Look, Seen, Source, is_below, look
+from memd.ingest.sources.taking import DocumentTaker, TakenDocument
+from memd.ingest.sources.walking import Chosen, is_excluded
+from memd.ingest.topics import Topic, Topics
+from memd.settings.model import AUTO_TOPIC, Config, SourceSettings
+from memd.telemetry.events import Events
+from memd.telemetry.tasks import Tasks
+
+log = logging.getLogger("memd")
+Result = TypeVar("Result")
+State = Literal["waiting", "looking", "fine", "failed"]
+
+TOLD_MAX = 100
+"""Problems of one source that are told one by one."""
+RETRY_SECONDS = 30.0
+"""After a look that failed on memd's side: the model, the disk."""
+INTERVAL_SECONDS_MIN = 1.0
+DEBOUNCE_MS, STEP_MS = 400, 100
+"""Changes are gathered until none has come for a step, for the first time at most."""
+ROOTS_SECONDS = 5.0
+"""The interval at which it is seen whether a source's folder has come, gone or been replaced."""
+
+
+class FileProblem(msgspec.Struct, frozen=True):
+    """A file or folder that was left out."""
+
+    source: str
+    reason: str
+
+
+class SourceState(msgspec.Struct, frozen=True, kw_only=True):
+    """A source of the settings, as it stands."""
+
+    path: str
+    topic_id: str
+    name: str
+    """Stands in front of its documents' names; empty before the first look."""
+    state: State
+    files: int
+    """Of the last look, or of the one under way: what is to be looked at, and what was."""
+    done: int
+    written: int
+    taken_out: int
+    """Chunks."""
+    looked_at: int | None
+    """When the last look began, in microseconds since the epoch."""
+    seconds: float
+    """Of that look."""
+    error: str
+    """Why the last look failed, or nothing."""
+    problems: tuple[FileProblem, ...]
+    problem_count: int
+    is_watched: bool
+    """Whether the file system tells of changes."""
+
+
+class _Tended:
+    """One source, and what is known of it."""
+
+    def __init__(self, settings: SourceSettings, apart: Path) -> None:
+        chosen = Chosen(
+            exclude=(*settings.exclude, str(apart)), formats=settings.formats, follow_links=settings.follow_links
+        )
+        self.source = Source(path=Path(settings.path), chosen=chosen)
+        self.topic_id = topic_of(Path(settings.path)) if settings.topic == AUTO_TOPIC else settings.topic
+        self.seen: dict[str, Seen] = {}
+        self.told = Look()
+        self.error = ""
+        self.looked_at: int | None = None
+        self.seconds = 0.0
+        self.is_due = self.is_forced = self.is_looking = self.is_watched = False
+        self.root = ""
+        """Where it was when it was watched last, resolved."""
+
+    @property
+    def state(self) -> SourceState:
+        told = self.told
+        ended: State = "failed" if self.error else "fine" if self.looked_at is not None else "waiting"
+        return SourceState(
+            path=str(self.source.path),
+            topic_id=self.topic_id,
+            name=told.name,
+            state="looking" if self.is_looking else "waiting" if self.is_due else ended,
+            files=told.files,
+            done=told.done,
+            written=told.written,
+            taken_out=told.taken_out,
+            looked_at=self.looked_at,
+            seconds=self.seconds,
+            error=self.error,
+            problems=tuple(FileProblem(*one) for one in told.problems[:TOLD_MAX]),
+            problem_count=len(told.problems),
+            is_watched=self.is_watched,
+        )
+
+    def concerns(self, path: str) -> bool:
+        """Whether a change at this path, which may be a file's or a folder's, can be one of its documents'."""
+        below = path.removeprefix(self.root).strip("/")
+        if not is_below(path, self.root) or any(
+            part.startswith(".") and part != ".gitignore" for part in below.split("/")
+        ):
+            return False
+        absolute = [one for one in self.source.chosen.exclude if one.startswith("/")]
+        relative = [one for one in self.source.chosen.exclude if not one.startswith("/")]
+        return not is_excluded(below, relative) and not any(is_below(path, os.path.realpath(one)) for one in absolute)
+
+
+class SourceTender:
+    """Keeps the documents of the settings' sources as their files are."""
+
+    def __init__(
+        self, config: Config, topics: Topics, taker: DocumentTaker, priority: Priority, tasks: Tasks, events: Events
+    ) -> None:
+        self._tended = [_Tended(one, config.data_dir.resolve()) for one in config.sources]
+        self._interval_seconds = config.ingest.reindex_seconds
+        self._topics, self._taker, self._tasks, self._events = topics, taker, tasks, events
+        self._thread = background_thread("memd-sources")
+        self._priority = priority
+        self._turn = priority.for_background()
+        self._working = asyncio.Lock()
+        self._is_closing = False
+
+    def states(self) -> tuple[SourceState, ...]:
+        """The sources, as they stand."""
+        return tuple(one.state for one in self._tended)
+
+    def ask(self, *, force: bool = False) -> None:
+        """Look at all sources soon.
+
+        Args:
+            force: read every file again, also those that have not changed.
+        """
+        for one in self._tended:
+            one.is_due, one.is_forced = True, one.is_forced or force
+        self._look_later()
+
+    def resume(self) -> None:
+        """Look at what was to be looked at while background work was paused."""
+        self._look_later()
+
+    def has(self, topic_id: str, source: str) -> bool:
+        """Whether documents of this name would come back, since a source of the settings has them."""
+        return any(
+            one.topic_id == topic_id and one.told.name and is_below(source, one.told.name) and not one.error
+            for one in self._tended
+        )
+
+    async def tend(self) -> None:
+        """Look at them at the start, when something changes and now and then, until cancelled."""
+        if not self._tended or not self._interval_seconds:
+            return
+        watching = self._tasks.spawn(self._watch(), "watching sources")
+        try:
+            while True:
+                self.ask()
+                await asyncio.sleep(max(INTERVAL_SECONDS_MIN, self._interval_seconds))
+        finally:
+            watching.cancel()
+
+    def stop(self) -> None:
+        """End a look under way before its next file, or in the middle of a long one, and begin none."""
+        self._is_closing = True
+        self._taker.stop()
+
+    async def close(self) -> None:
+        """End the thread."""
+        self.stop()
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+
+    @property
+    def _is_held_up(self) -> bool:
+        return self._is_closing or self._priority.is_paused
+
+    def _look_later(self) -> None:
+        self._tasks.spawn(self._look(), "looking at sources")
+
+    async def _look(self) -> None:
+        async with self._working:
+            while not self._is_held_up and (due := next((one for one in self._tended if one.is_due), None)):
+                await self._look_at(due)
+
+    async def _look_at(self, one: _Tended) -> None:
+        force, began, before = one.is_forced, time.monotonic(), one.error
+        one.is_due, one.is_forced, one.is_looking = False, False, True
+        one.looked_at, one.told = time.time_ns() // 1000, Look(name=one.told.name)
+        keeper = _TopicKeeper(asyncio.get_running_loop(), self._topics, self._taker, one.topic_id)
+
+        def work() -> None:
+            look(one.source, keeper, one.seen, one.told, force=force, step=self._step)
+
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            one.error = ""
+        except _StoppedError:
+            return
+        except MemdError as error:
+            one.error = str(error)
+            if self._is_closing:
+                return
+            if not isinstance(error, BadSource):
+                one.is_forced = force
+                asyncio.get_running_loop().call_later(RETRY_SECONDS, self._again, one)
+        finally:
+            one.is_looking, one.seconds = False, time.monotonic() - began
+        fields = {"source": str(one.source.path), "topic": one.topic_id}
+        if one.error and one.error != before:
+            log.warning("a source cannot be looked at", extra={**fields, "error": one.error})
+        elif one.told.written or one.told.taken_out:
+            done = {"files": one.told.files, "written": one.told.written, "taken_out": one.told.taken_out}
+            log.info("looked at a source", extra={**fields, **done})
+        self._events.publish("source", {"path": str(one.source.path), "topic_id": one.topic_id})
+
+    def _again(self, one: _Tended) -> None:
+        if not self._is_closing:
+            one.is_due = True
+            self._look_later()
+
+    def _step(self) -> None:
+        if self._is_closing:
+            raise _StoppedError
+        self._turn.give_way()
+
+    async def _watch(self) -> None:
+        """Look at what the file system tells has changed; watch anew when a folder has come, gone or been replaced."""
+        said, places = "", self._places()
+        while True:
+            try:
+                if places:
+                    await self._watch_while(places)
+            except (OSError, RuntimeError) as error:  # too many folders for inotify, a file system without it
+                if str(error) != said:
+                    log.warning("sources are not watched, only looked at now and then", extra={"error": error})
+                said = str(error)
+            for one in self._tended:
+                one.is_watched = False
+            while (now := self._places()) == places:  # noqa: ASYNC110 - nobody else tells of a mount
+                await asyncio.sleep(ROOTS_SECONDS)
+            places = now
+            self.ask()
+
+    async def _watch_while(self, places: dict[str, tuple[int, int]]) -> None:
+        from watchfiles import awatch  # loads a library, which most need not
+
+        logging.getLogger("watchfiles").setLevel(logging.WARNING)  # else a line for each change
+        for one in self._tended:
+            one.is_watched = one.root in places
+        async for changes in awatch(
+            *places,
+            watch_filter=None,
+            debounce=DEBOUNCE_MS,
+            step=STEP_MS,
+            rust_timeout=int(ROOTS_SECONDS * 1000),
+            yield_on_timeout=True,
+            ignore_permission_denied=True,
+        ):
+            changed = [one for one in self._tended if any(one.concerns(path) for _, path in changes)]
+            for one in changed:
+                one.is_due = True
+            if changed:
+                self._look_later()
+            if self._places() != places:
+                return
+
+    def _places(self) -> dict[str, tuple[int, int]]:
+        """The folders that are there now, resolved, each with its device and inode."""
+        places = {}
+        for one in self._tended:
+            one.root = os.path.realpath(one.source.path)
+            try:
+                status = Path(one.root).stat()
+            except OSError:
+                continue
+            places[one.root] = status.st_dev, status.st_ino
+        return places
+
+
+class _TopicKeeper:
+    """The documents of one topic of this daemon, for a look in its thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, topics: Topics, taker: DocumentTaker, topic_id: str) -> None:
+        self._loop, self._topics, self._taker, self._topic_id = loop, topics, taker, topic_id
+
+    def known(self) -> Sequence[KnownDocument]:
+        """See `Keeper`."""
+        return self._wait(self._known())
+
+    def take(self, document: GivenDocument) -> TakenDocument:
+        """See `Keeper`."""
+        return self._wait(self._with_topic(lambda topic: self._taker.take(topic, document)))
+
+    def remove(self, sources: Sequence[str]) -> TakenDocument:
+        """See `Keeper`."""
+        return self._wait(self._with_topic(lambda topic: self._taker.remove(topic, sources)))
+
+    async def _known(self) -> Sequence[KnownDocument]:
+        topic = await self._topics.existing(self._topic_id)
+        if topic is None:
+            return ()
+        with topic.held():
+            return await asyncio.to_thread(known_documents, topic.log.snapshot())
+
+    async def _with_topic(self, work: Callable[[Topic], Awaitable[Result]]) -> Result:
+        topic = await self._topics.get(self._topic_id)
+        with topic.held():
+            return await work(topic)
+
+    def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+class _StoppedError(Exception):
+    """The daemon ends."""
+
+
+def topic_of(folder: Path) -> str:
+    """Return the topic that is called as a folder, with `-` for what no topic's name has."""
+    return topic_called(folder.resolve().name)
