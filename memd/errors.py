@@ -35,12 +35,24 @@ class BadDocument(MemdError):
     """A file that cannot be read as a document; says why, and not which."""
 
 
+class BadSource(MemdError):
+    """A source of documents that cannot be looked at now; names it and says what becomes of its documents."""
+
+
 class BadImport(MemdError):
     """A file to be imported that cannot be read or is not what it should be; names the file and the line."""
 
 
+class EmptyImport(BadImport):
+    """A conversation in which nothing was said; programs export many of those."""
+
+
 class EmbeddingError(MemdError):
     """The embedding model could not be loaded or failed on a text."""
+
+
+class WrongModel(EmbeddingError, ConfigError):
+    """`embedding.model` names none that there is."""
 
 
 class RerankError(MemdError):
@@ -57,6 +69,13 @@ class BadQuestion(MemdError):
 
 class NotFound(BadQuestion):
     """The topic, chunk, entry or turn that a question names does not exist."""
+
+
+class UnknownTopic(NotFound):
+    """A question names a topic that does not exist: wrong usage, unlike a chunk that is not there."""
+
+    kind = "unknown_topic"
+    """The type of the error in an answer."""
 
 
 class DaemonError(MemdError):

@@ -39,7 +39,7 @@ _EXACT_IN_DOUBLE_MAX = 2**53
 _encoder = msgspec.msgpack.Encoder()
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class ToolCall(msgspec.Struct, frozen=True, gc=False):
     """One call that an assistant message makes."""
 
     id: str
@@ -48,7 +48,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     """As the client or model wrote them, usually JSON text."""
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True, gc=False):
     """One message. `content_digest` identifies it apart from its place (see `chain`)."""
 
     role: str

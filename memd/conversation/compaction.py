@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -63,6 +63,13 @@ class Departure(msgspec.Struct, frozen=True):
     def takes_behind(self, position: int) -> bool:
         """Whether something behind this position leaves one by one."""
         return any(place > position for place in (*self.gone, *self.replaced))
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """The raw tokens of the messages in a prompt, by position, as long as the conversation has these `changes`."""
+
+    changes: int
+    tokens: dict[int, int]
 
 
 class Left(msgspec.Struct, frozen=True):
@@ -122,14 +129,18 @@ def departure(
     return chosen.departure
 
 
-def visible_sizes(conversation: Conversation) -> dict[int, int]:
-    """The raw tokens of each message in the prompt, by position."""
-    return {position: conversation.tokens_at(position) for position in conversation.visible_positions()}
+def visible_sizes(conversation: Conversation) -> Sizes:
+    """The raw tokens of each message in the prompt."""
+    messages, lines = conversation.messages, conversation.lines
+    tokens = {p: (lines.get(p) or messages[p]).tokens for p in conversation.visible_positions()}
+    return Sizes(conversation.changes, tokens)
 
 
-def left_since(sizes: Mapping[int, int], conversation: Conversation) -> Left:
+def left_since(sizes: Sizes, conversation: Conversation) -> Left:
     """The part that has left the prompt since its messages had these `visible_sizes`."""
-    changed = {p: size - now for p, size in sizes.items() if (now := conversation.tokens_at(p)) < size}
+    if sizes.changes == conversation.changes:
+        return Left(0, 0, 0)
+    changed = {p: size - now for p, size in sizes.tokens.items() if (now := conversation.tokens_at(p)) < size}
     gone = sum(not conversation.is_visible(position) for position in changed)
     return Left(messages=gone, replaced=len(changed) - gone, tokens=sum(changed.values()))
 
@@ -275,12 +286,17 @@ def finished_end(conversation: Conversation) -> int:
     That is the conversation's end if its last message is an assistant's without tool calls, else the start of the open
     turn.
     """
-    if conversation.left_out == len(conversation):
-        return len(conversation)
-    last = conversation.messages[-1].message
-    if last is not None and last.role == "assistant" and not last.tool_calls:
+    if is_finished(conversation):
         return len(conversation)
     return max(cut_positions(conversation), default=conversation.left_out)
+
+
+def is_finished(conversation: Conversation) -> bool:
+    """Whether no turn is open: the last message is an assistant's without tool calls, or all has left the prompt."""
+    if conversation.left_out == len(conversation):
+        return True
+    last = conversation.messages[-1].message
+    return last is not None and last.role == "assistant" and not last.tool_calls
 
 
 def storable_end(conversation: Conversation) -> int:

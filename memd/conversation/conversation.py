@@ -31,7 +31,7 @@ from memd.messages import LEADING_ROLES, ROOT_DIGEST, Block, Message, chain, cha
 _NAMED = re.compile(r"\bmem:([0-9a-f]+)")
 
 
-class Buffered(msgspec.Struct, frozen=True, omit_defaults=True):
+class Buffered(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One message of a conversation."""
 
     digest: bytes
@@ -122,6 +122,9 @@ class Conversation:
     def __init__(self, conversation_id: str, session: str | None = None) -> None:
         self.id = conversation_id
         self.session = session
+        self.origin: tuple[str, int | None] | None = None
+        """The conversation that it was forked from, and where; None for where: its client rewrote the history. Not
+        journalled: receipts tell it of the turn that it was forked in."""
         self.messages: list[Buffered] = []
         self.stored = 0
         self.left_out = 0
@@ -135,6 +138,8 @@ class Conversation:
         """Positions whose text the log has lost: stored when the client sends it again, wherever `left_out` is."""
         self.lines: dict[int, Line] = {}
         """By position: what stands in the prompt in place of a result."""
+        self.former_lines: dict[int, Line] = {}
+        """Those that have left since and whose results are not in the log yet: they are stored as a line named them."""
         self.blocks: dict[bytes, Block] = {}
         """By the digest of the user message that each stands before."""
         self.arrivals: dict[TurnKey, float] = {}
@@ -144,6 +149,9 @@ class Conversation:
         self.dropped_from: int | None = None
         """From here on it is an answer that was given anew elsewhere: only that one is stored."""
         self.used_at = 0.0
+        self.changes = 0
+        """How often something else changed than that messages were appended: what is known of its beginning holds
+        as long as this does."""
         self.counted: Counted | None = None
         """Of the latest prompt; not journalled, the next answer tells it again."""
 
@@ -181,7 +189,9 @@ class Conversation:
 
     def left_out_count(self, end: int | None = None) -> int:
         """How many of the messages before `end` are not in the prompt."""
-        return (len(self) if end is None else end) - len(self.visible_positions(end))
+        end = len(self) if end is None else end
+        gone = sum(self.left_out <= position < end for position in self.gone)
+        return min(end, self.left_out) + gone - len(self.kept)
 
     def tokens_at(self, position: int) -> int:
         """Raw tokens that the message takes in the prompt: none if it left, those of the line in its place."""
@@ -192,7 +202,14 @@ class Conversation:
 
     def visible_tokens(self) -> int:
         """Raw tokens of all that is in the prompt."""
-        return sum(self.tokens_at(position) for position in self.visible_positions())
+        return self.tokens_of(self.visible_positions())
+
+    def tokens_of(self, positions: Iterable[int]) -> int:
+        """Raw tokens of these messages in the prompt, all of them visible; there may be thousands."""
+        messages, lines = self.messages, self.lines
+        if not lines:
+            return sum([messages[position].tokens for position in positions])
+        return sum([(lines.get(position) or messages[position]).tokens for position in positions])
 
     def tokens_between(self, start: int, end: int) -> int:
         """Raw tokens of the messages from `start` to before `end`."""
@@ -215,16 +232,18 @@ class Conversation:
             self.messages[index] = msgspec.structs.replace(self.messages[index], is_repeat=True)
         done = self.settled
         self.stored = max(self.stored, position)
+        self.former_lines = {index: line for index, line in self.former_lines.items() if index >= self.stored}
         self._drop_texts(range(done, self.settled))
         self.owed.difference_update(instructions)
         self._drop_texts(instructions)
 
     def mark_left_out(self, position: int) -> None:
         """Take everything before `position` out of the prompt, with its blocks; instructions stay. It is durable."""
+        self.changes += 1
         for index in range(self.left_out, position):
             buffered = self.messages[index]
             self.blocks.pop(buffered.digest, None)
-            self.lines.pop(index, None)
+            self._drop_line(index)
             if index not in self.gone and is_instruction(buffered.message):
                 self.kept.add(index)
             self.gone.discard(index)
@@ -234,8 +253,9 @@ class Conversation:
 
     def mark_gone(self, positions: Iterable[int], lines: Mapping[int, Line]) -> None:
         """Take these messages out of the prompt one by one, and put lines in place of others. They must be durable."""
+        self.changes += 1
         for position in (one for one in positions if one < len(self)):
-            self.lines.pop(position, None)
+            self._drop_line(position)
             if is_instruction(self.messages[position].message):
                 self.owed.add(position)
             if position < self.left_out:
@@ -275,6 +295,10 @@ class Conversation:
         """Everything before this position is in the log and out of the prompt, and has no text here any more."""
         return min(self.stored, self.left_out)
 
+    def _drop_line(self, position: int) -> None:
+        if (line := self.lines.pop(position, None)) is not None and position >= self.stored:
+            self.former_lines[position] = line
+
     def _drop_texts(self, positions: Iterable[int]) -> None:
         """Drop the texts that neither a prompt nor the log needs from here.
 
@@ -289,9 +313,12 @@ class Conversation:
     def fork(self, conversation_id: str, at: int) -> Conversation:
         """A new conversation with the first `at` messages of this one.
 
-        A question that was answered before the fork is to be stored once more, together with its new answer.
+        A question that was answered before the fork is to be stored once more, together with its new answer. Where a
+        journal is damaged, there may be fewer messages than that.
         """
+        at = min(at, len(self))
         branch = Conversation(conversation_id, self.session)
+        branch.origin = self.id, at
         branch.messages = self.messages[:at]
         asked = branch.messages[-1].message if at else None
         begun = at - 1 if asked is not None and asked.opens_turn else at
@@ -301,6 +328,7 @@ class Conversation:
         branch.owed = {position for position in self.owed if position < at}
         branch.lost = {position for position in self.lost if position < at}
         branch.lines = {position: line for position, line in self.lines.items() if position < at}
+        branch.former_lines = {position: line for position, line in self.former_lines.items() if position < at}
         shared = {buffered.digest for buffered in branch.messages}
         branch.blocks = {digest: block for digest, block in self.blocks.items() if digest in shared}
         branch.arrivals = dict(self.arrivals)  # a retry is one wherever it ends up
@@ -311,6 +339,7 @@ class Conversation:
     def rewritten(self, conversation_id: str, session: str | None, way: Rewriting) -> Conversation:
         """A new conversation with a history that the client rewrote."""
         branch = Conversation(conversation_id, session)
+        branch.origin = self.id, None
         same, added = dict(way.same), iter(way.added)
         for start, place, length in [*way.runs, (len(way.added) + len(self), len(self), 0)]:
             for item in islice(added, max(0, start - len(branch))):

@@ -265,6 +265,11 @@ class HotBuffer:
         return any(one is not conversation and not one.abandoned for one in self._index.holders(item.identity))
 
     @property
+    def memory_bytes(self) -> int:
+        """Memory of all messages beside their texts; approximate."""
+        return self._index.memory_bytes
+
+    @property
     def unstored_count(self) -> int:
         """The number of notes and messages that are to be stored and are not."""
         return len(self.notes) + sum(max(0, one.wanted_end - one.stored) for one in self._conversations.values())
@@ -399,6 +404,8 @@ class HotBuffer:
         self._index.note(conversation)
 
     def _apply_to(self, conversation: Conversation, event: ConversationEvent) -> None:
+        is_added = isinstance(event, Appended | Arrived | Placed) and conversation.dropped_from is None
+        conversation.changes += not is_added
         if isinstance(event, Appended):
             conversation.messages += event.messages
             conversation.used_at = event.at

@@ -16,6 +16,9 @@ from memd.messages import ROOT_DIGEST, chain
 Holders = tuple[Conversation, ...]
 """The conversations that have one message. Neighbouring messages share one tuple, as they have the same holders."""
 
+MESSAGE_BYTES, SLOT_BYTES, CONVERSATION_BYTES = 400, 16, 1_800
+"""Memory of a message beside its text, of each place that it has, and of a conversation (measured with
+tracemalloc)."""
 CANDIDATES_MAX = 3
 """Conversations that are compared with a request message by message."""
 CLEARLY_MORE = 4
@@ -33,6 +36,12 @@ class ConversationIndex:
         self._contents: dict[Conversation, list[bytes]] = {}
         self._used: dict[Conversation, int] = {}
         self._uses = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of all messages beside their texts, here and in their conversations; approximate."""
+        places = sum(map(len, self._contents.values()))
+        return MESSAGE_BYTES * len(self._at) + SLOT_BYTES * places + CONVERSATION_BYTES * len(self._contents)
 
     def contents(self, conversation: Conversation) -> list[bytes]:
         """The content digests of a conversation's messages; not to be changed."""

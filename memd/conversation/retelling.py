@@ -47,6 +47,9 @@ def retold(conversations: Iterable[Conversation]) -> Iterator[BufferEvent]:
                 yield Lowered(one.id, one.stored, one.left_out, sorted(one.lost))
             if (departed := _departed(one)) or one.lines:
                 yield Departed(one.id, departed, one.lines)
+        if one.former_lines:  # they came and left
+            yield Departed(one.id, [], one.former_lines)
+            yield Departed(one.id, list(one.former_lines), {})
         if one.abandoned:
             yield Abandoned(one.id, one.dropped_from)
         yield from (Arrived(one.id, key, at) for key, at in one.arrivals.items())

@@ -10,14 +10,15 @@ from __future__ import annotations
 import binascii
 import math
 import statistics
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import lru_cache
 
 import tiktoken
 from msgspec import UNSET
 
+from memd.caching import ENTRY_BYTES, ByteCache, CachedFunction
 from memd.messages import Message
 
 MESSAGE_OVERHEAD = 4
@@ -34,8 +35,9 @@ _EXACT_CHARACTERS_MAX = _SAMPLES * _SAMPLE_CHARACTERS
 """A longer text of a prompt is estimated: with 1.6 MB a request waited for up to a second. Where a prompt comes near
 its limit the upstream counts it, and a refusal is learned from. Off by 5 % where a text is of one kind, 15 % where it
 is prose, code, Chinese and base64 by turns (tests/test_tokens.py)."""
-_MESSAGES_MAX = 60_000  # cached counts: about 12 MB, the histories of a hundred busy clients
-_TEXTS_MAX = 4_096  # 8 MB of the longest chunks
+_COUNTS_BYTES_MAX = 16_000_000  # the histories of a hundred busy clients
+_KEY_BYTES = 60  # of a message's count
+_TEXTS_BYTES_MAX = 8_000_000
 
 _PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+"
@@ -75,10 +77,14 @@ class TokenCounter:
     def __init__(self, encoding: tiktoken.Encoding) -> None:
         self.drift = Drift()
         self._encoding = encoding
-        self._counts: OrderedDict[tuple[bytes, int, int], int] = OrderedDict()
-        self._lock = threading.Lock()
-        self.count_again = lru_cache(maxsize=_TEXTS_MAX)(self.count)
+        self._counts: ByteCache[tuple[bytes, int, int], int] = ByteCache(_COUNTS_BYTES_MAX)
+        self.count_again = CachedFunction(self.count, _TEXTS_BYTES_MAX, sys.getsizeof)
         """`count` with a cache, for short texts that recur, as recalled chunks do."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory that the counts take."""
+        return self._counts.bytes_held + self.count_again.bytes_held
 
     def count(self, text: str) -> int:
         """The raw tokens of `text`; 0 for an empty one. About 50 ms per megabyte of prose, 300 ms at worst."""
@@ -100,13 +106,7 @@ class TokenCounter:
 
     def known(self, messages: Sequence[Message], content_digests: Sequence[bytes]) -> list[int | None]:
         """The cached count of each of `messages`, None where there is none; 0.4 µs each: there are thousands."""
-        keys = list(map(_key, messages, content_digests))
-        with self._lock:
-            counts = [self._counts.get(key) for key in keys]
-            for key, count in zip(keys, counts, strict=True):
-                if count is not None:
-                    self._counts.move_to_end(key)
-        return counts
+        return self._counts.use(map(_key, messages, content_digests))
 
     def message(self, message: Message, content_digest: bytes) -> int:
         """Count the raw tokens of a message in a prompt: text, tool calls, attachments and the template around them.
@@ -118,10 +118,7 @@ class TokenCounter:
         if known is not None:
             return known
         tokens = self._count_message(message)
-        with self._lock:
-            self._counts[_key(message, content_digest)] = tokens
-            if len(self._counts) > _MESSAGES_MAX:
-                self._counts.popitem(last=False)
+        self._counts.put(_key(message, content_digest), tokens, ENTRY_BYTES + _KEY_BYTES)
         return tokens
 
     def _count_message(self, message: Message) -> int:

@@ -41,6 +41,7 @@ from memd.proxy.parts import Daemon, make_parts, own_routes_of, router_of
 from memd.proxy.relay import Relayed
 from memd.proxy.upstream.client import ASK_SECONDS, window_unknown
 from memd.proxy.upstream.llama_child import LlamaChild
+from memd.recall.block import line_of
 from memd.recall.retrieve import Retriever
 from memd.settings.model import REMEDY_IF_SHORT, Config
 from memd.store import descriptors
@@ -90,7 +91,7 @@ async def running(config: Config, model: Path | None = None, files: LocalDisk | 
             config = msgspec.structs.replace(config, upstream=upstream_settings)
         embedder, counter = await embedding, TokenCounter(await encoding)
         redactor = Redactor.of(config.ingest)
-        store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, files))
+        store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, counter, files))
         stack.callback(store.close)
         addresses = addresses_of(config, listeners)
         daemon = await make_parts(stack, config, store, embedder, counter, redactor, addresses)
@@ -106,6 +107,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
     tending = [
         tasks.spawn(_wake(daemon.topics, daemon.retriever), "wake"),
         tasks.spawn(daemon.archiver.tend(daemon.topics), "tend"),
+        tasks.spawn(daemon.sources.tend(), "sources"),
     ]
     wrong_tokens, secret = WrongTokens(loop.call_later), new_secret()
     own_routes = own_routes_of(daemon, wrong_tokens, secret)
@@ -131,6 +133,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
             for path in told:
                 await loop.run_in_executor(None, files.remove, path)
         house.close()
+        daemon.sources.stop()
         daemon.events.end()
         await asyncio.gather(*(runner.cleanup() for runner in runners))
         for task in tending:
@@ -253,7 +256,9 @@ def _embedder(config: Config) -> Embedder:
     return embedder
 
 
-def _opened(config: Config, embedder: Embedder, redactor: Redactor, files: LocalDisk | None) -> Store:
+def _opened(
+    config: Config, embedder: Embedder, redactor: Redactor, counter: TokenCounter, files: LocalDisk | None
+) -> Store:
     return Store.open(
         config.data_dir,
         dimension=embedder.dimension,
@@ -261,6 +266,7 @@ def _opened(config: Config, embedder: Embedder, redactor: Redactor, files: Local
         segment_entries_max=config.segment.max_entries,
         utility=config.utility,
         draft_filter=last_look(redactor),
+        line_tokens=lambda entry: counter.count(line_of(entry)),
         files=files,
     )
 
@@ -287,4 +293,5 @@ def _runner(answer: Answer, metrics: Metrics, grace_seconds: float) -> web.AppRu
     keep_header_bytes()
     application = web.Application(middlewares=[handle])
     application.on_response_prepare.append(prepare)
+    application.router.add_route("*", "/{path:.*}", answer)  # else aiohttp makes an error of 404 for each request first
     return web.AppRunner(application, handle_signals=False, handler_cancellation=True, shutdown_timeout=grace_seconds)

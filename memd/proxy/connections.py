@@ -38,6 +38,7 @@ TLS_HANDSHAKE_SECONDS_MAX = 10.0
 """From the accept on; `limits.idle_seconds` where that is less."""
 BACKLOG = 128
 """Connections that may wait to be accepted."""
+TOO_LARGE = "its first line, a header or all of them are too long; send less, or raise limits.header_bytes_max"
 TOLD_SECONDS = 60.0
 """A full house is told once in this time."""
 
@@ -152,7 +153,8 @@ class Connection(ProvableConnection):
             log.info("a request cannot be read", extra=fields)
             too_large = isinstance(exc, LineTooLong | HeadersTooLarge) or "Too many headers" in problem
             status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE if too_large else HTTPStatus.BAD_REQUEST
-            answer = error_response(status, f"memd: the request cannot be read: {problem}", "invalid_request_error")
+            told = TOO_LARGE if too_large else problem
+            answer = error_response(status, f"memd: the request cannot be read: {told}", "invalid_request_error")
         answer.force_close()
         return answer
 

@@ -14,7 +14,7 @@ import msgspec
 
 from memd.embedding.encoder import Encoder
 from memd.entries import Correction
-from memd.errors import DiskFull, EmbeddingError, MemdError
+from memd.errors import BadNote, DiskFull, EmbeddingError, MemdError
 from memd.ingest.archiver import Archiver
 from memd.ingest.notes import take_note
 from memd.ingest.topics import Topic, Topics
@@ -27,7 +27,7 @@ from memd.telemetry.metrics import Metrics
 from memd.wire.sideband import NoteOut
 
 log = logging.getLogger("memd")
-READONLY = "readonly"
+READONLY, AHEAD = "readonly", "said_at"
 
 
 class CorrectionResult(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class Corrector:
         """Apply the corrections and take the notes, unless the same request did before."""
         corrected = await self._corrected(received)
         notes = await self._noted(received)
-        failed = next((f"degraded:{note.error}" for note in notes if note.error not in ("", READONLY)), None)
+        failed = next((f"degraded:{note.error}" for note in notes if note.error not in ("", READONLY, AHEAD)), None)
         return msgspec.structs.replace(corrected, notes=notes, trouble=corrected.trouble or failed)
 
     async def _noted(self, received: Received) -> tuple[NoteOut, ...]:
@@ -68,7 +68,7 @@ class Corrector:
             self._idempotency.register(key)
         taken = await self._idempotency.run_once(key, lambda: self._taken(received, notes))
         if any(one.error for one in taken):
-            self._idempotency.register(key)  # a retry tries again
+            self._idempotency.forget(key)  # a retry tries again
         return taken
 
     async def _taken(self, received: Received, notes: Sequence[Note]) -> tuple[NoteOut, ...]:
@@ -77,6 +77,8 @@ class Corrector:
             try:
                 taken = await take_note(received.topic, note, self._archiver)
                 told.append(NoteOut(taken.chunk_ids, taken.duplicate))
+            except BadNote:
+                told.append(NoteOut(error=AHEAD))
             except MemdError as error:
                 log.error("a note was not taken", extra=received.log_fields(error))
                 told.append(NoteOut(error=degraded(error).removeprefix("degraded:")))

@@ -57,11 +57,14 @@ class Gauges:
     def _buffer_gauges(self) -> Iterator[Gauge]:
         topics = self._topics.opened()
         conversations = [conversation for topic in topics for conversation in topic.buffer.conversations()]
+        buffer_bytes = sum(topic.buffer_bytes for topic in topics)
         visible = sum(one.visible_tokens() for one in conversations)
         unstored = sum(one.tokens_between(one.stored, one.wanted_end) for one in conversations)
         yield gauge("memd_conversations", "Live conversations in memory", len(conversations))
         yield gauge("memd_buffer_tokens", "Tokens of their turns that are still in the prompt", visible)
         yield gauge("memd_buffer_unstored_tokens", "Those that are not in the log yet, but in its journal", unstored)
+        about = "Memory of open conversations beside texts of messages, and of chunks not in the log yet"
+        yield gauge("memd_buffer_bytes", about, buffer_bytes)
         trouble = sum(topic.trouble is not None for topic in topics)
         yield gauge("memd_topics_in_trouble", "Topics whose last write to disk failed", trouble)
 
@@ -79,7 +82,7 @@ class Gauges:
         yield gauge("memd_fan_out_seconds", "Time to search all indexes of a topic, in the slowest topic", slowest)
         yield gauge("memd_memory_bytes", "Memory that logs and indexes take", sum(one.memory_bytes for one in logs))
         yield gauge("memd_memory_bytes_max", "store.memory_bytes_max", self._memory_bytes_max)
-        about = "Memory of caches of parsed messages and of the words of chunks; bounded"
+        about = "Memory of caches of parsed messages, token counts, chunks and their words; bounded"
         yield gauge("memd_cache_bytes", about, self._cache_bytes())
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, TypeVar
 
 import msgspec
 
+from memd.clock import steady_now
 from memd.conversation.conversation import TurnKey
 from memd.errors import MemdError
 from memd.telemetry.tasks import Tasks
@@ -42,27 +44,44 @@ FailedIds = tuple[str, ...]
 """The ids that could not be corrected."""
 
 
+class _Work:
+    """The corrections or notes of one request."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[Any] | None = None
+        self.ended_at = math.inf
+        """By `steady_now`; infinite until it has ended."""
+
+
 class IdempotencyKeys:
     """Outcomes by idempotency key. Use it on the event loop only."""
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: Tasks, retry_seconds: float) -> None:
+        """`retry_seconds`: how long the same request again counts as a retry."""
         self._tasks = tasks
-        self._outcomes: OrderedDict[Hashable, asyncio.Task[Any] | None] = OrderedDict()
+        self._retry_seconds = retry_seconds
+        self._works: OrderedDict[Hashable, _Work] = OrderedDict()
 
     def register(self, key: Hashable) -> None:
         """Note a request that arrived for the first time. Its corrections are not applied yet.
 
-        One that arrives so late that it counts as new joins the former, where that is still under way.
+        One that arrives so late that it counts as new joins the former, where that is still under way or ended a moment
+        ago: its client gave up on an answer that storing had kept waiting, and asks again.
         """
-        former = self._outcomes.get(key)
-        self._outcomes[key] = None if former is None or former.done() else former
-        self._outcomes.move_to_end(key)
-        if len(self._outcomes) > KEYS_MAX:
-            self._outcomes.popitem(last=False)
+        former = self._works.get(key)
+        if former is None or steady_now() - former.ended_at >= self._retry_seconds:
+            self.forget(key)
+
+    def forget(self, key: Hashable) -> None:
+        """Have the next request with this key applied, whatever came before."""
+        self._works[key] = _Work()
+        self._works.move_to_end(key)
+        if len(self._works) > KEYS_MAX:
+            self._works.popitem(last=False)
 
     def knows(self, key: Hashable) -> bool:
         """Whether the key is one of the latest `KEYS_MAX`."""
-        return key in self._outcomes
+        return key in self._works
 
     async def run_once(self, key: Hashable, apply: Callable[[], Coroutine[None, None, Outcome]]) -> Outcome:
         """Return the outcome of `apply`, which is called at the first request with this key only.
@@ -70,18 +89,20 @@ class IdempotencyKeys:
         Raises:
             MemdError: nothing was applied; the next request with this key tries again.
         """
-        task = self._outcomes.get(key)
-        if task is None:
-            task = self._outcomes[key] = self._tasks.spawn(_error_as_value(apply()), "correct")
-        outcome: Outcome | MemdError = await asyncio.shield(task)
+        work = self._works.setdefault(key, _Work())
+        if work.task is None:
+            work.task = self._tasks.spawn(_error_as_value(apply(), work), "correct")
+        outcome: Outcome | MemdError = await asyncio.shield(work.task)
         if isinstance(outcome, MemdError):
-            self.register(key)
+            self.forget(key)
             raise outcome
         return outcome
 
 
-async def _error_as_value(applying: Coroutine[None, None, Outcome]) -> Outcome | MemdError:
+async def _error_as_value(applying: Coroutine[None, None, Outcome], work: _Work) -> Outcome | MemdError:
     try:
         return await applying
     except MemdError as error:
         return error  # raised again in `run_once`, by whoever waits for it
+    finally:
+        work.ended_at = steady_now()

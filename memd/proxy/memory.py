@@ -19,8 +19,7 @@ from memd.proxy.correct import CorrectionResult, degraded
 from memd.proxy.receive import Received
 from memd.proxy.room import PromptRoom, remove_blocks
 from memd.recall import block
-from memd.recall.explained import ScoredChunk, scored_chunks
-from memd.recall.retrieve import Budget, Filters, Retriever
+from memd.recall.retrieve import Budget, Filters, Retrieved, Retriever
 from memd.recall.small_talk import is_small_talk
 from memd.settings.model import InjectionSettings
 from memd.telemetry.logging import Content
@@ -51,7 +50,8 @@ class Recalled(msgspec.Struct, frozen=True, kw_only=True):
     """See `Budget.block`."""
     note: str | None = None
     """See `Retrieved.note`."""
-    candidates: tuple[ScoredChunk, ...] = ()
+    retrieved: Retrieved | None = None
+    """For the receipt, which is made behind the answer; None where nothing was searched."""
     candidate_count: int | None = None
     fill_ratio: float = 0.0
     spans_ms: dict[str, float] = {}
@@ -228,7 +228,7 @@ class Memory:
         recalled = msgspec.structs.replace(
             asked,
             note=retrieved.note,
-            candidates=scored_chunks(retrieved),
+            retrieved=retrieved,
             candidate_count=len(retrieved.candidates),
             fill_ratio=retrieved.fill_ratio,
             spans_ms={"embed": retrieved.embed_ms, "search": retrieved.search_ms, "inject": retrieved.fill_ms},

@@ -13,14 +13,21 @@ from functools import partial
 
 import msgspec
 
+from memd.admin.background import BackgroundRoutes
+from memd.admin.conversations import ConversationRoutes
 from memd.admin.documents import DocumentRoutes
+from memd.admin.figures import FigureRoutes
+from memd.admin.imports import ImportRoutes
+from memd.admin.mcp_endpoint import McpEndpoint
 from memd.admin.proof import ProofRoutes
 from memd.admin.reads import LogRoutes, SearchRoutes
 from memd.admin.receipts import Receipts
 from memd.admin.routes import OwnRoutes
+from memd.admin.sources import SourceRoutes
 from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
 from memd.admin.topics import NamedTopics
 from memd.admin.turns import TurnRoutes
+from memd.admin.usage import UsageRoutes
 from memd.admin.views import ViewRoutes
 from memd.admin.writes import BackupRoutes, CorrectionRoutes, NoteRoutes
 from memd.admin.wrong_tokens import WrongTokens
@@ -30,7 +37,10 @@ from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.ingest.archiver import Archiver
 from memd.ingest.indexer import Indexer
+from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.sources.taking import DocumentTaker
+from memd.ingest.sources.tending import SourceTender
 from memd.ingest.topics import Topics
 from memd.proxy.addresses import Addresses
 from memd.proxy.correct import Corrector
@@ -42,9 +52,9 @@ from memd.proxy.receive import Receiver
 from memd.proxy.remember import Rememberer
 from memd.proxy.room import RoomMaker
 from memd.proxy.routing import Router
-from memd.proxy.side_requests import SideRequests
 from memd.proxy.turn import Forwarder, TurnRunner
 from memd.proxy.upstream.client import Upstream
+from memd.recall import echoes
 from memd.recall.rerank import Reranker
 from memd.recall.retrieve import Budget, Retriever
 from memd.settings.model import Config
@@ -69,6 +79,8 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     retriever: Retriever
     upstream: Upstream
     archiver: Archiver
+    taker: DocumentTaker
+    sources: SourceTender
     indexer: Indexer
     receipts: Receipts
     reader: RequestReader
@@ -90,8 +102,9 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes in the caches of parsed messages and of chunk terms."""
-        return self.reader.cache_bytes + self.store.terms_cache.bytes_held
+        """Bytes in the caches of parsed messages, their token counts, entries that were read, and words of chunks."""
+        recalled = self.store.terms_cache.bytes_held + self.retriever.read_before.bytes_held + echoes.cache_bytes()
+        return self.reader.cache_bytes + self.counter.cache_bytes + recalled
 
 
 async def make_parts(
@@ -105,25 +118,22 @@ async def make_parts(
 ) -> Daemon:
     """Make the parts, each with those that it needs; `stack` closes them in reverse."""
     metrics, events = Metrics(), Events()
-    tasks = Tasks(metrics)
-    upstream = Upstream(config, tasks)
-    stack.push_async_callback(upstream.close)
+    stack.push_async_callback((upstream := Upstream(config, tasks := Tasks(metrics))).close)
     writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-write")
     receipts = Receipts(_receipt_ring(config, store, redactor), writer, redactor, events)
     stack.callback(receipts.close)
     stack.callback(writer.shutdown, wait=True)
-    encoder = Encoder(embedder)
-    stack.callback(encoder.close)
-    indexer = Indexer(tasks, encoder.priority, config.retrieval, metrics)
-    stack.callback(indexer.close)
-    header, dates = config.injection.header, config.injection.dates == "day"
-    retriever = Retriever(encoder, config.retrieval, header=header, dates=dates, count=counter.count_again)
-    retriever.reranker = Reranker(config.rerank) if config.rerank.url else None
-    stack.callback(retriever.close)
+    stack.callback((encoder := Encoder(embedder)).close)
+    stack.callback((indexer := Indexer(tasks, encoder.priority, config.retrieval, metrics)).close)
+    stack.callback((retriever := _retriever(config, encoder, counter)).close)
     topics, speech = Topics(store, config, writer, redactor, counter.count), Speech(config.ingest.strip)
     stack.push_async_callback(topics.close)
+    cutter = Cutter(config.chunking, counter.count, redactor)
     archiver = Archiver(config, encoder, counter, tasks, indexer, redactor, metrics, events)
     stack.callback(archiver.close)
+    stack.callback((taker := DocumentTaker(archiver, encoder, cutter)).close)
+    sources = SourceTender(config, topics, taker, encoder.priority, tasks, events)
+    stack.push_async_callback(sources.close)
     return Daemon(
         addresses=addresses,
         config=config,
@@ -135,9 +145,11 @@ async def make_parts(
         retriever=retriever,
         upstream=upstream,
         archiver=archiver,
+        taker=taker,
+        sources=sources,
         indexer=indexer,
         receipts=receipts,
-        reader=_reader(config, redactor, speech),
+        reader=RequestReader(config, redactor, speech),
         speech=speech,
         events=events,
         metrics=metrics,
@@ -146,20 +158,29 @@ async def make_parts(
     )
 
 
-def _reader(config: Config, redactor: Redactor, speech: Speech) -> RequestReader:
-    side_requests = SideRequests(config.ingest.ignore, config.ingest.ignore_system)
-    token, history = config.auth.token, config.conversation.history
-    return RequestReader(config.limits, redactor, speech, side_requests, token=token, history=history)
+def _retriever(config: Config, encoder: Encoder, counter: TokenCounter) -> Retriever:
+    header, dates = config.injection.header, config.injection.dates == "day"
+    retriever = Retriever(encoder, config.retrieval, header=header, dates=dates, count=counter.count_again)
+    retriever.reranker = Reranker(config.rerank) if config.rerank.url else None
+    return retriever
 
 
 def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) -> Router:
     """Build the steps of a turn and the router."""
     config, counter, archiver, metrics = daemon.config, daemon.counter, daemon.archiver, daemon.metrics
-    idempotency, is_synced = IdempotencyKeys(daemon.tasks), config.buffer.journal_fsync == "always"
+    idempotency = IdempotencyKeys(daemon.tasks, config.injection.freeze_seconds)
+    is_synced = config.buffer.journal_fsync == "always"
     forwarder = Forwarder(daemon.upstream, config.limits.capture_bytes_max)
     turns = TurnRunner(
         daemon.topics,
-        Receiver(daemon.topics, counter, idempotency, daemon.speech, config.injection.freeze_seconds),
+        Receiver(
+            daemon.topics,
+            counter,
+            idempotency,
+            daemon.speech,
+            config.injection.freeze_seconds,
+            global_topics=config.retrieval.global_topics,
+        ),
         Corrector(idempotency, daemon.topics, daemon.encoder, archiver, metrics),
         RoomMaker(config.buffer, config.injection, daemon.upstream, counter, archiver),
         Memory(config.injection, config.retrieval.timeout_ms / 1000, daemon.retriever, counter),
@@ -216,6 +237,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> Own
         topics,
         daemon.upstream,
         daemon.redactor,
+        daemon.tasks,
         lambda: daemon.cache_bytes,
         model_url=model_url,
         own_url=own_url,
@@ -232,13 +254,20 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> Own
             LogRoutes(named, daemon.receipts, config.data_dir, files),
             ViewRoutes(named),
             TurnRoutes(daemon.receipts, named, daemon.retriever, daemon.counter),
+            ConversationRoutes(named, daemon.receipts),
+            UsageRoutes(daemon.receipts),
+            FigureRoutes(named, daemon.receipts),
+            BackgroundRoutes(daemon.encoder.priority, daemon.sources.resume),
             LiveRoutes(daemon.events, partial(exposition, daemon.metrics, _gauges_of(daemon), daemon.upstream)),
             NoteRoutes(named, daemon.archiver),
-            DocumentRoutes(named, daemon.archiver, daemon.encoder),
+            DocumentRoutes(named, daemon.taker, daemon.sources),
+            SourceRoutes(named, daemon.sources),
+            ImportRoutes(named, daemon.archiver, daemon.speech, daemon.store.observe_canonical_id),
             CorrectionRoutes(named, daemon.encoder, daemon.archiver),
             BackupRoutes(config.data_dir, files),
             ProofRoutes(secret, daemon.addresses.local),
         ),
+        McpEndpoint(daemon.addresses.local, config).answer,
     )
 
 

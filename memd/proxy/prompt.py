@@ -6,7 +6,7 @@ the request; `offset` and the leading system messages are the difference between
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from memd.conversation.conversation import Conversation
 from memd.messages import RESULT_ROLES, ROOT_DIGEST, Block, BlockChunk, Message
@@ -26,7 +26,9 @@ class Prompt:
         self._lead = lead
         self.standing_tokens = standing_tokens
         """Raw tokens of the leading system messages and the tool definitions."""
-        users = [position for position in self._visible() if self._opens_turn(position)]
+        self._has_attachments = any(message.attachments for message in self._request.messages)
+        self._listed: tuple[int, list[int], int] = -1, [], 0
+        users = self._openings()
         self.turn_position = max(users, default=None)
         """Where the open turn begins; None if no user message is visible."""
         self._user_positions = {self.conversation.messages[position].digest: position for position in users}
@@ -81,7 +83,7 @@ class Prompt:
 
     def attachments(self) -> int:
         """The images in the prompt, whose tokens differ from model to model."""
-        if not any(message.attachments for message in self._request.messages):
+        if not self._has_attachments:
             return 0
         return sum(len(self._message(position).attachments) for position in self._visible())
 
@@ -122,21 +124,21 @@ class Prompt:
 
     def history_tokens(self) -> int:
         """Raw tokens of the visible messages."""
-        conversation, head = self.conversation, self._arrival.head
-        counted = [conversation.tokens_at(p) if p >= head else conversation.messages[p].tokens for p in self._visible()]
-        return sum(counted)
+        self._visible()
+        return self._listed[2]
 
     def body(self, placement: Placement | None) -> bytes:
         """Encode the body to forward; `placement` None leaves all memory out."""
         insertions = []
         if placement is not None:
             insertions = [Insertion(self._index(position), block.text) for position, block in self.blocks()]
-        visible = self._visible()
-        shown = {self._index(position) for position in visible if position not in self._mended.covered}
-        shown |= {self._index(position) - 1 for position in self._mended.unanswered if position in visible[1:]}
-        gone = [index for index in range(self._lead, len(self._request.messages)) if index not in shown]
-        lines = self.conversation.lines
-        replaced = {self._index(position): lines[position].text for position in visible if position in lines}
+        visible, gone, replaced = self._visible(), list[int](), dict[int, str]()
+        if len(visible) < len(self._request.messages) - self._lead or self._mended.covered:
+            shown = {self._index(position) for position in visible if position not in self._mended.covered}
+            shown |= {self._index(position) - 1 for position in self._mended.unanswered if position in visible[1:]}
+            gone = [index for index in range(self._lead, len(self._request.messages)) if index not in shown]
+        if lines := self.conversation.lines:
+            replaced = {self._index(position): lines[position].text for position in visible if position in lines}
         return self._api.encode(
             self._request,
             leave_out=gone,
@@ -146,12 +148,21 @@ class Prompt:
         )
 
     def _visible(self) -> list[int]:
-        """The positions of the visible messages: a head that the client keeps, and those that did not leave."""
-        first = self._arrival.offset + self._arrival.head
-        behind = (position for position in self.conversation.visible_positions(self._arrival.end) if position >= first)
-        visible = [*range(self._arrival.head), *behind]
-        hidden = self._mended.hidden
-        return [position for position in visible if position not in hidden] if hidden else visible
+        """The positions of the visible messages: a head that the client keeps, and those that did not leave.
+
+        Listed, with their tokens, only where that may have changed: there are thousands, and a request asks ten times.
+        """
+        conversation, head = self.conversation, self._arrival.head
+        if self._listed[0] != conversation.changes:
+            first, hidden = self._arrival.offset + head, self._mended.hidden
+            behind = [position for position in conversation.visible_positions(self._arrival.end) if position >= first]
+            kept: Sequence[int] = range(head)
+            if hidden:
+                behind = [position for position in behind if position not in hidden]
+                kept = [position for position in kept if position not in hidden]
+            tokens = conversation.tokens_of(behind) + sum([conversation.messages[position].tokens for position in kept])
+            self._listed = conversation.changes, [*kept, *behind], tokens
+        return self._listed[1]
 
     def _newest_first(self) -> Iterator[Message]:
         """The visible messages; all that the client sent where its user message is a result: the task may have left."""
@@ -159,8 +170,14 @@ class Prompt:
             return reversed(self._request.messages)
         return (self._message(position) for position in reversed(self._visible()))
 
-    def _opens_turn(self, position: int) -> bool:
-        return self._message(position).opens_turn and position not in self._mended.covered
+    def _openings(self) -> list[int]:
+        """The positions of the visible messages that open a turn."""
+        visible, messages = self._visible(), self._request.messages
+        if self._mended.unanswered or self._mended.covered:
+            covered = self._mended.covered
+            return [p for p in visible if p not in covered and messages[self._index(p)].opens_turn]
+        head, kept, behind = self._arrival.head, self._lead, self._lead - self._arrival.offset
+        return [p for p in visible if messages[p + (behind if p >= head else kept)].opens_turn]
 
     def _is_visible(self, position: int) -> bool:
         is_sent = position >= self._arrival.offset + self._arrival.head
@@ -172,4 +189,5 @@ class Prompt:
     def _index(self, position: int) -> int:
         if position < self._arrival.head:
             return self._lead + position
-        return self._lead + position - self._arrival.offset + self._mended.shift(position)
+        shift = self._mended.shift(position) if self._mended.unanswered else 0
+        return self._lead + position - self._arrival.offset + shift

@@ -14,12 +14,12 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from memd.admin.access import forwarding_header, is_from_foreign_page
-from memd.entries import DEFAULT_TOPIC_ID
-from memd.errors import BadRequestBody
+from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
+from memd.errors import BadRequestBody, BadTopicId
 from memd.ingest.redaction.redactor import Redactor
 from memd.proxy.relay import forwarded_headers
 from memd.proxy.side_requests import SideRequests
-from memd.settings.model import LimitsSettings
+from memd.settings.model import Config, LimitsSettings
 from memd.speech import Speech
 from memd.telemetry.request_log import record_of
 from memd.wire.api import Api
@@ -33,12 +33,19 @@ Mode = Literal["full", "readonly", "off"]
 MODES: tuple[Mode, ...] = ("full", "readonly", "off")
 
 MODE_HEADER = "X-Memory-Mode"
+TOPIC_HEADER = "X-Memory-Topic"
 SESSION_HEADER = "X-Memory-Session"
 HISTORY_HEADER = "X-Memory-History"
+BAD_TOPIC = "bad-topic"
+"""The status of a request whose header names a topic that cannot be."""
 SESSION_CHARACTERS_MAX = 256
 THIN_SESSION = "history: daemon"
 """The session of a thin client (one that sends only what is new) that names none: one conversation per topic."""
 CREDENTIALS = ("Authorization", "X-Api-Key")
+
+
+TopicFrom = Literal["memory_in", "header", "path"]
+"""Who named a request's topic; a path that names none is that of the default topic."""
 
 
 class Plain(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +74,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     request: ModelRequest
     mode: Mode
     topic_id: str
+    topic_from: TopicFrom
     session: str | None
     """The client's name of the conversation."""
     is_thin: bool
@@ -93,28 +101,16 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 class RequestReader:
     """Reads requests; keeps parsed messages, because clients send their history again and again."""
 
-    def __init__(
-        self,
-        limits: LimitsSettings,
-        redactor: Redactor,
-        speech: Speech,
-        side_requests: SideRequests,
-        *,
-        token: str,
-        history: str,
-    ) -> None:
-        """
-        Args:
-            speech: finds what was said in a message.
-            token: the setting `auth.token`.
-            history: `conversation.history`, for requests that do not say who keeps it.
-        """
-        self._limits = limits
-        self._token = token
-        self._history = history
+    def __init__(self, config: Config, redactor: Redactor, speech: Speech) -> None:
+        """`speech`: finds what was said in a message."""
+        self._limits = config.limits
+        self._token = config.auth.token
+        self._history = config.conversation.history
+        self._topic_headers = [name for name in (TOPIC_HEADER, config.topics.header) if name]
+        self._session_headers = [name for name in (SESSION_HEADER, config.conversation.header) if name]
         self._redactor = redactor
         self._cache = MessageCache(speech=speech)
-        self._side_requests = side_requests
+        self._side_requests = SideRequests(config.ingest.ignore, config.ingest.ignore_system)
 
     @property
     def cache_bytes(self) -> int:
@@ -161,7 +157,8 @@ class RequestReader:
             return Plain(turn_id=turn_id, target=target, headers=headers, body=body, mode=mode, status="none")
         memory_in, history = request.memory_in, client.headers.get(HISTORY_HEADER, self._history)
         is_thin = history.strip().lower() == "daemon"
-        session = self._redactor.identifier(client.headers.get(SESSION_HEADER, "")[:SESSION_CHARACTERS_MAX])
+        session = self._redactor.identifier(_first_of(client, self._session_headers)[:SESSION_CHARACTERS_MAX])
+        topic_id, topic_from = self._topic(client, memory_in, path_topic)
         asked = Asked(
             turn_id=turn_id,
             api=api,
@@ -169,12 +166,20 @@ class RequestReader:
             headers=headers,
             request=request,
             mode=mode,
-            topic_id=(memory_in.topic_id if memory_in is not None else None) or path_topic or DEFAULT_TOPIC_ID,
+            topic_id=topic_id,
+            topic_from=topic_from,
             session=session or (THIN_SESSION if is_thin else None),
             is_thin=is_thin,
         )
-        refusal = self._refusal(request, turn_id)
+        refusal = self._refusal(request, turn_id) or _bad_topic(asked)
         return asked if refusal is None else asked.without_memory(refusal)
+
+    def _topic(self, client: web.Request, memory_in: MemoryIn | None, path_topic: str | None) -> tuple[str, TopicFrom]:
+        """The topic that a request names, the most particular first, and where."""
+        if memory_in is not None and memory_in.topic_id is not None:
+            return memory_in.topic_id, "memory_in"
+        named = _first_of(client, self._topic_headers)
+        return (named, "header") if named else (path_topic or DEFAULT_TOPIC_ID, "path")
 
     def _refusal(self, request: ModelRequest, turn_id: str) -> str | None:
         """The status of a request that memory has no part in, None if it has."""
@@ -183,6 +188,23 @@ class RequestReader:
             log.warning("a request goes on without memory", extra={"turn": turn_id, "problem": problem})
             return "bad-memory-in"
         return "none" if self._side_requests.includes(request) else None
+
+
+def _first_of(client: web.Request, names: list[str]) -> str:
+    """The value of the first of these headers that has one."""
+    return next((value for name in names if (value := client.headers.get(name, "").strip())), "")
+
+
+def _bad_topic(asked: Asked) -> str | None:
+    """The status of a request whose header names no topic: stored elsewhere, one user's words would be another's."""
+    if asked.topic_from != "header":
+        return None
+    try:
+        checked_topic_id(asked.topic_id)
+    except BadTopicId as error:
+        log.warning("a request goes on without memory", extra={"turn": asked.turn_id, "problem": f"{error} (header)"})
+        return BAD_TOPIC
+    return None
 
 
 def _exceeded_limit(memory_in: MemoryIn | None, limits: LimitsSettings) -> str | None:

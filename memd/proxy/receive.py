@@ -73,13 +73,20 @@ class Receiver:
         idempotency: IdempotencyKeys,
         speech: Speech,
         freeze_seconds: float,
+        *,
+        global_topics: tuple[str, ...] = (),
     ) -> None:
-        """`freeze_seconds`: how long the same request again counts as a retry."""
+        """
+        Args:
+            freeze_seconds: how long the same request again counts as a retry.
+            global_topics: related to every topic.
+        """
         self._speech = speech
         self._topics = topics
         self._counter = counter
         self._idempotency = idempotency
         self._freeze_seconds = freeze_seconds
+        self._global_topics = global_topics
 
     async def receive(self, asked: Asked, topic: Topic) -> Received:
         """Find or open the conversation, and append what is new in it.
@@ -126,8 +133,9 @@ class Receiver:
 
     async def _related(self, request: ModelRequest, own: Topic) -> tuple[Topic, ...]:
         """The related topics that exist, each once."""
-        ids = [] if request.memory_in is None else request.memory_in.related_topic_ids
-        found = [await self._topics.existing(topic_id) for topic_id in dict.fromkeys(ids) if topic_id != own.id]
+        named = () if request.memory_in is None else request.memory_in.related_topic_ids
+        ids = dict.fromkeys((*named, *self._global_topics))
+        found = [await self._topics.existing(topic_id) for topic_id in ids if topic_id != own.id]
         return tuple(topic for topic in found if topic is not None)
 
     async def _count_messages(self, request: ModelRequest) -> list[int]:

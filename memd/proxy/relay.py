@@ -15,13 +15,13 @@ from multidict import CIMultiDict, MultiMapping
 
 from memd.admin.access import headers_with_token
 from memd.admin.http import Take, body_parts
-from memd.errors import UpstreamError
 from memd.proxy.cross_origin import let_page_read_own_headers
 from memd.proxy.header_bytes import decoded, printable, serialized
+from memd.proxy.passing import BrokenAnswer, Passing, parts_of
 from memd.proxy.upstream.client import HOP_BY_HOP, NOT_FORWARDED, Upstream
 from memd.proxy.upstream.connection import Interim
 from memd.proxy.upstream.refusals import BODY_BYTES_MAX as REFUSAL_BYTES_MAX
-from memd.telemetry.request_log import RequestRecord, record_of
+from memd.telemetry.request_log import record_of
 from memd.wire.api import Api
 from memd.wire.capture import Reply
 from memd.wire.reply_stream import ReplyStream
@@ -30,7 +30,7 @@ from memd.wire.sideband import MemoryOut, splice_memory_out_json
 log = logging.getLogger("memd")
 
 NO_REPLY = Reply(message=None)
-OWN_REQUEST_HEADERS = ("x-memory-mode", "x-memory-session", "x-memory-history", "x-memory-token")
+OWN_REQUEST_HEADERS = ("x-memory-mode", "x-memory-topic", "x-memory-session", "x-memory-history", "x-memory-token")
 READ_WHOLE_BYTES_MAX = 4 << 20
 """A body up to this size that passes through is read whole and then forwarded; a larger one is streamed. Streaming is
 slower (1.5 times for 2 MB from one client: bench/NOTES.md, 2026-11-22), and a streamed body cannot be sent again when
@@ -84,16 +84,16 @@ async def relay(
     """Stream an answer back unread."""
     response = prepared(answer, extra, body_changes=False)
     await response.prepare(request)
-    return await _pass_on(request, response, parts_of(answer, record_of(request)))
+    passing = Passing(request, response, answer)
+    return await _pass_on(passing, request, response, parts_of(answer, record_of(request)))
 
 
 async def _pass_on(
-    request: web.Request, response: web.StreamResponse, parts: AsyncIterator[bytes]
+    passing: Passing, request: web.Request, response: web.StreamResponse, parts: AsyncIterator[bytes]
 ) -> web.StreamResponse:
     """Send the (rest of the) body of a response that has begun."""
     try:
-        async for part in parts:
-            await response.write(part)
+        await passing.run(parts)
     except BrokenAnswer as error:
         break_off(request, error)
         return response
@@ -134,30 +134,6 @@ def media_type_of(answer: aiohttp.ClientResponse) -> str:
 def encoding_of(answer: aiohttp.ClientResponse) -> str:
     """The content coding, in lower case."""
     return answer.headers.get("Content-Encoding", "identity").strip().lower()
-
-
-class BrokenAnswer(UpstreamError):
-    """The upstream died in the middle of an answer."""
-
-
-async def parts_of(answer: aiohttp.ClientResponse, record: RequestRecord, read: bytes = b"") -> AsyncIterator[bytes]:
-    """Yield an answer's body as it arrives, after what has been `read` of it already.
-
-    Raises:
-        BrokenAnswer: the connection ended before the body did.
-    """
-    if read:
-        record.note_answer_start()
-        yield read
-    while True:
-        try:
-            part = await answer.content.readany()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise BrokenAnswer(type(error).__name__) from error  # its message quotes the bytes that could not be parsed
-        record.note_answer_start()
-        if not part:
-            return
-        yield part
 
 
 class ModelRelay:
@@ -220,13 +196,16 @@ class ModelRelay:
         stream = self._stream = self._api.new_stream(self._bytes_max, out)
         response = prepared(self._answer, extra, body_changes=out is not None)
         await response.prepare(self._request)
+        passing = Passing(
+            self._request,
+            response,
+            self._answer,
+            look=stream.feed,
+            is_due=lambda: self._keep is not None and stream.may_be_over and stream.finished,
+            pause=self._keep_reply,
+        )
         try:
-            async for part in self._parts():
-                passed = stream.feed(part)
-                if self._keep is not None and stream.finished:
-                    await self._keep_reply()
-                if passed:
-                    await response.write(passed)
+            await passing.run(self._parts())
         except BrokenAnswer as error:
             self._broken = True
             await _write_held(response, stream)
@@ -258,7 +237,8 @@ class ModelRelay:
             response = prepared(self._answer, extra, body_changes=False)
             await response.prepare(self._request)
             await response.write(read)
-            return await _pass_on(self._request, response, parts)
+            passing = Passing(self._request, response, self._answer)
+            return await _pass_on(passing, self._request, response, parts)
         body = bytes(read)
         if self._answer.status == 200:
             self._whole = self._api.parse_reply(body)
@@ -284,7 +264,12 @@ def prepared(answer: aiohttp.ClientResponse, extra: list[tuple[str, str]], *, bo
 
 
 class Relayed(web.StreamResponse):
-    """A relayed answer: its headers are the upstream's and memd's, none of aiohttp's."""
+    """A relayed answer: its headers are the upstream's and memd's, none of aiohttp's.
+
+    They are sent with the first bytes that are written, which may be none.
+    """
+
+    _send_headers_immediately = False
 
     def __init__(self, *, status: int, reason: str | None, headers: CIMultiDict[str]) -> None:
         super().__init__(status=status, reason=reason, headers=headers)

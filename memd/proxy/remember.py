@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -24,6 +25,7 @@ from memd.ingest.archiver import Archiver
 from memd.proxy.memory import Recalled, SettledPrompt
 from memd.proxy.receive import Received
 from memd.proxy.room import PromptRoom, count
+from memd.recall.explained import scored_chunks
 from memd.speech import Speech
 from memd.telemetry.tasks import Tasks
 from memd.wire.api import Placement
@@ -125,11 +127,19 @@ class Rememberer:
         if not received.is_traced:
             return
         conversation = answered.kept or self.keep_reply(received, answered.shown, reply)
-        self._archiver.cut_later(topic)
+        self._archiver.cut_later(topic, conversation)
         await topic.save(sync=self._is_synced)
         visible = conversation.visible_tokens()  # without blocks: those of earlier turns leave before history does
         if drift.drifted(model, visible) > room.thresholds.soft:
             self._archiver.compact_later(topic, conversation)
+
+    def _told(self, reply: Reply) -> dict[str, Any]:
+        """The members of a receipt that come from the reply."""
+        told: dict[str, Any] = {} if reply.usage is None else msgspec.structs.asdict(reply.usage)
+        if reply.message is not None:
+            message = self._speech.heard(reply.message)
+            told["reply"], told["calls"] = message.said, tuple(call.name for call in message.tool_calls)
+        return {**told, "interrupted": reply.message is not None and reply.message.interrupted, "error": reply.error}
 
     def _receipt(
         self, received: Received, recalled: Recalled, answered: Answered, spans_ms: Mapping[str, float]
@@ -156,11 +166,13 @@ class Rememberer:
             http_status=answered.http_status,
             is_step=received.is_step,
             is_retry=received.is_retry,
+            **_place(received),
             asked=next(prompt.user_texts(), ""),
+            **self._told(reply),
             question=recalled.question,
             filter=received.request.wanted,
             note=recalled.note,
-            candidates=recalled.candidates,
+            candidates=() if recalled.retrieved is None else scored_chunks(recalled.retrieved),
             budget_tokens=recalled.budget_tokens,
             room_tokens=recalled.room_tokens,
             block=None if block is None else block.text,
@@ -175,9 +187,13 @@ class Rememberer:
             corrections=() if memory_in is None else tuple(memory_in.corrections),
             signals=tuple(msgspec.to_builtins(signal) for signal in shown.signals),
             timings_ms={name: round(value, 3) for name, value in timings_ms.items()},
-            prompt_tokens=None if reply.usage is None else reply.usage.prompt_tokens,
-            cached_tokens=None if reply.usage is None else reply.usage.cached_tokens,
-            completion_tokens=None if reply.usage is None else reply.usage.completion_tokens,
-            interrupted=reply.message is not None and reply.message.interrupted,
-            error=reply.error,
         )
+
+
+def _place(received: Received) -> dict[str, Any]:
+    """The members of a receipt that say where its turn stands; a conversation's copy stands for that conversation."""
+    prompt, conversation = received.prompt, received.prompt.conversation
+    name, branched = conversation.id, conversation.origin
+    if not received.is_traced:
+        name, branched = "" if branched is None or branched[0] == name else branched[0], None
+    return {"conversation": name, "position": prompt.turn_position or 0, "branched": branched}

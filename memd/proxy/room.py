@@ -114,7 +114,7 @@ class RoomMaker:
         request = received.request
         known = await self._upstream.window(request.model, received.asked.credentials)
         return window.thresholds(
-            window=known.tokens,
+            window=request.window or known.tokens,
             counts_reply=known.counts_reply,
             max_tokens=request.max_tokens,
             standing_tokens=self._standing_tokens(received),

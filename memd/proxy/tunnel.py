@@ -91,6 +91,7 @@ class _Switched(Relayed):
     """The upstream's agreement; what follows has no framing of HTTP's."""
 
     _length_check = False
+    _send_headers_immediately = True
 
     def __init__(self, answer: aiohttp.ClientResponse) -> None:
         kept = ((name, value) for name, value in decoded(answer.raw_headers) if name.lower() not in HOP_BY_HOP)

@@ -27,7 +27,7 @@ from memd.ingest.topics import Topics
 from memd.proxy.beginning import Beginning, read_beginning
 from memd.proxy.correct import CorrectionResult, Corrector
 from memd.proxy.memory import Memory, Recalled, SettledPrompt, forget_blocks, without_blocks
-from memd.proxy.reading import Asked, Plain
+from memd.proxy.reading import BAD_TOPIC, Asked, Plain
 from memd.proxy.receive import Received, Receiver
 from memd.proxy.relay import NO_REPLY, ModelRelay, interim_to, read_refusal, relay
 from memd.proxy.remember import Answered, Rememberer
@@ -140,12 +140,12 @@ class TurnRunner:
                 self._tasks.spawn(work, "remember")
 
     async def _answer_without_topic(self, client: web.Request, asked: Asked, error: BadTopicId) -> web.StreamResponse:
-        """Answer a request whose topic cannot be: in the path that is an error, in memory_in it costs the memory."""
-        memory_in = asked.request.memory_in
-        if memory_in is None or memory_in.topic_id is None:
+        """Answer a request whose topic cannot be: in the path that is an error, elsewhere it costs the memory."""
+        if asked.topic_from == "path":
             return error_response(400, f"memd: {error}", "invalid_request_error", asked.api)
-        log.warning("a request goes on without memory", extra={"problem": error})
-        return await self._forwarder.without_memory(client, asked.without_memory("bad-memory-in"))
+        log.warning("a request goes on without memory", extra={"turn": asked.turn_id, "problem": error})
+        status = "bad-memory-in" if asked.topic_from == "memory_in" else BAD_TOPIC
+        return await self._forwarder.without_memory(client, asked.without_memory(status))
 
     async def _prepare(
         self, received: Received, corrected: CorrectionResult, record: RequestRecord | None = None

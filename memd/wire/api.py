@@ -1,4 +1,4 @@
-"""The contract that each API of a model server implements: chat completions, responses, Anthropic's messages.
+"""The contract that each API of a model server implements: chat completions, responses, Anthropic's, Ollama's.
 
 Rule: an API is stateless and pure. Code outside an API's own folder never asks which API it has; `registry.py` lists
 them all.

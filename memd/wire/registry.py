@@ -8,9 +8,10 @@ from __future__ import annotations
 from memd.wire.anthropic.api import ANTHROPIC
 from memd.wire.api import Api
 from memd.wire.chat.api import CHAT
+from memd.wire.ollama.api import OLLAMA
 from memd.wire.responses.api import RESPONSES
 
-APIS: tuple[Api, ...] = (CHAT, RESPONSES, ANTHROPIC)
+APIS: tuple[Api, ...] = (CHAT, RESPONSES, ANTHROPIC, OLLAMA)
 """No `path` ends like another, and each `name` is unique."""
 
 

@@ -9,6 +9,8 @@ What passes without a change is read later, in one go: pieces that come one by o
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Protocol
 
 from memd.wire.capture import Capture, Reply
@@ -18,6 +20,12 @@ from memd.wire.sse import EVENT_BYTES_MAX, SseEvent, SseParser, SseRun
 _WHITE_SPACE = b" \t"
 _UNREAD_BYTES_MAX = 16 * 1024
 """As much as the parser reads in one run."""
+_MAY_END = re.compile(
+    rb'_reason"\s*:\s*"|"done"\s*:\s*true|message_stop|\[DONE]|response\.(?:completed|incomplete|failed)'
+)
+"""The events with which replies end, of any API, have one of these."""
+_MAY_END_BYTES_MAX = 64
+"""It is found across parts where it is no longer than this."""
 
 
 class EventParser(Protocol):
@@ -26,7 +34,7 @@ class EventParser(Protocol):
     held_from: int
     skipped: int
 
-    def feed(self, data: bytes) -> list[SseEvent | SseRun]:
+    def feed(self, data: bytes) -> Sequence[SseEvent | SseRun]:
         """Parse the next bytes; return the events that they complete."""
 
 
@@ -47,6 +55,9 @@ class ReplyStream:
         self._member = b"" if out is None else b',"memory_out":' + encode_memory_out(out)
         self._is_passing = out is None
         self._unread = bytearray()  # passed already
+        self._latest = b""  # the last bytes that came
+        self.may_be_over = False
+        """Whether a look at `finished`, which has to read what has passed, may find that the reply is."""
         self._held = bytearray()
         self._held_from = 0  # stream offset of the first held byte
 
@@ -69,6 +80,10 @@ class ReplyStream:
 
     def feed(self, part: bytes) -> bytes:
         """Read the next bytes of the stream; return the bytes to send to the client now."""
+        if not self.may_be_over:
+            self._latest += part
+            self.may_be_over = _MAY_END.search(self._latest) is not None
+            self._latest = self._latest[-_MAY_END_BYTES_MAX:]
         if self._is_passing:
             self._unread += part
             if len(self._unread) >= _UNREAD_BYTES_MAX:

@@ -56,6 +56,8 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     max_tokens: int | None
     """The bound of the reply; None if it has none."""
+    window: int | None = None
+    """The window that it asks for itself, in tokens (Ollama's `num_ctx`); None: the model's."""
     instructions: str
     """The text of the system prompt: of a member of its own, if the API has one, and the leading system messages."""
     standing_text: str

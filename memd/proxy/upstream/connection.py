@@ -60,6 +60,8 @@ attempt_of_task: ContextVar[Attempt] = ContextVar("attempt_of_task")
 class UpstreamConnection(ResponseHandler):
     """One connection, used for one request after another."""
 
+    on_received: Callable[[], None] | None = None
+    """Called when more of a body came, it ended or broke off."""
     _attempt: Attempt | None = None
     _is_in_head = False
 
@@ -77,10 +79,17 @@ class UpstreamConnection(ResponseHandler):
             self._attempt.received_bytes += len(data)
         super().data_received(data)
         attempt = self._attempt
+        if data:
+            self._tell()
         if not self._is_in_head or attempt is None or self.exception() is not None:
             return
         if attempt.received_bytes > attempt.header_bytes_max:
             self._fail(LineTooLong(b"the head", attempt.header_bytes_max))
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Go on where reading was paused: aiohttp calls this for every part of a body, and parses nothing."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
 
     def feed_data(self, data: Any, size: int = 0) -> None:
         """Take a parsed head: aiohttp drops those before the real one."""
@@ -103,6 +112,11 @@ class UpstreamConnection(ResponseHandler):
         if exc is not None and self._payload is not None and not self._payload.is_eof():
             self._payload.set_exception(aiohttp.ClientPayloadError("the connection broke"))
         super().connection_lost(exc)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.on_received is not None:
+            self.on_received()
 
     def _fail(self, error: HttpProcessingError) -> None:
         """Take the answer for unreadable, and read nothing more."""
@@ -116,6 +130,7 @@ class UpstreamConnection(ResponseHandler):
         super().set_exception(exc, *([] if exc_cause is None else [exc_cause]))
         if payload is not None and isinstance(exc, HttpProcessingError) and not payload.is_eof():
             payload.set_exception(aiohttp.ClientPayloadError("the body cannot be read any further"))
+        self._tell()
 
 
 class UpstreamConnector(aiohttp.TCPConnector):

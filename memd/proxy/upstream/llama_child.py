@@ -94,7 +94,9 @@ def _serve(model: str) -> None:
     try:
         import xllamacpp
     except ImportError:
-        sys.exit("memd: --model needs llama.cpp: pip install 'memd[llama]' (or start llama-server and use --upstream)")
+        sys.exit(
+            "memd: --model needs llama.cpp: pip install 'memd-proxy[llama]' (or start llama-server and use --upstream)"
+        )
     threading.Thread(target=_end_with_parent, daemon=True).start()
     parameters = xllamacpp.CommonParams()
     parameters.model.path = model

@@ -39,6 +39,8 @@ class ChatApi:
     path = "/chat/completions"
     count_path = "/v1/chat/completions/input_tokens"
     stream_type = "text/event-stream"
+    block_role = "developer"
+    """The role of a block that is a message of its own."""
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""
@@ -65,7 +67,7 @@ class ChatApi:
         insertions: Sequence[Insertion] = (),
         placement: Placement = "separate",
     ) -> bytes:
-        """See `Api.encode`. 'separate': a developer message of its own. 'merged': in front of the message's content."""
+        """See `Api.encode`. 'separate': a message of its own, of `block_role`. 'merged': in front of the content."""
         if request.original is not None and not leave_out and not insertions and not replaced:
             return request.original
         left_out = frozenset(leave_out)
@@ -79,7 +81,7 @@ class ChatApi:
                 first, *others = elements_of(raw)
                 messages += [with_text_in_front(first, "\n\n".join(blocks)), *others]
                 continue
-            messages += [Raw(msgspec.json.encode({"role": "developer", "content": text})) for text in blocks]
+            messages += [Raw(msgspec.json.encode({"role": self.block_role, "content": text})) for text in blocks]
             messages.append(with_content(raw, replaced[position]) if position in replaced else raw)
         return encode_body(request, "messages", messages)
 

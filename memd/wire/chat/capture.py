@@ -5,6 +5,7 @@ Rule: as in `wire/capture.py`. `message.py` parses the client's echo into the sa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -198,15 +199,16 @@ def parse_reply(body: bytes) -> Reply:
     finish_reason: str | None = None
     for choice in answer.choices or ():
         if choice.index == 0 and bytes(choice.message):
-            message = _assistant_message(choice.message)
+            message = assistant_message(choice.message)
             finish_reason = _text(choice.finish_reason) or None
             break
     return Reply(message, _usage(answer), finish_reason, error_text(answer.error))
 
 
-def _assistant_message(raw: Raw) -> Message | None:
+def assistant_message(raw: Raw, parse: Callable[[Raw], Message] = parse_message) -> Message | None:
+    """Read the message of a whole answer; None if it is none."""
     try:
-        message = parse_message(raw)
+        message = parse(raw)
     except BadRequestBody:
         return None
     return message if message.role else msgspec.structs.replace(message, role="assistant")

@@ -12,7 +12,7 @@ The results tell what belongs together: only calls that are answered right behin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any
 
 import msgspec
@@ -56,6 +56,8 @@ _elements_decoder = msgspec.json.Decoder(list[Raw])
 def grouped(elements: Sequence[Raw]) -> list[Raw]:
     """Join the elements of one answer, their JSON texts separated by commas; all others stay alone."""
     marked = [b'"assistant"' in bytes(element) for element in elements]  # quick: most clients have no two in a row
+    if not any(first and second for first, second in pairwise(marked)):
+        return list(elements)
     groups: list[Raw] = []
     run: list[Raw] = []  # of the assistant's elements
     for position, element in enumerate(elements):

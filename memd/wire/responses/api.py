@@ -31,7 +31,7 @@ from memd.wire.request import (
     top_level,
 )
 from memd.wire.responses.capture import ResponsesCapture, parse_reply
-from memd.wire.responses.items import block_item, encode_items, is_of_assistant, item_of_string, parse_items
+from memd.wire.responses.items import block_item, encode_items, grouped, item_of_string, parse_items
 from memd.wire.sideband import MemoryOut
 
 _HELD_ELSEWHERE = ("previous_response_id", "conversation")
@@ -124,16 +124,7 @@ def _raw_messages(members: Mapping[str, Raw]) -> list[Raw]:
     """Group the items of `input` by message: those of one assistant message together; a string is a message."""
     if is_string(members.get("input", Raw())):
         return [members["input"]]
-    groups: list[list[bytes]] = []
-    follows_assistant = False
-    for raw in objects_in(members, "input"):
-        of_assistant = is_of_assistant(raw)
-        if of_assistant and follows_assistant:
-            groups[-1].append(bytes(raw))
-        else:
-            groups.append([bytes(raw)])
-        follows_assistant = of_assistant
-    return [Raw(b",".join(group)) for group in groups]
+    return grouped(objects_in(members, "input"))
 
 
 RESPONSES = ResponsesApi()

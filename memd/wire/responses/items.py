@@ -60,6 +60,24 @@ def is_of_assistant(raw: Raw | bytes) -> bool:
     return not kind.endswith("_output")
 
 
+def grouped(items: Iterable[Raw]) -> list[Raw]:
+    """Join the items of each message, their JSON texts separated by commas: the assistant's between two others.
+
+    Raises:
+        BadRequestBody: one is not a JSON object.
+    """
+    groups: list[list[bytes]] = []
+    follows_assistant = False
+    for raw in items:
+        of_assistant = is_of_assistant(raw)
+        if of_assistant and follows_assistant:
+            groups[-1].append(bytes(raw))
+        else:
+            groups.append([bytes(raw)])
+        follows_assistant = of_assistant
+    return [Raw(b",".join(group)) for group in groups]
+
+
 def parse_items(raw: Raw | bytes) -> Message:
     """Parse the items of one message, `raw` being their JSON texts joined by commas, or the string of a user.
 
