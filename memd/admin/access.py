@@ -19,7 +19,12 @@ from memd.settings.model import is_this_machine
 
 TOKEN_HEADER = "X-Memory-Token"  # noqa: S105  # a header's name
 _BEARER = "bearer "
-_FORWARDING = re.compile(r"forwarded|via|x-forwarded-.*|x-real-ip", re.IGNORECASE)
+# The standard's and the usual ones, then those of Cloudflare, Akamai, Fly, Envoy, Tailscale and load balancers.
+_FORWARDING = re.compile(
+    r"forwarded|via|x-forwarded-.*|x-real-ip|cf-(?:connecting-ip|ray|visitor)|true-client-ip|fly-client-ip"
+    r"|x-envoy-external-address|tailscale-user-.*|x-(?:cluster-)?client-ip|x-original-forwarded-.*",
+    re.IGNORECASE,
+)
 _HOST = re.compile(r"[a-z0-9.:_-]{1,253}")
 """A host that may stand in an address, as `urlsplit` gives it."""
 

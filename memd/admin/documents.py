@@ -1,4 +1,4 @@
-"""The routes of documents: files that a command has read.
+"""The routes of documents: files that a command has read, or that were dropped on the page.
 
 Rule: the daemon reads no file that a request names: whoever may ask it need not be allowed to read what it may.
 """
@@ -6,43 +6,45 @@ Rule: the daemon reads no file that a request names: whoever may ask it need not
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from collections.abc import Sequence
 
 import msgspec
 
-from memd.admin.queries import TopicsQuery
+from memd.admin.queries import DocumentQuery, TopicsQuery
 from memd.admin.routing import get, post
 from memd.admin.topics import NamedTopics
-from memd.documents import GivenDocument
-from memd.embedding.encoder import Encoder
-from memd.entries import DEFAULT_TOPIC_ID, Draft, Status
-from memd.errors import NotFound
-from memd.ingest.archiver import Archiver
-from memd.ingest.pipeline import Drafter
-from memd.ingest.sources.documents import KnownDocument, drafts_of, known_documents, removal_of
+from memd.documents import GivenDocument, GivenFile
+from memd.entries import DEFAULT_TOPIC_ID, Entry, Section
+from memd.errors import BadQuestion, NotFound
+from memd.ingest.readers.files import FileReader
+from memd.ingest.sources.documents import KnownDocument, chunks_of, known_documents
+from memd.ingest.sources.looking import REMOVED_AT_ONCE, is_below, root_digits
+from memd.ingest.sources.taking import DocumentTaker, TakenDocument
+from memd.ingest.sources.tending import SourceTender
+from memd.ingest.topics import Topic
+
+DOCUMENT_BYTES_MAX = 32 << 20
+"""Of a body with a document: JSON takes up to six bytes for one of a text, base64 four for three of a file."""
+DROPPED = root_digits("dropped on the page")
+"""In place of the root of files that were handed over by themselves."""
 
 
 class DocumentBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The body of `POST /memd/documents`."""
+    """The body of `POST /memd/documents`: either of the two."""
 
-    document: GivenDocument
+    document: GivenDocument | None = None
+    file: GivenFile | None = None
     topic_id: str = DEFAULT_TOPIC_ID
 
 
 class RemovalBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /memd/documents/remove`."""
 
-    source: str
+    sources: tuple[str, ...]
+    below: bool = False
+    """Also all documents below these folders."""
     topic_id: str = DEFAULT_TOPIC_ID
-
-
-class DocumentTaken(msgspec.Struct, frozen=True):
-    """The entries that were appended for a document."""
-
-    written: int
-    """Chunks that are new, or were written again."""
-    taken_out: int
-    source: str = ""
-    """As what the document is kept: its source, redacted where that is on."""
 
 
 class DocumentList(msgspec.Struct, frozen=True):
@@ -51,43 +53,107 @@ class DocumentList(msgspec.Struct, frozen=True):
     documents: tuple[KnownDocument, ...]
 
 
+class DocumentChunk(msgspec.Struct, frozen=True):
+    """A chunk of a document."""
+
+    id: str
+    uuid: str
+    content: str
+    heading: tuple[str, ...]
+    page: int | None
+    sheet: str | None
+
+
+class DocumentChunks(msgspec.Struct, frozen=True):
+    """The chunks of a document, in its order."""
+
+    topic_id: str
+    source: str
+    of: int
+    """How many it has."""
+    chunks: tuple[DocumentChunk, ...]
+
+
+async def documents_in(topics: NamedTopics, named: Sequence[str]) -> list[KnownDocument]:
+    """Return the documents of the topics of these names, of all if there are none."""
+    async with topics.held(named) as found:
+        snapshots = [topic.log.snapshot() for topic in found]
+        return await asyncio.to_thread(lambda: [one for each in snapshots for one in known_documents(each)])
+
+
 class DocumentRoutes:
     """Documents: taken, listed, taken out."""
 
-    def __init__(self, topics: NamedTopics, archiver: Archiver, encoder: Encoder) -> None:
+    def __init__(self, topics: NamedTopics, taker: DocumentTaker, tender: SourceTender) -> None:
         self._topics = topics
-        self._archiver = archiver
-        self._encoder = encoder
+        self._taker = taker
+        self._tender = tender
 
     @get("/memd/documents")
     async def documents(self, query: TopicsQuery) -> DocumentList:
         """The documents that have live chunks."""
-        async with self._topics.held(query.topic) as found:
-            snapshots = [topic.log.snapshot() for topic in found]
-            listed = await asyncio.to_thread(lambda: [one for each in snapshots for one in known_documents(each)])
-        return DocumentList(tuple(listed))
+        return DocumentList(tuple(await documents_in(self._topics, query.topic)))
 
-    @post("/memd/documents")
-    async def take_document(self, body: DocumentBody) -> DocumentTaken:
+    @get("/memd/documents/chunks")
+    async def document(self, query: DocumentQuery) -> DocumentChunks:
+        """The chunks of a document, in its order."""
+        async with self._topics.held_one(query.topic) as topic:
+            found = await asyncio.to_thread(chunks_of, topic.log.snapshot(), query.source)
+        if not found:
+            raise NotFound(_no_document(query.topic, query.source))
+        some = found[query.skip : query.skip + query.limit]
+        return DocumentChunks(query.topic, query.source, len(found), tuple(map(_shown, some)))
+
+    @post("/memd/documents", DOCUMENT_BYTES_MAX)
+    async def take_document(self, body: DocumentBody) -> TakenDocument:
         """Remember a document as it is now; of one that was known only what changed is embedded and written."""
-        source = body.document.source
+        if (body.document is None) == (body.file is None):
+            raise BadQuestion("give either a document (its text in sections) or a file (its name and bytes)")
         async with self._topics.held_or_new(body.topic_id) as topic:
-
-            def make(drafter: Drafter) -> list[Draft]:
-                nonlocal source
-                source = drafter.cutter.redactor.text(source)
-                fingerprint = self._encoder.fingerprint
-                return drafts_of(topic.log, body.document, drafter.cutter, drafter.embed_many, fingerprint)
-
-            entries = await self._archiver.append_drafts(topic, make)
-        gone = sum(entry.status is Status.DEPRECATED for entry in entries)
-        return DocumentTaken(len(entries) - gone, gone, source)
+            document = body.document
+            if document is None:
+                assert body.file is not None
+                document = await asyncio.to_thread(_dropped, topic, body.file)
+            return await self._taker.take(topic, document)
 
     @post("/memd/documents/remove")
-    async def remove_document(self, body: RemovalBody) -> DocumentTaken:
-        """Take out all chunks of a document; the log keeps them."""
+    async def remove_documents(self, body: RemovalBody) -> TakenDocument:
+        """Take out all chunks of documents; the log keeps them."""
+        wanted = {source.rstrip("/") for source in body.sources}
+        if back := [source for source in wanted if self._tender.has(body.topic_id, source)]:
+            raise BadQuestion(
+                f"{back[0][:200]} would come back: `sources` of the settings has it; take it out there, or exclude it"
+            )
+
+        def chosen(topic: Topic) -> list[str]:
+            known = [one.source for one in known_documents(topic.log.snapshot())]
+            return [one for one in known if one in wanted or (body.below and any(is_below(one, of) for of in wanted))]
+
         async with self._topics.held_one(body.topic_id) as topic:
-            entries = await self._archiver.append_drafts(topic, lambda _: removal_of(topic.log, body.source))
-        if not entries:
-            raise NotFound(f"topic {body.topic_id} has no document {body.source[:200]!r}; `memd sources` lists them")
-        return DocumentTaken(0, len(entries), body.source)
+            sources = await asyncio.to_thread(chosen, topic)
+            gone = 0
+            for start in range(0, len(sources), REMOVED_AT_ONCE):
+                gone += (await self._taker.remove(topic, sources[start : start + REMOVED_AT_ONCE])).taken_out
+        if not gone:
+            raise NotFound(_no_document(body.topic_id, ", ".join(sorted(wanted))))
+        return TakenDocument(0, gone, sources[0])
+
+
+def _no_document(topic_id: str, named: str) -> str:
+    return f"topic {topic_id} has no document {named[:200]!r}; `memd sources` lists them"
+
+
+def _shown(entry: Entry) -> DocumentChunk:
+    page, sheet = (entry.part.page, entry.part.sheet) if isinstance(entry.part, Section) else (None, None)
+    return DocumentChunk(entry.public_id, entry.uuid.hex(), entry.content, entry.heading, page, sheet)
+
+
+def _dropped(topic: Topic, file: GivenFile) -> GivenDocument:
+    """A file that was handed over as it is, read; it takes the place of an earlier one, never of a source's."""
+    snapshot, name = topic.log.snapshot(), file.name
+    if any(isinstance(one.part, Section) and one.part.root.hex() != DROPPED for one in chunks_of(snapshot, name)):
+        name = f"{name}@page"
+    digest = hashlib.sha256(file.content).hexdigest()
+    with FileReader() as reader:
+        sections = reader.sections_of(file.name, file.content)
+    return GivenDocument(source=name, hash=digest, sections=sections, root=DROPPED)

@@ -12,6 +12,7 @@ from datetime import date
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from memd.entries import Entry, Status
 from memd.errors import BadQuestion, NotFound, StoreError
@@ -64,6 +65,16 @@ class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Whether this entry is the chunk's present state and can be recalled."""
     supersedes: tuple[str, ...]
     """The uuids of the chunks that it replaced."""
+    shown: tuple[str, ...] = ()
+    """The uuids of the chunks that memory showed to the assistant that speaks in it."""
+
+
+class Transcript(msgspec.Struct, frozen=True):
+    """Some live chunks, oldest first."""
+
+    chunks: tuple[LogEvent, ...]
+    of: int
+    """How many there are."""
 
 
 class SaidDay(msgspec.Struct, frozen=True):
@@ -133,6 +144,23 @@ def chunks_page(
         if wanted.admits(event.said_at, event.roles, event.kind, event.source, event.tags, event.content):
             events.append(event)
     return LogPage(events=tuple(events), next=None)
+
+
+def transcript(snapshots: Sequence[Snapshot], wanted: Wanted, skip: int, limit: int) -> Transcript:
+    """Return the live chunks of a choice in the order in which they were said, without the first `skip`."""
+    parts = []
+    for number, snapshot in enumerate(snapshots):
+        for segment_id, view in chosen(snapshot, wanted).views.items():
+            rows = np.flatnonzero(~view.dead)
+            said, ids = (view.rows[name][rows].astype(np.int64) for name in ("said_at", "canonical_id"))
+            parts.append(np.stack([said, ids, np.full_like(ids, number), np.full_like(ids, segment_id), rows]))
+    table = np.concatenate(parts, axis=1) if parts else np.empty((5, 0), dtype=np.int64)
+    some = table[:, np.lexsort((table[1], table[0]))][:, skip : skip + limit]
+    events = [_event(snapshots[number], (segment, row)) for number, segment, row in some[2:].T.tolist()]
+    admitted = (
+        one for one in events if wanted.admits(one.said_at, one.roles, one.kind, one.source, one.tags, one.content)
+    )
+    return Transcript(tuple(admitted), table.shape[1])
 
 
 def said_days(snapshots: Sequence[Snapshot], wanted: Wanted) -> tuple[SaidDay, ...]:
@@ -282,6 +310,7 @@ def _event(snapshot: Snapshot, place: Place) -> LogEvent:
         multiplier=snapshot.utility.multiplier(entry.utility_steps),
         live=snapshot.is_live(place),
         supersedes=tuple(one.hex() for one in entry.supersedes),
+        shown=() if entry.shown is UNSET else tuple(one.hex() for one in entry.shown),
     )
 
 

@@ -27,6 +27,7 @@ _AT = re.compile(r"(?s)(.*) - at `\$\.(\w+).*`")
 
 
 Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX, description="How many.")]
+Skip = Annotated[int, Meta(ge=0, le=1 << 40, description="Leave out so many at the beginning.")]
 Before = Annotated[
     Moment | None, Meta(description="Only what was before this time (2026-11-20T14:30) or canonical_id.")
 ]
@@ -102,6 +103,51 @@ class ChunksQuery(FilterQuery, frozen=True, kw_only=True):
     before: Before = None
     limit: Limit = PAGE
     all: Annotated[bool, Meta(description="Also those that were taken out.")] = False
+
+
+class TranscriptQuery(FilterQuery, frozen=True, kw_only=True):
+    """`GET /memd/transcript`."""
+
+    skip: Skip = 0
+    limit: Limit = PAGE
+
+
+class ConversationsQuery(TopicsQuery, frozen=True, kw_only=True):
+    """`GET /memd/conversations`, `GET /memd/conversations/{id}`."""
+
+    skip: Skip = 0
+    limit: Limit = PAGE
+
+
+class FiguresQuery(TopicsQuery, frozen=True, kw_only=True):
+    """`GET /memd/figures`."""
+
+    since: Annotated[Since | None, Meta(description="Only what happened from this time (2026-11-20) on.")] = (
+        msgspec.field(default=None, name="from")
+    )
+    to: Annotated[Until | None, Meta(description="Only what happened before this time (of a date: its end).")] = None
+    by: Annotated[
+        Literal["auto", "hour", "day", "week"],
+        Meta(description="The length of a period; auto: the shortest that makes no more than 100."),
+    ] = "auto"
+
+
+class DocumentQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /memd/documents/chunks`."""
+
+    topic: Annotated[str, Meta(description="The topic.")]
+    source: Annotated[str, Meta(description="The document's.")]
+    skip: Annotated[int, Meta(ge=0, description="Only what is behind so many chunks.")] = 0
+    limit: Limit = PAGE
+
+
+class UsageQuery(TopicsQuery, frozen=True, kw_only=True):
+    """`GET /memd/usage`."""
+
+    since: Annotated[Since | None, Meta(description="Only what was asked from this time (2026-11-20) on.")] = (
+        msgspec.field(default=None, name="from")
+    )
+    to: Annotated[Until | None, Meta(description="Only what was asked before this time (of a date: its end).")] = None
 
 
 class DigestQuery(FilterQuery, frozen=True, kw_only=True):

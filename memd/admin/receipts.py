@@ -1,6 +1,7 @@
 """Receipts: the record of each turn: the question to memory, the chunks that it got, and the cost.
 
-Rule: a receipt is written after the answer has gone to the client; an error costs only the receipt.
+Rule: a receipt is written after the answer has gone to the client; an error costs only the receipt. They are written
+and read in threads: tens of megabytes would hold up everyone else's requests.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from memd.wanted import EVERYTHING, Wanted
 log = logging.getLogger("memd")
 
 ASKED_CHARACTERS = 400
+"""Of a question in lists, and of one that a later step of a tool loop repeats."""
+KEPT_CHARACTERS = 8_000
+"""Of a question and of a reply: receipts are bounded, and the log has the whole."""
 _CHUNK_ID = re.compile("[0-9A-Fa-f-]{1,36}")
 _SHORT_ID = re.compile("[0-9A-Fa-f]{1,12}")
 
@@ -46,8 +50,18 @@ class Receipt(msgspec.Struct, kw_only=True):
     is_step: bool = False
     """A later step of a tool loop. It shows the block of its turn again, unless something of the turn has left."""
     is_retry: bool = False
+    conversation: str = ""
+    """The conversation's id; empty where memory keeps none."""
+    position: int = 0
+    """The place of the user's message in it, counted in messages from 0."""
+    branched: tuple[str, int | None] | None = None
+    """The conversation that this one was forked from, and where; see `Conversation.origin`."""
     asked: str = ""
     """The last message of the user; of a finished turn only its beginning."""
+    reply: str = ""
+    """The words of the model, without its thinking: their beginning, for people who read the conversation."""
+    calls: tuple[str, ...] = ()
+    """The names of the tools that the reply calls."""
     question: str | None = None
     """The question to memory; None if there was none."""
     filter: Wanted = EVERYTHING
@@ -113,9 +127,7 @@ class Receipts:
 
     async def find(self, turn_id: str) -> Receipt | None:
         """Return the receipt of a turn, or None if it is not kept any more."""
-        mark = f'"turn_id":"{turn_id}"'.encode()
-        lines = await self._lines()
-        return next((found for line in lines if mark in line and (found := _decode(line)) is not None), None)
+        return await asyncio.to_thread(self._find, turn_id)
 
     async def latest_turns(
         self, count: int, *, topic_id: str | None, before: str | None
@@ -125,14 +137,49 @@ class Receipts:
         Args:
             before: only those older than this turn.
         """
+        return await asyncio.to_thread(self._latest_turns, count, topic_id, before)
+
+    async def latest(self, count: int, *, topic_id: str | None, before: str | None, uuid: str | None) -> list[Receipt]:
+        """Return the latest requests, newest first.
+
+        Args:
+            before: only those older than this turn.
+            uuid: only those that put this chunk into the prompt.
+        """
+        return await asyncio.to_thread(self._latest, count, topic_id, before, uuid)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._ring is not None:
+            self._ring.close()
+
+    def _write(self, ring: ReceiptRing, receipt: Receipt) -> None:
+        kept = _redacted(receipt, self._redactor) if self._redactor else receipt
+        # Shortened only after redaction: half a key would not be recognized as one.
+        asked = kept.asked[: ASKED_CHARACTERS if kept.is_step else KEPT_CHARACTERS]
+        short = msgspec.structs.replace(kept, asked=asked, reply=kept.reply[:KEPT_CHARACTERS])
+        ring.append(msgspec.json.encode(short))
+
+    async def lines(self) -> list[bytes]:
+        """Return all that is kept as it stands in the files, newest first; a line may be torn."""
+        return await asyncio.to_thread(self._lines)
+
+    def _lines(self) -> list[bytes]:
+        return [] if self._ring is None else self._ring.lines()
+
+    def _find(self, turn_id: str) -> Receipt | None:
+        mark = f'"turn_id":"{turn_id}"'.encode()
+        return next((found for line in self._lines() if mark in line and (found := _decode(line)) is not None), None)
+
+    def _latest_turns(self, count: int, topic_id: str | None, before: str | None) -> list[tuple[Receipt, list[int]]]:
         found: list[tuple[Receipt, list[int]]] = []
         steps: dict[tuple[str, str], list[int]] = defaultdict(list)
         reached = before is None
-        for line in await self._lines():
+        for line in self._lines():
             receipt = _decode(line)
             if receipt is None or topic_id not in (None, receipt.topic_id):
                 continue
-            turn = receipt.topic_id, receipt.asked
+            turn = receipt.topic_id, receipt.asked[:ASKED_CHARACTERS]
             if receipt.is_step:
                 steps[turn].append(receipt.at)
             elif reached:
@@ -142,16 +189,10 @@ class Receipts:
                 break
         return found
 
-    async def latest(self, count: int, *, topic_id: str | None, before: str | None, uuid: str | None) -> list[Receipt]:
-        """Return the latest requests, newest first.
-
-        Args:
-            before: only those older than this turn.
-            uuid: only those that put this chunk into the prompt.
-        """
+    def _latest(self, count: int, topic_id: str | None, before: str | None, uuid: str | None) -> list[Receipt]:
         found: list[Receipt] = []
         reached = before is None
-        for line in await self._lines():
+        for line in self._lines():
             if uuid is not None and uuid.encode() not in line:
                 continue
             receipt = _decode(line)
@@ -165,27 +206,18 @@ class Receipts:
                 break
         return found
 
-    def close(self) -> None:
-        """Close the file."""
-        if self._ring is not None:
-            self._ring.close()
-
-    def _write(self, ring: ReceiptRing, receipt: Receipt) -> None:
-        kept = _redacted(receipt, self._redactor) if self._redactor else receipt
-        # Shortened only after redaction: half a key would not be recognized as one.
-        ring.append(msgspec.json.encode(msgspec.structs.replace(kept, asked=kept.asked[:ASKED_CHARACTERS])))
-
-    async def _lines(self) -> list[bytes]:
-        if self._ring is None:
-            return []
-        return await asyncio.get_running_loop().run_in_executor(None, self._ring.lines)
-
 
 def summary(receipt: Receipt) -> dict[str, Any]:
-    """Return a receipt without its block, and with the number of candidates in place of the candidates."""
-    told: dict[str, Any] = msgspec.to_builtins(receipt)
+    """Return a receipt without its block, with the beginnings of texts, and with the number of candidates, and of those
+    that were injected, in place of the candidates."""
+    told: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(receipt, candidates=(), block=None))
     del told["block"]
-    return told | {"asked": receipt.asked[:ASKED_CHARACTERS], "candidates": len(receipt.candidates)}
+    return told | {
+        "asked": receipt.asked[:ASKED_CHARACTERS],
+        "reply": receipt.reply[:ASKED_CHARACTERS],
+        "candidates": len(receipt.candidates),
+        "injected": sum(one.verdict == INJECTED for one in receipt.candidates),
+    }
 
 
 def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
@@ -217,6 +249,8 @@ def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
     return msgspec.structs.replace(
         receipt,
         asked=redactor.text(receipt.asked),
+        reply=redactor.text(receipt.reply),
+        calls=tuple(map(redactor.identifier, receipt.calls)),
         question=kept(receipt.question),
         filter=msgspec.structs.replace(receipt.filter, sources=tuple(map(redactor.text, receipt.filter.sources))),
         block=kept(receipt.block),

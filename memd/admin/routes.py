@@ -16,22 +16,29 @@ from aiohttp import web
 
 from memd.admin import page
 from memd.admin.access import forwarding_header, is_from_another_page, is_own, same_host, shows_token
+from memd.admin.background import BackgroundRoutes
+from memd.admin.conversations import ConversationRoutes
 from memd.admin.documents import DocumentRoutes
+from memd.admin.figures import FigureRoutes
 from memd.admin.http import error_response, prove, read_body, token_refusal
+from memd.admin.imports import ImportRoutes
 from memd.admin.proof import PROOF, ProofRoutes
 from memd.admin.queries import NoQuery, decode_query
 from memd.admin.reads import LogRoutes, SearchRoutes
 from memd.admin.routing import Route, get, routes_of
+from memd.admin.sources import SourceRoutes
 from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
 from memd.admin.turns import TurnRoutes
+from memd.admin.usage import UsageRoutes
 from memd.admin.views import ViewRoutes
 from memd.admin.writes import BackupRoutes, CorrectionRoutes, NoteRoutes
 from memd.admin.wrong_tokens import WrongTokens
-from memd.errors import BadQuestion, BadTopicId, MemdError, NotFound
+from memd.errors import BadDocument, BadQuestion, BadSource, BadTopicId, MemdError, NotFound, UnknownTopic
 from memd.settings.model import Config
+from memd.telemetry.request_log import CLIENT_GONE
 
-BODY_BYTES_MAX = 4 << 20
 HEALTH = "/memd/health"
+MCP = "/mcp"
 Handler = Callable[..., Awaitable[Any]]
 
 
@@ -47,8 +54,21 @@ class DescriptionRoutes:
 
 
 GROUPS: tuple[type, ...] = (
-    *(StatusRoutes, TopicRoutes, SearchRoutes, LogRoutes, ViewRoutes, TurnRoutes, LiveRoutes),
-    *(NoteRoutes, DocumentRoutes, CorrectionRoutes, BackupRoutes, ProofRoutes, DescriptionRoutes),
+    *(
+        StatusRoutes,
+        TopicRoutes,
+        SearchRoutes,
+        LogRoutes,
+        ViewRoutes,
+        TurnRoutes,
+        ConversationRoutes,
+        UsageRoutes,
+        FigureRoutes,
+        BackgroundRoutes,
+        LiveRoutes,
+    ),
+    *(NoteRoutes, DocumentRoutes, SourceRoutes, ImportRoutes, CorrectionRoutes, BackupRoutes, ProofRoutes),
+    DescriptionRoutes,
 )
 ROUTES = tuple(route for group in GROUPS for route in routes_of(group))
 
@@ -57,10 +77,17 @@ class OwnRoutes:
     """Answers requests to memd's own paths."""
 
     def __init__(
-        self, config: Config, model_url: str, own_url: str, wrong_tokens: WrongTokens, groups: Iterable[object]
+        self,
+        config: Config,
+        model_url: str,
+        own_url: str,
+        wrong_tokens: WrongTokens,
+        groups: Iterable[object],
+        mcp: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> None:
         """
         Args:
+            mcp: answers what programs that speak MCP ask.
             wrong_tokens: is told of requests without the token.
             model_url, own_url: the two addresses, without a path.
             groups: an object of each class of `GROUPS`; `DescriptionRoutes` is added here.
@@ -69,6 +96,7 @@ class OwnRoutes:
         self._wrong_tokens = wrong_tokens
         self._model_url = model_url
         self._own_url = own_url
+        self._mcp = mcp
         # Not the application's: that one matches decoded paths, and everything else must pass byte for byte.
         self._router = web.UrlDispatcher()
         self._handlers: dict[web.AbstractRoute, tuple[Route, Handler]] = {}
@@ -94,10 +122,15 @@ class OwnRoutes:
             return _led(page.PREFIX)
         if page.is_page(request):
             return page.page(request)
-        if not request.path.startswith(page.PREFIX):
+        if request.path != MCP and not request.path.startswith(page.PREFIX):
             message = f"memd: there is no {request.path} at memd's own address; models are at {self._model_url}/v1"
             return error_response(404, message, "not_found")
-        return await self._answer_route(request)
+        try:
+            return await (self._mcp(request) if request.path == MCP else self._answer_route(request))
+        except TimeoutError:
+            if request.transport is None or request.transport.is_closing():  # its body did not come
+                return web.Response(status=CLIENT_GONE)  # nobody reads it
+            raise
 
     async def answer_at_model(self, request: web.Request, target: str) -> web.StreamResponse:
         """Answer a request for one of memd's own paths at the model's address.
@@ -143,8 +176,9 @@ class OwnRoutes:
         try:
             answer = await self._call_handler(request, matched)
         except NotFound as error:
-            return error_response(404, f"memd: {error}", "not_found")
-        except (BadQuestion, BadTopicId) as error:
+            kind = UnknownTopic.kind if isinstance(error, UnknownTopic) else "not_found"
+            return error_response(404, f"memd: {error}", kind)
+        except (BadQuestion, BadTopicId, BadDocument, BadSource) as error:
             return error_response(400, f"memd: {error}", "invalid_request_error")
         except MemdError as error:
             return error_response(503, f"memd: {error}", "unavailable")
@@ -160,13 +194,13 @@ class OwnRoutes:
         if route.takes_request:
             arguments["request"] = request
         if route.body is not None:
-            arguments["body"] = await self._decoded_body(request, route.body)
+            arguments["body"] = await self._decoded_body(request, route.body, route.body_bytes_max)
         return await handler(*matched.values(), **arguments)
 
-    async def _decoded_body(self, request: web.Request, kind: type) -> Any:
-        body = await read_body(request, BODY_BYTES_MAX, self._config.limits.idle_seconds)
+    async def _decoded_body(self, request: web.Request, kind: type, bytes_max: int) -> Any:
+        body = await read_body(request, bytes_max, self._config.limits.idle_seconds)
         if body is None:
-            raise BadQuestion(f"the body is larger than {BODY_BYTES_MAX:,} bytes")
+            raise BadQuestion(f"the body is larger than {bytes_max:,} bytes")
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

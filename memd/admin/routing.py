@@ -17,8 +17,9 @@ import msgspec
 from memd.admin.queries import NoQuery
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
+BODY_BYTES_MAX = 4 << 20
 _DECLARED = "memd_route"
-"""The attribute of a handler that has its method and path."""
+"""The attribute of a handler that has its method, its path and the most bytes of its body."""
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +37,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     takes_request: bool
     answer: Any
     """The type that the handler returns."""
+    body_bytes_max: int
 
 
 def get(path: str) -> Callable[[Handler], Handler]:
@@ -43,9 +45,9 @@ def get(path: str) -> Callable[[Handler], Handler]:
     return _declare("GET", path)
 
 
-def post(path: str) -> Callable[[Handler], Handler]:
+def post(path: str, body_bytes_max: int = BODY_BYTES_MAX) -> Callable[[Handler], Handler]:
     """Declare a route that changes something; its body is JSON."""
-    return _declare("POST", path)
+    return _declare("POST", path, body_bytes_max)
 
 
 def routes_of(group: type) -> Iterator[Route]:
@@ -53,7 +55,7 @@ def routes_of(group: type) -> Iterator[Route]:
     for name, handler in vars(group).items():
         if _DECLARED not in getattr(handler, "__dict__", {}):
             continue
-        method, path = vars(handler)[_DECLARED]
+        method, path, body_bytes_max = vars(handler)[_DECLARED]
         types = typing.get_type_hints(handler)
         yield Route(
             method=method,
@@ -64,12 +66,13 @@ def routes_of(group: type) -> Iterator[Route]:
             body=types.get("body"),
             takes_request="request" in types,
             answer=types["return"],
+            body_bytes_max=body_bytes_max,
         )
 
 
-def _declare(method: str, path: str) -> Callable[[Handler], Handler]:
+def _declare(method: str, path: str, body_bytes_max: int = 0) -> Callable[[Handler], Handler]:
     def declare(handler: Handler) -> Handler:
-        vars(handler)[_DECLARED] = (method, path)
+        vars(handler)[_DECLARED] = (method, path, body_bytes_max)
         return handler
 
     return declare

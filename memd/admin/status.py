@@ -27,6 +27,7 @@ from memd.store.disk import LocalDisk
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.store.topic import TopicStats
 from memd.telemetry.events import Events
+from memd.telemetry.tasks import Tasks
 
 PING_SECONDS = 15.0
 LATEST_MESSAGES = 20
@@ -92,9 +93,13 @@ class DaemonStats(msgspec.Struct, frozen=True):
     memory_bytes: int
     memory_bytes_max: int
     cache_bytes: int
-    """Caches of parsed messages and of the words of chunks; each is bounded."""
+    """Caches of parsed messages, of token counts, of chunks and of their words; each is bounded."""
+    buffer_bytes: int
+    """Open conversations, beside the texts of their messages, and the chunks that are cut and not in the log yet."""
     tasks: int
     """The number of asyncio tasks: connections, requests, background work."""
+    background_tasks: int
+    """Those that no request waits for; a topic has a few at most, however much there is to do in it."""
     unstored: int
     """Messages that are in a journal and not in the log yet."""
     redacted: dict[str, int] | None
@@ -107,6 +112,8 @@ class KnownTopic(TopicDiskUsage, frozen=True, kw_only=True):
     is_open: bool
     conversations: int
     buffered_tokens: int
+    unstored: int
+    """Messages and notes that are not in the log yet, and found already."""
 
 
 class KnownTopics(msgspec.Struct, frozen=True):
@@ -164,6 +171,7 @@ class StatusRoutes:
         topics: Topics,
         upstream: ModelServer,
         redactor: Redactor,
+        tasks: Tasks,
         cache_bytes: Callable[[], int],
         *,
         model_url: str,
@@ -180,6 +188,7 @@ class StatusRoutes:
         self._topics = topics
         self._upstream = upstream
         self._redactor = redactor
+        self._tasks = tasks
         self._cache_bytes = cache_bytes
 
     @get("/memd/health")
@@ -211,7 +220,9 @@ class StatusRoutes:
             memory_bytes=sum(one.memory_bytes for one in topics.values()),
             memory_bytes_max=self._config.store.memory_bytes_max,
             cache_bytes=self._cache_bytes(),
+            buffer_bytes=sum(topic.buffer_bytes for topic in self._topics.opened()),
             tasks=len(asyncio.all_tasks()),
+            background_tasks=len(self._tasks),
             unstored=sum(topic.buffer.unstored_count for topic in self._topics.opened()),
             redacted=dict(self._redactor.counts) if self._redactor else None,
             topics=topics,
@@ -242,6 +253,7 @@ class TopicRoutes:
                     is_open=topic is not None,
                     conversations=len(conversations),
                     buffered_tokens=tokens,
+                    unstored=0 if topic is None else topic.buffer.unstored_count,
                 )
             )
         return KnownTopics(known)

@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from memd.entries import checked_topic_id
-from memd.errors import BadQuestion, NotFound
+from memd.errors import BadQuestion, UnknownTopic
 from memd.ingest.topics import Topic, Topics
+from memd.wording import no_topic
 
 
 class NamedTopics:
@@ -37,7 +38,7 @@ class NamedTopics:
             for name in named or await asyncio.get_running_loop().run_in_executor(None, self._topic_ids):
                 topic = await self._topics.existing(name)
                 if topic is None:
-                    raise BadQuestion(_no_topic(name))
+                    raise BadQuestion(no_topic(name))
                 held.enter_context(topic.held())
                 found.append(topic)
             yield found
@@ -63,12 +64,12 @@ class NamedTopics:
         """Hold the topic of this name open while the block runs.
 
         Raises:
-            BadTopicId, NotFound: there is no such topic.
+            BadTopicId, UnknownTopic: there is no such topic.
             StoreError: it cannot be read.
         """
         topic = await self._topics.existing(checked_topic_id(name))
         if topic is None:
-            raise NotFound(_no_topic(name))
+            raise UnknownTopic(no_topic(name))
         with topic.held():
             yield topic
 
@@ -83,7 +84,3 @@ class NamedTopics:
         topic = await self._topics.get(name)
         with topic.used():
             yield topic
-
-
-def _no_topic(name: str) -> str:
-    return f"there is no topic {name!r}; `memd stats` lists them"

@@ -6,6 +6,7 @@ Rule: a body with an unknown member is refused: a correction with a misspelt mem
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +23,7 @@ from memd.entries import CORRECTION_STEPS_MAX, DEFAULT_TOPIC_ID, Action, Correct
 from memd.errors import BadNote, BadQuestion
 from memd.ingest.archiver import Archiver
 from memd.ingest.notes import TakenNote, take_note
-from memd.notes import GivenNote, checked_notes
+from memd.notes import GivenNote, check_not_ahead, checked_notes
 from memd.recall import corrections
 from memd.store.disk import LocalDisk
 from memd.store.tools.backup import BackupReport
@@ -98,6 +99,8 @@ class NoteRoutes:
             raise BadQuestion("notes has no note")
         try:
             notes = checked_notes(body.notes)
+            for position, note in enumerate(notes):
+                check_not_ahead(note, time.time_ns() // 1000, f"notes[{position}].")
         except BadNote as error:
             raise BadQuestion(str(error)) from None
         async with self._topics.held_or_new(body.topic_id) as topic:

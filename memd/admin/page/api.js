@@ -23,6 +23,15 @@ export async function post(path, body) {
   return (await ask(path, { method: "POST", headers, body: JSON.stringify(body) })).json();
 }
 
+/** The answer itself, for what is no JSON. */
+export function fetched(path) {
+  return ask(path);
+}
+
+export function hasToken() {
+  return sessionStorage.getItem(TOKEN_KEY) !== null;
+}
+
 /** Events for as long as the page is seen: `onEvent(name, data)`, `onState(isLive)`. */
 export async function listen(onEvent, onState) {
   for (let failures = 0; ; failures += 1) {

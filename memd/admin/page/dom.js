@@ -99,8 +99,14 @@ export function origin(one) {
   return [badge(one.kind, "on"), words && el("span", { dir: "auto" }, line(words))];
 }
 
-export function badge(text, kind = "") {
-  return el("span", { class: `badge ${kind}` }, text);
+/** The address of a view: its path, and what it is narrowed by. */
+export function hashOf(path, query = {}) {
+  const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return given.length ? `#/${path}?${new URLSearchParams(given)}` : `#/${path}`;
+}
+
+export function badge(text, kind = "", title = null) {
+  return el("span", { class: `badge ${kind}`, title }, text);
 }
 
 export function chunkLink(topicId, id) {
@@ -109,6 +115,10 @@ export function chunkLink(topicId, id) {
 
 export function turnLink(id) {
   return el("a", { class: "id", href: `#/turns/${encodeURIComponent(id)}` }, id);
+}
+
+export function conversationLink(topicId, id, words) {
+  return el("a", { href: `#/conversation/${encodeURIComponent(topicId)}/${encodeURIComponent(id)}` }, words);
 }
 
 /** Names and values; a value of null is left out. */

@@ -1,16 +1,23 @@
-// The frame of the page: which view is shown, for which topic, what is live. Rule: a view fills `main` and may return a
-// function that takes events; one that was left gets no more of them.
+// The frame of the page: which view is shown, for which topic, what is live. Rule: the address (its hash) says what is
+// shown, the topic included. A view fills `main` and may return a function that takes events; one that was left gets no
+// more of them.
 
 import { get, listen } from "./api.js";
-import { bytes, count, el, number, problem } from "./dom.js";
+import { bytes, count, el, hashOf, number, problem } from "./dom.js";
+import { listenToKeys } from "./keys.js";
 import { show as chunk } from "./chunk.js";
+import { show as conversations, showOne as conversation } from "./conversations.js";
+import { show as figures } from "./figures.js";
 import { show as note } from "./note.js";
+import { show as read } from "./read.js";
 import { show as search } from "./search.js";
+import { show as sources, showDocument } from "./sources.js";
 import { show as timeline } from "./timeline.js";
 import { show as topicList } from "./topics.js";
 import { show as turns } from "./turns.js";
 
 const HEALTH_MS = 20_000;
+const NARROWED = ["turns", "conversations", "timeline", "search", "figures", "topics", "sources", "note", "read"]; // by the topic of the address
 const THEMES = { system: "light dark", light: "light", dark: "dark" };
 
 const main = document.getElementById("main");
@@ -25,41 +32,52 @@ let missed = []; // events that came while a view was being filled
 const waiting = []; // events that nobody was told of yet
 let isTaking = false;
 
+const VIEWS = {
+  turns: (into, context) => turns(into, { ...context, id: context.names[0] }),
+  conversations,
+  conversation: (into, context) => conversation(into, { ...context, topic: context.names[0], id: context.names[1] }),
+  read,
+  timeline,
+  search,
+  figures,
+  note,
+  topics: topicList,
+  sources,
+  document: (into, { names }) => showDocument(into, { topic: names[0], source: names[1] }),
+  chunk: (into, { names }) => chunk(into, { topic: names[0], id: names[1] }),
+};
+
 async function navigate(moved = true) {
   const mine = (shown += 1);
   takesEvents = null;
   missed = [];
   const [path, asked] = location.hash.slice(2).split("?");
   const [name, ...names] = path.split("/").map(decodeURIComponent);
-  const topic = chosen.value;
-  const again = () => navigate(false);
-  const context = { topic, topics: () => topics, query: new URLSearchParams(asked), choose, again };
-  const views = {
-    turns: (into) => turns(into, { ...context, id: names[0] }),
-    timeline: (into) => timeline(into, context),
-    search: (into) => search(into, context),
-    note: (into) => note(into, context),
-    topics: (into) => topicList(into, context),
-    chunk: (into) => chunk(into, { topic: names[0], id: names[1] }),
-  };
-  const view = Object.hasOwn(views, name) ? name : "turns";
+  const query = new URLSearchParams(asked);
+  const view = Object.hasOwn(VIEWS, name) ? name : "turns";
+  if (query.has("topic") || (NARROWED.includes(view) && !names.length)) choose(query.get("topic") ?? "");
   for (const link of document.querySelectorAll("nav a")) {
+    const own = link.hash.slice(2).split("?")[0];
+    link.href = hashOf(own, { topic: chosen.value });
     link.removeAttribute("aria-current");
-    if (link.hash === `#/${view}`) link.setAttribute("aria-current", "page");
+    if (own === view || `${view}s` === own) link.setAttribute("aria-current", "page");
   }
+  const own = document.querySelector("nav [aria-current]");
+  if (own) own.parentElement.scrollLeft = own.offsetLeft - own.parentElement.offsetLeft - own.offsetWidth; // on a phone the menu is one line
+  const context = { topic: chosen.value, names, query, topics: () => topics, modelUrl: health?.model_url, again: () => navigate(false) };
   document.title = `${view[0].toUpperCase()}${view.slice(1)} · memd`;
   const into = el("div", { class: `view ${view}` });
   main.setAttribute("aria-busy", "true");
   main.replaceChildren(into);
   if (moved) main.focus({ preventScroll: true });
   try {
-    const handler = await views[view](into);
+    const handler = await VIEWS[view](into, context);
     if (mine === shown) {
       takesEvents = handler ?? null;
       for (const [event, data] of missed.splice(0)) tell(event, data);
     }
   } catch (error) {
-    into.replaceChildren(problem(error), el("button", { type: "button", click: () => navigate() }, "Try again"));
+    into.replaceChildren(el("h1", {}, "This cannot be shown"), problem(error), el("button", { type: "button", click: () => navigate() }, "Try again"));
   }
   if (mine === shown) main.removeAttribute("aria-busy");
 }
@@ -67,7 +85,14 @@ async function navigate(moved = true) {
 function choose(topicId) {
   if (![...chosen.options].some((option) => option.value === topicId)) chosen.append(el("option", { value: topicId }, topicId));
   chosen.value = topicId;
-  sessionStorage.setItem("memd.topic", topicId);
+}
+
+/** The same view for another topic: an address of its own. */
+function narrow() {
+  const [path, asked] = location.hash.slice(2).split("?");
+  const query = Object.fromEntries(new URLSearchParams(asked));
+  const [name, ...names] = path.split("/");
+  location.hash = hashOf(!NARROWED.includes(name) || names.length ? "turns" : name, { ...query, topic: chosen.value });
 }
 
 async function refresh() {
@@ -121,7 +146,8 @@ async function tell(name, data) {
 
 function setTheme(theme) {
   document.documentElement.style.colorScheme = THEMES[theme];
-  themes.textContent = `Theme: ${theme}`;
+  themes.lastElementChild.textContent = theme;
+  themes.ariaLabel = `Theme: ${theme}`;
   localStorage.setItem("memd.theme", theme);
 }
 
@@ -131,24 +157,22 @@ themes.addEventListener("click", () => {
   const names = Object.keys(THEMES);
   setTheme((theme = names[(names.indexOf(theme) + 1) % names.length]));
 });
-chosen.addEventListener("change", () => {
-  sessionStorage.setItem("memd.topic", chosen.value);
-  navigate(false);
-});
+chosen.addEventListener("change", narrow);
 window.addEventListener("hashchange", () => navigate());
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // the hash is the view
   main.focus();
 });
-document.addEventListener("keydown", (event) => {
-  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || /INPUT|TEXTAREA|SELECT/.test(event.target.tagName)) return;
-  event.preventDefault();
-  location.hash = "#/search";
-  setTimeout(() => document.querySelector("input[type=search]")?.focus());
+listenToKeys(() => {
+  const field = () => document.querySelector("input[type=search]");
+  if (!field()) {
+    history.pushState(null, "", hashOf("search", { topic: chosen.value })); // no event: the next key is typed into the field
+    navigate();
+  }
+  field()?.focus();
 });
 
 await refresh();
-choose(sessionStorage.getItem("memd.topic") ?? "");
 setInterval(() => document.hidden || refresh(), HEALTH_MS);
 listen(take, (live) => {
   isLive = live;

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { meter } from "./charts.js";
-import { badge, chunkLink, count, day, el, line, number, origin, problem, said, when } from "./dom.js";
+import { badge, chunkLink, count, day, el, hashOf, line, number, origin, problem, said, when } from "./dom.js";
 
 const PAGE = 50;
 const OPEN_AT_FIRST = 2; // conversations
@@ -32,11 +32,11 @@ export async function show(main, { topic, topics, again }) {
     if (!newest.length) live.append(el("p", { class: "empty" }, "No conversation is in the buffer."));
   };
   const [{ days }] = await Promise.all([get("/memd/days", { topic }), buffers(), page(null)]);
-  main.replaceChildren(el("h1", {}, "Timeline"),
+  main.replaceChildren(...[el("h1", {}, "Timeline"), topic && el("p", {}, el("a", { href: hashOf("read", { topic }) }, "Read the topic from its beginning")),
     el("section", { "aria-labelledby": "live" }, el("h2", { id: "live" }, "Live conversations"), live),
-    days.length > 0 && el("section", { "aria-labelledby": "days" }, el("h2", { id: "days" }, "When it was said"), spans(days)),
+    days.length > 0 && el("section", { "aria-labelledby": "days" }, el("h2", { id: "days" }, "When it was said"), spans(days, topic)),
     el("section", { "aria-labelledby": "log" }, el("h2", { id: "log" }, "The log"), fresh,
-      list.children.length ? list : el("p", { class: "empty" }, "Nothing is stored yet: turns are stored when their conversation rests, or when the window needs their room."), older));
+      list.children.length ? list : el("p", { class: "empty" }, "Nothing is stored yet: turns are stored when their conversation rests, or when the window needs their room."), older)].filter(Boolean));
   return (name, data) => {
     if (topic && data.topic_id !== topic) return null;
     added += name === "stored" ? data.chunks : name === "corrected" ? data.canonical_ids.length : 0;
@@ -47,7 +47,7 @@ export async function show(main, { topic, topics, again }) {
 }
 
 /** How much was said on which day, or in which month, latest first; each leads to what was said then. */
-function spans(days) {
+function spans(days, topic) {
   const length = days.length > SPANS_MAX ? "2026-11".length : "2026-11-03".length;
   const sums = new Map();
   for (const one of days) sums.set(one.day.slice(0, length), (sums.get(one.day.slice(0, length)) ?? 0) + one.chunks);
@@ -57,7 +57,7 @@ function spans(days) {
     const to = date ? span : `${span}-${String(new Date(year, month, 0).getDate()).padStart(2, "0")}`;
     const first = new Date(year, month - 1, date || 1);
     const name = date ? day(first.getTime() * 1000) : first.toLocaleDateString("en-GB", { month: "long", year: "numeric" });
-    return el("li", {}, el("a", { href: `#/search?${new URLSearchParams({ from: date ? span : `${span}-01`, to })}` }, name),
+    return el("li", {}, el("a", { href: hashOf("search", { from: date ? span : `${span}-01`, to, topic }) }, name),
       meter([chunks / most], count(chunks, "chunk")), el("span", {}, number(chunks)));
   });
   const list = el("ol", { class: "spans", "aria-label": "When it was said, latest first" }, rows.slice(0, SPANS_MAX));
@@ -73,7 +73,7 @@ function conversation(topicId, told, open) {
       el("span", { class: "meta" }, when(told.last_at), el("span", {}, `${number(told.tokens)} tokens`),
         el("span", {}, `${number(told.in_prompt)} in the prompt`), told.replaced > 0 && el("span", {}, `${number(told.replaced)} of them as a line`),
         el("span", {}, `${number(told.stored)} stored`), el("span", {}, `${number(told.left_out)} left out`))),
-    el("ol", { class: "messages" }, told.latest.map((message) =>
+    el("ol", { class: "messages", tabindex: "0", "aria-label": "Its latest messages" }, told.latest.map((message) =>
       el("li", { class: message.left_out ? "left-out" : "" },
         el("p", { class: "meta" }, el("b", {}, message.role), el("span", {}, `${number(message.tokens)} tokens`),
           message.left_out ? badge("left out") : message.line ? badge("a line in its place", "on") : badge("in the prompt", "on"), message.stored && badge("stored")),

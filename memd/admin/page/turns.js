@@ -3,21 +3,19 @@
 import { get } from "./api.js";
 import { candidates } from "./candidates.js";
 import { bars, meter } from "./charts.js";
-import { announce, badge, chunkLink, count, el, facts, line, ms, number, problem, said, when } from "./dom.js";
+import { announce, badge, chunkLink, conversationLink, count, el, facts, hashOf, line, ms, number, plain, problem, said, when } from "./dom.js";
+import { welcome } from "./welcome.js";
 
 const SHOWN_MAX = 200; // turns in the list; older ones on request
 const CHARTED = 60;
 const STEP_CHARACTERS = 60; // of the question, which its turn has in full
 
-let withSteps = false; // whether the later steps of tool loops have rows of their own
-
 /** The list; `id` opens that turn. The returned function takes events. */
-export async function show(main, { id, topic, again }) {
+export async function show(main, context) {
+  const { id, topic, query } = context;
+  const withSteps = query.get("steps") === "1"; // whether the later steps of tool loops have rows of their own
   const asking = { topic, limit: 50, steps: Number(withSteps) };
-  const toggle = () => {
-    withSteps = !withSteps;
-    again();
-  };
+  const toggle = () => (location.hash = hashOf("turns", { topic, steps: withSteps ? null : 1 }));
   const steps = el("div", { class: "buttons" }, el("button", { type: "button", click: toggle }, withSteps ? "Hide tool steps" : "Show tool steps"));
   let { turns } = await get("/memd/turns", asking);
   const charts = el("div", { class: "charts" });
@@ -26,10 +24,11 @@ export async function show(main, { id, topic, again }) {
   const draw = () => {
     charts.replaceChildren(...drawn(turns.slice(0, CHARTED).reverse()));
     older.hidden = turns.length < 50;
-    empty.hidden = turns.length > 0;
+    if (turns.length) empty.remove();
+    charts.hidden = turns.length === 0;
     steps.hidden = !withSteps && !turns.some((turn) => turn.steps);
   };
-  const empty = el("p", { class: "empty" }, "No turn yet. Point a client at memd and say something: it appears here at once.");
+  const empty = welcome(context, "No turn yet.");
   const more = async () => {
     const next = (await get("/memd/turns", { ...asking, before: turns.at(-1).turn_id })).turns;
     turns.push(...next);
@@ -91,20 +90,35 @@ function row(turn, open = false) {
       body.replaceChildren(problem(error));
     }
   };
-  const weighed = typeof turn.candidates === "number" ? turn.candidates : turn.candidates.length;
   const box = el("details", { open, toggle: fill },
     el("summary", {},
-      el("span", { class: "question", dir: "auto" }, line(turn.is_step ? `${asked(turn).slice(0, STEP_CHARACTERS)} …` : asked(turn))),
+      el("span", {}, el("span", { class: "question", dir: "auto" }, line(turn.is_step ? `${asked(turn).slice(0, STEP_CHARACTERS)} …` : asked(turn))),
+        Boolean(turn.reply) && el("span", { class: "answered", dir: "auto" }, line(turn.reply))),
       el("span", { class: "meta" },
         when(turn.at), el("span", {}, turn.topic_id),
         badge(turn.status, kind(turn.status)), turn.mode !== "full" && badge(`memory ${turn.mode}`),
-        el("span", {}, `${number(turn.shown.length)} in the prompt, of ${number(weighed)} candidates`),
+        el("span", {}, shownWords(turn)),
         el("span", { class: "steps" }, turn.steps ? count(turn.steps, "tool step") : ""), turn.is_step && badge("tool step"), turn.is_retry && badge("retry"), turn.interrupted && badge("interrupted", "bad"),
-        turn.signals.map((signal) => badge(signal.type ?? String(signal), "bad")),
+        turn.signals.map(signalBadge),
         el("span", {}, `${number(turn.block_tokens)} tokens`), el("span", {}, ms(total(spent(turn)))))),
     body);
   fill();
   return el("li", { "data-turn": turn.turn_id }, box);
+}
+
+/** How many chunks the model saw: those that were new in this turn, and those that stood there from earlier ones. */
+function shownWords(turn) {
+  const fresh = turn.injected ?? turn.candidates.filter((one) => one.verdict === "injected").length;
+  const stood = Math.max(0, turn.shown.length - fresh);
+  return `${fresh} from memory${stood ? ` + ${number(stood)} of earlier turns` : ""}`;
+}
+
+/** Of what is normal in a long conversation, and of what went wrong. */
+function signalBadge({ type, chunk_id, fill_ratio }) {
+  const fill = fill_ratio ? ` It was full to ${Math.round(100 * fill_ratio)} %.` : "";
+  if (type === "context_overflow") return badge("older messages in memory", "", `The window is full, so older messages left the prompt; memory has them.${fill}`);
+  if (type === "context_pressure") return badge("window nearly full", "", `Older messages leave the prompt soon; memory keeps them.${fill}`);
+  return badge(`${String(type).replaceAll("_", " ")}${chunk_id ? `: ${chunk_id}` : ""}`, "bad");
 }
 
 function asked(turn) {
@@ -121,7 +135,11 @@ function opened(turn) {
   const answer = el("div", { "aria-live": "polite" });
   const again = el("button", { type: "button", click: () => replay(turn, answer).catch((error) => answer.replaceChildren(problem(error))) }, "Ask memory again now");
   return [
+    turn.conversation && el("p", {}, conversationLink(turn.topic_id, turn.conversation, "The whole conversation")),
+    el("h2", {}, "Asked"), said(turn.asked || "(no message from the user)"),
+    el("h2", {}, "Answered"), turn.reply ? said(turn.reply) : el("p", { class: "empty" }, turn.calls?.length ? `It called ${turn.calls.join(", ")}.` : "No reply is known."),
     turn.question && turn.question !== turn.asked && [el("h2", {}, "The question to memory"), said(turn.question)],
+    turn.note && el("p", { class: "remark" }, plain(turn.note)),
     facts({
       Model: turn.model, API: turn.api, Mode: turn.mode, HTTP: turn.http_status, Placement: turn.placement, Related: turn.related.join(", "),
       Block: `${number(turn.block_tokens)} of ${number(turn.room_tokens ?? turn.budget_tokens)} tokens`, "Memory in the prompt": `${number(turn.memory_tokens)} tokens`,
@@ -131,7 +149,7 @@ function opened(turn) {
       "Left for this turn": turn.freed_tokens > 0 && `${number(turn.freed_tokens)} tokens`,
       Prompt: turn.prompt_tokens !== null && `${number(turn.prompt_tokens)} tokens, ${number(turn.cached_tokens)} cached`,
       Reply: turn.completion_tokens !== null && `${number(turn.completion_tokens)} tokens`,
-      Signals: turn.signals.map((signal) => JSON.stringify(signal)).join(" "), Corrections: turn.corrections.map((one) => JSON.stringify(one)).join(" "),
+      Candidates: number(turn.candidates.length), Signals: turn.signals.length > 0 && turn.signals.map(signalBadge), Corrections: turn.corrections.map((one) => JSON.stringify(one)).join(" "),
     }),
     el("h2", {}, "Timings"), timings(turn.timings_ms),
     el("h2", {}, `Injected (${taken.length})`), candidates(taken, { beginnings: beginnings(turn.block ?? "") }),

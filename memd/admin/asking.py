@@ -1,0 +1,102 @@
+"""The client of a daemon's own routes.
+
+Rule: one request, one connection; no proxy and no redirection is followed.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import urllib.parse
+from contextlib import closing
+from typing import Any
+
+import msgspec
+
+from memd.admin.access import TOKEN_HEADER
+from memd.errors import BadQuestion, DaemonError, MemdError, UnknownTopic
+
+ANSWER_SECONDS_MAX = 60.0
+OK, BAD_REQUEST, WANTS_TOKEN = 200, 400, 401
+THE_RIGHT_ONE = "give the one that it was started with, as MEMD_AUTH_TOKEN or in the settings (--config)"
+
+
+class OwnRoutesClient:
+    """Sends requests to the routes of the daemon at an address of this machine."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url
+        self._token = token
+
+    def get(self, path: str, **query: object) -> bytes:
+        """Return the body of the answer to a GET; a query parameter that is None is left out.
+
+        Raises:
+            BadQuestion: the request is wrong.
+            DaemonError: it refused, or does not answer.
+        """
+        given = {name: value for name, value in query.items() if value is not None}
+        return self._request(f"{path}?{urllib.parse.urlencode(given, doseq=True)}" if given else path, None)
+
+    def post(self, path: str, body: object, seconds: float = ANSWER_SECONDS_MAX) -> bytes:
+        """Return the body of the answer to a POST, which may take so long.
+
+        Raises:
+            BadQuestion: the request is wrong.
+            DaemonError: it refused, or does not answer.
+        """
+        return self._request(path, msgspec.json.encode(body), seconds)
+
+    def _request(self, path: str, body: bytes | None, seconds: float = ANSWER_SECONDS_MAX) -> bytes:
+        try:
+            return self.send(path, body, seconds)
+        except (OSError, http.client.HTTPException) as error:
+            raise DaemonError(f"the daemon at {self.url} does not answer: {error}; see its log") from None
+
+    def send(self, path: str, body: bytes | None, seconds: float) -> bytes:
+        """Send a request, a GET if there is no body; return the body of its answer.
+
+        Raises:
+            OSError, http.client.HTTPException: there is no answer.
+            BadQuestion: the request is wrong.
+            DaemonError: it refused.
+        """
+        headers = {TOKEN_HEADER: self._token} if self._token else {}
+        headers |= {} if body is None else {"Content-Type": "application/json"}
+        parts = urllib.parse.urlsplit(self.url)
+        with closing(_connection(parts, seconds)) as connection:
+            connection.request("GET" if body is None else "POST", path, body, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        if answer.status == WANTS_TOKEN:
+            wants = "does not take this auth.token" if self._token else "wants its auth.token"
+            raise DaemonError(f"the daemon at {self.url} {wants}; {THE_RIGHT_ONE}")
+        if answer.status != OK:
+            message, kind = _error(content)
+            refused: type[MemdError] = BadQuestion if answer.status == BAD_REQUEST else DaemonError
+            refused = UnknownTopic if kind == UnknownTopic.kind else refused
+            raise refused(message or f"the daemon at {self.url} answers {answer.status}")
+        return content
+
+
+def _error(body: bytes) -> tuple[str, str]:
+    """The message and the type of an error; empty where it is none."""
+    try:
+        error = msgspec.json.decode(body, type=dict[str, dict[str, Any]]).get("error", {})
+    except msgspec.MsgspecError:
+        return "", ""
+    return str(error.get("message", "")).removeprefix("memd: "), str(error.get("type", ""))
+
+
+def _connection(parts: urllib.parse.SplitResult, seconds: float) -> http.client.HTTPConnection:
+    if parts.scheme == "http":
+        return http.client.HTTPConnection(parts.netloc, timeout=seconds)
+    return http.client.HTTPSConnection(parts.netloc, timeout=seconds, context=unchecked_tls())
+
+
+def unchecked_tls() -> ssl.SSLContext:
+    """TLS to a daemon on this machine. Its certificate has the name that others use; it proves itself otherwise."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

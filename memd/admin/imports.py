@@ -1,0 +1,89 @@
+"""The routes of imports: what a command has read from other programs' files.
+
+Rule: the daemon reads no file that a request names. What is answered is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from memd.admin.routing import post
+from memd.admin.topics import NamedTopics
+from memd.entries import DEFAULT_TOPIC_ID, Draft
+from memd.errors import BadQuestion
+from memd.ingest.archiver import Archiver
+from memd.ingest.imports.items import ITEM_BYTES_MAX
+from memd.ingest.imports.sending import LinesTaken, PartTaken
+from memd.ingest.imports.taking import Drafts, GivenLine, GivenPart, line_drafts, part_drafts
+from memd.ingest.pipeline import Drafter
+from memd.speech import Speech
+from memd.store.store import TopicLog
+
+IMPORT_BYTES_MAX = 2 * ITEM_BYTES_MAX
+
+
+class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /memd/import/messages`."""
+
+    part: GivenPart
+    topic_id: str = DEFAULT_TOPIC_ID
+
+
+class EntriesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /memd/import/entries`."""
+
+    lines: tuple[GivenLine, ...]
+    topic_id: str
+
+
+class ImportRoutes:
+    """Imports: parts of conversations, lines of an export."""
+
+    def __init__(
+        self, topics: NamedTopics, archiver: Archiver, speech: Speech, observe_canonical_id: Callable[[int], None]
+    ) -> None:
+        """`observe_canonical_id`: see `Store.observe_canonical_id`."""
+        self._topics = topics
+        self._archiver = archiver
+        self._speech = speech
+        self._observe_canonical_id = observe_canonical_id
+
+    @post("/memd/import/messages", body_bytes_max=IMPORT_BYTES_MAX)
+    async def take_messages(self, body: MessagesBody) -> PartTaken:
+        """Remember messages of a conversation that was held elsewhere; those that are known are left out."""
+        made = await self._appended(
+            body.topic_id, lambda log, drafter: part_drafts(log, body.part, drafter, self._speech)
+        )
+        digests = tuple(digest.hex() for digest in made.digests)
+        return PartTaken(digests, len(made.drafts), made.known, dict(made.redacted))
+
+    @post("/memd/import/entries", body_bytes_max=IMPORT_BYTES_MAX)
+    async def take_entries(self, body: EntriesBody) -> LinesTaken:
+        """Append the lines of an export that the topic does not have."""
+
+        def drafts(log: TopicLog, drafter: Drafter) -> Drafts:
+            try:
+                made = line_drafts(log, body.lines, drafter)
+            except ValueError as error:
+                raise BadQuestion(f"a line is no entry of `memd export`: {error}") from None
+            for draft in made.drafts:
+                assert draft.origin_id is not None, "every line has it"
+                self._observe_canonical_id(draft.origin_id)
+            return made
+
+        made = await self._appended(body.topic_id, drafts)
+        return LinesTaken(len(made.drafts), made.known, made.places, dict(made.redacted))
+
+    async def _appended(self, topic_id: str, make: Callable[[TopicLog, Drafter], Drafts]) -> Drafts:
+        made: list[Drafts] = []
+
+        async with self._topics.held_or_new(topic_id) as topic:
+
+            def drafts(drafter: Drafter) -> list[Draft]:
+                made.append(make(topic.log, drafter))
+                return made[-1].drafts
+
+            await self._archiver.append_drafts(topic, drafts)
+        return made[-1]

@@ -1,0 +1,102 @@
+"""MCP's streamable HTTP at memd's own address: from aiohttp's request to the SDK's ASGI application and back.
+
+Rule: no session and no state: each POST is answered by itself, as the specification allows (Transports, at
+https://modelcontextprotocol.io/specification), so a restart is not noticed. Who may ask was decided before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import MutableMapping
+from typing import Any
+
+from aiohttp import web
+
+from memd.admin.asking import OwnRoutesClient
+from memd.admin.http import error_response, read_body
+from memd.settings.model import Config
+
+NOT_INSTALLED = "memd: programs that speak MCP need the extra: pip install 'memd-proxy[mcp]', and start memd again"
+BODY_BYTES_MAX = 4 << 20
+TOO_LARGE = f"memd: the body is larger than {BODY_BYTES_MAX:,} bytes"
+ONLY_POST = "memd: this is for programs that speak MCP; they POST (docs/mcp.md)"
+
+
+class McpEndpoint:
+    """Answers requests to `/mcp`. The SDK is loaded with the first: it takes a second and 40 MB."""
+
+    def __init__(self, own_url: str, config: Config) -> None:
+        """`own_url`: memd's own address, whose routes the tools ask."""
+        self._client = OwnRoutesClient(own_url, config.auth.token)
+        self._idle_seconds = config.limits.idle_seconds
+        self._server: Any = None
+        self._loading = asyncio.Lock()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Answer one request."""
+        if request.method != "POST":
+            response = error_response(405, ONLY_POST, "method_not_allowed")
+            response.headers["Allow"] = "POST"
+            return response
+        body = await read_body(request, BODY_BYTES_MAX, self._idle_seconds)
+        if body is None:
+            return error_response(413, TOO_LARGE, "invalid_request_error")
+        async with self._loading:
+            if self._server is None:
+                try:
+                    tools = await asyncio.to_thread(importlib.import_module, "memd.admin.mcp_tools")
+                except ModuleNotFoundError:
+                    return error_response(501, NOT_INSTALLED, "not_installed")
+                self._server = tools.server_for(self._client)
+        application = self._server.streamable_http_app(stateless_http=True, json_response=True, host="")
+        asked = _Exchange(request, body)
+        async with self._server.session_manager.run():  # of this application
+            await application(asked.scope(), asked.receive, asked.send)
+        return await asked.ended()
+
+
+class _Exchange:
+    """One request and its answer, as ASGI sees them (https://asgi.readthedocs.io/en/latest/specs/www.html)."""
+
+    def __init__(self, request: web.Request, body: bytes) -> None:
+        self._request = request
+        self._body: bytes | None = body
+        self._response = web.StreamResponse()
+
+    def scope(self) -> dict[str, Any]:
+        request = self._request
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": request.method,
+            "scheme": request.scheme,
+            "path": request.path,
+            "raw_path": request.path.encode(),
+            "root_path": "",
+            "query_string": request.query_string.encode(),
+            "headers": [(name.lower(), value) for name, value in request.raw_headers],
+        }
+
+    async def receive(self) -> dict[str, Any]:
+        body, self._body = self._body, None
+        if body is None:  # what may come now is the end of the connection, at which aiohttp cancels the handler
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self._response.set_status(message["status"])
+            for name, value in message["headers"]:
+                self._response.headers.add(name.decode("latin-1"), value.decode("latin-1"))
+        elif message["type"] == "http.response.body":
+            if not self._response.prepared:
+                await self._response.prepare(self._request)
+            await self._response.write(message.get("body", b""))
+
+    async def ended(self) -> web.StreamResponse:
+        if not self._response.prepared:
+            await self._response.prepare(self._request)
+        await self._response.write_eof()
+        return self._response

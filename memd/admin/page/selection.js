@@ -1,0 +1,60 @@
+// Taking out many chunks of a list at once, and the undo of it. Rule: nothing is taken out before the button that says
+// how many; each can be brought back here, and later on its own page.
+
+import { post } from "./api.js";
+import { announce, count, el, problem } from "./dom.js";
+
+/** `box(chunk)` is the checkbox of a chunk, `bar` the buttons; `done` is called when the list has to be drawn again. */
+export function selection(list, done) {
+  const chosen = new Map();
+  const reason = el("input", { maxlength: 2000, autocomplete: "off" });
+  const outcome = el("div", { class: "outcome", tabindex: "-1" });
+  const take = el("button", { type: "button", class: "main", click: () => act(takeOut) }, "");
+  const all = el("button", { type: "button", click: () => boxes().forEach((box) => box.checked || box.click()) }, "Select all shown");
+  const none = el("button", { type: "button", click: () => boxes().forEach((box) => box.checked && box.click()) }, "Select none");
+  const form = el("form", { class: "fields selection", hidden: true, "aria-label": "Take out what is selected", submit: (event) => event.preventDefault() },
+    el("label", { class: "wide" }, "Reason (kept in the log, never interpreted)", reason), el("div", { class: "buttons" }, take, all, none));
+  const boxes = () => [...list.querySelectorAll("input[type=checkbox]")];
+  const draw = () => {
+    form.hidden = chosen.size === 0;
+    take.textContent = `Take out ${count(chosen.size, "chunk")}`;
+  };
+  const act = async (work) => {
+    try {
+      await work();
+    } catch (error) {
+      outcome.replaceChildren(problem(error));
+    }
+    outcome.focus();
+  };
+  const takeOut = async () => {
+    const byTopic = Map.groupBy([...chosen.values()], (one) => one.topic_id);
+    const undone = [];
+    const failed = [];
+    for (const [topic_id, some] of byTopic) {
+      const body = { topic_id, chunk_ids: some.map((one) => one.uuid), action: "Update", reason: reason.value };
+      const told = await post("/memd/corrections", body);
+      undone.push(...told.applied.map((canonical_id) => ({ topic_id, canonical_id })));
+      failed.push(...told.failed);
+    }
+    for (const box of boxes().filter((one) => one.checked)) box.closest("li").classList.add("left-out");
+    boxes().forEach((box) => box.checked && box.click());
+    const undo = el("button", { type: "button", click: () => act(() => bringBack(undone)) }, "Undo");
+    const words = `${count(undone.length, "chunk")} taken out.${failed.length ? ` ${failed.length} could not be: they have changed meanwhile.` : ""}`;
+    outcome.replaceChildren(el("p", {}, words, " ", undo, " ", el("button", { type: "button", click: done }, "Show the list anew")));
+    announce(words);
+  };
+  const bringBack = async (undone) => {
+    for (const one of undone) await post("/memd/undo", { ...one, reason: "taken back on the page" });
+    for (const item of list.querySelectorAll(".left-out")) item.classList.remove("left-out");
+    const words = `${count(undone.length, "chunk")} brought back.`;
+    outcome.replaceChildren(el("p", {}, words));
+    announce(words);
+  };
+  const box = (chunk) => el("input", { type: "checkbox", "aria-label": `Select chunk ${chunk.id}`, change: (event) => {
+    if (event.target.checked) chosen.set(chunk.uuid, chunk);
+    else chosen.delete(chunk.uuid);
+    draw();
+  } });
+  return { box, bar: el("div", { class: "selecting" }, form, outcome) };
+}

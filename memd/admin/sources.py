@@ -1,0 +1,87 @@
+"""The routes of sources: folders of the settings, which the daemon reads by itself.
+
+Rule: a request never names a folder: whoever may ask need not be allowed to read what the daemon may.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from memd.admin.documents import documents_in
+from memd.admin.queries import TopicsQuery
+from memd.admin.routing import get, post
+from memd.admin.topics import NamedTopics
+from memd.ingest.sources.documents import KnownDocument
+from memd.ingest.sources.tending import SourceState, SourceTender
+
+
+class IndexBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /memd/index`."""
+
+    force: bool = False
+    """Read every file again, also those that have not changed."""
+
+
+class SourceStates(msgspec.Struct, frozen=True):
+    """The sources of the settings."""
+
+    sources: tuple[SourceState, ...]
+
+
+class KnownSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Documents of one folder, or a file by itself."""
+
+    topic_id: str
+    name: str
+    documents: int
+    chunks: int
+    at: int
+    """When something of it changed here last, in microseconds since the epoch."""
+
+
+class SourceList(SourceStates, frozen=True):
+    """The sources of the settings, and all that documents are kept of."""
+
+    known: tuple[KnownSource, ...] = ()
+
+
+class SourceRoutes:
+    """Sources: how they stand, and looking at them now."""
+
+    def __init__(self, topics: NamedTopics, tender: SourceTender) -> None:
+        self._topics = topics
+        self._tender = tender
+
+    @get("/memd/sources")
+    async def sources(self, query: TopicsQuery) -> SourceList:
+        """The sources of the settings with their state, and all folders and files that documents are kept of."""
+        known = await documents_in(self._topics, query.topic)
+        states = tuple(one for one in self._tender.states() if not query.topic or one.topic_id in query.topic)
+        return SourceList(states, tuple(_by_source(known)))
+
+    @get("/memd/index")
+    async def looks(self) -> SourceStates:
+        """The sources of the settings with their state alone."""
+        return SourceStates(self._tender.states())
+
+    @post("/memd/index")
+    async def index(self, body: IndexBody) -> SourceStates:
+        """Look at the sources of the settings now, in the background; `GET /memd/index` tells how far that is."""
+        self._tender.ask(force=body.force)
+        return SourceStates(self._tender.states())
+
+
+def _by_source(documents: list[KnownDocument]) -> list[KnownSource]:
+    grouped: dict[tuple[str, str], list[KnownDocument]] = {}
+    for one in documents:
+        grouped.setdefault((one.topic_id, one.source.partition("/")[0]), []).append(one)
+    return [
+        KnownSource(
+            topic_id=topic_id,
+            name=name,
+            documents=len(group),
+            chunks=sum(one.chunks for one in group),
+            at=max(one.at for one in group),
+        )
+        for (topic_id, name), group in grouped.items()
+    ]
