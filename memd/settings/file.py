@@ -28,6 +28,8 @@ class Setting(msgspec.Struct, frozen=True):
     """Where it was given, for messages: `config.yaml, line 12`, `MEMD_LISTEN_PORT`, `the command line`."""
     folder: Path = Path()
     """The folder that relative paths start from: the file's, else the working directory."""
+    item_places: tuple[str, ...] = ()
+    """Of a list in a file: where each of its items was given."""
 
 
 def read_settings(path: Path) -> list[Setting]:
@@ -97,12 +99,15 @@ def _settings(loader: yaml.SafeLoader, mapping: yaml.Node, path: Path, group: st
         if isinstance(value_node, yaml.MappingNode) and value_node.value and not group:
             yield from _settings(loader, value_node, path, f"{key}.")
         else:
-            _reject_repeated_keys(value_node, path, key)
+            items = value_node.value if isinstance(value_node, yaml.SequenceNode) else []
+            for node in (value_node, *items):
+                _reject_repeated_keys(node, path, key)
             try:
                 value = loader.construct_document(value_node)
             except ValueError as error:  # 2026-99-99, or an integer of 5,000 digits
                 raise ConfigError(f"{path}, line {line}: {key} cannot be read: {error}; correct it") from None
-            yield Setting(key, value, f"{path}, line {line}", path.parent)
+            places = tuple(f"{path}, line {item.start_mark.line + 1}" for item in items)
+            yield Setting(key, value, f"{path}, line {line}", path.parent, places)
 
 
 def _reject_repeated_keys(node: yaml.Node, path: Path, key: str) -> None:

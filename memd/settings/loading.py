@@ -8,6 +8,7 @@ Rule: a wrong setting is never guessed at. Whatever is not exactly a known key w
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 import string
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,16 @@ import msgspec
 
 from memd.errors import ConfigError
 from memd.settings.file import Setting, parse_value, read_settings
-from memd.settings.model import PATTERN_NAME, Config, RedactionName, Text, is_this_machine, without_credentials
+from memd.settings.model import (
+    PATTERN_NAME,
+    Config,
+    RedactionName,
+    SourceSettings,
+    Text,
+    is_this_machine,
+    without_credentials,
+)
+from memd.settings.sources import read_sources, source_problems
 
 DEFAULT_PATH = Path("config.yaml")
 ENVIRONMENT_PREFIX = "MEMD_"
@@ -44,7 +54,7 @@ def known_keys() -> dict[str, Any]:
         if field.name in _GROUPS:
             keys |= {f"{field.name}.{inner.name}": inner.type for inner in msgspec.structs.fields(field.type)}
         else:
-            keys[field.name] = Text  # data_dir: a path, which msgspec does not know
+            keys[field.name] = Text if field.name == "data_dir" else field.type  # a path, which msgspec does not know
     return keys
 
 
@@ -74,25 +84,31 @@ def load_config(
     data_dir = (path.parent if path else Path()) / Config().data_dir
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
+    sources: list[tuple[str, SourceSettings]] = []
     for setting in _given(path, env, overrides):
         if setting.key in _GROUPS and setting.value in (None, {}):
             continue  # a group whose lines are all commented out
         if setting.key in REMOVED:
             tell(f"{setting.place}: {setting.key} has no effect any more: {REMOVED[setting.key]}; remove it")
             continue
+        if setting.key == "sources":
+            sources = read_sources(setting, functools.partial(_absolute, setting))
+            continue
         values[setting.key] = _checked(setting)
         places[setting.key] = setting.place
         if setting.key == "data_dir":
             data_dir = setting.folder / _expanded(setting)
         if setting.key in _PATHS and setting.value:
-            values[setting.key] = str((setting.folder / _expanded(setting)).absolute())
+            values[setting.key] = str(_absolute(setting, setting.value))
         if setting.key == "embedding.model" and setting.value.startswith(_PATH):
-            named = _expanded(msgspec.structs.replace(setting, value=setting.value.removeprefix(_PATH)))
-            values[setting.key] = f"{_PATH}{(setting.folder / named).absolute()}"
+            values[setting.key] = f"{_PATH}{_absolute(setting, setting.value.removeprefix(_PATH))}"
+    values["sources"] = tuple(source for _, source in sources)
     config = _built(values | {"data_dir": data_dir.absolute()})
     for key, problem in _contradictions(config):
         place = next(places[name] for name in (key, *_PARTNERS.get(key, ())) if name in places)
         raise ConfigError(f"{place}: {key} {problem}")
+    for number, problem in source_problems(config.sources, config.data_dir):
+        raise ConfigError(f"{sources[number][0]}: sources {problem}")
     return config
 
 
@@ -108,7 +124,8 @@ def places_of_settings(
     return path, {setting.key: setting.place for setting in _given(path, env, overrides) if setting.key in _KEYS}
 
 
-_GROUPS = frozenset(field.name for field in msgspec.structs.fields(Config) if field.name != "data_dir")
+_SINGLE = ("data_dir", "sources")
+_GROUPS = frozenset(field.name for field in msgspec.structs.fields(Config) if field.name not in _SINGLE)
 _KEYS = known_keys()
 _SECRET = frozenset({"auth.token", "upstream.api_key", "embedding.api_key", "rerank.api_key"})
 _PATHS = frozenset({"listen.tls_cert", "listen.tls_key"})
@@ -182,7 +199,7 @@ def _unknown(key: str) -> str:
         near = near or difflib.get_close_matches(key, _KEYS if group else [*_KEYS, *_GROUPS], n=1)
     if near:
         return f"there is no setting {key}; did you mean {near[0]}?"
-    return f"there is no setting {key}; there are {', '.join(siblings.values() or ['data_dir', *sorted(_GROUPS)])}"
+    return f"there is no setting {key}; there are {', '.join(siblings.values() or [*_SINGLE, *sorted(_GROUPS)])}"
 
 
 def _allowed(kind: msgspec.inspect.Type) -> str:
@@ -209,6 +226,11 @@ def _allowed(kind: msgspec.inspect.Type) -> str:
             return "one line of text (in quotes if YAML would take it for something else)"
 
 
+def _absolute(setting: Setting, text: str) -> Path:
+    """A path in the value of a setting: relative to the settings' file, as the setting's own would be."""
+    return (setting.folder / _expanded(msgspec.structs.replace(setting, value=text))).absolute()
+
+
 def _expanded(setting: Setting) -> Path:
     """Return a path with its leading `~` replaced."""
     try:
@@ -219,7 +241,7 @@ def _expanded(setting: Setting) -> Path:
 
 def _built(values: Mapping[str, Any]) -> Config:
     """Build the `Config` from checked values; absent ones keep their defaults."""
-    groups: dict[str, Any] = {"data_dir": values["data_dir"]}
+    groups: dict[str, Any] = {key: values[key] for key in _SINGLE if key in values}
     for field in msgspec.structs.fields(Config):
         if field.name in _GROUPS:
             prefix = f"{field.name}."

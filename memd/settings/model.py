@@ -24,6 +24,7 @@ Milliseconds = Annotated[int, Meta(ge=0, le=600_000)]
 Tokens = Annotated[int, Meta(ge=256, le=100_000_000)]
 Threshold = Literal["auto"] | Tokens
 Prefix = Annotated[str, Meta(max_length=1_000)]
+HeaderName = Annotated[str, Meta(max_length=200, pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]*$")]
 Text = Annotated[str, Meta(min_length=1, max_length=4_096, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
@@ -34,6 +35,9 @@ RedactionName = Literal[
 """The built-in redaction patterns; `ingest/redaction/shapes.py` has the patterns."""
 UTILITY_STEPS_LIMIT = 100
 """No chunk is more steps than this above or below none, whatever the settings allow: the log has a byte for them."""
+TopicName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+"""As `entries.TOPIC_ID_PATTERN`."""
+AUTO_TOPIC = "auto"
 PATTERN_NAME = r"^[A-Za-z0-9_-]{1,40}$"
 
 
@@ -179,6 +183,8 @@ class RetrievalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """When searching all indexes of a topic takes longer, more of them are merged."""
     timeout_ms: Annotated[int, Meta(ge=1, le=600_000)] = 2000
     """A recall that takes longer is skipped; the request goes on without memory (`degraded:timeout`)."""
+    global_topics: tuple[TopicName, ...] = ()
+    """Topics that are searched from every other one, as if each request named them as related."""
 
 
 class InjectionSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,11 +240,20 @@ class CorrectionsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A chunk can be corrected until this many turns of its topic after it was shown."""
 
 
+class TopicsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Which topic a request belongs to."""
+
+    header: HeaderName = ""
+    """A header besides `X-Memory-Topic` that names the topic of requests that do not; empty: none."""
+
+
 class ConversationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The live conversations."""
 
     max_open: Annotated[int, Meta(ge=1, le=100_000)] = 256
     """How many are kept in memory; beyond that the least recently used one is stored and closed."""
+    header: HeaderName = ""
+    """A header besides `X-Memory-Session` that tells conversations apart; empty: none."""
     history: Literal["client", "daemon"] = "client"
     """Who keeps the live turns: the client, which sends all of them, or memd, which puts them in front of new ones."""
 
@@ -260,6 +275,24 @@ class IngestSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The built-in patterns to use."""
     redact_patterns: dict[Annotated[str, Meta(pattern=PATTERN_NAME)], Text] = {}
     """Own patterns by name, used too: regular expressions; of one with a group `secret` only the group is replaced."""
+    reindex_seconds: Seconds = 300.0
+    """How often `sources` are looked at again, besides when the file system tells of a change; 0: neither, only when
+    somebody asks (`memd index`)."""
+
+
+class SourceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of the `sources`: a folder whose files are remembered."""
+
+    path: Text
+    """The folder; relative to the settings' file."""
+    topic: TopicName = "default"
+    """Where its documents belong; auto: the topic that is called as the folder."""
+    exclude: tuple[Text, ...] = ()
+    """Names, patterns or paths of files and folders in it that are left out."""
+    formats: tuple[Annotated[str, Meta(pattern=r"^[.]?[A-Za-z0-9]{1,16}$")], ...] = ()
+    """Suffixes; only such files are read. None: all that can be."""
+    follow_links: bool = False
+    """Whether links that lead out of the folder are followed."""
 
 
 class EmbeddingSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -343,7 +376,7 @@ class LimitsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReceiptsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of what memory did in each turn: the question, the block, the scores."""
+    """The record of what memory did in each turn: the question, the block, the scores, the reply."""
 
     enabled: bool = True
     """Keep them in the data directory; if false, the page still shows turns as they happen."""
@@ -377,6 +410,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     upstream: UpstreamSettings = UpstreamSettings()
     data_dir: Path = Path("memory")
     """The folder of the log; relative to the config file if it comes from there, else to the working directory."""
+    sources: tuple[SourceSettings, ...] = ()
+    """Folders whose files are remembered, in the settings each as lines, or its path alone; `!PATH` leaves out."""
     buffer: BufferSettings = BufferSettings()
     compaction: CompactionSettings = CompactionSettings()
     chunking: ChunkingSettings = ChunkingSettings()
@@ -387,6 +422,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     injection: InjectionSettings = InjectionSettings()
     utility: UtilitySettings = DEFAULT_UTILITY
     corrections: CorrectionsSettings = CorrectionsSettings()
+    topics: TopicsSettings = TopicsSettings()
     conversation: ConversationSettings = ConversationSettings()
     ingest: IngestSettings = IngestSettings()
     embedding: EmbeddingSettings = EmbeddingSettings()
