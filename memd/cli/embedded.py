@@ -27,7 +27,9 @@ def embedded_daemon(config: Config) -> Iterator[str]:
         StoreLocked: a daemon is running on the folder.
         MemdError: it cannot be started.
     """
-    config = msgspec.structs.replace(config, listen=ListenSettings(host="127.0.0.1", port=0), admin=AdminSettings())
+    ingest = msgspec.structs.replace(config.ingest, reindex_seconds=0)  # a command looks at sources if it is for that
+    listen = ListenSettings(host="127.0.0.1", port=0)
+    config = msgspec.structs.replace(config, listen=listen, admin=AdminSettings(), ingest=ingest)
     # Warnings about the folder do not belong into a command's output.
     configure_logging(msgspec.structs.replace(config.log, level="error"), Redactor.of(config.ingest).text)
     state = _State()

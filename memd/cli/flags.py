@@ -31,6 +31,17 @@ NEVER_BREAK = 100_000
 Command = Callable[..., int]
 
 
+class WholeSentences(click.Group):
+    """A group whose help has the first sentence of each command, uncut."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands in the help."""
+        listed = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        with formatter.section("Commands"):
+            helps = ((name, command.help or "") for name, command in listed.items() if command is not None)
+            formatter.write_dl([(name, " ".join(help_.partition("\n\n")[0].split())) for name, help_ in helps])
+
+
 def settings_flags(command: Command) -> Command:
     """Add the flags of every command that works on a data directory."""
     config = click.option(
@@ -46,10 +57,16 @@ def settings_flags(command: Command) -> Command:
 
 
 def print_lines(lines: Sequence[RenderableType]) -> None:
-    """Print to a terminal in its width, elsewhere without breaking lines."""
+    """Print to a terminal in its width; elsewhere without breaking lines, and without spaces at their ends."""
     from rich.console import Console
 
-    Console(highlight=False, width=None if sys.stdout.isatty() else NEVER_BREAK).print(*lines, sep="\n")
+    if sys.stdout.isatty():
+        Console(highlight=False).print(*lines, sep="\n")
+        return
+    console = Console(highlight=False, width=NEVER_BREAK)
+    with console.capture() as captured:
+        console.print(*lines, sep="\n")
+    click.echo("\n".join(line.rstrip() for line in captured.get().removesuffix("\n").split("\n")))
 
 
 def origin_words(chunk: FoundChunk | LogEvent) -> str:

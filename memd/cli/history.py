@@ -242,6 +242,7 @@ def _event(event: LogEvent) -> RenderableType:
         f"  entry {event.canonical_id}",
         (origin_words(event), "magenta"),
         "" if event.multiplier == 1 else f"  times {event.multiplier:g}",
+        "  taken out" if event.event == "Update" else "",  # the text below it is the one that went
         no_wrap=True,
     )
     parts: list[RenderableType] = [head]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -18,7 +19,9 @@ from memd.errors import StoreError
 from memd.store.disk import DiskFiles
 from memd.store.layout import LOCK_NAME
 from memd.store.tools.backup import backup as back_up
+from memd.store.tools.conversations import FORMS, Told, conversations, written
 from memd.store.tools.export import export as export_log
+from memd.store.tools.export import exported_entries, exported_topics
 from memd.store.tools.verify import verify as verify_log
 from memd.wording import counted
 
@@ -47,19 +50,25 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
 @settings_flags
 @click.option("--topic", help="Only this topic.")
 @click.option("--live", is_flag=True, help="Only the present state of chunks: no superseded and no deprecated entries.")
+@click.option("--as", "form", type=click.Choice(list(FORMS)), help="Write conversations, as other programs read them.")
 @click.option("--output", metavar="FILE", default="-", help="Write to this file instead of stdout.")
-def export(config_path: Path | None, data_dir: str | None, topic: str | None, live: bool, output: str) -> int:
+def export(
+    config_path: Path | None, data_dir: str | None, topic: str | None, live: bool, form: str | None, output: str
+) -> int:
     """Write the log as JSON Lines, one entry per line, oldest first.
 
-    Works beside a running daemon and changes nothing.
+    With --as, what is live of conversations, for other programs. Works beside a running daemon and changes nothing.
     """
     folder = config_of_existing(config_path, data_dir).data_dir
     # A new or regular file is replaced only when it is complete; /dev/null or a pipe is written as it is.
     atomic = output != "-" and (not Path(output).exists() or Path(output).is_file())
     try:
         with click.open_file(output, "wb", atomic=atomic) as file:
-            for entry in export_log(folder, DiskFiles(), topic_id=topic, live_only=live):
-                file.write(msgspec.json.encode(entry) + b"\n")
+            if form is not None:
+                file.writelines(written(_conversations(folder, topic), form))
+            else:
+                for entry in export_log(folder, DiskFiles(), topic_id=topic, live_only=live):
+                    file.write(msgspec.json.encode(entry) + b"\n")
             file.flush()
         if note := waiting_note(waiting_messages(folder, DiskFiles(), topic)):
             click.echo(f"memd: {note}", err=True)
@@ -70,6 +79,14 @@ def export(config_path: Path | None, data_dir: str | None, topic: str | None, li
         name = "stdout" if output == "-" else output
         raise StoreError(f"the export to {name} failed: {error.strerror or error}; try another --output") from None
     return 0
+
+
+def _conversations(folder: Path, topic_id: str | None) -> Iterator[Told]:
+    """The conversations of each topic; no more is held than one topic."""
+    files = DiskFiles()
+    for name in exported_topics(folder, files, topic_id):
+        found = exported_entries(folder, files, topic_id=name, live_only=True)
+        yield from conversations((entry for _, entry, _ in found), name)
 
 
 @click.command()

@@ -16,20 +16,24 @@ from click.shell_completion import CompletionItem
 
 from memd import __version__
 from memd.cli.flags import FOUND_SOMETHING, WRONG_USAGE
-from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError, NotFound
+from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError, NotFound, UnknownTopic
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "add": ("sources", "Remember what stands in the files and folders PATH..."),
+    "background": ("background", "Pause or resume background work of the running daemon."),
     "backup": ("log_files", "Back up the log to DIR, or update the backup there."),
     "check": ("check.command", "Say whether everything is ready, and if not, what to do."),
     "completion": ("check.command", "Print the script that completes commands of memd in SHELL."),
+    "config": ("config", "Print all settings with their defaults and what they mean."),
     "correct": ("history", "Mark the chunks ID... as helpful, unhelpful or wrong."),
     "demo": ("serve", "Play a long conversation and show what is remembered."),
     "digest": ("views", "Show what was said, by day or week."),
     "entities": ("views", "Show the names in what is stored, or the chunks that have NAME."),
     "export": ("log_files", "Write the log as JSON Lines, one entry per line, oldest first."),
-    "import": ("ingest", "Add the entries or conversations in FILE.jsonl to the log."),
+    "import": ("imports", "Remember the conversations in the files and folders PATH..."),
+    "index": ("sources", "Look at the sources of the settings now."),
     "log": ("history", "Show what happened to the memory, newest first."),
+    "mcp": ("mcp", "Speak MCP on standard input and output, for agents."),
     "model": ("model", "Add an embedding model, list or remove those that were added."),
     "reembed": ("ingest", "Re-embed chunks that another model embedded."),
     "related": ("views", "Show what belongs to the chunk ID without being said beside it."),
@@ -41,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stats": ("stats", "Show what is stored, and how fast a running daemon finds it."),
     "turn": ("turns", "Show what memory did in a turn, and why."),
     "undo": ("history", "Take back the correction in entry CANONICAL_ID."),
+    "usage": ("usage", "Show the tokens that requests took, by day, topic and model."),
     "verify": ("log_files", "Read every byte of the log and report any damage."),
 }
 """By name: the module below `memd.cli` that has the command, and the first sentence of its help."""
@@ -56,7 +61,8 @@ class CommandGroup(click.Group):
             ctx.exit(super().invoke(ctx))
         except MemdError as error:
             click.echo(f"memd: {error}", err=True)
-            wrong_usage = isinstance(error, ConfigError | BadTopicId | BadQuestion) and not isinstance(error, NotFound)
+            is_missing = isinstance(error, NotFound) and not isinstance(error, UnknownTopic)
+            wrong_usage = isinstance(error, ConfigError | BadTopicId | BadQuestion) and not is_missing
             ctx.exit(WRONG_USAGE if wrong_usage else FOUND_SOMETHING)
 
     def resolve_command(

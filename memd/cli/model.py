@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from memd.cli.flags import FOUND_SOMETHING, config_of, settings_flags
+from memd.cli.flags import FOUND_SOMETHING, WholeSentences, config_of, settings_flags
 from memd.embedding.loading import MULTILINGUAL, load_embedder
 from memd.settings.model import EmbeddingSettings
 from memd.store.layout import models_dir
@@ -19,7 +19,7 @@ from memd.wording import sized
 _NAME = click.argument("name", type=click.Choice([MULTILINGUAL]))
 
 
-@click.group()
+@click.group(cls=WholeSentences)
 def model() -> None:
     """Add an embedding model, list or remove those that were added.
 
@@ -66,7 +66,7 @@ def list_(config_path: Path | None, data_dir: str | None) -> int:
     folder = adding.folder_in(models_dir(config.data_dir))
     used = " (embedding.model)" if config.embedding.model == MULTILINGUAL else ""
     size = sum(path.stat().st_size for path in folder.iterdir()) if folder.is_dir() else 0
-    said = f"{sized(size)} in {folder}" if size else f"not added; memd model add {MULTILINGUAL}"
+    said = f"{sized(size)} in {folder}" if size else f"not added; {adding.how_to_add(models_dir(config.data_dir))}"
     click.echo(f"{MULTILINGUAL}{used}: {said}")
     return 0
 

@@ -6,6 +6,7 @@ Rule: the daemon takes the note; the command only reads it and shows the answer.
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -16,7 +17,7 @@ from memd.cli.flags import config_of, settings_flags
 from memd.cli.running import daemon_for
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
 from memd.errors import BadNote, BadQuestion
-from memd.notes import CHARACTERS_MAX, GivenNote
+from memd.notes import CHARACTERS_MAX, GivenNote, check_not_ahead
 
 _BYTES_MAX = 4 * CHARACTERS_MAX  # UTF-8 has at most four bytes for a character
 STANDARD_INPUT = "-"
@@ -51,7 +52,7 @@ def remember(
     content = _standard_input() if text == STANDARD_INPUT else text
     note = GivenNote(content=content, title=title, tags=tags, said_at=said_at, source=source)
     try:
-        note.checked()
+        check_not_ahead(note.checked(), time.time_ns() // 1000)
     except BadNote as error:
         raise BadQuestion(f"the note cannot be taken: its {error}") from None
     body = {"topic_id": checked_topic_id(topic), "notes": [note]}

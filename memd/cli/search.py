@@ -64,7 +64,7 @@ def search(
     if as_json:
         click.echo(msgspec.json.encode(answer))
     else:
-        print_lines(_lines(answer, explain=explain, is_filtered=any(choice.values())))
+        print_lines(_lines(answer, topics, explain=explain, is_filtered=any(choice.values())))
     return 0 if answer.tokens else FOUND_SOMETHING
 
 
@@ -86,7 +86,7 @@ def _search(
     return msgspec.json.decode(told, type=SearchAnswer)
 
 
-def _lines(answer: SearchAnswer, *, explain: bool, is_filtered: bool) -> list[RenderableType]:
+def _lines(answer: SearchAnswer, topics: Sequence[str], *, explain: bool, is_filtered: bool) -> list[RenderableType]:
     """Return the answer as text: the chunks that would be injected, best first; with `explain` all candidates."""
     injected = [chunk for chunk in answer.chunks if chunk.verdict == INJECTED]
     shown: list[RenderableType] = [_chunk(chunk, explain=explain) for chunk in (answer.chunks if explain else injected)]
@@ -98,6 +98,8 @@ def _lines(answer: SearchAnswer, *, explain: bool, is_filtered: bool) -> list[Re
     else:
         tokens = f"{answer.tokens:,} of {answer.budget_tokens:,} tokens"
         shown.append(f"{counted(len(injected), 'chunk')}, {tokens}, would be injected.")
+    if not topics:
+        shown.append("All topics were searched; --topic names one.")
     if answer.note is not None:
         shown.append(answer.note)
     return shown

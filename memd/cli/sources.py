@@ -6,64 +6,118 @@ named with the reason, and the rest goes on. Interrupted, the command is simply 
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
+import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 import msgspec
 
-from memd.admin.documents import DocumentList, DocumentTaken
+from memd.admin.documents import DocumentList
+from memd.admin.sources import SourceStates
 from memd.cli.flags import FOUND_SOMETHING, config_of, config_of_existing, settings_flags
 from memd.cli.history import time_of
 from memd.cli.ingest import progress
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.documents import GivenDocument
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
-from memd.errors import BadDocument, BadQuestion, NotFound
+from memd.errors import BadQuestion, NotFound
+from memd.ingest.sources.agents import claude_code_folders
 from memd.ingest.sources.documents import KnownDocument
-from memd.ingest.sources.reading import FILE_BYTES_MAX, sections_of
-from memd.ingest.sources.walking import FoundFile, files_of
+from memd.ingest.sources.looking import Look, Source, is_below, look
+from memd.ingest.sources.taking import TakenDocument
+from memd.ingest.sources.tending import SourceState, topic_of
+from memd.ingest.sources.walking import Chosen
+from memd.settings.model import AUTO_TOPIC
 from memd.wording import counted, name_for_terminal
 
 DOCUMENT_SECONDS_MAX = 600.0
+ASK_AGAIN_SECONDS = 0.1
+
+
+def _suffixes(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(one.lower().removeprefix(".") for one in given)
 
 
 @click.command()
 @settings_flags
-@click.option("--topic", default=DEFAULT_TOPIC_ID, help=f"Where they belong. Default: {DEFAULT_TOPIC_ID}.")
+@click.option("--topic", help=f"Where they belong; auto: the topic called as PATH. Default: {DEFAULT_TOPIC_ID}.")
 @click.option("--exclude", multiple=True, metavar="NAME", help="Leave out these files and folders; may be given again.")
 @click.option("--as", "name", metavar="NAME", help="What PATH is called. Default: its own name.")
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--format", "formats", multiple=True, metavar="SUFFIX", callback=_suffixes, help="Only such files (md).")
+@click.option("--follow-links", is_flag=True, help="Also links that lead out of PATH.")
+@click.option("--claude-code", is_flag=True, help="What Claude Code has noted, each project in the topic of its name.")
+@click.argument("paths", metavar="PATH...", nargs=-1, type=click.Path(exists=True, path_type=Path))
 def add(
     config_path: Path | None,
     data_dir: str | None,
-    topic: str,
+    topic: str | None,
     exclude: tuple[str, ...],
     name: str | None,
+    formats: tuple[str, ...],
     paths: tuple[Path, ...],
+    *,
+    follow_links: bool,
+    claude_code: bool,
 ) -> int:
     """Remember what stands in the files and folders PATH...
 
-    Text, Markdown and source code. Added again, only what changed is stored; what is gone is taken out.
+    Text, Markdown, source code and CSV; with the extra `memd-proxy[documents]` PDF, Office documents, HTML and
+    EPUB too. Added again, only what changed is stored; what is gone is taken out.
     """
-    if name is not None and (len(paths) > 1 or not name.strip("/")):
+    if name is not None and (len(paths) > 1 or not name.strip("/") or claude_code):
         raise BadQuestion("--as names one PATH: give one, and a name for it")
-    named = {path.resolve(): name.strip("/") if name else path.resolve().name or "root" for path in paths}
-    doubled = [one for one, times in Counter(named.values()).items() if times > 1]
-    if doubled:
-        raise BadQuestion(f"several PATHs are called {doubled[0]}: add each by itself, with a name of its own (--as)")
+    if not paths and not claude_code:
+        raise BadQuestion("give the PATH of a file or folder, or --claude-code")
     config = config_of(config_path, {"data_dir": data_dir})
-    checked_topic_id(topic)
+    if topic not in (None, AUTO_TOPIC):
+        checked_topic_id(topic)
+    apart = str(config.data_dir.resolve())  # memd's own files are no documents
+    chosen = Chosen(exclude=(*exclude, apart), formats=formats, follow_links=follow_links)
+    found = [
+        (topic_of(path) if topic == AUTO_TOPIC else topic or DEFAULT_TOPIC_ID, Source(path=path.absolute(), name=named))
+        for path, named in dict.fromkeys((path, (name or "").strip("/")) for path in paths)
+    ]
+    found += _claude_code(topic) if claude_code else []
+    totals: dict[str, Look] = {}
     with daemon_for(config) as daemon:
-        adding = _Adding(daemon, topic)
-        for path, called in named.items():
-            adding.add(path, called, exclude)
-    for source, reason in adding.problems:
+        for topic_id, source in found:
+            told = _look(daemon, topic_id, msgspec.structs.replace(source, chosen=chosen))
+            totals.setdefault(topic_id, Look()).add(told)
+    for topic_id, told in totals.items():
+        _say(topic_id, told)
+    return FOUND_SOMETHING if any(told.problems for told in totals.values()) else 0
+
+
+def _look(daemon: RunningDaemon, topic_id: str, source: Source) -> Look:
+    """Look at a folder or file for a daemon."""
+    told = Look()
+    with progress("adding") as advanced:
+        look(source, _Daemons(daemon, topic_id), {}, told, step=lambda: advanced(told.done, told.files))
+    return told
+
+
+def _say(topic_id: str, told: Look) -> None:
+    """Print what was done in a topic."""
+    for source, reason in told.problems:
         click.echo(f"{name_for_terminal(source.encode(errors='replace').decode())}: left out: {reason}")
-    click.echo(f"topic {topic}: {adding.said()}")
-    return FOUND_SOMETHING if adding.problems else 0
+    files = f"{counted(told.done, 'file')} looked at, {told.unchanged:,} of them unchanged"
+    files += f", {len(told.problems):,} left out" if told.problems else ""
+    click.echo(f"topic {topic_id}: {files}; {counted(told.written, 'chunk')} written, {told.taken_out:,} taken out")
+
+
+def _claude_code(topic: str | None) -> list[tuple[str, Source]]:
+    """The folders in which Claude Code keeps what it has noted, each with its topic."""
+    found = claude_code_folders(os.environ)
+    if not found:
+        raise BadQuestion(
+            "Claude Code has noted nothing here (~/.claude/projects/*/memory/, or below CLAUDE_CONFIG_DIR)"
+        )
+    return [
+        (topic_of(one.project) if topic in (None, AUTO_TOPIC) else topic, Source(path=one.memory, name=one.name))
+        for one in found
+    ]
 
 
 @click.command()
@@ -97,80 +151,64 @@ def sources(
     return 0
 
 
-class _Adding:
-    """One run of `memd add` into a topic."""
+@click.command()
+@settings_flags
+@click.option("--force", is_flag=True, help="Read every file again, also those that have not changed.")
+@click.option("--json", "as_json", is_flag=True, help="The sources as one JSON object.")
+def index(config_path: Path | None, data_dir: str | None, *, force: bool, as_json: bool) -> int:
+    """Look at the sources of the settings now.
+
+    A running daemon does that by itself; without one, this command does it once.
+    """
+    config = config_of(config_path, {"data_dir": data_dir})
+    with daemon_for(config) as daemon, progress("indexing") as advanced:
+        states = msgspec.json.decode(daemon.post("/memd/index", {"force": force}), type=SourceStates).sources
+        while any(one.state in ("waiting", "looking") for one in states):
+            advanced(sum(one.done for one in states), sum(one.files for one in states))
+            time.sleep(ASK_AGAIN_SECONDS)
+            states = msgspec.json.decode(daemon.get("/memd/index"), type=SourceStates).sources
+    if as_json:
+        click.echo(msgspec.json.encode(SourceStates(states)))
+    elif not states:
+        click.echo("the settings have no sources; `memd add PATH` remembers a folder once")
+    else:
+        for one in states:
+            _show(one)
+    return FOUND_SOMETHING if any(one.error or one.problem_count for one in states) else 0
+
+
+def _show(one: SourceState) -> None:
+    """Print how a source stands."""
+    for problem in one.problems:
+        click.echo(f"{name_for_terminal(problem.source)}: left out: {problem.reason}")
+    if one.problem_count > len(one.problems):
+        click.echo(f"and {one.problem_count - len(one.problems):,} more files were left out")
+    done = f"{counted(one.files, 'file')}; {counted(one.written, 'chunk')} written, {one.taken_out:,} taken out"
+    click.echo(f"topic {one.topic_id}: {name_for_terminal(one.error or f'{one.path}: {done}')}")
+
+
+class _Daemons:
+    """The documents of one topic of a daemon that is reached by HTTP."""
 
     def __init__(self, daemon: RunningDaemon, topic_id: str) -> None:
         self._daemon = daemon
         self._topic_id = topic_id
-        self._counts: Counter[str] = Counter()
-        self.problems: list[tuple[str, str]] = []
 
-    def said(self) -> str:
-        """Say what was done."""
-        done = self._counts
-        files = f"{counted(done['files'], 'file')} read, {done['unchanged']:,} of them unchanged"
-        return f"{files}; {counted(done['written'], 'chunk')} written, {done['gone']:,} taken out"
-
-    def add(self, root: Path, name: str, exclude: Sequence[str]) -> None:
-        """Add a file or folder, and take out what it had before and has no longer."""
+    def known(self) -> Sequence[KnownDocument]:
         try:
-            listed = _known(self._daemon, [self._topic_id])
+            return _known(self._daemon, [self._topic_id])
         except BadQuestion:  # there is no such topic yet
-            listed = ()
-        known = {one.source: one for one in listed if one.source == name or one.source.startswith(f"{name}/")}
-        try:
-            files = list(files_of(root, name, exclude))
-        except OSError as error:
-            raise BadQuestion(f"{root}: cannot be read ({error.strerror or error})") from None
-        present = {file.source for file in files}
-        missing = {source: one for source, one in known.items() if source not in present}
-        formers = {one.hash: one.source for one in missing.values()}
-        if known and len(missing) == len(known):
-            self._refuse_another(root, name, files, formers)
-        taken_over: set[str | None] = set()
-        with progress("adding") as advanced:
-            for number, file in enumerate(files, 1):
-                taken_over |= self._take(file, known.get(file.source), formers)
-                advanced(number, len(files))
-        for source in missing.keys() - taken_over:
-            self._count(self._post("/memd/documents/remove", {"source": source}))
+            return ()
 
-    def _refuse_another(self, root: Path, name: str, files: Sequence[FoundFile], formers: dict[str, str]) -> None:
-        """Raise BadQuestion if the folder has nothing of what is known under its name: it is another one, or empty."""
-        if not any(_hash(file) in formers for file in files):
-            raise BadQuestion(
-                f"{root} has nothing of what topic {self._topic_id} has as {name}: give it another name (--as), or "
-                f"take that out first (memd sources --remove {name})"
-            )
+    def take(self, document: GivenDocument) -> TakenDocument:
+        return self._post("/memd/documents", {"document": document})
 
-    def _take(self, file: FoundFile, known: KnownDocument | None, formers: dict[str, str]) -> set[str | None]:
-        """Hand a file over if it changed; returns the sources that it is kept as and was before."""
-        try:
-            content = _content(file)
-            digest = hashlib.sha256(content).hexdigest()
-            self._counts["files"] += 1
-            if known is not None and known.hash == digest:
-                self._counts["unchanged"] += 1
-                return set()
-            former = formers.pop(digest, None) if known is None else None
-            sections = sections_of(file.path.name, content)
-            document = GivenDocument(source=file.source, hash=digest, sections=sections, renamed_from=former)
-            told = self._post("/memd/documents", {"document": document})
-            self._count(told)
-            return {told.source, former}
-        except OSError as error:
-            self.problems.append((file.source, f"it cannot be read ({error.strerror or error})"))
-        except (BadDocument, BadQuestion) as error:
-            self.problems.append((file.source, str(error)))
-        return set()
+    def remove(self, sources: Sequence[str]) -> TakenDocument:
+        return self._post("/memd/documents/remove", {"sources": sources})
 
-    def _post(self, path: str, body: dict[str, object]) -> DocumentTaken:
+    def _post(self, path: str, body: dict[str, object]) -> TakenDocument:
         told = self._daemon.post(path, {"topic_id": self._topic_id, **body}, DOCUMENT_SECONDS_MAX)
-        return msgspec.json.decode(told, type=DocumentTaken)
-
-    def _count(self, taken: DocumentTaken) -> None:
-        self._counts.update(written=taken.written, gone=taken.taken_out)
+        return msgspec.json.decode(told, type=TakenDocument)
 
 
 def _known(daemon: RunningDaemon, topics: Sequence[str]) -> tuple[KnownDocument, ...]:
@@ -179,30 +217,12 @@ def _known(daemon: RunningDaemon, topics: Sequence[str]) -> tuple[KnownDocument,
 
 def _remove(daemon: RunningDaemon, known: Sequence[KnownDocument], source: str) -> str:
     """Take out the documents below a source; returns what was done."""
-    found = [one for one in known if one.source == source or one.source.startswith(f"{source}/")]
+    found = [one for one in known if is_below(one.source, source)]
     topics = sorted({one.topic_id for one in found})
     if not found:
         raise NotFound(f"there is no document {source[:200]!r}; `memd sources` lists them")
     if len(topics) > 1:
         raise BadQuestion(f"several topics have {source[:200]!r} ({', '.join(topics)}): name one (--topic)")
-    for one in found:
-        daemon.post("/memd/documents/remove", {"topic_id": one.topic_id, "source": one.source})
+    body = {"topic_id": topics[0], "sources": [source], "below": True}
+    daemon.post("/memd/documents/remove", body, DOCUMENT_SECONDS_MAX)
     return f"topic {topics[0]}: {counted(len(found), 'document')} taken out"
-
-
-def _content(file: FoundFile) -> bytes:
-    size = file.path.stat().st_size
-    if size > FILE_BYTES_MAX:
-        raise BadDocument(f"it has {size:,} bytes, and a file may have {FILE_BYTES_MAX:,}")
-    try:
-        file.source.encode()
-    except UnicodeEncodeError:
-        raise BadDocument("its name is no text") from None
-    return file.path.read_bytes()
-
-
-def _hash(file: FoundFile) -> str:
-    try:
-        return hashlib.sha256(_content(file)).hexdigest()
-    except (OSError, BadDocument):
-        return ""

@@ -80,7 +80,9 @@ def _latest(config: Config, topic: str | None, limit: int, *, steps: bool) -> tu
     """Return the latest turns, as JSON and as text."""
     with daemon_for(config) as daemon:
         told = daemon.get("/memd/turns", topic=topic, limit=limit, steps=int(steps))
-    turns = msgspec.json.decode(told, type=dict[str, list[dict[str, Any]]])["turns"]
+        turns = msgspec.json.decode(told, type=dict[str, list[dict[str, Any]]])["turns"]
+        if topic is not None and not turns:
+            daemon.get("/memd/log", topic=topic, limit=1)  # raises BadQuestion if there is no such topic
     if not turns:
         return told, ["No turn has a receipt yet; turns get one while receipts.enabled is true."]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))

@@ -5,9 +5,10 @@ Rule: the daemon computes; these commands only show its answers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import click
@@ -22,6 +23,8 @@ from memd.cli.flags import FOUND_SOMETHING, config_of_existing, print_lines, set
 from memd.cli.running import daemon_for
 from memd.store.lexical.entities import Kind
 from memd.wording import counted, for_terminal
+
+Answer = TypeVar("Answer")
 
 INDENT = 2
 _TOPICS = click.option(
@@ -47,20 +50,7 @@ def digest(config_path: Path | None, data_dir: str | None, as_json: bool, **choi
     Key sentences, each with its chunk, and the words that set the period apart. Exit code 1 if there is nothing.
     """
     told = _told(config_path, data_dir, "/memd/digest", choice)
-    answer = msgspec.json.decode(told, type=Digest)
-    if as_json:
-        click.echo(told)
-        return 0
-    lines: list[RenderableType] = []
-    for period in answer.periods:
-        days = period.first if answer.by == "day" else f"{period.first} to {period.last}"
-        lines.append(Text.assemble((days, "bold"), f"  {counted(period.chunks, 'chunk')}"))
-        if period.words:
-            lines.append(_indented(", ".join(period.words), "cyan"))
-        lines += [_indented(f"{one.id}  {one.text}") for one in period.sentences]
-        lines.append("")
-    print_lines(lines or ["Nothing was said then."])
-    return 0 if answer.periods else FOUND_SOMETHING
+    return _shown(told, Digest, _digest_lines, as_json=as_json, nothing="Nothing was said then.")
 
 
 @click.command()
@@ -75,20 +65,7 @@ def related(config_path: Path | None, data_dir: str | None, as_json: bool, chunk
     Chunks near in meaning, with the same rare names, or of the same half hour. Exit code 1 if there are none.
     """
     told = _told(config_path, data_dir, f"/memd/chunks/{quote(chunk_id, safe='')}/related", choice)
-    answer = msgspec.json.decode(told, type=RelatedChunks)
-    if as_json:
-        click.echo(told)
-        return 0
-    lines: list[RenderableType] = []
-    for one in answer.chunks:
-        said = datetime.fromtimestamp(one.said_at / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
-        why = [] if one.cosine is None else [f"cosine {one.cosine:.2f}"]
-        why += [f"shares {for_terminal(', '.join(one.shared))}"] if one.shared else []
-        why += [] if one.seconds_apart is None else [f"{counted(one.seconds_apart // 60, 'minute')} apart"]
-        head = Text.assemble((f"{one.score:.3f}", "bold"), f"  {one.id}  ", (one.topic_id, "cyan"), f"  {said}  ")
-        lines.append(Group(head.append("; ".join(why), "green"), _indented(one.content), ""))
-    print_lines(lines or ["Nothing else has to do with it."])
-    return 0 if answer.chunks else FOUND_SOMETHING
+    return _shown(told, RelatedChunks, _related_lines, as_json=as_json, nothing="Nothing else has to do with it.")
 
 
 @click.command()
@@ -111,27 +88,7 @@ def entities(config_path: Path | None, data_dir: str | None, as_json: bool, **ch
     Exit code 1 if there are none.
     """
     told = _told(config_path, data_dir, "/memd/entities", choice)
-    answer = msgspec.json.decode(told, type=Entities)
-    if as_json:
-        click.echo(told)
-        return 0
-    lines: list[RenderableType] = []
-    for one in answer.entities:
-        more = "" if len(one.chunks) == one.count else " …"
-        ids = " ".join(chunk.id for chunk in one.chunks)
-        lines.append(
-            Text.assemble(
-                f"{one.count:>6}  ",
-                (for_terminal(one.name), "bold"),
-                f"  {one.kind}  ",
-                (ids + more, "dim"),
-                no_wrap=True,
-            )
-        )
-    if answer.total > len(answer.entities):
-        lines.append(f"{len(answer.entities):,} of {counted(answer.total, 'name')}; --limit shows more.")
-    print_lines(lines or ["No such name is stored."])
-    return 0 if answer.entities else FOUND_SOMETHING
+    return _shown(told, Entities, _entity_lines, as_json=as_json, nothing="No such name is stored.")
 
 
 def _told(config_path: Path | None, data_dir: str | None, path: str, choice: dict[str, Any]) -> bytes:
@@ -140,6 +97,53 @@ def _told(config_path: Path | None, data_dir: str | None, path: str, choice: dic
     given = {names.get(name, name): value for name, value in choice.items() if value not in (None, ())}
     with daemon_for(config_of_existing(config_path, data_dir)) as daemon:
         return daemon.get(path, **given)
+
+
+def _shown(
+    told: bytes, shape: type[Answer], lines: Callable[[Answer], list[RenderableType]], *, as_json: bool, nothing: str
+) -> int:
+    """Print an answer as it came or as lines, and `nothing` where there are none; returns the exit code."""
+    if as_json:
+        click.echo(told)
+        return 0
+    printed = lines(msgspec.json.decode(told, type=shape))
+    print_lines(printed or [nothing])
+    return 0 if printed else FOUND_SOMETHING
+
+
+def _digest_lines(answer: Digest) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    for period in answer.periods:
+        days = period.first if answer.by == "day" else f"{period.first} to {period.last}"
+        lines.append(Text.assemble((days, "bold"), f"  {counted(period.chunks, 'chunk')}"))
+        if period.words:
+            lines.append(_indented(", ".join(period.words), "cyan"))
+        lines += [_indented(f"{one.id}  {one.text}") for one in period.sentences]
+        lines.append("")
+    return lines
+
+
+def _related_lines(answer: RelatedChunks) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    for one in answer.chunks:
+        said = datetime.fromtimestamp(one.said_at / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+        why = [] if one.cosine is None else [f"cosine {one.cosine:.2f}"]
+        why += [f"shares {for_terminal(', '.join(one.shared))}"] if one.shared else []
+        why += [] if one.seconds_apart is None else [f"{counted(one.seconds_apart // 60, 'minute')} apart"]
+        head = Text.assemble((f"{one.score:.3f}", "bold"), f"  {one.id}  ", (one.topic_id, "cyan"), f"  {said}  ")
+        lines.append(Group(head.append("; ".join(why), "green"), _indented(one.content), ""))
+    return lines
+
+
+def _entity_lines(answer: Entities) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    for one in answer.entities:
+        ids = " ".join(chunk.id for chunk in one.chunks) + ("" if len(one.chunks) == one.count else " …")
+        name = (for_terminal(one.name), "bold")
+        lines.append(Text.assemble(f"{one.count:>6}  ", name, f"  {one.kind}  ", (ids, "dim"), no_wrap=True))
+    if answer.total > len(answer.entities):
+        lines.append(f"{len(answer.entities):,} of {counted(answer.total, 'name')}; --limit shows more.")
+    return lines
 
 
 def _indented(text: str, style: str = "") -> RenderableType:

@@ -25,7 +25,7 @@ from memd.demo.client import ChatAnswer, ChatClient
 from memd.demo.fake_model import UNKNOWN, FakeModel, ShownPrompt
 from memd.demo.screen import Screen
 from memd.proxy.app import running
-from memd.settings.model import Config, ListenSettings, LogSettings, UpstreamSettings
+from memd.settings.model import Config, ListenSettings, LogSettings, RetrievalSettings, UpstreamSettings
 from memd.store.disk import DiskFiles
 from memd.store.tools.export import export
 from memd.store.tools.export_line import shown_text
@@ -33,6 +33,8 @@ from memd.store.tools.export_line import shown_text
 WINDOW_TOKENS = 4096
 TOPIC = "spokebook"
 READING_SECONDS = 2.5
+RECALL_MILLISECONDS_MAX = 60_000
+"""It shows what is remembered, however busy the machine is."""
 SHOWN_IN_FULL = 3
 """Turns at the beginning that are shown; of the others only figures."""
 
@@ -68,6 +70,7 @@ async def _play(screen: Screen, pause_seconds: float) -> None:
                 upstream=UpstreamSettings(url=standin.base_url),
                 data_dir=Path(folder) / "memory",
                 log=LogSettings(level="error"),
+                retrieval=RetrievalSettings(timeout_ms=RECALL_MILLISECONDS_MAX),
             )
             async with running(config) as daemon, aiohttp.ClientSession() as session:
                 chats = partial(ChatClient, session, daemon.base_url, TOPIC, script.SYSTEM_PROMPT)

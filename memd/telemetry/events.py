@@ -17,7 +17,8 @@ QUEUED_EVENTS_MAX = 256
 class Events:
     """Distributes events to subscribers; used on the event loop only.
 
-    `turn`: a receipt without its block; `stored`: {topic_id, chunks}; `corrected`: {topic_id, canonical_ids}.
+    `turn`: a receipt without its block; `stored`: {topic_id, chunks}; `corrected`: {topic_id, canonical_ids};
+    `source`: {path, topic_id}, which was looked at.
     """
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ class Tasks:
         self._running: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
-        return len(self._running)
+        return sum(not task.done() for task in self._running)  # those that ended just now are taken out in a moment
 
     @property
     def names(self) -> set[str]:

@@ -30,7 +30,8 @@ from memd.wording import counted
 
 INSTALLATION, TOKENIZER, MODEL, OPEN_FILES = "installation", "tokenizer", "embedding model", "open files"
 RERANKER = "reranker"
-REINSTALL = "install memd again: pip install --force-reinstall memd (from a checkout: pip install -e .)"
+DISTRIBUTION = "memd-proxy"
+REINSTALL = f"install memd again: pip install --force-reinstall {DISTRIBUTION} (from a checkout: pip install -e .)"
 
 KNOWN_COUNTS = {"hello world": 2, "antidisestablishmentarianism": 6, "2 + 2 = 4": 7, "お誕生日おめでとう": 9}
 """Tokens by OpenAI's own tables of cl100k_base."""
@@ -43,7 +44,7 @@ TOLERANCE = 0.001
 def packages() -> CheckResult:
     """The versions of Python and of what memd depends on."""
     try:
-        required = [Requirement(line) for line in metadata.requires("memd") or ()]
+        required = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or ()]
     except metadata.PackageNotFoundError:
         said = f"memd {__version__} on Python {platform.python_version()}; not installed, so versions are not compared"
         return warning(INSTALLATION, said, "install it: pip install .")

@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 
 from memd.admin.access import TOKEN_HEADER
-from memd.cli.running import unchecked_tls
+from memd.admin.asking import unchecked_tls
 from memd.errors import MemdError
 from memd.proxy.app import running
 from memd.settings.model import AdminSettings, AuthSettings, Config, ConversationSettings, ListenSettings

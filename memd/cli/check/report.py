@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from memd.cli.check import data, installation, settings, upstream
+from memd.cli.check import data, installation, settings, sources, upstream
 from memd.cli.check.result import CheckResult, Mark, failed, failed_with, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import ConfigError, StoreError
@@ -54,6 +54,7 @@ def outcomes(
         yield warning(settings.SETTINGS, *line.split("; ", 1))
     yield settings.access(config, file, places)
     yield installation.open_files(config)
+    yield from sources.sources(config)
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     yield from _stored(config, daemon, files or DiskFiles())
     yield settings.address(config, daemon)

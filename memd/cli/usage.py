@@ -1,0 +1,78 @@
+"""`memd usage`: the tokens that requests took.
+
+Rule: the daemon adds up; the command only shows its answer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from memd.admin.usage import UsageByDay, UsageRow
+from memd.cli.flags import FOUND_SOMETHING, config_of_existing, print_lines, settings_flags
+from memd.cli.history import time_of
+from memd.cli.running import daemon_for
+from memd.wording import counted, name_for_terminal
+
+_COLUMNS = ("requests", "prompt", "cached", "answer", "memory")
+
+
+@click.command()
+@settings_flags
+@click.option("--topic", "topics", multiple=True, help="Only this topic; may be given again. Default: all topics.")
+@click.option("--from", "since", metavar="TIME", help="Only what was asked from a time (2026-11-20) on.")
+@click.option("--to", metavar="TIME", help="Only what was asked before a time; of a date, before its end.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def usage(
+    config_path: Path | None,
+    data_dir: str | None,
+    topics: tuple[str, ...],
+    since: str | None,
+    to: str | None,
+    as_json: bool,
+) -> int:
+    """Show the tokens that requests took, by day, topic and model.
+
+    As far back as receipts are kept. Exit code 1 if there are none.
+    """
+    config = config_of_existing(config_path, data_dir)
+    with daemon_for(config) as daemon:
+        told = daemon.get("/memd/usage", topic=list(topics), to=to, **{"from": since})
+        answer = msgspec.json.decode(told, type=UsageByDay)
+        if topics and not answer.rows:
+            daemon.get("/memd/log", topic=list(topics), limit=1)  # raises BadQuestion if there is no such topic
+    click.echo(told) if as_json else print_lines(_lines(answer))
+    return 0 if answer.rows else FOUND_SOMETHING
+
+
+def _lines(answer: UsageByDay) -> list[RenderableType]:
+    if not answer.rows:
+        return ["No request has a receipt; requests get one while receipts.enabled is true."]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_footer=True)
+    total = UsageRow("", "", "")
+    for row in answer.rows:
+        for name in UsageRow.__struct_fields__[3:]:
+            setattr(total, name, getattr(total, name) + getattr(row, name))
+    for name, footer in (("day", "all"), ("topic", ""), ("model", "")):
+        table.add_column(name, footer, no_wrap=True)
+    for name, footer in zip(_COLUMNS, _figures(total), strict=True):
+        table.add_column(name, footer, justify="right", no_wrap=True)
+    for row in answer.rows:
+        table.add_row(row.day, row.topic_id, Text(name_for_terminal(row.model)), *_figures(row))
+    lines: list[RenderableType] = [table]
+    if total.estimated:
+        lines.append(f"Of {counted(total.estimated, 'request')} the model server told no tokens: memd estimated them.")
+    if answer.since is not None:
+        lines.append(f"The oldest receipt that is kept is of {time_of(answer.since)}.")
+    return lines
+
+
+def _figures(row: UsageRow) -> list[str]:
+    figures = (row.requests, row.prompt_tokens, row.cached_tokens, row.completion_tokens, row.memory_tokens)
+    return [f"{figure:,}" for figure in figures]
