@@ -3,7 +3,8 @@
  *
  * @packageDocumentation
  */
-export { Memory, type MemoryOptions } from './memory.ts';
+export { Memory, type Flushed } from './memory.ts';
+export type { MemoryMode, MemoryOptions } from './options.ts';
 export {
   memoryHeaders,
   memoryOut,
@@ -17,3 +18,13 @@ export {
   type NoteOut,
   type Signal,
 } from './protocol.ts';
+export {
+  MemdError,
+  type FoundChunk,
+  type LogEvent,
+  type LogPage,
+  type LogPart,
+  type Origin,
+  type SearchAnswer,
+  type SearchFilter,
+} from './routes.ts';

@@ -4,37 +4,44 @@
  * Rule: requests that are none to a model, or carry a MemoryIn of their own, and all answers reach the other side as
  * they are. A correction leaves the queue for good only when memd said what became of it.
  */
-import { isRecord, memoryHeaders, memoryOut, type Correction, type MemoryIn, type MemoryOut, type Note } from './protocol.ts';
+import { watched } from './answer.ts';
+import { addressOf, headersOf, scopeOf, type MemoryOptions } from './options.ts';
+import { memoryHeaders, type Correction, type MemoryIn, type MemoryOut, type Note, type NoteOut } from './protocol.ts';
+import { bodyText, changed, headersSent, isToModel, modelBody, type Fetched, type ModelBody } from './request.ts';
+import { MemdError, Routes, type LogPage, type LogPart, type SearchAnswer, type SearchFilter } from './routes.ts';
 
 const NOTES_MAX = 100; // memd takes so many at once
-const MODEL_REQUEST = /\/(chat\/completions|responses|messages)$/;
+const DEFAULT_TOPIC = 'default';
 
-/** What all requests through one {@link Memory} have in common. */
-export interface MemoryOptions {
-  /** The memory that is read and written. Default: the URL's topic, else `default`. */
-  topic?: string | undefined;
-  /** Topics that are searched too and never written to. */
-  relatedTopics?: readonly string[] | undefined;
-  /** What sends the requests. Default: the global `fetch`. */
-  fetch?: typeof globalThis.fetch | undefined;
+/** What became of the corrections and notes that {@link Memory.flush} sent. */
+export interface Flushed {
+  /** The ids that could not be corrected: unknown, or no longer live. */
+  failed: string[];
+  /** What became of each note, in their order. */
+  notes: NoteOut[];
 }
 
 /** One topic's side of the conversation with memd: give its {@link Memory.fetch} to the SDK. */
 export class Memory {
   readonly #scope: MemoryIn;
+  readonly #headers: Map<string, string>;
   readonly #send: typeof globalThis.fetch;
+  readonly #routes: Routes;
   readonly #pending: Correction[] = [];
   readonly #refused: Correction[] = [];
   readonly #notes: Note[] = [];
   readonly #refusedNotes: Note[] = [];
 
-  constructor({ topic, relatedTopics, fetch }: MemoryOptions = {}) {
-    this.#scope = { ...(topic && { topic_id: topic }), ...(relatedTopics && { related_topic_ids: relatedTopics }) };
-    this.#send = fetch ?? ((input, init) => globalThis.fetch(input, init));
+  /** @throws TypeError at once where memd would refuse an option later; it says what to write instead. */
+  constructor(options: MemoryOptions = {}) {
+    this.#scope = scopeOf(options);
+    this.#headers = headersOf(options);
+    this.#send = options.fetch ?? ((input, init) => globalThis.fetch(input, init));
+    this.#routes = new Routes(addressOf(options), options.token, this.#send);
   }
 
   /**
-   * Queue corrections for the next request to a model.
+   * Queue corrections for the next request to a model, or for {@link flush}.
    *
    * They are queued again, before later ones, if that request fails or is answered without memory. So none is lost, and
    * one may be applied twice: memd stores corrections before it asks the model, and takes a repeated request for a
@@ -45,7 +52,7 @@ export class Memory {
   }
 
   /**
-   * Queue notes for the next request to a model: memd stores them before it asks the model.
+   * Queue notes for the next request to a model, or for {@link flush}: memd stores them before it asks the model.
    *
    * They are queued again, before later ones, if that request fails or memd does not say that it took them. One that
    * memd has already is not stored again, so nothing is kept twice.
@@ -74,12 +81,64 @@ export class Memory {
     return [...this.#refused];
   }
 
+  /**
+   * What is remembered about a question, best first, without asking a model. Nothing is stored.
+   *
+   * @throws MemdError that says what to do, as also {@link log} and {@link flush}.
+   */
+  search(question: string, { topics, ...filter }: SearchFilter = {}): Promise<SearchAnswer> {
+    const own = [this.#topic, ...(this.#scope.related_topic_ids ?? [])];
+    return this.#routes.search(question, topics ?? own, filter);
+  }
+
+  /** What was stored and corrected, newest first. */
+  log({ topics, ...part }: LogPart = {}): Promise<LogPage> {
+    return this.#routes.log(topics ?? [this.#topic], part);
+  }
+
+  /**
+   * Send what is queued now, without a model. Corrections may name any chunk of the topic, shown lately or not.
+   *
+   * What memd cannot read is refused, as in {@link refused} and {@link refusedNotes}; all else that it did not take
+   * stays queued.
+   */
+  async flush(): Promise<Flushed> {
+    const mode = this.#headers.get('x-memory-mode') ?? 'full';
+    if (mode !== 'full') throw new MemdError(`mode is ${mode}, so nothing is stored: flush a Memory of mode full`);
+    const flushed: Flushed = { failed: [], notes: [] };
+    for (let notes = this.#notes.splice(0, NOTES_MAX); notes.length > 0; notes = this.#notes.splice(0, NOTES_MAX)) {
+      const sent = this.#routes.remember(this.#topic, notes);
+      flushed.notes.push(...(await kept(sent, notes, this.#notes, this.#refusedNotes)));
+    }
+    for (let next = this.#pending.splice(0, 1); next[0]; next = this.#pending.splice(0, 1)) {
+      const sent = this.#routes.correct(this.#topic, next[0]);
+      flushed.failed.push(...(await kept(sent, next, this.#pending, this.#refused)));
+    }
+    return flushed;
+  }
+
   /** A `fetch` for the options of an SDK's client or provider. */
   readonly fetch: typeof globalThis.fetch = async (input, init) => {
-    const body = modelRequest(input, init);
-    if (!body) return this.#send(input, init);
-    const corrections = this.#pending.splice(0);
-    const notes = this.#notes.splice(0, NOTES_MAX);
+    const asked = { input, init };
+    if (!isToModel(asked)) return this.#send(input, init);
+    const headers = headersSent(asked);
+    for (const [name, value] of this.#headers) if (!headers.has(name)) headers.set(name, value);
+    const mode = headers.get('x-memory-mode')?.toLowerCase() ?? 'full';
+    // With `off` memd passes everything on: a MemoryIn would reach the model server.
+    const text = mode === 'off' ? undefined : bodyText(asked);
+    const body = modelBody((typeof text === 'string' ? text : await text) ?? '');
+    if (body) return this.#ask(asked, headers, body, mode === 'full');
+    const { input: same, init: other } = this.#headers.size > 0 ? changed(asked, headers) : asked;
+    return this.#send(same, other);
+  };
+
+  get #topic(): string {
+    return this.#scope.topic_id ?? DEFAULT_TOPIC;
+  }
+
+  async #ask(asked: Fetched, headers: Headers, body: ModelBody, stores: boolean): Promise<Response> {
+    const corrections = stores ? this.#pending.splice(0) : [];
+    const notes = stores ? this.#notes.splice(0, NOTES_MAX) : [];
     const memoryIn: MemoryIn = {
       ...this.#scope,
       ...(corrections.length > 0 && { corrections }),
@@ -87,9 +146,10 @@ export class Memory {
     };
     // A string, because that is what metadata's values are in the OpenAI API.
     body.metadata['memory_in'] = JSON.stringify(memoryIn);
+    const { input, init } = changed(asked, headers, JSON.stringify(body));
     let answer: Response;
     try {
-      answer = await this.#send(input, { ...init, body: JSON.stringify(body) });
+      answer = await this.#send(input, init);
     } catch (error) {
       this.#pending.unshift(...corrections);
       this.#notes.unshift(...notes);
@@ -100,7 +160,7 @@ export class Memory {
       this.#settle(corrections, answer, out);
       this.#settleNotes(notes, answer, out);
     });
-  };
+  }
 
   #settleNotes(notes: Note[], answer: Response, out: MemoryOut | undefined): void {
     if (memoryHeaders(answer.headers)?.status === 'bad-memory-in') this.#refusedNotes.push(...notes);
@@ -121,81 +181,13 @@ export class Memory {
   }
 }
 
-type ModelRequest = Record<string, unknown> & { metadata: Record<string, unknown> };
-
-/** The body of a request to a model into which a MemoryIn can be put. */
-function modelRequest(input: RequestInfo | URL, init: RequestInit | undefined): ModelRequest | undefined {
-  if (init?.method?.toUpperCase() !== 'POST' || typeof init.body !== 'string') return undefined;
-  const url = typeof input === 'string' || input instanceof URL ? input : input.url;
-  if (!MODEL_REQUEST.test(new URL(url, 'http://localhost').pathname)) return undefined;
-  const body = parsed(init.body);
-  if (!isRecord(body)) return undefined;
-  const metadata = body['metadata'] ?? {};
-  if (!isRecord(metadata) || 'memory_in' in metadata || 'memory_in' in body) return undefined;
-  return { ...body, metadata };
-}
-
-/**
- * `answer`, whose MemoryOut is told as it passes by: once, as soon as it is known, undefined if there is none.
- *
- * Nothing is read ahead: who stops reading stops the model server, as without this.
- */
-function watched(answer: Response, tell: (out: MemoryOut | undefined) => void): Response {
-  let told = false;
-  const settle = (out: MemoryOut | undefined): void => {
-    if (!told) tell(out);
-    told = true;
-  };
-  if (!answer.ok || !answer.body) {
-    settle(undefined);
-    return answer;
-  }
-  const streamed = answer.headers.get('content-type')?.includes('text/event-stream') ?? false;
-  const decoder = new TextDecoder();
-  let text = ''; // a body, or an unfinished line of a stream
-  const look = (json: string): void => {
-    const out = json.includes('"memory_out"') ? memoryOut(parsed(json.replace(/^data:/, ''))) : undefined;
-    if (out) settle(out);
-  };
-  const see = (bytes: Uint8Array): void => {
-    text += decoder.decode(bytes, { stream: true });
-    if (!streamed) return;
-    const lines = text.split(/\r\n|\n|\r/);
-    text = lines.pop() ?? '';
-    lines.forEach(look);
-  };
-  const end = (): void => {
-    look(text);
-    settle(undefined);
-  };
-  const reader = answer.body.getReader();
-  const source: UnderlyingDefaultSource<Uint8Array<ArrayBuffer>> = {
-    async pull(passing) {
-      const { done, value } = await reader.read().catch((error: unknown) => {
-        end();
-        throw error;
-      });
-      if (done) {
-        end();
-        passing.close();
-        return;
-      }
-      if (!told) see(value);
-      passing.enqueue(value);
-    },
-    cancel(reason) {
-      end();
-      return reader.cancel(reason);
-    },
-  };
-  const passed = new Response(new ReadableStream(source, { highWaterMark: 0 }), answer);
-  return Object.defineProperty(passed, 'url', { value: answer.url });
-}
-
-function parsed(json: string): unknown {
+/** What memd told; where it failed, what was sent is refused if memd could not read it, else queued again. */
+async function kept<Sent, Told>(told: Promise<Told>, sent: Sent[], queue: Sent[], refused: Sent[]): Promise<Told> {
   try {
-    return JSON.parse(json) as unknown;
-  } catch {
-    return undefined;
+    return await told;
+  } catch (error) {
+    if (error instanceof MemdError && error.status === 400) refused.push(...sent);
+    else queue.unshift(...sent);
+    throw error;
   }
 }

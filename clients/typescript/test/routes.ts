@@ -1,0 +1,37 @@
+/**
+ * Calls of one `Memory` that need no model, one after the other.
+ *
+ * Usage: node routes.ts < ASKED.json
+ * Prints one JSON object: what each call told, and what waited after it.
+ */
+import { text } from 'node:stream/consumers';
+import { MemdError, Memory } from 'memd-client';
+import type { Correction, LogPart, MemoryOptions, Note, SearchFilter } from 'memd-client';
+
+type Call =
+  | { call: 'search'; question: string; filter?: SearchFilter }
+  | { call: 'log'; part?: LogPart }
+  | { call: 'flush'; corrections?: Correction[]; notes?: Note[] };
+
+const asked = JSON.parse(await text(process.stdin)) as { memory: MemoryOptions; steps: Call[] };
+const memory = new Memory(asked.memory);
+
+async function called(step: Call): Promise<object> {
+  if (step.call === 'search') return memory.search(step.question, step.filter);
+  if (step.call === 'log') return memory.log(step.part);
+  memory.correct(...(step.corrections ?? []));
+  memory.remember(...(step.notes ?? []));
+  return memory.flush();
+}
+
+const steps: object[] = [];
+for (const step of asked.steps) {
+  const told = await called(step).catch((error: unknown) => {
+    if (!(error instanceof MemdError)) throw error;
+    return { error: error.message, status: error.status ?? null };
+  });
+  const { pending, refused, pendingNotes, refusedNotes } = memory;
+  const queues = { pending, refused, notes: pendingNotes, refused_notes: refusedNotes };
+  steps.push({ told, ...queues });
+}
+console.log(JSON.stringify({ steps }));
