@@ -12,7 +12,10 @@ import numpy as np
 from store import drafts, settle
 from vectors import embedded, mixed
 
+from memd.assets import ranks_bytes
+from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.loading import load_embedder
+from memd.recall.block import line_of
 from memd.settings.model import EmbeddingSettings
 from memd.store.store import Store
 
@@ -22,7 +25,7 @@ BASE_SENTENCES = 2000
 
 def fill(folder: Path, chunks: int, kept: Path | None) -> None:
     """A store with that many chunks in the default topic, with its indexes; a copy of the one in `kept`, if it is."""
-    embedder = load_embedder(EmbeddingSettings())
+    embedder, counter = load_embedder(EmbeddingSettings()), TokenCounter(cl100k_base(ranks_bytes()))
     if kept is not None and (kept / str(chunks)).is_dir():
         shutil.copytree(kept / str(chunks), folder / "memory")
         chunks = 0
@@ -31,6 +34,7 @@ def fill(folder: Path, chunks: int, kept: Path | None) -> None:
         dimension=embedder.dimension,
         fingerprint=embedder.fingerprint,
         segment_entries_max=SEGMENT_ENTRIES,
+        line_tokens=lambda entry: counter.count(line_of(entry)),
     )
     log = store.topic("default")
     if chunks:

@@ -11,7 +11,7 @@ session is the user, the other's turns are the model's replies. All sessions of 
 Each question is then asked in a fresh read-only chat; the block is read out of the prompt that memd forwards. A turn
 counts as found when at least half of its text, by whole sentences, stands in the block; a session when any sentence of
 it does. `@k` looks at the best k chunks instead of a budget. `silent`: no block, where what is asked was never said;
-each conversation is also asked all of `bench/data/silence.json`.
+each conversation is also asked all of `bench/data/silence.json` and `small_talk.json`.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ BUDGETS = (500, 1000, 2000, 4000)
 RANKS = (5, 10, 25, 50)
 SILENCE = Path(__file__).parent / "data" / "silence.json"
 """Small talk and questions about nothing that any of the conversations has, in twelve languages; ours."""
+SMALL_TALK = SILENCE.with_name("small_talk.json")
+"""The like, the same in each of eight languages; ours."""
 ByBudget = dict[str, dict[str, dict[str, float]]]
 """Budget → conversation → measure → mean."""
 WHOLE_BUDGET = {"min_share": 0.0, "min_evidence": 0.0}
@@ -237,13 +239,15 @@ async def measured(talks: list[Talk], folder: Path, variant: dict[str, float], b
 
 async def silence(talks: list[Talk], folder: Path) -> dict[str, float]:
     """By kind of small talk, and of questions about nothing stored, the share that brings nothing, over all talks."""
-    asked = json.loads(SILENCE.read_text())
+    asked = [one | {"kinds": (one["kind"], "all")} for one in json.loads(SILENCE.read_text())]
+    for language, lines in json.loads(SMALL_TALK.read_text()).items():
+        asked += [{"ask": line, "kinds": ("eight languages", language)} for line in lines]
     quiet: dict[str, list[bool]] = defaultdict(list)
     for talk in talks:
         questions = [Question(one["ask"], NOTHING_TO_FIND, ()) for one in asked]
         told = await answers(talk._replace(questions=questions), config_of(folder, VARIANTS["default"], 2000))
         for one, block in zip(asked, told.blocks, strict=True):
-            for kind in (one["kind"], "all"):
+            for kind in one["kinds"]:
                 quiet[kind].append(not block)
     return {kind: float(np.mean(values)) for kind, values in quiet.items()}
 

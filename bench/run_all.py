@@ -31,6 +31,7 @@ RUNS: dict[str, list[str]] = {
     "kv": ["--plot", "docs/images/prompt-cost"],
     "cases": [],
     "times": [],
+    "sources": [],
     "soak": ["--minutes", "10"],
     "quality": ["--plot", "docs/images/recall"],
 }

@@ -207,8 +207,7 @@ async def _watch(house: House, ledger: Ledger, samples: list[Sample]) -> None:
                 pid = house.daemon.pid
                 async with session.get(f"{house.daemon.own_url}/memd/stats") as answer:
                     stats = await answer.json()
-                    loaded = stats["memory_bytes"] + stats["cache_bytes"]
-                samples.append(looked_at(pid, loaded / 1e6, stats["tasks"], ledger.counts["requests"]))
+                samples.append(looked_at(pid, stats, ledger.counts["requests"]))
             await asyncio.sleep(1)
 
 
@@ -290,8 +289,10 @@ def _missing(entries: list[dict[str, Any]], facts: list[Fact]) -> list[Fact]:
 
 def _traces(house: House, fact: Fact) -> str:
     """Where a fact that is not in the log is all the same, for whoever looks for the reason."""
-    files = sorted(path for path in (house.daemon.data_dir / fact.topic).rglob("*") if path.is_file())
-    names = [path.name for path in files if any(word.encode() in path.read_bytes() for word in fact.words)]
+    names = []
+    for path in sorted((house.daemon.data_dir / fact.topic).rglob("*")):
+        with contextlib.suppress(IsADirectoryError, FileNotFoundError):  # the daemon is at work
+            names += [path.name] if any(word.encode() in path.read_bytes() for word in fact.words) else []
     return f"in {', '.join(names)}" if names else "in no file"
 
 
@@ -358,10 +359,12 @@ def report(ledger: Ledger, house: House, findings: Findings, found: list[Life]) 
     console.print(table)
     table = Table(title="growth, once warm")
     files = "fewest files: first half, second"
-    for column in ("life", "requests", "resident", "gained beside log and caches", files, "threads", "tasks"):
+    gained, counts = "gained beside what is counted", ("threads", "tasks", "open topics", "unstored")
+    for column in ("life", "requests", "memory", gained, files, *counts):
         table.add_column(column, justify="right")
     for life in found:
-        pairs = [f"{first}, {second}" for first, second in (life.fds, life.threads, life.tasks)]
+        halves = life.fds, life.threads, life.tasks, life.topics, life.unstored
+        pairs = [f"{first}, {second}" for first, second in halves]
         resident = f"{life.rss_mb[0]:.0f} → {life.rss_mb[1]:.0f} MB"
         gained = f"{life.rss_gain_mb:+.1f} MB, {1e3 * life.rss_gain_mb / max(1, life.requests):.1f} KB a request"
         table.add_row(f"{life.seconds:.0f} s", f"{life.requests:,}", resident, gained, *pairs)

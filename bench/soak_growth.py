@@ -5,18 +5,23 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 WARM_UP = 1 / 3
 """Of each life of the daemon."""
 RSS_MB_MAX = 8.0
-"""What the resident memory may gain over the rest of a life, beside log and caches: noise of the allocators ..."""
+"""What its memory may gain over the rest of a life, beside what it counts itself: noise of the allocators ..."""
 RSS_KB_PER_REQUEST_MAX = 6.0
 """... and this: counts and texts that are kept, up to 20 MB. A request that is never let go would be 20 and more."""
 FDS_MAX, THREADS_MAX, TASKS_MAX = 4, 4, 8
 """By how many more of each a second half may have; a task is as short as a request."""
+TOPIC_WATCHERS, TOPIC_TASKS = 1, 3
+"""Of an open topic: tantivy watches its files in a thread; it is tended, its text stored and its words indexed. A topic
+stays open while it has work, and those that have none are 256 at most (`ingest.topics.OPEN_MAX`)."""
+TOPICS_TASKS_MAX = 16
+"""Work in the background besides: replies that are being kept, corrections, journals."""
 LIFE_SECONDS_MIN = 30.0
 """A shorter life tells nothing about growth."""
 JUDGED_SECONDS_MIN = 170.0
@@ -29,26 +34,53 @@ class Sample(NamedTuple):
     at: float
     pid: int
     rss_mb: float
-    loaded_mb: float
-    """What it says that it has loaded of the log, which may grow, and keeps in its caches, which are bounded."""
+    """Without what is mapped from files, which the system takes back when it needs the room."""
+    counted_mb: float
+    """What it says that it has loaded of the log, keeps in its caches (bounded), and has in its buffers."""
     fds: int
     threads: int
+    """Without `watchers`."""
+    watchers: int
+    """Threads in which tantivy watches the files of open topics."""
     tasks: int
-    """That it says it has: connections, requests, work in the background."""
+    """Connections, requests and what belongs to them; without `background`."""
+    background: int
+    """Tasks that no request waits for."""
     requests: int
     """Of all agents so far."""
+    topics: int
+    """Those that are open."""
+    unstored: int
+    """Messages that wait to be embedded, of all branches."""
 
 
-def looked_at(pid: int, loaded_mb: float, tasks: int, requests: int) -> Sample:
+def looked_at(pid: int, stats: dict[str, Any], requests: int) -> Sample:
     """The process as it is now.
 
     Raises:
         OSError: it is not there any more.
     """
+    counted_mb = sum(stats[name] for name in ("memory_bytes", "cache_bytes", "buffer_bytes")) / 1e6
     status = Path(f"/proc/{pid}/status").read_text()
-    rss_kb, threads = (int(status.split(f"{name}:")[1].split()[0]) for name in ("VmRSS", "Threads"))
+    rss_kb = int(status.split("RssAnon:")[1].split()[0])
+    threads = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/comm")]
+    watchers = sum(name.startswith("thread-tantivy-") for name in threads)  # …meta-file-watcher, cut off by Linux
     fds = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    return Sample(time.monotonic(), pid, rss_kb / 1e3, loaded_mb, fds, threads, tasks, requests)
+    background = stats["background_tasks"]
+    return Sample(
+        time.monotonic(),
+        pid,
+        rss_kb / 1e3,
+        counted_mb,
+        fds,
+        len(threads) - watchers,
+        watchers,
+        stats["tasks"] - background,
+        background,
+        requests,
+        len(stats["topics"]),
+        stats["unstored"],
+    )
 
 
 class Life(NamedTuple):
@@ -59,12 +91,18 @@ class Life(NamedTuple):
     rss_mb: tuple[float, float]
     """When warm and at the end."""
     rss_gain_mb: float
-    """Over that time, by least squares; without what was loaded of the log and what caches hold."""
+    """Over that time, by least squares; without what it counts itself."""
     fds: tuple[int, int]
     """At its quietest while warm, in the first half and in the second: what is never let go raises that too, and what
     comes and goes (the seven threads of tantivy's writer) does not."""
     threads: tuple[int, int]
     tasks: tuple[int, int]
+    too_many: tuple[int, int]
+    """Watchers and tasks in the background beyond those that the open topics may have, at the quietest moment."""
+    topics: tuple[int, int]
+    """The most that were open."""
+    unstored: tuple[int, int]
+    """Messages that waited to be embedded, when warm and at the end: more where others keep the processor busy."""
 
 
 def lives(samples: list[Sample]) -> list[Life]:
@@ -79,7 +117,7 @@ def lives(samples: list[Sample]) -> list[Life]:
         warm = life[int(len(life) * WARM_UP) :]
         first, second = warm[: len(warm) // 2], warm[len(warm) // 2 :]
         seconds = warm[-1].at - warm[0].at
-        own = [sample.rss_mb - sample.loaded_mb for sample in warm]
+        own = [sample.rss_mb - sample.counted_mb for sample in warm]
         slope = float(np.polyfit([sample.at for sample in warm], own, 1)[0])
         found.append(
             Life(
@@ -90,6 +128,12 @@ def lives(samples: list[Sample]) -> list[Life]:
                 (_fewest(first, "fds"), _fewest(second, "fds")),
                 (_fewest(first, "threads"), _fewest(second, "threads")),
                 (_fewest(first, "tasks"), _fewest(second, "tasks")),
+                (
+                    min(one.watchers - TOPIC_WATCHERS * one.topics for one in second),
+                    min(one.background - TOPIC_TASKS * one.topics for one in second) - TOPICS_TASKS_MAX,
+                ),
+                (max(sample.topics for sample in first), max(sample.topics for sample in second)),
+                (warm[0].unstored, warm[-1].unstored),
             )
         )
     return found
@@ -107,6 +151,9 @@ def growth(found: list[Life]) -> list[str]:
             continue
         if life.rss_gain_mb > RSS_MB_MAX + RSS_KB_PER_REQUEST_MAX * life.requests / 1e3:
             bad.append(f"memory grew by {life.rss_gain_mb:.0f} MB in {life.requests} requests")
+        for name, surplus in zip(("threads that watch files", "tasks in the background"), life.too_many, strict=True):
+            if surplus > 0:
+                bad.append(f"{surplus} more {name} than the open topics may have, in {life.requests} requests")
         for name, most, (first, second) in (
             ("open files", FDS_MAX, life.fds),
             ("threads", THREADS_MAX, life.threads),
