@@ -40,7 +40,7 @@ lint: .venv/installed-test ## Lint, layout and types only
 	$(RUFF)
 	$(PY) -m mypy --num-workers auto
 
-RUFF = $(PY) -m ruff check . && $(PY) -m ruff format --check --quiet memd tests bench
+RUFF = $(PY) -m ruff check . && $(PY) -m ruff format --check --quiet memd tests bench examples
 
 constraints: | .venv/bin/python ## Renew constraints.txt: the newest versions that pyproject.toml allows
 	$(PIP) install --upgrade --upgrade-strategy eager -e '.[test]' || $(INSTALL_FAILED)
@@ -49,7 +49,7 @@ constraints: | .venv/bin/python ## Renew constraints.txt: the newest versions th
 clean: ## Remove .venv and what the tools left behind; your memory/ stays
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/clients/node_modules \
 		clients/typescript/node_modules clients/typescript/dist
-	find memd tests bench -name __pycache__ -prune -exec rm -rf {} +
+	find memd tests bench examples -name __pycache__ -prune -exec rm -rf {} +
 
 # The first Python that is new enough; `make PYTHON=/path/to/python demo` names another.
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
