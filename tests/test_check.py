@@ -437,7 +437,8 @@ def test_a_template_that_takes_no_developer_message_is_found_out(template: str, 
 
 
 def test_live_remembers_across_conversations_and_leaves_no_trace(make_daemon: MakeDaemon, llama: str) -> None:
-    daemon = make_daemon(None, {"upstream": {"url": llama}, "buffer": {"idle_seconds": 0.1}, "listen": {"port": 0}})
+    soon = {"store_after_seconds": 0.1}
+    daemon = make_daemon(None, {"upstream": {"url": llama}, "buffer": soon, "listen": {"port": 0}})
     daemon.start()
     daemon.chat([{"role": "user", "content": "The code of the gate is on the blue bicycle."}])
     wait_until(lambda: len(daemon.export()) == 1, lambda: repr(daemon))

@@ -49,6 +49,12 @@ class OneVector:
     def same_cosine(self, cosine: float) -> float:
         return cosine
 
+    def finds_across_languages(self) -> bool:
+        return False
+
+    def prior(self, queries: NDArray[np.float32]) -> None:
+        return None
+
     def close(self) -> None:
         pass
 
@@ -70,7 +76,7 @@ def draft(number: int) -> Draft:
         created_at=START,
         said_at=number % 97 + 1 if number in IN_WEEK else START + number * MINUTE_US,
         roles=("user",) if number % 3 else ("user", "assistant", "narrator"),
-        kind=("turn", "note", "note", "diary")[number % 4],
+        kind=("turn", "note", "note", "document")[number % 4],
         source=f"folder/{number % 50}.md" if number % 4 else None,
         speakers=(),
     )
@@ -99,7 +105,7 @@ CHOICES = {
     "the week": WEEK,
     "the week, by role": Wanted(since=1, until=100, roles=("assistant",)),
     "a kind that half have": Wanted(kinds=("note",)),
-    "a kind of its own": Wanted(kinds=("diary",)),
+    "a kind of its own": Wanted(kinds=("document",)),
     "a role of its own": Wanted(roles=("narrator",)),
     "two sources": Wanted(sources=("folder/3.md", "folder/7.md")),
     "words": Wanted(contains="OF PLUM"),

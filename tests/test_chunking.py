@@ -151,6 +151,9 @@ def test_a_code_block_that_does_not_fit_is_cut_at_lines() -> None:
 def test_prose_is_cut_into_sentences_in_any_script() -> None:
     assert pieces_of("One. Two! Three? e.g. this 3.14 stays.") == ["One. ", "Two! ", "Three? e.g. this 3.14 stays."]
     assert pieces_of("记忆系统保存对话。它从不忘记！好吗？") == ["记忆系统保存对话。", "它从不忘记！", "好吗？"]
+    assert pieces_of("मछली लाओ। कब आओगे? आज।") == ["मछली लाओ। ", "कब आओगे? ", "आज।"]
+    assert pieces_of("أين المفتاح؟ هنا. شكرا") == ["أين المفتاح؟ ", "هنا. ", "شكرا"]
+    assert pieces_of("چابی یہاں ہے۔ ٹھیک ہے") == ["چابی یہاں ہے۔ ", "ٹھیک ہے"]
 
 
 def test_a_short_message_and_a_short_paragraph_are_one_piece() -> None:

@@ -127,6 +127,14 @@ def test_a_wrong_setting_is_exit_code_2_and_one_line(command: str, tmp_path: Pat
     assert one_line(result) == f"memd: {config}, line 2: there is no setting listen.prot; did you mean listen.port?\n"
 
 
+def test_an_embedding_model_that_there_is_not_is_exit_code_2(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    for model, says in (("bundeld", "did you mean 'bundled'?"), (f"path:{tmp_path / 'none'}", "there is no folder")):
+        config.write_text(f"data_dir: {tmp_path / 'memory'}\nembedding:\n  model: {json.dumps(model)}\n")
+        result = memd("remember", "a fact", "--config", config)
+        assert result.exit_code == 2 and says in one_line(result)
+
+
 def test_a_wrong_upstream_given_as_a_flag_is_named_as_such() -> None:
     result = memd("serve", "--upstream", "localhost:8080")
     assert result.exit_code == 2

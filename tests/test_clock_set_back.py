@@ -13,7 +13,7 @@ from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream
 
 HOUR = 3600.0
-ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = 120.0
 FREEZE_SECONDS = 0.3
 
 

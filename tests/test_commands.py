@@ -12,6 +12,9 @@ from conftest import MakeDaemon
 from daemon_process import DaemonProcess, wait_until
 from recording_upstream import RecordingUpstream
 
+from memd.cli.running import daemon_for
+from memd.settings.model import Config
+
 FACTS = (
     "For the booking service we chose PostgreSQL because exclusion constraints rule out double bookings of a room.",
     "The build fails with ERR_7421 when the artefact cache has run out of inodes; clear the folder objects.",
@@ -26,7 +29,7 @@ def said(text: str) -> dict[str, str]:
 @pytest.fixture(params=["with a daemon", "without"])
 def told(make_daemon: MakeDaemon, upstream: RecordingUpstream, request: pytest.FixtureRequest) -> DaemonProcess:
     """A log with two facts and a turn in which one of them was shown; its daemon runs, or has ended."""
-    daemon = make_daemon(upstream.url, {"buffer": {"idle_seconds": 0.1}}).start()
+    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 0.1}}).start()
     for fact in FACTS:
         daemon.chat([said(fact)], memory_in={"topic_id": "work"})
     wait_until(lambda: len(daemon.export()) == len(FACTS), lambda: f"stored: {daemon.export()}")
@@ -77,6 +80,8 @@ def test_a_correction_its_effect_and_its_undo(told: DaemonProcess) -> None:
     assert "We moved the bookings to SQLite in May." in out(told, "show", replacement)
     shown = out(told, "log", "--limit", "2")
     assert "because: simpler" in shown and "bookings to SQLite" in shown
+    heads = [line for line in shown.splitlines() if "  entry " in line]
+    assert ["taken out" in head for head in heads] == [False, True]  # the replacement, and what it replaced
     story = out(told, "show", chunk["id"])
     assert "is taken out" in story and "Its place was taken by" in story and FACTS[0] in story
     replayed = out(told, "turn", latest_turn(told), "--replay")
@@ -138,6 +143,26 @@ def test_what_fails_beside_a_command_is_told_with_its_reason(
     found = daemon.run("search", QUESTION)
     assert found.returncode == 0 and FACTS[0] in found.stdout
     assert re.search(r" ERROR searched without its words topic=work error=.*lexical", found.stderr), found.stderr
+
+
+def test_a_command_waits_for_a_daemon_that_is_being_started(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = make_daemon(upstream.url).start()
+    address = told.data_dir / "memd.url"
+    waited: list[float] = []
+    known = address.read_text()
+
+    def has_started(seconds: float) -> None:
+        waited.append(seconds)
+        address.write_text(known)
+
+    monkeypatch.setattr("memd.cli.running.time.sleep", has_started)
+    for before in (None, "http://127.0.0.1:1"):  # the one that a killed daemon has left
+        waited.clear()
+        address.unlink() if before is None else address.write_text(before)
+        with daemon_for(Config(data_dir=told.data_dir)) as daemon:
+            assert daemon.url == told.own_url and len(waited) == 1
 
 
 def test_wrong_usage_says_what_to_do(told: DaemonProcess) -> None:

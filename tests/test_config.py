@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import re
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memd.cli.main import main
+from memd.entries import TOPIC_ID_PATTERN
 from memd.errors import ConfigError
 from memd.settings.file import read_settings
 from memd.settings.loading import known_keys, load_config, variable_of
-from memd.settings.model import ChunkingSettings, Config
+from memd.settings.model import ChunkingSettings, Config, SourceSettings, TopicName
 
 SHIPPED = Path(__file__).parent.parent / "config.yaml"
 
@@ -104,6 +108,30 @@ def test_a_variable_is_read_like_a_value_in_the_file(config_file: Path) -> None:
     assert config.injection.header == "Notes: yes"
 
 
+def test_sources_are_paths_or_lines_and_what_is_left_out_of_all(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(config_file.parent))
+    more = "{path: ~/papers, topic: auto, exclude: [old/, /a/b], formats: [.PDF, md]}"
+    text = f"sources:\n  - notes\n  - {more}\n  - '!build'"
+    plain, lines = loaded(config_file, text).sources
+    folder = config_file.parent
+    assert plain == SourceSettings(path=str(folder / "notes"), exclude=("build",))
+    assert (lines.path, lines.topic) == (str(folder / "papers"), "auto")
+    assert (lines.exclude, lines.formats) == (("old", "/a/b", "build"), ("pdf", "md"))
+    assert loaded(config_file, "", MEMD_SOURCES="[/x, '!~/y']").sources[0].exclude == (str(folder / "y"),)
+
+
+def test_a_source_above_the_settings_is_told_by_the_path_that_it_has(config_file: Path) -> None:
+    [source] = loaded(config_file, "sources: [../notes]").sources
+    assert source.path == str(config_file.parent.parent / "notes")
+
+
+def test_topics_are_named_in_the_settings_as_everywhere() -> None:
+    [rule] = [part.pattern for part in get_args(TopicName) if hasattr(part, "pattern")]
+    assert rule == f"^{TOPIC_ID_PATTERN.pattern}$"
+
+
 def test_own_patterns_are_given_in_the_file_or_in_a_variable(config_file: Path) -> None:
     text = "ingest:\n  redact: true\n  redact_builtin: [jwt]\n  redact_patterns:\n    ticket: 'TCK-\\d+'\n    b-2: x"
     ingest = loaded(config_file, text).ingest
@@ -158,7 +186,7 @@ WRONG = {
     "soft_tokens: 1": "config.yaml, line 1: there is no setting soft_tokens; did you mean buffer.soft_tokens?",
     "buffer: {budget_tokens: 1}": "did you mean injection.budget_tokens?",
     "listen:\n  qqq: 1": "config.yaml, line 2: there is no setting listen.qqq; there are listen.host, listen.port",
-    "qqq: 1": "config.yaml, line 1: there is no setting qqq; there are data_dir, admin, auth, buffer, chunking,",
+    "qqq: 1": "config.yaml, line 1: there is no setting qqq; there are data_dir, sources, admin, auth, buffer,",
     "listen:\n  host: 0.0.0.0": "listen.host is '0.0.0.0', which others can reach: set auth.token, or use 127.0.0.1",
     "listen: 8765": "listen is a group of settings; write them indented below it: host, port",
     "listen:\n  port: eighty": "line 2: listen.port is 'eighty'; give a whole number from 0 to 65535",
@@ -211,6 +239,20 @@ WRONG = {
     "[" * 5000: "nested too deeply",
     "a: \x00": "this is not a YAML file",
     "data_dir: {}": "data_dir is {}; give one line of text",
+    "sources: notes": "config.yaml, line 1: sources is 'notes'; give a list, each of its items `- path: FOLDER`",
+    "sources: [{topic: a}]": "sources, item 1: it has no path; write `- path: FOLDER`",
+    "sources: [a, {path: b, topc: c}]": "sources, item 2: there is no setting `topc`; there are path, topic, exclude,",
+    "sources: [{path: a, topic: a/b}]": "sources, item 1: topic is not what it should be; give the name of a topic",
+    "sources: [{path: a, formats: '*.md'}]": "sources, item 1: formats is not what it should be; give a list of",
+    "sources: [[a]]": "sources, item 1: it is neither a path nor lines `path: …`",
+    "sources: [memory/notes]": "memory/notes, which is in memd's own data directory",
+    "sources: [config.yaml]": "config.yaml, which is a file; name its folder",
+    "sources: [a, a/../a]": "twice; remove one",
+    "sources: [a/b, a]": "/a/b, which is inside ",
+    "sources:\n  - a\n  - path: b\n    topc: c": "config.yaml, line 3: sources, item 2: there is no setting `topc`",
+    "sources:\n  - a\n  - path: b\n    path: c": "config.yaml, line 4: sources.path is given twice, first in line 3",
+    "sources:\n  - a\n  - b\n  - a": "config.yaml, line 4: sources has ",
+    "retrieval: {global_topics: [a/b]}": "retrieval.global_topics is ['a/b']; give a list, each of its items",
     "data_dir: ~nobody-of-this-name/log": "data_dir: '~' has no home folder here; give a full path",
 }
 
@@ -273,3 +315,11 @@ def test_any_file_is_loaded_or_refused_with_a_config_error(
     path.write_bytes(data)
     with contextlib.suppress(ConfigError):
         load_config(path, {}, {})
+
+
+def test_the_command_prints_the_settings_file_with_all_defaults(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["config"])
+    assert (result.exit_code, result.stdout) == (0, (Path(__file__).parent.parent / "config.yaml").read_text())
+    file = tmp_path / "config.yaml"
+    file.write_text(result.stdout)
+    assert load_config(file, {}, {"data_dir": "/memory"}) == load_config(None, {}, {"data_dir": "/memory"})

@@ -21,6 +21,11 @@ def matched(conversations: list[Conversation], *history: str, session: str | Non
     return match(index, [said(one).content_digest for one in history], session)
 
 
+def test_a_branch_of_a_conversation_that_a_damaged_journal_cut_short_has_what_is_left() -> None:
+    assert len(conversation_of(*LONG[:2]).fork("branch", 5)) == 2
+    assert len(Conversation("empty").fork("branch", 2)) == 0
+
+
 def in_session(session: str, *history: str) -> Conversation:
     conversation = conversation_of(*history)
     conversation.session = session

@@ -101,7 +101,7 @@ class Correcting:
 
         sending = threading.Thread(target=send)
         sending.start()
-        assert gate.reached.wait(30)
+        assert gate.reached.wait(60)
         journal = self._daemon.data_dir / "default" / "hot.log"
         wait_until(lambda: b"that will do" in journal.read_bytes(), lambda: "not in the journal")
         self._daemon.kill()

@@ -16,7 +16,7 @@ from memd.demo.fake_model import UNKNOWN, FakeModel
 @pytest.mark.process
 def test_the_demo_plays_to_its_end_and_shows_every_answer() -> None:
     command = [sys.executable, "-m", "memd", "demo", "--fast"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=clean_environment())
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, env=clean_environment())
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     shown = " ".join(done.stdout.split())
     for question in (*QUESTIONS, QUESTION_IN_NEW_CHAT, CHANGED):

@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from daemon_process import RECALL_MILLISECONDS_MAX
 from full_disk import FullDisk
 
 from memd.proxy.app import running
@@ -19,6 +20,7 @@ from memd.settings.model import (
     Config,
     ListenSettings,
     LogSettings,
+    RetrievalSettings,
     UpstreamSettings,
 )
 from memd.store.disk import DiskFiles
@@ -42,6 +44,7 @@ def settings(tmp_path: Path, llama: str) -> Config:
         buffer=BufferSettings(soft_tokens=256, hard_tokens=400),
         compaction=CompactionSettings(retry_seconds=0.01),
         log=LogSettings(level="error"),
+        retrieval=RetrievalSettings(timeout_ms=RECALL_MILLISECONDS_MAX),
     )
 
 
@@ -139,7 +142,7 @@ async def test_a_daemon_that_started_on_a_full_disk_is_found_by_its_folder_once_
     async with running(settings(tmp_path, llama), files=disk) as daemon:
         assert not address.exists()
         disk.full = False
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not address.exists():  # noqa: ASYNC110  # a file tells nobody
                 await asyncio.sleep(0.01)
         assert address.read_text() == daemon.addresses.local

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import click
@@ -14,7 +15,14 @@ from memd.settings.loading import known_keys
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "memd").rglob("*.md")])
-PAGES += sorted([*(ROOT / "clients").glob("*/*.md"), *(ROOT / "packaging").glob("*.md")])
+PAGES += sorted(
+    [
+        *(ROOT / "clients").glob("*/*.md"),
+        *(ROOT / "examples").glob("*.md"),
+        *(ROOT / "examples").glob("*/*.md"),
+        *(ROOT / "packaging").glob("*.md"),
+    ]
+)
 LISTS = {
     "ingest.ignore",
     "ingest.ignore_system",
@@ -118,6 +126,26 @@ def test_every_link_within_the_documentation_leads_somewhere(page: Path) -> None
             assert anchor in anchors(target), f"{link} in {page.name}"
 
 
+def is_in_the_source_archive(path: str) -> bool:
+    """Whether MANIFEST.in, or setuptools by itself, puts a file or folder of the repository into it."""
+    by_itself = path in ("README.md", "LICENSE", "pyproject.toml", "MANIFEST.in") or path.startswith("memd/")
+    rules = [line.split() for line in (ROOT / "MANIFEST.in").read_text().splitlines()]
+    grafted = any(path == given or path.startswith(f"{given}/") for verb, given, *_ in rules if verb == "graft")
+    pruned = any(fnmatch(path, f"{given}/*") for verb, given, *_ in rules if verb == "prune")
+    included = any(fnmatch(path, given) for verb, *patterns in rules if verb == "include" for given in patterns)
+    return by_itself or (grafted and not pruned) or included
+
+
+def test_what_pages_lead_to_is_in_the_source_archive() -> None:
+    pages = [page for page in PAGES if is_in_the_source_archive(str(page.relative_to(ROOT)))]
+    assert {"docs", "examples", "packaging", "clients"} <= {page.relative_to(ROOT).parts[0] for page in pages}
+    for page in pages:
+        for link in links(page):
+            if not re.match(r"[a-z]+:|#", link):
+                target = (page.parent / link.partition("#")[0]).resolve().relative_to(ROOT.resolve())
+                assert is_in_the_source_archive(str(target)), f"{page.name}: {link}"
+
+
 def drawn_tree() -> list[Path]:
     """The folders and modules of the tree in docs/architecture.md, relative to the repository."""
     text = (ROOT / "docs" / "architecture.md").read_text()
@@ -146,7 +174,7 @@ def test_the_drawn_tree_is_that_of_the_source() -> None:
 
 def test_files_that_pages_and_docstrings_name_exist() -> None:
     named = re.compile(
-        r"(?<![\w/.-])(?:bench|clients|docs|memd|packaging|tests)/(?:[\w.-]+/)*[\w-]+\.(?:py|md|yaml|json|ts|sh|html|js)\b"
+        r"(?<![\w/.-])(?:bench|clients|docs|examples|memd|packaging|tests)/(?:[\w.-]+/)*[\w-]+\.(?:py|md|yaml|json|ts|sh|html|js)\b"
     )
     for page in [*PAGES, *(ROOT / "memd").rglob("*.py")]:
         for name in named.findall(page.read_text()):

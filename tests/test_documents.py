@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import itertools
 import json
+import os
+import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import made_documents
 import pytest
 from archiver_stage import Stage, live_entries
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET
 from recording_upstream import RecordingUpstream
 
 from memd.documents import GivenDocument, GivenSection
-from memd.entries import Draft
-from memd.errors import BadDocument, EmbeddingError
-from memd.ingest.pipeline import Drafter
-from memd.ingest.sources.documents import drafts_of, known_documents, removal_of
-from memd.ingest.sources.reading import FILE_BYTES_MAX, sections_of
-from memd.ingest.sources.walking import files_of, is_excluded
+from memd.errors import BadDocument, EmbeddingError, StoreError
+from memd.ingest.readers.text import sections_of
+from memd.ingest.sources.alignment import aligned
+from memd.ingest.sources.documents import chunks_of, known_documents
+from memd.ingest.sources.taking import CHUNKS_MAX
+from memd.ingest.sources.walking import Chosen, Walk, is_excluded
 from memd.ingest.topics import Topic
-from memd.settings.model import Config
 
 GUIDE = """Everybody here.
 
@@ -54,13 +62,20 @@ def test_markdown_is_cut_at_its_headings_and_code_is_none() -> None:
         (("Leave", "Sick"), "```sh\n# no heading\ncall Marta\n```"),
         (("Pay",), "On the 25th."),
     ]
-    assert sections_of("guide.txt", b"\xef\xbb\xbf# one\n") == (GivenSection((), "# one\n"),)
+    assert sections_of("guide.txt", b"\xef\xbb\xbf# one\n") == (GivenSection((), "# one"),)
     assert sections_of("empty.md", b" \n") == ()
+
+
+def test_names_and_values_in_front_of_markdown_are_text_and_no_heading() -> None:
+    front = "---\nname: build\ntags:\n  - ci\n---\n"
+    told = [(one.heading, one.text) for one in sections_of("a.md", f"{front}Above.\n\n# One\n\nBelow.\n".encode())]
+    assert told == [((), "name: build\ntags:\n  - ci"), ((), "Above."), (("One",), "Below.")]
+    assert [one.heading for one in sections_of("a.md", b"---\n\nplain\n---\n\nmore\n")] == [(), ("plain",)]
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"%PDF-1.7\0", "is no text"), (b"a\xff", "no UTF-8 text (byte 1)"), (b"x" * (FILE_BYTES_MAX + 1), "2,000,001")],
+    [(b"%PDF-1.7\0", "is no text"), (b"a\xff", "no UTF-8 text (byte 1)")],
 )
 def test_what_is_no_text_is_refused_with_the_reason(content: bytes, reason: str) -> None:
     with pytest.raises(BadDocument) as refused:
@@ -89,6 +104,10 @@ def written(folder: Path, *names: str) -> Path:
     return folder
 
 
+def found(root: Path, **chosen: Any) -> list[str]:
+    return [file.below for file in Walk(root, Chosen(**chosen)).files()]
+
+
 def test_files_are_found_by_their_kind_without_what_is_hidden_excluded_ignored_or_elsewhere(tmp_path: Path) -> None:
     elsewhere = written(tmp_path / "elsewhere", "secret.md")
     root = written(
@@ -101,15 +120,61 @@ def test_files_are_found_by_their_kind_without_what_is_hidden_excluded_ignored_o
     (root / "in.md").symlink_to(root / "b.md")
     (root / "sly.md").symlink_to(root / "build" / "x.md")
     (root / "circle.md").symlink_to(root / "circle.md")
-    found = [file.source for file in files_of(root, "docs", ["build"])]
-    assert found == ["docs/README", "docs/a/c.py", "docs/a/keep.log", "docs/b.md", "docs/in.md", "docs/rebuild/y.md"]
+    assert found(root, exclude=("build",)) == ["README", "a/c.py", "a/keep.log", "b.md", "in.md", "rebuild/y.md"]
+    assert found(root, exclude=("build", str(root / "a")), formats=("md",)) == ["b.md", "in.md", "rebuild/y.md"]
+
+
+def test_links_out_of_a_folder_are_followed_where_that_is_asked_for_once_each_and_no_exclusion_is_gone_around(
+    tmp_path: Path,
+) -> None:
+    elsewhere = written(tmp_path / "elsewhere", "one.md", "deep/two.md", "private/three.md")
+    root = written(tmp_path / "root", "a.md")
+    (elsewhere / "back").symlink_to(elsewhere)
+    (root / "more").symlink_to(elsewhere)
+    (root / "twice").symlink_to(elsewhere / "deep")
+    (root / "sly.md").symlink_to(elsewhere / "private" / "three.md")
+    (root / "own").symlink_to(root)
+    assert found(root) == ["a.md"]
+    followed = found(root, follow_links=True, exclude=("private",))
+    assert followed == ["a.md", "more/deep/two.md", "more/one.md"]
+    assert found(root, follow_links=True, exclude=("private", str(elsewhere / "deep"))) == ["a.md", "more/one.md"]
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = written(tmp_path, "a.md", "locked/b.md")
+    listed = os.scandir
+
+    def refuse(folder: str) -> Any:
+        if folder.endswith("locked"):  # whoever runs the tests may be allowed to read everything
+            raise PermissionError(13, "Permission denied")
+        return listed(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    walk = Walk(root, Chosen())
+    assert [file.below for file in walk.files()] == ["a.md"]
+    assert walk.unread == [("locked", "the folder cannot be read (Permission denied)")]
 
 
 @pytest.mark.filterwarnings("ignore:Possible nested set")
 def test_a_line_that_git_cannot_read_is_no_rule(tmp_path: Path) -> None:
     root = written(tmp_path, "a.md", "b.log")
     (root / ".gitignore").write_text("!\n\\\n[z-a]\n*.log\n")
-    assert [file.source for file in files_of(root, "docs")] == ["docs/a.md"]
+    assert found(root) == ["a.md"]
+
+
+@pytest.mark.parametrize("rule", ["*a" * 40 + "*b", "*[(a]" * 40 + "*b", "**/a/" * 20 + "b"])
+def test_no_rule_of_a_folder_takes_ages(tmp_path: Path, rule: str) -> None:
+    root = written(tmp_path, "a/" * 30 + "a" * 200 + ".md", "kept.md")
+    (root / ".gitignore").write_text(f"{rule}\n*a/**/a/*aa*.md\n")
+    assert found(root) == ["kept.md"]
+
+
+def test_a_folder_whose_rules_are_too_many_is_not_read(tmp_path: Path) -> None:
+    root = written(tmp_path, "a.md", "deep/b.md")
+    (root / "deep" / ".gitignore").write_text("*.log\n" * 20_000)
+    walk = Walk(root, Chosen())
+    assert [file.below for file in walk.files()] == ["a.md"]
+    assert walk.unread == [("deep", "the folder cannot be read (its .gitignore has more than 100,000 bytes)")]
 
 
 @pytest.mark.parametrize(
@@ -130,29 +195,16 @@ def test_an_exclusion_matches_whole_components(path: str, exclusion: str, exclud
 # -- what changed -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    stage = Stage(Config())
-    yield stage
-    await stage.close()
-
-
-@pytest.fixture
-async def topic(stage: Stage) -> Topic:
-    return await stage.topics.get("talk")
+def document(texts: Sequence[str], source: str = "docs/a.md", **more: str) -> GivenDocument:
+    digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
+    sections = tuple(GivenSection(("Rows",), text) for text in texts)
+    return GivenDocument(source=source, hash=digest, sections=sections, **more)
 
 
 async def taken(stage: Stage, topic: Topic, texts: Sequence[str], source: str = "docs/a.md", **more: str) -> list[str]:
     """Take a document of these sections; returns the texts that were embedded for it."""
-    digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
-    sections = tuple(GivenSection(("Rows",), text) for text in texts)
-    document = GivenDocument(source=source, hash=digest, sections=sections, **more)
-
-    def make(drafter: Drafter) -> list[Draft]:
-        return drafts_of(topic.log, document, drafter.cutter, drafter.embed_many, stage.encoder.fingerprint)
-
     before = len(stage.embedder.texts)
-    await stage.archiver.append_drafts(topic, make)
+    await stage.taker.take(topic, document(texts, source, **more))
     return stage.embedder.texts[before:]
 
 
@@ -196,7 +248,7 @@ async def test_a_renamed_file_needs_no_vector_and_a_removed_one_is_taken_out(sta
     await taken(stage, topic, ["One.", "Two."])
     assert await taken(stage, topic, ["One.", "Two."], "docs/b.md", renamed_from="docs/a.md") == []
     assert {entry.source for entry in live_entries(topic)} == {"docs/b.md"} and contents(topic) == ["One.", "Two."]
-    await stage.archiver.append_drafts(topic, lambda _: removal_of(topic.log, "docs/b.md"))
+    await stage.taker.remove(topic, ["docs/b.md"])
     assert contents(topic) == [] and hash_of(topic) == {}
 
 
@@ -206,6 +258,88 @@ async def test_a_document_whose_vectors_fail_is_left_as_it_was(stage: Stage, top
     with pytest.raises(EmbeddingError):
         await taken(stage, topic, ["One.", "Three."])
     assert contents(topic) == ["One.", "Two."]
+
+
+async def test_chunks_stay_in_the_order_of_their_file_whatever_is_put_in_moved_or_taken_out(
+    stage: Stage, topic: Topic
+) -> None:
+    rng = random.Random(7)
+    rows = [f"Row {number}." for number in range(6)]
+    for number in range(60):
+        for _ in range(rng.randrange(1, 4)):
+            place = rng.randrange(len(rows) + 1)
+            if rng.random() < 0.6:
+                rows.insert(place, rng.choice([f"New {number}.", "The same.", f"Row {rng.randrange(6)}."]))
+            elif rows:
+                rows.append(rows.pop(min(place, len(rows) - 1)))
+        await taken(stage, topic, rows)
+        assert [entry.content for entry in chunks_of(topic.log.snapshot(), "docs/a.md")] == rows
+
+
+async def test_what_is_put_in_front_again_and_again_writes_nothing_anew(stage: Stage, topic: Topic) -> None:
+    rows = ["First."]
+    for number in range(20):
+        entries = topic.log.snapshot().extent.entries
+        await taken(stage, topic, rows := [f"Day {number}.", *rows])
+        assert topic.log.snapshot().extent.entries - entries <= 2
+    assert [entry.content for entry in chunks_of(topic.log.snapshot(), "docs/a.md")] == rows
+
+
+async def test_a_chunk_whose_page_changed_is_another_one_with_the_same_vector(stage: Stage, topic: Topic) -> None:
+    def paged(first: int) -> GivenDocument:
+        sections = tuple(GivenSection((), text, page=first + place) for place, text in enumerate(["One.", "Two."]))
+        return GivenDocument(source="a.pdf", hash=f"{first:064x}", sections=sections)
+
+    await stage.taker.take(topic, paged(1))
+    before = len(stage.embedder.texts)
+    await stage.taker.take(topic, paged(2))
+    pages = [entry.part.page for entry in chunks_of(topic.log.snapshot(), "a.pdf") if entry.part is not UNSET]
+    assert pages == [2, 3] and len(stage.embedder.texts) == before
+
+
+async def test_a_table_of_equal_rows_is_compared_in_time_that_grows_with_its_length(stage: Stage, topic: Topic) -> None:
+    rows = ["The same row."] * 3_000
+    await taken(stage, topic, rows)
+    began = time.thread_time()
+    before, after = [("Rows", row) for row in rows] * 10, [("Rows", row) for row in ["Else.", *rows[1:]]] * 10
+    assert len(aligned(before, after)) == 2_999 and time.thread_time() - began < 5  # difflib: hours
+    assert await taken(stage, topic, ["Another.", *rows[1:-1], "The last."]) == ["Rows\nAnother.", "Rows\nThe last."]
+
+
+@given(st.lists(st.integers(0, 4), max_size=12), st.lists(st.integers(0, 4), max_size=12))
+def test_what_is_aligned_is_equal_and_in_order(before: list[int], after: list[int]) -> None:
+    pairs = [(i, j) for j, i in aligned(before, after).items()]
+    assert all(before[i] == after[j] for i, j in pairs)
+    assert all(one[0] < other[0] and one[1] < other[1] for one, other in itertools.pairwise(pairs))
+    assert before != after or len(pairs) == len(before)
+
+
+async def test_turns_are_stored_while_a_long_document_is_taken(stage: Stage, topic: Topic) -> None:
+    taking = stage.tasks.spawn(stage.taker.take(topic, document([f"Row {one}." for one in range(400)])), "taking")
+    while not stage.embedder.texts:  # noqa: ASYNC110 - a model tells nobody when it is asked
+        await asyncio.sleep(0)
+    async with topic.storing.first():
+        assert not taking.done() and not contents(topic), "it holds the topic only to append"
+    await taking
+    assert len(contents(topic)) == 400
+
+
+async def test_a_long_document_is_given_up_when_the_daemon_ends(stage: Stage, topic: Topic) -> None:
+    taking = asyncio.gather(stage.taker.take(topic, document([f"Row {one}." for one in range(400)])))
+    while not stage.embedder.texts:  # noqa: ASYNC110 - a model tells nobody when it is asked
+        await asyncio.sleep(0)
+    stage.taker.stop()
+    with pytest.raises(StoreError, match="nothing of this document is stored yet"):
+        await taking
+    embedded = len(stage.embedder.texts)
+    with pytest.raises(StoreError):
+        await taken(stage, topic, ["One."])
+    assert embedded < 400 and contents(topic) == []
+
+
+async def test_a_document_of_too_many_chunks_is_refused(stage: Stage, topic: Topic) -> None:
+    with pytest.raises(BadDocument, match="20,001 chunks"):
+        await taken(stage, topic, ["x"] * (CHUNKS_MAX + 1))
 
 
 # -- as a user does it ------------------------------------------------------------------------------------------------
@@ -225,11 +359,18 @@ def test_a_folder_is_added_found_added_again_renamed_and_taken_out(
     (docs / "photo.txt").write_bytes(b"\x89PNG\0")
     first = daemon.run("add", str(docs))
     assert first.returncode == 1 and "handbook/photo.txt: left out: it is no text" in first.stdout
-    assert "topic default: 3 files read, 0 of them unchanged; 5 chunks written, 0 taken out" in first.stdout
+    assert (
+        "topic default: 3 files looked at, 0 of them unchanged, 1 left out; 5 chunks written, 0 taken out"
+        in first.stdout
+    )
     (docs / "photo.txt").unlink()
     assert said(daemon, "add", str(docs)).endswith("2 of them unchanged; 0 chunks written, 0 taken out\n")
     shown = said(daemon, "search", "When is pay day?", "--kind", "document")
     assert "document, Pay, handbook/guide.md" in shown and "On the 25th." in shown
+    [pay, *_] = [one["id"] for one in daemon.export() if "On the 25th." in one["content"]]
+    assert all("later" not in line and "apart" not in line for line in said(daemon, "related", pay).splitlines())
+    belongs = json.loads(said(daemon, "related", pay, "--json"))["chunks"]
+    assert {one["seconds_apart"] for one in belongs} <= {None}, "all of a folder are added at one time"
     nowhere = daemon.run("search", "When is pay day?", "--tag", "nowhere")
     assert nowhere.returncode == 1 and "of what was chosen" in nowhere.stdout
     if runs:
@@ -243,23 +384,26 @@ def test_a_folder_is_added_found_added_again_renamed_and_taken_out(
     (docs / "lamp.py").unlink()
     assert said(daemon, "add", str(docs)).endswith("1 of them unchanged; 0 chunks written, 1 taken out\n")
     other = written(tmp_path / "other" / "handbook", "x.md")
-    refused = daemon.run("add", str(other))
-    assert refused.returncode == 2 and "another name (--as)" in refused.stderr
-    assert "1 chunk written" in said(daemon, "add", str(other), "--as", "second")
+    (other / "guide.md").write_text((docs / "guide.md").read_text())  # the same file in both
+    refused = daemon.run("add", str(other), "--as", "handbook")
+    assert refused.returncode == 1 and "another folder is called handbook: give it another name" in refused.stderr
+    assert "5 chunks written, 0 taken out" in said(daemon, "add", str(other))
+    listed = said(daemon, "sources")
+    assert "handbook/guide.md  4 chunks" in listed and "handbook@other/guide.md  4 chunks" in listed
+    assert "0 chunks written, 0 taken out" in said(daemon, "add", str(docs), str(other))
+    assert "2 documents taken out" in said(daemon, "sources", "--remove", "handbook@other")
+    assert "1 chunk written" in said(daemon, "add", str(other / "x.md"), "--as", "second")
+    for emptied in (docs / "guide.md", other / "x.md"):
+        emptied.rename(tmp_path / emptied.name)
+    empty, missing = daemon.run("add", str(docs)), daemon.run("add", str(other / "x.md"), "--as", "second")
+    assert empty.returncode == 1 and "1 document from before, which stay: is its disk mounted?" in empty.stderr
+    assert missing.returncode == 2 and "2 documents, 5 chunks" in said(daemon, "sources")
     assert "1 document taken out" in said(daemon, "sources", "--remove", "handbook")
     assert "1 document, 1 chunk" in said(daemon, "sources")
     assert json.loads(said(daemon, "sources", "--json", "--remove", "second")) == {"documents": []}
     missing = daemon.run("sources", "--remove", "handbook")
     assert missing.returncode == 1 and "there is no document 'handbook'" in missing.stderr
     assert said(daemon, "verify")
-
-
-def test_folders_of_one_name_are_not_added_in_place_of_each_other(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
-) -> None:
-    one, other = (written(tmp_path / name / "docs", "index.md", f"{name}.md") for name in ("one", "other"))
-    refused = make_daemon(upstream.url).run("add", str(one), str(other))
-    assert refused.returncode == 2 and "several PATHs are called docs" in refused.stderr
 
 
 def test_a_file_whose_name_is_redacted_is_not_taken_out_when_it_is_added_again(
@@ -282,6 +426,30 @@ def test_a_name_with_a_line_break_is_shown_on_one_line(
     assert "1 chunk written" in said(daemon, "add", str(root))
     assert "docs/a\\x0adefault  b.md  1 chunk" in said(daemon, "sources")
     assert "docs/a\\x0adefault  b.md" in said(daemon, "search", "text of a")
+
+
+def test_a_page_and_a_sheet_are_said_wherever_a_chunk_is_shown_and_a_bad_file_is_named(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
+) -> None:
+    root = tmp_path / "office"
+    root.mkdir()
+    made_documents.pdf(root / "pay.pdf", ["Words first.", "# Pay\nPay day is the 25th of the month."])
+    made_documents.workbook(root / "keys.xlsx", {"Cellar keys": [["Door", "Hook"], ["boiler room", "blue hook"]]})
+    (root / "broken.pdf").write_bytes(b"%PDF-1.7 nothing more")
+    (root / "old.pages").write_bytes(b"x")
+    daemon = make_daemon(upstream.url).start()
+    told = daemon.run("add", str(root))
+    assert told.returncode == 1 and "3 chunks written" in told.stdout
+    assert "office/broken.pdf: left out: it is no PDF that can be read" in told.stdout
+    assert "office/old.pages: left out: files of this kind cannot be read: export it as PDF" in told.stdout
+    for question, place, name in (
+        ("On which day of the month is pay day?", "(office/pay.pdf, Pay, page 2) Pay day", "page 2"),
+        ("Where does the key of the boiler room hang?", "(office/keys.xlsx, sheet Cellar keys) Door: boiler", "sheet"),
+        ("What is in the sheet of the cellar keys?", "(office/keys.xlsx, sheet Cellar keys) Door: boiler", "sheet"),
+    ):
+        daemon.chat([{"role": "user", "content": question}])
+        assert place in upstream.prompts[-1]
+        assert name in said(daemon, "search", question, "--kind", "document")
 
 
 def said(daemon: DaemonProcess, *arguments: str) -> str:

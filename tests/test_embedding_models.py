@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -165,6 +166,7 @@ def test_a_model_is_loaded_at_its_first_use_let_go_when_idle_and_loaded_again(fo
 def test_without_a_chunk_in_the_log_the_dimension_is_asked_of_the_model(folder: Path, bundled: Embedder) -> None:
     resident = load_embedder(EmbeddingSettings(model=f"path:{folder}", idle_unload_seconds=60))
     assert (resident.dimension, resident.fingerprint) == (384, bundled.fingerprint)
+    assert isinstance(resident, ResidentEmbedder) and resident.is_loaded, "and it is not loaded a second time"
     resident.close()
 
 
@@ -173,11 +175,11 @@ def test_a_question_does_not_wait_longer_than_it_may_for_a_model_that_is_loaded_
 
     def load() -> Embedder:
         next(loads)
-        assert may_end.wait(20), "the test ends it"
+        assert may_end.wait(60), "the test ends it"
         return bundled
 
-    waits = {"idle_seconds": 60.0, "question_seconds": 0.02}
-    resident = ResidentEmbedder("m", bundled.dimension, bundled.fingerprint, load, **waits)
+    load_later = partial(ResidentEmbedder, "m", bundled.dimension, bundled.fingerprint, load)
+    resident = load_later(idle_seconds=60.0, question_seconds=0.02)
     for _ in range(2):
         with pytest.raises(EmbeddingError, match="is being loaded; words alone find until then"):
             resident.embed_query(TEXT)
@@ -197,8 +199,8 @@ def test_loading_that_failed_is_tried_again(bundled: Embedder) -> None:
             raise outcome
         return outcome
 
-    waits = {"idle_seconds": 60.0, "question_seconds": 20.0}
-    resident = ResidentEmbedder("m", bundled.dimension, bundled.fingerprint, load, **waits)
+    load_later = partial(ResidentEmbedder, "m", bundled.dimension, bundled.fingerprint, load)
+    resident = load_later(idle_seconds=60.0, question_seconds=60.0)
     with pytest.raises(EmbeddingError, match="no memory"):
         resident.embed_query(TEXT)
     assert resident.embed_query(TEXT).shape == (1, bundled.dimension)
@@ -214,7 +216,8 @@ def test_a_model_of_fastembeds_is_let_go_too(bundled: Embedder, monkeypatch: pyt
 
     monkeypatch.setattr("memd.embedding.fastembed.load_fastembed", load)
     resident = load_embedder(EmbeddingSettings(model="some/model", idle_unload_seconds=0.05))
-    assert isinstance(resident, ResidentEmbedder) and not resident.is_loaded
+    assert isinstance(resident, ResidentEmbedder) and len(loads) == 1
+    wait_until(lambda: not resident.is_loaded, lambda: "it stays in memory")
     for count in (2, 3):
         assert resident.embed_query(TEXT).tobytes() == bundled.embed_query(TEXT).tobytes()
         assert len(loads) == count

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -142,7 +144,9 @@ def test_what_a_server_does_wrong_is_named_and_the_key_is_not_shown(server: Reco
     server.answer = lambda _: Response((json.dumps({"data": [{"index": 0, "embedding": [1.0, 2.0]}]}).encode(),))
     with pytest.raises(EmbeddingError, match=r"vectors of 2 components, and those in the log .* have 16"):
         embedder.embed(KEY)
-    for body in (b"<html>", b"[]", b'{"data": [{"index": 0, "embedding": "AAAA"}]}', b'{"data": []}'):
+    data = b'{"data": [{"index": %s, "embedding": %s}]}'
+    odd = (data % (b"0", b'"AAAA"'), data % (b"Infinity", b"[1]"), data % (b"0", b"[%s]" % (b"9" * 400)))
+    for body in (b"<html>", b"[]", b'{"data": []}', *odd):
         server.answer = lambda _, body=body: Response((body,))  # type: ignore[misc]  # a lambda with a default
         with pytest.raises(EmbeddingError, match=r"with something else than vectors|with an array of shape"):
             embedder.embed(KEY)
@@ -173,6 +177,35 @@ def test_a_server_that_hangs_costs_a_question_its_time_and_the_next_one_nothing(
     assert embedder.embed_query(WHERE).shape == (1, 16)
 
 
+def test_a_server_that_answers_byte_by_byte_costs_a_question_no_more_than_its_time(
+    server: RecordingUpstream,
+) -> None:
+    done = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        peer, _ = listener.accept()
+        with peer, contextlib.suppress(OSError):
+            peer.sendall(b"HTTP/1.1 200 OK\r\nX-Waiting: ")
+            for _ in range(1_000):
+                if done.wait(0.05):
+                    return
+                peer.sendall(b".")
+
+    fingerprint = at(server.url).fingerprint
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = threading.Thread(target=drip, args=(listener,))
+        serving.start()
+        settings = EmbeddingSettings(model="http", url=f"http://127.0.0.1:{listener.getsockname()[1]}", name="m")
+        began = time.monotonic()
+        try:
+            with pytest.raises(EmbeddingError, match="does not answer in time"):
+                HttpEmbedder(settings, 0.2, [(16, fingerprint)]).embed_query(WHERE)
+            assert time.monotonic() - began < 20, "and not until it has all, in 50 s"
+        finally:
+            done.set()
+            serving.join()
+
+
 def test_closing_ends_a_request_that_hangs(server: RecordingUpstream) -> None:
     embedder = at(server.url)
     gate = threading.Event()
@@ -190,7 +223,7 @@ def test_closing_ends_a_request_that_hangs(server: RecordingUpstream) -> None:
     thread.start()
     wait_until(lambda: len(server.requests) > asked, lambda: "not asked")
     embedder.close()
-    thread.join(10)
+    thread.join(60)
     gate.set()
     assert failed and not thread.is_alive()
 
@@ -254,7 +287,7 @@ def test_a_daemon_tells_another_model_behind_the_same_name_and_stores_nothing_wi
     assert answer.headers["X-Memory-Status"] == "degraded:embedding" and KEY in upstream.prompts[-1]
     told = daemon.run("check", "--config", str(daemon.config))
     assert told.returncode == 1 and said in " ".join(told.stdout.split())
-    assert all(BAKER not in one["content"] for one in daemon.export())
+    assert all(BAKER not in one["content"] for one in daemon.export(settled=False))
     server.answer = openai
     daemon.wait_stored(BAKER)
 

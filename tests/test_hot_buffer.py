@@ -29,6 +29,7 @@ from memd.conversation import compaction
 from memd.conversation.conversation import Conversation, Line, TurnKey
 from memd.conversation.events import Appended, BufferEvent, Closed, Forked, Marked, Opened, decode_event, encode_event
 from memd.conversation.hot_buffer import ARRIVALS_KEPT, Arrival, HotBuffer
+from memd.ingest.unstored import ListedParts, parts_of
 from memd.messages import BlockChunk, chain_all
 
 LONG = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")
@@ -500,7 +501,7 @@ class ClientsAndRestarts(RuleBasedStateMachine):
     @initialize(target=clients)
     def begin(self) -> Client:
         self.names = (str(number) for number in itertools.count(1))
-        self.buffer = HotBuffer(lambda: next(self.names), WINDOW_TURNS)
+        self.buffer, self.listed = HotBuffer(lambda: next(self.names), WINDOW_TURNS), ListedParts()
         self.journal: list[BufferEvent] = []
         self.said: set[bytes] = set()
         self.gone: set[bytes] = set()  # in the log, or given up and closed
@@ -638,7 +639,7 @@ class ClientsAndRestarts(RuleBasedStateMachine):
         if rewritten:
             self.journal = self.buffer.as_events()
         before = state(self.buffer)
-        self.buffer = HotBuffer(lambda: next(self.names), WINDOW_TURNS)
+        self.buffer, self.listed = HotBuffer(lambda: next(self.names), WINDOW_TURNS), ListedParts()
         self.buffer.replay(self.journal)
         assert state(self.buffer) == before
 
@@ -674,6 +675,13 @@ class ClientsAndRestarts(RuleBasedStateMachine):
                 stays = position in conversation.kept or position in conversation.owed
                 assert (is_settled and not stays) <= (one.message is None) <= ((is_settled or in_log) and not stays)
                 assert position >= conversation.left_out or one.digest not in conversation.blocks
+
+    @invariant()
+    def what_is_kept_of_a_conversation_is_what_it_is(self) -> None:
+        for one in self.buffer.conversations():
+            assert self.listed.of(one) == parts_of(one)
+            assert one.left_out_count() == len(one) - len(one.visible_positions())
+            assert one.visible_tokens() == sum(map(one.tokens_at, range(len(one))))
 
     @invariant()
     def the_journal_gives_back_the_buffer(self) -> None:

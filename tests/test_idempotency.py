@@ -30,8 +30,8 @@ class Applying:
         return ("a3f9",)
 
 
-def _keys() -> IdempotencyKeys:
-    return IdempotencyKeys(Tasks(Metrics()))
+def _keys(retry_seconds: float = 0) -> IdempotencyKeys:
+    return IdempotencyKeys(Tasks(Metrics()), retry_seconds)
 
 
 async def test_requests_with_one_key_share_one_outcome_also_while_it_is_under_way() -> None:
@@ -90,3 +90,17 @@ async def test_the_oldest_keys_are_forgotten() -> None:
         keys.register(number)
     assert not keys.knows(0)
     assert keys.knows(1) and keys.knows(KEYS_MAX)
+
+
+@pytest.mark.parametrize(("retry_seconds", "calls"), [(3600, 1), (0, 2)])
+async def test_a_request_that_comes_again_soon_after_its_long_work_has_ended_is_a_retry(
+    retry_seconds: float, calls: int
+) -> None:
+    keys, apply = _keys(retry_seconds), Applying()
+    keys.register("key")
+    asked = asyncio.ensure_future(keys.run_once("key", apply))
+    apply.may_go_on.set()
+    await asked
+    keys.register("key")  # the conversation takes it for a new one: it arrived long ago
+    assert await keys.run_once("key", apply) == ("a3f9",)
+    assert apply.calls == calls

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import MakeDaemon
 from drafts import adjusted, deprecated
+from imported import Appending, imported, problems_of
 from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream
 
@@ -26,15 +27,15 @@ from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder, EmbedMany
 from memd.embedding.loading import load_embedder
 from memd.entries import Draft, Status
-from memd.errors import BadImport
-from memd.ingest import importing, offline
-from memd.ingest.importing import ImportCounts, Importer
+from memd.ingest.imports import sending as import_sending
+from memd.ingest.imports.sending import Sending
 from memd.ingest.pipeline import unstored_runs
 from memd.messages import chain_all
 from memd.recall.corrections import plan_undo
-from memd.settings.model import Config, EmbeddingSettings
+from memd.settings.model import EmbeddingSettings
 from memd.store.disk import DiskFiles
 from memd.store.store import Store
+from memd.store.tools.conversations import FORMS
 from memd.store.tools.export import export
 from memd.store.tools.export_line import shown_text
 from memd.store.tools.verify import verify
@@ -75,23 +76,19 @@ def counter() -> TokenCounter:
     return TokenCounter(cl100k_base(ranks_bytes()))
 
 
-Run = Callable[..., ImportCounts]
+Run = Callable[..., Sending]
 
 
 @pytest.fixture
 def run(embedder: Embedder, counter: TokenCounter) -> Run:
     """`run(folder, file)` imports within this process; `embed_many` stands in for the model."""
 
-    def run(
-        folder: Path, file: Path, *, topic_id: str | None = None, embed_many: EmbedMany | None = None
-    ) -> ImportCounts:
+    def run(folder: Path, file: Path, *, topic_id: str | None = None, embed_many: EmbedMany | None = None) -> Sending:
         store = opened(folder, embedder)
-        importer = Importer(store, Config(), counter, embed_many or embedder.embed_many, topic_id=topic_id)
         try:
-            importer.run(file)
+            return imported(file, store, counter, embed_many or embedder.embed_many, topic_id=topic_id)
         finally:
             store.close()
-        return importer.counts
 
     return run
 
@@ -167,9 +164,9 @@ def export_file(tmp_path: Path, grown: Path) -> Path:
 def test_an_export_comes_back_with_everything_but_new_canonical_ids_in_the_same_order(
     run: Run, tmp_path: Path, grown: Path, export_file: Path
 ) -> None:
-    counts = run(tmp_path / "new", export_file)
+    counts = run(tmp_path / "new", export_file).counts
     before, after = exported(grown), exported(tmp_path / "new")
-    assert counts.entries == counts.lines == len(before)
+    assert counts.entries == len(before)
     assert without_new(after) == without_new(before)
     assert verify(tmp_path / "new", DiskFiles()).ok
 
@@ -188,9 +185,9 @@ def test_what_was_said_comes_back_with_its_speakers_and_a_line_from_before_them_
     lines = [line, old]
     run(tmp_path / "new", written(tmp_path / "lines.jsonl", lines))
     assert without_new(exported(tmp_path / "new")) == without_new(lines)
-    assert run(tmp_path / "new", written(tmp_path / "lines.jsonl", lines)).entries == 0
+    assert run(tmp_path / "new", written(tmp_path / "lines.jsonl", lines)).counts.entries == 0
     without_speakers = {name: value for name, value in line.items() if name != "speakers"}
-    assert run(tmp_path / "new", written(tmp_path / "older.jsonl", [without_speakers])).entries == 0
+    assert run(tmp_path / "new", written(tmp_path / "older.jsonl", [without_speakers])).counts.entries == 0
     snapshot = opened(tmp_path / "new", embedder).topic("default").snapshot()
     vectors = [snapshot.entry(hit).vector for hit in snapshot.search(embedder.embed_query("Which port?"), 2)]
     assert vectors == [embedder.embed(text).tobytes() for text in ("Which port?\n8765.", line["content"])]
@@ -222,7 +219,7 @@ def test_an_import_tells_the_same_history(
     monkeypatch: pytest.MonkeyPatch,
     group_entries: int,
 ) -> None:
-    monkeypatch.setattr(importing, "GROUP_ENTRIES", group_entries)
+    monkeypatch.setattr(import_sending, "GROUP_ENTRIES", group_entries)
     run(tmp_path / "new", export_file)
     history = told_history(tmp_path / "new", embedder)
     assert history == told_history(grown, embedder)
@@ -248,7 +245,7 @@ def test_what_was_imported_can_be_undone(
     monkeypatch: pytest.MonkeyPatch,
     group_entries: int,
 ) -> None:
-    monkeypatch.setattr(importing, "GROUP_ENTRIES", group_entries)
+    monkeypatch.setattr(import_sending, "GROUP_ENTRIES", group_entries)
     run(tmp_path / "new", export_file)
     store = opened(tmp_path / "new", embedder)
     bikes, encoder = store.topic("bikes"), TextEncoder(embedder)
@@ -279,14 +276,14 @@ def test_what_was_imported_is_found_by_meaning(run: Run, tmp_path: Path, embedde
 def test_importing_an_export_twice_changes_nothing(run: Run, tmp_path: Path, export_file: Path) -> None:
     run(tmp_path / "new", export_file)
     once = exported(tmp_path / "new")
-    counts = run(tmp_path / "new", export_file)
+    counts = run(tmp_path / "new", export_file).counts
     assert (counts.entries, counts.entries_known) == (0, len(once))
     assert exported(tmp_path / "new") == once
 
 
 def test_importing_an_export_into_its_own_log_changes_nothing(run: Run, grown: Path, export_file: Path) -> None:
     before = exported(grown)
-    assert run(grown, export_file).entries == 0
+    assert run(grown, export_file).counts.entries == 0
     assert exported(grown) == before
 
 
@@ -300,21 +297,21 @@ def test_an_interrupted_import_is_resumed_without_doubles(
     monkeypatch: pytest.MonkeyPatch,
     stop_after: int,
 ) -> None:
-    monkeypatch.setattr(importing, "GROUP_ENTRIES", 3)
+    monkeypatch.setattr(import_sending, "GROUP_ENTRIES", 3)
     appended = 0
 
-    def failing(*arguments: Any) -> None:
+    def failing(*arguments: Any) -> bytes:
         nonlocal appended
         if appended >= stop_after:
             raise StopError
         appended += 1
-        real(*arguments)
+        return real(*arguments)
 
-    real = offline.append_and_seal
-    monkeypatch.setattr(importing, "append_and_seal", failing)
+    real = Appending.post
+    monkeypatch.setattr(Appending, "post", failing)
     with pytest.raises(StopError):
         run(tmp_path / "new", export_file)
-    monkeypatch.setattr(importing, "append_and_seal", real)
+    monkeypatch.setattr(Appending, "post", real)
     run(tmp_path / "new", export_file)
     assert without_new(exported(tmp_path / "new")) == without_new(exported(grown))
 
@@ -359,10 +356,10 @@ def test_after_live_chunks_and_then_the_full_export_an_update_is_undone_as_a_who
     group_entries: int,
     number: int,
 ) -> None:
-    monkeypatch.setattr(importing, "GROUP_ENTRIES", group_entries)
+    monkeypatch.setattr(import_sending, "GROUP_ENTRIES", group_entries)
     run(tmp_path / "new", written(tmp_path / "live.jsonl", exported(grown, live_only=True)))
     run(tmp_path / "new", export_file)
-    assert run(tmp_path / "new", export_file).entries == 0
+    assert run(tmp_path / "new", export_file).counts.entries == 0
     store = opened(tmp_path / "new", embedder)
     snapshot = store.topic("bikes").snapshot()
     replaced, replacement = chunk(embedder, 1).uuid, chunk(embedder, 77).uuid
@@ -429,8 +426,8 @@ def long_conversation(turns: int) -> list[dict[str, Any]]:
 
 def test_a_conversation_is_chunked_and_found(run: Run, tmp_path: Path, embedder: Embedder) -> None:
     file = written(tmp_path / "talk.jsonl", [CONVERSATION, {"messages": CONVERSATION, "title": "again"}])
-    counts = run(tmp_path / "new", file)
-    assert counts.conversations == 2
+    counts = run(tmp_path / "new", file).counts
+    assert counts.conversations == {"openai": 2}
     entries = exported(tmp_path / "new")
     assert counts.chunks == len(entries)
     text = "\n".join(shown_text(entry) for entry in entries)
@@ -472,10 +469,10 @@ def test_importing_a_conversation_again_or_one_that_goes_on_adds_only_what_is_ne
     file = written(tmp_path / "talk.jsonl", [CONVERSATION])
     run(tmp_path / "new", file)
     once = exported(tmp_path / "new")
-    assert run(tmp_path / "new", file).chunks == 0
+    assert run(tmp_path / "new", file).counts.chunks == 0
     assert exported(tmp_path / "new") == once
     longer = [*CONVERSATION, {"role": "user", "content": "Who painted the tower?"}]
-    assert run(tmp_path / "new", written(tmp_path / "longer.jsonl", [longer])).chunks == 1
+    assert run(tmp_path / "new", written(tmp_path / "longer.jsonl", [longer])).counts.chunks == 1
     assert shown_text(exported(tmp_path / "new")[len(once)]) == "user: Who painted the tower?"
 
 
@@ -485,7 +482,7 @@ def test_conversations_that_overlap_add_nothing_when_they_are_imported_again(run
     file = written(tmp_path / "talk.jsonl", [long, long[7:], long[21:50] + other_ending])
     run(tmp_path / "new", file, embed_many=hashed)
     once = exported(tmp_path / "new")
-    assert run(tmp_path / "new", file, embed_many=hashed).chunks == 0
+    assert run(tmp_path / "new", file, embed_many=hashed).counts.chunks == 0
     assert exported(tmp_path / "new") == once
 
 
@@ -526,20 +523,21 @@ GOOD = [{"role": "user", "content": "A good line about sailing boats."}]
         '"text"',
         '["text"]',
         '[{"content": "nobody said this"}]',
-        '[{"title": "of another program", "create_time": 1714730400, "mapping": {}}]',
-        '{"conversations": [{"from": "human", "value": "of another program"}]}',
+        '[{"title": "of nobody", "create_time": 1714730400, "mapping": 3}]',
+        '{"conversations": [{"from": "nobody", "value": "of another program"}]}',
         '{"uuid": "00"}',
         "\xff",
         "[" * 100_000,
     ],
 )
-def test_a_line_that_is_neither_ends_the_import_and_is_named(run: Run, tmp_path: Path, bad: str) -> None:
+def test_a_line_that_is_no_conversation_is_named_and_the_rest_goes_on(run: Run, tmp_path: Path, bad: str) -> None:
     file = tmp_path / "mixed.jsonl"
-    after = json.dumps([{"role": "user", "content": "Never read."}])
+    after = json.dumps([{"role": "user", "content": "Read all the same."}])
     file.write_bytes(f"{json.dumps(GOOD)}\n\n{bad}\n{after}\n".encode("latin-1"))
-    with pytest.raises(BadImport, match=r"mixed\.jsonl, line 3: is neither an entry of `memd export` nor a conv"):
-        run(tmp_path / "new", file)
-    assert [shown_text(entry) for entry in exported(tmp_path / "new")] == ["user: A good line about sailing boats."]
+    [problem] = problems_of(run(tmp_path / "new", file))
+    assert problem.startswith("mixed.jsonl, line 3")
+    contents = [shown_text(entry) for entry in exported(tmp_path / "new")]
+    assert contents == ["user: A good line about sailing boats.", "user: Read all the same."]
 
 
 @pytest.mark.parametrize(
@@ -571,9 +569,10 @@ def test_an_entry_that_contradicts_itself_is_refused(
 ) -> None:
     lines = [json.loads(line) for line in export_file.read_text().splitlines()]
     bad = {**lines[1], member: value}
-    with pytest.raises(BadImport, match=r"line 2"):
-        run(tmp_path / "new", written(tmp_path / "bad.jsonl", [lines[0], bad, lines[2]]))
-    assert [entry["content"] for entry in exported(tmp_path / "new")] == [lines[0]["content"]]
+    [problem] = problems_of(run(tmp_path / "new", written(tmp_path / "bad.jsonl", [lines[0], bad, lines[2]])))
+    assert problem.startswith("bad.jsonl, line 2: ")
+    contents = [entry["content"] for entry in exported(tmp_path / "new")]
+    assert contents == [lines[0]["content"], lines[2]["content"]]
 
 
 def test_the_command_counts_what_it_did_and_refuses_to_run_beside_a_daemon(
@@ -583,7 +582,7 @@ def test_the_command_counts_what_it_did_and_refuses_to_run_beside_a_daemon(
     arguments = ["import", str(file), "--topic", "talk", "--data-dir", str(tmp_path / "new")]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.stderr
-    assert "1 line read; 1 conversation imported as " in result.stdout
+    assert "1 file read; 1 conversation (messages 1) imported as " in result.stdout
     store = opened(tmp_path / "new", embedder)
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 1
@@ -592,7 +591,33 @@ def test_the_command_counts_what_it_did_and_refuses_to_run_beside_a_daemon(
     file.write_text("what is this?\n")
     result = CliRunner().invoke(main, ["import", str(file), "--data-dir", str(tmp_path / "other")])
     assert result.exit_code == 1
-    assert result.stderr.count("\n") == 1 and f"{file}, line 1: is neither" in result.stderr
+    assert result.stderr.count("\n") == 1 and f"{file}, line 1: it is no JSON object" in result.stderr
+
+
+def test_where_no_conversation_is_found_the_import_says_what_takes_documents(tmp_path: Path) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "house.md").write_text("# House\n\nThe spare key is with Ann.\n")
+    for path in (folder, folder / "house.md"):
+        result = CliRunner().invoke(main, ["import", str(path), "--data-dir", str(tmp_path / "new")])
+        assert "no conversation was found (`memd add` remembers texts and documents)" in result.stdout
+    talk = str(written(tmp_path / "talk.jsonl", [CONVERSATION]))
+    for _ in range(2):
+        result = CliRunner().invoke(main, ["import", talk, "--data-dir", str(tmp_path / "new")])
+        assert "no conversation was found" not in result.stdout
+
+
+def test_of_a_folder_what_is_of_others_is_passed_over_and_what_was_cut_off_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    written(folder / "talk.jsonl", [CONVERSATION])
+    (folder / "package.json").write_text('{"name": "a package"}')
+    cut = folder / "conversations.json"
+    cut.write_bytes((EXPORTS / "chatgpt.json").read_bytes()[:400])
+    result = CliRunner().invoke(main, ["import", str(folder), "--data-dir", str(tmp_path / "new")])
+    assert result.exit_code == 1 and result.stderr.count("\n") == 1
+    assert f"{cut}, element 1 (byte 1): the file ends in the middle of it: it was cut off" in result.stderr
+    assert "1 file without conversations passed over; 1 problem, named above" in result.stdout
 
 
 def test_an_imported_conversation_is_dated_as_it_says(run: Run, tmp_path: Path) -> None:
@@ -620,3 +645,128 @@ def test_times_that_cannot_be_are_told_and_the_message_is_dated_as_if_it_had_non
     years = [entry.get("said_at", entry["created_at"])[:4] for entry in exported(tmp_path / "new")]
     now = f"{datetime.now(UTC):%Y}"
     assert years[:5] == ["2024", now, now, now, now] and set(years[5:]) == {"2024"}
+
+
+# And back
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+def test_conversations_come_back_through_every_form_that_is_written_for_other_programs(
+    run: Run, tmp_path: Path, form: str
+) -> None:
+    long = [{"role": "user", "content": f"Turn {n}: {text}"} for n, text in enumerate(["word " * 900, "short", "end"])]
+    answered = [said for one in long for said in (one, {"role": "assistant", "content": f"Re: {one['content'][:20]}"})]
+    run(tmp_path / "new", written(tmp_path / "talk.jsonl", [answered, CONVERSATION]), embed_many=hashed)
+    note = ["remember", "A note is no conversation.", "--data-dir", str(tmp_path / "new")]
+    assert CliRunner().invoke(main, note).exit_code == 0
+    output = tmp_path / "out.json"
+    result = CliRunner().invoke(main, ["export", "--as", form, "--output", str(output), "--data-dir", note[-1]])
+    assert result.exit_code == 0, result.output
+    again = run(tmp_path / "newer", output, embed_many=hashed)
+    assert (problems_of(again), again.counts.conversations.total()) == ([], 2)
+    texts = [
+        ["".join(shown_text(entry).split()) for entry in exported(tmp_path / name) if entry["kind"] == "turn"]
+        for name in ("new", "newer")
+    ]
+    if form == "open-webui":  # it knows users and assistants
+        texts = [[text.replace("tool:", "assistant:") for text in side] for side in texts]
+    assert sorted(texts[0]) == sorted(texts[1])
+    assert all("said_at" in entry for entry in exported(tmp_path / "newer")) or form == "sharegpt"
+
+
+def test_turns_of_a_topic_are_one_conversation_until_an_hour_passes(tmp_path: Path, embedder: Embedder) -> None:
+    store = opened(tmp_path / "new", embedder)
+    times = [0, 1_800, 3_600, 9_000]
+    for number, seconds in enumerate(times):
+        said = chunk(embedder, 2 * number + 1)
+        said = msgspec.structs.replace(said, source=None, said_at=1_700_000_000_000_000 + seconds * 1_000_000)
+        store.topic("bikes").append([said])
+    store.close()
+    arguments = ["export", "--as", "openai", "--data-dir", str(tmp_path / "new")]
+    lines = CliRunner().invoke(main, arguments).stdout.splitlines()
+    assert [len(json.loads(line)["messages"]) for line in lines] == [3, 1]
+    assert json.loads(lines[0])["title"] == "user: bicycle 1 has 4 spokes"
+
+
+# Beside a daemon
+
+ROOT = Path(__file__).parent.parent
+EXPORTS = ROOT / "tests" / "exports"
+
+
+@pytest.fixture
+def exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home and a project's folder with all files that docs/imports.md names."""
+    home, project = tmp_path / "home", tmp_path / "belfry"
+    whole, _, other = json.loads((EXPORTS / "chatgpt.json").read_text())
+    files = {
+        home / ".claude/projects/-srv-ada-lathe/026f8ccd.jsonl": "claude-code.jsonl",
+        home / ".codex/sessions/2025/10/29/rollout-2025-10-29.jsonl": "codex.jsonl",
+        project / ".aider.chat.history.md": "aider.chat.history.md",
+        project / "chat-export.json": "open-webui.json",
+        project / "messages.jsonl": "openai.jsonl",
+        project / "sharegpt.json": "sharegpt.json",
+    }
+    for path, name in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text((EXPORTS / name).read_text())
+    (project / "conversations.json").write_text(json.dumps([whole, other]))
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(project)
+    return project
+
+
+def documented() -> list[str]:
+    """The commands of the page on imports."""
+    page = (ROOT / "docs" / "imports.md").read_text()
+    block = page.partition("```sh\n")[2].partition("```")[0]
+    return [line.partition("#")[0].strip() for line in block.splitlines()]
+
+
+def test_every_command_of_the_page_works_beside_a_daemon_and_done_again_adds_nothing(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, exports: Path
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+
+    def ran(command: str) -> str:
+        line, _, source = command.partition(" < ")
+        [memd, *arguments] = [str(Path(word).expanduser()) for word in line.split()]
+        assert memd == "memd"
+        given = (exports / source).read_text() if source else None
+        result = CliRunner().invoke(main, [*arguments, "--data-dir", str(daemon.data_dir)], input=given)
+        assert result.exit_code == 0, f"{command}: {result.output}"
+        return result.stdout
+
+    told = [ran(command) for command in documented()]
+    assert "2 conversations (ChatGPT 2) imported as 4 chunks, " in told[0] and "with 1 other branch" in told[0]
+    assert "(Claude Code 1)" in told[2] and "(Aider 2)" in told[4] and " imported as 0 chunks" in told[-2]
+    entries = daemon.export()
+    assert {entry["topic_id"] for entry in entries} == {"default", "lathe", "orrery", "belfry"}
+    sources = {entry["source"].partition(":")[0] for entry in entries}
+    assert sources == {"chatgpt", "open-webui", "claude-code", "codex", "aider", "sharegpt", "openai"}
+    found = json.loads(ran("memd search --topic lathe --json Which-pitch-has-the-lead-screw"))["chunks"]
+    assert "The pitch is 3 mm." in found[0]["content"]
+    assert len(json.loads((exports / "chats.json").read_text())) == 11
+    for command in documented()[:-1]:
+        assert " imported as 0 chunks" in ran(command)
+    assert len(daemon.export()) == len(entries)
+
+
+def test_what_went_through_memd_is_not_imported_again_and_what_goes_on_elsewhere_is(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
+) -> None:
+    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 0.1}}).start()
+    asked = {"role": "user", "content": "Which rope holds the bell of the lighthouse, the hemp or the wire?"}
+    reply = daemon.chat([asked]).json["choices"][0]["message"]
+    live = daemon.export()
+    assert live
+    further = [
+        {"role": "user", "content": "And who spliced it?"},
+        {"role": "assistant", "content": "Ada, in May."},
+    ]
+    file = written(tmp_path / "talk.jsonl", [[asked, reply]])
+    assert daemon.run("import", str(file)).returncode == 0
+    assert daemon.export() == live
+    written(file, [[asked, reply, *further]])
+    assert "imported as 1 chunk, 2 messages there already" in daemon.run("import", str(file)).stdout
+    assert shown_text(daemon.export()[-1]).startswith("user: And who spliced it")

@@ -61,7 +61,7 @@ def test_a_journal_newer_than_the_log_costs_nothing_that_the_client_still_has(ma
         assert f"{topic / 'lexical' / 'stamp.json'}: " in verified.stdout
         assert "all whole" not in verified.stdout
 
-        daemon.config.write_text("{}")  # so that all of the history fits
+        daemon.configure({})  # so that all of the history fits
         daemon.start()
         history.append({"role": "user", "content": "Which rock is the last one on?"})
         daemon.chat(history)

@@ -174,9 +174,10 @@ def test_a_daemon_says_that_it_was_not_added_and_so_does_check(
     for command in (("serve", "--port", "0"), ("check",)):
         done = daemon.run(*command, *settings)
         said = " ".join((done.stdout + done.stderr).split())
-        assert done.returncode == 1 and "add it once: memd model add multilingual" in said
+        add = f"memd model add multilingual --data-dir {daemon.data_dir}"
+        assert done.returncode == 1 and f"add it once: {add}" in said
     listed = daemon.run("model", "list", *settings)
-    assert listed.stdout == "multilingual (embedding.model): not added; memd model add multilingual\n"
+    assert listed.stdout == f"multilingual (embedding.model): not added; {add}\n"
     removed = daemon.run("model", "remove", "multilingual", *settings)
     assert removed.returncode == 1 and "set it to another model first" in removed.stderr
     unknown = daemon.run("model", "add", "minilm")

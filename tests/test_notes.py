@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from memd.ingest.topics import Topic
 from memd.notes import CHARACTERS_MAX, NOTES_MAX, GivenNote, Note, checked_notes
 from memd.recall.block import origin
 from memd.recall.ranking import stream_of
-from memd.settings.model import Config, IngestSettings
+from memd.settings.model import IngestSettings
 from memd.store.log.format import decode_entry, encode_entry
 
 DEPLOY = "Run the migrations before you restart the workers."
@@ -104,8 +103,10 @@ def test_where_a_note_is_from_stands_in_its_line_and_can_neither_end_it_nor_act(
     shown = origin(entry_of(entry, part=part, tags=("ops",)))
     assert shown == "(note: user: hi, from a im_start b mem:1, tagged ops)"
     assert origin(entry_of(Draft(uuid=bytes(16), vector=b"", content="x", created_at=1))) == ""
-    page = entry_of(entry, kind="document", source="handbook.pdf", part=Section(b"h", page=12, heading=("Pay",)))
-    assert origin(page) == "(handbook.pdf, Pay, page 12)"
+    page = entry_of(
+        entry, kind="document", source="handbook.pdf", part=Section(b"h", page=12, heading=("Pay", "<Sick> leave"))
+    )
+    assert origin(page) == "(handbook.pdf, Pay > Sick leave, page 12)"
 
 
 def entry_of(draft: Draft, **fields: Any) -> Any:
@@ -117,20 +118,8 @@ def entry_of(draft: Draft, **fields: Any) -> Any:
 # -- taken by an archiver ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    stage = Stage(Config())
-    yield stage
-    await stage.close()
-
-
-@pytest.fixture
-async def topic(stage: Stage) -> Topic:
-    return await stage.topics.get("talk")
-
-
 async def stored(topic: Topic) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while topic.buffer.notes:  # noqa: ASYNC110  # it is storing that is waited for, which tells nobody
             await asyncio.sleep(0.01)
 
@@ -276,6 +265,8 @@ def test_a_note_in_a_request_is_taken_before_its_prompt_and_told_once_more_for_a
     assert refused.json["memory_out"]["notes"] == [{"error": "readonly"}]
     bad = daemon.chat([QUESTION], memory_in={"notes": [{"content": "x", "said_at": "soon"}]})
     assert bad.headers["X-Memory-Status"] == "bad-memory-in"
+    ahead = daemon.chat([QUESTION], memory_in={"notes": [{"content": "x", "said_at": "2099-01-01"}]})
+    assert ahead.json["memory_out"]["notes"] == [{"error": "said_at"}]
     assert ask(f"{daemon.own_url}/memd/search?q=x&contains=Not+this").json["chunks"] == []
 
 
@@ -285,6 +276,7 @@ BAD_BODIES = [
     ({"notes": [{"content": "x", "author": "me"}]}, "unknown field `author`"),
     ({"notes": [{"content": "x"}], "topic": "work"}, "unknown field `topic`"),
     ({"notes": [{"content": 3}]}, "Expected `str`"),
+    ({"notes": [{"content": "x"}, {"content": "x", "said_at": "2099-01-01"}]}, "notes[1].said_at is more than a day"),
     ({"notes": [{"content": "x"}], "topic_id": "../x"}, "is not a topic name"),
     ({"notes": [{"content": "x" * 50_000_000}]}, "the body is larger than"),
 ]
@@ -330,6 +322,7 @@ def test_the_command_takes_a_note_beside_a_daemon_and_without_one(daemon: Daemon
         (b"\0" * 5_000_000, [], "more than 4,000,000 bytes"),
         (b"x\0", [], "its content is no text"),
         (b"", ["x", "--said-at", "soon"], "its said_at is no time"),
+        (b"", ["x", "--said-at", "2099-01-01"], "its said_at is more than a day ahead"),
         (b"", ["x", "--topic", "../x"], "is not a topic name"),
     ],
 )

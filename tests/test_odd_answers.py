@@ -74,9 +74,9 @@ def test_a_chunked_body_that_becomes_malformed_ends_the_client_s_answer_abnormal
 
     def script(peer: Peer) -> None:
         peer.send(head + b"%x\r\n%s\r\n" % (len(begun), begun))
-        assert taken.wait(20)
+        assert taken.wait(60)
         peer.send(b"ZZ\r\nno chunk\r\n")
-        assert closes or held.wait(20)
+        assert closes or held.wait(60)
         peer.close()
 
     client = asked(chat("hi", b"Connection: close", stream=stream, path=path), script)
@@ -112,7 +112,7 @@ def test_a_reset_is_no_end_of_a_body_that_ends_with_its_connection(asked: Asked,
 
     def script(peer: Peer) -> None:
         peer.send(OK + SSE + b"\r\n" + event("a"))
-        assert taken.wait(20)
+        assert taken.wait(60)
         peer.abort()
 
     client = asked(chat("hi", b"Connection: close", stream=True, path=path), script)
@@ -130,7 +130,7 @@ def test_bytes_that_nobody_asked_for_are_never_the_next_answer(
 
     def script(peer: Peer) -> None:
         peer.send(answer(b"first"))
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         peer.send(unasked)
         sent.set()
 
@@ -138,7 +138,7 @@ def test_bytes_that_nobody_asked_for_are_never_the_next_answer(
     client.read_head()
     assert client.read_body() == b"first"
     go_on.set()
-    assert sent.wait(20)
+    assert sent.wait(60)
     assert ask(memd.own_url + "/memd/health").status == 200, "memd has read what came before"
     raw.script = lambda peer: peer.send(answer(b"second"))
     client.send(request(b"GET", b"/second"))
@@ -163,7 +163,7 @@ def test_a_stream_streams_and_is_remembered_however_its_type_is_spelt(
         peer.send(CHUNKED + (b"Content-Type: %s\r\n" % media_type if media_type else b"") + b"\r\n")
         first = event(secret)
         peer.send(b"%x\r\n%s\r\n" % (len(first), first))
-        assert arrived.wait(20), "the first piece did not arrive before the second was sent"
+        assert arrived.wait(60), "the first piece did not arrive before the second was sent"
         peer.send(chunked(event(" Yes."), b"data: [DONE]\n\n"))
 
     topic = f"/t/types{len(media_type)}{media_type[:1].hex()}".encode()
@@ -191,7 +191,7 @@ def test_an_answer_larger_than_what_is_captured_is_not_held(memd: DaemonProcess,
     def script(peer: Peer) -> None:
         peer.send(OK + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(first + rest))
         peer.send(first)
-        assert arrived.wait(20), "nothing was passed on before the end came"
+        assert arrived.wait(60), "nothing was passed on before the end came"
         peer.send(rest)
 
     client = asked(chat("hi", memory_in={}), script)
@@ -226,7 +226,7 @@ def test_a_reused_connection_that_broke_before_any_byte_is_replaced_by_a_new_one
     together = threading.Barrier(3)
 
     def first(peer: Peer) -> None:
-        together.wait(20)
+        together.wait(60)
         peer.send(answer(b"{}"))
 
     clients = [asked(chat(f"number {number}"), first) for number in range(3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -145,8 +146,10 @@ def test_after_its_lock_file_was_removed_a_daemon_writes_on_unless_another_one_c
         second.start()
     second.wait()
 
+    first.send_signal(signal.SIGSTOP)  # else what it still has to write may make the lock anew before the second comes
     lock.unlink()
     second.start()
+    first.send_signal(signal.SIGCONT)
     log = (first.data_dir / "default" / "active.bin").read_bytes()
     asked(first, "The lighthouse keeper's cat is called Admiral Tegetthoff.")
     assert asked(first, "The bus to the quarry leaves at seven minutes past six.") == "degraded:store"

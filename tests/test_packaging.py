@@ -17,6 +17,7 @@ from conftest import MakeDaemon
 from daemon_process import DaemonProcess
 from recording_upstream import RecordingUpstream
 
+from memd.cli.check.installation import DISTRIBUTION
 from memd.cli.main import main
 from memd.settings.loading import known_keys, variable_of
 
@@ -54,6 +55,16 @@ def instructions() -> dict[str, list[str]]:
             name, _, rest = line.partition(" ")
             found.setdefault(name, []).append(rest.strip())
     return found
+
+
+# the distribution
+
+
+def test_nothing_leads_to_the_package_of_the_same_name_that_is_somebody_else_s() -> None:
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"] == DISTRIBUTION
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("memd/**/*.py")):
+        wrong = re.search(r"pip install (-[^ ]+ )*'?memd(?![-\w/])", path.read_text())
+        assert wrong is None, f"{path.name}: {wrong and wrong[0]}"
 
 
 # systemd

@@ -5,24 +5,22 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
-from page_browser import PHONE, Watched, chromium, tab
-from playwright.sync_api import Browser, Locator, Page, Route, expect
+from page_browser import PHONE, chromium
+from page_tabs import CAKE, INODES, POSTGRES, WHY, OpenPage, question, rows, said, tell
+from playwright.sync_api import Locator, Page, Route, expect
+from recording_upstream import RecordingUpstream
 
 if chromium() is None:
     pytest.skip("there is no Chromium; on Debian and Ubuntu: apt install chromium", allow_module_level=True)
 
-POSTGRES = "For the booking service we chose PostgreSQL because exclusion constraints rule out double bookings."
-INODES = "The build fails with ERR_7421 when the artefact cache has run out of inodes; clear the folder objects."
-CAKE = "My sister Ingrid gets married in Bergen in June and the cake has to be without hazelnuts, almonds are fine."
-WHY = "Why did we choose PostgreSQL for bookings?"
 HOSTILE = (
     "<script>document.title = 'taken over'; alert(1)</script>",
     "<img src=x onerror=\"document.title='taken over'\"> the picture of the harbour",
@@ -30,59 +28,18 @@ HOSTILE = (
     '{{constructor.constructor("alert(3)")()}} ${alert(4)} javascript:alert(5) the template of the harbour',
     "the harbour is \u202ederetsiger\u202c and \u200bhidden\u2066 and \x1b[31mred\x1b[0m \U000e0041",
 )
-VIEWS = ("turns", "timeline", "search", "topics", "note")
-
-OpenPage = Callable[..., Page]
-
-
-@pytest.fixture
-def open_page(browser: Browser) -> Iterator[OpenPage]:
-    """Opens the page of a daemon in a new tab: `open_page(daemon, "#/search")`; whatever goes wrong in it fails."""
-    opened: list[tuple[Any, Watched]] = []
-
-    def new(daemon: DaemonProcess, view: str = "", expected: tuple[str, ...] = (), **settings: Any) -> Page:
-        context = tab(browser, daemon.own_url, **settings)
-        watched = context.__enter__()
-        watched.expected = expected
-        opened.append((context, watched))
-        watched.page.goto(f"{daemon.own_url}/memd/{view}")
-        return watched.page
-
-    yield new
-    for context, _ in opened:
-        context.__exit__(None, None, None)
-    assert [text for _, watched in opened for text in watched.unexpected()] == []
-
-
-def said(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
-def tell(daemon: DaemonProcess, facts: tuple[str, ...], topic: str = "bikes") -> None:
-    before = len(daemon.export())
-    for fact in facts:
-        daemon.chat([said(fact)], memory_in={"topic_id": topic})
-    wait_until(lambda: len(daemon.export()) >= before + len(facts), lambda: f"stored: {daemon.export()}")
-
-
-def question(daemon: DaemonProcess, text: str, topic: str = "bikes") -> str:
-    """Ask in a new chat; the turn's id."""
-    return str(daemon.chat([said(text)], memory_in={"topic_id": topic}).headers["X-Memory-Turn"])
+VIEWS = ("turns", "timeline", "search", "topics", "sources", "note")
 
 
 @pytest.fixture
 def empty(make_daemon: MakeDaemon, llama: str) -> DaemonProcess:
-    return make_daemon(llama, {"buffer": {"idle_seconds": 0.1}}).start()
+    return make_daemon(llama, {"buffer": {"store_after_seconds": 0.1}}).start()
 
 
 @pytest.fixture
 def told(empty: DaemonProcess) -> DaemonProcess:
     tell(empty, (POSTGRES, INODES, CAKE))
     return empty
-
-
-def rows(page: Page) -> Locator:
-    return page.get_by_role("list", name="Turns, newest first").locator("> li")
 
 
 def injected(page: Page) -> Locator:
@@ -342,7 +299,7 @@ def test_the_topics_have_their_sizes_and_choosing_one_narrows_every_view(
     page = open_page(told, "#/topics")
     expect(page.get_by_role("row")).to_have_count(3)
     expect(page.get_by_role("row", name=re.compile("^bikes"))).to_contain_text("3")
-    page.get_by_role("row", name=re.compile("^garden")).get_by_role("link").click()
+    page.get_by_role("row", name=re.compile("^garden")).get_by_role("link", name="garden").click()
     expect(page.get_by_role("list", name="Log entries, newest first").locator("> li")).to_have_count(1)
     page.get_by_role("link", name="Turns").click()
     expect(rows(page)).to_have_count(1)
@@ -596,3 +553,40 @@ def test_a_note_is_put_down_and_its_chunk_says_where_it_is_from(empty: DaemonPro
     page.locator(".outcome a").click()
     expect(page.locator("main")).to_contain_text("Databases, #db, #decisions")
     expect(page.locator("main")).to_contain_text(POSTGRES)
+
+
+def test_a_folder_is_seen_with_its_errors_a_file_is_dropped_read_in_order_and_taken_out(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, open_page: OpenPage, tmp_path: Path
+) -> None:
+    folder = tmp_path / "handbook"
+    folder.mkdir()
+    (folder / "guide.md").write_text(f"Before all.\n\n# Databases\n\n{POSTGRES}\n\n## Errors\n\n{INODES}\n")
+    (folder / "photo.txt").write_bytes(b"\0")
+    daemon = make_daemon(upstream.url, {"sources": [str(folder), str(tmp_path / "missing")]}).start()
+    page = open_page(daemon, "#/sources")
+    configured = page.get_by_role("list", name="Folders of config.yaml").locator("> li")
+    expect(configured.nth(0)).to_contain_text("up to date")
+    expect(configured.nth(0)).to_contain_text("1 file left out")
+    expect(configured.nth(1)).to_contain_text("missing: cannot be read (No such file or directory)")
+    configured.nth(0).locator("summary").click()
+    expect(configured.nth(0)).to_contain_text("handbook/photo.txt: it is no text")
+
+    (tmp_path / "cake.md").write_text(CAKE)
+    page.get_by_label("Drop files here, or choose them").set_input_files(tmp_path / "cake.md")
+    expect(page.locator(".outcome")).to_contain_text("cake.md is remembered: 1 new chunk.")
+    kept = page.get_by_role("list", name="Remembered documents").locator("> li")
+    expect(kept).to_have_count(2)
+    (folder / "more.md").write_text("The lathe needs oil.")
+    expect(kept.filter(has_text="handbook")).to_contain_text("2 documents, 4 chunks")  # it came by itself
+    expect(kept.filter(has_text="handbook").get_by_role("button")).to_have_count(0)  # it would come back
+    kept.filter(has_text="cake.md").get_by_role("button", name="Remove …").click()
+    kept.filter(has_text="cake.md").get_by_role("button", name="Take out 1 chunk").click()
+    expect(kept).to_have_count(1)
+
+    kept.locator("summary").click()
+    kept.get_by_role("link", name="handbook/guide.md").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("handbook/guide.md")
+    shown = page.get_by_role("list", name="Chunks, in the document's order").locator("> li")
+    expect(shown).to_contain_text(["Before all.", "Databases", POSTGRES, "Databases > Errors", INODES])
+    shown.nth(2).get_by_role("link").click()
+    expect(page.get_by_role("link", name="all of it")).to_be_visible()

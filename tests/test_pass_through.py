@@ -60,7 +60,7 @@ def test_other_routes_pass_byte_for_byte_both_ways(
     said_back = b"\x89 odd \xff bytes \r\n\r\n" * 1000
     headers = (("Content-Type", "x/y; z=1"), ("X-Twice", "a"), ("X-Twice", "b"))
     upstream.answer = lambda _: Response((said_back,), 418, headers)
-    connection = http.client.HTTPConnection(urlsplit(memd.base_url).netloc, timeout=30)
+    connection = http.client.HTTPConnection(urlsplit(memd.base_url).netloc, timeout=120)
     connection.request(method, target, body, {"Authorization": "Bearer k", "X-Own": "Ünï".encode()})
     answer = connection.getresponse()
     received = answer.read()
@@ -82,7 +82,7 @@ def test_a_large_body_passes_whole_whether_it_is_read_at_once_or_in_parts(
     memd: DaemonProcess, upstream: RecordingUpstream, size: int, chunked: bool
 ) -> None:
     body = os.urandom(size)
-    connection = http.client.HTTPConnection(urlsplit(memd.base_url).netloc, timeout=30)
+    connection = http.client.HTTPConnection(urlsplit(memd.base_url).netloc, timeout=120)
     given = (body[start : start + 100_000] for start in range(0, size, 100_000)) if chunked else body
     connection.request("POST", "/v1/files", given, {"X-Memory-Mode": "off"}, encode_chunked=chunked)
     assert connection.getresponse().read()
@@ -173,7 +173,7 @@ def test_a_hostile_topic_id_never_leaves_the_data_directory(memd: DaemonProcess)
 def test_a_hostile_topic_in_the_path_is_answered_400(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
     before = everything_in(memd.folder)
     for written in HOSTILE_PATH_TOPICS:
-        connection = http.client.HTTPConnection(urlsplit(memd.base_url).netloc, timeout=30)
+        connection = http.client.HTTPConnection(urlsplit(memd.base_url).netloc, timeout=120)
         connection.request("POST", f"/t/{written}/v1/chat/completions", json.dumps({"messages": [said(FACT)]}))
         answer = connection.getresponse()
         assert answer.status == 400, written

@@ -65,6 +65,11 @@ def test_a_wrong_parameter_is_refused_by_name(query: str, kind: type[LogQuery], 
     assert str(refused.value) == message
 
 
+def test_a_kind_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(BadQuestion, match="there is no kind 'nope'; give turn, note, document"):
+        _ = decoded("q=x&kind=turn&kind=nope", SearchQuery).wanted
+
+
 def test_a_moment_is_a_canonical_id_a_time_or_the_end_of_a_day() -> None:
     assert moment("1763647200000000") == 1763647200000000
     assert moment("2026-11-20T14:30:00+00:00") == 1795185000000000

@@ -10,7 +10,10 @@ from candidates import candidate, entry
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memd.embedding.embedder import Prior
+from memd.entries import Section
 from memd.recall.ranking import Candidate, Demands, Ranked, Verdict, is_visible, rank, select
+from memd.settings.model import RetrievalSettings
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
@@ -74,6 +77,68 @@ def test_a_weak_chunk_that_is_listed_too_breaks_no_silence() -> None:
     demands = Demands(min_score=0.2, top_k=9, min_evidence=0.22)
     ranked = rank([unsupported, then], demands=demands, visible_digests=())
     assert {one.excluded for one in ranked} == {Verdict.UNSUPPORTED, Verdict.WEAK}
+
+
+def shows(one: Candidate, question: str, prior: Prior | None, chunks: int = 200) -> bool:
+    """Whether this only chunk is shown."""
+    demands = Demands.of(RetrievalSettings(), question, 1, has_words=True, prior=prior, chunks=chunks)
+    [ranked] = rank([one], demands=demands, visible_digests=())
+    return ranked.excluded is None
+
+
+ACROSS = Prior(kind=0.9, spread=0.175, across=0.15)
+
+
+@pytest.mark.parametrize(
+    ("question", "prior", "is_shown"),
+    [
+        ("Wann reisen wir nach Portugal?", ACROSS, True),
+        ("Wann reisen wir nach Portugal?", ACROSS._replace(across=None), False),
+        ("When do we travel to Portugal?", ACROSS, False),
+        ("Wann reisen wir nach Portugal?", ACROSS._replace(kind=0.3), False),
+    ],
+)
+def test_in_another_language_than_the_question_a_chunk_may_be_less_like_it(
+    question: str, prior: Prior, is_shown: bool
+) -> None:
+    found = with_parts(candidate("1", 0.2, "The flight to Lisbon leaves on the ninth of May."), evidence=0.1)
+    assert shows(found, question, prior) == is_shown
+
+
+def test_a_question_that_does_not_sound_like_one_to_memory_needs_a_nearer_chunk() -> None:
+    prior, question = Prior(0.4, 0.175, None), "What time is it in Hanoi?"
+    assert not shows(with_parts(candidate("1", 0.6), evidence=0.5), question, prior)
+    assert shows(with_parts(candidate("1", 0.8), evidence=0.5), question, prior)
+    assert shows(with_parts(candidate("1", 0.6), evidence=0.5), question, prior._replace(kind=0.9))
+    assert shows(with_parts(candidate("1", 0.6), evidence=0.5), question, None), "the model tells no kinds"
+
+
+def test_the_nearest_of_many_chunks_must_be_nearer() -> None:
+    found, prior = with_parts(candidate("1", 0.3), evidence=0.1), Prior(0.8, 0.175, None)
+    assert [shows(found, "Who is it that sings?", prior, chunks) for chunks in (0, 12, 200)] == [True, True, False]
+    assert shows(with_parts(candidate("1", 0.5), evidence=0.1), "Who is it that sings?", prior, 10**6)
+
+
+def test_the_kind_of_a_question_does_not_matter_to_names_words_and_chunks_without_a_vector() -> None:
+    prior, weak = Prior(0.0, 0.175, None), candidate("1", 0.3)
+    assert shows(with_parts(weak, evidence=1.0), "What on earth is ERR_7421?", prior), "a rare identifier"
+    assert shows(with_parts(weak, evidence=0.6, coverage=1.0), "ladder?", prior), "all words of a terse question"
+    assert not shows(with_parts(weak, evidence=0.6, coverage=1.0), "Who would say a ladder?", prior)
+    pending = with_parts(weak, similarity=0.0, words_alone=0.3, evidence=0.25)
+    assert shows(pending, "Who would say a ladder?", prior)
+
+
+def test_no_minimum_of_evidence_shows_whatever_the_kind_is() -> None:
+    prior, settings = Prior(-1.0, 0.175, 0.15), RetrievalSettings(min_evidence=0)
+    demands = Demands.of(settings, "What time is it?", 1, has_words=True, prior=prior, chunks=9)
+    [ranked] = rank([with_parts(candidate("1", 0.3), evidence=0.1)], demands=demands, visible_digests=())
+    assert ranked.excluded is None
+
+
+def test_a_question_of_a_word_or_two_needs_less_evidence() -> None:
+    found = with_parts(candidate("1", 0.3, "I grew up in Toulouse."), evidence=0.194)
+    assert shows(found, "hometown?", None)
+    assert not shows(found, "What is the hometown of them?", None)
 
 
 def test_only_the_best_k_are_worth_showing() -> None:
@@ -233,6 +298,17 @@ def test_what_repeats_a_chunk_of_another_kind_or_source_is_a_witness_of_its_own(
     copy = candidate("3", 0.7, "copy", vector=vector, kind="document", source="b.md")
     again = candidate("4", 0.6, "again", vector=vector, kind="document", source="a.md")
     assert contents(best([said, page, copy, again])) == ["said", "page", "copy"]
+
+
+def test_a_copy_of_a_document_is_no_witness_but_the_same_words_below_another_heading_are() -> None:
+    def page(name: str, score: float, source: str, heading: str) -> Candidate:
+        part = Section(hash=source.encode(), heading=(heading,))
+        return candidate(name, score, "Twenty days.", kind="document", source=source, part=part)
+
+    found = [page("1", 0.9, "a.md", "Leave"), page("2", 0.8, "copy/a.md", "Leave"), page("3", 0.7, "b.md", "Delivery")]
+    assert [one.entry.source for one in best(found)] == ["a.md", "b.md"]
+    noted = [candidate(str(number), 0.9, "Twenty days.", kind="note", at=number) for number in range(2)]
+    assert len(best([*found, *noted])) == 4, "a note with these words is one"
 
 
 def test_what_another_block_shows_takes_nothing_of_the_room_for_this_one() -> None:

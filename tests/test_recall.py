@@ -17,6 +17,8 @@ from memd.embedding.encoder import Encoder
 from memd.embedding.loading import load_embedder
 from memd.entries import Draft
 from memd.errors import EmbeddingError
+from memd.recall.block import line_of, render
+from memd.recall.fusion import Evidence
 from memd.recall.ranking import Verdict
 from memd.recall.retrieve import Budget, Filters, Retrieved, Retriever
 from memd.recall.topic_search import TopicSearch
@@ -68,12 +70,48 @@ async def test_a_damaged_entry_costs_its_own_chunk_and_no_other(tmp_path: Path, 
     assert contents(retrieved) == [FACTS[1]]
 
 
+async def test_the_line_of_a_stored_chunk_is_counted_when_it_is_appended_and_not_again(
+    tmp_path: Path, embedder: Embedder
+) -> None:
+    counted: list[str] = []
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return len(text)
+
+    store = Store.open(
+        tmp_path,
+        dimension=embedder.dimension,
+        fingerprint=embedder.fingerprint,
+        segment_entries_max=100,
+        line_tokens=lambda entry: count(line_of(entry)),
+    )
+    topic = store.topic("default")
+    topic.append([_draft(embedder, number, text) for number, text in enumerate(FACTS)])
+    encoder = Encoder(embedder)
+    retriever = Retriever(encoder, RetrievalSettings(), header="Excerpts.", dates=False, count=count)
+    try:
+        retrieved = await retriever.retrieve("Where is the spare key?", [topic], BUDGET)
+        placed = render(retrieved.shown, own_topic_id="default", header="Excerpts.", taken=(), tokens=0)
+        assert retrieved.shown and retrieved.raw_tokens == len(placed.text)
+        lines = [text for text in counted if "[mem:" in text]
+        assert len(lines) == len(FACTS), "each once"
+        assert [one.tokens for one in retrieved.candidates] == [
+            len(line_of(one.candidate.entry)) for one in retrieved.candidates
+        ]
+    finally:
+        retriever.close()
+        encoder.close()
+        store.close()
+
+
 class Broken:
     """An embedder that fails whenever it is asked."""
 
     fingerprint = "f" * 32
 
-    same_cosine = staticmethod(float)
+    same_cosine, finds_across_languages = staticmethod(float), staticmethod(bool)
+    prior = Embedder.prior
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
         raise EmbeddingError("it was asked")
@@ -166,21 +204,22 @@ async def test_a_rare_identifier_wins_over_every_cosine(topic: TopicLog) -> None
     assert max(relevance, key=lambda text: relevance[text]) == TALK[4]
 
 
+def _beside(texts: list[str], evidence: Evidence) -> set[tuple[str, str]]:
+    """Each text with each that was said beside it."""
+    return {(texts[one], texts[other]) for one, other in evidence.beside.tolist()}
+
+
 def test_only_the_strongest_bring_in_their_neighbours_and_each_speaks_for_the_other(
     topic: TopicLog, embedder: Embedder
 ) -> None:
     question = "Who paints the boat house?"
     search = TopicSearch(topic.snapshot(), embedder.embed_query(question), topic.lexical_query(question))
-    hits, evidence = search.evidence(
-        2, RetrievalSettings(), first=10
-    )  # both sides find the boat house, twice; one of two counts
+    hits, evidence = search.evidence(2, RetrievalSettings())  # both sides find it, twice; one of two counts
     texts = [topic.snapshot().entry(hit).content for hit in hits]
     assert sorted(texts) == sorted([TALK[2], TALK[0], TALK[1], TALK[3]])
-    beside = {
-        text: {texts[position - 10] for position in one.neighbours} for text, one in zip(texts, evidence, strict=True)
-    }
+    beside = {text: {other for one, other in _beside(texts, evidence) if one == text} for text in texts}
     assert beside == {TALK[2]: {TALK[1], TALK[3]}, TALK[1]: {TALK[2]}, TALK[3]: {TALK[2]}, TALK[0]: set()}
-    hits, _ = search.evidence(2, RetrievalSettings(neighbour_weight=0), first=0)
+    hits, _ = search.evidence(2, RetrievalSettings(neighbour_weight=0))
     assert {topic.snapshot().entry(hit).content for hit in hits} == {TALK[2], TALK[0]}
 
 
@@ -227,9 +266,9 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     numbers: list[int] = []
     evidence = TopicSearch.evidence
 
-    def counted(search: TopicSearch, k: int, *rest: RetrievalSettings, first: int) -> object:
+    def counted(search: TopicSearch, k: int, settings: RetrievalSettings) -> object:
         numbers.append(k)
-        return evidence(search, k, *rest, first=first)
+        return evidence(search, k, settings)
 
     monkeypatch.setattr(TopicSearch, "evidence", counted)
     return numbers
@@ -289,10 +328,9 @@ def test_what_is_in_the_prompt_still_speaks_for_what_was_said_beside_it(topic: T
         topic.lexical_query(lines[0]),
         visible_digests={digest},
     )
-    hits, evidence = search.evidence(2, RetrievalSettings(), first=0)
+    hits, evidence = search.evidence(2, RetrievalSettings())
     texts = [topic.snapshot().entry(hit).content for hit in hits]
-    beside = evidence[texts.index(lines[1])].neighbours
-    assert lines[0] in {texts[position] for position in beside}
+    assert (lines[1], lines[0]) in _beside(texts, evidence)
 
 
 class Waiting:
@@ -300,7 +338,8 @@ class Waiting:
 
     fingerprint = "f" * 32
 
-    same_cosine = staticmethod(float)
+    same_cosine, finds_across_languages = staticmethod(float), staticmethod(bool)
+    prior = Embedder.prior
 
     def __init__(self, embedder: Embedder) -> None:
         self.fingerprint = embedder.fingerprint
@@ -308,7 +347,7 @@ class Waiting:
         self._embedder = embedder
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
-        assert self.looked_up.wait(20), "words wait for the vectors"
+        assert self.looked_up.wait(60), "words wait for the vectors"
         return self._embedder.embed_query(text)
 
     def close(self) -> None:
@@ -388,9 +427,9 @@ async def test_what_was_said_beside_a_document_is_no_neighbour_of_it_and_repeats
         embedder.embed_query("Where is the spare key?"),
         topic.lexical_query("Where is the spare key?"),
     )
-    hits, evidence = search.evidence(3, RetrievalSettings(), first=0)
+    hits, evidence = search.evidence(3, RetrievalSettings())
     texts = [topic.snapshot().entry(hit).content for hit in hits]
-    pairs = {(texts[at], texts[other]) for at, one in enumerate(evidence) for other in one.neighbours}
+    pairs = _beside(texts, evidence)
     retrieved = await answered([topic], "Where is the spare key?", Filters())
     store.close()
     assert pairs == {(FACTS[0], "Yes."), ("Yes.", FACTS[0])}, "turns are neighbours across appends, nothing else is"

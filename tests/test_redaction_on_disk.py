@@ -16,7 +16,7 @@ from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
-from memd.admin.receipts import ASKED_CHARACTERS
+from memd.admin.receipts import KEPT_CHARACTERS
 from memd.store.store import Store
 
 KEY_LINES = [f"MIIEow{line:02}q83vEjRWeJABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopq{line:02}zz" for line in range(24)]
@@ -88,8 +88,13 @@ def test_the_beginning_of_what_was_said_that_a_receipt_keeps_does_not_end_within
     daemon = make_daemon(upstream.url, REDACTING).start()
     secret = BY_USER["api_key"]
     begun = 14  # of its characters are before the cut, too few to be known as a key
-    daemon.chat([said("a " * ((ASKED_CHARACTERS - begun) // 2) + secret + " is the key.")])
-    wait_until(lambda: "[redac" in daemon.run("turn", "--json").stdout, lambda: daemon.run("turn", "--json").stdout)
+    text = "a " * ((KEPT_CHARACTERS - begun) // 2) + secret + " is the key."
+    upstream.answer = lambda request: chat_answer(request, text)
+    turn = daemon.chat([said(text)]).headers["X-Memory-Turn"]
+    url = f"{daemon.own_url}/memd/turns/{turn}"
+    wait_until(lambda: ask(url).status == 200, lambda: str(ask(url)))
+    receipt = ask(url).json
+    assert "[redac" in receipt["asked"] and "[redac" in receipt["reply"]
     assert daemon.terminate() == 0
     files = [path for path in daemon.data_dir.rglob("*") if path.is_file()]
     assert [path.name for path in files if secret[8:begun].encode() in path.read_bytes()] == []
@@ -178,7 +183,7 @@ def test_a_journal_from_before_the_setting_is_redacted_when_the_daemon_starts(
     daemon.chat([said(SAID[3].format(**BY_USER))], headers={"X-Memory-Session": IN_SESSION})
     wait_until(lambda: {*secrets_in(daemon.data_dir)} == {BY_USER["password"], IN_SESSION}, lambda: repr(daemon))
     daemon.kill()
-    daemon.config.write_text('{"ingest": {"redact": true}}')
+    daemon.configure({"ingest": {"redact": True}})
     daemon.start()
     wait_until(lambda: not secrets_in(daemon.data_dir), lambda: f"{secrets_in(daemon.data_dir)} {daemon!r}")
     daemon.kill()
@@ -193,7 +198,7 @@ def test_praise_for_a_chunk_from_before_the_setting_does_not_write_its_secret_ag
     daemon.wait_stored("foghorn there is")
     daemon.terminate()
     assert [*secrets_in(daemon.data_dir)] == [BY_USER["password"]]
-    daemon.config.write_text('{"ingest": {"redact": true}}')
+    daemon.configure({"ingest": {"redact": True}})
     daemon.start()
     [shown] = shown_for(daemon, "What is in the settings of the foghorn?", "foghorn there is")
     daemon.chat([said("Good.")], memory_in={"corrections": [correction(shown, "Helpful")]})

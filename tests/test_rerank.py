@@ -86,6 +86,8 @@ def test_both_apis_are_found_out_and_asked_at_once_from_then_on(
         (b'{"results": [{"index": 0, "relevance_score": 1}]}', "scores of other texts than the 3"),
         (b'[{"index": 0, "score": 1}, {"index": 1, "score": NaN}, {"index": 2, "score": 1}]', "scores of other texts"),
         (b'[{"index": 0}]', "without scores"),
+        (b'[{"index": Infinity, "score": 1}]', "without scores"),
+        (b'[{"index": 0, "score": %s}]' % (b"9" * 400), "without scores"),
         (b"<html>", "without scores"),
         (b'{"results": 7}', "without scores"),
     ],

@@ -46,7 +46,7 @@ def opened(daemon: DaemonProcess, given: object, **more: Any) -> Stream:
     """A streamed response, open: iterate over it, or leave it."""
     body = json.dumps({"model": "tiny", "input": given, "stream": True, **more}).encode()
     request = urllib.request.Request(f"{daemon.base_url}/v1/responses", body, {"Content-Type": "application/json"})
-    return Stream(urllib.request.urlopen(request, timeout=60))
+    return Stream(urllib.request.urlopen(request, timeout=120))
 
 
 def text_of(response: dict[str, Any]) -> str:

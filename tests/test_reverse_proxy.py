@@ -17,10 +17,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 from conftest import MakeDaemon
 from daemon_process import Answer, DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, streamed
 from tls_files import TlsFiles, make_tls_files
+
+from memd.admin.access import forwarding_header
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "reverse-proxy.md"
 NAME, OWN_NAME = "memd.example.com", "memory.example.com"
@@ -29,6 +32,10 @@ SHOWN = {"Authorization": f"Bearer {TOKEN}"}
 FACT = {"role": "user", "content": "The code of the boathouse is 5511."}
 QUESTION = {"role": "user", "content": "What is the code of the boathouse?"}
 FORWARDED = ("Forwarded", "X-Forwarded-For", "x-forwarded-proto", "X-Forwarded-Host", "Via", "X-Real-IP")
+OF_SOME_PROXIES = (
+    *("CF-Connecting-IP", "Cf-Ray", "True-Client-IP", "Fly-Client-IP", "X-Client-IP", "X-Cluster-Client-IP"),
+    *("X-Envoy-External-Address", "Tailscale-User-Login", "X-Original-Forwarded-For"),
+)
 
 
 @pytest.mark.parametrize("header", FORWARDED)
@@ -44,6 +51,16 @@ def test_what_a_proxy_passed_on_gets_no_memory_without_a_token(
     for url in (memd.own_url, memd.base_url):
         refused = ask(f"{url}/memd/health", headers={header: "for=203.0.113.9"})
         assert refused.status == 403 and "auth.token" in refused.json["error"]["message"]
+
+
+@pytest.mark.parametrize("header", FORWARDED + OF_SOME_PROXIES)
+def test_a_request_that_a_proxy_passed_on_is_told_by_any_of_its_headers(header: str) -> None:
+    assert forwarding_header(make_mocked_request("GET", "/", {header: "203.0.113.9"})) == header
+
+
+@pytest.mark.parametrize("header", ["X-Request-ID", "User-Agent", "Cf", "X-Client-Version", "Client-IP-Note"])
+def test_what_programs_on_this_machine_send_tells_of_no_proxy(header: str) -> None:
+    assert forwarding_header(make_mocked_request("GET", "/", {header: "1"})) is None
 
 
 def test_with_a_token_it_gets_memory(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
@@ -62,7 +79,7 @@ class Nginx:
 
     def open(self, name: str, method: str, path: str, body: object, headers: Mapping[str, str]) -> Any:
         """A connection, and the answer as it begins."""
-        connection = http.client.HTTPSConnection("127.0.0.1", self._port, timeout=60, context=self._context)
+        connection = http.client.HTTPSConnection("127.0.0.1", self._port, timeout=120, context=self._context)
         sent = None if body is None else json.dumps(body).encode()
         connection.request(method, path, sent, {"Host": name, "Content-Type": "application/json", **headers})
         return connection, connection.getresponse()
@@ -99,11 +116,11 @@ def nginx(folder: Path, memd: DaemonProcess, files: TlsFiles) -> Iterator[Nginx]
     )
     process = subprocess.Popen([program, "-p", str(folder), "-c", str(folder / "nginx.conf")], stderr=subprocess.PIPE)
     try:
-        wait_until(lambda: listens(port), lambda: (folder / "error.log").read_text(), 30)
+        wait_until(lambda: listens(port), lambda: (folder / "error.log").read_text())
         yield Nginx(port, files.trusting())
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
 
 
 def free_port() -> int:

@@ -29,7 +29,8 @@ def said(text: str) -> dict[str, str]:
 @pytest.fixture
 def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
     """A daemon that was told the facts, each in a conversation of its own, the last one in another topic."""
-    settings = {"buffer": {"idle_seconds": 0.1}, "upstream": {"url": upstream.url}}  # commands need to know its window
+    # Commands need to know the window of the upstream.
+    settings = {"buffer": {"store_after_seconds": 0.1}, "upstream": {"url": upstream.url}}
     daemon = make_daemon(upstream.url, settings).start()
     for number, fact in enumerate(FACTS):
         daemon.chat([said(fact)], memory_in={"topic_id": "other" if number == 3 else "work"})
@@ -72,6 +73,12 @@ def test_a_score_is_made_of_its_parts_and_every_candidate_has_a_reason(told: Dae
     assert {chunk["verdict"] for chunk in chunks} == {"injected", "below retrieval.min_score"}
 
 
+def test_what_is_printed_for_a_program_has_no_spaces_at_the_ends_of_lines(told: DaemonProcess) -> None:
+    for command in (("search", QUESTION), ("search", "--explain", QUESTION), ("stats",), ("turn",), ("log",)):
+        printed = told.run(*command).stdout
+        assert printed.endswith("\n") and not re.search(r"[ \t]$", printed, re.MULTILINE), (command, printed)
+
+
 def test_a_person_reads_why(told: DaemonProcess) -> None:
     plain = told.run("search", QUESTION)
     assert plain.returncode == 0 and "exclusion constraints" in plain.stdout and "hazelnuts" not in plain.stdout
@@ -94,6 +101,8 @@ def test_stored_text_does_nothing_to_a_terminal(told: DaemonProcess) -> None:
 def test_where_nothing_is_known_nothing_is_shown(told: DaemonProcess) -> None:
     answer = told.run("search", "How many moons does Jupiter have?")
     assert answer.returncode == 1 and "Nothing would be injected" in answer.stdout
+    assert answer.stdout.endswith("All topics were searched; --topic names one.\n")
+    assert "All topics" not in told.run("search", "--topic", "work", QUESTION).stdout
     for end in (told.terminate, lambda: None):
         refused = told.run("search", "--topic", "nowhere", QUESTION)
         assert refused.returncode == 2 and "there is no topic 'nowhere'" in refused.stderr

@@ -68,7 +68,7 @@ pscale_tkn_{W43} pscale_oauth_{W43} pscale_pw_{W43} sm_aat_{A16} p8e-{a32} LTAI{
 ops_eyJ{B260} AKCp{A69} cmVmd{A59} xkeysib-{H64}-{a16} SG.{W22}.{W43} key-{H32} {H32}-us14 pat{A14}.{H64} pat-na1-{id}
 SK{H32} sq0atp-{W22} EAAA{A60} EAAM{A110} {D15}|{A27} {A14}.atlasv1.{W67} access-production-{id} sl.{W135}
 tfp_{A44}_{A14} NRAK-{U27} NRII-{W32} NRJS-{H19} t1.{A40}.{W86} dnkey-{A26}-{A52} sc_{a12}.{a5}.acc_{a20}.{A60}
-pk.{A60}.{A22} live_{A40}
+pk.{A60}.{A22} live_{A40} napi_{a60} vercel_blob_rw_{A30} sk_{H48} EAAG{A120} AAAA{W7}:APA91b{W134}
 """.split()  # noqa: SIM905  # a hundred quotation marks say nothing
 AROUND = ("{}", "It is {} I think.", "KEY={}", 'f("{}")', "a\n{}\nb", "- {}\n", "({})", "x={};", "`{}`, they said")
 
@@ -168,7 +168,8 @@ LOGINS |= {
         "fly secrets set DB=@", "openssl enc -k @ -in a", "sqlcmd -S h -U hugo -P @", "ldapsearch -D cn=a -w @",
         "smbclient -U hugo%@ //h/x", "htpasswd -b file hugo @", 'echo "hugo:@" | chpasswd', "WIFI:T:WPA;S:home;P:@;;",
         "echo @ | docker login --password-stdin", "net use x: @ /user:hugo", "jdbc:oracle:thin:hugo/@@//h:1521/x",
-        "userPassword:: @@", "snmp-server community @ RO",
+        "userPassword:: @@", "snmp-server community @ RO", "mein Passwort ist @", "mon mot de passe est @",
+        "我的密码是@", "cmdkey /add:h /user:hugo /pass:@",
     )
     if text.count("@") == 1
 }  # fmt: skip
@@ -176,8 +177,13 @@ LOGINS |= {
     "https://x.example/?key=s3cretives3cretive&a=b": "https://x.example/?key=[redacted:login]&a=b",
     "jdbc:oracle:thin:hugo/s3cretive@//h:1521/x": "jdbc:oracle:thin:hugo/[redacted:login]@//h:1521/x",
     "otp: 482193": "otp: [redacted:login]",
+    "the password is s3cretive7-days": "the password is [redacted:login]",
+    "the password is 8-s3cretive7": "the password is [redacted:login]",
     "recovery code: s3cr-etiv-e777": "recovery code: [redacted:login]",
     "seed phrase: " + 11 * "legal " + "winner": "seed phrase: [redacted:login]",
+    "OPENAI_KEY=s3cretiveS3cretive7777": "OPENAI_KEY=[redacted:login]",
+    "$env:ACME_KEY = 's3cretiveS3cretive7777'": "$env:ACME_KEY = '[redacted:login]'",
+    "oauth_token s3cretiveS3cretive7777": "oauth_token [redacted:login]",
     "private key 0x" + 16 * "7f3A": "private key [redacted:login]",
 }
 
@@ -197,6 +203,8 @@ def test_what_lets_somebody_in_is_gone_and_nothing_else(text: str, expected: str
         "from sl.utilities import everything",
         "commit 4b1d0123456789abcdef0123456789abcdef0123", "a pat. on the back", "git checkout ghp-pages",
         "the datadog dashboard is at https://app.datadoghq.com/dashboard/list", "import heroku3 as heroku",
+        "the password is 8-characters long", "their password was 90-days old", "the api key is OAuth2-based",
+        "the password is base64-encoded", "The token was SHA256-hashed before it was stored",
         "cookie: accept all of them?", "the session_id = uuid.uuid4().hex",
         "session: AsyncSession = Depends(get_session)",
         "curl -u $USER:$PASSWORD x", "curl -u hugo x", "sort -u a:b", "-u and --user are flags", 'auth: "none"',
@@ -214,6 +222,8 @@ def test_what_lets_somebody_in_is_gone_and_nothing_else(text: str, expected: str
         "the password is required", "the token is valid for 24h", "password reset takes place2", "key=value and id=7",
         "| token | meaning |", "Password:\n  at least 12 characters", "?key=name&sort=up", "the secret was out by 1999",
         "mot de passe: obligatoire", "pw: see below", "auth=(user, password)", "ENV PATH /usr/bin", "GPIO pin 12",
+        "das Passwort ist falsch", "le mot de passe est trop court", "密码是必填项", "PRIMARY_KEY = userAccountId2",
+        "SSH_PUBLIC_KEY=AAAAC3NzaC1lZDI1NTE5AAAAIJ0fT", "SORT_KEY=created_at_and_then_by_name_2", "a risk_taker",
         "passphrase:\n- 8 words", "the api key is in the vault", "login(name, word)", "commit 0x12", "psk: none",
         "recovery: 3 days", "the seed words are told to nobody", "use -p 8080 with twine", "a salt = b",
         base64.b64encode(b"-----BEGIN CERTIFICATE-----\nMIIEpQIBAAKCAQEA7\n").decode(),

@@ -178,7 +178,7 @@ def said(text: str) -> dict[str, str]:
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
     """A command that is expected to end by itself."""
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=clean_environment())
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=clean_environment())
 
 
 def raise_if_cut(chunks: list[object], *, ended: bool) -> None:

@@ -182,3 +182,21 @@ def test_what_the_settings_say_is_enough_is_shown(told: DaemonProcess, tmp_path:
 )
 def test_whatever_asks_or_tells_to_go_on_is_no_small_talk(text: str) -> None:
     assert not is_small_talk(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "धन्यवाद!",
+        "नमस्ते",
+        "สวัสดีครับ",
+        "Gu\u0308nayd\u0131n",
+        "ＨＥＬＬＯ",
+        "شُكْراً",
+        "\u200fمرحبا\u200f",
+        "謝謝你",
+        "Terima kasih",
+    ],
+)
+def test_small_talk_is_known_however_its_letters_are_encoded(text: str) -> None:
+    assert is_small_talk(text)

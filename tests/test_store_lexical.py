@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import random
 import shutil
+import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,8 +20,8 @@ from drafts import adjusted, deprecated, draft, open_store, seal_all, unit_vecto
 from memd.entries import Draft
 from memd.errors import StoreWriteFailed
 from memd.store.disk import DiskFiles
-from memd.store.lexical.analyzer import analyze
-from memd.store.lexical.bm25 import LexicalHit, _with_term
+from memd.store.lexical.analyzer import analyze, analyze_query
+from memd.store.lexical.bm25 import ChunkTerms, LexicalHit, LexicalQuery, TermsCache, _with_term
 from memd.store.lexical.index import FRESH_ENTRIES_MAX
 from memd.store.lexical.stamp import FORMAT
 from memd.store.store import Store, TopicLog
@@ -158,10 +160,41 @@ def test_words_of_other_languages_are_found_in_every_form(tmp_path: Path, text: 
         ("المكسّرات في المطبـــخ", "المكسرات"),
         ("المكسّرات في المطبـــخ", "المطبخ"),
         ("Łódź", "lodz"),
+        ("The pass\u200bword is in the Donau\u00addampf folder.", "password"),
+        ("The pass\u200bword is in the Donau\u00addampf folder.", "Donaudampf"),
+        ("\u200fالمكسرات\u200f", "المكسرات"),
+        ("الغرفة ٣٠٥ محجوزة", "305"),
+        ("कमरा ३०५ हमारा है", "305"),
+        ("कॉफ़ी बिना चीनी", "कॉफी"),
+        ("दाँत का डॉक्टर", "दांत"),
+        ("ശ്രീ\u200dമതി", "ശ്രീമതി"),
     ],
 )
 def test_accents_and_other_differences_of_writing_do_not_count(tmp_path: Path, text: str, query: str) -> None:
     assert found(filled(tmp_path, {"text": text}).topic("talk"), query) == [text]
+
+
+def test_a_question_without_spaces_takes_time_by_its_length_not_by_its_square() -> None:
+    began = time.process_time()
+    assert "字" in analyze_query("会议定在星期五下午字" * 4_000)
+    assert time.process_time() - began < 10, "it takes a fifth of a second; a minute if each term looks at all of it"
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("My brother Will lives in Leeds.", "Who is Will?"),
+        ("Our accountant, May, has an office in York.", "Where is our accountant May?"),
+        ("Ask the IT department about it.", "Where is IT?"),
+        ("Ich habe Will gestern im Baumarkt getroffen.", "Wann habe ich Will getroffen?"),
+    ],
+)
+def test_a_name_that_is_a_function_word_but_for_its_capital_is_found(tmp_path: Path, text: str, query: str) -> None:
+    texts = {"text": text, "other": "It will rain in May, may it not?", "heading": "Where Will It Be In May"}
+    topic = filled(tmp_path, texts).topic("talk")
+    assert found(topic, query)[0] == text
+    assert best(topic, query)[0].coverage > 0.9
+    assert found(topic, "Where is it?") == found(topic, "WHERE IS IT?") == []
 
 
 def test_an_index_whose_terms_were_made_in_another_way_is_rebuilt(tmp_path: Path) -> None:
@@ -174,6 +207,15 @@ def test_an_index_whose_terms_were_made_in_another_way_is_rebuilt(tmp_path: Path
     topic = open_store(None, tmp_path).topic("talk")
     assert topic.has_unindexed_terms
     assert found(topic, "Fahrrad") == [text]
+
+
+def test_function_words_of_a_chunk_s_language_are_no_words_of_it(tmp_path: Path) -> None:
+    german = "Der Keller steht unter Wasser, weil wir ihn nicht gegen den Regen abgedichtet haben."
+    topic = filled(tmp_path, {"german": german, "english": "They won the war when the river froze."}).topic("talk")
+    assert found(topic, "Wann haben wir den Zahnarzt angerufen?") == []
+    assert found(topic, "Wann war der Fluss zugefroren?") == ["They won the war when the river froze."]
+    [keller] = best(topic, "Was ist mit dem Keller?")
+    assert keller.coverage == pytest.approx(1), "what says nothing is no part of the question"
 
 
 def test_texts_in_english_need_no_detector(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +243,32 @@ def test_of_a_long_question_a_chunk_may_cover_one_clause(tmp_path: Path) -> None
     [whole] = topic.lexical_query(f"{long}, the copper windmill 532, the ferry.").best(1)
     [part] = topic.lexical_query(f"{long}, the copper bridge 91 of the harbour, the ferry.").best(1)
     assert whole.coverage == pytest.approx(1.0) and part.coverage < 0.5
+
+
+def test_a_clause_ends_with_an_arabic_comma_too(tmp_path: Path) -> None:
+    topic = filled(tmp_path, {"told": "رمز طاحونة النحاس 532 مخفي."}).topic("talk")
+    long = "تابع الجزء التالي كما كان وأخبرني في النهاية كم يكلف المحجر الشمالي 77"
+    [whole] = topic.lexical_query(f"{long}، طاحونة النحاس 532، العبارة.").best(1)
+    assert whole.coverage == pytest.approx(1.0)
+
+
+def test_a_very_long_question_makes_no_table_of_all_its_words_in_all_new_chunks() -> None:
+    fresh = {number: ChunkTerms.of(analyze(f"The copper windmill {number} turns. " * 3)) for number in range(500)}
+    short, long = "copper windmill 77", " ".join(f"word{number}" for number in range(10_000)) + " copper windmill 77"
+
+    def query(text: str) -> LexicalQuery:
+        cache = TermsCache().for_index()
+        return LexicalQuery(None, text, mean_terms=9.0, terms_cache=cache, fresh=fresh, stale={})
+
+    tracemalloc.start()
+    try:
+        found = query(long).best(3)
+        assert tracemalloc.get_traced_memory()[1] < 25 << 20, "and not 40 MB more"
+    finally:
+        tracemalloc.stop()
+    told = query(short).best(3)
+    assert [one.canonical_id for one in found] == [one.canonical_id for one in told] and told
+    assert [one.score for one in found] == pytest.approx([one.score for one in told])
 
 
 def test_words_that_nobody_said_take_no_place_of_a_long_question(tmp_path: Path) -> None:

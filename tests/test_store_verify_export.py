@@ -9,7 +9,7 @@ import pytest
 from crash_files import CrashFiles
 from drafts import DATA_DIR, adjusted, deprecated, draft, open_store, seal_all
 
-from memd.errors import BadTopicId, StoreError
+from memd.errors import BadTopicId, UnknownTopic
 from memd.store.log.journal import Journal
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
@@ -133,7 +133,7 @@ def test_export_gives_every_entry_of_all_topics_in_order_with_all_fields() -> No
 def test_export_of_a_topic_that_is_not_there_says_so() -> None:
     files = CrashFiles()
     open_store(files).topic("talk").append([draft("one")])
-    with pytest.raises(StoreError, match="there is no topic walk; topics are"):
+    with pytest.raises(UnknownTopic, match="there is no topic 'walk'; `memd stats` lists them"):
         next(export(DATA_DIR, files, topic_id="walk", live_only=False))
     with pytest.raises(BadTopicId):
         next(export(DATA_DIR, files, topic_id="../talk", live_only=False))

@@ -81,7 +81,7 @@ def test_a_daemon_killed_right_after_the_complete_answer_has_it_in_the_journal(
             json.dumps(body).encode(),
             {"Content-Type": "application/json", "X-Memory-Session": str(number), **headers},
         )
-        with urllib.request.urlopen(asked, timeout=20) as answer:
+        with urllib.request.urlopen(asked, timeout=120) as answer:
             answer.read()
         daemon.kill()
         assert answers_in_journal(daemon) == number + 1
@@ -191,7 +191,7 @@ def test_the_second_of_two_requests_at_once_stands_behind_the_first(
 
     def together(request: Request) -> Response:
         if request.target.endswith("/chat/completions"):
-            both.wait(20)
+            both.wait(60)
         return strict(request)
 
     upstream.answer = together

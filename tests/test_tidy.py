@@ -20,7 +20,19 @@ ROOT = Path(__file__).parent.parent
 FILE_LINES_MAX = 450
 FUNCTION_LINES_MAX = 50
 
-WORDS = {"clock", "documents", "errors", "entries", "messages", "notes", "speech", "wanted", "wording", "settings"}
+WORDS = {
+    "caching",
+    "clock",
+    "documents",
+    "errors",
+    "entries",
+    "messages",
+    "notes",
+    "speech",
+    "wanted",
+    "wording",
+    "settings",
+}
 """The words every layer speaks."""
 LOWER = WORDS | {"assets", "wire", "embedding", "store", "telemetry"}
 MIDDLE = LOWER | {"conversation", "recall", "ingest"}
@@ -35,6 +47,7 @@ MAY_IMPORT = {
     "wanted": {"entries"},
     "wording": set[str](),
     "clock": set[str](),
+    "caching": set[str](),
     "settings": {"errors"},
     "assets": set[str](),
     "wire": WORDS,
@@ -55,6 +68,7 @@ MAY_IMPORT = {
 PURE = {
     *(
         "entries",
+        "caching",
         "documents",
         "messages",
         "notes",
@@ -69,7 +83,9 @@ PURE = {
     *(
         "ingest.chunking",
         "ingest.pieces",
-        "ingest.sources.reading",
+        "ingest.readers.tables",
+        "ingest.readers.text",
+        "ingest.readers.titles",
         "recall.fusion",
         "recall.ranking",
         "recall.block",

@@ -39,7 +39,7 @@ def test_both_addresses_speak_tls_with_the_certificate(memd: DaemonProcess, file
     for url in (memd.base_url, memd.own_url):
         parts = urlsplit(url)
         assert parts.scheme == "https"
-        with closing(http.client.HTTPSConnection(parts.netloc, timeout=30, context=files.trusting())) as connection:
+        with closing(http.client.HTTPSConnection(parts.netloc, timeout=120, context=files.trusting())) as connection:
             connection.request("GET", "/memd/health", headers={"X-Memory-Token": TOKEN})
             told = json.loads(connection.getresponse().read())
         assert (told["model_url"], told["own_url"]) == (memd.base_url, memd.own_url)
@@ -121,5 +121,5 @@ def test_files_that_cannot_be_used_are_named_with_the_remedy(tmp_path: Path, fil
 
 def test_one_file_without_the_other_is_refused(make_daemon: MakeDaemon, files: TlsFiles) -> None:
     memd = make_daemon("http://127.0.0.1:9", {"listen": {"tls_cert": str(files.cert)}})
-    refused = subprocess.run(memd.command(), capture_output=True, text=True, timeout=60, env=clean_environment())
+    refused = subprocess.run(memd.command(), capture_output=True, text=True, timeout=120, env=clean_environment())
     assert refused.returncode == 2 and "listen.tls_key belong together" in refused.stderr

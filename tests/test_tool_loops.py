@@ -132,7 +132,8 @@ def test_what_left_the_prompt_is_told_everywhere_as_the_model_saw_it(played: Pla
     assert (receipt["left_out"], receipt["replaced"]) == (sent - len(last), lines)
     turns = ask(f"{daemon.base_url}/memd/turns?limit=500").json["turns"]
     assert sum(turn["freed_tokens"] > 0 for turn in turns) == len(made := left_lines(daemon)) > 0
-    assert f"left_out={sent - len(last)} replaced={lines}" in daemon.log.read_text().splitlines()[-1]
+    told_in_log = [line for line in daemon.log.read_text().splitlines() if f" answered turn={turn_id} " in line]
+    assert [f"left_out={sent - len(last)} replaced={lines}" in line for line in told_in_log] == [True]
     assert {line["turn"] for line in made} <= {answer.headers["X-Memory-Turn"] for answer in answers}
     assert sum(int(line["replaced"]) for line in made) >= lines
     told = daemon.run("turn", turn_id).stdout

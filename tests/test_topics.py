@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -19,13 +18,6 @@ from memd.store.log.journal import Journal
 LAMP = "u:Where is the spare lamp?", "a:On the second landing."
 FERRY = "u:When does the last ferry leave?", "a:At ten past nine."
 JOURNAL = DATA_DIR / "talk" / "hot.log"
-
-
-@pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    stage = Stage(Config())
-    yield stage
-    await stage.close()
 
 
 def is_in_trouble(topic: Topic) -> bool:

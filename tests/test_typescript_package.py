@@ -16,10 +16,8 @@ from conftest import REPLY, REPLY_WITH_MEMORY, MakeDaemon
 from daemon_process import DaemonProcess
 from raw_wire import SECONDS_MAX, Peer, RawUpstream, answer
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
-from typescript_client import CLIENTS
-from typescript_package import SOURCE, TypeScriptPackage, examples
+from typescript_package import AI_SDKS, TypeScriptPackage, examples
 
-from memd import __version__
 from memd.entries import Correction
 from memd.notes import Note
 from memd.wanted import Wanted
@@ -36,7 +34,12 @@ CREATE = [
     *("ai compatible", "ai openai chat", "ai openai responses"),
 ]
 STREAM = [name for name in CREATE if name != "ai openai responses"]  # which cannot read llama.cpp's events
-WAYS = [(name, "create") for name in CREATE] + [(name, "stream") for name in STREAM]
+WAYS = [
+    *[(name, how, 7) for how, names in (("create", CREATE), ("stream", STREAM)) for name in names],
+    *[(name, how, ai) for ai in (5, 6) for how in ("create", "stream") for name in ("ai compatible", "ai openai chat")],
+    *[("ai openai responses", "create", ai) for ai in (5, 6)],
+]
+"""An SDK's API, how it is called, and the AI SDK's version."""
 NOWHERE = "http://127.0.0.1:9"  # the port of a service that nobody runs
 HELPFUL = {"chunk_ids": [UNKNOWN], "action": "Helpful", "reason": "it answered the question"}
 
@@ -76,21 +79,6 @@ def live(daemon: DaemonProcess) -> dict[str, dict[str, Any]]:
 # -- the package itself ------------------------------------------------------------------------------------------
 
 
-def test_the_package_has_what_it_needs_and_no_more(memd_client: TypeScriptPackage) -> None:
-    built = [f"dist/{name}{end}" for name in ("ai-sdk", "index", "memory", "protocol") for end in (".d.ts", ".js")]
-    assert memd_client.packed == sorted(["LICENSE", "README.md", "package.json", *built])
-    described = json.loads((SOURCE / "package.json").read_text())
-    assert "dependencies" not in described
-    assert described["version"] == __version__
-    assert (SOURCE / "LICENSE").read_text() == (SOURCE.parent.parent / "LICENSE").read_text()
-
-
-def test_the_package_is_built_with_what_its_tests_use() -> None:
-    wanted = json.loads((SOURCE / "package.json").read_text())["devDependencies"]
-    locked = json.loads((CLIENTS / "package-lock.json").read_text())["packages"]
-    assert wanted == {name: f"^{locked[f'node_modules/{name}']['version']}" for name in wanted}
-
-
 def test_the_types_are_those_of_memd(memd_client: TypeScriptPackage) -> None:
     # What is read: whatever memd can say is assignable, and an object literal may have no member that the type lacks.
     chunk = InjectedChunk(id="a3f9", topic_id="office", canonical_id=1)
@@ -102,10 +90,13 @@ def test_the_types_are_those_of_memd(memd_client: TypeScriptPackage) -> None:
     outs = [encode_memory_out(out).decode() for out in (whole, MemoryOut(()))]
     lines = [f"export const out{number}: MemoryOut = {out};\n" for number, out in enumerate(outs)]
     memd_client.write("wire.ts", "import type { MemoryOut } from 'memd-client';\n" + "".join(lines))
-    for number, (heading, program) in enumerate(examples().items()):
-        memd_client.write(f"readme{number}.ts", program)
-        assert "memd-client" in program, heading
-    memd_client.check_types()
+    programs = {heading: program for heading, program in examples().items() if heading != "CommonJS"}
+    for ai in AI_SDKS:
+        package = memd_client.with_ai_sdk(ai)
+        for number, (heading, program) in enumerate(programs.items()):
+            package.write(f"readme{number}.ts", program)
+            assert "memd-client" in program, heading
+        package.check_types()
     # What is written: memd reads it, and no member of memd's is left at its default.
     memory_in = decode_memory_in(memd_client.run("types.ts").encode())
     assert memory_in.topic_id == "office"
@@ -122,9 +113,11 @@ def test_the_types_are_those_of_memd(memd_client: TypeScriptPackage) -> None:
 def example(package: TypeScriptPackage, daemon: DaemonProcess, heading: str) -> list[str]:
     """Run a program of the README; the lines that it wrote."""
     program = examples()[heading]
-    assert program.count("'http://127.0.0.1:8765/v1'") == 1
-    package.write("example.ts", program.replace("http://127.0.0.1:8765", daemon.base_url))
-    return package.run("example.ts").splitlines()
+    assert program.count("http://127.0.0.1:876") == 1
+    program = program.replace("http://127.0.0.1:8765", daemon.base_url).replace("http://127.0.0.1:8766", daemon.own_url)
+    name = "example.cjs" if heading == "CommonJS" else "example.ts"
+    package.write(name, program)
+    return package.run(name).splitlines()
 
 
 def test_the_readme_s_example_with_openai_node_does_what_it_says(
@@ -140,16 +133,39 @@ def test_the_readme_s_example_with_openai_node_does_what_it_says(
     assert old["id"] not in live(daemon)
 
 
+@pytest.mark.parametrize("ai", AI_SDKS)
 def test_the_readme_s_example_with_the_ai_sdk_does_what_it_says(
-    memd_client: TypeScriptPackage, daemon: DaemonProcess
+    memd_client: TypeScriptPackage, daemon: DaemonProcess, ai: int
 ) -> None:
     reply = "".join(REPLY_WITH_MEMORY)
-    assert example(memd_client, daemon, "AI SDK") == [
+    assert example(memd_client.with_ai_sdk(ai), daemon, "AI SDK") == [
         f"{reply} 1 injected",
         f"{reply} 0 corrections wait, 0 signals",
     ]
     [marta] = [entry for entry in live(daemon).values() if "never e-mail" in entry["content"]]
     assert (marta["action"], marta["utility_multiplier"]) == ("Helpful", 1.5)
+
+
+def test_the_readme_s_example_without_a_model_does_what_it_says(
+    memd_client: TypeScriptPackage, daemon: DaemonProcess
+) -> None:
+    assert example(memd_client, daemon, "Without a model") == [
+        "1 chunk",
+        "[ 'Keys: The spare keys hang behind the compressor.' ]",
+        "0 failed",
+        "[",
+        "  'replacement: The spare keys are with Marta.',",
+        "  'Update: The spare keys hang behind the compressor.'",
+        "] true",
+        "400 memd-client: there is no topic 'nobody'; `memd stats` lists them",
+    ]
+
+
+def test_the_readme_s_other_examples_do_what_they_say(memd_client: TypeScriptPackage, daemon: DaemonProcess) -> None:
+    assert example(memd_client, daemon, "Whole requests") == ["200 none readonly"]
+    assert example(memd_client, daemon, "CommonJS") == ["200 full"]
+    assert set(examples()) == {"openai-node", "AI SDK", "Without a model", "Whole requests", "CommonJS"}
+    assert not [entry for entry in daemon.export() if "Nobody" in entry["content"]]
 
 
 # -- with every SDK ----------------------------------------------------------------------------------------------
@@ -169,34 +185,37 @@ def check_round(package: TypeScriptPackage, daemon: DaemonProcess, sdk: str, how
     assert (old["reason"], new["live"], new["topic_id"]) == ("it leaked", True, "lighthouse")
 
 
-@pytest.mark.parametrize(("sdk", "how"), WAYS)
+@pytest.mark.parametrize(("sdk", "how", "ai"), WAYS)
 def test_an_sdk_s_requests_are_remembered_recalled_and_corrected(
-    memd_client: TypeScriptPackage, daemon: DaemonProcess, sdk: str, how: str
+    memd_client: TypeScriptPackage, daemon: DaemonProcess, sdk: str, how: str, ai: int
 ) -> None:
-    check_round(memd_client, daemon, sdk, how)
+    check_round(memd_client.with_ai_sdk(ai), daemon, sdk, how)
 
 
+@pytest.mark.parametrize("ai", AI_SDKS)
 def test_the_ai_sdk_s_responses_are_streamed_with_memory(
-    memd_client: TypeScriptPackage, make_daemon: MakeDaemon, upstream: RecordingUpstream
+    memd_client: TypeScriptPackage, make_daemon: MakeDaemon, upstream: RecordingUpstream, ai: int
 ) -> None:
     upstream.answer = openai_responses.answer  # OpenAI's events, which this provider insists on
-    check_round(memd_client, make_daemon(upstream.url).start(), "ai openai responses", "stream")
+    check_round(memd_client.with_ai_sdk(ai), make_daemon(upstream.url).start(), "ai openai responses", "stream")
 
 
-@pytest.mark.parametrize(("sdk", "how"), WAYS)
+@pytest.mark.parametrize(("sdk", "how", "ai"), WAYS)
 def test_a_server_that_is_no_memd_answers_as_without_the_package(
-    memd_client: TypeScriptPackage, llama: str, sdk: str, how: str
+    memd_client: TypeScriptPackage, llama: str, sdk: str, how: str, ai: int
 ) -> None:
-    [told] = memd_client.steps("steps.ts", [asked(llama, QUESTION, sdk, how, corrections=[HELPFUL])], topic="a")
+    package = memd_client.with_ai_sdk(ai)
+    [told] = package.steps("steps.ts", [asked(llama, QUESTION, sdk, how, corrections=[HELPFUL])], topic="a")
     assert squeezed(told["reply"]) == squeezed("".join(REPLY))
     # Corrections stay where they are: nobody took them.
     assert told == {**told, "memory_out": None, "headers": None, "pending": 1, "refused": 0, "error": None}
 
 
+@pytest.mark.parametrize("ai", AI_SDKS)
 def test_the_middleware_shows_raw_chunks_only_if_asked_and_keeps_the_provider_s_metadata(
-    memd_client: TypeScriptPackage, daemon: DaemonProcess
+    memd_client: TypeScriptPackage, daemon: DaemonProcess, ai: int
 ) -> None:
-    told = json.loads(memd_client.run("parts.ts", {"base_url": f"{daemon.base_url}/v1"}))
+    told = json.loads(memd_client.with_ai_sdk(ai).run("parts.ts", {"base_url": f"{daemon.base_url}/v1"}))
     assert [one["raw"] > 0 for one in told] == [False, False, True]
     for one in told:
         assert set(one["metadata"]) == {"provider", "memd"}

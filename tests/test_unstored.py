@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
-from collections.abc import AsyncIterator
+import tracemalloc
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
-from archiver_stage import Stage, live_entries
+from archiver_stage import DIMENSION, Stage, live_entries
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
-from histories import receive, talk
+from histories import receive, said, talk
+from numpy.typing import NDArray
 
 import memd.recall.retrieve
 from memd.conversation.conversation import Conversation
@@ -32,18 +36,6 @@ LAMP = "u:Where is the spare lamp of the lighthouse?", "a:On the second landing,
 FERRY = "u:When does the last ferry leave?", "a:At ten past nine."
 MAIL = "u:And the mail?", "a:On Mondays, with the baker's boat."
 LOOP = ("u:Look.", "c:read#1", "t:the key is KINGFISHER9#1", "c:read#2", "t:nothing#2", "c:read#3", "t:nothing#3")
-
-
-@pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    stage = Stage(Config())
-    yield stage
-    await stage.close()
-
-
-@pytest.fixture
-async def topic(stage: Stage) -> Topic:
-    return await stage.topics.get("talk")
 
 
 async def recalled(
@@ -97,13 +89,42 @@ async def test_requests_do_not_wait_for_threads_that_cut_what_was_said_in_other_
     monkeypatch.setattr(Cutter, "cut", cut_slowly)
     for number in range(64):
         topic = await stage.topics.get(f"talk{number}")
-        talk(topic.buffer, *LAMP)
-        stage.archiver.cut_later(topic)
+        stage.archiver.cut_later(topic, talk(topic.buffer, *LAMP))
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await asyncio.to_thread(lambda: "counted") == "counted"
     finally:
         may_go_on.set()
+
+
+async def test_what_is_said_while_a_topic_opens_is_searched_whenever_other_requests_come(stage: Stage) -> None:
+    for number in range(12):  # every other step of the loop; one between opening and its being told, by chance
+        opening = asyncio.create_task(stage.topics.get(f"new{number}"))
+        others: list[asyncio.Task[Topic]] = []
+        while not opening.done():
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            others.append(asyncio.create_task(stage.topics.get(f"new{number}")))
+        talk(opening.result().buffer, *LAMP)
+        await asyncio.gather(*others)
+        (found,) = await recalled(stage, "Where is the spare lamp of the lighthouse?", opening.result().log)
+        assert LAMP[1][2:] in found.entry.displayed
+
+
+async def test_what_was_cut_is_not_cut_again_until_a_branch_has_stored_some_of_it(
+    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = talk(topic.buffer, *LAMP)
+    branch = talk(topic.buffer, *LAMP, *FERRY)
+    topic.unstored().chunks()
+    with monkeypatch.context() as patched:
+        patched.delattr(Cutter, "cut")
+        before = topic.unstored().chunks()
+        talk(topic.buffer, "u:Another chat begins.")  # an open turn is not cut
+        assert topic.unstored().chunks() == [*before, []]
+    assert first is branch and await stage.archiver.store(topic, first, 2)
+    [left, _] = topic.unstored().chunks()
+    assert [FERRY[1][2:] in chunk.draft.content for chunk in left] == [True]
 
 
 async def test_nothing_is_embedded_for_a_question_whose_prompt_has_all_there_is(
@@ -190,6 +211,75 @@ async def test_a_finished_round_of_calls_in_an_open_turn_is_found_with_its_id_kn
     assert topic.ids_of(result) == (found.entry.public_id,)
 
 
+@pytest.mark.parametrize("first", ["the client's", "the model's", "what the client left alone"])
+async def test_a_round_shown_with_an_answer_that_its_client_left_behind_is_stored_as_it_was_shown(
+    stage: Stage, topic: Topic, first: str
+) -> None:
+    answered = talk(topic.buffer, *LOOP[:3], "a:I have looked.")
+    (found,) = await recalled(stage, "KINGFISHER9", topic.log)
+    topic.buffer.injected([BlockChunk(found.entry.public_id, found.entry.uuid, "talk", found.entry.origin_id)])
+    conversation = receive(topic.buffer, *LOOP).conversation
+    topic.unstored().chunks()
+    assert conversation is not answered and answered.abandoned
+    if first == "what the client left alone":
+        stage.wall += 2
+        await stage.archiver.tend_topic(topic)
+        assert live_entries(topic)
+    for one in (conversation, answered) if first == "the client's" else (answered, conversation):
+        assert await stage.archiver.store(topic, one, len(one))
+    said = [one for one in live_entries(topic) if "KINGFISHER9" in one.content]
+    assert [(one.uuid, one.public_id) for one in said] == [(found.entry.uuid, found.entry.public_id)]
+    assert "I have looked." in said[0].content
+    assert sum("I have looked." in one.content for one in live_entries(topic)) == 1
+
+
+async def test_of_a_round_shown_with_and_without_its_answer_both_are_stored(stage: Stage, topic: Topic) -> None:
+    talk(topic.buffer, *LOOP[:3], "a:I have looked.")
+    conversation = receive(topic.buffer, *LOOP).conversation
+    shown = [one for part in topic.unstored().chunks() for one in part if "KINGFISHER9" in one.draft.content]
+    assert len(shown) == 2
+    topic.buffer.injected(
+        [BlockChunk(one.entry.public_id, one.entry.uuid, "talk", one.entry.origin_id) for one in shown]
+    )
+    assert await stage.archiver.store(topic, conversation, 3)
+    assert {one.entry.uuid for one in shown} <= {one.uuid for one in live_entries(topic)}
+
+
+async def test_what_a_line_named_is_stored_under_its_id_though_the_line_left_while_a_slow_model_was_at_work(
+    stage: Stage, topic: Topic
+) -> None:
+    is_at_work, may_go_on = threading.Event(), threading.Event()
+
+    def alike(texts: Sequence[str]) -> NDArray[np.float32]:
+        is_at_work.set()
+        assert may_go_on.wait(60)
+        return np.eye(1, DIMENSION, dtype=np.float32).repeat(len(texts), axis=0)
+
+    stage.embedder.embed_many = alike  # type: ignore[method-assign]
+    other = talk(topic.buffer, *LAMP)
+    rounds = [one for n in range(8) for one in (f"c:read#{n}", f"t:berth {n} has the number {n * 7}#{n}")]
+    messages = [said(one) for one in ("u:Look.", *rounds)]
+    digests = [message.content_digest for message in messages]
+    conversation = topic.buffer.receive(messages, digests, [500] * len(messages), session=None, now=0.0).conversation
+    topic.unstored().chunks()
+    stage.archiver.store_later(topic, other, 2)
+    try:
+        assert await asyncio.to_thread(is_at_work.wait, 60)
+        assert await stage.archiver.compact(topic, conversation, 1)
+        named = {one for line in conversation.lines.values() for one in line.chunk_ids}
+        assert await stage.archiver.compact(topic, conversation, 3000)
+        assert len(named) > 1 and not named & {one for line in conversation.lines.values() for one in line.chunk_ids}
+        again = HotBuffer(lambda: "2", 4)
+        again.replay(topic.buffer.as_events())
+        [_, told] = again.conversations()
+        assert (told.lines, told.former_lines) == (conversation.lines, conversation.former_lines), "a restart knows it"
+        assert told.gone == conversation.gone
+    finally:
+        may_go_on.set()
+    assert await stage.archiver.store(topic, conversation, len(conversation))
+    assert named <= {one.public_id for one in live_entries(topic)} and not conversation.former_lines
+
+
 async def test_a_round_that_is_not_complete_waits_for_its_end(stage: Stage, topic: Topic) -> None:
     conversation = receive(topic.buffer, *LOOP).conversation
     assert await stage.archiver.store(topic, conversation, 4)
@@ -208,7 +298,9 @@ def test_parts_are_the_same_whatever_of_them_is_stored() -> None:
 
 
 def corrector_of(stage: Stage) -> Corrector:
-    return Corrector(IdempotencyKeys(stage.tasks), stage.topics, stage.encoder, stage.archiver, stage.metrics)
+    return Corrector(
+        IdempotencyKeys(stage.tasks, retry_seconds=0), stage.topics, stage.encoder, stage.archiver, stage.metrics
+    )
 
 
 @pytest.mark.parametrize("where", ["talk", "other"])
@@ -358,3 +450,27 @@ async def test_wherever_the_disk_fails_or_is_full_what_left_is_neither_lost_nor_
         await topic.save(sync=True)
         await stage.close()
         await assert_whole(files, left=True)
+
+
+async def test_what_waits_says_how_much_memory_it_takes(stage: Stage, topic: Topic) -> None:
+    numbers = range(150)
+    texts = [f"The ferry number {n} has left the harbour and will be back at noon. " * 9 for n in numbers]
+    talks = [(f"u:What of {n}? {texts[n]}", f"a:It is {n}. {texts[n]}") for n in numbers]
+    talk(topic.buffer, *LAMP)
+    topic.unstored().chunks()  # what is loaded for that once is no part of it
+    known = topic.buffer_bytes
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for n in numbers:
+            talk(topic.buffer, *talks[n], session=str(n))
+        topic.buffer.take_unsaved()
+        kept = tracemalloc.get_traced_memory()[0], topic.buffer_bytes - known
+        topic.unstored().chunks()
+        gc.collect()
+        cut = tracemalloc.get_traced_memory()[0], topic.buffer_bytes - known
+    finally:
+        tracemalloc.stop()
+    texts_bytes = sum(len(text) for pair in talks for text in pair)
+    assert 0.6 * (kept[0] - texts_bytes) < kept[1] < 1.2 * kept[0]
+    assert 0.7 * (cut[0] - kept[0]) < cut[1] - kept[1] < 1.3 * (cut[0] - kept[0])

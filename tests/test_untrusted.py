@@ -134,6 +134,18 @@ def test_a_body_that_stops_coming_is_not_waited_for_for_ever(
     assert "Traceback" not in memd.log.read_text()
 
 
+@pytest.mark.parametrize("path", [b"/mcp", b"/memd/notes"])
+def test_at_memds_own_address_too_and_that_is_no_error_of_memd(
+    memd: DaemonProcess, connect: Connect, path: bytes
+) -> None:
+    client = connect(memd.own_url)
+    head = request(b"POST", path, b"Content-Type: application/json", b"Content-Length: 100")
+    client.send(head.replace(b"Host: memd", b"Host: 127.0.0.1") + b"{")
+    assert client.read_to_end() == b""
+    assert ask(f"{memd.own_url}/memd/health").status == 200
+    assert "Error handling request" not in memd.log.read_text()
+
+
 ONE = b'"messages":[{"role":"user","content":"a"}]'
 PARTS = [{"type": "text", "text": "a"}] * 10_000
 BODIES = {
@@ -301,7 +313,7 @@ def test_an_upstream_that_does_not_speak_http_is_answered_502(
 
 def test_it_does_not_listen_beyond_this_machine_without_a_token(make_daemon: MakeDaemon, raw: RawUpstream) -> None:
     memd = make_daemon(raw.url, {"listen": {"host": "0.0.0.0"}})
-    refused = subprocess.run(memd.command(), capture_output=True, text=True, timeout=60, env=clean_environment())
+    refused = subprocess.run(memd.command(), capture_output=True, text=True, timeout=120, env=clean_environment())
     assert refused.returncode == 2
     assert "auth.token" in refused.stderr and refused.stderr.count("\n") == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,39 @@ def test_a_title_before_a_name_ends_no_sentence() -> None:
     assert [one.text for one in day.sentences] == [said]
 
 
+def test_a_mark_inside_a_word_ends_no_sentence_and_takes_no_time() -> None:
+    began = time.process_time()
+    said = ["=" * 5_000 + "!b", "The old bridge near the mill was closed in spring."]
+    _, (day,) = digest([Said("work", entry("1", "\n".join(said)))], "day", 3)
+    assert [one.text for one in day.sentences] == said[1:]
+    assert time.process_time() - began < 3, "it takes a millisecond; ten seconds if each character is tried to the end"
+
+
+@pytest.mark.parametrize(
+    ("texts", "words", "sentence"),
+    [
+        (
+            ("Die Katze und der Hund sind bei der Oma und die Katze schläft.", "Der Hund und die Katze waren das."),
+            {"Katze", "Hund", "Oma", "schläft"},
+            "Die Katze und der Hund sind bei der Oma und die Katze schläft.",
+        ),
+        (
+            ("मेरे कुत्ते का नाम शेरू है और वह सिर्फ़ मछली खाता है। बिल्ली दूध पीती है।", "कुत्ते को मछली दो।"),
+            {"कुत्ते", "मछली"},
+            "मेरे कुत्ते का नाम शेरू है और वह सिर्फ़ मछली खाता है।",
+        ),
+        (("会议定在星期五下午，会议室在三楼。", "会议改期。"), {"会议"}, "会议定在星期五下午，会议室在三楼。"),
+        (("札幌の歯医者にポチと行きました。", "ポチは元気。"), {"札幌", "ポチ"}, "札幌の歯医者にポチと行きました。"),
+    ],
+)
+def test_a_digest_tells_words_and_sentences_of_other_languages(
+    texts: tuple[str, str], words: set[str], sentence: str
+) -> None:
+    _, (day,) = digest([Said("work", entry(str(place), text)) for place, text in enumerate(texts)], "day", 3)
+    assert words <= set(day.words) and {"und", "der", "die", "और"}.isdisjoint(word.lower() for word in day.words)
+    assert sentence in [one.text for one in day.sentences]
+
+
 def test_the_commands_show_the_same_beside_a_daemon_and_without(told: DaemonProcess) -> None:
     def run(*arguments: str, code: int = 0) -> str:
         done = told.run(arguments[0], "--config", str(told.config), *arguments[1:])
@@ -117,7 +151,10 @@ def test_the_commands_show_the_same_beside_a_daemon_and_without(told: DaemonProc
     assert "is no chunk's id" in run("related", "xyz", code=2)
     assert "the question is empty" in run("search", " ", code=2)
     assert "give its ID" in run("turn", "--then", code=2)
-    assert "no topic 'nowhere'" in run("entities", "--topic", "nowhere", code=2)
+    for command in ("entities", "digest", "log", "sources", "turn", "export", "search rent", "undo 5", "show 0123"):
+        refused = run(*command.split(), "--topic", "nowhere", code=2)
+        assert "there is no topic" in refused and "nowhere" in refused
+    assert "no topic 'nowhere'" in run("correct", "--helpful", "0123", "--topic", "nowhere", code=2)
     told.terminate()
     assert [run(*one) for one in asked] == beside
 

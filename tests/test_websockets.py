@@ -90,7 +90,7 @@ def test_a_silent_tunnel_stays_open(opened: Opened) -> None:
 
     def script(peer: Peer) -> None:
         peer.send(AGREED)
-        assert go.wait(20)
+        assert go.wait(60)
         peer.send(b"late")
         peer.read_some()
 
@@ -125,7 +125,7 @@ def test_a_client_that_leaves_ends_the_upstream_s_connection(opened: Opened, abo
     client = opened(script)
     client.read_head()
     client.abort() if abort else client.close()
-    assert ended.wait(20)
+    assert ended.wait(60)
 
 
 @pytest.mark.parametrize("reader", ["client", "upstream"])

@@ -30,7 +30,7 @@ from memd.settings.model import (
 KEY, ROOF = "The spare key hangs behind the blue bicycle.", "The boat house got a copper roof in March."
 PASTRY, BAKER = "The baker in Mill Lane sells cinnamon pastry on Fridays.", "What does the baker sell on Fridays?"
 WHERE = "Where does the spare key hang?"
-WAITS_SECONDS_MAX = 30.0
+WAITS_SECONDS_MAX = 120.0
 
 
 @pytest.fixture

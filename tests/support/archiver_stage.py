@@ -23,7 +23,9 @@ from memd.entries import Entry
 from memd.errors import EmbeddingError
 from memd.ingest.archiver import Archiver
 from memd.ingest.indexer import Indexer
+from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor, last_look
+from memd.ingest.sources.taking import DocumentTaker
 from memd.ingest.topics import Topic, Topics
 from memd.settings.model import Config
 from memd.store.store import Store
@@ -100,10 +102,13 @@ class Stage:
             clock=lambda: self.now,
             now=lambda: self.wall,
         )
+        cutter = Cutter(config.chunking, COUNTER.count, self.redactor)
+        self.taker = DocumentTaker(self.archiver, self.encoder, cutter)
 
     async def close(self) -> None:
         """End the threads; what was written stays in `files`."""
         await self.tasks.finish(5)
+        self.taker.close()
         self.archiver.close()
         self.indexer.close()
         self.encoder.close()

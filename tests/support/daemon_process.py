@@ -34,7 +34,7 @@ READY_SECONDS_MAX = 120.0
 END_SECONDS_MAX = 60.0
 ANSWER_SECONDS_MAX = 120.0
 POLL_SECONDS, REST_SECONDS_MAX = 0.02, 0.5
-STORED_SECONDS_MAX = 5.0
+STORED_SECONDS_MAX = 20.0
 """For a reader of the log: an answer that was regenerated is never stored."""
 RECALL_MILLISECONDS_MAX = 60_000  # on a busy machine too a recall is waited for, unless a test is about that
 
@@ -113,9 +113,7 @@ class DaemonProcess:
         self.folder = folder
         self.data_dir = folder / "memory"
         self.config = folder / "config.yaml"
-        settings = dict(settings or {})
-        settings["retrieval"] = {"timeout_ms": RECALL_MILLISECONDS_MAX, **settings.get("retrieval", {})}
-        self.config.write_text(yaml.safe_dump(settings))
+        self.configure(settings or {})
         self.log = folder / "daemon.log"
         self.log.touch()
         self.upstream = upstream
@@ -130,6 +128,11 @@ class DaemonProcess:
 
     def __repr__(self) -> str:
         return f"memd at {self.base_url or 'no address yet'}, it said:\n{self.log.read_text(errors='replace')[-6000:]}"
+
+    def configure(self, settings: Mapping[str, Any]) -> None:
+        """Write its settings, for the processes that are started from now on."""
+        retrieval = {"timeout_ms": RECALL_MILLISECONDS_MAX, **settings.get("retrieval", {})}
+        self.config.write_text(yaml.safe_dump({**settings, "retrieval": retrieval}))
 
     @property
     def pid(self) -> int:
@@ -237,13 +240,14 @@ class DaemonProcess:
             return forked_memd.run(command, clean_environment())
         return subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
 
-    def export(self) -> list[dict[str, Any]]:
+    def export(self, *, settled: bool = True) -> list[dict[str, Any]]:
         """All entries of the log, as `memd export` writes them; read in this process, because tests wait by it.
 
-        Finished turns are stored a moment after their reply; that is waited for.
+        Finished turns are stored a moment after their reply; that is waited for, unless a log in motion is wanted
+        (`settled=False`).
         """
         deadline = (asked := time.monotonic()) + STORED_SECONDS_MAX
-        while self._is_storing() and time.monotonic() < deadline:
+        while settled and self._is_storing() and time.monotonic() < deadline:
             _rest_after(asked)
             asked = time.monotonic()
         entries = export(self.data_dir, DiskFiles(), topic_id=None, live_only=False)

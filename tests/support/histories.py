@@ -80,7 +80,9 @@ def block(name: str, tokens: int = 10) -> Block:
 
 def state(buffer: HotBuffer) -> list[Any]:
     """Everything that a buffer is: its conversations in order, what was injected, what stands in their dictionaries."""
-    return [*(vars(conversation) for conversation in buffer.conversations()), *buffer.as_events()]
+    # How often it changed is no state, and where it was forked from is not journalled (see `Conversation.origin`).
+    states = ({**vars(one), "changes": None, "origin": None} for one in buffer.conversations())
+    return [*states, *buffer.as_events()]
 
 
 def replayed(events: Sequence[BufferEvent]) -> HotBuffer:

@@ -83,7 +83,7 @@ def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
     deadline = time.monotonic() + READY_SECONDS_MAX
     while process.poll() is None and time.monotonic() < deadline:
         try:
-            with urllib.request.urlopen(url, timeout=1):
+            with urllib.request.urlopen(url, timeout=10):
                 return True
         except OSError:
             time.sleep(POLL_SECONDS)

@@ -57,7 +57,7 @@ def played() -> Iterator[DaemonProcess]:
         model = folder / "tiny.gguf"
         write_scripted_model(model, marker="[mem:", reply=("No", " memory", "."), reply_seen=("As", " told", "!"))
         with running_llama(model, context=8192, log=folder / "llama.log") as url:
-            daemon = DaemonProcess(folder, url, {"buffer": {"idle_seconds": 0.1}}).start()
+            daemon = DaemonProcess(folder, url, {"buffer": {"store_after_seconds": 0.1}}).start()
             try:
                 play(daemon)
                 yield daemon
@@ -100,14 +100,23 @@ def main() -> None:
     assert executable is not None, "no Chromium; on Debian and Ubuntu: apt install chromium"
     with played() as daemon, running_chromium(executable) as browser:
         newest = ask(f"{daemon.own_url}/memd/turns?limit=1").json["turns"][0]["turn_id"]
+        talk = ask(f"{daemon.own_url}/memd/conversations").json["conversations"][0]["conversation"]
         [chunk] = ask(f"{daemon.own_url}/memd/chunks?topic={TOPIC}&contains=18:00&all=1").json["chunks"]
         views = {
             "turns": "",
             "turn": f"#/turns/{newest}",
+            "conversations": "#/conversations",
+            "conversation": f"#/conversation/{TOPIC}/{talk}",
+            "read": f"#/read?topic={TOPIC}",
             "timeline": "#/timeline",
             "search": "#/search?q=When+does+the+reminder+go+out%3F",
             "chunk": f"#/chunk/{TOPIC}/{chunk['uuid']}",
+            "chosen": "#/search?words=the",
+            "figures": "#/figures",
             "topics": "#/topics",
+            "sources": "#/sources",
+            "note": "#/note",
+            "empty": "#/turns?topic=nothing",
         }
         for look in LOOKS:
             for name, view in views.items():
@@ -123,7 +132,7 @@ def take(browser: Browser, daemon: DaemonProcess, view: str, path: Path, look: s
     with tab(browser, daemon.own_url, viewport=size, color_scheme=scheme) as watched:
         watched.page.goto(f"{daemon.own_url}/memd/{view}")
         watched.page.wait_for_selector("main:not([aria-busy]) h1")
-        watched.page.wait_for_selector("text=Events live")
+        watched.page.wait_for_selector("text=Events live", state="attached")  # on a phone only what is wrong is seen
         time.sleep(0.5)  # what is fetched when something is opened
         watched.page.screenshot(path=path)
         assert watched.wrong == [], watched.wrong

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-SECONDS_MAX = 60.0
+SECONDS_MAX = 120.0
 PROPS = b'{"default_generation_settings":{"n_ctx":4096},"model_alias":"raw"}'
 
 

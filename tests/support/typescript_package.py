@@ -12,34 +12,43 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from typescript_client import CLIENTS, NPM, node
+from typescript_client import CLIENTS, NPM, TSC, node
 
 SOURCE = CLIENTS.parent.parent / "clients" / "typescript"
 APP = {"name": "app", "private": True, "type": "module"}
+STRICT = {
+    "strict": True,
+    "exactOptionalPropertyTypes": True,
+    "noUncheckedIndexedAccess": True,
+    "noPropertyAccessFromIndexSignature": True,
+    "noUnusedLocals": True,
+    "noEmit": True,
+    "target": "es2023",
+    "types": ["node"],
+}
 TSCONFIG = {
     "compilerOptions": {
-        "strict": True,
-        "exactOptionalPropertyTypes": True,
-        "noUncheckedIndexedAccess": True,
-        "noPropertyAccessFromIndexSignature": True,
-        "noUnusedLocals": True,
+        **STRICT,
         "erasableSyntaxOnly": True,
         "verbatimModuleSyntax": True,
-        "noEmit": True,
-        "target": "es2023",
         "module": "nodenext",
-        "types": ["node"],
         "skipLibCheck": True,  # @ai-sdk/provider's own declarations need a package that it does not name
     }
 }
+AI_SDKS = (5, 6, 7)
+"""The versions of the AI SDK that the package is for; the last is the one that all other tests use."""
+AI_PACKAGES = {"ai": "ai", "@ai-sdk/openai": "openai", "@ai-sdk/openai-compatible": "openai-compatible"}
+"""The AI SDK's packages, and how `clients` names their older versions, with `-` and the AI SDK's own version."""
 
 
 class TypeScriptPackage:
     """A project that uses the package; made by `installed`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, archive: Path, packed: list[str]) -> None:
         self.folder = folder
-        self.packed: list[str] = []
+        self.archive = archive
+        """What npm packed."""
+        self.packed = packed
         """The files in the package."""
 
     @classmethod
@@ -49,13 +58,29 @@ class TypeScriptPackage:
         package = folder / "package"
         shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("node_modules", "dist", "*.tgz"))
         [packed] = json.loads(node(NPM, "pack", "--json", "--silent", folder=package))
-        app = cls(folder / "app")
-        app.packed = sorted(file["path"] for file in packed["files"])
-        shutil.copytree(package / "test", app.folder)
-        app.write("package.json", json.dumps(APP))
-        app.write("tsconfig.json", json.dumps(TSCONFIG))
-        node(NPM, "install", "--offline", "--silent", str(package / packed["filename"]), folder=app.folder)
+        files = sorted(file["path"] for file in packed["files"])
+        return cls(folder / "app", package / packed["filename"], files)._with_tests()
+
+    def with_ai_sdk(self, version: int) -> TypeScriptPackage:
+        """A project with that version of the AI SDK: this one, or one beside it."""
+        if version == AI_SDKS[-1]:
+            return self
+        app = TypeScriptPackage(self.folder.with_name(f"ai{version}"), self.archive, self.packed)
+        if app.folder.exists():
+            return app
+        app._with_tests()
+        for name, alias in AI_PACKAGES.items():
+            link = app.folder / "node_modules" / name
+            link.parent.mkdir(exist_ok=True)
+            link.symlink_to(CLIENTS / "node_modules" / f"{alias}-{version}")
         return app
+
+    def _with_tests(self) -> TypeScriptPackage:
+        shutil.copytree(SOURCE / "test", self.folder)
+        self.write("package.json", json.dumps(APP))
+        self.write("tsconfig.json", json.dumps(TSCONFIG))
+        node(NPM, "install", "--offline", "--silent", str(self.archive), folder=self.folder)
+        return self
 
     def write(self, name: str, text: str) -> None:
         """Put a file into the project."""
@@ -63,7 +88,7 @@ class TypeScriptPackage:
 
     def check_types(self) -> None:
         """`tsc --strict` over all that is in the project; fails with the compiler's words."""
-        node(str(CLIENTS / "node_modules/typescript/bin/tsc"), "--project", ".", folder=self.folder)
+        node(str(CLIENTS / TSC), "--project", ".", folder=self.folder)
 
     def run(self, script: str, asked: object = None) -> str:
         """Run one of the scripts; what it wrote."""
@@ -77,8 +102,8 @@ class TypeScriptPackage:
 
 
 def examples() -> dict[str, str]:
-    """The programs in the package's README by the heading that they stand under."""
-    return dict(re.findall(r"^## (.+?)\n(?:(?!^## ).)*?^```ts\n(.*?)^```", _readme(), re.MULTILINE | re.DOTALL))
+    """The programs in the package's README by the heading that they stand under; the one in JavaScript is CommonJS."""
+    return dict(re.findall(r"^## (.+?)\n(?:(?!^## ).)*?^```[tj]s\n(.*?)^```", _readme(), re.MULTILINE | re.DOTALL))
 
 
 def _readme() -> str:

@@ -1,4 +1,4 @@
-"""The benches read the files of LoCoMo, LongMemEval and BEAM as they are published."""
+"""The quality bench reads each form in which conversations with questions are published."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def written(file: Path, value: Any) -> Path:
     return file
 
 
-def test_locomo(data: ModuleType, tmp_path: Path) -> None:
+def test_conversations_whose_questions_name_their_evidence(data: ModuleType, tmp_path: Path) -> None:
     told = {
         "conversation": {
             "session_1_date_time": "9:00 am on 2 May, 2025",
@@ -45,7 +45,7 @@ def test_locomo(data: ModuleType, tmp_path: Path) -> None:
             {"question": "Lost?", "evidence": ["D9:9"], "category": 2},
         ],
     }
-    [talk] = data.read(written(tmp_path / "locomo.json", [told]))
+    [talk] = data.read(written(tmp_path / "conversations.json", [told]))
     assert [[turn["role"] for turn in session] for session in talk.sessions] == [["user", "assistant"], ["user"]]
     assert talk.sessions[0][0]["content"] == "Ada: I keep bees now."
     keeps, boat = talk.questions
@@ -53,7 +53,7 @@ def test_locomo(data: ModuleType, tmp_path: Path) -> None:
     assert boat.category == data.NOTHING_TO_FIND
 
 
-def test_longmemeval(data: ModuleType, tmp_path: Path) -> None:
+def test_haystacks_of_sessions_one_for_each_question(data: ModuleType, tmp_path: Path) -> None:
     def instance(name: str, answers: list[str]) -> dict[str, Any]:
         return {
             "question_id": name,
@@ -70,7 +70,7 @@ def test_longmemeval(data: ModuleType, tmp_path: Path) -> None:
             "answer_session_ids": answers,
         }
 
-    file = written(tmp_path / "longmemeval_s.json", [instance("q1", ["s2"]), instance("q2_abs", [])])
+    file = written(tmp_path / "haystacks.json", [instance("q1", ["s2"]), instance("q2_abs", [])])
     first, second = data.read(file)
     assert first.questions == [("How many hives do I have?", "knowledge-update", ("A fourth hive came.",), {1})]
     assert first.sessions[1] == [{"role": "user", "content": "A fourth hive came."}]
@@ -78,7 +78,7 @@ def test_longmemeval(data: ModuleType, tmp_path: Path) -> None:
     assert [talk.topic for talk in data.read(file, {1})] == [second.topic]
 
 
-def test_beam(data: ModuleType, tmp_path: Path) -> None:
+def test_folders_of_a_chat_and_its_probing_questions(data: ModuleType, tmp_path: Path) -> None:
     for number in (2, 10):
         folder = tmp_path / "100K" / str(number)
         first = {"role": "user", "id": 0, "index": "1,1", "content": f"I keep {number} hives. ->-> 1,1"}
@@ -109,7 +109,7 @@ def test_beam(data: ModuleType, tmp_path: Path) -> None:
 
 
 def test_what_is_none_of_them_is_refused(data: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="neither LoCoMo"):
+    with pytest.raises(SystemExit, match=r"`conversation`.*`haystack_sessions`"):
         data.read(written(tmp_path / "other.json", [{"messages": []}]))
     with pytest.raises(SystemExit, match=r"no chat\.json"):
         data.read(tmp_path / ".")

@@ -1,0 +1,81 @@
+"""The daemon's side of an import, within the process of a test: it appends to a store that the test opened.
+
+Rule: it does what the routes do (memd/admin/imports.py), without a daemon around it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from memd.admin.imports import EntriesBody, MessagesBody
+from memd.conversation.tokens import TokenCounter
+from memd.embedding.embedder import EmbedMany
+from memd.ingest.dates import Dating
+from memd.ingest.imports.files import files_of, read
+from memd.ingest.imports.sending import LinesTaken, PartTaken, Sending
+from memd.ingest.imports.taking import line_drafts, part_drafts
+from memd.ingest.offline import append_and_seal
+from memd.ingest.pipeline import Drafter
+from memd.ingest.redaction.redactor import Redactor
+from memd.settings.model import Config
+from memd.speech import Speech
+from memd.store.store import Store
+
+
+class Appending:
+    """Answers the two routes."""
+
+    def __init__(self, store: Store, counter: TokenCounter, embed_many: EmbedMany) -> None:
+        config = Config()
+        self._store = store
+        self._speech = Speech(config.ingest.strip)
+        self._drafter = Drafter(config, counter, embed_many, redactor=Redactor.of(config.ingest))
+
+    def post(self, path: str, body: object) -> bytes:
+        """Answer a request; the body goes through JSON, as it does on its way to a daemon."""
+        sent = msgspec.json.encode(body)
+        if path.endswith("/entries"):
+            return msgspec.json.encode(self._lines(msgspec.json.decode(sent, type=EntriesBody)))
+        return msgspec.json.encode(self._part(msgspec.json.decode(sent, type=MessagesBody)))
+
+    def _lines(self, body: EntriesBody) -> LinesTaken:
+        topic = self._store.topic(body.topic_id)
+        made = line_drafts(topic, body.lines, self._drafter)
+        for draft in made.drafts:
+            assert draft.origin_id is not None
+            self._store.observe_canonical_id(draft.origin_id)
+        append_and_seal(topic, made.drafts)
+        return LinesTaken(len(made.drafts), made.known, made.places, dict(made.redacted))
+
+    def _part(self, body: MessagesBody) -> PartTaken:
+        topic = self._store.topic(body.topic_id)
+        made = part_drafts(topic, body.part, self._drafter, self._speech)
+        append_and_seal(topic, made.drafts)
+        digests = tuple(digest.hex() for digest in made.digests)
+        return PartTaken(digests, len(made.drafts), made.known, dict(made.redacted))
+
+
+def imported(
+    path: Path,
+    store: Store,
+    counter: TokenCounter,
+    embed_many: EmbedMany,
+    *,
+    topic_id: str | None = None,
+    wanted: str | None = None,
+) -> Sending:
+    """Import the files at a path as the command does; what was sent and what was not."""
+    sending = Sending(Appending(store, counter, embed_many).post, topic_id)
+    dating = Dating()
+    for file in files_of([path]):
+        for name, found in read(file, dating, wanted, lambda _: None):
+            sending.take(name, found)
+    sending.end()
+    return sending
+
+
+def problems_of(sending: Sending) -> list[str]:
+    """Each problem as the command writes it, without the path."""
+    return [f"{Path(name).name}, {bad.place}: {bad.reason}" for name, bad in sending.problems]

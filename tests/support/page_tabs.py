@@ -1,0 +1,58 @@
+"""Shared by the tests of the page: its tabs, and a daemon that is told something.
+
+Rule: whatever goes wrong in a tab fails its test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from daemon_process import DaemonProcess, wait_until
+from page_browser import Watched, tab
+from playwright.sync_api import Browser, Locator, Page
+
+POSTGRES = "For the booking service we chose PostgreSQL because exclusion constraints rule out double bookings."
+INODES = "The build fails with ERR_7421 when the artefact cache has run out of inodes; clear the folder objects."
+CAKE = "My sister Ingrid gets married in Bergen in June and the cake has to be without hazelnuts, almonds are fine."
+WHY = "Why did we choose PostgreSQL for bookings?"
+
+OpenPage = Callable[..., Page]
+
+
+def opened_pages(browser: Browser) -> Iterator[OpenPage]:
+    """The fixture `open_page`: opens the page of a daemon in a new tab, as in `open_page(daemon, "#/search")`."""
+    opened: list[tuple[Any, Watched]] = []
+
+    def new(daemon: DaemonProcess, view: str = "", expected: tuple[str, ...] = (), **settings: Any) -> Page:
+        context = tab(browser, daemon.own_url, **settings)
+        watched = context.__enter__()
+        watched.expected = expected
+        opened.append((context, watched))
+        watched.page.goto(f"{daemon.own_url}/memd/{view}")
+        return watched.page
+
+    yield new
+    for context, _ in opened:
+        context.__exit__(None, None, None)
+    assert [text for _, watched in opened for text in watched.unexpected()] == []
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def tell(daemon: DaemonProcess, facts: tuple[str, ...], topic: str = "bikes") -> None:
+    before = len(daemon.export())
+    for fact in facts:
+        daemon.chat([said(fact)], memory_in={"topic_id": topic})
+    wait_until(lambda: len(daemon.export()) >= before + len(facts), lambda: f"stored: {daemon.export()}")
+
+
+def question(daemon: DaemonProcess, text: str, topic: str = "bikes") -> str:
+    """Ask in a new chat; the turn's id."""
+    return str(daemon.chat([said(text)], memory_in={"topic_id": topic}).headers["X-Memory-Turn"])
+
+
+def rows(page: Page) -> Locator:
+    return page.get_by_role("list", name="Turns, newest first").locator("> li")

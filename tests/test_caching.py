@@ -1,0 +1,126 @@
+"""Caches: bounded by bytes, and honest about how many they hold."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memd.caching import ByteCache, cached
+from memd.conversation.conversation import Buffered
+from memd.conversation.tokens import TokenCounter
+from memd.entries import Entry, Section, Speaker, Status
+from memd.messages import Message, ToolCall
+from memd.recall import echoes
+from memd.store.lexical.bm25 import ChunkTerms
+from memd.wire.message_cache import ParsedMessage
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 60))))
+def test_what_is_held_is_what_was_kept_last_and_never_more_than_the_bound(kept: list[tuple[int, int]]) -> None:
+    cache: ByteCache[int, int] = ByteCache(100)
+    sizes: dict[int, int] = {}
+    for key, size in kept:
+        if cache.get(key) is None:
+            sizes[key] = size
+        cache.put(key, key, size)
+        assert cache.use([key, -1]) == [cache.get(key), None]
+        assert cache.get(key) == key
+        assert cache.bytes_held == sum(size for one, size in sizes.items() if cache.get(one) is not None) <= 100
+
+
+def test_what_was_used_last_stays_and_what_is_larger_than_the_bound_is_not_kept() -> None:
+    cache: ByteCache[str, str] = ByteCache(2)
+    cache.put("a", "A", 1)
+    cache.put("b", "B", 1)
+    assert cache.use(["a"]) == ["A"]
+    cache.put("c", "C", 1)
+    cache.put("d", "D", 3)
+    assert [cache.get(key) for key in "abcd"] == ["A", None, "C", None]
+
+
+def test_a_cached_function_is_called_once_for_the_same_arguments() -> None:
+    asked = []
+
+    @cached(10_000, len)
+    def doubled(text: str) -> str:
+        asked.append(text)
+        return 2 * text
+
+    assert [doubled("a"), doubled("a"), doubled("b")] == ["aa", "aa", "bb"]
+    assert asked == ["a", "b"]
+    assert doubled.bytes_held > 3
+
+
+def _text(number: int) -> str:
+    words = (f"word{(number * 31 + place * place) % 997}" for place in range(120))
+    return " ".join(f"{word}." if place % 8 == 7 else word for place, word in enumerate(words))
+
+
+def _spoken(number: int) -> None:
+    text = _text(number)
+    echoes._spoken(text, (Speaker(role="user", offset=0), Speaker(role="assistant", offset=len(text) // 2)))
+
+
+class _Words:
+    """In place of tiktoken's encoding: here only what is kept of it counts."""
+
+    def encode_ordinary(self, text: str) -> list[str]:
+        return text.split()
+
+
+_COUNTER = TokenCounter(_Words())  # type: ignore[arg-type]  # it needs no more of an encoding
+
+
+def _counted(number: int) -> None:
+    message = Message(role="user", text=f"message {number}")
+    _COUNTER.message(message, message.content_digest)
+
+
+@pytest.mark.parametrize(
+    ("fill", "held"),
+    [
+        (_spoken, echoes.cache_bytes),
+        (lambda number: echoes._lines(_text(number)) and None, echoes.cache_bytes),
+        (_counted, lambda: _COUNTER.cache_bytes),
+        (lambda number: _COUNTER.count_again(_text(number)) and None, lambda: _COUNTER.cache_bytes),
+    ],
+    ids=["who said which words", "words of lines", "tokens of messages", "tokens of texts"],
+)
+def test_what_a_cache_says_it_holds_is_what_it_takes(fill: Callable[[int], None], held: Callable[[], int]) -> None:
+    for number in range(-500, 0):  # so that Python's table of interned words does not grow while it is measured
+        fill(number)
+    said = held()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(500):
+            fill(number)
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert 0.7 * taken < held() - said < 1.3 * taken
+
+
+def test_what_is_held_by_the_thousand_is_not_looked_at_by_the_garbage_collector() -> None:
+    message, speaker, part = Message("user", "hi", (ToolCall("1", "run", "{}"),)), Speaker(0, "user"), Section(b"1")
+    entry = Entry(
+        uuid=b"1",
+        vector=b"",
+        content="",
+        status=Status.ACTIVE,
+        utility_steps=0,
+        created_at=1,
+        speakers=(speaker,),
+        part=part,
+        public_id="1",
+        canonical_id=1,
+        origin_id=1,
+    )
+    held = [message, message.tool_calls[0], speaker, part, entry, ChunkTerms.of(["hi"])]
+    assert not any(map(gc.is_tracked, [*held, ParsedMessage(message, b""), Buffered(b"", b"", 1, message)]))

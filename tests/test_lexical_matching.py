@@ -1,0 +1,20 @@
+"""Counting terms in many texts at once gives what counting them one by one gives."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memd.store.lexical.matching import frequencies
+
+# Alike for seven, eight and nine bytes; of one letter; of letters with several bytes; and one that no text can have.
+NAMES = ("a", "ab", "abcdefg", "abcdefgh", "abcdefghi", "abcdefghij", "é", "éa", "日", "日本", "src/a.py", "\0de", "1")
+TERMS = st.lists(st.sampled_from(NAMES), max_size=30)
+
+
+@given(st.lists(TERMS, max_size=5), st.lists(st.lists(st.sampled_from(NAMES), unique=True, max_size=3), max_size=6))
+def test_a_term_is_counted_in_each_text_as_often_as_it_has_it(chunks: list[list[str]], wanted: list[list[str]]) -> None:
+    texts = [f" {'  '.join(names)} " for names in chunks]
+    counts = [[sum(names.count(name) for name in group) for names in chunks] for group in wanted]
+    assert frequencies(texts, wanted).tolist() == counts
+    assert frequencies(texts, wanted).shape == (len(wanted), len(chunks))

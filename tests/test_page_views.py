@@ -1,0 +1,312 @@
+"""The page for those who read and tend a memory: conversations, figures, searching as one types, taking out many."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess, ask, wait_until
+from page_browser import DESK, chromium
+from page_tabs import CAKE, INODES, POSTGRES, WHY, OpenPage, question, rows, said, tell
+from playwright.sync_api import Locator, Page, Route, expect
+from typescript_client import CLIENTS, TypeScriptClient
+
+if chromium() is None:
+    pytest.skip("there is no Chromium; on Debian and Ubuntu: apt install chromium", allow_module_level=True)
+
+SMALL = {"width": 400, "height": 800}
+
+
+@pytest.fixture
+def empty(make_daemon: MakeDaemon, llama: str) -> DaemonProcess:
+    return make_daemon(llama, {"buffer": {"idle_seconds": 0.1}}).start()
+
+
+@pytest.fixture
+def told(empty: DaemonProcess) -> DaemonProcess:
+    tell(empty, (POSTGRES, INODES, CAKE))
+    return empty
+
+
+def talk(daemon: DaemonProcess, *questions: str) -> list[str]:
+    """A chat of several turns; the replies."""
+    messages: list[dict[str, str]] = []
+    replies = []
+    for text in questions:
+        messages.append(said(text))
+        replies.append(daemon.chat(messages, memory_in={"topic_id": "bikes"}).reply)
+        messages.append({"role": "assistant", "content": replies[-1]})
+    return replies
+
+
+def wait_for_turns(daemon: DaemonProcess, count: int) -> None:
+    url = f"{daemon.own_url}/memd/turns"
+    wait_until(lambda: len(ask(url).json["turns"]) == count, lambda: str(ask(url).json))
+
+
+def chunks(page: Page) -> Locator:
+    return page.get_by_role("list", name="Chunks").locator("> li:not(.day)")
+
+
+def test_a_conversation_is_found_by_its_first_words_and_read_to_its_end(
+    told: DaemonProcess, open_page: OpenPage, tmp_path: Path
+) -> None:
+    replies = talk(told, WHY, "And where is that written down?")
+    wait_for_turns(told, 5)
+    page = open_page(told, "#/conversations")
+    titles = page.locator(".talks .title")
+    expect(titles).to_have_count(4)
+    expect(titles.first).to_have_text(WHY)
+    expect(titles.last).to_contain_text(POSTGRES[:60])
+    titles.first.get_by_role("link").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(WHY)
+    turns = page.get_by_role("list", name="Turns, oldest first").locator("> li")
+    expect(turns).to_have_count(2)
+    expect(turns.nth(0)).to_contain_text(replies[0])
+    expect(turns.nth(1)).to_contain_text("And where is that written down?")
+    turns.nth(0).locator("summary").click()
+    expect(turns.nth(0).locator("pre")).to_contain_text(f"user: {POSTGRES}")  # as the model was shown it
+
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save as text").click()
+    saved.value.save_as(tmp_path / "talk.txt")
+    text = (tmp_path / "talk.txt").read_text()
+    assert text.index(WHY) < text.index(POSTGRES) < text.index("And where is that written down?")
+    talk(told, WHY, "And where is that written down?", "Who wrote it?")
+    expect(turns.filter(has_text="Who wrote it?")).to_have_count(1)  # it came by itself
+    page.go_back()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Conversations")
+
+    page.get_by_role("link", name="Turns").click()
+    expect(rows(page).filter(has_text="Who wrote it?")).to_contain_text(replies[0])  # the reply in a turn
+    rows(page).filter(has_text="Who wrote it?").locator("summary").first.click()
+    page.get_by_role("link", name="The whole conversation").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(WHY)
+
+
+def test_a_topic_is_read_from_its_beginning(told: DaemonProcess, open_page: OpenPage) -> None:
+    page = open_page(told, "#/topics")
+    page.get_by_role("row", name=re.compile("^bikes")).get_by_role("link", name="read").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("The log of bikes")
+    expect(chunks(page).first).to_contain_text(POSTGRES)
+    expect(chunks(page).filter(has_text=CAKE)).to_have_count(1)
+    expect(page.get_by_label("Topic", exact=True)).to_have_value("bikes")
+
+
+def test_the_search_answers_while_one_types_and_every_search_has_an_address(
+    told: DaemonProcess, open_page: OpenPage
+) -> None:
+    told_note = ask(
+        f"{told.own_url}/memd/notes",
+        {"topic_id": "bikes", "notes": [{"content": "The harbour opens at six.", "source": "leaflet"}]},
+    )
+    assert told_note.status == 200
+    page = open_page(told, "#/search")
+    page.get_by_label("With the words").press_sequentially("hazel")
+    expect(chunks(page)).to_have_count(1)  # nothing was pressed
+    expect(chunks(page)).to_contain_text(CAKE)
+    assert page.url.endswith("#/search?words=hazel")
+    page.get_by_label("With the words").press("Enter")
+    page.get_by_label("With the words").fill("")
+    page.get_by_label("Question").press_sequentially("Which cache ran out of inodes?")
+    expect(page.locator("details.candidate:not(.out)").first).to_contain_text("ERR_7421")
+    page.get_by_label("Question").press("Enter")
+    page.get_by_label("Question").fill("")
+    page.get_by_label("Source").fill("leaflet")
+    expect(chunks(page)).to_have_text([re.compile("The harbour opens at six.")])
+    expect(page.locator("datalist option")).to_have_count(1)
+    page.get_by_label("Source").press("Enter")
+    page.go_back()
+    expect(page.get_by_label("Question")).to_have_value("Which cache ran out of inodes?")
+    page.reload()
+    expect(page.get_by_label("Question")).to_have_value("Which cache ran out of inodes?")
+    page.get_by_label("Topic", exact=True).select_option("bikes")
+    expect(page.get_by_label("Question")).to_have_value("Which cache ran out of inodes?")
+    assert "topic=bikes" in page.url
+
+
+def test_many_are_taken_out_at_once_and_brought_back(told: DaemonProcess, open_page: OpenPage) -> None:
+    page = open_page(told, "#/search?words=e")
+    stored = len(live(told))
+    expect(chunks(page)).to_have_count(stored)
+    page.get_by_label("Select chunk").nth(0).check()
+    page.get_by_role("button", name="Take out 1 chunk").wait_for()
+    page.get_by_role("button", name="Select all shown").click()
+    page.get_by_label("Reason").fill("a test of the page")
+    page.get_by_role("button", name=f"Take out {stored} chunks").click()
+    expect(page.locator(".outcome")).to_contain_text(f"{stored} chunks taken out.")
+    assert live(told) == []
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator(".outcome")).to_contain_text(f"{stored} chunks brought back.")
+    texts = " ".join(one["content"] for one in live(told))
+    assert len(live(told)) == stored and POSTGRES in texts and INODES in texts and CAKE in texts
+
+
+def live(daemon: DaemonProcess) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in ask(f"{daemon.own_url}/memd/export?live=1").body.splitlines()]
+
+
+@pytest.mark.parametrize("token", ["", "a secret of some length"])
+def test_a_topic_is_exported_to_the_disk(
+    make_daemon: MakeDaemon, llama: str, open_page: OpenPage, tmp_path: Path, token: str
+) -> None:
+    daemon = make_daemon(llama, {"auth": {"token": token}}).start()
+    headers = {"X-Memory-Token": token}
+    note = {"topic_id": "bikes", "notes": [{"content": POSTGRES}]}
+    assert ask(f"{daemon.own_url}/memd/notes", note, headers=headers).status == 200
+    page = open_page(daemon, "#/topics", expected=("401",))
+    if token:
+        page.get_by_role("dialog").get_by_label("Token").fill(token)
+        page.get_by_role("dialog").get_by_role("button", name="Open").click()
+    with page.expect_download() as saved:
+        page.get_by_role("row", name=re.compile("^bikes")).get_by_role("link", name="export").click()
+    saved.value.save_as(tmp_path / "bikes.jsonl")
+    assert saved.value.suggested_filename == "bikes.jsonl"
+    [line] = (tmp_path / "bikes.jsonl").read_text().splitlines()
+    assert POSTGRES in json.loads(line)["content"]
+
+
+def test_figures_over_time_have_axes_units_and_a_table(told: DaemonProcess, open_page: OpenPage) -> None:
+    question(told, WHY)
+    wait_for_turns(told, 4)
+    page = open_page(told, "#/figures?by=hour")
+    charts = page.locator("figure.over-time")
+    expect(charts).to_have_count(8)
+    for name, unit in {
+        "Prompt tokens": "tokens",
+        "Tokens of replies": "tokens",
+        "Time that memory took": "ms",
+        "Recall": "%",
+        "Storage": "B",
+    }.items():
+        chart = charts.filter(has=page.locator("figcaption b", has_text=name))
+        expect(chart.get_by_role("img")).to_have_attribute("aria-label", re.compile(f"Latest: .*[0-9].*{unit}"))
+        expect(chart.locator(".axis text").nth(4)).to_have_text(
+            re.compile(rf"[0-9].*{unit}")
+        )  # the highest of the scale
+        expect(chart.locator(".axis text").last).to_have_text(re.compile("^[0-9]{2}:[0-9]{2}$|^[0-9]+ [A-Z]"))
+    recall = charts.filter(has=page.locator("figcaption b", has_text="Recall"))
+    recall.get_by_text("As a table").click()
+    expect(recall.locator("tbody td").last).to_have_text(re.compile("^[0-9]+ %$"))
+    page.get_by_label("Of the last").select_option("7 days")
+    expect(page.get_by_label("Of the last")).to_have_value("7 days")
+    assert "span=7" in page.url
+    expect(charts).to_have_count(8)
+
+
+def test_a_window_that_is_full_is_no_error(told: DaemonProcess, open_page: OpenPage) -> None:
+    question(told, WHY)
+    wait_for_turns(told, 4)
+    page = open_page(told, "#/topics")
+
+    def full(route: Route) -> None:
+        answer = route.fetch()
+        turns = answer.json()["turns"]
+        signals = [{"type": "context_overflow", "fill_ratio": 0.93}]
+        failed = [{"type": "correction_failed", "chunk_id": "beef"}]
+        for place, turn in enumerate(turns):
+            turn["signals"] = failed if place else signals
+        route.fulfill(response=answer, json={"turns": turns})
+
+    page.route("**/memd/turns?*", full)
+    page.get_by_role("link", name="Turns").click()
+    expect(rows(page).first).to_contain_text("older messages in memory")
+    expect(rows(page).first.locator(".bad")).to_have_count(0)
+    expect(rows(page).first).to_contain_text(re.compile("[1-9] from memory"))
+    expect(rows(page).nth(1).locator(".bad")).to_have_text("correction failed: beef")
+
+
+def test_an_empty_page_says_which_base_url_to_use(empty: DaemonProcess, open_page: OpenPage) -> None:
+    page = open_page(empty)
+    for view in ("Turns", "Conversations", "Figures"):
+        page.get_by_role("link", name=view).click()
+        expect(page.get_by_label("How to begin")).to_contain_text(f"{empty.base_url}/v1")
+    for view in ("Timeline", "Search", "Topics", "Sources"):
+        page.get_by_role("link", name=view).click()
+        expect(page.get_by_role("heading", level=1)).to_have_text(view)
+        assert re.findall("null|undefined|false", page.inner_text("main")) == [], view
+    page.get_by_role("link", name="Turns").click()
+    question(empty, WHY)
+    expect(rows(page)).to_have_count(1)
+    expect(page.get_by_label("How to begin")).to_have_count(0)
+
+
+def test_the_keys_move_through_a_list_and_are_told_in_the_page(told: DaemonProcess, open_page: OpenPage) -> None:
+    page = open_page(told)
+    expect(rows(page)).to_have_count(3)
+    for key, place in (("j", 0), ("j", 1), ("ArrowDown", 2), ("j", 2), ("k", 1), ("ArrowUp", 0)):
+        page.keyboard.press(key)
+        expect(rows(page).nth(place).locator("summary").first).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(rows(page).first.locator("details").first).to_have_attribute("open", "")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_contain_text("the next one in a list")
+    page.keyboard.press("j")  # in a dialog they do nothing
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    page.keyboard.press("/")
+    page.keyboard.type("j?x")  # what is typed is typed
+    expect(page.get_by_label("Question")).to_have_value("j?x")
+    page.evaluate("location.hash = '#/search?words=hazelnuts'")
+    expect(chunks(page)).to_have_count(1)
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    expect(page.get_by_label("Select chunk")).to_be_checked()
+
+
+def test_the_header_of_a_phone_leaves_room(told: DaemonProcess, open_page: OpenPage) -> None:
+    page = open_page(told, viewport=SMALL, has_touch=True, is_mobile=True)
+    expect(rows(page)).to_have_count(3)
+    assert page.evaluate("document.querySelector('header').offsetHeight") <= 110
+    page.get_by_role("link", name="Note").click()  # the last of the menu is reached
+    expect(page.get_by_role("heading", level=1)).to_have_text("A note")
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The source of axe-core."""
+    TypeScriptClient.installed()
+    return (CLIENTS / "node_modules" / "axe-core" / "axe.min.js").read_text()
+
+
+@pytest.mark.parametrize("width", [SMALL["width"], DESK["width"]])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_to_complain_of(
+    told: DaemonProcess, open_page: OpenPage, axe: str, theme: str, width: int
+) -> None:
+    talk(told, WHY, "And where is that written down?")
+    wait_for_turns(told, 5)
+    listed = ask(f"{told.own_url}/memd/conversations").json["conversations"]
+    newest = ask(f"{told.own_url}/memd/turns").json["turns"][0]["turn_id"]
+    chunk = ask(f"{told.own_url}/memd/chunks").json["chunks"][0]["uuid"]
+    page = open_page(told, expected=("404",), color_scheme=theme, viewport={"width": width, "height": 800})
+    expect(rows(page)).to_have_count(5)
+    page.evaluate(axe)
+    views = (
+        *("turns", f"turns/{newest}", "turns?topic=nothing", "conversations", "read?topic=bikes", "timeline"),
+        *(f"conversation/bikes/{listed[0]['conversation']}", "search?q=inodes", "search?words=e", "search?words=zzz"),
+        *("figures", "topics", "sources", "note", f"chunk/bikes/{chunk}", "chunk/bikes/ffff"),
+    )
+    for view in views:
+        page.evaluate("hash => { location.hash = hash }", f"#/{view}")
+        expect(page.locator("main")).not_to_have_attribute("aria-busy", "true")
+        expect(page.locator("main .answer[aria-busy]")).to_have_count(0)
+        expect(page.locator("main").locator("h1, [role=alert]").first).to_be_visible()
+        for box in page.get_by_label("Select chunk").all()[:1]:
+            box.check()
+        assert findings(page) == [], view
+        assert re.findall("null|undefined|false|NaN|\\[object", page.inner_text("main")) == [], view
+    page.evaluate("location.hash = '#/turns'")
+    expect(rows(page)).to_have_count(5)
+    page.get_by_role("button", name="Keys").click()
+    assert findings(page) == [], "the dialog"
+
+
+def findings(page: Page) -> list[str]:
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [f"{one['id']}: {one['help']}: {node['html'][:200]}" for one in found["violations"] for node in one["nodes"]]

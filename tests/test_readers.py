@@ -1,0 +1,422 @@
+"""Files of foreign formats: read into parts that know their headings, page and sheet; bad ones refused in bounds."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import os
+import signal
+import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import made_documents as made
+import pytest
+
+from memd.documents import GivenSection
+from memd.errors import BadDocument
+from memd.ingest.readers import child
+from memd.ingest.readers.child import MEMORY_BYTES_MAX
+from memd.ingest.readers.files import FileReader
+from memd.ingest.readers.formats import FOREIGN, is_readable
+from memd.ingest.readers.process import ReadingProcess
+from memd.ingest.readers.tables import table_text
+from memd.ingest.readers.titles import title_of
+
+pytestmark = pytest.mark.process
+WORD_MAIN = "word/document.xml"
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[ReadingProcess]:
+    process = ReadingProcess()
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def reader(process: ReadingProcess) -> FileReader:
+    return FileReader(process)
+
+
+def places(sections: tuple[GivenSection, ...]) -> list[tuple[tuple[str, ...], int | str | None, str]]:
+    return [(one.heading, one.page or one.sheet, one.text) for one in sections]
+
+
+def reason(reader: FileReader, path: Path) -> str:
+    with pytest.raises(BadDocument) as refused:
+        reader.sections(path)
+    return str(refused.value)
+
+
+# -- what is read -----------------------------------------------------------------------------------------------------
+
+
+def test_a_pdf_is_cut_at_pages_and_at_the_headings_of_its_outline(reader: FileReader, tmp_path: Path) -> None:
+    first = "# 1 Leave\nTwenty-six days a year, and the last of them is taken in March.\n## Sick\nCall Marta."
+    path = made.pdf(tmp_path / "guide.pdf", [first, "Bring a paper.", "# Pay\nOn the 25th."], title="House Rules")
+    assert places(reader.sections(path)) == [
+        (("House Rules", "1 Leave"), 1, "Twenty-six days a year, and the last of them is taken in March."),
+        (("House Rules", "1 Leave", "Sick"), 1, "Call Marta."),
+        (("House Rules", "1 Leave", "Sick"), 2, "Bring a paper."),
+        (("House Rules", "Pay"), 3, "On the 25th."),
+    ]
+
+
+def test_a_document_of_word_is_cut_at_its_headings_and_its_tables_name_their_columns(
+    reader: FileReader, tmp_path: Path
+) -> None:
+    table = [["Room", "Seats"], ["Fern", "12"], ["Oak", "40"]]
+    path = made.word(tmp_path / "a.docx", ["Hello.", "# Rooms", "- one", "- two", table, "## Keys", "At the desk."])
+    assert places(reader.sections(path)) == [
+        ((), None, "Hello."),
+        (("Rooms",), None, "- one\n- two\n\nRoom: Fern; Seats: 12\n\nRoom: Oak; Seats: 40"),
+        (("Rooms", "Keys"), None, "At the desk."),
+    ]
+
+
+def test_a_reader_of_word_sees_insertions_controls_boxes_once_and_notes_but_no_deletions(
+    reader: FileReader, tmp_path: Path
+) -> None:
+    word = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+    compatible = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
+    box = "<w:txbxContent><w:p><w:r><w:t>boxed</w:t></w:r></w:p></w:txbxContent>"
+    body = (
+        "<w:p><w:r><w:t>The key is </w:t></w:r><w:ins><w:r><w:t>green</w:t></w:r></w:ins>"
+        "<w:del><w:r><w:delText>red</w:delText></w:r></w:del><w:r><w:tab/><w:t>.</w:t></w:r></w:p>"
+        "<w:sdt><w:sdtContent><w:p><w:r><w:t>In a control.</w:t></w:r></w:p></w:sdtContent></w:sdt>"
+        f"<w:p><w:r><mc:AlternateContent><mc:Choice>{box}</mc:Choice><mc:Fallback>{box}</mc:Fallback>"
+        "</mc:AlternateContent></w:r></w:p>"
+    )
+    content = f"<w:document {word} {compatible}><w:body>{body}</w:body></w:document>"
+    path = made.replaced(made.word(tmp_path / "a.docx", []), WORD_MAIN, content.encode())
+    assert places(reader.sections(path)) == [((), None, "The key is green\t.\n\nIn a control.\n\nboxed")]
+
+
+def test_slides_have_their_number_as_page_and_the_notes_with_them(reader: FileReader, tmp_path: Path) -> None:
+    path = made.slides(tmp_path / "a.pptx", [("Goals", "Fewer keys."), ("Next", "Oak room.")], notes="Ask Ann.")
+    assert places(reader.sections(path)) == [
+        (("Goals",), 1, "Fewer keys."),
+        (("Next",), 2, "Oak room.\n\nAsk Ann."),
+    ]
+
+
+def test_rows_of_a_workbook_name_their_columns_and_sheet(reader: FileReader, tmp_path: Path) -> None:
+    rows: list[list[Any]] = [
+        ["Prices of 2026"],
+        [],
+        ["Thing", "Price", "Since", "Sold"],
+        ["Lamp", 20.5, datetime.date(2026, 3, 1), True],
+    ]
+    sheets = {"Prices": rows, "Empty": [], "Codes": [[1, 2], [3, 4]]}
+    path = made.workbook(tmp_path / "a.xlsx", sheets)
+    assert places(reader.sections(path)) == [
+        ((), "Prices", "Prices of 2026\n\nThing: Lamp; Price: 20.5; Since: 2026-03-01; Sold: yes"),
+        ((), "Codes", "1; 2\n\n3; 4"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["name;town\nAnn;Graz\n", "name,town\nAnn,Graz\n", '"name"\t"town"\r\n"Ann"\t"Graz"'])
+def test_rows_of_a_csv_name_their_columns(reader: FileReader, tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    assert places(reader.sections(tmp_path / "a.csv")) == [((), None, "name: Ann; town: Graz")]
+
+
+PAGE = """<!doctype html><html><head><title>Ferns</title><style>p {}</style></head><body>
+<nav><a href="/">Home</a></nav><header>Banner</header><main><h1>Care</h1><p>Water <b>twice</b>
+a week<!-- no -->.<br>Never more.</p><script>alert(1)</script><ul><li>shade<li>rain</ul><h2>Pots</h2>
+<table><tr><th>Pot<th>Price<tr><td>small<td>3</table><pre>a  b</pre><div hidden>secret</div></main>
+<footer>Imprint</footer></body></html>"""
+
+
+def test_a_page_is_cut_at_its_headings_without_navigation_and_scripts(reader: FileReader, tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(PAGE)
+    assert places(reader.sections(tmp_path / "a.html")) == [
+        (("Ferns", "Care"), None, "Water twice a week.\nNever more.\n\n- shade\n- rain"),
+        (("Ferns", "Care", "Pots"), None, "Pot: small; Price: 3\n\n```\na  b\n```"),
+    ]
+
+
+def test_a_page_says_its_own_encoding_where_it_is_not_utf_8(reader: FileReader, tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_bytes('<meta charset="iso-8859-2"><p>Wałbrzych'.encode("iso-8859-2"))
+    (tmp_path / "b.html").write_text("<p>Wałbrzych")
+    for name in ("a.html", "b.html"):
+        assert places(reader.sections(tmp_path / name)) == [((), None, "Wałbrzych")]
+
+
+def test_a_book_is_read_by_chapters_in_their_order(reader: FileReader, tmp_path: Path) -> None:
+    path = made.book(tmp_path / "a.epub", "The Fern", ["<h1>One</h1><p>It rains.</p>", "<h1>Two</h1><p>It grows.</p>"])
+    assert places(reader.sections(path)) == [
+        (("The Fern", "One"), None, "It rains."),
+        (("The Fern", "Two"), None, "It grows."),
+    ]
+
+
+def test_a_row_without_figures_names_the_columns_and_a_header_alone_is_text() -> None:
+    assert table_text([["a", "b"], ["c", "d"]]) == "a: c; b: d"
+    assert table_text([["a", "b"]]) == "a; b"
+    assert table_text([["Report"], ["3", "4"], ["a", "b"]]) == "Report\n\n3; 4\n\na; b"
+    assert table_text([["a", ""], ["", "d", "e"]]) == "a\n\nd; e"
+
+
+@pytest.mark.parametrize("said", ["Microsoft Word - x", "report_v3.doc", "untitled", "Presentation1", None, " "])
+def test_the_name_of_a_program_or_file_is_no_title(said: str | None) -> None:
+    assert title_of(said) == ""
+    assert title_of("House\nRules") == "House Rules"
+
+
+# -- what is not ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", sorted(FOREIGN.keys() - {".csv", ".tsv", ".html", ".htm", ".xhtml"}))
+def test_a_file_that_is_not_what_its_name_says_is_named_and_the_next_one_is_read(
+    reader: FileReader, tmp_path: Path, suffix: str
+) -> None:
+    for content in (b"plain words", b"PK\3\4 half an archive", b"%PDF-1.7\n1 0 obj", bytes(range(256)) * 40):
+        (tmp_path / f"a{suffix}").write_bytes(content)
+        assert "it is" in reason(reader, tmp_path / f"a{suffix}") or "has no" in reason(reader, tmp_path / f"a{suffix}")
+    (tmp_path / f"a{suffix}").write_bytes(b"")
+    assert reason(reader, tmp_path / f"a{suffix}") == "it is empty"
+    (tmp_path / "b.csv").write_text("a,b\nc,d\n")
+    assert reader.sections(tmp_path / "b.csv")
+
+
+def test_an_encrypted_file_is_named(reader: FileReader, tmp_path: Path) -> None:
+    assert "encrypted" in reason(reader, made.pdf(tmp_path / "a.pdf", ["secret"], password="open"))
+    (tmp_path / "a.docx").write_bytes(bytes.fromhex("d0cf11e0a1b11ae1") + bytes(2000))
+    assert "encrypted" in reason(reader, tmp_path / "a.docx")
+    locked = made.archive(tmp_path / "a.epub", {"META-INF/container.xml": "<c/>", "META-INF/rights.xml": "<r/>"})
+    assert "encrypted" in reason(reader, locked)
+
+
+@pytest.mark.parametrize("name", ["a.pdf", "a.csv", "a.txt", "a.xlsx", "a.html"])
+def test_two_gigabytes_are_refused_before_they_are_read(reader: FileReader, tmp_path: Path, name: str) -> None:
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(2 << 30)
+    assert "2,147,483,648 bytes" in reason(reader, tmp_path / name)
+
+
+def test_a_zip_bomb_is_not_unpacked(reader: FileReader, tmp_path: Path) -> None:
+    path = made.archive(tmp_path / "a.docx", {WORD_MAIN: bytes(1_000_000)})
+    said, bomb = ((number).to_bytes(4, "little") for number in (1_000_000, 320_000_000))
+    path.write_bytes(path.read_bytes().replace(said, bomb))
+    for suffix in (".docx", ".pptx", ".xlsx", ".epub"):
+        path = path.rename(path.with_suffix(suffix))
+        assert "unpacks to 320,000,000 bytes" in reason(reader, path)
+
+
+def test_a_zip_bomb_that_lies_about_its_size_is_not_unpacked(reader: FileReader, tmp_path: Path) -> None:
+    path = made.replaced(made.word(tmp_path / "a.docx", []), WORD_MAIN, bytes(50_000_000))
+    said, lie = ((number).to_bytes(4, "little") for number in (50_000_000, 100))
+    path.write_bytes(path.read_bytes().replace(said, lie))
+    assert "Bad CRC-32" in reason(reader, path)
+
+
+LAUGHS = (
+    "<!DOCTYPE x [<!ENTITY a '"
+    + "ha" * 1000
+    + "'>{}]>".format(
+        "".join(f"<!ENTITY {one} '{('&' + other + ';') * 50}'>" for other, one in zip("abcdef", "bcdefg", strict=True))
+    )
+)
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        LAUGHS + "<w:document>&g;</w:document>",
+        "<!DOCTYPE x [<!ENTITY a SYSTEM 'file:///etc/hostname'>]><w:document>&a;</w:document>",
+        "<w:document>" + "<w:p>" * 100_000,
+        "<w:document>" + "<w:p>" * 100_000 + "</w:p>" * 100_000 + "</w:document>",
+    ],
+)
+def test_hostile_xml_is_neither_expanded_nor_followed(reader: FileReader, tmp_path: Path, inside: str) -> None:
+    namespace = '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main">'
+    content = inside.replace("<w:document>", namespace)
+    path = made.replaced(made.word(tmp_path / "a.docx", []), WORD_MAIN, content.encode())
+    hostname = Path("/etc/hostname").read_text().strip()
+    assert hostname not in read_or_refused(reader, path, "no DOCX that can be read")
+    package = inside.replace("w:", "").encode()
+    path = made.replaced(made.book(tmp_path / "a.epub", "B", ["<p>x"]), "OEBPS/book.opf", package)
+    assert hostname not in read_or_refused(reader, path, "no XML that can be read")
+
+
+def read_or_refused(reader: FileReader, path: Path, because: str) -> str:
+    """The little that is in a file, or why it is not read."""
+    try:
+        said = "".join(one.text for one in reader.sections(path))
+    except BadDocument as error:
+        said = str(error)
+    assert said == "" or because in said
+    return said
+
+
+def test_a_hostile_page_is_read_in_bounds(reader: FileReader, tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text("<div>" * 100_000 + "deep")
+    (tmp_path / "b.html").write_text("<!DOCTYPE x [<!ENTITY a SYSTEM 'file:///etc/hostname'>]><p>it is &a;</p>")
+    (tmp_path / "c.html").write_text("<p>" + "x " * 4_000_000)
+    assert len(places(reader.sections(tmp_path / "a.html"))) <= 1
+    assert Path("/etc/hostname").read_text().strip() not in str(reader.sections(tmp_path / "b.html"))
+    assert len(reader.sections(tmp_path / "c.html")[0].text) == 7_999_999
+
+
+def test_macros_are_refused_with_what_to_do(reader: FileReader, tmp_path: Path) -> None:
+    for path in (made.word(tmp_path / "a.docx", ["x"]), made.slides(tmp_path / "a.pptx", [("x", "y")])):
+        folder = "word" if path.suffix == ".docx" else "ppt"
+        assert "macros" in reason(reader, made.replaced(path, f"{folder}/vbaProject.bin", b"x"))
+
+
+def test_a_line_of_50_megabytes_and_other_bad_rows_are_refused(reader: FileReader, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"a," * 25_000_000)
+    assert "50,000,000 bytes" in reason(reader, tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_bytes(b"a,b\n" + b"a," * 5_000_000)
+    assert "line 2 has more than 1,000,000 bytes" in reason(reader, tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_bytes(b"a,b\n\xff,d\n")
+    assert "no UTF-8 text" in reason(reader, tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_text("a,b\n" + "x" * 200_000)
+    assert "no CSV that can be read" in reason(reader, tmp_path / "a.csv")
+
+
+def test_a_sheet_with_a_cell_at_its_far_corner_takes_no_memory_of_others(reader: FileReader, tmp_path: Path) -> None:
+    path = made.workbook(tmp_path / "a.xlsx", {"a": [["x"]]})
+    sheet = zipfile.ZipFile(path).read("xl/worksheets/sheet1.xml")
+    far = b'<row r="1048576"><c r="XFD1048576"><v>1</v></c></row></sheetData>'
+    made.replaced(path, "xl/worksheets/sheet1.xml", sheet.replace(b"</sheetData>", far))
+    assert "needed more than 768 MB of memory" in reason(reader, path)
+    assert reader.sections(made.workbook(path, {"a": [["x"]]}))
+
+
+def loop(kids: str, more: str = "") -> bytes:
+    """A PDF whose objects name each other in a circle."""
+    return (
+        "%PDF-1.7\n1 0 obj<</Type/Catalog/Pages 2 0 R/Outlines 5 0 R>>endobj\n"
+        f"2 0 obj<</Type/Pages/Count 9/Kids[{kids}]>>endobj\n"
+        "3 0 obj<</Type/Page/Parent 2 0 R/MediaBox[0 0 9 9]/Contents 4 0 R/Resources<</XObject<</F 4 0 R>>>>>>endobj\n"
+        "4 0 obj<</Type/XObject/Subtype/Form/BBox[0 0 9 9]/Resources<</XObject<</F 4 0 R>>>>/Length 4>>stream\n"
+        f"/F Do\nendstream endobj\n5 0 obj<</First 6 0 R>>endobj\n{more}\n"
+        "6 0 obj<</Title(a)/Next 6 0 R/First 6 0 R/Dest[3 0 R/Fit]>>endobj\ntrailer<</Root 1 0 R>>\n%%EOF"
+    ).encode()
+
+
+@pytest.mark.parametrize("kids", ["2 0 R", "2 0 R 3 0 R 2 0 R", "3 0 R", "9 0 R", "3 0 R " * 50])
+def test_a_pdf_that_refers_to_itself_ends(reader: FileReader, tmp_path: Path, kids: str) -> None:
+    (tmp_path / "a.pdf").write_bytes(loop(kids))
+    assert "has text" in reason(reader, tmp_path / "a.pdf") or "no PDF" in reason(reader, tmp_path / "a.pdf")
+
+
+def test_thousands_of_pages_are_read_and_more_are_refused(reader: FileReader, tmp_path: Path) -> None:
+    kids = [f"{number} 0 R" for number in range(10, 12_010)]
+    pages = "\n".join(f"{one[:-2]} obj<</Type/Page/Parent 2 0 R/MediaBox[0 0 9 9]>>endobj" for one in kids)
+    content = loop(" ".join(kids), pages).replace(b"/Count 9", b"/Count 12000")
+    (tmp_path / "a.pdf").write_bytes(content)
+    assert "it has 12,000 pages, and may have 10,000" in reason(reader, tmp_path / "a.pdf")
+    path = made.pdf(tmp_path / "b.pdf", [f"Page {number}." for number in range(2_000)])
+    assert [one.page for one in reader.sections(path)] == list(range(1, 2_001))
+
+
+@pytest.mark.parametrize("name", ["a.pages", "a.key", "a.numbers", "a.doc", "a.RTF"])
+def test_a_format_that_nobody_reads_is_named_with_what_to_do(reader: FileReader, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    assert is_readable(name) and "export it as" in reason(reader, tmp_path / name)
+
+
+def test_without_its_library_a_file_is_named_with_what_to_install(
+    reader: FileReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = made.pdf(tmp_path / "a.pdf", ["x"])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install 'memd-proxy[documents]'" in reason(reader, path)
+
+
+def test_a_name_with_a_line_break_and_bytes_that_are_no_text_is_read(reader: FileReader, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"a\n\xff")
+    folder.mkdir()
+    assert places(reader.sections(made.pdf(folder / "b\nc.pdf", ["x"]))) == [((), 1, "x")]
+
+
+# -- the process ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file; its reader is what the test writes beside it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, types\n"
+        "reader = types.ModuleType('memd.ingest.readers.pdf')\n"
+        "def sections(path):\n"
+        "    exec(path.read_text(), {'path': path})\n"
+        "    yield from ()\n"
+        "reader.sections = sections\n"
+        "sys.modules['memd.ingest.readers.pdf'] = reader\n"
+    )
+    here = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{here}")
+    return tmp_path / "a.pdf"
+
+
+@pytest.mark.parametrize("watches_size", [False, True])
+def test_whoever_hangs_grows_or_dies_is_replaced_and_the_next_file_is_read(tried: Path, watches_size: bool) -> None:
+    process = ReadingProcess(watches_size=watches_size)
+    tried.write_text("while True: pass")
+    assert reason(FileReader(process, seconds_max=1), tried) == "reading it took more than 1 second"
+    with FileReader(process) as reader:
+        tried.write_text("import time\nkept = []\nwhile True: kept.append(b'x' * (32 << 20)); time.sleep(0.02)")
+        assert reason(reader, tried) == f"reading it needs more than {MEMORY_BYTES_MAX >> 20} MB of memory"
+        tried.write_text("import ctypes; ctypes.string_at(1)")
+        assert "SIGSEGV" in reason(reader, tried)
+        tried.write_text("import os; os._exit(7)")
+        assert "exit code 7" in reason(reader, tried)
+        tried.write_text("print('hello'); input()")
+        assert "EOFError" in reason(reader, tried)
+        tried.write_text("path.with_name('written').write_text('x')")
+        assert "cannot be read" in reason(reader, tried)
+        tried.write_text("pass")
+        assert reader.sections(tried) == ()
+
+
+def test_the_process_knows_no_key_and_no_module_of_the_folder_that_is_read(
+    tried: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMD_AUTH_TOKEN", "secret-token")
+    monkeypatch.chdir(tried.parent)
+    (tried.parent / "csv.py").write_text("raise SystemExit(9)")
+    monkeypatch.setenv("PYTHONPATH", os.environ["PYTHONPATH"].partition(os.pathsep)[2])
+    tried.with_suffix(".csv").write_text("a,b\nc,d\n")
+    with FileReader() as reader:
+        assert places(reader.sections(tried.with_suffix(".csv"))) == [((), None, "a: c; b: d")]
+
+
+@pytest.mark.linux  # elsewhere a process may not have as many files
+def test_a_file_is_read_where_very_many_others_are_open(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b\nc,d\n")
+    with ExitStack() as stack, FileReader() as reader:
+        while stack.enter_context(open(os.devnull)).fileno() < 1_100:  # noqa: PTH123 - one line for each
+            pass
+        assert reader.sections(tmp_path / "a.csv")
+
+
+def test_one_process_reads_many_files_until_it_has_grown(tried: Path) -> None:
+    said = "import os\nfrom memd.errors import BadDocument\n"
+    tell = said + "raise BadDocument(str(os.getpid()))"
+    with FileReader() as reader:
+        tried.write_text(tell)
+        first = reason(reader, tried)
+        assert reason(reader, tried) == first
+        tried.write_text(f"import sys; sys.kept = b'x' * {child.KEPT_BYTES_MAX}")
+        assert reader.sections(tried) == ()
+        tried.write_text(tell)
+        assert reason(reader, tried) != first
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(first), signal.SIGCONT)
+
+
+def test_markdown_that_takes_time_by_the_square_of_its_length_holds_nobody_up(tmp_path: Path) -> None:
+    path = tmp_path / "slow.md"
+    path.write_text(">" * 50 + "a\n" + "b\n" * 500_000)
+    with FileReader(seconds_max=1) as reader, pytest.raises(BadDocument, match="took"):
+        reader.sections(path)
+    path.write_text("# Lamps\n\n" + "They are green. " * 5_000)
+    with FileReader() as reader:
+        assert [one.heading for one in reader.sections(path)] == [("Lamps",)]

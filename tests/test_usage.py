@@ -1,0 +1,67 @@
+"""The tokens of requests are added up by day, topic and model, from what receipts say."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from conftest import MakeDaemon
+from daemon_process import wait_until
+from recording_upstream import RecordingUpstream
+
+from memd.admin.receipts import Receipt
+from memd.admin.usage import usage_of
+
+NOON = int(datetime(2026, 11, 20, 12).timestamp() * 1e6)
+DAY = 86_400_000_000
+
+
+def line(at: int, topic_id: str = "work", model: str = "tiny", **more: Any) -> bytes:
+    base = {"turn_id": "0", "api": "chat", "mode": "full", "http_status": 200, "forwarded_tokens": 70}
+    return msgspec.json.encode(Receipt(at=at, topic_id=topic_id, model=model, **{**base, **more}))
+
+
+def test_counts_of_the_model_server_come_before_estimates_and_refused_requests_cost_nothing() -> None:
+    told: dict[str, Any] = {"prompt_tokens": 100, "cached_tokens": 60, "completion_tokens": 9, "memory_tokens": 30}
+    lines = [
+        b'{"redaction":"x"}',
+        line(NOON, **told),
+        line(NOON + 1, **told),
+        line(NOON + 2),
+        line(NOON, model="big", prompt_tokens=5),
+        line(NOON + DAY, topic_id="home", prompt_tokens=1),
+        line(NOON, http_status=500, prompt_tokens=1_000),
+        line(NOON, http_status=None, prompt_tokens=1_000),
+        line(NOON, **told)[:-9],  # torn by a crash
+    ]
+    usage = usage_of(lines)
+    figures = [(row.day, row.topic_id, row.model, row.requests, row.prompt_tokens) for row in usage.rows]
+    assert figures == [
+        ("2026-11-21", "home", "tiny", 1, 1),
+        ("2026-11-20", "work", "big", 1, 5),
+        ("2026-11-20", "work", "tiny", 3, 270),
+    ]
+    row = usage.rows[2]
+    assert (row.cached_tokens, row.completion_tokens, row.memory_tokens, row.estimated) == (120, 18, 60, 1)
+    assert usage.since == NOON
+    assert [row.topic_id for row in usage_of(lines, ["home"]).rows] == ["home"]
+    assert [row.day for row in usage_of(lines, since=NOON + 1, to=NOON + DAY).rows] == ["2026-11-20"]
+
+
+def test_the_command_shows_what_requests_took(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    daemon = make_daemon(upstream.url).start()
+    empty = daemon.run("usage")
+    assert empty.returncode == 1 and "No request has a receipt" in empty.stdout
+    for text in ("Where is the oil for the lamp?", "And the wick?"):
+        daemon.chat([{"role": "user", "content": text}], memory_in={"topic_id": "work"})
+
+    def requests() -> int:
+        rows = json.loads(daemon.run("usage", "--json").stdout)["rows"]
+        return sum(row["requests"] for row in rows if row["topic_id"] == "work")
+
+    wait_until(lambda: requests() == 2, lambda: daemon.run("usage").stdout)
+    shown = daemon.run("usage", "--topic", "work").stdout
+    assert f"{datetime.now(UTC).astimezone():%Y-%m-%d}" in shown and "work" in shown and "The oldest receipt" in shown
+    assert daemon.run("usage", "--topic", "nowhere").returncode == 2
