@@ -84,7 +84,8 @@ def test_the_agent_takes_notes_looks_up_and_corrects_across_runs(
 ) -> None:
     agent.check_types()
     upstream.answer = scripted
-    daemon = make_daemon(upstream.url).start()
+    # All that is stored by then fits into a quarter of this window: which chunks it is differs from run to run.
+    daemon = make_daemon(upstream.url, {"upstream": {"window": 65_536}}).start()
     first, again = typed(agent, daemon, monkeypatch, "Remember where the lamp is.", "Remember it well.")
     assert re.fullmatch(r"\(remember\) I got: Noted: mem:\w+\n.*\n", first), first
     assert "I got: Known already: mem:" in again
@@ -98,9 +99,9 @@ def test_the_agent_takes_notes_looks_up_and_corrects_across_runs(
     assert "I got: error: there is nothing live with the id ffffffff" in wrong
     assert "I got: error: only files below this folder can be read" in left
     # The user's own correction goes out with the next message, of a chunk that a prompt had.
-    *_, thanked = typed(
-        agent, daemon, monkeypatch, "Where is the spare lamp?", f"/wrong mem:{chunk_id} {OWN}", "Thanks."
-    )
+    asked = "Where is the spare lamp?", f"/wrong mem:{chunk_id} {OWN}", "Thanks."
+    shown, _, thanked = typed(agent, daemon, monkeypatch, *asked)
+    assert f"[mem:{chunk_id}]" in shown
     assert thanked.startswith("Noted.\n")
     assert OWN in {entry["content"] for entry in daemon.export() if entry["live"]}
 
