@@ -1,7 +1,7 @@
 """A night job: the local model reads what was said in a topic on one day, and writes notes about it.
 
     python night_notes.py --topic work                     # yesterday
-    python night_notes.py --topic work --day 2026-11-20
+    python night_notes.py --topic work --day 2026-11-20    # or today
 
 memd itself writes no summaries. This job stands outside, and only who starts it has such notes. What was said stays as
 it is; a note is one more chunk, which names the chunks that it was made from as its source. For each note the job
@@ -91,11 +91,17 @@ def notes_of(portion: Mapping[str, str], model: str) -> Iterator[tuple[list[str]
             yield ids, found[2].strip()
 
 
+def day(said: str) -> date:
+    """The day that an argument names."""
+    days_ago = {"today": 0, "yesterday": 1}.get(said)
+    return date.fromisoformat(said) if days_ago is None else date.today() - timedelta(days=days_ago)
+
+
 def main() -> int:
     """Write the notes of a day, and say how to take them back."""
     parser = argparse.ArgumentParser(description="Let the local model write notes about a day.")
     parser.add_argument("--topic", default="default")
-    parser.add_argument("--day", type=date.fromisoformat, default=date.today() - timedelta(days=1))
+    parser.add_argument("--day", type=day, default="yesterday", help="yesterday, today or 2026-11-20")
     parser.add_argument("--model", default="local")
     given = parser.parse_args()
     tag = f"{TAG}-{given.day}"

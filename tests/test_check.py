@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -119,6 +120,7 @@ def test_where_all_is_well_every_check_says_so_and_nothing_is_made(place: Place,
     assert code == 0 and tuple(found) == CHECKS
     assert {outcome["mark"] for told in found.values() for outcome in told} == {"ok"}
     assert found["model"][0]["said"] == f"tiny, window {WINDOW:,} tokens"
+    assert re.fullmatch(r"memd \S+, Python \S+, \d+ packages in fitting versions", found["installation"][0]["said"])
     assert contents(tmp_path) == before
 
 
@@ -379,6 +381,7 @@ def test_a_server_that_hides_its_window_is_a_warning_unless_the_settings_have_it
         assert "→ set upstream.window" in place.warnings()["model"]
         code, found = Place(tmp_path, {"upstream": {"url": upstream.url, "window": 9000}}).check()
         assert code == 0 and found["model"][0]["said"].endswith("window 9,000 tokens (upstream.window)")
+        assert found["exact counts"][0]["remedy"] == "", "it is no llama-server, of which there could be a newer one"
 
 
 def test_a_server_that_wants_a_key_is_said_to_want_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

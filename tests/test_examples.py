@@ -98,6 +98,8 @@ def test_a_day_on_which_nothing_was_said_costs_no_call_of_the_model(
     chats = len(upstream.chats)
     done = run(told, "night_notes.py", "--topic", "work", "--day", "2020-01-01")
     assert done.returncode == 0 and "nothing to note of 2020-01-01" in done.stdout and len(upstream.chats) == chats
+    unknown = run(told, "night_notes.py", "--day", "tomorrow")
+    assert unknown.returncode == 2 and "yesterday, today or" in run(told, "night_notes.py", "--help").stdout
 
 
 def test_both_show_the_token_where_memd_wants_one(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:

@@ -582,7 +582,7 @@ def test_the_command_counts_what_it_did_and_refuses_to_run_beside_a_daemon(
     arguments = ["import", str(file), "--topic", "talk", "--data-dir", str(tmp_path / "new")]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.stderr
-    assert "1 file read; 1 conversation (messages 1) imported as " in result.stdout
+    assert "1 file read; 1 conversation (OpenAI messages 1) imported as " in result.stdout
     store = opened(tmp_path / "new", embedder)
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 1

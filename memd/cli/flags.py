@@ -96,5 +96,8 @@ def config_of_existing(config_path: Path | None, data_dir: str | None) -> Config
     """
     config = config_of(config_path, {"data_dir": data_dir})
     if not config.data_dir.is_dir():
-        raise ConfigError(f"{config.data_dir}: there is no such folder; name the data directory with --data-dir")
+        raise ConfigError(
+            f"{config.data_dir}: there is no such folder. Where nothing is remembered yet, `memd serve` makes it; "
+            "else name the data directory with --data-dir"
+        )
     return config

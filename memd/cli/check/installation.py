@@ -48,7 +48,7 @@ def packages() -> CheckResult:
     except metadata.PackageNotFoundError:
         said = f"memd {__version__} on Python {platform.python_version()}; not installed, so versions are not compared"
         return warning(INSTALLATION, said, "install it: pip install .")
-    found, wrong = [f"memd {__version__}", f"Python {platform.python_version()}"], []
+    fitting, wrong = 0, []
     for requirement in required:
         if requirement.marker is not None and not requirement.marker.evaluate():
             continue  # an extra's
@@ -57,10 +57,14 @@ def packages() -> CheckResult:
         except metadata.PackageNotFoundError:
             wrong.append(f"{requirement.name} is missing")
             continue
-        found.append(f"{requirement.name} {version}")
-        if not requirement.specifier.contains(version, prereleases=True):
+        if requirement.specifier.contains(version, prereleases=True):
+            fitting += 1
+        else:
             wrong.append(f"{requirement.name} is {version}, memd needs {requirement.specifier}")
-    return failed(INSTALLATION, "; ".join(wrong), REINSTALL) if wrong else ok(INSTALLATION, ", ".join(found))
+    if wrong:
+        return failed(INSTALLATION, "; ".join(wrong), REINSTALL)
+    packages = counted(fitting, "package")
+    return ok(INSTALLATION, f"memd {__version__}, Python {platform.python_version()}, {packages} in fitting versions")
 
 
 def tokenizer() -> CheckResult:

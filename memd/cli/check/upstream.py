@@ -115,7 +115,7 @@ def _window(config: Config, probe: UpstreamProbe) -> CheckResult:
 def _counts(probe: UpstreamProbe) -> Iterator[CheckResult]:
     if probe.counts_exactly:
         yield ok(COUNTS, "the server counts tokens exactly, and is asked where a prompt comes near the window")
-    elif probe.window is not None:
+    elif probe.block != "unknown":  # llama-server, which alone can be asked what a template makes of a prompt
         said = "the server does not count a prompt's tokens: they are estimated, and corrected by each answer's usage"
         yield warning(COUNTS, said, "take a newer llama-server, one with /v1/chat/completions/input_tokens")
     else:
@@ -168,7 +168,7 @@ def _judge_loop(loop: HeldLoop) -> CheckResult:
     room = f"window {loop.window:,}" if loop.is_window else f"taking {loop.window:,} tokens of the window"
     if loop.steps == 0 and loop.last.status not in (0, 200):
         said = f"the model server takes no tools ({loop.last.status}: {loop.last.text})"
-        return warning(LIVE, said, "for agents start llama-server with --jinja and a template that knows tools")
+        return warning(LIVE, said, "for agents take a model whose template knows tools (llama-server: --jinja)")
     said = f"a tool loop longer than the window was not held ({room}; {size}): "
     if loop.last.status not in (0, 200):
         remedy = "if it was too long set buffer.hard_tokens to what the model can take; else its template is to blame"

@@ -60,7 +60,7 @@ FORMATS = (
     Format("sharegpt", "ShareGPT", sharegpt.is_one, sharegpt.thread),
     Format("claude-code", "Claude Code", claude_code.is_one, lines=claude_code.ClaudeCodeSession),
     Format("codex", "Codex", codex.is_one, lines=codex.CodexSession),
-    Format("openai", "messages", openai.is_one, openai.thread),
+    Format("openai", "OpenAI messages", openai.is_one, openai.thread),
 )
 """The first that fits is taken."""
 NAMES = (*(one.name for one in FORMATS), AIDER, MEMD)
