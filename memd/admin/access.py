@@ -1,13 +1,12 @@
-"""Access: the token, and the routes that only programs on this machine may use.
+"""Access: which principal a request comes from, and the routes that only programs on this machine may use.
 
-Rule: with `auth.token` set every request has to carry it; without one memd listens on this machine alone. Web pages of
-other origins get neither memd's own routes nor memory in the others: a page that the user happens to visit must not
+Rule: where there are tokens every request has to carry one; without any memd listens on this machine alone. Web pages
+of other origins get neither memd's own routes nor memory in the others: a page that the user happens to visit must not
 read their memory.
 """
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import re
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from memd.principals import OWNER, Principal, Principals
 from memd.settings.model import is_this_machine
 
 TOKEN_HEADER = "X-Memory-Token"  # noqa: S105  # a header's name
@@ -29,16 +29,34 @@ _HOST = re.compile(r"[a-z0-9.:_-]{1,253}")
 """A host that may stand in an address, as `urlsplit` gives it."""
 
 
-def shows_token(request: web.BaseRequest, token: str) -> bool:
-    """Whether the request carries `token` in one of the headers that clients can set; an empty one always matches."""
-    return not token or any(_is_token(value, token) for _, value in _shown(request))
+_PRINCIPAL = web.RequestKey("principal", Principal)
 
 
-def headers_with_token(request: web.BaseRequest, token: str) -> set[str]:
-    """Return the headers (lower case) that carry memd's own token, which must not reach the upstream."""
-    if not token:
+def let_in(request: web.BaseRequest, principals: Principals) -> Principal | None:
+    """Find the principal whose token the request carries and note it; None: it carries none that is known.
+
+    Of several tokens the first counts, in the order of the headers that clients can set.
+    """
+    if principals.is_open:
+        found: Principal | None = OWNER
+    else:
+        shown = (principals.find(secret) for _, secret in shown_secrets(request))
+        found = next((one for one in shown if one is not None), None)
+    if found is not None:
+        request[_PRINCIPAL] = found
+    return found
+
+
+def principal_of(request: web.BaseRequest) -> Principal:
+    """The principal of a request that was let in."""
+    return request[_PRINCIPAL]
+
+
+def headers_with_token(request: web.BaseRequest, principals: Principals) -> set[str]:
+    """Return the headers (lower case) that carry a token of memd's own, which must not reach the upstream."""
+    if principals.is_open:
         return set()
-    return {name.lower() for name, value in _shown(request) if _is_token(value, token)}
+    return {name.lower() for name, secret in shown_secrets(request) if principals.find(secret) is not None}
 
 
 def is_own(request: web.BaseRequest, listen_host: str) -> bool:
@@ -105,12 +123,8 @@ def is_from_foreign_page(request: web.BaseRequest) -> bool:
     return origin == "null" or (page.scheme in ("http", "https") and not is_this_machine(host))
 
 
-def _shown(request: web.BaseRequest) -> Iterator[tuple[str, str]]:
+def shown_secrets(request: web.BaseRequest) -> Iterator[tuple[str, str]]:
+    """Yield what may be a token, each with its header."""
     for name in (TOKEN_HEADER, "Authorization", "X-Api-Key"):
         for value in request.headers.getall(name, []):
-            yield name, value
-
-
-def _is_token(value: str, token: str) -> bool:
-    bare = value[len(_BEARER) :].strip() if value.lower().startswith(_BEARER) else value
-    return hmac.compare_digest(bare.encode(errors="replace"), token.encode())
+            yield name, value[len(_BEARER) :].strip() if value.lower().startswith(_BEARER) else value

@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from memd.admin import page
-from memd.admin.access import forwarding_header, is_from_another_page, is_own, same_host, shows_token
+from memd.admin.access import forwarding_header, is_from_another_page, is_own, let_in, same_host
 from memd.admin.background import BackgroundRoutes
 from memd.admin.conversations import ConversationRoutes
 from memd.admin.documents import DocumentRoutes
@@ -34,6 +34,7 @@ from memd.admin.views import ViewRoutes
 from memd.admin.writes import BackupRoutes, CorrectionRoutes, NoteRoutes
 from memd.admin.wrong_tokens import WrongTokens
 from memd.errors import BadDocument, BadQuestion, BadSource, BadTopicId, MemdError, NotFound, UnknownTopic
+from memd.principals import Principals
 from memd.settings.model import Config
 from memd.telemetry.request_log import CLIENT_GONE
 
@@ -81,6 +82,7 @@ class OwnRoutes:
         config: Config,
         model_url: str,
         own_url: str,
+        principals: Principals,
         wrong_tokens: WrongTokens,
         groups: Iterable[object],
         mcp: Callable[[web.Request], Awaitable[web.StreamResponse]],
@@ -88,11 +90,13 @@ class OwnRoutes:
         """
         Args:
             mcp: answers what programs that speak MCP ask.
+            principals: who may use memd.
             wrong_tokens: is told of requests without the token.
             model_url, own_url: the two addresses, without a path.
             groups: an object of each class of `GROUPS`; `DescriptionRoutes` is added here.
         """
         self._config = config
+        self._principals = principals
         self._wrong_tokens = wrong_tokens
         self._model_url = model_url
         self._own_url = own_url
@@ -111,7 +115,7 @@ class OwnRoutes:
         leads_on = request.path in ("", "/") and request.method in ("GET", "HEAD")
         # No data: a browser that opens an address can show no token, and a command shows it only after the proof.
         is_open = leads_on or page.is_page(request) or request.path == PROOF
-        if not is_open and not shows_token(request, self._config.auth.token):
+        if not is_open and let_in(request, self._principals) is None:
             self._wrong_tokens.note(request.remote)
             return token_refusal()
         if refusal := self._refusal(request):
@@ -144,10 +148,10 @@ class OwnRoutes:
 
     def _refusal(self, request: web.Request) -> web.Response | None:
         """Refuse requests of other machines and of other pages; None for any other."""
-        if not self._config.auth.token and (header := forwarding_header(request)):
+        if self._principals.is_open and (header := forwarding_header(request)):
             message = f"memd: a proxy passed this on ({header}); set auth.token before others can reach memd"
             return error_response(403, message, "forbidden")
-        if not self._config.auth.token and not is_own(request, self._config.listen.host):
+        if self._principals.is_open and not is_own(request, self._config.listen.host):
             message = (
                 "memd: this path is only for programs on this machine that call it by its address or localhost; set "
                 "auth.token before others can reach memd"

@@ -43,7 +43,8 @@ from memd.proxy.upstream.client import ASK_SECONDS, window_unknown
 from memd.proxy.upstream.llama_child import LlamaChild
 from memd.recall.block import line_of
 from memd.recall.retrieve import Retriever
-from memd.settings.model import REMEDY_IF_SHORT, Config
+from memd.settings.model import Config
+from memd.settings.tokens import REMEDY_IF_SHORT
 from memd.store import descriptors
 from memd.store.disk import LocalDisk
 from memd.store.files import Files, replace_file

@@ -146,7 +146,7 @@ class Connection(ProvableConnection):
         if not isinstance(exc, BadHttpMessage):
             super().handle_error(request, status, exc, message)  # says it in the log, with the traceback
             answer = error_response(500, "memd: something went wrong in memd itself; its log says what", "server_error")
-            let_page_read(request, answer, token="")
+            let_page_read(request, answer, is_open=True)
         else:
             problem = " ".join(str(exc.message).split())[:200]
             fields = {"remote": request.remote, "kind": type(exc).__name__, "problem": Content(problem)}

@@ -33,9 +33,9 @@ def preflight_answer(request: web.BaseRequest) -> web.Response:
     return web.Response(status=204, headers={name: value for name, value in allowed.items() if value})
 
 
-def let_page_read(request: web.BaseRequest, response: web.StreamResponse, token: str) -> None:
+def let_page_read(request: web.BaseRequest, response: web.StreamResponse, *, is_open: bool) -> None:
     """Let the page that sent a request read memd's own answer, if it may know of memd at all."""
-    if "Origin" in request.headers and (token or not is_from_foreign_page(request)):
+    if "Origin" in request.headers and (not is_open or not is_from_foreign_page(request)):
         response.headers["Access-Control-Allow-Origin"] = request.headers["Origin"]
         response.headers.add("Vary", "Origin")
         let_page_read_own_headers(response.headers)

@@ -42,6 +42,7 @@ from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.sources.taking import DocumentTaker
 from memd.ingest.sources.tending import SourceTender
 from memd.ingest.topics import Topics
+from memd.principals import Principals
 from memd.proxy.addresses import Addresses
 from memd.proxy.correct import Corrector
 from memd.proxy.gauges import Gauges, exposition, queued_in
@@ -58,6 +59,7 @@ from memd.recall import echoes
 from memd.recall.rerank import Reranker
 from memd.recall.retrieve import Budget, Retriever
 from memd.settings.model import Config
+from memd.settings.tokens import known_principals
 from memd.speech import Speech
 from memd.store.receipts import ReceiptRing
 from memd.store.store import Store
@@ -71,6 +73,7 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
 
     addresses: Addresses
     config: Config
+    principals: Principals
     store: Store
     topics: Topics
     redactor: Redactor
@@ -137,6 +140,7 @@ async def make_parts(
     return Daemon(
         addresses=addresses,
         config=config,
+        principals=(principals := Principals(known_principals(config.auth))),
         store=store,
         topics=topics,
         redactor=redactor,
@@ -149,7 +153,7 @@ async def make_parts(
         sources=sources,
         indexer=indexer,
         receipts=receipts,
-        reader=RequestReader(config, redactor, speech),
+        reader=RequestReader(config, principals, redactor, speech),
         speech=speech,
         events=events,
         metrics=metrics,
@@ -191,7 +195,7 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
         daemon.tasks,
     )
     return Router(
-        config.auth.token,
+        daemon.principals,
         config.limits,
         daemon.upstream,
         daemon.reader,
@@ -246,6 +250,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> Own
         config,
         model_url,
         own_url,
+        daemon.principals,
         wrong_tokens,
         (
             status,

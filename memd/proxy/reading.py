@@ -17,6 +17,7 @@ from memd.admin.access import forwarding_header, is_from_foreign_page
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
 from memd.errors import BadRequestBody, BadTopicId
 from memd.ingest.redaction.redactor import Redactor
+from memd.principals import Principals
 from memd.proxy.relay import forwarded_headers
 from memd.proxy.side_requests import SideRequests
 from memd.settings.model import Config, LimitsSettings
@@ -101,10 +102,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 class RequestReader:
     """Reads requests; keeps parsed messages, because clients send their history again and again."""
 
-    def __init__(self, config: Config, redactor: Redactor, speech: Speech) -> None:
+    def __init__(self, config: Config, principals: Principals, redactor: Redactor, speech: Speech) -> None:
         """`speech`: finds what was said in a message."""
         self._limits = config.limits
-        self._token = config.auth.token
+        self._principals = principals
         self._history = config.conversation.history
         self._topic_headers = [name for name in (TOPIC_HEADER, config.topics.header) if name]
         self._session_headers = [name for name in (SESSION_HEADER, config.conversation.header) if name]
@@ -124,11 +125,11 @@ class RequestReader:
         and for a value that is no mode: who mistypes the one that stores nothing must not be stored.
         """
         turn_id = record_of(request).id
-        if not self._token and is_from_foreign_page(request):
+        if self._principals.is_open and is_from_foreign_page(request):
             fields = {"turn": turn_id, "origin": request.headers["Origin"][:200]}
             log.warning("a web page gets no memory", extra=fields)
             return "off", "off"
-        if not self._token and forwarding_header(request) is not None:
+        if self._principals.is_open and forwarding_header(request) is not None:
             log.warning("a request that a proxy passed on gets no memory: set auth.token", extra={"turn": turn_id})
             return "off", "token-required"
         named = ",".join(request.headers.getall(MODE_HEADER, [])).strip().lower() or "full"
@@ -148,7 +149,7 @@ class RequestReader:
             target: path and query to forward to.
             path_topic: the topic that the path names, if any.
         """
-        headers, turn_id = forwarded_headers(client, self._token), record_of(client).id
+        headers, turn_id = forwarded_headers(client, self._principals), record_of(client).id
         try:
             request = api.parse(body, self._cache)
         except BadRequestBody as error:

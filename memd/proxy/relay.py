@@ -15,6 +15,7 @@ from multidict import CIMultiDict, MultiMapping
 
 from memd.admin.access import headers_with_token
 from memd.admin.http import Take, body_parts
+from memd.principals import Principals
 from memd.proxy.cross_origin import let_page_read_own_headers
 from memd.proxy.header_bytes import decoded, printable, serialized
 from memd.proxy.passing import BrokenAnswer, Passing, parts_of
@@ -39,10 +40,10 @@ _ADDED_HEADERS = ("Content-Type", "Date", "Server")
 """Headers that aiohttp adds to a response that lacks them."""
 
 
-def forwarded_headers(request: web.BaseRequest, token: str) -> CIMultiDict[str]:
-    """The client's headers, without hop-by-hop ones (also those that `Connection` names), memd's own and its token."""
+def forwarded_headers(request: web.BaseRequest, principals: Principals) -> CIMultiDict[str]:
+    """The client's headers, without hop-by-hop ones (also those that `Connection` names), memd's own and its tokens."""
     dropped = NOT_FORWARDED.union(
-        named_in_connection(request.headers), OWN_REQUEST_HEADERS, headers_with_token(request, token)
+        named_in_connection(request.headers), OWN_REQUEST_HEADERS, headers_with_token(request, principals)
     )
     spelled: dict[str, str] = {}  # the client library drops all but the last of two that differ in case
     headers: CIMultiDict[str] = CIMultiDict()

@@ -13,7 +13,7 @@ import aiohttp
 from aiohttp import HttpVersion11, web
 
 from memd.admin import page
-from memd.admin.access import is_from_foreign_page, shows_token
+from memd.admin.access import is_from_foreign_page, let_in
 from memd.admin.http import (
     BodyRoom,
     Take,
@@ -27,6 +27,7 @@ from memd.admin.http import (
 from memd.admin.routes import OwnRoutes
 from memd.admin.wrong_tokens import WrongTokens
 from memd.entries import TOPIC_ID_PATTERN, TOPIC_ID_RULE
+from memd.principals import Principals
 from memd.proxy.cross_origin import is_preflight, let_page_read, preflight_answer
 from memd.proxy.reading import Plain, RequestReader
 from memd.proxy.relay import forwarded_headers, pass_through
@@ -70,7 +71,7 @@ class Router:
 
     def __init__(
         self,
-        token: str,
+        principals: Principals,
         limits: LimitsSettings,
         upstream: Upstream,
         reader: RequestReader,
@@ -82,11 +83,11 @@ class Router:
     ) -> None:
         """
         Args:
-            token: the setting `auth.token`.
+            principals: who may use memd.
             own_routes: answers or leads on what is under `/memd/`.
             wrong_tokens: is told of requests without the token.
         """
-        self._token = token
+        self._principals = principals
         self._limits = limits
         self._upstream = upstream
         self._reader = reader
@@ -107,19 +108,23 @@ class Router:
         target = target if target.startswith("/") else f"/{target}"
         if page.is_page(request) or target.startswith(page.PREFIX):
             return await self._own_routes.answer_at_model(request, target)
-        if self._token and is_preflight(request):
+        if not self._principals.is_open and is_preflight(request):
             return preflight_answer(request)
         response = await self._answer(request, target)
         if isinstance(response, web.Response):  # what is relayed is no whole `Response`
-            let_page_read(request, response, self._token)
+            let_page_read(request, response, is_open=self._principals.is_open)
         return response
 
     async def _answer(self, request: web.Request, target: str) -> web.StreamResponse:
-        if not shows_token(request, self._token):
+        if let_in(request, self._principals) is None:
             self._wrong_tokens.note(request.remote)
             return token_refusal(api_of("POST", _path(target)) or CHAT)
         prove(request)
-        if not self._token and self._upstream.shows_credentials(request.headers) and is_from_foreign_page(request):
+        if (
+            self._principals.is_open
+            and self._upstream.shows_credentials(request.headers)
+            and is_from_foreign_page(request)
+        ):
             return error_response(403, FOREIGN_PAGE, "permission_error", api_of("POST", _path(target)) or CHAT)
         codings = transfer_codings(request.headers)
         if codings not in ("", "chunked") or (codings and request.version < HttpVersion11):
@@ -172,7 +177,7 @@ class Router:
     async def _pass_through(
         self, request: web.Request, target: str, take: Take, extra: list[tuple[str, str]] | None = None
     ) -> web.StreamResponse:
-        headers = forwarded_headers(request, self._token)
+        headers = forwarded_headers(request, self._principals)
         if wants_websocket(request):
             return await tunnel(request, headers, self._upstream, target)
         seconds = self._limits.idle_seconds

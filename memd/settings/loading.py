@@ -30,6 +30,7 @@ from memd.settings.model import (
     without_credentials,
 )
 from memd.settings.sources import read_sources, source_problems
+from memd.settings.tokens import read_tokens, token_problems
 
 DEFAULT_PATH = Path("config.yaml")
 ENVIRONMENT_PREFIX = "MEMD_"
@@ -94,7 +95,7 @@ def load_config(
         if setting.key == "sources":
             sources = read_sources(setting, functools.partial(_absolute, setting))
             continue
-        values[setting.key] = _checked(setting)
+        values[setting.key] = read_tokens(setting) if setting.key == "auth.tokens" else _checked(setting)
         places[setting.key] = setting.place
         if setting.key == "data_dir":
             data_dir = setting.folder / _expanded(setting)
@@ -265,8 +266,10 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
             yield "embedding.url", f"is {without_credentials(config.embedding.url)!r}: {problem}; give http://HOST:PORT"
         if not config.embedding.name:
             yield "embedding.name", "is empty; give the name of the model at embedding.url (llama-server takes any)"
-    if not config.auth.token and not is_this_machine(config.listen.host):
+    if not config.auth.is_closed and not is_this_machine(config.listen.host):
         yield "listen.host", f"is {config.listen.host!r}, which others can reach: set auth.token, or use 127.0.0.1"
+    for number, problem in token_problems(config.auth.tokens, config.auth.token):
+        yield "auth.tokens", f"(item {number + 1}): {problem}"
     if config.admin.port == config.listen.port != 0:
         yield "admin.port", f"is {config.admin.port}, as listen.port is; memd's own routes need a port of their own"
     if bool(config.listen.tls_cert) != bool(config.listen.tls_key):

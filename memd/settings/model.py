@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from memd.settings.clients import IGNORED_BY_DEFAULT, IGNORED_SYSTEM_BY_DEFAULT, STRIPPED_BY_DEFAULT
+from memd.settings.tokens import AuthSettings
 
 Seconds = Annotated[float, Meta(ge=0, le=604_800)]
 PositiveSeconds = Annotated[float, Meta(ge=0.01, le=3_600)]
@@ -334,22 +335,6 @@ class RerankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How many of the best chunks it is asked about."""
     timeout_ms: Annotated[int, Meta(ge=1, le=600_000)] = 500
     """How long a question waits for it, `retrieval.timeout_ms` permitting; later the order stays as it was."""
-
-
-TOKEN_CHARACTERS_MIN = 16
-REMEDY_IF_SHORT = "take a longer one, for example what `openssl rand -hex 24` prints"
-
-
-class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may use memd."""
-
-    token: str = ""
-    """The token that every request has to carry; empty: none, and memd does not listen beyond this machine."""
-
-    @property
-    def is_short(self) -> bool:
-        """Whether there is a token that others might guess."""
-        return 0 < len(self.token) < TOKEN_CHARACTERS_MIN
 
 
 class LimitsSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,8 @@ from memd.admin.access import TOKEN_HEADER
 from memd.admin.asking import unchecked_tls
 from memd.errors import MemdError
 from memd.proxy.app import running
-from memd.settings.model import AdminSettings, AuthSettings, Config, ConversationSettings, ListenSettings
+from memd.settings.model import AdminSettings, Config, ConversationSettings, ListenSettings
+from memd.settings.tokens import AuthSettings
 
 TOLD = "Please remember: the code of the boathouse gate is heron-4519."
 ASKED = "What is the code of the boathouse gate?"

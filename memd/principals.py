@@ -1,0 +1,119 @@
+"""Principals: who may do what with which topics, and by which token each is known.
+
+Rule: pure, and closed by default: what no right and no pattern allows is refused. A token is known by its SHA-256
+alone, so that neither the settings nor a memory dump of the table shows one. Whether a topic exists is never asked
+here: a refusal cannot tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Literal, get_args
+
+import msgspec
+
+Right = Literal["read", "write", "correct", "admin"]
+RIGHTS: tuple[Right, ...] = get_args(Right)
+EVERY_TOPIC = "*"
+OWNER_NAME = "owner"
+"""No token's name: it stands for `auth.token`, and for everybody where there is no token at all."""
+
+
+class Principal(msgspec.Struct, frozen=True):
+    """Somebody who shows a token: a name, rights, and the topics in which they hold."""
+
+    name: str
+    topics: tuple[str, ...]
+    """Patterns of topic names, in which `*` stands for any characters, also none."""
+    rights: frozenset[Right]
+
+    def may(self, right: Right, topic_id: str) -> bool:
+        """Whether it has the right in this topic, be there such a topic or not."""
+        return right in self.rights and _is_among(topic_id, self.topics)
+
+    def may_everywhere(self, right: Right) -> bool:
+        """Whether it has the right in every topic, which what concerns the whole daemon asks for."""
+        return right in self.rights and EVERY_TOPIC in self.topics
+
+    @property
+    def author(self) -> str:
+        """The name under which entries, receipts and events have it; empty for the owner, who is not named there."""
+        return "" if self.name == OWNER_NAME else self.name
+
+
+OWNER = Principal(OWNER_NAME, (EVERY_TOPIC,), frozenset(RIGHTS))
+
+
+class Principals:
+    """The principals by the SHA-256 of their tokens; can be exchanged while requests are answered.
+
+    One that knows no token is open: everybody is the owner. Once it has had tokens it never becomes open again: a list
+    that got lost must not open what was closed.
+    """
+
+    def __init__(self, known: Mapping[bytes, Principal] | None = None) -> None:
+        self._known = dict(known or {})
+        self._lent: dict[bytes, Principal] = {}
+        self.is_open = not self._known
+
+    def exchange(self, known: Mapping[bytes, Principal]) -> None:
+        """Know these from now on, and no others; the next request of a token that is gone is refused."""
+        self._known = dict(known)
+        self.is_open = self.is_open and not known
+
+    def lend(self, secret: str, principal: Principal) -> None:
+        """Take a secret of memd's own for this principal until it is taken back, whatever is exchanged meanwhile."""
+        self._lent[digest_of(secret)] = principal
+
+    def take_back(self, secret: str) -> None:
+        """Take a lent secret no more."""
+        self._lent.pop(digest_of(secret), None)
+
+    def find(self, secret: str) -> Principal | None:
+        """The principal whose token this is; None if it is nobody's.
+
+        The time it takes tells about the digest, of which nobody can choose a part, and nothing about the secret.
+        """
+        digest = digest_of(secret)
+        return self._known.get(digest) or self._lent.get(digest)
+
+
+def digest_of(secret: str) -> bytes:
+    """SHA-256 of a token as it is shown in a header."""
+    return hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
+
+
+def overlapping(patterns: Iterable[str]) -> tuple[str, str] | None:
+    """The first two of these patterns that some topic's name would match both; None if there are none."""
+    seen: list[str] = []
+    for pattern in patterns:
+        for other in seen:
+            if _meet(pattern, other):
+                return other, pattern
+        seen.append(pattern)
+    return None
+
+
+@lru_cache(maxsize=4_096)
+def _is_among(topic_id: str, patterns: tuple[str, ...]) -> bool:
+    return any(_compiled(pattern).fullmatch(topic_id) for pattern in patterns)
+
+
+@lru_cache(maxsize=1_024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile("[^/]*".join(map(re.escape, pattern.split("*"))))
+
+
+@lru_cache(maxsize=65_536)
+def _meet(one: str, other: str) -> bool:
+    """Whether some text matches both patterns."""
+    if not one or not other:
+        return not (one + other).strip("*")
+    if one[0] == "*":
+        return _meet(one[1:], other) or _meet(one, other[1:])
+    if other[0] == "*":
+        return _meet(other, one)
+    return one[0] == other[0] and _meet(one[1:], other[1:])
