@@ -23,7 +23,8 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -92,26 +93,57 @@ class _Spoken(NamedTuple):
     """Those of the user's sentences that are no questions."""
     is_question: bool
 
-    @property
-    def words(self) -> frozenset[str]:
+
+class _Read:
+    """The words of a question, and those of its candidates as far as they were asked for: each is looked up once."""
+
+    def __init__(self, question: str) -> None:
+        self.asked = frozenset(analyze_query(question))
+        self._spoken: dict[bytes, _Spoken] = {}
+        self._said: dict[bytes, frozenset[str]] = {}
+        self._words: dict[bytes, frozenset[str]] = {}
+
+    def spoken(self, entry: Entry) -> _Spoken:
+        """Who says which words in an entry."""
+        if (found := self._spoken.get(entry.uuid)) is None:
+            speakers = () if entry.speakers is UNSET else entry.speakers
+            found = self._spoken[entry.uuid] = _spoken(entry.content, speakers)
+        return found
+
+    def words(self, entry: Entry) -> frozenset[str]:
         """All of them."""
-        return self.asked | self.answered
+        if (found := self._words.get(entry.uuid)) is None:
+            spoken = self.spoken(entry)
+            found = self._words[entry.uuid] = spoken.asked | spoken.answered
+        return found
+
+    def said(self, entry: Entry) -> frozenset[str]:
+        """The words that an answer adds to its own question."""
+        if (found := self._said.get(entry.uuid)) is None:
+            spoken = self.spoken(entry)
+            found = self._said[entry.uuid] = spoken.answered - spoken.asked - _EMPTY
+        return found
+
+    def is_told(self, entry: Entry) -> bool:
+        """Whether the user tells something in it: that is no echo, whatever is answered."""
+        spoken = self.spoken(entry)
+        return len(spoken.told.difference(_EMPTY, self.asked)) >= (TOLD_MIN if spoken.is_question else 1)
+
+    def own_words(self, entry: Entry) -> int:
+        """How many words an entry says of its own; what its user tells counts as one more."""
+        return len(self.said(entry)) + self.is_told(entry)
 
 
 def missing_sources(candidates: Sequence[Candidate], known: Collection[bytes]) -> list[bytes]:
     """The chunks that many candidates had been shown and that are not `known`, those shown most often first."""
-    counts: dict[bytes, int] = {}
-    for candidate in candidates:
-        for uuid in _shown(candidate.entry):
-            if uuid not in known:
-                counts[uuid] = counts.get(uuid, 0) + 1
-    often = sorted((uuid for uuid, count in counts.items() if count >= SOURCE_MIN), key=lambda uuid: -counts[uuid])
-    return often[:SOURCES_MAX]
+    counts = Counter(itertools.chain.from_iterable(_shown(one.entry) for one in candidates))
+    often = [uuid for uuid, count in counts.items() if count >= SOURCE_MIN and uuid not in known]
+    return sorted(often, key=lambda uuid: -counts[uuid])[:SOURCES_MAX]
 
 
 def shown_to(candidates: Sequence[Candidate]) -> set[bytes]:
     """All chunks that were shown to one of the candidates."""
-    return {uuid for candidate in candidates for uuid in _shown(candidate.entry)}
+    return set().union(*(_shown(candidate.entry) for candidate in candidates))
 
 
 def unseen(candidate: Candidate, visible_digests: Collection[bytes]) -> Candidate:
@@ -148,25 +180,26 @@ def without_echoes(
     Args:
         superseded: of the chunks that were shown to a candidate, those that were corrected since.
     """
-    asked = frozenset(analyze_query(question))
+    read = _Read(question)
     oldest_first = sorted(candidates, key=lambda one: one.entry.origin_id)
     held: dict[bytes, Candidate] = {}
     echoing: set[bytes] = set()
     sources: dict[bytes, set[bytes]] = {}
     for one in oldest_first:
         shown = [held[uuid] for uuid in _shown(one.entry) if uuid in held]
-        sources[one.entry.uuid] = set(_shown(one.entry)).union(*(sources[source.entry.uuid] for source in shown))
-        repeated = _repeated(one.entry, shown, asked)
+        repeated = _repeated(one.entry, shown, read)
         if repeated:
             echoing.add(one.entry.uuid)
-        corrected = [superseded[uuid] for uuid in sources[one.entry.uuid] if uuid in superseded]
-        if any(_retells(one.entry, old, asked) for old in corrected):
-            one = _held(one, RETOLD_SHARE, Verdict.RETELLS)
+        if superseded:
+            known = sources[one.entry.uuid] = superseded.keys() & _shown(one.entry)
+            known.update(*(sources[source.entry.uuid] for source in shown))
+            if any(_retells(one.entry, superseded[uuid], read) for uuid in known):
+                one = _held(one, RETOLD_SHARE, Verdict.RETELLS)
         if repeated and one.score > 0:
             best = max(source.score for source in repeated)
             one = _held(one, min(1.0, ECHO_SHARE * best / one.score), one.aside)
         held[one.entry.uuid] = one
-    _set_aside_asked_again(held, lambda entry: 0 if entry.uuid in echoing else _own_words(entry, asked))
+    _set_aside_asked_again(held, read, echoing)
     if not any(one.aside is None and one.parts.strength >= min_score for one in held.values()):
         return [msgspec.structs.replace(one, aside=None) for one in held.values()]
     return list(held.values())
@@ -196,70 +229,62 @@ def _held(one: Candidate, factor: float, verdict: Verdict | None) -> Candidate:
     return msgspec.structs.replace(one, parts=parts, aside=verdict)
 
 
-def _said(entry: Entry) -> frozenset[str]:
-    """The words that an answer adds to its own question."""
-    spoken = _spoken_by(entry)
-    return spoken.answered - spoken.asked - _EMPTY
-
-
-def _is_told(entry: Entry, asked: Collection[str]) -> bool:
-    """Whether the user tells something in it: that is no echo, whatever is answered."""
-    spoken = _spoken_by(entry)
-    return len(spoken.told.difference(_EMPTY, asked)) >= (TOLD_MIN if spoken.is_question else 1)
-
-
-def _own_words(entry: Entry, asked: Collection[str]) -> int:
-    """How many words an entry says of its own; what its user tells counts as one more."""
-    return len(_said(entry)) + _is_told(entry, asked)
-
-
-def _repeated(entry: Entry, shown: Sequence[Candidate], asked: Collection[str]) -> list[Candidate]:
+def _repeated(entry: Entry, shown: Sequence[Candidate], read: _Read) -> list[Candidate]:
     """Those of the chunks shown to it that say all that an entry says: nearly all of its words; all of them if none."""
-    if not shown or _is_told(entry, asked):
+    if not shown or read.is_told(entry):
         return []
-    said = _said(entry)
-    return [one for one in shown if len(said & _spoken_by(one.entry).words) >= REPEATED_SHARE * len(said)]
+    said = read.said(entry)
+    least = REPEATED_SHARE * len(said)
+    return [one for one in shown if len(said & read.words(one.entry)) >= least] if said else [*shown]
 
 
-def _retells(entry: Entry, old: Superseded, asked: Collection[str]) -> bool:
+def _retells(entry: Entry, old: Superseded, read: _Read) -> bool:
     """Whether an entry has what a correction took out: a number or name that differs, else half of the words.
 
     Of a chunk that was taken out as a whole it has to have half of the numbers and names: many share one of them.
     """
-    kept = _words(old.replacement) if old.replacement is not None else frozenset(asked)
+    kept = _words(old.replacement) if old.replacement is not None else read.asked
     gone = _words(old.content) - kept
     codes = frozenset(word for word in gone if any(character.isdecimal() for character in word))
-    words = _spoken_by(entry).words
+    words = read.words(entry)
     if codes and old.replacement is not None:
         return bool(codes & words)
     gone = codes or gone
     return bool(gone) and 2 * len(gone & words) >= len(gone)
 
 
-def _set_aside_asked_again(held: dict[bytes, Candidate], own_words: Callable[[Entry], int]) -> None:
-    """Of chunks that ask the same, set aside all but the newest with an answer of its own and those that say more.
+def _set_aside_asked_again(held: dict[bytes, Candidate], read: _Read, echoing: Collection[bytes]) -> None:
+    """Of chunks that ask the same, set aside all but the newest with an answer of its own and those that say more."""
 
-    `own_words`: how many words an entry says of its own.
-    """
-    groups: list[list[Candidate]] = []
-    may_ask = [one for one in held.values() if one.aside is None and _may_ask(one.entry)]
-    for one in sorted(may_ask, key=lambda one: -one.entry.origin_id):
-        spoken = _spoken_by(one.entry)
-        if spoken.asked and spoken.answered and spoken.is_question:
-            for group in groups:
-                if _cosine(_spoken_by(group[0].entry).asked, spoken.asked) >= SAME_QUESTION_COSINE:
-                    group.append(one)
-                    break
-            else:
-                groups.append([one])
-    for group in groups:
-        if len(group) == 1:
-            continue
-        newest = next((one for one in group if own_words(one.entry)), group[0])
-        most = max(1, own_words(newest.entry)) * FAR_MORE
+    def own_words(one: Candidate) -> int:
+        return 0 if one.entry.uuid in echoing else read.own_words(one.entry)
+
+    for group in _asking_the_same(held.values(), read):
+        newest = next((one for one in group if own_words(one)), group[0])
+        most = max(1, own_words(newest)) * FAR_MORE
         for one in group:
-            if one is not newest and own_words(one.entry) <= most:
+            if one is not newest and own_words(one) <= most:
                 held[one.entry.uuid] = msgspec.structs.replace(one, aside=Verdict.ASKED_AGAIN)
+
+
+def _asking_the_same(candidates: Iterable[Candidate], read: _Read) -> list[list[Candidate]]:
+    """The groups of more than one, each newest first. Each word is a bit: there are hundreds of pairs to compare."""
+    groups: list[tuple[int, int, list[Candidate]]] = []
+    bits: dict[str, int] = {}
+    may_ask = [one for one in candidates if one.aside is None and _may_ask(one.entry)]
+    for one in sorted(may_ask, key=lambda one: -one.entry.origin_id):
+        spoken = read.spoken(one.entry)
+        if not (spoken.asked and spoken.answered and spoken.is_question):
+            continue
+        count = len(spoken.asked)
+        mask = sum([1 << bits.setdefault(word, len(bits)) for word in spoken.asked])
+        for other, others, group in groups:
+            if (mask & other).bit_count() / math.sqrt(others * count) >= SAME_QUESTION_COSINE:
+                group.append(one)
+                break
+        else:
+            groups.append((mask, count, [one]))
+    return [group for _, _, group in groups if len(group) > 1]
 
 
 def _may_ask(entry: Entry) -> bool:
@@ -268,16 +293,8 @@ def _may_ask(entry: Entry) -> bool:
     return has_both and any(mark in entry.content for mark in _QUESTION_MARKS)
 
 
-def _cosine(one: frozenset[str], other: frozenset[str]) -> float:
-    return len(one & other) / math.sqrt(len(one) * len(other)) if one and other else 0.0
-
-
 def _shown(entry: Entry) -> tuple[bytes, ...]:
     return () if entry.shown is UNSET else entry.shown
-
-
-def _spoken_by(entry: Entry) -> _Spoken:
-    return _spoken(entry.content, () if entry.speakers is UNSET else entry.speakers)
 
 
 def _sizes(sets: Iterable[frozenset[str]]) -> int:
