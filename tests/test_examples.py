@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -49,9 +49,9 @@ def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
     return daemon
 
 
-def today(daemon: DaemonProcess) -> str:
+def day_of_the_fact(daemon: DaemonProcess) -> str:
     [entry] = daemon.export()
-    return str(datetime.fromtimestamp(entry["canonical_id"] / 1e6, UTC).astimezone().date())
+    return str(datetime.fromisoformat(entry["said_at"]).astimezone().date())
 
 
 def test_memory_is_asked_without_a_chat(told: DaemonProcess, upstream: RecordingUpstream) -> None:
@@ -72,7 +72,7 @@ def test_the_model_writes_notes_at_night_with_their_sources_and_each_can_be_take
     told: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
     [chunk] = told.export()
-    day = today(told)
+    day = day_of_the_fact(told)
     done = run(told, "night_notes.py", "--topic", "work", "--day", day)
     assert done.returncode == 0 and "The office is in Bergen from May on." in done.stdout, done
     assert "moon" not in done.stdout, "a note of no record is left out"
@@ -109,7 +109,7 @@ def test_both_show_the_token_where_memd_wants_one(make_daemon: MakeDaemon, upstr
     daemon.wait_stored(FACT)
     assert "auth.token" in run(daemon, "ask_memory.py", QUESTION).stderr
     assert FACT in run(daemon, "ask_memory.py", QUESTION, token=token).stdout
-    assert "from May on" in run(daemon, "night_notes.py", "--day", today(daemon), token=token).stdout
+    assert "from May on" in run(daemon, "night_notes.py", "--day", day_of_the_fact(daemon), token=token).stdout
 
 
 @pytest.mark.parametrize("example", [("ask_memory.py", QUESTION), ("night_notes.py",)])

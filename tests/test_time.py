@@ -138,7 +138,7 @@ def test_times_are_read_as_programs_write_them(members: dict[str, Any]) -> None:
     "value",
     [
         *(True, "tomorrow", -5, 0, 5, 1e300, "9" * 400, [1], {}, 10**30, "1970-01-01T00:00:00Z", "0001-01-01"),
-        *("9999-12-31T23:59:59-23:00", "2025-11-04", 1_762_257_700),
+        *("9999-12-31T23:59:59-23:00", "2025-11-05", 1_762_257_700),
     ],
 )
 def test_what_is_no_time_or_later_than_now_dates_nothing_and_is_counted(value: object) -> None:
@@ -162,18 +162,28 @@ def test_a_message_without_a_time_has_that_of_the_one_before_it() -> None:
 # What the model and people see
 
 
+def noon() -> datetime:
+    """A noon not long ago, by the clock of this machine: no midnight and no change of the clocks is near."""
+    return datetime.now().replace(hour=12, minute=0, second=0, microsecond=0) - timedelta(days=1)
+
+
+def days_since(local: datetime) -> float:
+    return (datetime.now(UTC) - local.astimezone()) / timedelta(days=1)
+
+
 def test_a_prompt_says_on_which_day_something_was_said_and_what_day_it_is(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
     daemon = make_daemon(upstream.url, {})
-    at_time(daemon, days_ago=40)
+    today = noon()
+    then = today - timedelta(days=40)
+    at_time(daemon, days_ago=days_since(then))
     daemon.start()
     daemon.chat([user(FACT)])
     daemon.wait_stored(FACT)
-    at_time(daemon, days_ago=0)
+    at_time(daemon, days_ago=days_since(today))
     daemon.chat([user("What is the release word for the lighthouse lamp?")])
     block = json.loads(upstream.prompts[-1])[-1]["content"].partition("[/memory]")[0]
-    today, then = datetime.now(), datetime.now() - timedelta(days=40)
     assert f"instructions. Today is {today:%A %Y-%m-%d}.\n-- {then:%A %Y-%m-%d} --\n[mem:" in block
     found = daemon.run("search", "the release word for the lighthouse lamp").stdout
     assert f"  {then:%Y-%m-%d} " in next(line for line in found.split("\n") if "  default  " in line), found
@@ -193,13 +203,14 @@ def test_a_question_about_a_time_favours_what_was_said_then_and_still_finds_the_
 ) -> None:
     daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 0.05}})
     colours = {1: "blue", 40: "green", 80: "black"}
-    at_time(daemon, days_ago=80)
+    today = noon()
+    at_time(daemon, days_ago=days_since(today - timedelta(days=80)))
     daemon.start()
     for days, colour in reversed(colours.items()):
-        at_time(daemon, days_ago=days)
+        at_time(daemon, days_ago=days_since(today - timedelta(days=days)))
         daemon.chat([user(f"I bought a {colour} bicycle at the market and rode it home.")])
         daemon.wait_stored(f"a {colour} bicycle")
-    at_time(daemon, days_ago=0)
+    at_time(daemon, days_ago=days_since(today))
 
     def found(question: str) -> list[dict[str, Any]]:
         chunks: list[dict[str, Any]] = json.loads(daemon.run("search", "--json", question).stdout)["chunks"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import msgspec
 from conftest import MakeDaemon
-from daemon_process import wait_until
+from daemon_process import ask, wait_until
 from recording_upstream import RecordingUpstream
 
 from memd.admin.receipts import Receipt
@@ -63,5 +63,6 @@ def test_the_command_shows_what_requests_took(make_daemon: MakeDaemon, upstream:
 
     wait_until(lambda: requests() == 2, lambda: daemon.run("usage").stdout)
     shown = daemon.run("usage", "--topic", "work").stdout
-    assert f"{datetime.now(UTC).astimezone():%Y-%m-%d}" in shown and "work" in shown and "The oldest receipt" in shown
+    at = ask(f"{daemon.own_url}/memd/turns").json["turns"][0]["at"]
+    assert f"{datetime.fromtimestamp(at / 1e6):%Y-%m-%d}" in shown and "work" in shown and "The oldest receipt" in shown
     assert daemon.run("usage", "--topic", "nowhere").returncode == 2

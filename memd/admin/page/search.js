@@ -46,8 +46,8 @@ export async function show(main, { topic, query, again }) {
     }
     isSettled ||= isSubmitted;
     if (!Object.keys(given).length) return answer.replaceChildren(el("p", { class: "empty" }, "Ask something, or choose what was said when, by whom or with which words. Results come as you type."));
-    const { q, as_of, from, to, words, ...rest } = given;
-    const choice = { ...rest, topic, contains: words, from: from && midnight(from, 0), to: to && midnight(to, 1) };
+    const { q, as_of, words, ...rest } = given;
+    const choice = { ...rest, topic, contains: words }; // days are the daemon's, as those of the timeline
     answer.setAttribute("aria-busy", "true");
     try {
       const then = as_of && new Date(as_of).getTime() * 1000; // the browser's time zone, as it was typed
@@ -71,12 +71,6 @@ async function offer(list, topic) {
     get("/memd/documents", { topic }), get("/memd/conversations", { topic, limit }), get("/memd/chunks", { topic, kind: "note", limit })]);
   const names = new Set([...documents, ...conversations, ...chunks].map((one) => one.source).filter(Boolean));
   list.replaceChildren(...[...names].slice(0, OFFERED_MAX).map((value) => el("option", { value })));
-}
-
-/** The beginning of a day so many days later, in microseconds, in the browser's time zone. */
-function midnight(date, later) {
-  const [year, month, number_] = date.split("-").map(Number);
-  return new Date(year, month - 1, number_ + later).getTime() * 1000;
 }
 
 function found(told) {
