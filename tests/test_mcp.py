@@ -16,9 +16,11 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from recording_upstream import RecordingUpstream
 
+from memd.principals import digest_of
+
 FACT = "The release word for the lighthouse lamp is cinnamon-42."
 LONG = "The keeper's log has many lines. " * 400
-TOKEN = "a-token-that-is-long-enough"
+TOKEN, ANN = "a-token-that-is-long-enough", "ann-has-a-token-of-her-own"
 
 
 def over_stdio(data_dir: Path) -> Any:
@@ -193,16 +195,18 @@ async def test_each_tool_tells_a_model_what_it_takes_and_whether_it_changes_some
 async def test_it_wants_the_token_and_refuses_pages_of_others(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
-    daemon = make_daemon(upstream.url, {"auth": {"token": TOKEN}}).start()
+    ann = {"name": "ann", "token_sha256": digest_of(ANN).hex(), "topics": ["*"], "rights": ["read"]}
+    daemon = make_daemon(upstream.url, {"auth": {"token": TOKEN, "tokens": [ann]}}).start()
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
     assert ask(f"{daemon.own_url}/mcp", body).status == 401
     from httpx2 import AsyncClient
 
-    async with (
-        AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}) as http,
-        Client(streamable_http_client(f"{daemon.own_url}/mcp", http_client=http)) as client,
-    ):
-        assert await called(client, "list_topics") == "Nothing is remembered yet."
+    for token in (TOKEN, ANN):
+        async with (
+            AsyncClient(headers={"Authorization": f"Bearer {token}"}) as http,
+            Client(streamable_http_client(f"{daemon.own_url}/mcp", http_client=http)) as client,
+        ):
+            assert await called(client, "list_topics") == "Nothing is remembered yet."
     shown = {"X-Memory-Token": TOKEN}
     assert ask(f"{daemon.own_url}/mcp", body, headers=shown | {"Sec-Fetch-Site": "cross-site"}).status == 403
     assert ask(f"{daemon.own_url}/mcp", headers=shown).status == 405

@@ -28,6 +28,10 @@ class OwnRoutesClient:
         self.url = url
         self._token = token
 
+    def shown_token(self) -> str:
+        """Return the token that a request shows; empty: none."""
+        return self._token
+
     def get(self, path: str, **query: object) -> bytes:
         """Return the body of the answer to a GET; a query parameter that is None is left out.
 
@@ -61,7 +65,8 @@ class OwnRoutesClient:
             BadQuestion: the request is wrong.
             DaemonError: it refused.
         """
-        headers = {TOKEN_HEADER: self._token} if self._token else {}
+        token = self.shown_token()
+        headers = {TOKEN_HEADER: token} if token else {}
         headers |= {} if body is None else {"Content-Type": "application/json"}
         parts = urllib.parse.urlsplit(self.url)
         with closing(_connection(parts, seconds)) as connection:
@@ -69,7 +74,7 @@ class OwnRoutesClient:
             answer = connection.getresponse()
             content = answer.read()
         if answer.status == WANTS_TOKEN:
-            wants = "does not take this auth.token" if self._token else "wants its auth.token"
+            wants = "does not take this auth.token" if token else "wants its auth.token"
             raise DaemonError(f"the daemon at {self.url} {wants}; {THE_RIGHT_ONE}")
         if answer.status != OK:
             message, kind = _error(content)

@@ -1,35 +1,56 @@
 """MCP's streamable HTTP at memd's own address: from aiohttp's request to the SDK's ASGI application and back.
 
 Rule: no session and no state: each POST is answered by itself, as the specification allows (Transports, at
-https://modelcontextprotocol.io/specification), so a restart is not noticed. Who may ask was decided before.
+https://modelcontextprotocol.io/specification), so a restart is not noticed. Who may ask was decided before, and the
+tools ask memd's routes in the name of that principal, with a secret that holds as long as the request does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import MutableMapping
+import secrets
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from aiohttp import web
 
+from memd.admin.access import principal_of
 from memd.admin.asking import OwnRoutesClient
 from memd.admin.http import error_response, read_body
-from memd.settings.model import Config
+from memd.principals import Principal, Principals
 
 NOT_INSTALLED = "memd: programs that speak MCP need the extra: pip install 'memd-proxy[mcp]', and start memd again"
 BODY_BYTES_MAX = 4 << 20
 TOO_LARGE = f"memd: the body is larger than {BODY_BYTES_MAX:,} bytes"
 ONLY_POST = "memd: this is for programs that speak MCP; they POST (docs/mcp.md)"
+_LENT_SECRET = ContextVar("memd_lent_secret", default="")
+"""Of the request that is answered; empty where no token is needed."""
+
+
+class LentSecretClient(OwnRoutesClient):
+    """Asks memd's own routes in the name of whom a request to `/mcp` comes from."""
+
+    def shown_token(self) -> str:
+        """Return the secret that is lent to the request."""
+        return _LENT_SECRET.get()
 
 
 class McpEndpoint:
     """Answers requests to `/mcp`. The SDK is loaded with the first: it takes a second and 40 MB."""
 
-    def __init__(self, own_url: str, config: Config) -> None:
-        """`own_url`: memd's own address, whose routes the tools ask."""
-        self._client = OwnRoutesClient(own_url, config.auth.token)
-        self._idle_seconds = config.limits.idle_seconds
+    def __init__(self, own_url: str, principals: Principals, idle_seconds: float) -> None:
+        """
+        Args:
+            own_url: memd's own address, whose routes the tools ask.
+            principals: who may use memd.
+            idle_seconds: how long a client may take for the next part of a body.
+        """
+        self._client = LentSecretClient(own_url, "")
+        self._principals = principals
+        self._idle_seconds = idle_seconds
         self._server: Any = None
         self._loading = asyncio.Lock()
 
@@ -51,9 +72,24 @@ class McpEndpoint:
                 self._server = tools.server_for(self._client)
         application = self._server.streamable_http_app(stateless_http=True, json_response=True, host="")
         asked = _Exchange(request, body)
-        async with self._server.session_manager.run():  # of this application
-            await application(asked.scope(), asked.receive, asked.send)
+        with self._lent_to(principal_of(request)):
+            async with self._server.session_manager.run():  # of this application
+                await application(asked.scope(), asked.receive, asked.send)
         return await asked.ended()
+
+    @contextmanager
+    def _lent_to(self, principal: Principal) -> Iterator[None]:
+        """Lend a secret for what is done within; the threads in which tools run see it too."""
+        if self._principals.is_open:
+            yield
+            return
+        shown = _LENT_SECRET.set(secret := secrets.token_hex(32))
+        self._principals.lend(secret, principal)
+        try:
+            yield
+        finally:
+            self._principals.take_back(secret)
+            _LENT_SECRET.reset(shown)
 
 
 class _Exchange:

@@ -272,7 +272,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> Own
             BackupRoutes(config.data_dir, files),
             ProofRoutes(secret, daemon.addresses.local),
         ),
-        McpEndpoint(daemon.addresses.local, config).answer,
+        McpEndpoint(daemon.addresses.local, daemon.principals, config.limits.idle_seconds).answer,
     )
 
 
