@@ -13,6 +13,7 @@ import pytest
 from conftest import MakeDaemon
 from daemon_process import Answer, DaemonProcess, ask
 from recording_upstream import RecordingUpstream
+from reserved_port import reserved_port
 
 from memd.errors import MemdError
 from memd.proxy.addresses import addresses_of, bound, leads_back, own_port
@@ -131,12 +132,11 @@ def config(folder: Path, port: int, own: int | str) -> Config:
 def two_free_ports() -> Iterator[tuple[int, int]]:
     """A free port, and the one above it, on which somebody listens."""
     while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port = first.getsockname()[1]
+        with reserved_port() as port:
             try:
                 second = socket.create_server(("127.0.0.1", port + 1))
             except OSError:
                 continue
-        with second:
-            yield port, port + 1
-        return
+            with second:
+                yield port, port + 1
+            return

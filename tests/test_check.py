@@ -25,6 +25,7 @@ from full_disk import FullDisk
 from llama_server import running_llama
 from raw_wire import answer, raw_upstream
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, recording_upstream
+from reserved_port import reserved_port
 from strict_llama import StrictLlama
 from strict_server import StrictServer
 
@@ -335,10 +336,9 @@ def test_memd_in_front_of_memd_is_recognised(tmp_path: Path, daemon: DaemonProce
 
 
 def test_memd_s_own_address_as_upstream_is_recognised_before_it_runs(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    settings = {"listen": {"port": port}, "upstream": {"url": f"http://localhost:{port}/v1"}}
-    assert "in circles" in Place(tmp_path, settings).failures()["upstream"]
+    with reserved_port() as port:
+        settings = {"listen": {"port": port}, "upstream": {"url": f"http://localhost:{port}/v1"}}
+        assert "in circles" in Place(tmp_path, settings).failures()["upstream"]
 
 
 @pytest.mark.parametrize("page", [b"", b"<html>an app that answers everything</html>", b'{"error": {"code": 404}}'])

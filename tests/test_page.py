@@ -17,6 +17,7 @@ from page_browser import PHONE, chromium
 from page_tabs import CAKE, INODES, POSTGRES, WHY, OpenPage, question, rows, said, tell
 from playwright.sync_api import Locator, Page, Route, expect
 from recording_upstream import RecordingUpstream
+from reserved_port import reserved_port
 
 if chromium() is None:
     pytest.skip("there is no Chromium; on Debian and Ubuntu: apt install chromium", allow_module_level=True)
@@ -318,15 +319,15 @@ def test_the_topics_have_their_sizes_and_choosing_one_narrows_every_view(
 def test_the_page_goes_on_by_itself_after_a_restart_and_shows_a_model_server_that_is_gone(
     make_daemon: MakeDaemon, open_page: OpenPage
 ) -> None:
-    daemon = make_daemon("http://127.0.0.1:9").start()
-    page = open_page(daemon, expected=("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_CONNECTION_RESET"))
-    expect(page.locator("#health")).to_contain_text("does not answer")
-    expect(page.get_by_text("Events live")).to_be_visible()
-    port = daemon.own_url.rpartition(":")[2]
-    assert daemon.terminate() == 0
-    expect(page.get_by_text("reconnecting …")).to_be_visible()
-    daemon.start("--admin-port", port)
-    expect(page.get_by_text("Events live")).to_be_visible()
+    with reserved_port() as port:
+        daemon = make_daemon("http://127.0.0.1:9").start("--admin-port", str(port))
+        page = open_page(daemon, expected=("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_CONNECTION_RESET"))
+        expect(page.locator("#health")).to_contain_text("does not answer")
+        expect(page.get_by_text("Events live")).to_be_visible()
+        assert daemon.terminate() == 0
+        expect(page.get_by_text("reconnecting …")).to_be_visible()
+        daemon.start("--admin-port", str(port))
+        expect(page.get_by_text("Events live")).to_be_visible()
 
 
 def test_what_cannot_be_shown_is_said_where_it_was_to_be(told: DaemonProcess, open_page: OpenPage) -> None:

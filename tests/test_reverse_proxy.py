@@ -21,6 +21,7 @@ from aiohttp.test_utils import make_mocked_request
 from conftest import MakeDaemon
 from daemon_process import Answer, DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, streamed
+from reserved_port import reserved_port
 from tls_files import TlsFiles, make_tls_files
 
 from memd.admin.access import forwarding_header
@@ -92,13 +93,12 @@ class Nginx:
 
 
 @contextmanager
-def nginx(folder: Path, memd: DaemonProcess, files: TlsFiles) -> Iterator[Nginx]:
+def nginx(folder: Path, memd: DaemonProcess, files: TlsFiles, port: int) -> Iterator[Nginx]:
     """The configuration in the document, with this machine's ports and files in the place of the example's."""
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
     if program is None:
         pytest.skip("there is no nginx; on Debian and Ubuntu: apt install nginx-light")
     [documented] = re.findall(r"```nginx\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    port = free_port()
     for example, here in {
         "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
         "http://127.0.0.1:8765": memd.base_url,
@@ -123,12 +123,6 @@ def nginx(folder: Path, memd: DaemonProcess, files: TlsFiles) -> Iterator[Nginx]
         process.communicate(timeout=120)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
@@ -138,12 +132,13 @@ Behind = Callable[[DaemonProcess], Any]
 
 
 @pytest.fixture
-def behind(tmp_path: Path) -> Behind:
+def behind(tmp_path: Path) -> Iterator[Behind]:
     """`behind(memd)`: nginx in front of it, as a context."""
     files = make_tls_files(tmp_path, NAME, OWN_NAME)
     folder = tmp_path / "nginx"
     folder.mkdir()
-    return lambda memd: nginx(folder, memd, files)
+    with reserved_port() as port:
+        yield lambda memd: nginx(folder, memd, files, port)
 
 
 def test_behind_the_documented_nginx_all_works_with_the_token(

@@ -14,6 +14,7 @@ import pytest
 from conftest import REPLY, REPLY_WITH_MEMORY, MakeDaemon
 from daemon_process import DaemonProcess, ask, clean_environment, text_of, wait_until
 from recording_upstream import RecordingUpstream, streamed
+from reserved_port import reserved_port
 
 GRACE = {"shutdown": {"grace_seconds": 30}}
 
@@ -110,11 +111,13 @@ def test_an_unreadable_config_is_one_clear_line(make_daemon: MakeDaemon, upstrea
 
 
 def test_without_an_upstream_it_starts_warns_and_answers_what_to_do(make_daemon: MakeDaemon) -> None:
-    nowhere = f"http://127.0.0.1:{free_port()}"
-    daemon = make_daemon(nowhere).start()
-    assert nowhere in daemon.log.read_text()
-    assert "NOT REACHABLE" in daemon.log.read_text()
-    for answer in (daemon.chat([said("Hello?")]), ask(f"{daemon.base_url}/v1/models")):
+    with reserved_port() as port:
+        nowhere = f"http://127.0.0.1:{port}"
+        daemon = make_daemon(nowhere).start()
+        assert nowhere in daemon.log.read_text()
+        assert "NOT REACHABLE" in daemon.log.read_text()
+        answers = daemon.chat([said("Hello?")]), ask(f"{daemon.base_url}/v1/models")
+    for answer in answers:
         assert answer.status == 502
         assert answer.headers.get_content_type() == "application/json"
         error = answer.json["error"]
@@ -127,11 +130,11 @@ def test_without_an_upstream_it_starts_warns_and_answers_what_to_do(make_daemon:
 def test_an_upstream_that_comes_later_is_used(make_daemon: MakeDaemon, scripted_gguf: Path) -> None:
     from llama_server import running_llama
 
-    port = free_port()
-    daemon = make_daemon(f"http://127.0.0.1:{port}").start()
-    assert daemon.chat([said("Hello?")]).status == 502
-    with running_llama(scripted_gguf, context=4096, log=daemon.folder / "llama.log", port=port):
-        assert daemon.chat([said("Hello?")]).reply == "".join(REPLY)
+    with reserved_port() as port:
+        daemon = make_daemon(f"http://127.0.0.1:{port}").start()
+        assert daemon.chat([said("Hello?")]).status == 502
+        with running_llama(scripted_gguf, context=4096, log=daemon.folder / "llama.log", port=port):
+            assert daemon.chat([said("Hello?")]).reply == "".join(REPLY)
 
 
 def test_a_model_file_is_served_and_its_server_ends_with_memd(make_daemon: MakeDaemon, scripted_gguf: Path) -> None:
@@ -185,13 +188,6 @@ def raise_if_cut(chunks: list[object], *, ended: bool) -> None:
     """Clients see a cut stream either as an error while reading, or as one without its `[DONE]`."""
     if not ended:
         raise ConnectionError(f"no [DONE] after {json.dumps(chunks)}")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-        assert isinstance(port, int)
-        return port
 
 
 def child_url(daemon: DaemonProcess) -> str:
