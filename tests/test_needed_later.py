@@ -17,6 +17,7 @@ from test_turn import daemon_in_process
 from memd.entries import Speaker
 from memd.messages import Message
 from memd.recall.echoes import telling, unseen
+from memd.store.lexical.analyzer import analyze_query
 
 CODE = "KINGFISHER9"
 THING = "copper windmill 532"
@@ -130,5 +131,5 @@ def test_in_a_turn_under_way_what_answers_the_question_comes_before_what_repeats
         candidate(f"a{number}", 0.5, text, speakers=(Speaker(0, role),))
         for number, (text, role) in enumerate([(mention, "assistant"), (mention, "tool"), (answer, "tool")])
     ]
-    own, repeated, told = (one.score for one in telling(found, question))
+    own, repeated, told = (one.score for one in telling(found, frozenset(analyze_query(question))))
     assert own == pytest.approx(0.15) and repeated == pytest.approx(0.25) and told > 0.4

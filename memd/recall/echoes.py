@@ -97,8 +97,8 @@ class _Spoken(NamedTuple):
 class _Read:
     """The words of a question, and those of its candidates as far as they were asked for: each is looked up once."""
 
-    def __init__(self, question: str) -> None:
-        self.asked = frozenset(analyze_query(question))
+    def __init__(self, asked: frozenset[str]) -> None:
+        self.asked = asked
         self._spoken: dict[bytes, _Spoken] = {}
         self._said: dict[bytes, frozenset[str]] = {}
         self._words: dict[bytes, frozenset[str]] = {}
@@ -151,20 +151,21 @@ def unseen(candidate: Candidate, visible_digests: Collection[bytes]) -> Candidat
     entry = candidate.entry
     if entry.speakers is UNSET or len(entry.speakers) != len(entry.digests):
         return candidate
+    if not any(digest in visible_digests for digest in entry.digests):
+        return candidate
     said = zip(_lengths(entry), entry.digests, strict=True)
     seen = sum(length for length, digest in said if digest in visible_digests)
     return _held(candidate, 1 - seen / len(entry.content), candidate.aside) if seen else candidate
 
 
-def telling(candidates: Sequence[Candidate], question: str) -> list[Candidate]:
-    """The candidates of a question about a turn under way, with what those lose that only repeat it.
+def telling(candidates: Sequence[Candidate], asked: frozenset[str]) -> list[Candidate]:
+    """The candidates of a question about a turn under way, with what those lose that only repeat its words, `asked`.
 
     A model at work says again and again what it looks for, and all that is as near to the question as the answer is:
     its own words count less than results, and of any chunk the lines that have words of the question and no others.
     (Measured with `bench/agents.py`: of 222 facts needed and no longer in the prompt blocks of 512 tokens show 131
     without either, 145 with the second, 173 with both.)
     """
-    asked = _words(question)
     told = []
     for one in candidates:
         left = 1 - REPEATING_SHARE * _repeating(one.entry.content, asked)
@@ -173,14 +174,19 @@ def telling(candidates: Sequence[Candidate], question: str) -> list[Candidate]:
 
 
 def without_echoes(
-    candidates: Sequence[Candidate], question: str, superseded: Mapping[bytes, Superseded], *, min_score: float
+    candidates: Sequence[Candidate],
+    asked: frozenset[str],
+    superseded: Mapping[bytes, Superseded],
+    *,
+    min_score: float,
 ) -> list[Candidate]:
     """The candidates with what echoes lose, in any order.
 
     Args:
+        asked: the words of the question.
         superseded: of the chunks that were shown to a candidate, those that were corrected since.
     """
-    read = _Read(question)
+    read = _Read(asked)
     oldest_first = sorted(candidates, key=lambda one: one.entry.origin_id)
     held: dict[bytes, Candidate] = {}
     echoing: set[bytes] = set()

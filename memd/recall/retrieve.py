@@ -233,12 +233,11 @@ class Retriever:
         until = None if budget.seconds is None else began + CUTTING_SHARE * budget.seconds
         depth = max(1, min(DEPTH_MAX, budget.tokens // TOP_K_TOKENS))
         now_us = self._now_us() if filters.asked_at is None else filters.asked_at
-        asked = TimedQuestion.of(question, now_us, self._settings.time_weight)
         k = self._settings.top_k * depth
-        words = self._words.submit(self._searches_by_words, asked, k, topics, unstored, filters, until)
+        words = self._words.submit(self._searches_by_words, question, now_us, k, topics, unstored, filters, until)
         queries, trouble = self._embedded(question)
         times.append(time.perf_counter())
-        searches, is_partial = words.result()
+        asked, searches, is_partial = words.result()
         for search in searches:
             search.by_meaning(queries)
         if trouble is not None and not any(search.has_words for search in searches):
@@ -292,21 +291,22 @@ class Retriever:
 
     def _searches_by_words(
         self,
-        question: TimedQuestion,
+        question: str,
+        now_us: int,
         k: int,
         topics: Sequence[Searchable],
         unstored: Sequence[UnstoredText],
         filters: Filters,
         until: float | None,
-    ) -> tuple[list[TopicSearch], bool]:
+    ) -> tuple[TimedQuestion, list[TopicSearch], bool]:
         """The searches of all topics, words looked up; and whether time was too short to cut all that is unstored."""
+        asked = TimedQuestion.of(question, now_us, self._settings.time_weight)
         # Pending chunks come first: one that is stored meanwhile is then in both, and not in neither.
         pending = [Pending(one.chunks(but=filters.visible_digests, until=until)) for one in unstored]
         is_partial = until is not None and time.monotonic() > until
-        pairs = zip(topics, pending, strict=True)
         k = k if self._settings.lexical_weight else 0
-        choice = filters.wanted, filters.visible_digests
-        return [search_by_words(*pair, question, k, *choice, self.read_before) for pair in pairs], is_partial
+        choice, pairs = (filters.wanted, filters.visible_digests), zip(topics, pending, strict=True)
+        return asked, [search_by_words(*pair, asked, k, *choice, self.read_before) for pair in pairs], is_partial
 
     def _demands(
         self, question: str, queries: NDArray[np.float32], searches: Sequence[TopicSearch], depth: int
@@ -396,9 +396,9 @@ class Retriever:
         superseded = {uuid: old for search in searches for uuid, old in search.superseded(shown).items()}
         told = [unseen(one, filters.visible_digests) for one in candidates]
         if filters.in_turn:
-            told = telling(told, question.text)
+            told = telling(told, question.words)
         return rank(
-            without_echoes(told, question.text, superseded, min_score=self._settings.min_score),
+            without_echoes(told, question.words, superseded, min_score=self._settings.min_score),
             demands=demands,
             visible_digests=filters.visible_digests,
             same_cosine=self._encoder.same_cosine,

@@ -20,7 +20,7 @@ import msgspec
 
 from memd.recall.days import day_of
 from memd.recall.fusion import WORD_BY_WORD, Parts
-from memd.store.lexical.analyzer import language_of_text
+from memd.store.lexical.analyzer import analyze_query, language_of_text
 
 CHARACTERS_MAX = 250
 """People ask at the end of what they write."""
@@ -143,9 +143,11 @@ _TALK = _WHAT | frozenset(
 
 
 class TimedQuestion(NamedTuple):
-    """A question, and the times that it speaks of."""
+    """A question, its words, and the times that it speaks of."""
 
     text: str
+    words: frozenset[str]
+    """As `analyze_query` leaves them."""
     spans: tuple[Span, ...]
     factor: float
     """The factor on the score of what was said then."""
@@ -156,7 +158,7 @@ class TimedQuestion(NamedTuple):
     def of(cls, text: str, now_us: int, weight: float) -> TimedQuestion:
         """`weight`: `retrieval.time_weight`."""
         found = spans(text, now_us) if weight else ()
-        return cls(text, found, 1 + weight, bool(found) and _is_about_time(text))
+        return cls(text, frozenset(analyze_query(text)), found, 1 + weight, bool(found) and _is_about_time(text))
 
     def favoured(self, parts: Parts) -> Parts:
         """The score of a chunk that was said then. If a time is all that is asked for, it has all that is named."""

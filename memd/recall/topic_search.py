@@ -272,7 +272,8 @@ class TopicSearch:
         """The visible chunks that are among the best `k`; `dense`: the best of the others."""
         if not len(self._queries) or not self._visible:
             return []
-        found = self.snapshot.hits_at(self._queries, self._visible).values()
+        least = dense[-1].score if len(dense) == k else 0.0
+        found = self.snapshot.hits_at(self._queries, self._visible, least=least).values()
         best = sorted([*dense, *found], key=lambda hit: (-hit.score, hit.canonical_id))[:k]
         visible = set(self._visible)
         return [hit for hit in best if (hit.segment, hit.row) in visible]

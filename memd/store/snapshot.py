@@ -250,7 +250,12 @@ class Snapshot:
         return frozenset(number for view in self.indexes for number in view.index.segment_ids if number in self.views)
 
     def hits_at(
-        self, queries: Floats, places: Sequence[Place], entries: Mapping[Place, Entry] | None = None
+        self,
+        queries: Floats,
+        places: Sequence[Place],
+        entries: Mapping[Place, Entry] | None = None,
+        *,
+        least: float = 0.0,
     ) -> dict[Place, Hit]:
         """Return hits for the entries at these places, with their exact cosines.
 
@@ -258,6 +263,7 @@ class Snapshot:
 
         Args:
             entries: those that the caller has read already.
+            least: without hits of a lower score.
         """
         places = list(dict.fromkeys(places))
         if not places:
@@ -265,7 +271,7 @@ class Snapshot:
         cosine = self._cosines_at(np.ascontiguousarray(queries, dtype=np.float32), places, entries or {})
         records = self._records_at(at := np.array(places, dtype=np.intp))
         multiplier = multipliers(records["utility_steps"], self.utility)
-        known = ~np.isnan(cosine)
+        known = scores_of(cosine, multiplier) >= least  # not those without a cosine
         hits = _hits(at[known], records[known], cosine[known], multiplier[known])
         return {(hit.segment, hit.row): hit for hit in hits}
 
