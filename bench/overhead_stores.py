@@ -17,6 +17,9 @@ from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.loading import load_embedder
 from memd.recall.block import line_of
 from memd.settings.model import EmbeddingSettings
+from memd.store.layout import TopicLayout
+from memd.store.log.format import HEADER_BYTES, ModelId, encode_header
+from memd.store.log.segment import new_header
 from memd.store.store import Store
 
 SEGMENT_ENTRIES = 5000
@@ -44,3 +47,19 @@ def fill(folder: Path, chunks: int, kept: Path | None) -> None:
             settle(log)
     log.index_terms()
     store.close()
+
+
+def add_topics(folder: Path, count: int) -> None:
+    """That many topics of one entry each, beside the default one, in a store that `fill` made."""
+    embedder, chosen = load_embedder(EmbeddingSettings()), np.random.default_rng(2)
+    data_dir, model = folder / "memory", ModelId(embedder.dimension, embedder.fingerprint)
+    store = Store.open(
+        data_dir, dimension=model.dimension, fingerprint=model.fingerprint, segment_entries_max=SEGMENT_ENTRIES
+    )
+    store.topic("topic-0").append(drafts(embedded(embedder, 1), chosen))
+    store.close()
+    entry = TopicLayout(data_dir, "topic-0").active.read_bytes()[HEADER_BYTES:]
+    for number in range(1, count):
+        layout = TopicLayout(data_dir, f"topic-{number}")
+        layout.segments.mkdir(parents=True)
+        layout.active.write_bytes(encode_header(new_header(layout, model, 1)) + entry)

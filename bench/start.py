@@ -4,7 +4,11 @@ Backs this claim: from importing memd to the first byte served under 1 s, with w
 start is a fresh `memd serve` on a store with one sealed segment, in front of the stub of overhead_targets.py, and it is
 asked from the first moment on until it listens. Beside it what the interpreter and the imports alone take.
 
-    python bench/start.py [--rounds 10] [--json FILE]
+And this one: a start does not depend on how many topics there are, and a related topic that is not open takes at most
+5 ms. With `--topics` the store has so many beside the default one; the first start over them looks at each, and is told
+apart.
+
+    python bench/start.py [--rounds 10] [--topics 100000] [--json FILE]
 """
 
 from __future__ import annotations
@@ -19,18 +23,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import yaml
-from overhead_stores import fill
+from overhead_stores import add_topics, fill
 from overhead_targets import free_port, serving
 from rich.console import Console
 from rich.table import Table
 
+from memd.store.layout import RECENT_NAME
+
 CHUNKS = 5000
-SECONDS_MAX = 30.0
+SECONDS_MAX = 60.0
+WAKE_SECONDS_MAX = 600.0
 QUESTION = {"model": "stub", "messages": [{"role": "user", "content": "Which of the boats was to go first?"}]}
 
 
@@ -41,8 +48,22 @@ def command_seconds(*arguments: str) -> float:
     return time.perf_counter() - started
 
 
-def first_byte_seconds(folder: Path, upstream: str, mode: str) -> float:
-    """From the start of `memd serve` to the first byte of its first answer."""
+def related_ms(port: int, related: Sequence[str]) -> float:
+    """From a request that names these related topics to the first byte of its answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS_MAX)
+    memory_in = {"related_topic_ids": related}
+    body = json.dumps({**QUESTION, "metadata": {"memory_in": json.dumps(memory_in)}})
+    started = time.perf_counter()
+    connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    taken = time.perf_counter() - started
+    assert answer.status == 200 and answer.getheader("X-Memory-Status") in ("injected", "none"), answer.read()
+    connection.close()
+    return 1e3 * taken
+
+
+def first_byte_seconds(folder: Path, upstream: str, mode: str, then: Callable[[int], None] = lambda _: None) -> float:
+    """From the start of `memd serve` to the first byte of its first answer; `then` has the port for more."""
     port = free_port()
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump({"data_dir": str(folder / "memory"), "log": {"level": "error"}}))
@@ -58,6 +79,7 @@ def first_byte_seconds(folder: Path, upstream: str, mode: str) -> float:
                 answer = connection.getresponse()  # returns with the first bytes
                 taken = time.perf_counter() - started
                 assert answer.status == 200, answer.read()
+                then(port)
                 return taken
             except ConnectionRefusedError:
                 time.sleep(0.005)
@@ -69,10 +91,39 @@ def first_byte_seconds(folder: Path, upstream: str, mode: str) -> float:
         process.wait()
 
 
+def beside_topics(folder: Path, upstream: str, topics: int) -> None:
+    """Make the topics, start over them once, and say what a related topic takes that is not open."""
+    add_topics(folder, topics)
+    chosen, added = np.random.default_rng(3), []
+
+    def looked_at(_: int) -> None:
+        until = time.perf_counter() + WAKE_SECONDS_MAX
+        while not (folder / "memory" / RECENT_NAME).exists() and time.perf_counter() < until:
+            time.sleep(0.1)
+
+    started = time.perf_counter()
+    seconds = first_byte_seconds(folder, upstream, "readonly", looked_at)
+    print(
+        f"{topics:,} topics, the first start: {seconds:.2f} s; all are looked at: {time.perf_counter() - started:.0f} s"
+    )
+
+    def related(port: int) -> None:
+        for one, two in chosen.integers(topics, size=(100, 2)):
+            alone = related_ms(port, [])
+            added.append(
+                (alone, related_ms(port, [f"topic-{one}"]), related_ms(port, [f"topic-{one}", f"topic-{two}"]))
+            )
+
+    first_byte_seconds(folder, upstream, "full", related)
+    alone, one, two = np.median(np.asarray(added), axis=0)
+    print(f"a related topic that is not open: +{one - alone:.1f} ms; one open and one not: +{two - alone:.1f} ms")
+
+
 def main() -> None:
     """Measure, print, and write the figures where asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--topics", type=int, default=0)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="memd-bench-") as name, serving("stub") as (upstream, _):
@@ -84,6 +135,8 @@ def main() -> None:
             "memd serve to the first byte, mode off": lambda: first_byte_seconds(folder, upstream, "off"),
             f"the same with memory over {CHUNKS:,} chunks": lambda: first_byte_seconds(folder, upstream, "readonly"),
         }
+        if asked.topics:
+            beside_topics(folder, upstream, asked.topics)
         taken: dict[str, list[float]] = {name: [] for name in works}
         for number in range(asked.rounds + 1):
             for what, work in works.items():

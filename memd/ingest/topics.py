@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
+from memd import __version__
 from memd.conversation.events import BufferEvent, decode_event, encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Entry, checked_topic_id
@@ -52,11 +53,13 @@ class Topic:
         redactor: Redactor,
         cutter: Cutter,
         *,
+        before_write: Callable[[], None],
         journal_behind: bool = False,
     ) -> None:
         """Use `Topics.get`.
 
         Args:
+            before_write: called in the writer thread, before each write to the log or the journal.
             journal_behind: the journal's file differs from the buffer and must be rewritten.
         """
         self.id = log_.topic_id
@@ -80,6 +83,7 @@ class Topic:
         """Events were lost to a failed write: only a rewrite brings the file up to date."""
         self._journal_unsynced = False
         self._writer = writer
+        self._before_write = before_write
         self._holders = 0
         self._used_at = time.monotonic()
 
@@ -155,8 +159,13 @@ class Topic:
 
     async def _write(self, file: str, work: Callable[[], Result]) -> Result:
         """Run `work`, which writes to the log or the journal, in the writer thread, and keep its error as `trouble`."""
+
+        def write() -> Result:
+            self._before_write()
+            return work()
+
         try:
-            result = await asyncio.get_running_loop().run_in_executor(self._writer, work)
+            result = await asyncio.get_running_loop().run_in_executor(self._writer, write)
         except StoreError as error:
             if file not in self._troubles:
                 log.error("writing failed", extra={"topic": self.id, "error": error})
@@ -252,16 +261,26 @@ class Topics:
         """
         loop = asyncio.get_running_loop()
         used_last: tuple[float, str] | None = None
-        for topic_id in self._store.topic_ids():
+        at_rest, state = [], self._state
+        for topic_id in await loop.run_in_executor(None, self._store.to_look_at, state):
             try:
                 used_at, has_work = await loop.run_in_executor(None, self._last_use_and_work, topic_id)
                 if used_at is not None:
                     used_last = max(used_last or (used_at, topic_id), (used_at, topic_id))
                 if has_work:
                     await self.get(topic_id)
+                else:
+                    at_rest.append(topic_id)
             except StoreError as error:
                 log.error("a topic cannot be opened", extra={"topic": topic_id, "error": error})
-        return None if used_last is None else await self.get(used_last[1])
+        topic = None if used_last is None else await self.get(used_last[1])
+        await loop.run_in_executor(None, self._store.note_at_rest, at_rest, state)
+        return topic
+
+    @property
+    def _state(self) -> str:
+        """Stands for the rules by which a journal may have to be redacted: after others each has to be looked at."""
+        return f"{__version__} {msgspec.json.encode(self._config.ingest).decode()}"
 
     async def let_idle_go(self) -> None:
         """Close topics that have been idle for long, and sooner while they are too many or take too much memory."""
@@ -305,7 +324,7 @@ class Topics:
         """The topic if it is open or on disk, else None; nothing is created."""
         if topic_id not in self._open:
             loop = asyncio.get_running_loop()
-            if topic_id not in await loop.run_in_executor(None, self._store.topic_ids):
+            if not await loop.run_in_executor(None, self._store.has_topic, topic_id):
                 return None
         return await self.get(topic_id)
 
@@ -341,7 +360,7 @@ class Topics:
         for finding in log_.findings:
             log.warning("found in the log", extra={"topic": topic_id, "finding": finding})
         parts = log_, buffer, journal, self._writer, self._redactor, self._cutter
-        return Topic(*parts, journal_behind=has_lost or not is_as_kept)
+        return Topic(*parts, before_write=self._store.before_write, journal_behind=has_lost or not is_as_kept)
 
     def _last_use_and_work(self, topic_id: str) -> tuple[float | None, bool]:
         """When the topic was last used, by its journal, and whether there is work to do in it."""

@@ -216,7 +216,7 @@ async def _serve(config: Config, model: Path | None) -> None:
 def _announce(daemon: Daemon, seconds: float) -> None:
     """Say where memd listens: to people on stdout; a log for programs is all that there is, so it is said there."""
     config, facts = daemon.config, daemon.upstream.facts
-    topics = len(daemon.store.topic_ids())
+    topics = daemon.store.topic_count
     if config.log.format == "json":
         where = {"url": daemon.base_url, "own_url": daemon.own_url, "data_dir": config.data_dir, "topics": topics}
         upstream = {"upstream": daemon.upstream.url, "reachable": facts.reachable, "window": facts.window}

@@ -29,6 +29,12 @@ class SharedClock:
         with self._lock:
             return self._clock.next_and_now()
 
+    @property
+    def last(self) -> int:
+        """The highest id so far."""
+        with self._lock:
+            return self._clock.last
+
     def observe(self, canonical_id: int) -> None:
         """Keep later ids above this one."""
         with self._lock:

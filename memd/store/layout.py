@@ -7,6 +7,7 @@ segments afterwards: then it may see a segment twice if the daemon rotates in be
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from memd.entries import TOPIC_ID_PATTERN, checked_topic_id
@@ -22,15 +23,18 @@ SECRET_NAME = "memd.secret"  # noqa: S105  # the name of a file
 """The secret with which the daemon that holds the lock proves itself to commands."""
 RECEIPTS_NAME = "memd.receipts"
 RECEIPTS_OLD_NAME = "memd.receipts.old"
+RECENT_NAME = "memd.recent"
+"""The topics that a start has to look at; see recent.py."""
 MODELS_NAME = "memd.models"
 """Embedding models that were added, and what was measured of models: derived, so neither backed up nor verified."""
 FORMER_NAMES = "former_names"
 """Beside `active.bin`: the names that the topic had before, one on each line. People write it, memd reads it."""
-_REPLACED = (ADDRESS_NAME, SECRET_NAME)
+_REPLACED = (ADDRESS_NAME, SECRET_NAME, RECENT_NAME)
 _OWN_NAMES = {
     *(LOCK_NAME, RECEIPTS_NAME, RECEIPTS_OLD_NAME, MODELS_NAME, *_REPLACED),
     *(name + TEMPORARY_SUFFIX for name in _REPLACED),
 }
+_OWN_FOLDED = {name.casefold(): name for name in _OWN_NAMES}
 _SEGMENTS = "segments"
 _SEGMENT = re.compile(r"seg_(\d{4,9})\.(bin|hnsw|meta)")
 _MERGED = re.compile(r"merged_(\d{4,9})_(\d{4,9})\.(?:hnsw|meta)")
@@ -137,30 +141,68 @@ def check_topic(files: Files, directory: Path, header: Header | None, path: Path
     )
 
 
-def check_new_name(files: Files, data_dir: Path, topic_id: str) -> None:
-    """Make sure that a topic may get this name, if it does not exist yet.
+class TopicNames:
+    """The names of the topics in a directory: listed once, so that no request has to list a hundred thousand.
 
     Where a file system takes names that differ only in case for the same, as on macOS and Windows, two such topics
-    would share a folder. So no store may have both, wherever it is: it may be moved.
-
-    Raises:
-        BadTopicId: a topic, or a file of memd's, has a name that differs from it only in case.
+    would share a folder. So no store gets both, wherever it is: it may be moved. Any thread may ask; what is missed
+    because two did at once is found in the next list.
     """
-    names = files.names(data_dir)
-    if topic_id in names:
-        return
-    folded = topic_id.casefold()
-    taken = next((name for name in (*names, *sorted(_OWN_NAMES)) if name.casefold() == folded), None)
-    if taken is not None:
-        raise BadTopicId(f"topic_id {topic_id!r} differs only in case from {taken!r}, which is there; use that name")
+
+    def __init__(self, files: Files, data_dir: Path) -> None:
+        self._files = files
+        self._data_dir = data_dir
+        self._list()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def has(self, topic_id: str) -> bool:
+        """Whether there is a topic of just this name, with a file; also one that somebody has put there meanwhile."""
+        return topic_id not in _OWN_NAMES and has_files(self._files, self._data_dir / topic_id) and self._is(topic_id)
+
+    def add(self, topic_id: str) -> bool:
+        """Note that a topic is opened; whether it is a new one, whose folder has to be made.
+
+        Raises:
+            BadTopicId: a topic, or a file of memd's, has a name that differs from it only in case.
+        """
+        is_there = self._files.is_directory(self._data_dir / topic_id)
+        if is_there and self._is(topic_id):
+            return False
+        folded = topic_id.casefold()
+        taken = _OWN_FOLDED.get(folded) or self._by_folded.get(folded, topic_id)
+        if taken != topic_id and (taken in _OWN_NAMES or taken in self._files.names(self._data_dir)):
+            there = f"{taken!r}, which is there; use that name"
+            raise BadTopicId(f"topic_id {topic_id!r} differs only in case from {there}")
+        self._names.add(topic_id)
+        self._by_folded[folded] = topic_id
+        return not is_there
+
+    def _is(self, topic_id: str) -> bool:
+        if topic_id not in self._names:
+            self._list()
+        return topic_id in self._names
+
+    def _list(self) -> None:
+        self._names = set(topic_names_in(self._files, self._data_dir))
+        self._by_folded = {name.casefold(): name for name in self._names}
+
+
+def topic_names_in(files: Files, data_dir: Path) -> list[str]:
+    """Return the names that can be those of topics, sorted."""
+    return [name for name in files.names(data_dir) if TOPIC_ID_PATTERN.fullmatch(name) and name not in _OWN_NAMES]
 
 
 def topic_ids_in(files: Files, data_dir: Path) -> list[str]:
     """Return the topics that have a file, sorted: a full disk may have left a directory and no more."""
-    named = (name for name in files.names(data_dir) if TOPIC_ID_PATTERN.fullmatch(name) and name not in _OWN_NAMES)
-    return [name for name in named if _has_files(files, data_dir / name)]
+    return [name for name in topic_names_in(files, data_dir) if has_files(files, data_dir / name)]
 
 
-def _has_files(files: Files, directory: Path) -> bool:
+def has_files(files: Files, directory: Path) -> bool:
+    """Whether a topic's folder has more in it than an empty folder for segments."""
     names = files.names(directory)
     return names != [] and (names != [_SEGMENTS] or files.names(directory / _SEGMENTS) != [])

@@ -16,15 +16,17 @@ class LockOrder(IntEnum):
 
     TOPICS = 0
     """The table of open topics (Store)."""
-    MERGE = 1
+    RECENT = 1
+    """The list of topics that a start has to look at (RecentTopics)."""
+    MERGE = 2
     """Building a merged index (TopicLog)."""
-    SEAL = 2
+    SEAL = 3
     """Sealing a segment, or dropping a damaged index (TopicLog)."""
-    LOAD = 3
+    LOAD = 4
     """Loading one index into memory (SealedIndex)."""
-    STATE = 4
+    STATE = 5
     """Making the next snapshot (TopicLog): appends wait for it, so nothing slow happens under it."""
-    MARK = 5
+    MARK = 6
     """Marking rows of one index as dead (SealedIndex)."""
 
 

@@ -6,8 +6,9 @@ acknowledged is on disk. The log itself is in topic.py.
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from memd.entries import Entry
@@ -17,12 +18,13 @@ from memd.store.clock import SharedClock
 from memd.store.directory_lock import Lock
 from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.files import Files
-from memd.store.layout import LOCK_NAME, TopicLayout, check_new_name, topic_ids_in
+from memd.store.layout import LOCK_NAME, TopicLayout, TopicNames, topic_ids_in
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.format import ModelId
 from memd.store.log.recovery import Finding
 from memd.store.log.segment import read_header
 from memd.store.opening import highest_id_on_disk
+from memd.store.recent import RecentTopics, read_recent
 from memd.store.snapshot import Hit, Snapshot
 from memd.store.topic import DraftFilter, StoreShared, TopicLog, keep_draft
 
@@ -36,7 +38,9 @@ def _now_us() -> int:
 class Store:
     """A data directory, held by one daemon at a time."""
 
-    def __init__(self, data_dir: Path, shared: StoreShared, lock: Lock) -> None:
+    def __init__(
+        self, data_dir: Path, shared: StoreShared, lock: Lock, names: TopicNames, recent: RecentTopics
+    ) -> None:
         """Use `Store.open`."""
         self.data_dir = data_dir
         self.files = shared.files
@@ -44,6 +48,8 @@ class Store:
         self._shared = shared
         self.terms_cache = shared.terms_cache
         self._lock = lock
+        self._names = names
+        self._recent = recent
         self._topics: dict[str, TopicLog] = {}
         self._topics_lock = OrderedLock(LockOrder.TOPICS)
 
@@ -75,8 +81,10 @@ class Store:
         _create(files, data_dir)
         lock = files.lock(data_dir / LOCK_NAME)
         try:
-            clock = SharedClock(now_us)
-            for topic_id in topic_ids_in(files, data_dir):
+            clock, names = SharedClock(now_us), TopicNames(files, data_dir)
+            found = read_recent(files, data_dir, len(names))
+            clock.observe(0 if found is None else found.highest_id)
+            for topic_id in names if found is None else found.names:
                 clock.observe(highest_id_on_disk(files, TopicLayout(data_dir, topic_id), dimension))
         except BaseException:
             lock.release()
@@ -91,7 +99,7 @@ class Store:
             draft_filter=draft_filter,
             line_tokens=line_tokens,
         )
-        return cls(data_dir, shared, lock)
+        return cls(data_dir, shared, lock, names, RecentTopics(files, data_dir, found))
 
     def topic(self, topic_id: str) -> TopicLog:
         """Return the topic's log, recovered from disk at the first call, created if there is none.
@@ -104,7 +112,7 @@ class Store:
         layout = TopicLayout(self.data_dir, topic_id)
         with self._topics_lock:
             if topic_id not in self._topics:
-                check_new_name(self.files, self.data_dir, topic_id)
+                self._recent.add(topic_id, is_new=self._names.add(topic_id))
                 for directory in (layout.directory, layout.segments):
                     self.files.make_directory(directory)
                 self._topics[topic_id] = TopicLog(self._shared, layout)
@@ -139,22 +147,63 @@ class Store:
         """Close a topic; the next call of `topic` reads it from disk. Its snapshots stay valid."""
         with self._topics_lock:
             topic = self._topics.pop(topic_id, None)
-        if topic is not None:
-            topic.close()
+        if topic is None:
+            return
+        topic.close()
+        if not self.has_unsealed(topic_id) and not self.has_other_model(topic_id):
+            with self._topics_lock:
+                if topic_id not in self._topics and self._recent.rest(topic_id):
+                    self._write_recent()
+
+    def before_write(self) -> None:
+        """Make it durable that the open topics are used, before something is written to one of them."""
+        self._recent.sync()
+
+    def to_look_at(self, state: str) -> list[str]:
+        """Return the topics in which there may be something to do.
+
+        Args:
+            state: a digest of what that depends on, the embedding model apart: where it was another one the last time,
+                all topics are looked at.
+        """
+        with self._topics_lock:
+            found = self._recent.to_look_at(self._state(state))
+            return [name for name in found if self._names.has(name)] if found is not None else self.topic_ids()
+
+    def note_at_rest(self, topic_ids: Iterable[str], state: str) -> None:
+        """Note in which of the topics to look at there is nothing to do; those that are open are looked at again."""
+        with self._topics_lock:
+            self._write_recent(set(topic_ids) - self._topics.keys(), self._state(state))
+
+    def _write_recent(self, at_rest: Collection[str] = (), state: str | None = None) -> None:
+        self._recent.write(at_rest, highest_id=self._shared.clock.last, topics=len(self._names), state=state)
+
+    def _state(self, state: str) -> str:
+        return hashlib.blake2b(f"{self.model}{state}".encode(), digest_size=16).hexdigest()
 
     def observe_canonical_id(self, canonical_id: int) -> None:
         """Keep the ids of all entries from now on above this one."""
         self._shared.clock.observe(canonical_id)
 
     def topic_ids(self) -> list[str]:
-        """Return the topics on disk, sorted."""
+        """Return the topics on disk, sorted. It takes a look at each of them: not for what answers a request."""
         return topic_ids_in(self.files, self.data_dir)
+
+    def has_topic(self, topic_id: str) -> bool:
+        """Whether there is a topic of this name on disk."""
+        return self._names.has(topic_id)
+
+    @property
+    def topic_count(self) -> int:
+        """How many topics there are."""
+        return len(self._names)
 
     def close(self) -> None:
         """Close all topics and release the directory for another daemon. Later appends fail."""
         with self._topics_lock:
             for topic in self._topics.values():
                 topic.close()
+            self._recent.close()
         self._lock.release()
 
 
