@@ -78,6 +78,13 @@ class UnknownTopic(NotFound):
     """The type of the error in an answer."""
 
 
+class Forbidden(MemdError):
+    """A principal asks for what it has no right to; the same words whether or not the topic exists."""
+
+    kind = "permission_error"
+    """The type of the error in an answer."""
+
+
 class DaemonError(MemdError):
     """A running daemon refused what a command asked of it, or went away."""
 

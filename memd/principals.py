@@ -15,6 +15,8 @@ from typing import Literal, get_args
 
 import msgspec
 
+from memd.errors import Forbidden
+
 Right = Literal["read", "write", "correct", "admin"]
 RIGHTS: tuple[Right, ...] = get_args(Right)
 EVERY_TOPIC = "*"
@@ -33,6 +35,34 @@ class Principal(msgspec.Struct, frozen=True):
     def may(self, right: Right, topic_id: str) -> bool:
         """Whether it has the right in this topic, be there such a topic or not."""
         return right in self.rights and _is_among(topic_id, self.topics)
+
+    def check(self, right: Right, topic_id: str) -> None:
+        """Make sure of the right in a topic.
+
+        Raises:
+            Forbidden: it has none there, be there such a topic or not.
+        """
+        if not self.may(right, topic_id):
+            raise Forbidden(f"the token {self.name!r} has no right to {right} in the topic {topic_id[:140]!r}")
+
+    def check_somewhere(self, right: Right) -> None:
+        """Make sure of the right in some topics.
+
+        Raises:
+            Forbidden: it has none anywhere.
+        """
+        if right not in self.rights:
+            raise Forbidden(f"the token {self.name!r} has no right to {right}; it may {', '.join(sorted(self.rights))}")
+
+    def check_everywhere(self, right: Right) -> None:
+        """Make sure of the right in every topic.
+
+        Raises:
+            Forbidden: it has none, or in some topics only.
+        """
+        self.check_somewhere(right)
+        if not self.may_everywhere(right):
+            raise Forbidden(f"this needs the right to {right} in every topic; the token {self.name!r} has it in some")
 
     def may_everywhere(self, right: Right) -> bool:
         """Whether it has the right in every topic, which what concerns the whole daemon asks for."""

@@ -11,6 +11,7 @@ import msgspec
 
 from memd.admin.receipts import Receipt, Receipts
 from memd.ingest.redaction.redactor import NO_REDACTION
+from memd.principals import OWNER
 from memd.store.disk import DiskFiles
 from memd.store.receipts import ReceiptRing
 from memd.telemetry.events import Events
@@ -45,8 +46,8 @@ async def test_the_event_loop_decodes_no_receipts(tmp_path: Path) -> None:
     ring.append(msgspec.json.encode(one))
     with ThreadPoolExecutor(1) as writer:
         receipts = Receipts(ring, writer, NO_REDACTION, Events())
-        assert await receipts.find("7") == one
-        assert await receipts.latest(1, topic_id="work", before=None, uuid=None) == [one]
-        assert await receipts.latest_turns(1, topic_id=None, before=None) == [(one, [])]
+        assert await receipts.find("7", OWNER) == one
+        assert await receipts.latest(1, OWNER, topic_id="work", before=None, uuid=None) == [one]
+        assert await receipts.latest_turns(1, OWNER, topic_id=None, before=None) == [(one, [])]
         receipts.close()
     assert ring.readers and threading.get_ident() not in ring.readers

@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "wording": set[str](),
     "clock": set[str](),
     "caching": set[str](),
-    "principals": set[str](),
+    "principals": {"errors"},
     "settings": {"errors", "principals"},
     "assets": set[str](),
     "wire": WORDS,

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, recording_upstream, streamed
 
+from memd.principals import OWNER
 from memd.proxy.app import running
 from memd.proxy.memory import Memory
 from memd.proxy.parts import Daemon
@@ -74,8 +75,8 @@ class Client:
 
     async def receipt(self) -> dict[str, Any]:
         """The latest turn's."""
-        [latest] = await self.daemon.receipts.latest(1, topic_id=None, before=None, uuid=None)
-        found = await self.daemon.receipts.find(latest.turn_id)
+        [latest] = await self.daemon.receipts.latest(1, OWNER, topic_id=None, before=None, uuid=None)
+        found = await self.daemon.receipts.find(latest.turn_id, OWNER)
         assert found is not None
         return {name: getattr(found, name) for name in found.__struct_fields__}
 

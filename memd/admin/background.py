@@ -34,12 +34,12 @@ class BackgroundRoutes:
         self._priority = priority
         self._resumed = resumed
 
-    @get("/memd/background")
+    @get("/memd/background", "admin")
     async def background(self) -> BackgroundState:
         """Whether background work is paused."""
         return BackgroundState(self._priority.is_paused)
 
-    @post("/memd/background")
+    @post("/memd/background", "admin")
     async def set_background(self, body: BackgroundBody) -> BackgroundState:
         """Pause or resume background work; what is under way goes on to its end."""
         was_paused, self._priority.is_paused = self._priority.is_paused, body.paused

@@ -21,6 +21,7 @@ from memd.admin.routing import get
 from memd.admin.topics import NamedTopics
 from memd.entries import Entry
 from memd.errors import BadQuestion, NotFound
+from memd.principals import Principal
 from memd.recall.explained import INJECTED
 from memd.store.log.columns import may_be_wanted
 from memd.store.snapshot import Place
@@ -130,27 +131,29 @@ class ConversationRoutes:
         self._topics = topics
         self._receipts = receipts
 
-    @get("/memd/conversations")
-    async def conversations(self, query: ConversationsQuery) -> ConversationsPage:
+    @get("/memd/conversations", "read")
+    async def conversations(self, query: ConversationsQuery, who: Principal) -> ConversationsPage:
         """Conversations with their first words, the one used last first: recent ones from receipts, older and imported
         ones from the log."""
-        lines = await self._receipts.lines()
-        async with self._topics.held(query.topic) as found:
+        lines = await self._receipts.lines(who)
+        async with self._topics.held(query.topic, who) as found:
             snapshots = [topic.log.snapshot() for topic in found]
             return await asyncio.to_thread(_page, lines, snapshots, query)
 
-    @get("/memd/conversations/{id}")
-    async def conversation(self, conversation_id: str, query: ConversationsQuery) -> ConversationTurns:
+    @get("/memd/conversations/{id}", "read")
+    async def conversation(self, conversation_id: str, query: ConversationsQuery, who: Principal) -> ConversationTurns:
         """One conversation from its beginning, with what the model was shown and said in each turn."""
-        lines = await self._receipts.lines()
+        for name in query.topic:
+            who.check("read", name)
+        lines = await self._receipts.lines(who)
         return await asyncio.to_thread(conversation_of, lines, query.topic, conversation_id, query.skip, query.limit)
 
-    @get("/memd/transcript")
-    async def transcript(self, query: TranscriptQuery) -> Transcript:
+    @get("/memd/transcript", "read")
+    async def transcript(self, query: TranscriptQuery, who: Principal) -> Transcript:
         """The live chunks of a choice in the order in which they were said, oldest first."""
         if query.contains:  # would read all of them, for every page
             raise BadQuestion("what is read in order is not chosen by `contains`; GET /memd/chunks finds words")
-        async with self._topics.held(query.topic) as found:
+        async with self._topics.held(query.topic, who) as found:
             snapshots = [topic.log.snapshot() for topic in found]
             return await asyncio.to_thread(transcript, snapshots, query.wanted, query.skip, query.limit)
 

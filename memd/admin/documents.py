@@ -23,6 +23,7 @@ from memd.ingest.sources.looking import REMOVED_AT_ONCE, is_below, root_digits
 from memd.ingest.sources.taking import DocumentTaker, TakenDocument
 from memd.ingest.sources.tending import SourceTender
 from memd.ingest.topics import Topic
+from memd.principals import Principal
 
 DOCUMENT_BYTES_MAX = 32 << 20
 """Of a body with a document: JSON takes up to six bytes for one of a text, base64 four for three of a file."""
@@ -74,9 +75,9 @@ class DocumentChunks(msgspec.Struct, frozen=True):
     chunks: tuple[DocumentChunk, ...]
 
 
-async def documents_in(topics: NamedTopics, named: Sequence[str]) -> list[KnownDocument]:
-    """Return the documents of the topics of these names, of all if there are none."""
-    async with topics.held(named) as found:
+async def documents_in(topics: NamedTopics, named: Sequence[str], who: Principal) -> list[KnownDocument]:
+    """Return the documents of the topics of these names, of all that `who` may read if there are none."""
+    async with topics.held(named, who) as found:
         snapshots = [topic.log.snapshot() for topic in found]
         return await asyncio.to_thread(lambda: [one for each in snapshots for one in known_documents(each)])
 
@@ -89,36 +90,37 @@ class DocumentRoutes:
         self._taker = taker
         self._tender = tender
 
-    @get("/memd/documents")
-    async def documents(self, query: TopicsQuery) -> DocumentList:
+    @get("/memd/documents", "read")
+    async def documents(self, query: TopicsQuery, who: Principal) -> DocumentList:
         """The documents that have live chunks."""
-        return DocumentList(tuple(await documents_in(self._topics, query.topic)))
+        return DocumentList(tuple(await documents_in(self._topics, query.topic, who)))
 
-    @get("/memd/documents/chunks")
-    async def document(self, query: DocumentQuery) -> DocumentChunks:
+    @get("/memd/documents/chunks", "read")
+    async def document(self, query: DocumentQuery, who: Principal) -> DocumentChunks:
         """The chunks of a document, in its order."""
-        async with self._topics.held_one(query.topic) as topic:
+        async with self._topics.held_one(query.topic, who, "read") as topic:
             found = await asyncio.to_thread(chunks_of, topic.log.snapshot(), query.source)
         if not found:
             raise NotFound(_no_document(query.topic, query.source))
         some = found[query.skip : query.skip + query.limit]
         return DocumentChunks(query.topic, query.source, len(found), tuple(map(_shown, some)))
 
-    @post("/memd/documents", DOCUMENT_BYTES_MAX)
-    async def take_document(self, body: DocumentBody) -> TakenDocument:
+    @post("/memd/documents", "write", DOCUMENT_BYTES_MAX)
+    async def take_document(self, body: DocumentBody, who: Principal) -> TakenDocument:
         """Remember a document as it is now; of one that was known only what changed is embedded and written."""
         if (body.document is None) == (body.file is None):
             raise BadQuestion("give either a document (its text in sections) or a file (its name and bytes)")
-        async with self._topics.held_or_new(body.topic_id) as topic:
+        async with self._topics.held_or_new(body.topic_id, who) as topic:
             document = body.document
             if document is None:
                 assert body.file is not None
                 document = await asyncio.to_thread(_dropped, topic, body.file)
             return await self._taker.take(topic, document)
 
-    @post("/memd/documents/remove")
-    async def remove_documents(self, body: RemovalBody) -> TakenDocument:
+    @post("/memd/documents/remove", "write")
+    async def remove_documents(self, body: RemovalBody, who: Principal) -> TakenDocument:
         """Take out all chunks of documents; the log keeps them."""
+        who.check("write", body.topic_id)
         wanted = {source.rstrip("/") for source in body.sources}
         if back := [source for source in wanted if self._tender.has(body.topic_id, source)]:
             raise BadQuestion(
@@ -129,7 +131,7 @@ class DocumentRoutes:
             known = [one.source for one in known_documents(topic.log.snapshot())]
             return [one for one in known if one in wanted or (body.below and any(is_below(one, of) for of in wanted))]
 
-        async with self._topics.held_one(body.topic_id) as topic:
+        async with self._topics.held_one(body.topic_id, who, "write") as topic:
             sources = await asyncio.to_thread(chosen, topic)
             gone = 0
             for start in range(0, len(sources), REMOVED_AT_ONCE):

@@ -21,6 +21,7 @@ from memd.admin.receipts import Receipts
 from memd.admin.routing import get
 from memd.admin.topics import NamedTopics
 from memd.admin.usage import RequestCost
+from memd.principals import Principal
 from memd.recall.explained import INJECTED
 from memd.store.log.columns import ROW
 from memd.store.store import Snapshot
@@ -95,11 +96,11 @@ class FigureRoutes:
         self._topics = topics
         self._receipts = receipts
 
-    @get("/memd/figures")
-    async def figures(self, query: FiguresQuery) -> FiguresOverTime:
+    @get("/memd/figures", "read")
+    async def figures(self, query: FiguresQuery, who: Principal) -> FiguresOverTime:
         """Tokens, the time that memory took, what it found, and the size of the log, by hour, day or week."""
-        lines = await self._receipts.lines()
-        async with self._topics.held(query.topic) as found:
+        lines = await self._receipts.lines(who)
+        async with self._topics.held(query.topic, who) as found:
             snapshots = [topic.log.snapshot() for topic in found]
             grown = await asyncio.to_thread(_grown, snapshots)
         return await asyncio.to_thread(figures_of, lines, grown, query)

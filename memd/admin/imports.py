@@ -18,6 +18,7 @@ from memd.ingest.imports.items import ITEM_BYTES_MAX
 from memd.ingest.imports.sending import LinesTaken, PartTaken
 from memd.ingest.imports.taking import Drafts, GivenLine, GivenPart, line_drafts, part_drafts
 from memd.ingest.pipeline import Drafter
+from memd.principals import Principal
 from memd.speech import Speech
 from memd.store.store import TopicLog
 
@@ -50,17 +51,17 @@ class ImportRoutes:
         self._speech = speech
         self._observe_canonical_id = observe_canonical_id
 
-    @post("/memd/import/messages", body_bytes_max=IMPORT_BYTES_MAX)
-    async def take_messages(self, body: MessagesBody) -> PartTaken:
+    @post("/memd/import/messages", "write", body_bytes_max=IMPORT_BYTES_MAX)
+    async def take_messages(self, body: MessagesBody, who: Principal) -> PartTaken:
         """Remember messages of a conversation that was held elsewhere; those that are known are left out."""
         made = await self._appended(
-            body.topic_id, lambda log, drafter: part_drafts(log, body.part, drafter, self._speech)
+            body.topic_id, who, lambda log, drafter: part_drafts(log, body.part, drafter, self._speech)
         )
         digests = tuple(digest.hex() for digest in made.digests)
         return PartTaken(digests, len(made.drafts), made.known, dict(made.redacted))
 
-    @post("/memd/import/entries", body_bytes_max=IMPORT_BYTES_MAX)
-    async def take_entries(self, body: EntriesBody) -> LinesTaken:
+    @post("/memd/import/entries", "write", body_bytes_max=IMPORT_BYTES_MAX)
+    async def take_entries(self, body: EntriesBody, who: Principal) -> LinesTaken:
         """Append the lines of an export that the topic does not have."""
 
         def drafts(log: TopicLog, drafter: Drafter) -> Drafts:
@@ -73,13 +74,13 @@ class ImportRoutes:
                 self._observe_canonical_id(draft.origin_id)
             return made
 
-        made = await self._appended(body.topic_id, drafts)
+        made = await self._appended(body.topic_id, who, drafts)
         return LinesTaken(len(made.drafts), made.known, made.places, dict(made.redacted))
 
-    async def _appended(self, topic_id: str, make: Callable[[TopicLog, Drafter], Drafts]) -> Drafts:
+    async def _appended(self, topic_id: str, who: Principal, make: Callable[[TopicLog, Drafter], Drafts]) -> Drafts:
         made: list[Drafts] = []
 
-        async with self._topics.held_or_new(topic_id) as topic:
+        async with self._topics.held_or_new(topic_id, who) as topic:
 
             def drafts(drafter: Drafter) -> list[Draft]:
                 made.append(make(topic.log, drafter))

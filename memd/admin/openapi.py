@@ -18,8 +18,8 @@ from memd.entries import Moment
 
 REFUSALS = (
     (400, "A parameter or the body is wrong; the message says how."),
-    (401, "auth.token is set and the request does not carry it."),
-    (403, "From another machine, or a page of another origin."),
+    (401, "A token is needed and the request carries none that is known."),
+    (403, "The token lacks the right, or the request is from another machine, or a page of another origin."),
     (404, "Not found."),
     (503, "Not possible at the moment; the message says why."),
 )
@@ -59,8 +59,9 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
         "info": {
             "title": "memd",
             "version": __version__,
-            "description": "memd's own routes. They are for programs and pages of this machine, or with auth.token set "
-            "for whoever carries it. Times are microseconds since the epoch. Only POST changes anything.",
+            "description": "memd's own routes. They are for programs and pages of this machine, or where there are "
+            "tokens for whoever carries one with the right. Times are microseconds since the epoch. Only POST changes "
+            "anything.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "servers": [{"url": "http://127.0.0.1:8766"}],
@@ -80,6 +81,7 @@ def _operation(route: Route, schema_of: dict[Any, dict[str, Any]]) -> dict[str, 
     operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,
+        "description": _right(route),
         "parameters": list(_parameters(route)),
         "responses": {
             "200": {"description": "The answer.", "content": content},
@@ -90,6 +92,14 @@ def _operation(route: Route, schema_of: dict[Any, dict[str, Any]]) -> dict[str, 
         body = {"application/json": {"schema": schema_of[route.body]}}
         operation["requestBody"] = {"required": True, "content": body}
     return operation
+
+
+def _right(route: Route) -> str:
+    if route.right == "open":
+        return "Needs no token."
+    if route.right == "any":
+        return "Any token."
+    return f"Needs the right `{route.right}` in {'the topics' if route.takes_who else 'every topic'}."
 
 
 def _parameters(route: Route) -> Iterator[dict[str, Any]]:

@@ -34,7 +34,7 @@ class ProofRoutes:
         self._secret = secret
         self._url = url
 
-    @get(PROOF)
+    @get(PROOF, "open")
     async def prove(self, query: ProofQuery) -> Proof:
         """The proof that this daemon has the data directory; for commands, see docs/format.md."""
         return Proof(proof_of(self._secret, self._url, query.challenge))

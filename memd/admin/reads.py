@@ -20,6 +20,7 @@ from memd.admin.routing import get
 from memd.admin.topics import NamedTopics
 from memd.errors import NotFound
 from memd.ingest.unstored import BufferedText
+from memd.principals import Principal
 from memd.recall.explained import SearchAnswer, search_answer
 from memd.recall.retrieve import Budget, Filters, Retriever
 from memd.recall.topic_search import Searchable
@@ -55,10 +56,10 @@ class SearchRoutes:
         self._retriever = retriever
         self._budget = budget
 
-    @get("/memd/search")
-    async def search(self, query: SearchQuery) -> SearchAnswer:
+    @get("/memd/search", "read")
+    async def search(self, query: SearchQuery, who: Principal) -> SearchAnswer:
         """The chunks that a question would get, and why."""
-        async with self._topics.held(query.topic) as found:
+        async with self._topics.held(query.topic, who) as found:
             logs: Sequence[Searchable] = [topic.log for topic in found]
             if query.as_of is not None:
                 logs = await self._retriever.as_of([topic.log for topic in found], query.as_of)
@@ -76,15 +77,15 @@ class LogRoutes:
         self._data_dir = data_dir
         self._files = files
 
-    @get("/memd/log")
-    async def log_page(self, query: LogQuery) -> history.LogPage:
+    @get("/memd/log", "read")
+    async def log_page(self, query: LogQuery, who: Principal) -> history.LogPage:
         """The latest entries of the log."""
         return await self._read_snapshots(
-            query, lambda snapshots: history.log_page(snapshots, before=query.before, limit=query.limit)
+            query, who, lambda snapshots: history.log_page(snapshots, before=query.before, limit=query.limit)
         )
 
-    @get("/memd/chunks")
-    async def chunks(self, query: ChunksQuery) -> ChunksPage:
+    @get("/memd/chunks", "read")
+    async def chunks(self, query: ChunksQuery, who: Principal) -> ChunksPage:
         """The present state of chunks."""
 
         def read(snapshots: list[Snapshot]) -> history.LogPage:
@@ -92,31 +93,37 @@ class LogRoutes:
                 snapshots, before=query.before, limit=query.limit, wanted=query.wanted, gone_too=query.all
             )
 
-        page = await self._read_snapshots(query, read)
+        page = await self._read_snapshots(query, who, read)
         return ChunksPage(page.events, page.next)
 
-    @get("/memd/days")
-    async def days(self, query: FilterQuery) -> SaidDays:
+    @get("/memd/days", "read")
+    async def days(self, query: FilterQuery, who: Principal) -> SaidDays:
         """How many chunks were said on which day, of this machine's time zone."""
-        return SaidDays(await self._read_snapshots(query, lambda found: history.said_days(found, query.wanted)))
+        return SaidDays(await self._read_snapshots(query, who, lambda found: history.said_days(found, query.wanted)))
 
-    @get("/memd/chunks/{id}")
-    async def chunk(self, chunk_id: str, query: TopicsQuery) -> history.ChunkStory:
+    @get("/memd/chunks/{id}", "read")
+    async def chunk(self, chunk_id: str, query: TopicsQuery, who: Principal) -> history.ChunkStory:
         """Everything about one chunk, also of one that is not in the log yet."""
-        async with self._topics.held(query.topic) as found:
+        async with self._topics.held(query.topic, who) as found:
             snapshots = [topic.log.snapshot() for topic in found]
             unstored = [(topic.id, topic.unstored()) for topic in found]
             story = await _in_thread(lambda: _story(snapshots, unstored, chunk_id))
-        turns = await self._receipts.latest(CHUNK_TURNS_MAX, topic_id=None, before=None, uuid=story.uuid)
+        turns = await self._receipts.latest(CHUNK_TURNS_MAX, who, topic_id=None, before=None, uuid=story.uuid)
         return msgspec.structs.replace(story, turns=tuple(one.turn_id for one in turns))
 
-    @get("/memd/export")
-    async def export(self, query: ExportQuery, request: web.Request) -> web.StreamResponse:
+    @get("/memd/export", "read")
+    async def export(self, query: ExportQuery, request: web.Request, who: Principal) -> web.StreamResponse:
         """The log as JSON Lines, as `memd export` writes it."""
         if query.topic is not None:
-            async with self._topics.held([query.topic]):
+            async with self._topics.held([query.topic], who):
                 pass  # it exists, which is all that matters: the export reads the files
-        lines = export_log(self._data_dir, self._files, topic_id=query.topic, live_only=query.live)
+        lines = export_log(
+            self._data_dir,
+            self._files,
+            topic_id=query.topic,
+            live_only=query.live,
+            is_wanted=lambda topic_id: who.may("read", topic_id),
+        )
         response = web.StreamResponse(headers={"Content-Type": "application/jsonl", "Cache-Control": "no-store"})
         await response.prepare(request)
         while part := await _in_thread(lambda: b"".join(_encoded(lines))):
@@ -124,9 +131,11 @@ class LogRoutes:
         await response.write_eof()
         return response
 
-    async def _read_snapshots(self, query: TopicsQuery, read: Callable[[list[Snapshot]], Result]) -> Result:
+    async def _read_snapshots(
+        self, query: TopicsQuery, who: Principal, read: Callable[[list[Snapshot]], Result]
+    ) -> Result:
         """Read, in a thread, from snapshots of the topics that a query names."""
-        async with self._topics.held(query.topic) as found:
+        async with self._topics.held(query.topic, who) as found:
             snapshots = [topic.log.snapshot() for topic in found]
             return await _in_thread(lambda: read(snapshots))
 

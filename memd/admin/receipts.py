@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,10 +19,12 @@ import msgspec
 from memd.entries import Correction
 from memd.errors import StoreError
 from memd.ingest.redaction.redactor import Redactor
+from memd.principals import Principal
 from memd.recall.explained import INJECTED, ScoredChunk
 from memd.store.receipts import ReceiptRing
 from memd.telemetry.events import Events
 from memd.wanted import EVERYTHING, Wanted
+from memd.wire.lenient_json import decode_or_none
 
 log = logging.getLogger("memd")
 
@@ -79,6 +82,8 @@ class Receipt(msgspec.Struct, kw_only=True):
     block_tokens: int = 0
     shown: tuple[str, ...] = ()
     """The ids of all chunks in the prompt, those of earlier turns' blocks included."""
+    shown_from: tuple[str, ...] = ()
+    """The other topics that these come from."""
     memory_tokens: int = 0
     """Of all blocks in the prompt."""
     forwarded_tokens: int = 0
@@ -98,6 +103,17 @@ class Receipt(msgspec.Struct, kw_only=True):
     completion_tokens: int | None = None
     interrupted: bool = False
     error: str | None = None
+
+
+class _AskedTopics(msgspec.Struct):
+    """The members of a receipt that say which topics are in it."""
+
+    topic_id: str
+    related: tuple[str, ...] = ()
+    shown_from: tuple[str, ...] = ()
+
+
+_asked_decoder = msgspec.json.Decoder(_AskedTopics)
 
 
 class Receipts:
@@ -125,28 +141,31 @@ class Receipts:
                 self._has_failed = True
         self._events.publish("turn", summary(receipt))  # only now: a listener may ask for it at once
 
-    async def find(self, turn_id: str) -> Receipt | None:
-        """Return the receipt of a turn, or None if it is not kept any more."""
-        return await asyncio.to_thread(self._find, turn_id)
+    async def find(self, turn_id: str, who: Principal) -> Receipt | None:
+        """Return the receipt of a turn, or None if it is not kept any more or `who` may not read its topic."""
+        return await asyncio.to_thread(self._find, turn_id, who)
 
     async def latest_turns(
-        self, count: int, *, topic_id: str | None, before: str | None
+        self, count: int, who: Principal, *, topic_id: str | None, before: str | None
     ) -> list[tuple[Receipt, list[int]]]:
-        """Return the latest turns without their later steps, newest first, each with when its steps came, latest first.
+        """Return the latest turns that `who` may read without their later steps, newest first, each with the times of
+        its steps, latest first.
 
         Args:
             before: only those older than this turn.
         """
-        return await asyncio.to_thread(self._latest_turns, count, topic_id, before)
+        return await asyncio.to_thread(self._latest_turns, count, who, topic_id, before)
 
-    async def latest(self, count: int, *, topic_id: str | None, before: str | None, uuid: str | None) -> list[Receipt]:
-        """Return the latest requests, newest first.
+    async def latest(
+        self, count: int, who: Principal, *, topic_id: str | None, before: str | None, uuid: str | None
+    ) -> list[Receipt]:
+        """Return the latest requests that `who` may read, newest first.
 
         Args:
             before: only those older than this turn.
             uuid: only those that put this chunk into the prompt.
         """
-        return await asyncio.to_thread(self._latest, count, topic_id, before, uuid)
+        return await asyncio.to_thread(self._latest, count, who, topic_id, before, uuid)
 
     def close(self) -> None:
         """Close the file."""
@@ -160,22 +179,28 @@ class Receipts:
         short = msgspec.structs.replace(kept, asked=asked, reply=kept.reply[:KEPT_CHARACTERS])
         ring.append(msgspec.json.encode(short))
 
-    async def lines(self) -> list[bytes]:
-        """Return all that is kept as it stands in the files, newest first; a line may be torn."""
-        return await asyncio.to_thread(self._lines)
+    async def lines(self, who: Principal) -> list[bytes]:
+        """Return all that is kept as it stands in the files, newest first; a line may be torn.
 
-    def _lines(self) -> list[bytes]:
-        return [] if self._ring is None else self._ring.lines()
+        Of topics that `who` may not read there is nothing in it, neither turns nor what other turns were shown of them.
+        """
+        return await asyncio.to_thread(lambda: list(self._lines(who)))
 
-    def _find(self, turn_id: str) -> Receipt | None:
+    def _lines(self, who: Principal) -> Iterable[bytes]:
+        lines = [] if self._ring is None else self._ring.lines()
+        return lines if who.may_everywhere("read") else _readable(lines, who)
+
+    def _find(self, turn_id: str, who: Principal) -> Receipt | None:
         mark = f'"turn_id":"{turn_id}"'.encode()
-        return next((found for line in self._lines() if mark in line and (found := _decode(line)) is not None), None)
+        return next((found for line in self._lines(who) if mark in line and (found := _decode(line)) is not None), None)
 
-    def _latest_turns(self, count: int, topic_id: str | None, before: str | None) -> list[tuple[Receipt, list[int]]]:
+    def _latest_turns(
+        self, count: int, who: Principal, topic_id: str | None, before: str | None
+    ) -> list[tuple[Receipt, list[int]]]:
         found: list[tuple[Receipt, list[int]]] = []
         steps: dict[tuple[str, str], list[int]] = defaultdict(list)
         reached = before is None
-        for line in self._lines():
+        for line in self._lines(who):
             receipt = _decode(line)
             if receipt is None or topic_id not in (None, receipt.topic_id):
                 continue
@@ -189,10 +214,12 @@ class Receipts:
                 break
         return found
 
-    def _latest(self, count: int, topic_id: str | None, before: str | None, uuid: str | None) -> list[Receipt]:
+    def _latest(
+        self, count: int, who: Principal, topic_id: str | None, before: str | None, uuid: str | None
+    ) -> list[Receipt]:
         found: list[Receipt] = []
         reached = before is None
-        for line in self._lines():
+        for line in self._lines(who):
             if uuid is not None and uuid.encode() not in line:
                 continue
             receipt = _decode(line)
@@ -218,6 +245,30 @@ def summary(receipt: Receipt) -> dict[str, Any]:
         "candidates": len(receipt.candidates),
         "injected": sum(one.verdict == INJECTED for one in receipt.candidates),
     }
+
+
+def _readable(lines: Iterable[bytes], who: Principal) -> Iterator[bytes]:
+    """The receipts that a principal may read, without what it may not read in them."""
+    for line in lines:
+        asked = decode_or_none(_asked_decoder, line)
+        if asked is None or not who.may("read", asked.topic_id):
+            continue
+        if all(who.may("read", one) for one in (*asked.related, *asked.shown_from)):
+            yield line
+        elif (receipt := _decode(line)) is not None:
+            yield msgspec.json.encode(_without_unreadable(receipt, who))
+
+
+def _without_unreadable(receipt: Receipt, who: Principal) -> Receipt:
+    """A receipt without the chunks of related topics that a principal may not read, and without a block of them."""
+    return msgspec.structs.replace(
+        receipt,
+        related=tuple(one for one in receipt.related if who.may("read", one)),
+        candidates=tuple(one for one in receipt.candidates if who.may("read", one.topic_id)),
+        block=None,
+        shown=(),
+        shown_from=(),
+    )
 
 
 def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:

@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from memd.admin import page
-from memd.admin.access import forwarding_header, is_from_another_page, is_own, let_in, same_host
+from memd.admin.access import forwarding_header, is_from_another_page, is_own, let_in, principal_of, same_host
 from memd.admin.background import BackgroundRoutes
 from memd.admin.conversations import ConversationRoutes
 from memd.admin.documents import DocumentRoutes
@@ -33,8 +33,8 @@ from memd.admin.usage import UsageRoutes
 from memd.admin.views import ViewRoutes
 from memd.admin.writes import BackupRoutes, CorrectionRoutes, NoteRoutes
 from memd.admin.wrong_tokens import WrongTokens
-from memd.errors import BadDocument, BadQuestion, BadSource, BadTopicId, MemdError, NotFound, UnknownTopic
-from memd.principals import Principals
+from memd.errors import BadDocument, BadQuestion, BadSource, BadTopicId, Forbidden, MemdError, NotFound, UnknownTopic
+from memd.principals import OWNER, Principals
 from memd.settings.model import Config
 from memd.telemetry.request_log import CLIENT_GONE
 
@@ -46,7 +46,7 @@ Handler = Callable[..., Awaitable[Any]]
 class DescriptionRoutes:
     """The description of the routes, for programs."""
 
-    @get("/memd/openapi.json")
+    @get("/memd/openapi.json", "any")
     async def openapi(self) -> dict[str, Any]:
         """This description."""
         from memd.admin.openapi import document  # only for who asks
@@ -182,6 +182,8 @@ class OwnRoutes:
         except NotFound as error:
             kind = UnknownTopic.kind if isinstance(error, UnknownTopic) else "not_found"
             return error_response(404, f"memd: {error}", kind)
+        except Forbidden as error:
+            return error_response(403, f"memd: {error}", Forbidden.kind)
         except (BadQuestion, BadTopicId, BadDocument, BadSource) as error:
             return error_response(400, f"memd: {error}", "invalid_request_error")
         except MemdError as error:
@@ -193,8 +195,13 @@ class OwnRoutes:
     async def _call_handler(self, request: web.Request, matched: web.UrlMappingMatchInfo) -> Any:
         """Call the handler of a matched route with what its signature asks for."""
         route, handler = self._handlers[matched.route]
+        who = OWNER if route.right == "open" else principal_of(request)
+        if route.right != "open" and route.right != "any":
+            (who.check_somewhere if route.takes_who else who.check_everywhere)(route.right)
         query = decode_query(request.query, route.query)
         arguments: dict[str, Any] = {"query": query} if route.query is not NoQuery else {}
+        if route.takes_who:
+            arguments["who"] = who
         if route.takes_request:
             arguments["request"] = request
         if route.body is not None:

@@ -13,6 +13,7 @@ from memd.admin.routing import get, post
 from memd.admin.topics import NamedTopics
 from memd.ingest.sources.documents import KnownDocument
 from memd.ingest.sources.tending import SourceState, SourceTender
+from memd.principals import Principal
 
 
 class IndexBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -52,23 +53,26 @@ class SourceRoutes:
         self._topics = topics
         self._tender = tender
 
-    @get("/memd/sources")
-    async def sources(self, query: TopicsQuery) -> SourceList:
+    @get("/memd/sources", "read")
+    async def sources(self, query: TopicsQuery, who: Principal) -> SourceList:
         """The sources of the settings with their state, and all folders and files that documents are kept of."""
-        known = await documents_in(self._topics, query.topic)
-        states = tuple(one for one in self._tender.states() if not query.topic or one.topic_id in query.topic)
+        known = await documents_in(self._topics, query.topic, who)
+        states = tuple(one for one in self._readable(who) if not query.topic or one.topic_id in query.topic)
         return SourceList(states, tuple(_by_source(known)))
 
-    @get("/memd/index")
-    async def looks(self) -> SourceStates:
+    @get("/memd/index", "read")
+    async def looks(self, who: Principal) -> SourceStates:
         """The sources of the settings with their state alone."""
-        return SourceStates(self._tender.states())
+        return SourceStates(self._readable(who))
 
-    @post("/memd/index")
+    @post("/memd/index", "admin")
     async def index(self, body: IndexBody) -> SourceStates:
         """Look at the sources of the settings now, in the background; `GET /memd/index` tells how far that is."""
         self._tender.ask(force=body.force)
         return SourceStates(self._tender.states())
+
+    def _readable(self, who: Principal) -> tuple[SourceState, ...]:
+        return tuple(one for one in self._tender.states() if who.may("read", one.topic_id))
 
 
 def _by_source(documents: list[KnownDocument]) -> list[KnownSource]:

@@ -9,19 +9,21 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 from aiohttp import web
 
 from memd import __version__
+from memd.admin.access import let_in
 from memd.admin.queries import BufferQuery
 from memd.admin.routing import get
 from memd.clock import shown_time
 from memd.conversation.conversation import Conversation
 from memd.entries import checked_topic_id
 from memd.ingest.redaction.redactor import Redactor
-from memd.ingest.topics import Topics
+from memd.ingest.topics import Topic, Topics
+from memd.principals import Principal, Principals
 from memd.settings.model import Config
 from memd.store.disk import LocalDisk
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
@@ -191,13 +193,13 @@ class StatusRoutes:
         self._tasks = tasks
         self._cache_bytes = cache_bytes
 
-    @get("/memd/health")
-    async def health(self) -> DaemonHealth:
+    @get("/memd/health", "any")
+    async def health(self, who: Principal) -> DaemonHealth:
         """Whether the daemon runs, on which folder, and whether the model server answers."""
         facts = self._upstream.facts
         upstream = UpstreamHealth(self._upstream.url, facts.reachable, facts.window)
         data_dir = str(self._config.data_dir.resolve())
-        topics = self._topics.opened()
+        topics = _visible(self._topics, who)
         trouble = next((str(topic.trouble) for topic in topics if topic.trouble is not None), None)
         return DaemonHealth(
             status="ok",
@@ -211,19 +213,20 @@ class StatusRoutes:
             own_url=self._own_url,
         )
 
-    @get("/memd/stats")
-    async def stats(self) -> DaemonStats:
+    @get("/memd/stats", "read")
+    async def stats(self, who: Principal) -> DaemonStats:
         """Memory use of the open topics."""
-        topics = {topic.id: topic.log.stats() for topic in self._topics.opened()}
+        visible = _visible(self._topics, who)
+        topics = {topic.id: topic.log.stats() for topic in visible}
         return DaemonStats(
             data_dir=str(self._config.data_dir.resolve()),
             memory_bytes=sum(one.memory_bytes for one in topics.values()),
             memory_bytes_max=self._config.store.memory_bytes_max,
             cache_bytes=self._cache_bytes(),
-            buffer_bytes=sum(topic.buffer_bytes for topic in self._topics.opened()),
+            buffer_bytes=sum(topic.buffer_bytes for topic in visible),
             tasks=len(asyncio.all_tasks()),
             background_tasks=len(self._tasks),
-            unstored=sum(topic.buffer.unstored_count for topic in self._topics.opened()),
+            unstored=sum(topic.buffer.unstored_count for topic in visible),
             redacted=dict(self._redactor.counts) if self._redactor else None,
             topics=topics,
         )
@@ -237,13 +240,15 @@ class TopicRoutes:
         self._files = files
         self._topics = topics
 
-    @get("/memd/topics")
-    async def topics(self) -> KnownTopics:
+    @get("/memd/topics", "read")
+    async def topics(self, who: Principal) -> KnownTopics:
         """All topics, with the size of their logs and buffers."""
         on_disk = await asyncio.get_running_loop().run_in_executor(None, disk_usage, self._data_dir, self._files)
         is_open = {topic.id: topic for topic in self._topics.opened()}
         known = []
         for one in on_disk:
+            if not who.may("read", one.topic_id):
+                continue
             topic = is_open.get(one.topic_id)
             conversations = [] if topic is None else topic.buffer.conversations()
             tokens = sum(talk.visible_tokens() for talk in conversations)
@@ -258,10 +263,10 @@ class TopicRoutes:
             )
         return KnownTopics(known)
 
-    @get("/memd/buffer")
-    async def buffer(self, query: BufferQuery) -> BufferedConversations:
+    @get("/memd/buffer", "read")
+    async def buffer(self, query: BufferQuery, who: Principal) -> BufferedConversations:
         """The live conversations of a topic: which messages are in the prompt, which are stored, which are both."""
-        topic_id = checked_topic_id(query.topic)
+        who.check("read", topic_id := checked_topic_id(query.topic))
         topic = next((one for one in self._topics.opened() if one.id == topic_id), None)
         talks = [] if topic is None else [_conversation(talk) for talk in topic.buffer.conversations()]
         return BufferedConversations(sorted(talks, key=lambda talk: -talk.last_at))
@@ -270,13 +275,16 @@ class TopicRoutes:
 class LiveRoutes:
     """Metrics and events, for programs that watch memd."""
 
-    def __init__(self, events: Events, exposition: Callable[[str], Awaitable[tuple[bytes, str]]]) -> None:
+    def __init__(
+        self, events: Events, principals: Principals, exposition: Callable[[str], Awaitable[tuple[bytes, str]]]
+    ) -> None:
         """`exposition` returns the metrics in the format that an `Accept` header asks for, and the content type."""
         self._events = events
+        self._principals = principals
         self._exposition = exposition
 
-    @get("/memd/events")
-    async def events(self, request: web.Request) -> web.StreamResponse:
+    @get("/memd/events", "read")
+    async def events(self, request: web.Request, who: Principal) -> web.StreamResponse:
         """Turns, stored chunks and corrections as they happen, as server-sent events, until the client disconnects."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
@@ -285,18 +293,31 @@ class LiveRoutes:
             while not self._events.have_ended():
                 try:
                     name, value = await asyncio.wait_for(queue.get(), PING_SECONDS)
-                    if self._events.have_ended():
+                    if self._events.have_ended() or let_in(request, self._principals) != who:  # its token was revoked
                         break
-                    await response.write(f"event: {name}\ndata: {msgspec.json.encode(value).decode()}\n\n".encode())
+                    if who.may("read", value["topic_id"]):
+                        told = msgspec.json.encode(_told(value, who))
+                        await response.write(b"event: %s\ndata: %s\n\n" % (name.encode(), told))
                 except TimeoutError:
                     await response.write(b": ping\n\n")
         return response
 
-    @get("/memd/metrics")
+    @get("/memd/metrics", "admin")
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         """Metrics for Prometheus; docs/operations.md lists them."""
         body, content_type = await self._exposition(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+def _told(value: dict[str, Any], who: Principal) -> dict[str, Any]:
+    """An event without the related topics that a principal may not read."""
+    others = {name: value[name] for name in ("related", "shown_from") if value.get(name)}
+    return value | {name: [one for one in given if who.may("read", one)] for name, given in others.items()}
+
+
+def _visible(topics: Topics, who: Principal) -> list[Topic]:
+    """The open topics that a principal may read."""
+    return [topic for topic in topics.opened() if who.may("read", topic.id)]
 
 
 def _conversation(talk: Conversation) -> BufferedConversation:

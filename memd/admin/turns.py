@@ -17,6 +17,7 @@ from memd.admin.topics import NamedTopics
 from memd.conversation.tokens import TokenCounter
 from memd.entries import WallTime
 from memd.errors import BadQuestion, NotFound
+from memd.principals import Principal
 from memd.recall.explained import EARLIER, INJECTED, SearchAnswer, search_answer
 from memd.recall.retrieve import Budget, Filters, Retriever
 from memd.recall.topic_search import Searchable
@@ -48,33 +49,35 @@ class TurnRoutes:
         self._retriever = retriever
         self._counter = counter
 
-    @get("/memd/turns")
-    async def turns(self, query: TurnsQuery) -> TurnsPage:
+    @get("/memd/turns", "read")
+    async def turns(self, query: TurnsQuery, who: Principal) -> TurnsPage:
         """The latest turns, without their blocks."""
+        if query.topic is not None:
+            who.check("read", query.topic)
         if not query.steps:
-            turns = await self._receipts.latest_turns(query.limit, topic_id=query.topic, before=query.before)
+            turns = await self._receipts.latest_turns(query.limit, who, topic_id=query.topic, before=query.before)
             return TurnsPage(
                 [summary(receipt) | {"steps": len(at), "steps_until": max(at, default=0)} for receipt, at in turns]
             )
-        found = await self._receipts.latest(query.limit, topic_id=query.topic, before=query.before, uuid=None)
+        found = await self._receipts.latest(query.limit, who, topic_id=query.topic, before=query.before, uuid=None)
         return TurnsPage([summary(receipt) for receipt in found])
 
-    @get("/memd/turns/{id}")
-    async def turn(self, turn_id: str) -> Receipt:
+    @get("/memd/turns/{id}", "read")
+    async def turn(self, turn_id: str, who: Principal) -> Receipt:
         """One turn's receipt."""
-        receipt = await self._receipts.find(turn_id) if turn_id.isalnum() else None
+        receipt = await self._receipts.find(turn_id, who) if turn_id.isalnum() else None
         if receipt is None:
             why = "it is too old, receipts.enabled is false, or the id is wrong"
             raise NotFound(f"there is no receipt of turn {turn_id[:60]!r}: {why}")
         return receipt
 
-    @get("/memd/turns/{id}/replay")
-    async def replay(self, turn_id: str, query: ReplayQuery) -> TurnReplay:
+    @get("/memd/turns/{id}/replay", "read")
+    async def replay(self, turn_id: str, query: ReplayQuery, who: Principal) -> TurnReplay:
         """The chunks that the same question, with the same filter, would get now, compared with those of the turn."""
-        receipt = await self.turn(turn_id)
+        receipt = await self.turn(turn_id, who)
         if receipt.question is None:
             raise BadQuestion("memory was not asked in this turn: it showed the block of an earlier one, or none")
-        async with self._topics.held_if_there((receipt.topic_id, *receipt.related)) as found:
+        async with self._topics.held_if_there((receipt.topic_id, *receipt.related), who) as found:
             logs: Sequence[Searchable] = [topic.log for topic in found]
             if query.then:
                 logs = await self._retriever.as_of([topic.log for topic in found], WallTime(receipt.at))

@@ -15,6 +15,7 @@ import msgspec
 from memd.admin.queries import UsageQuery
 from memd.admin.receipts import Receipts
 from memd.admin.routing import get
+from memd.principals import Principal
 from memd.wire.lenient_json import decode_or_none
 
 
@@ -77,10 +78,12 @@ class UsageRoutes:
     def __init__(self, receipts: Receipts) -> None:
         self._receipts = receipts
 
-    @get("/memd/usage")
-    async def usage(self, query: UsageQuery) -> UsageByDay:
+    @get("/memd/usage", "read")
+    async def usage(self, query: UsageQuery, who: Principal) -> UsageByDay:
         """The tokens of requests by day, topic and model."""
-        lines = await self._receipts.lines()
+        for name in query.topic:
+            who.check("read", name)
+        lines = await self._receipts.lines(who)
         return await asyncio.to_thread(usage_of, lines, query.topic, query.since, query.to)
 
 

@@ -17,6 +17,7 @@ from memd.admin.queries import DigestQuery, EntitiesQuery, RelatedQuery
 from memd.admin.routing import get
 from memd.admin.topics import NamedTopics
 from memd.errors import BadQuestion
+from memd.principals import Principal
 from memd.recall.digest import Period, Said, digest
 from memd.recall.related import Reading, Related, related
 from memd.store.choice import chosen, live_ids
@@ -77,24 +78,24 @@ class ViewRoutes:
     def __init__(self, topics: NamedTopics) -> None:
         self._topics = topics
 
-    @get("/memd/digest")
-    async def digest(self, query: DigestQuery) -> Digest:
+    @get("/memd/digest", "read")
+    async def digest(self, query: DigestQuery, who: Principal) -> Digest:
         """A digest of what was said, by day or week: key sentences (LexRank), and words that set each apart."""
-        async with self._topics.held(query.topic) as found:
+        async with self._topics.held(query.topic, who) as found:
             snapshots = [topic.log.snapshot() for topic in found]
             return await asyncio.get_running_loop().run_in_executor(None, _digest, snapshots, query)
 
-    @get("/memd/chunks/{id}/related")
-    async def related(self, chunk_id: str, query: RelatedQuery) -> RelatedChunks:
+    @get("/memd/chunks/{id}/related", "read")
+    async def related(self, chunk_id: str, query: RelatedQuery, who: Principal) -> RelatedChunks:
         """The chunks that belong to one without being said beside it: by meaning, rare names or time."""
-        async with self._topics.held(query.topic) as found:
+        async with self._topics.held(query.topic, who) as found:
             logs = [topic.log for topic in found]
             return await asyncio.get_running_loop().run_in_executor(None, _related, logs, chunk_id, query.limit)
 
-    @get("/memd/entities")
-    async def entities(self, query: EntitiesQuery) -> Entities:
+    @get("/memd/entities", "read")
+    async def entities(self, query: EntitiesQuery, who: Principal) -> Entities:
         """Names and identifiers in what is stored, found by rules, and the chunks that have each."""
-        async with self._topics.held(query.topic) as found:
+        async with self._topics.held(query.topic, who) as found:
             logs = [topic.log for topic in found]
             return await asyncio.get_running_loop().run_in_executor(None, _entities, logs, query)
 

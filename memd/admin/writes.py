@@ -24,6 +24,7 @@ from memd.errors import BadNote, BadQuestion
 from memd.ingest.archiver import Archiver
 from memd.ingest.notes import TakenNote, take_note
 from memd.notes import GivenNote, check_not_ahead, checked_notes
+from memd.principals import Principal
 from memd.recall import corrections
 from memd.store.disk import LocalDisk
 from memd.store.tools.backup import BackupReport
@@ -89,8 +90,8 @@ class NoteRoutes:
         self._topics = topics
         self._archiver = archiver
 
-    @post("/memd/notes")
-    async def take_notes(self, body: NotesBody, request: web.Request) -> NotesTaken:
+    @post("/memd/notes", "write")
+    async def take_notes(self, body: NotesBody, request: web.Request, who: Principal) -> NotesTaken:
         """Remember notes: they are durable when this is answered, and found from then on."""
         mode = request.headers.get(MODE_HEADER, "full")
         if mode != "full":
@@ -103,7 +104,7 @@ class NoteRoutes:
                 check_not_ahead(note, time.time_ns() // 1000, f"notes[{position}].")
         except BadNote as error:
             raise BadQuestion(str(error)) from None
-        async with self._topics.held_or_new(body.topic_id) as topic:
+        async with self._topics.held_or_new(body.topic_id, who) as topic:
             taken = [await take_note(topic, note, self._archiver) for note in notes]
         return NotesTaken(body.topic_id, tuple(taken))
 
@@ -116,8 +117,8 @@ class CorrectionRoutes:
         self._encoder = encoder
         self._archiver = archiver
 
-    @post("/memd/corrections")
-    async def correct(self, body: CorrectionBody) -> Corrected:
+    @post("/memd/corrections", "correct")
+    async def correct(self, body: CorrectionBody, who: Principal) -> Corrected:
         """Apply one correction."""
         if not body.chunk_ids:
             raise BadQuestion("chunk_ids names no chunk")
@@ -126,7 +127,7 @@ class CorrectionRoutes:
         if body.steps != 1 and body.action == "Update":
             raise BadQuestion("steps belong to Helpful and Unhelpful: an Update is done once")
         correction = Correction(tuple(body.chunk_ids), body.action, body.reason, body.content, body.steps)
-        async with self._topics.held_one(body.topic_id) as topic:
+        async with self._topics.held_one(body.topic_id, who, "correct") as topic:
             await self._archiver.store_named(topic, body.chunk_ids)
             applied = await corrections.correct(
                 [correction],
@@ -137,10 +138,10 @@ class CorrectionRoutes:
             )
         return _corrected(applied)
 
-    @post("/memd/undo")
-    async def undo(self, body: UndoBody) -> Corrected:
+    @post("/memd/undo", "correct")
+    async def undo(self, body: UndoBody, who: Principal) -> Corrected:
         """Append the state before an entry."""
-        async with self._topics.held_one(body.topic_id) as topic:
+        async with self._topics.held_one(body.topic_id, who, "correct") as topic:
             applied = await corrections.undo(
                 topic.log.snapshot(),
                 body.canonical_id,
@@ -158,7 +159,7 @@ class BackupRoutes:
         self._data_dir = data_dir
         self._files = files
 
-    @post("/memd/backup")
+    @post("/memd/backup", "admin")
     async def backup(self, body: BackupBody) -> BackupReport:
         """Back up into a folder of this machine."""
         folder = Path(body.folder)

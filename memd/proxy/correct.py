@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -18,6 +18,7 @@ from memd.errors import BadNote, DiskFull, EmbeddingError, MemdError
 from memd.ingest.archiver import Archiver
 from memd.ingest.notes import take_note
 from memd.ingest.topics import Topic, Topics
+from memd.messages import BlockChunk
 from memd.notes import Note
 from memd.proxy.idempotency import FailedIds, IdempotencyKeys
 from memd.proxy.receive import Received
@@ -27,6 +28,8 @@ from memd.telemetry.metrics import Metrics
 from memd.wire.sideband import NoteOut
 
 log = logging.getLogger("memd")
+Resolve = Callable[[str], BlockChunk | None]
+"""Finds the chunk that was shown as an id."""
 READONLY, AHEAD = "readonly", "said_at"
 
 
@@ -86,45 +89,48 @@ class Corrector:
 
     async def _corrected(self, received: Received) -> CorrectionResult:
         memory_in, topic, key = received.request.memory_in, received.topic, received.key
-        if memory_in is None or not memory_in.corrections or key is None:
+        if memory_in is None or not memory_in.corrections:
             return CorrectionResult()
         asked = tuple(memory_in.corrections)
-        applied_now = () if received.is_retry else asked
+        if received.asked.is_held_back or (key is not None and not received.asked.who.may("correct", topic.id)):
+            return CorrectionResult(_named(asked))
+        if key is None:
+            return CorrectionResult()
+        applied_now, resolve = () if received.is_retry else asked, _resolving(received)
         try:
             if not self._idempotency.knows(key):  # it came before memd was restarted, which may have been too early
-                if await asyncio.get_running_loop().run_in_executor(None, self._was_applied, topic, asked, key.digest):
+                loop = asyncio.get_running_loop()
+                if await loop.run_in_executor(None, self._was_applied, topic, resolve, asked, key.digest):
                     return CorrectionResult()
                 self._idempotency.register(key)
                 applied_now = asked
             await topic.save()  # the arrival, before its effect: sent again after a kill, it is the same request
-            failed = await self._idempotency.run_once(key, lambda: self._apply(topic, asked, key.digest))
+            failed = await self._idempotency.run_once(key, lambda: self._apply(topic, asked, key.digest, resolve))
             corrected = CorrectionResult(failed)
         except MemdError as error:
             log.error("corrections were not applied", extra=received.log_fields(error))
-            corrected = CorrectionResult(
-                tuple(one for correction in asked for one in correction.chunk_ids), trouble=degraded(error)
-            )
+            corrected = CorrectionResult(_named(asked), trouble=degraded(error))
         self._metrics.count_corrections(applied_now, len(corrected.failed_ids))
         return corrected
 
-    def _was_applied(self, topic: Topic, asked: Sequence[Correction], digest: bytes) -> bool:
+    def _was_applied(self, topic: Topic, resolve: Resolve, asked: Sequence[Correction], digest: bytes) -> bool:
         """Whether the log has what the request with this digest changed: one of its entries stands for all.
 
         Raises:
             StoreError: an entry cannot be read.
         """
         snapshot = topic.log.snapshot()
-        shown = {topic.buffer.resolve(one) for correction in asked for one in correction.chunk_ids}
+        shown = set(map(resolve, _named(asked)))
         return any(
             entry.asked_by == digest for chunk in shown if chunk is not None for entry in snapshot.history(chunk.uuid)
         )
 
-    async def _apply(self, topic: Topic, asked: Sequence[Correction], asked_by: bytes) -> FailedIds:
-        await self._store_pending(topic, asked)
+    async def _apply(self, topic: Topic, asked: Sequence[Correction], asked_by: bytes, resolve: Resolve) -> FailedIds:
+        await self._store_pending(topic, {one.uuid: one for one in map(resolve, _named(asked)) if one is not None})
         applied = await corrections.correct_shown(
             asked,
             own=topic.log.snapshot(),
-            resolve=topic.buffer.resolve,
+            resolve=resolve,
             snapshot_of=self._snapshot_of,
             encoder=self._encoder,
             append=partial(self._archiver.append_corrections, topic),
@@ -132,10 +138,9 @@ class Corrector:
         )
         return applied.failed
 
-    async def _store_pending(self, topic: Topic, asked: Sequence[Correction]) -> None:
+    async def _store_pending(self, topic: Topic, shown: Mapping[bytes, BlockChunk]) -> None:
         """Store the chunks that were shown before they were in a log: only what is there can be corrected."""
-        named = dict.fromkeys(one for correction in asked for one in correction.chunk_ids)
-        for chunk in filter(None, map(topic.buffer.resolve, named)):
+        for chunk in shown.values():
             source = topic if chunk.topic_id == topic.id else await self._topics.existing(chunk.topic_id)
             logs = [topic.log] if source is None else [topic.log, source.log]
             if source is not None and not any(one.snapshot().knows(chunk.uuid) for one in logs):
@@ -145,6 +150,20 @@ class Corrector:
     async def _snapshot_of(self, topic_id: str) -> Snapshot | None:
         topic = await self._topics.existing(topic_id)
         return None if topic is None else topic.log.snapshot()
+
+
+def _named(asked: Sequence[Correction]) -> FailedIds:
+    return tuple(one for correction in asked for one in correction.chunk_ids)
+
+
+def _resolving(received: Received) -> Resolve:
+    """Finds the chunk that was shown as an id; one whose source may not be corrected is as unknown as any other."""
+
+    def resolve(chunk_id: str) -> BlockChunk | None:
+        chunk = received.topic.buffer.resolve(chunk_id)
+        return chunk if chunk is not None and received.asked.who.may("correct", chunk.topic_id) else None
+
+    return resolve
 
 
 def degraded(error: MemdError) -> str:

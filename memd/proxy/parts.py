@@ -224,6 +224,19 @@ def _gauges_of(daemon: Daemon) -> Gauges:
     )
 
 
+def _status_of(daemon: Daemon) -> StatusRoutes:
+    return StatusRoutes(
+        daemon.config,
+        daemon.topics,
+        daemon.upstream,
+        daemon.redactor,
+        daemon.tasks,
+        lambda: daemon.cache_bytes,
+        model_url=daemon.base_url,
+        own_url=daemon.own_url,
+    )
+
+
 def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> OwnRoutes:
     """Build what answers at memd's own address; with `secret` it proves that it has the data directory."""
     config, topics, files = daemon.config, daemon.topics, daemon.store.files
@@ -235,25 +248,15 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> Own
         model = facts.model if drift.is_known(facts.model) else drift.latest_model
         return Budget(injection_budget(config.injection.budget_tokens, facts.window), drift.factor(model))
 
-    model_url, own_url = daemon.base_url, daemon.own_url
-    status = StatusRoutes(
-        config,
-        topics,
-        daemon.upstream,
-        daemon.redactor,
-        daemon.tasks,
-        lambda: daemon.cache_bytes,
-        model_url=model_url,
-        own_url=own_url,
-    )
+    exposed = partial(exposition, daemon.metrics, _gauges_of(daemon), daemon.upstream)
     return OwnRoutes(
         config,
-        model_url,
-        own_url,
+        daemon.base_url,
+        daemon.own_url,
         daemon.principals,
         wrong_tokens,
         (
-            status,
+            _status_of(daemon),
             TopicRoutes(config.data_dir, topics, files),
             SearchRoutes(named, daemon.retriever, budget),
             LogRoutes(named, daemon.receipts, config.data_dir, files),
@@ -263,7 +266,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> Own
             UsageRoutes(daemon.receipts),
             FigureRoutes(named, daemon.receipts),
             BackgroundRoutes(daemon.encoder.priority, daemon.sources.resume),
-            LiveRoutes(daemon.events, partial(exposition, daemon.metrics, _gauges_of(daemon), daemon.upstream)),
+            LiveRoutes(daemon.events, daemon.principals, exposed),
             NoteRoutes(named, daemon.archiver),
             DocumentRoutes(named, daemon.taker, daemon.sources),
             SourceRoutes(named, daemon.sources),

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from memd.conversation.conversation import Conversation
 from memd.messages import RESULT_ROLES, ROOT_DIGEST, Block, BlockChunk, Message
+from memd.principals import OWNER, Principal
 from memd.proxy.live_turns import LiveTurns
 from memd.wire.api import Api, Placement
 from memd.wire.request import Insertion
@@ -18,12 +19,14 @@ from memd.wire.request import Insertion
 class Prompt:
     """A request in its conversation. Marks and blocks are looked up at each call, because compaction moves them."""
 
-    def __init__(self, api: Api, live: LiveTurns, lead: int, standing_tokens: int) -> None:
+    def __init__(self, api: Api, live: LiveTurns, lead: int, standing_tokens: int, who: Principal = OWNER) -> None:
+        """`who`: sees no blocks with chunks of topics that it may not read, though others of its conversation do."""
         self._api = api
         self._mended = live.mended
         self._request = live.request
         self._arrival = live.arrival
         self._lead = lead
+        self._who = who
         self.standing_tokens = standing_tokens
         """Raw tokens of the leading system messages and the tool definitions."""
         self._has_attachments = any(message.attachments for message in self._request.messages)
@@ -98,7 +101,7 @@ class Prompt:
         found = []
         for digest, block in self.conversation.blocks.items():
             position = self._user_positions.get(digest)
-            if block.chunks and position is not None and self._is_visible(position):
+            if position is not None and self._is_visible(position) and self._may_be_shown(block):
                 found.append((position, block))
         return sorted(found, key=lambda placed: placed[0])
 
@@ -146,6 +149,15 @@ class Prompt:
             insertions=insertions,
             placement=placement or "merged",
         )
+
+    @property
+    def turn_block(self) -> Block | None:
+        """The block of the turn; None if it has none, or it may not be shown."""
+        block = None if self.turn_digest is None else self.conversation.blocks.get(self.turn_digest)
+        return block if block is not None and self._may_be_shown(block) else None
+
+    def _may_be_shown(self, block: Block) -> bool:
+        return bool(block.chunks) and all(self._who.may("read", chunk.topic_id) for chunk in block.chunks)
 
     def _visible(self) -> list[int]:
         """The positions of the visible messages: a head that the client keeps, and those that did not leave.

@@ -13,11 +13,11 @@ import msgspec
 from aiohttp import web
 from multidict import CIMultiDict
 
-from memd.admin.access import forwarding_header, is_from_foreign_page
+from memd.admin.access import forwarding_header, is_from_foreign_page, principal_of
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
 from memd.errors import BadRequestBody, BadTopicId
 from memd.ingest.redaction.redactor import Redactor
-from memd.principals import Principals
+from memd.principals import Principal, Principals
 from memd.proxy.relay import forwarded_headers
 from memd.proxy.side_requests import SideRequests
 from memd.settings.model import Config, LimitsSettings
@@ -78,6 +78,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     topic_from: TopicFrom
     session: str | None
     """The client's name of the conversation."""
+    who: Principal
+    is_held_back: bool
+    """`who` may not write in the topic, so that `full` became `readonly`."""
     is_thin: bool
     """The client sends only what is new and leaves its history to memd."""
 
@@ -148,6 +151,9 @@ class RequestReader:
         Args:
             target: path and query to forward to.
             path_topic: the topic that the path names, if any.
+
+        Raises:
+            Forbidden: the principal may not read the topic.
         """
         headers, turn_id = forwarded_headers(client, self._principals), record_of(client).id
         try:
@@ -160,20 +166,27 @@ class RequestReader:
         is_thin = history.strip().lower() == "daemon"
         session = self._redactor.identifier(_first_of(client, self._session_headers)[:SESSION_CHARACTERS_MAX])
         topic_id, topic_from = self._topic(client, memory_in, path_topic)
+        who = principal_of(client)
+        is_held_back = mode == "full" and not who.may("write", topic_id)
         asked = Asked(
             turn_id=turn_id,
             api=api,
             target=target,
             headers=headers,
             request=request,
-            mode=mode,
+            mode="readonly" if is_held_back else mode,
             topic_id=topic_id,
             topic_from=topic_from,
             session=session or (THIN_SESSION if is_thin else None),
+            who=who,
+            is_held_back=is_held_back,
             is_thin=is_thin,
         )
         refusal = self._refusal(request, turn_id) or _bad_topic(asked)
-        return asked if refusal is None else asked.without_memory(refusal)
+        if refusal is not None:
+            return asked.without_memory(refusal)
+        who.check("read", topic_id)
+        return asked
 
     def _topic(self, client: web.Request, memory_in: MemoryIn | None, path_topic: str | None) -> tuple[str, TopicFrom]:
         """The topic that a request names, the most particular first, and where."""

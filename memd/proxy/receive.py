@@ -17,6 +17,7 @@ from memd.conversation.hot_buffer import Arrival
 from memd.conversation.tokens import TokenCounter
 from memd.ingest.topics import Topic, Topics
 from memd.messages import leading_count
+from memd.principals import Principal
 from memd.proxy.idempotency import IdempotencyKeys, RequestKey
 from memd.proxy.live_turns import LiveTurns, with_live_turns
 from memd.proxy.prompt import Prompt
@@ -110,7 +111,7 @@ class Receiver:
         if asked.is_thin:
             live = with_live_turns(asked.api, request, arrival, lead)
         standing_tokens = sum(counts[:lead]) + self._counter.estimate(request.standing_text)
-        prompt = Prompt(asked.api, live, lead, standing_tokens)
+        prompt = Prompt(asked.api, live, lead, standing_tokens, asked.who)
         key, is_retry = None, False
         if asked.mode == "full":
             turn_key = TurnKey(prompt.last_digest, _memory_in_digest(request))
@@ -121,7 +122,7 @@ class Receiver:
         return Received(
             asked=asked,
             topic=topic,
-            related=await self._related(request, topic),
+            related=await self._related(request, topic, asked.who),
             at=at,
             arrival=arrival,
             prompt=prompt,
@@ -131,11 +132,12 @@ class Receiver:
             is_step=prompt.has_results,
         )
 
-    async def _related(self, request: ModelRequest, own: Topic) -> tuple[Topic, ...]:
-        """The related topics that exist, each once."""
+    async def _related(self, request: ModelRequest, own: Topic, who: Principal) -> tuple[Topic, ...]:
+        """The related topics that exist and may be read, each once; the others as if they did not exist."""
         named = () if request.memory_in is None else request.memory_in.related_topic_ids
         ids = dict.fromkeys((*named, *self._global_topics))
-        found = [await self._topics.existing(topic_id) for topic_id in ids if topic_id != own.id]
+        readable = [topic_id for topic_id in ids if topic_id != own.id and who.may("read", topic_id)]
+        found = [await self._topics.existing(topic_id) for topic_id in readable]
         return tuple(topic for topic in found if topic is not None)
 
     async def _count_messages(self, request: ModelRequest) -> list[int]:

@@ -146,9 +146,7 @@ class Rememberer:
     ) -> Receipt:
         asked, prompt, shown, reply = received.asked, received.prompt, answered.shown, answered.reply
         model, memory_in = received.request.model, received.request.memory_in
-        block = None if prompt.turn_digest is None else prompt.conversation.blocks.get(prompt.turn_digest)
-        if block is not None and not (block.text and shown.chunks):
-            block = None
+        block = prompt.turn_block if shown.chunks else None
 
         def drifted(raw_tokens: int) -> int:
             return self._counter.drift.drifted(model, raw_tokens)
@@ -178,6 +176,7 @@ class Rememberer:
             block=None if block is None else block.text,
             block_tokens=0 if block is None else drifted(block.tokens),
             shown=tuple(chunk.shown_id for chunk in shown.chunks),
+            shown_from=tuple(dict.fromkeys(one.topic_id for one in shown.chunks if one.topic_id != received.topic.id)),
             memory_tokens=drifted(shown.block_tokens),
             forwarded_tokens=drifted(shown.prompt_tokens),
             placement=answered.placement,

@@ -148,7 +148,7 @@ class RoomMaker:
     def _current_tokens(self, received: Received) -> int:
         """Model tokens of the block that this turn has already."""
         prompt = received.prompt
-        block = None if prompt.turn_digest is None else prompt.conversation.blocks.get(prompt.turn_digest)
+        block = prompt.turn_block
         return 0 if block is None else self._counter.drift.drifted(received.request.model, block.tokens)
 
     async def _fit(self, received: Received, limits: window.Thresholds, hard: int) -> bool:

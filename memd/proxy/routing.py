@@ -27,6 +27,7 @@ from memd.admin.http import (
 from memd.admin.routes import OwnRoutes
 from memd.admin.wrong_tokens import WrongTokens
 from memd.entries import TOPIC_ID_PATTERN, TOPIC_ID_RULE
+from memd.errors import Forbidden
 from memd.principals import Principals
 from memd.proxy.cross_origin import is_preflight, let_page_read, preflight_answer
 from memd.proxy.reading import Plain, RequestReader
@@ -63,6 +64,11 @@ NO_TUNNELS = (
 FOREIGN_PAGE = (
     "memd: web pages of other machines may not use the user and password in upstream.url; set auth.token and let the"
     " page show it, or let it send an Authorization of its own"
+)
+
+
+OTHER_TOPIC = (
+    "name another one in the path (/t/TOPIC/v1) or in X-Memory-Topic, or send X-Memory-Mode: off to go without memory"
 )
 
 
@@ -168,7 +174,10 @@ class Router:
             message = f"memd: the request body is larger than {size} bytes; raise limits.body_bytes_max if it has to be"
             return _with_headers(error_response(413, message, "invalid_request_error", api), record)
         record.end_step("read")
-        asked = self._reader.read(request, body, api, target, path_topic, mode)
+        try:
+            asked = self._reader.read(request, body, api, target, path_topic, mode)
+        except Forbidden as error:
+            return _with_headers(error_response(403, f"memd: {error}; {OTHER_TOPIC}", Forbidden.kind, api), record)
         if isinstance(asked, Plain):
             return await self._forwarder.without_memory(request, asked)
         record.topic = asked.topic_id

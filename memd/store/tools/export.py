@@ -8,7 +8,7 @@ grow with the contents.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +24,40 @@ from memd.store.log.segment import read_entry
 from memd.store.tools.export_line import as_line
 from memd.wording import no_topic
 
+Wants = Callable[[str], bool]
+"""Whether a topic is wanted."""
 
-def export(data_dir: Path, files: Files, *, topic_id: str | None, live_only: bool) -> Iterator[dict[str, Any]]:
+
+def export(
+    data_dir: Path,
+    files: Files,
+    *,
+    topic_id: str | None,
+    live_only: bool,
+    is_wanted: Wants = lambda topic_id: True,
+) -> Iterator[dict[str, Any]]:
     """Yield every readable entry of one topic or of all, by canonical_id; `live_only` leaves out dead entries.
 
     The members of a dict are those of `export_line.as_line`.
+
+    Args:
+        is_wanted: where no topic is named, only those are exported of which it says so.
 
     Raises:
         BadTopicId: not a topic name.
         UnknownTopic: there is no such topic.
         StoreError: a file cannot be read.
     """
-    for name, entry, live in exported_entries(data_dir, files, topic_id=topic_id, live_only=live_only):
+    for name, entry, live in exported_entries(
+        data_dir, files, topic_id=topic_id, live_only=live_only, is_wanted=is_wanted
+    ):
         yield as_line(entry, name, live=live)
 
 
-def exported_topics(data_dir: Path, files: Files, topic_id: str | None) -> list[str]:
-    """The topics to export: this one, or all.
+def exported_topics(
+    data_dir: Path, files: Files, topic_id: str | None, is_wanted: Wants = lambda topic_id: True
+) -> list[str]:
+    """The topics to export: this one, or all that are wanted.
 
     Raises:
         BadTopicId: not a topic name.
@@ -48,7 +65,7 @@ def exported_topics(data_dir: Path, files: Files, topic_id: str | None) -> list[
     """
     topic_ids = topic_ids_in(files, data_dir)
     if topic_id is None:
-        return topic_ids
+        return [one for one in topic_ids if is_wanted(one)]
     if topic_id not in topic_ids:
         TopicLayout(data_dir, topic_id)  # raises BadTopicId if it is not a topic name
         raise UnknownTopic(no_topic(topic_id))
@@ -56,7 +73,12 @@ def exported_topics(data_dir: Path, files: Files, topic_id: str | None) -> list[
 
 
 def exported_entries(
-    data_dir: Path, files: Files, *, topic_id: str | None, live_only: bool
+    data_dir: Path,
+    files: Files,
+    *,
+    topic_id: str | None,
+    live_only: bool,
+    is_wanted: Wants = lambda topic_id: True,
 ) -> Iterator[tuple[str, Entry, bool]]:
     """Yield every readable entry, with its topic and whether it is live; see `export`.
 
@@ -65,7 +87,8 @@ def exported_entries(
         UnknownTopic: there is no such topic.
         StoreError: a file cannot be read.
     """
-    topics = [_TopicEntries(files, TopicLayout(data_dir, name)) for name in exported_topics(data_dir, files, topic_id)]
+    names = exported_topics(data_dir, files, topic_id, is_wanted)
+    topics = [_TopicEntries(files, TopicLayout(data_dir, name)) for name in names]
     ids = np.concatenate([topic.rows["canonical_id"] for topic in topics] or [np.empty(0, dtype=np.uint64)])
     owners = np.repeat(np.arange(len(topics)), [len(topic.rows) for topic in topics])
     starts = np.cumsum([0, *(len(topic.rows) for topic in topics)])
