@@ -166,6 +166,9 @@ def test_a_pattern_with_an_outer_choice_is_searched_for_everywhere() -> None:
 def test_a_long_message_costs_no_more_than_a_short_one() -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "a <b> " * SEARCHED_CHARACTERS_MAX}]}).encode()
     request = CHAT.parse(body)
-    started = time.process_time()
-    assert not SIDE_REQUESTS.includes(request)
-    assert time.process_time() - started < 0.05, "it takes 0.1 ms"
+    taken = []
+    for _ in range(5):  # one of them is not interrupted by the collection of garbage
+        started = time.thread_time()
+        assert not SIDE_REQUESTS.includes(request)
+        taken.append(time.thread_time() - started)
+    assert min(taken) < 0.05, "it takes 0.1 ms"
