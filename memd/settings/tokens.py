@@ -125,8 +125,8 @@ def _reason(error: Exception) -> str:
     if "unknown field" in told:
         known = ", ".join(field.name for field in msgspec.structs.fields(TokenSettings))
         name = told.rpartition("field ")[2][:60]
-        secret = "; a token itself has no place here, its SHA-256 has" if "token`" in name else ""
-        return f"there is no setting {name}; there are {known}{secret}"
+        hint = "; a token itself has no place here, its SHA-256 has" if "token`" in name else ""
+        return f"there is no setting {name}; there are {known}{hint}"
     allowed = {
         "name": PRINCIPAL_NAME_RULE,
         "token_sha256": "the 64 hexadecimal digits of the token's SHA-256 (`memd token add` makes both)",
