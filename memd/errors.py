@@ -89,6 +89,15 @@ class DaemonError(MemdError):
     """A running daemon refused what a command asked of it, or went away."""
 
 
+class OAuthRefused(MemdError):
+    """A request of OAuth that is refused."""
+
+    def __init__(self, code: str, message: str) -> None:
+        """`code`: what RFC 6749, 7591 or 8707 calls the reason."""
+        super().__init__(message)
+        self.code = code
+
+
 class StoreError(MemdError):
     """The log on disk could not be read or written as asked; nothing that was acknowledged is affected."""
 

@@ -68,6 +68,16 @@ class Principal(msgspec.Struct, frozen=True):
         """Whether it has the right in every topic, which what concerns the whole daemon asks for."""
         return right in self.rights and EVERY_TOPIC in self.topics
 
+    def narrowed(self, rights: Iterable[Right], topics: tuple[str, ...]) -> Principal:
+        """The same one with at most these rights, in at most the topics of these patterns; none: in all of its own.
+
+        Where two patterns overlap and neither has all names of the other, neither stays: such topics are left out.
+        """
+        own, left = self.topics, self.rights & frozenset(rights)
+        if topics:
+            own = (*(one for one in topics if _is_among(one, own)), *(one for one in own if _is_among(one, topics)))
+        return Principal(self.name, tuple(dict.fromkeys(own)), left)
+
     @property
     def author(self) -> str:
         """The name under which entries, receipts and events have it; empty for the owner, who is not named there."""
@@ -101,6 +111,10 @@ class Principals:
     def take_back(self, secret: str) -> None:
         """Take a lent secret no more."""
         self._lent.pop(digest_of(secret), None)
+
+    def known(self, digest: str) -> Principal | None:
+        """The principal whose token has this SHA-256, in hexadecimal digits; None if nobody's has."""
+        return self._known.get(bytes.fromhex(digest))
 
     def find(self, secret: str) -> Principal | None:
         """The principal whose token this is; None if it is nobody's.

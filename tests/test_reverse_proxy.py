@@ -159,6 +159,9 @@ def test_behind_the_documented_nginx_all_works_with_the_token(
         assert "5511" in proxy.ask(OWN_NAME, "/memd/search?q=code", None, SHOWN).body.decode()
         assert proxy.ask(OWN_NAME, "/memd/search?q=code").status == 401
         assert b"<title>memd</title>" in proxy.ask(OWN_NAME, "/memd/").body
+        assert proxy.ask(OWN_NAME, "/.well-known/oauth-authorization-server").json["issuer"] == f"https://{OWN_NAME}"
+        resource = f"https://{OWN_NAME}/.well-known/oauth-protected-resource/mcp"
+        assert resource in proxy.ask(OWN_NAME, "/mcp", {}).headers["WWW-Authenticate"]
 
 
 def test_behind_the_documented_nginx_words_come_as_the_model_writes_them(

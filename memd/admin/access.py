@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -32,15 +32,21 @@ _HOST = re.compile(r"[a-z0-9.:_-]{1,253}")
 _PRINCIPAL = web.RequestKey("principal", Principal)
 
 
-def let_in(request: web.BaseRequest, principals: Principals) -> Principal | None:
+def let_in(
+    request: web.BaseRequest, principals: Principals, acting: Callable[[str], Principal | None] | None = None
+) -> Principal | None:
     """Find the principal whose token the request carries and note it; None: it carries none that is known.
 
     Of several tokens the first counts, in the order of the headers that clients can set.
+
+    Args:
+        acting: finds for whom a token of another kind stands.
     """
     if principals.is_open:
         found: Principal | None = OWNER
     else:
-        shown = (principals.find(secret) for _, secret in shown_secrets(request))
+        finds = [principals.find, *([acting] if acting else [])]
+        shown = (find(secret) for _, secret in shown_secrets(request) for find in finds)
         found = next((one for one in shown if one is not None), None)
     if found is not None:
         request[_PRINCIPAL] = found

@@ -22,6 +22,7 @@ from memd.admin.documents import DocumentRoutes
 from memd.admin.figures import FigureRoutes
 from memd.admin.http import error_response, prove, read_body, token_refusal
 from memd.admin.imports import ImportRoutes
+from memd.admin.oauth.endpoint import OAuthEndpoint
 from memd.admin.proof import PROOF, ProofRoutes
 from memd.admin.queries import NoQuery, decode_query
 from memd.admin.reads import LogRoutes, SearchRoutes
@@ -85,11 +86,13 @@ class OwnRoutes:
         principals: Principals,
         wrong_tokens: WrongTokens,
         groups: Iterable[object],
+        oauth: OAuthEndpoint,
         mcp: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> None:
         """
         Args:
             mcp: answers what programs that speak MCP ask.
+            oauth: answers them where they ask for a token of their own.
             principals: who may use memd.
             wrong_tokens: is told of requests without the token.
             model_url, own_url: the two addresses, without a path.
@@ -100,6 +103,7 @@ class OwnRoutes:
         self._wrong_tokens = wrong_tokens
         self._model_url = model_url
         self._own_url = own_url
+        self._oauth = oauth
         self._mcp = mcp
         # Not the application's: that one matches decoded paths, and everything else must pass byte for byte.
         self._router = web.UrlDispatcher()
@@ -112,12 +116,24 @@ class OwnRoutes:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer any request at memd's own address."""
+        try:
+            return await (self._oauth.answer(request) if self._oauth.serves(request) else self._answer(request))
+        except TimeoutError:
+            if request.transport is None or request.transport.is_closing():  # its body did not come
+                return web.Response(status=CLIENT_GONE)  # nobody reads it
+            raise
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
         leads_on = request.path in ("", "/") and request.method in ("GET", "HEAD")
         # No data: a browser that opens an address can show no token, and a command shows it only after the proof.
         is_open = leads_on or page.is_page(request) or request.path == PROOF
-        if not is_open and let_in(request, self._principals) is None:
+        acting = self._oauth.principal_of_access if request.path == MCP else None
+        if not is_open and let_in(request, self._principals, acting) is None:
             self._wrong_tokens.note(request.remote)
-            return token_refusal()
+            unknown = token_refusal()
+            if acting and (challenge := self._oauth.challenge(request)):
+                unknown.headers["WWW-Authenticate"] = challenge
+            return unknown
         if refusal := self._refusal(request):
             return refusal
         if not is_open:
@@ -129,12 +145,7 @@ class OwnRoutes:
         if request.path != MCP and not request.path.startswith(page.PREFIX):
             message = f"memd: there is no {request.path} at memd's own address; models are at {self._model_url}/v1"
             return error_response(404, message, "not_found")
-        try:
-            return await (self._mcp(request) if request.path == MCP else self._answer_route(request))
-        except TimeoutError:
-            if request.transport is None or request.transport.is_closing():  # its body did not come
-                return web.Response(status=CLIENT_GONE)  # nobody reads it
-            raise
+        return await (self._mcp(request) if request.path == MCP else self._answer_route(request))
 
     async def answer_at_model(self, request: web.Request, target: str) -> web.StreamResponse:
         """Answer a request for one of memd's own paths at the model's address.

@@ -19,6 +19,8 @@ from memd.admin.documents import DocumentRoutes
 from memd.admin.figures import FigureRoutes
 from memd.admin.imports import ImportRoutes
 from memd.admin.mcp_endpoint import McpEndpoint
+from memd.admin.oauth.endpoint import OAuthEndpoint
+from memd.admin.oauth.ledger import Ledger
 from memd.admin.proof import ProofRoutes
 from memd.admin.reads import LogRoutes, SearchRoutes
 from memd.admin.receipts import Receipts
@@ -61,6 +63,7 @@ from memd.recall.retrieve import Budget, Retriever
 from memd.settings.model import Config
 from memd.settings.tokens import known_principals
 from memd.speech import Speech
+from memd.store.layout import GRANTS_NAME
 from memd.store.receipts import ReceiptRing
 from memd.store.store import Store
 from memd.telemetry.events import Events
@@ -240,7 +243,8 @@ def _status_of(daemon: Daemon) -> StatusRoutes:
 def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> OwnRoutes:
     """Build what answers at memd's own address; with `secret` it proves that it has the data directory."""
     config, topics, files = daemon.config, daemon.topics, daemon.store.files
-    named = NamedTopics(topics, daemon.store.topic_ids)
+    named, principals = NamedTopics(topics, daemon.store.topic_ids), daemon.principals
+    ledger = Ledger(files, config.data_dir / GRANTS_NAME, daemon.writer, principals.known)
 
     async def budget() -> Budget:
         """The budget that a prompt to the present upstream model would get."""
@@ -275,6 +279,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> Own
             BackupRoutes(config.data_dir, files),
             ProofRoutes(secret, daemon.addresses.local),
         ),
+        OAuthEndpoint(ledger, principals, wrong_tokens, config.limits.idle_seconds),
         McpEndpoint(daemon.addresses.local, daemon.principals, config.limits.idle_seconds).answer,
     )
 

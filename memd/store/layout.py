@@ -25,11 +25,13 @@ RECEIPTS_NAME = "memd.receipts"
 RECEIPTS_OLD_NAME = "memd.receipts.old"
 RECENT_NAME = "memd.recent"
 """The topics that a start has to look at; see recent.py."""
+GRANTS_NAME = "memd.grants"
+"""The programs that may use memory over OAuth. Not backed up: what was revoked since would come back."""
 MODELS_NAME = "memd.models"
 """Embedding models that were added, and what was measured of models: derived, so neither backed up nor verified."""
 FORMER_NAMES = "former_names"
 """Beside `active.bin`: the names that the topic had before, one on each line. People write it, memd reads it."""
-_REPLACED = (ADDRESS_NAME, SECRET_NAME, RECENT_NAME)
+_REPLACED = (ADDRESS_NAME, SECRET_NAME, RECENT_NAME, GRANTS_NAME)
 _OWN_NAMES = {
     *(LOCK_NAME, RECEIPTS_NAME, RECEIPTS_OLD_NAME, MODELS_NAME, *_REPLACED),
     *(name + TEMPORARY_SUFFIX for name in _REPLACED),

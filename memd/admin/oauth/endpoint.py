@@ -1,0 +1,223 @@
+"""The routes of OAuth at memd's own address: for clients JSON, for people pages.
+
+Rule: they are there only where a token is needed at all, and only where nobody else can read along: over TLS, also that
+of a proxy, or on this machine. They need no token themselves; the person's counts where it is typed in.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+from aiohttp import web
+
+from memd.admin.access import is_from_another_page
+from memd.admin.http import read_body
+from memd.admin.oauth import consent
+from memd.admin.oauth.clients import client_id_of, registered
+from memd.admin.oauth.grants import Allowed
+from memd.admin.oauth.ledger import Ledger
+from memd.admin.oauth.protocol import (
+    AUTHORIZE,
+    PATHS,
+    REGISTER,
+    REVOKE,
+    SCOPES,
+    TOKEN,
+    PermissionRefused,
+    challenge_of,
+    metadata,
+    permission_asked,
+    token_asked,
+    token_to_revoke,
+)
+from memd.admin.wrong_tokens import WrongTokens
+from memd.errors import OAuthRefused, StoreError
+from memd.principals import Principal, Principals, digest_of
+from memd.settings.model import is_this_machine
+
+BODY_BYTES_MAX = 32_768
+_HOST = re.compile(r"(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::\d{1,5})?", re.IGNORECASE)
+_PATTERN = re.compile(r"[*A-Za-z0-9][*A-Za-z0-9._-]{0,127}")
+NO_TLS = "OAuth needs TLS beyond this machine (docs/reverse-proxy.md); with a token in a header it works without"
+
+
+class OAuthEndpoint:
+    """Answers the requests of OAuth, and tells whom an access token stands for."""
+
+    def __init__(self, ledger: Ledger, principals: Principals, wrong_tokens: WrongTokens, idle_seconds: float) -> None:
+        """
+        Args:
+            principals: who may use memd; theirs are the tokens that people type in.
+            idle_seconds: how long a client may take for the next part of a body.
+        """
+        self._ledger = ledger
+        self._principals = principals
+        self._wrong_tokens = wrong_tokens
+        self._idle_seconds = idle_seconds
+
+    def serves(self, request: web.BaseRequest) -> bool:
+        """Whether the request is for one of these routes, which are there only where a token is needed."""
+        return not self._principals.is_open and request.path in PATHS
+
+    def principal_of_access(self, token: str) -> Principal | None:
+        """The principal for whom an access token acts, with the rights and topics of its grant; None: it is none."""
+        grant = None if self._principals.is_open else self._ledger.acting(token)
+        whole = None if grant is None else self._principals.known(grant.principal_sha256)
+        return None if grant is None or whole is None else whole.narrowed(grant.rights, grant.topics)
+
+    def challenge(self, request: web.BaseRequest) -> str:
+        """The header that tells a refused client of MCP where to ask; empty where it cannot."""
+        issuer = issuer_of(request)
+        return challenge_of(issuer, is_wrong="Authorization" in request.headers) if issuer else ""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """Answer one request."""
+        issuer, methods = issuer_of(request), _methods(request.path)
+        if not issuer:
+            return _refusal(OAuthRefused("invalid_request", NO_TLS))
+        if is_from_another_page(request) and not _is_opened(request):
+            return _refusal(OAuthRefused("access_denied", "pages of other addresses may not ask"), 403)
+        if request.method not in methods:
+            refusal = _refusal(OAuthRefused("invalid_request", f"{request.path} takes {' and '.join(methods)}"), 405)
+            refusal.headers["Allow"] = ", ".join(methods)
+            return refusal
+        if request.method != "POST":
+            document = metadata(request.path, issuer)
+            return _json(document) if document is not None else self._ask(request.raw_path.partition("?")[2], issuer)
+        body = await read_body(request, BODY_BYTES_MAX, self._idle_seconds)
+        if body is None:
+            return _refusal(OAuthRefused("invalid_request", f"the body exceeds {BODY_BYTES_MAX:,} bytes"), 413)
+        try:
+            return await self._take(request, body, issuer)
+        except OAuthRefused as error:
+            return _refusal(error)
+        except StoreError as error:
+            return _refusal(OAuthRefused("server_error", f"what was asked for cannot be kept: {error}"), 503)
+
+    async def _take(self, request: web.Request, body: bytes, issuer: str) -> web.Response:
+        """Take what was sent."""
+        if request.path == REGISTER:
+            return await self._register(body)
+        form = body.decode("ascii", "replace")
+        if request.path == AUTHORIZE:
+            return self._take_answer(request, form, issuer)
+        if request.path == REVOKE:
+            await self._ledger.revoke(token_to_revoke(form))
+            return _json({})
+        return _json(await self._ledger.tokens_for(token_asked(form, self._ledger.key, issuer)))
+
+    async def _register(self, body: bytes) -> web.Response:
+        client = registered(body)
+        client_id = client_id_of(client, await self._ledger.key_to_register())
+        known = {
+            "client_id": client_id,
+            "client_name": client.name,
+            "redirect_uris": client.redirect_uris,
+            "grant_types": ["authorization_code", "refresh_token"],
+            "response_types": ["code"],
+            "token_endpoint_auth_method": "none",
+        }
+        return _json(known, 201)
+
+    def _ask(self, query: str, issuer: str) -> web.Response:
+        try:
+            permission = permission_asked(query, self._ledger.key, issuer)
+        except OAuthRefused as error:
+            return _page_of_refusal(error)
+        return _page(consent.asking(permission, query, rights=permission.scopes))
+
+    def _take_answer(self, request: web.Request, form: str, issuer: str) -> web.Response:
+        """Take the answer of a person, given on the page."""
+        try:
+            filled = parse_qs(form, keep_blank_values=True, max_num_fields=16)
+        except ValueError:
+            raise OAuthRefused("invalid_request", "the form has too many fields") from None
+        query = filled.get("request", [""])[0]
+        try:
+            permission = permission_asked(query, self._ledger.key, issuer)
+        except OAuthRefused as error:
+            return _page_of_refusal(error)
+        if filled.get("answer") != ["allow"]:
+            url = permission.answer(issuer, error="access_denied", error_description="the person refused")
+            return _page(consent.going_back(permission, url, is_allowed=False))
+        topics = filled.get("topics", [""])[0]
+        rights = tuple(right for right in permission.scopes if right in filled.get("right", []))
+        token = filled.get("token", [""])[0].strip()
+        whole = self._principals.find(token)
+        if whole is None:
+            self._wrong_tokens.note(request.remote)
+        if problem := _problem_with(whole, rights, topics.split()):
+            asked_again = consent.asking(permission, query, rights=rights, topics=topics, problem=problem)
+            return _page(asked_again, 403 if whole is None else 422)
+        assert whole is not None
+        allowed = Allowed(
+            principal=whole.name,
+            principal_sha256=digest_of(token).hex(),
+            rights=tuple(right for right in rights if right in whole.rights),
+            topics=tuple(topics.split()),
+        )
+        url = permission.answer(issuer, code=self._ledger.allow(permission, allowed))
+        return _page(consent.going_back(permission, url, is_allowed=True))
+
+
+def _methods(path: str) -> tuple[str, ...]:
+    if path == AUTHORIZE:
+        return ("GET", "POST")
+    return ("POST",) if path in (TOKEN, REGISTER, REVOKE) else ("GET", "HEAD")
+
+
+def issuer_of(request: web.BaseRequest) -> str:
+    """Return the address by which the client calls memd, as scheme and host; empty where others could read along.
+
+    A proxy says in `X-Forwarded-Proto` that it speaks TLS. Whoever lies there is told a wrong address, and nobody else.
+    """
+    host = request.headers.get("Host", "").lower()
+    scheme = request.headers.get("X-Forwarded-Proto", request.scheme).partition(",")[0].strip().lower()
+    if not _HOST.fullmatch(host) or scheme not in ("http", "https"):
+        return ""
+    name = urlsplit(f"//{host}").hostname or ""
+    return f"{scheme}://{host}" if scheme == "https" or is_this_machine(name) else ""
+
+
+def _is_opened(request: web.BaseRequest) -> bool:
+    """Whether a page of another address had the browser open the page that asks a person: a client's may."""
+    fetched = request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest")
+    return request.method == "GET" and request.path == AUTHORIZE and fetched == ("navigate", "document")
+
+
+def _problem_with(whole: Principal | None, rights: tuple[str, ...], topics: list[str]) -> str:
+    """Say why a person's answer cannot be taken; empty if it can."""
+    if whole is None:
+        return "This is no token of this memd. Nothing was allowed."
+    if not rights:
+        return "Choose at least one thing that the program may do, or refuse."
+    if not whole.rights.intersection(rights):
+        return f"This token has none of these rights; it has {', '.join(sorted(whole.rights))}."
+    if wrong := next((one for one in topics if not _PATTERN.fullmatch(one)), None):
+        return f"{wrong[:80]} is no name of a topic: letters, digits, “.”, “_” and “-”, and * for any characters."
+    if outside := next((one for one in topics if not whole.narrowed(SCOPES, (one,)).topics), None):
+        return f"This token has no topic like {outside[:80]}; it has {', '.join(whole.topics)}."
+    return ""
+
+
+def _json(document: object, status: int = 200) -> web.Response:
+    body = msgspec.json.encode(document)
+    headers = {"Cache-Control": "no-store"}
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+
+
+def _refusal(error: OAuthRefused, status: int = 0) -> web.Response:
+    status = status or (401 if error.code == "invalid_client" else 400)  # at 401 clients register anew
+    return _json({"error": error.code, "error_description": f"memd: {error}"}, status)
+
+
+def _page(text: str, status: int = 200) -> web.Response:
+    return web.Response(status=status, text=text, content_type="text/html", headers=consent.HEADERS)
+
+
+def _page_of_refusal(error: OAuthRefused) -> web.Response:
+    """Tell a person. The program hears of it if they go back: an address nobody has looked at is not led to."""
+    back = error.back if isinstance(error, PermissionRefused) else ""
+    return _page(consent.refusing(f"{error}.", back), 400)

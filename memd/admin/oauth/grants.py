@@ -1,0 +1,201 @@
+"""Grants: what people allowed programs to do in their name, and the codes and tokens that stand for it.
+
+Rule: pure: time and secrets are passed in. Of every secret only the SHA-256 is kept. A code serves once, and
+so does a refresh token: one that comes again ends its grant, for one of the two who had it is a thief (OAuth 2.1
+section 4.3.1).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from memd.admin.oauth.protocol import Permission, TokenRequest, is_answer_to
+from memd.errors import OAuthRefused
+from memd.principals import Right
+
+CODE_SECONDS = 60
+ACCESS_SECONDS = 3_600
+REFRESH_SECONDS = 30 * 86_400
+"""From the last time that tokens were given: a program that is not used for so long has to ask again."""
+GRANTS_MAX = 256
+CODES_MAX = 256
+SPENT_MAX = 32
+"""Refresh tokens of one grant that are known again after they served: the last ones. Who shows an older one gets none
+either."""
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """One person's permission for one program. Times are seconds since 1970, digests hexadecimal."""
+
+    id: str
+    client_name: str
+    client_sha256: str
+    """Of the client's id."""
+    principal_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    """Of the token with which it was allowed; the grant ends with that token."""
+    principal: str
+    rights: tuple[Right, ...]
+    topics: tuple[str, ...]
+    """Patterns; none: all topics of the principal."""
+    created_at: int
+    access_sha256: str
+    access_until: int
+    refresh_sha256: str
+    refresh_until: int
+    spent: tuple[str, ...] = ()
+    """Digests of the refresh tokens before, the newest last."""
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a request for tokens (RFC 6749 section 5.1)."""
+
+    access_token: str
+    token_type: str = "Bearer"  # noqa: S105  # a kind of token
+    expires_in: int = ACCESS_SECONDS
+    refresh_token: str
+    scope: str
+
+
+class Allowed(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of the person who was asked."""
+
+    principal: str
+    principal_sha256: str
+    rights: tuple[Right, ...]
+    topics: tuple[str, ...]
+
+
+class _Code(msgspec.Struct, frozen=True):
+    permission: Permission
+    allowed: Allowed
+    until: int
+    grant_id: str = ""
+    """The grant that it became; empty as long as it has not served."""
+
+
+class Grants:
+    """All grants and the codes on their way."""
+
+    def __init__(self, new_secret: Callable[[], str], kept: Iterable[Grant] = ()) -> None:
+        """
+        Args:
+            new_secret: returns another secret of 256 bits each time.
+            kept: the grants of before.
+        """
+        self._new_secret = new_secret
+        self._grants = {one.id: one for one in kept}
+        self._codes: dict[str, _Code] = {}
+
+    def all(self) -> tuple[Grant, ...]:
+        """Return the grants, oldest first."""
+        return tuple(self._grants.values())
+
+    def take_back(self, before: Iterable[Grant]) -> None:
+        """Undo what was given since `before`; a grant that ended since stays ended."""
+        self._grants = {one.id: one for one in before if one.id in self._grants}
+
+    def allow(self, permission: Permission, allowed: Allowed, now: int) -> str:
+        """Return the code for a client that a person allowed to go on."""
+        self._codes = {digest: code for digest, code in self._codes.items() if now < code.until}
+        while len(self._codes) >= CODES_MAX:
+            self._codes.pop(next(iter(self._codes)))
+        code = self._new_secret()
+        self._codes[sha256_of(code)] = _Code(permission, allowed, now + CODE_SECONDS)
+        return code
+
+    def tokens_for(self, asked: TokenRequest, now: int) -> Tokens:
+        """Return tokens for a code or a refresh token, which has served with that.
+
+        Raises:
+            OAuthRefused: it is not known, not this client's, or has served before.
+        """
+        return self._exchanged(asked, now) if asked.verifier is not None else self._refreshed(asked, now)
+
+    def acting(self, access_token: str, now: int) -> Grant | None:
+        """Return the grant for which an access token stands now; None if it stands for none."""
+        digest = sha256_of(access_token)
+        found = next((one for one in self._grants.values() if one.access_sha256 == digest), None)
+        return found if found is not None and now < found.access_until else None
+
+    def revoke(self, token: str) -> None:
+        """End the grant of an access or refresh token, if it is one (RFC 7009 section 2.1)."""
+        digest = sha256_of(token)
+        for one in self.all():
+            if digest in (one.access_sha256, one.refresh_sha256):
+                self.end(one.id)
+
+    def end(self, grant_id: str) -> bool:
+        """End a grant; whether there was one."""
+        return self._grants.pop(grant_id, None) is not None
+
+    def _exchanged(self, asked: TokenRequest, now: int) -> Tokens:
+        digest = sha256_of(asked.secret)
+        code = self._codes.get(digest)
+        if code is None or code.permission.client_id != asked.client_id or now >= code.until:
+            told = f"the code is not known: it is another program's, or older than {CODE_SECONDS} s"
+            raise OAuthRefused("invalid_grant", told)
+        if code.grant_id:
+            self.end(code.grant_id)  # somebody else may have had the code too (RFC 6749 section 4.1.2)
+            raise OAuthRefused("invalid_grant", "the code has served before, so its tokens are void; ask again")
+        grant_id = sha256_of(self._new_secret())[:8]
+        self._codes[digest] = msgspec.structs.replace(code, grant_id=grant_id)
+        assert asked.verifier is not None
+        if not is_answer_to(code.permission.challenge, asked.verifier):
+            raise OAuthRefused("invalid_grant", "code_verifier does not belong to the code_challenge; ask again")
+        if asked.redirect_uri not in (None, code.permission.redirect_uri):
+            raise OAuthRefused("invalid_grant", "redirect_uri is another one than before; ask again")
+        self._make_room(now)
+        allowed = code.allowed
+        grant = Grant(
+            id=grant_id,
+            client_name=code.permission.client.name,
+            client_sha256=sha256_of(asked.client_id),
+            principal_sha256=allowed.principal_sha256,
+            principal=allowed.principal,
+            rights=allowed.rights,
+            topics=allowed.topics,
+            created_at=now,
+            access_sha256="",
+            access_until=0,
+            refresh_sha256="",
+            refresh_until=0,
+        )
+        return self._given(grant, now)
+
+    def _refreshed(self, asked: TokenRequest, now: int) -> Tokens:
+        digest, client = sha256_of(asked.secret), sha256_of(asked.client_id)
+        for grant in self.all():
+            if digest in grant.spent:
+                self.end(grant.id)
+                raise OAuthRefused("invalid_grant", "the refresh token has served before; its grant is void, ask again")
+            if digest == grant.refresh_sha256 and client == grant.client_sha256 and now < grant.refresh_until:
+                spent = (*grant.spent, digest)[-SPENT_MAX:]
+                return self._given(msgspec.structs.replace(grant, spent=spent), now)
+        raise OAuthRefused("invalid_grant", "the refresh token is not known: it was revoked, or not used for 30 days")
+
+    def _given(self, grant: Grant, now: int) -> Tokens:
+        access, refresh = self._new_secret(), self._new_secret()
+        self._grants[grant.id] = msgspec.structs.replace(
+            grant,
+            access_sha256=sha256_of(access),
+            access_until=now + ACCESS_SECONDS,
+            refresh_sha256=sha256_of(refresh),
+            refresh_until=now + REFRESH_SECONDS,
+        )
+        return Tokens(access_token=access, refresh_token=refresh, scope=" ".join(grant.rights))
+
+    def _make_room(self, now: int) -> None:
+        """Forget the grants that are over, and of too many those that have not been used for longest."""
+        live = [one for one in self.all() if now < one.refresh_until]
+        live.sort(key=lambda one: one.refresh_until)
+        self._grants = {one.id: one for one in live[-(GRANTS_MAX - 1) :]}
+
+
+def sha256_of(secret: str) -> str:
+    """Return the SHA-256 of a secret as it was shown, in hexadecimal digits."""
+    return hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest()

@@ -1,0 +1,176 @@
+"""The ledger: the grants of this daemon, and the file that keeps them over a restart.
+
+Rule: nothing is handed out before it is on the disk, and nothing that ended comes back because the disk was full. The
+file has digests and no secret but the key that seals the ids of clients, which opens nothing by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from memd.admin.oauth.grants import Allowed, Grant, Grants, Tokens
+from memd.admin.oauth.protocol import Permission, TokenRequest
+from memd.errors import StoreError
+from memd.principals import Principal
+from memd.store.files import Files, replace_file
+
+log = logging.getLogger("memd")
+SECRET_BYTES = 32
+Result = TypeVar("Result")
+
+
+class LedgerFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The file, in JSON."""
+
+    version: int = 1
+    key: str
+    """In hexadecimal digits: seals the ids of clients."""
+    grants: tuple[Grant, ...] = ()
+
+
+class Ledger:
+    """The grants, each change of which is on the disk before anybody hears of it."""
+
+    def __init__(
+        self,
+        files: Files,
+        path: Path,
+        writer: Executor,
+        known: Callable[[str], Principal | None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """
+        Args:
+            writer: has one thread, so that the last version is the one that stays.
+            known: finds whose token one is, by its SHA-256 in hexadecimal digits; None: nobody's any more.
+            clock: seconds since 1970.
+        """
+        self._files = files
+        self._path = path
+        self._writer = writer
+        self._known = known
+        self._clock = clock
+        self._changing = asyncio.Lock()
+        self.key = b""
+        """Seals the ids of clients; empty before the first one registered."""
+        self._grants = self._read()
+
+    def live(self) -> tuple[Grant, ...]:
+        """Return the grants that are not over, oldest first."""
+        return tuple(one for one in self._grants.all() if self._now() < one.refresh_until and self._is_somebodys(one))
+
+    async def key_to_register(self) -> bytes:
+        """Return that key, made and kept when it is first needed.
+
+        Raises:
+            StoreError: it cannot be kept.
+        """
+        async with self._changing:
+            if not self.key:
+                key = secrets.token_bytes(SECRET_BYTES)
+                await self._save(key)
+                self.key = key
+            return self.key
+
+    def allow(self, permission: Permission, allowed: Allowed) -> str:
+        """Return the code for a client that a person allowed to go on; it is not kept over a restart."""
+        return self._grants.allow(permission, allowed, self._now())
+
+    async def tokens_for(self, asked: TokenRequest) -> Tokens:
+        """Return tokens for a code or a refresh token.
+
+        Raises:
+            OAuthRefused: there are none for it.
+            StoreError: they cannot be kept, so they are not given.
+        """
+        return await self._changed(lambda: self._grants.tokens_for(asked, self._now()))
+
+    def acting(self, access_token: str) -> Grant | None:
+        """Return the grant for which an access token stands now; None if it stands for none."""
+        found = self._grants.acting(access_token, self._now())
+        return found if found is not None and self._is_somebodys(found) else None
+
+    async def revoke(self, token: str) -> None:
+        """End the grant of an access or refresh token, if it is one.
+
+        Raises:
+            StoreError: it has ended, but may be back after a restart.
+        """
+        await self._changed(lambda: self._grants.revoke(token))
+
+    async def end(self, grant_id: str) -> bool:
+        """End a grant; whether there was one.
+
+        Raises:
+            StoreError: it has ended, but may be back after a restart.
+        """
+        return await self._changed(lambda: self._grants.end(grant_id))
+
+    async def _changed(self, change: Callable[[], Result]) -> Result:
+        async with self._changing:
+            before = self._grants.all()
+            for one in before:
+                if not self._is_somebodys(one):
+                    self._grants.end(one.id)
+            try:
+                return change()
+            finally:  # also where it refuses: that may have ended a grant
+                if self._grants.all() != before:
+                    await self._save_or_take_back(before)
+
+    async def _save_or_take_back(self, before: Iterable[Grant]) -> None:
+        try:
+            await self._save(self.key)
+        except StoreError:
+            self._grants.take_back(before)
+            raise
+        finally:
+            _tell(before, self._grants.all())
+
+    async def _save(self, key: bytes) -> None:
+        data = msgspec.json.encode(LedgerFile(key=key.hex(), grants=self._grants.all()))
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._writer, replace_file, self._files, self._path, data)
+
+    def _read(self) -> Grants:
+        """Read the file, if there is one; one that cannot be read is as none: clients have to ask again."""
+        grants: tuple[Grant, ...] = ()
+        try:
+            if self._files.size(self._path) is not None:
+                kept = msgspec.json.decode(self._files.read(self._path), type=LedgerFile)
+                self.key, grants = bytes.fromhex(kept.key), kept.grants
+        except (StoreError, ValueError) as error:
+            message = "the programs that were allowed to use this memory are not known any more; they have to ask again"
+            log.warning(message, extra={"file": self._path, "error": error})
+        return Grants(lambda: secrets.token_urlsafe(SECRET_BYTES), grants)
+
+    def _is_somebodys(self, grant: Grant) -> bool:
+        """Whether the token with which it was allowed is one of memd's still."""
+        return self._known(grant.principal_sha256) is not None
+
+    def _now(self) -> int:
+        return int(self._clock())
+
+
+def _tell(before: Iterable[Grant], after: Iterable[Grant]) -> None:
+    """Log which programs may use the memory now and could not before, and the other way round."""
+    old, new = {one.id: one for one in before}, {one.id: one for one in after}
+    for told, grants, others in (
+        ("a program may use memory", new, old),
+        ("a program may no longer use memory", old, new),
+    ):
+        for one in grants.values():
+            if one.id not in others:
+                fields = {"grant": one.id, "program": one.client_name, "principal": one.principal}
+                log.info(
+                    told, extra={**fields, "rights": " ".join(one.rights), "topics": " ".join(one.topics) or "all"}
+                )

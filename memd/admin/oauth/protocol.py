@@ -1,0 +1,224 @@
+"""The messages of OAuth 2.1 between a client and memd: descriptions, requests for permission, requests for tokens.
+
+Rule: pure. A request is read as a whole or refused with one of the standards' error codes and a sentence that says why;
+nothing is guessed, a parameter given twice is refused, an unknown one passed over (RFC 6749 section 3.1). There are
+only public clients, codes with PKCE by S256 and one resource: what MCP asks for
+(https://modelcontextprotocol.io/specification/2026-07-28/basic/authorization) and no more.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import msgspec
+
+from memd.admin.oauth.clients import OAuthClient, client_of
+from memd.errors import OAuthRefused
+from memd.principals import Right
+
+RESOURCE = "/mcp"
+AUTHORIZE, TOKEN, REGISTER, REVOKE = "/oauth/authorize", "/oauth/token", "/oauth/register", "/oauth/revoke"
+_RESOURCE_METADATA = "/.well-known/oauth-protected-resource"
+_ABOUT_RESOURCE = (_RESOURCE_METADATA + RESOURCE, _RESOURCE_METADATA)
+_ABOUT_SERVER = ("/.well-known/oauth-authorization-server", "/.well-known/openid-configuration")
+PATHS = {AUTHORIZE, TOKEN, REGISTER, REVOKE, *_ABOUT_RESOURCE, *_ABOUT_SERVER}
+SCOPES: dict[Right, str] = {
+    "read": "search and read what is remembered",
+    "write": "remember notes, and have sources read again",
+    "correct": "mark what is remembered as wrong, helpful or unhelpful",
+}
+"""The rights that a client can be given, each in words for a person. Nobody administers memd over MCP."""
+PARAMETER_CHARACTERS_MAX = 8_192
+_CHALLENGE = re.compile(r"[A-Za-z0-9_-]{43}")
+"""SHA-256 in base64url (RFC 7636 section 4.2)."""
+_VERIFIER = re.compile(r"[A-Za-z0-9._~-]{43,128}")
+
+
+class Permission(msgspec.Struct, frozen=True):
+    """A request for permission that a person may answer (RFC 6749 section 4.1.1)."""
+
+    client_id: str
+    client: OAuthClient
+    redirect_uri: str
+    state: str | None
+    challenge: str
+    scopes: tuple[Right, ...]
+    """The rights asked for; all there are, where none is named that memd has."""
+
+    def answer(self, issuer: str, **members: str) -> str:
+        """Return the address that tells the client the answer (RFC 6749 section 4.1.2, RFC 9207)."""
+        return _answered(self.redirect_uri, self.state, issuer, **members)
+
+
+class PermissionRefused(OAuthRefused):
+    """A request for permission of a client that memd knows, at whose address `back` it is told why it is refused."""
+
+    def __init__(self, code: str, message: str, back: str) -> None:
+        super().__init__(code, message)
+        self.back = back
+
+
+class TokenRequest(msgspec.Struct, frozen=True):
+    """A request for tokens, for a code or for a refresh token (RFC 6749 sections 4.1.3 and 6)."""
+
+    client_id: str
+    secret: str
+    """The code or the refresh token."""
+    verifier: str | None
+    """With a code; None with a refresh token."""
+    redirect_uri: str | None
+
+
+def metadata(path: str, issuer: str) -> Mapping[str, Any] | None:
+    """Return the document at one of the paths where clients look for it; None if there is none.
+
+    RFC 9728 and RFC 8414; a client that finds no OAuth looks where OpenID has the same document.
+    """
+    if path in _ABOUT_RESOURCE:
+        return {
+            "resource": issuer + RESOURCE,
+            "authorization_servers": [issuer],
+            "scopes_supported": list(SCOPES),
+            "bearer_methods_supported": ["header"],
+            "resource_name": "memd",
+        }
+    if path not in _ABOUT_SERVER:
+        return None
+    return {
+        "issuer": issuer,
+        "authorization_endpoint": issuer + AUTHORIZE,
+        "token_endpoint": issuer + TOKEN,
+        "registration_endpoint": issuer + REGISTER,
+        "revocation_endpoint": issuer + REVOKE,
+        "scopes_supported": list(SCOPES),
+        "response_types_supported": ["code"],
+        "response_modes_supported": ["query"],
+        "grant_types_supported": ["authorization_code", "refresh_token"],
+        "token_endpoint_auth_methods_supported": ["none"],
+        "revocation_endpoint_auth_methods_supported": ["none"],
+        "code_challenge_methods_supported": ["S256"],
+        "authorization_response_iss_parameter_supported": True,
+    }
+
+
+def challenge_of(issuer: str, *, is_wrong: bool) -> str:
+    """Return the header `WWW-Authenticate` that leads a client without a valid token here (RFC 9728 section 5.1)."""
+    error = 'error="invalid_token", ' if is_wrong else ""
+    return f'Bearer {error}resource_metadata="{issuer}{_RESOURCE_METADATA}{RESOURCE}", scope="{" ".join(SCOPES)}"'
+
+
+def permission_asked(query: str, key: bytes, issuer: str) -> Permission:
+    """Read the query of a request for permission.
+
+    Args:
+        key: seals the ids of clients.
+
+    Raises:
+        PermissionRefused: the client may be told why.
+        OAuthRefused: who asks is not known, so a person alone is told.
+    """
+    asked = _parameters(query)
+    client_id = asked.get("client_id", "")
+    client = client_of(client_id, key)
+    if client is None:
+        raise OAuthRefused("invalid_client", NO_CLIENT)
+    redirect_uri = asked.get("redirect_uri") or (client.redirect_uris[0] if len(client.redirect_uris) == 1 else "")
+    if not client.takes(redirect_uri):
+        raise OAuthRefused("invalid_request", "redirect_uri is none of those with which the program registered")
+    state = asked.get("state")
+    try:
+        if asked.get("response_type") != "code":
+            raise OAuthRefused("unsupported_response_type", "response_type has to be `code`")
+        if asked.get("code_challenge_method") != "S256" or not _CHALLENGE.fullmatch(asked.get("code_challenge", "")):
+            raise OAuthRefused("invalid_request", "a code_challenge is needed, with code_challenge_method S256")
+        _check_resource(asked, issuer)
+    except OAuthRefused as error:
+        back = _answered(redirect_uri, state, issuer, error=error.code, error_description=str(error))
+        raise PermissionRefused(error.code, str(error), back) from None
+    named = asked.get("scope", "").split()
+    scopes = tuple(right for right in SCOPES if right in named) or tuple(SCOPES)
+    return Permission(client_id, client, redirect_uri, state, asked["code_challenge"], scopes)
+
+
+def token_asked(body: str, key: bytes, issuer: str) -> TokenRequest:
+    """Read the body of a request for tokens.
+
+    Raises:
+        OAuthRefused: it is not what it should be.
+    """
+    asked = _parameters(body)
+    client_id = asked.get("client_id", "")
+    if client_of(client_id, key) is None:
+        raise OAuthRefused("invalid_client", NO_CLIENT)
+    _check_resource(asked, issuer)
+    kind = asked.get("grant_type")
+    if kind == "authorization_code":
+        verifier = asked.get("code_verifier", "")
+        if not _VERIFIER.fullmatch(verifier):
+            raise OAuthRefused("invalid_request", "code_verifier has to have 43 to 128 characters (RFC 7636)")
+        return TokenRequest(client_id, asked.get("code", ""), verifier, asked.get("redirect_uri"))
+    if kind == "refresh_token":
+        return TokenRequest(client_id, asked.get("refresh_token", ""), None, None)
+    raise OAuthRefused("unsupported_grant_type", "grant_type has to be `authorization_code` or `refresh_token`")
+
+
+def token_to_revoke(body: str) -> str:
+    """Read the body of a revocation (RFC 7009); its hint is not needed.
+
+    Raises:
+        OAuthRefused: it names no token.
+    """
+    if token := _parameters(body).get("token"):
+        return token
+    raise OAuthRefused("invalid_request", "token is missing")
+
+
+def is_answer_to(challenge: str, verifier: str) -> bool:
+    """Whether a verifier is the one that a challenge was made of (RFC 7636 section 4.6)."""
+    made = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=")
+    return hmac.compare_digest(made, challenge.encode())
+
+
+NO_CLIENT = "the program is not registered here; let it register again: in most, remove this server and add it again"
+
+
+def _parameters(encoded: str) -> dict[str, str]:
+    """Read parameters, of a query or a form; one without a value counts as left out (RFC 6749 section 3.1)."""
+    read: dict[str, str] = {}
+    try:
+        pairs = parse_qsl(encoded, max_num_fields=64, errors="strict")
+    except ValueError:
+        raise OAuthRefused("invalid_request", "the parameters cannot be read: they are no UTF-8, or too many") from None
+    for name, value in pairs:
+        if name in read:
+            raise OAuthRefused("invalid_request", f"{name[:40]} is given twice")
+        if len(value) > PARAMETER_CHARACTERS_MAX:
+            raise OAuthRefused("invalid_request", f"{name[:40]} is longer than {PARAMETER_CHARACTERS_MAX} characters")
+        read[name] = value
+    return read
+
+
+def _check_resource(asked: Mapping[str, str], issuer: str) -> None:
+    """Make sure that tokens are wanted for this memory, if the client says for what (RFC 8707)."""
+    named = asked.get("resource")
+    if named is not None and _canonical(named) != _canonical(issuer + RESOURCE):
+        raise OAuthRefused("invalid_target", f"there are tokens for {issuer}{RESOURCE} alone, not for {named[:200]!r}")
+
+
+def _canonical(url: str) -> tuple[str, str, str, str]:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # it is no address
+        return url, "", "", ""
+    return parts.scheme.lower(), parts.netloc.lower(), parts.path.rstrip("/"), parts.query + parts.fragment
+
+
+def _answered(redirect_uri: str, state: str | None, issuer: str, **members: str) -> str:
+    told = {**members, **({} if state is None else {"state": state}), "iss": issuer}
+    return f"{redirect_uri}{'&' if '?' in redirect_uri else '?'}{urlencode(told)}"
