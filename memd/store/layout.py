@@ -29,22 +29,41 @@ GRANTS_NAME = "memd.grants"
 """The programs that may use memory over OAuth. Not backed up: what was revoked since would come back."""
 MODELS_NAME = "memd.models"
 """Embedding models that were added, and what was measured of models: derived, so neither backed up nor verified."""
+AUDIT_NAME = "memd.audit"
 FORMER_NAMES = "former_names"
 """Beside `active.bin`: the names that the topic had before, one on each line. People write it, memd reads it."""
 _REPLACED = (ADDRESS_NAME, SECRET_NAME, RECENT_NAME, GRANTS_NAME)
 _OWN_NAMES = {
-    *(LOCK_NAME, RECEIPTS_NAME, RECEIPTS_OLD_NAME, MODELS_NAME, *_REPLACED),
+    *(LOCK_NAME, RECEIPTS_NAME, RECEIPTS_OLD_NAME, MODELS_NAME, AUDIT_NAME, *_REPLACED),
     *(name + TEMPORARY_SUFFIX for name in _REPLACED),
 }
 _OWN_FOLDED = {name.casefold(): name for name in _OWN_NAMES}
 _SEGMENTS = "segments"
 _SEGMENT = re.compile(r"seg_(\d{4,9})\.(bin|hnsw|meta)")
+_MONTH = re.compile(r"\d{4}-(?:0[1-9]|1[0-2])\.jsonl")
 _MERGED = re.compile(r"merged_(\d{4,9})_(\d{4,9})\.(?:hnsw|meta)")
 
 
 def models_dir(data_dir: Path) -> Path:
     """The folder of embedding models; it need not be there."""
     return data_dir / MODELS_NAME
+
+
+class AuditLayout:
+    """The files of the audit."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.folder = data_dir / AUDIT_NAME
+        self.head = self.folder / "head"
+        self.lock = self.folder / "lock"
+
+    def month_name(self, month: str) -> str:
+        """The name of the file of a month (2026-11)."""
+        return f"{month}.jsonl"
+
+    def names(self, files: Files) -> list[str]:
+        """The names of the files of months, the oldest first."""
+        return [name for name in files.names(self.folder) if _MONTH.fullmatch(name)]
 
 
 class TopicLayout:

@@ -1,0 +1,255 @@
+"""The chain of the audit: one act a line, and what shows that a line is missing or was changed.
+
+    {"n":7,"at":1763912000000000,"act":"search","who":"ann","from":"10.0.0.7",…,"hash":"9f2c…"}
+
+Rule: `hash` is the SHA-256 of the previous line's `hash` (64 hexadecimal digits; zeros before line 1) and of this line
+up to `,"hash":`. Whoever may write the files can also write all of them anew: that shows only where a head, the number
+and hash of a line, was kept elsewhere. A line has names, ids and numbers; nothing that was said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+KINDS = (
+    *("read", "search", "write", "correct", "erase", "export", "import", "backup", "audit", "token", "settings"),
+    *("refused", "start", "stop", "file", "recovered", "lost", "removed"),
+)
+"""start, stop: of a daemon. file: the first line of a file. recovered: what a killed process left of a line was taken
+out. lost: acts that could not be written, by their number. removed: old files, as `audit.keep_months` says."""
+BEFORE_ALL = "0" * 64
+LINE_BYTES_MAX = 32 << 10
+_HASH_MEMBER = b',"hash":"'
+
+
+class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One act."""
+
+    at: int
+    """Microseconds since the epoch, by this machine's clock."""
+    act: str
+    """One of `KINDS`, or one that a later memd knows."""
+    who: str
+    """The name of a principal; of a command without a daemon the system's name of its user."""
+    source: str = msgspec.field(default="", name="from")
+    """The address of the client, or the command."""
+    what: str = ""
+    """The route."""
+    topics: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    """Of the chunks that were told or changed; the first `IDS_MAX`."""
+    count: int | None = None
+    """How many chunks, entries, files or bytes."""
+    turn: str = ""
+    """Of the receipt that has the rest."""
+    status: int | None = None
+    """The HTTP status of the answer; None where there is none."""
+    times: int = 1
+    """One line stands for so many attempts."""
+    begins: bool = False
+    """Written before the act, which was not done unless this was durable; another line with `ends` is its end."""
+    ends: int = 0
+    """The number of the line that begins it."""
+    detail: str = ""
+    """The folder of a backup, or what went wrong."""
+    previous: str = ""
+    """In the first line of a file: the hash of the line before it, which is in another file."""
+    upto: int = 0
+    """removed: the number of the last line that is not kept any more."""
+    settings: dict[str, str] = {}
+    """start: of each group of settings the beginning of its SHA-256; of `auth` without its secrets."""
+    tokens: tuple[str, ...] = ()
+    """start: the names of those who have a token."""
+
+
+class Head(msgspec.Struct, frozen=True):
+    """The last line of a chain at some moment; where it is kept elsewhere, no line up to it can be changed unseen."""
+
+    n: int = 0
+    hash: str = BEFORE_ALL
+
+    def __str__(self) -> str:
+        return f"{self.n}:{self.hash}"
+
+
+class _Line(Act, frozen=True, kw_only=True):
+    n: int
+    hash: str
+
+
+class KnownHead(msgspec.Struct, frozen=True):
+    """A head and where it was kept."""
+
+    head: Head
+    kept: str
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """The outcome of `check`."""
+
+    head: Head
+    findings: tuple[str, ...]
+    """What was changed or is missing, in the order of the lines; empty if the chain is whole."""
+    notices: tuple[str, ...]
+    """What is as it should be, and may surprise."""
+    acts: tuple[tuple[int, Act], ...]
+    """Those that were wanted, with their numbers."""
+
+
+_decoder = msgspec.json.Decoder(_Line)
+
+
+def encoded(act: Act, before: Head) -> tuple[bytes, Head]:
+    """The line of an act, with its line break, and the head that it makes."""
+    number = before.n + 1
+    body = b'{"n":%d,%b' % (number, msgspec.json.encode(act)[1:-1])
+    digest = _digest(before.hash, body)
+    line = b'%b%b%b"}\n' % (body, _HASH_MEMBER, digest.encode())
+    assert len(line) <= LINE_BYTES_MAX, f"a line of {len(line)} bytes: whoever makes an act bounds its ids and topics"
+    return line, Head(number, digest)
+
+
+def head_of(line: bytes) -> Head | None:
+    """The head that a line makes; None if it is no line."""
+    found = _decoded(line)
+    return None if found is None else Head(found.n, found.hash)
+
+
+def head_from(text: str) -> Head:
+    """Read a head as it is printed.
+
+    Raises:
+        ValueError: it is none.
+    """
+    number, colon, digest = text.strip().partition(":")
+    if not (
+        colon and number.isdecimal() and len(digest) == len(BEFORE_ALL) and not set(digest) - set("0123456789abcdef")
+    ):
+        raise ValueError(f"{text[:100]!r} is no head of an audit; give one as `memd audit --head` prints it")
+    return Head(int(number), digest)
+
+
+def check(
+    files: Iterable[tuple[str, bytes]], wanted: Callable[[Act], bool], known: Sequence[KnownHead] = ()
+) -> Checked:
+    """Read a chain and say where it is not as it was written.
+
+    Args:
+        files: names and contents, the oldest first.
+        known: heads that were kept; the chain must have them.
+    """
+    found = _Walk(wanted, {one.head.n for one in known})
+    name, data = "", b""
+    for name, data in files:
+        found.file(name, data)
+    found.end(name, data)
+    for one in known:
+        found.compare(one)
+    return Checked(found.head, found.all_findings(), tuple(found.notices), tuple(found.acts))
+
+
+class _Walk:
+    """From line to line. `head` is the last one that stood in its place."""
+
+    def __init__(self, wanted: Callable[[Act], bool], numbers: set[int]) -> None:
+        self._wanted = wanted
+        self.head = Head()
+        self._befores: set[str] | None = {BEFORE_ALL}
+        """The hashes that the next line may follow; None: unknown."""
+        self._unreadable = 0
+        """Lines since the head that cannot be read."""
+        self._gaps: list[tuple[int, int, str]] = []
+        self._upto = 0
+        self._hashes = dict.fromkeys(numbers, "")
+        self._tail = b""
+        self.findings: list[str] = []
+        self.notices: list[str] = []
+        self.acts: list[tuple[int, Act]] = []
+
+    def file(self, name: str, data: bytes) -> None:
+        if self._tail:
+            self.findings.append(f"{len(self._tail)} bytes before {name} are no line")
+        *lines, self._tail = data.split(b"\n")
+        for position, line in enumerate(lines, 1):
+            found = _decoded(line)
+            if found is None:
+                self.findings.append(f"{name}:{position} cannot be read")
+                self._unreadable += 1
+                self._befores = None
+            else:
+                self._line(found, line, f"{name}:{position}")
+
+    def _line(self, line: _Line, raw: bytes, where: str) -> None:
+        if self._wanted(line):
+            self.acts.append((line.n, line))
+        self._upto = max(self._upto, line.upto)
+        if line.n in self._hashes:
+            self._hashes[line.n] = line.hash
+        expected = self.head.n + 1 + self._unreadable
+        if line.n < self.head.n + 1:
+            self._misplaced(line, where)
+            return
+        if line.n != expected:
+            if line.n > expected:
+                self._gaps.append((expected, line.n - 1, where))
+            self._befores = {line.previous} if line.previous else None
+        if self._befores is not None and line.hash not in {_digest(before, _body(raw)) for before in self._befores}:
+            after = f"does not follow line {line.n - 1}: one of the two was changed" if line.n > 1 else "was changed"
+            self.findings.append(f"{where}: line {line.n} {after}")
+        self.head, self._befores, self._unreadable = Head(line.n, line.hash), {line.hash}, 0
+
+    def _misplaced(self, line: _Line, where: str) -> None:
+        """A line with a number that should have come before."""
+        for gap in self._gaps:
+            first, last, place = gap
+            if first <= line.n <= last:
+                self._gaps.remove(gap)
+                rest = ((first, line.n - 1, place), (line.n + 1, last, place))
+                self._gaps += [one for one in rest if one[0] <= one[1]]
+                self.findings.append(f"{where}: line {line.n} stands behind line {self.head.n}")
+                return
+        self.findings.append(f"{where}: there is another line {line.n}: one of the two was put in")
+        if line.n == self.head.n and self._befores is not None:
+            self._befores.add(line.hash)  # the next line says which of them it followed
+
+    def end(self, name: str, data: bytes) -> None:
+        if self._tail:
+            self.notices.append(f"the last {len(self._tail)} bytes of {name} are of a line that was not finished")
+        if self._upto:
+            self.notices.append(f"lines 1 to {self._upto:,} are not kept any more (audit.keep_months)")
+
+    def compare(self, known: KnownHead) -> None:
+        n, kept = known.head.n, known.kept
+        if n > self.head.n:
+            self.findings.append(f"{_lines(self.head.n + 1, n)} missing at the end: {kept} has line {n}")
+        elif n > self._upto and self._hashes[n] not in ("", known.head.hash):
+            self.findings.append(f"line {n} is not the one that {kept} has: what stands before it was written anew")
+
+    def all_findings(self) -> tuple[str, ...]:
+        gaps = sorted((max(first, self._upto + 1), last, where) for first, last, where in self._gaps)
+        missing = [f"{where}: {_lines(first, last)} missing before it" for first, last, where in gaps if first <= last]
+        return (*missing, *self.findings)
+
+
+def _lines(first: int, last: int) -> str:
+    return f"line {first} is" if first == last else f"lines {first} to {last} are"
+
+
+def _decoded(line: bytes) -> _Line | None:
+    try:
+        found = _decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    end = b'%b%b"}' % (_HASH_MEMBER, found.hash.encode())
+    return found if found.n > 0 and len(found.hash) == len(BEFORE_ALL) and line.endswith(end) else None
+
+
+def _body(line: bytes) -> bytes:
+    return line[: line.rindex(_HASH_MEMBER)]
+
+
+def _digest(before: str, body: bytes) -> str:
+    return hashlib.sha256(before.encode() + body).hexdigest()

@@ -1,0 +1,257 @@
+"""The audit's chain says which line is missing, changed, moved or put in; a head that was kept says the rest."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
+from full_disk import FullDisk
+
+from memd.errors import StoreError
+from memd.store.audit.book import AuditBook, read_book
+from memd.store.audit.chain import Act, Checked, Head, KnownHead, encoded, head_from
+from memd.store.disk import DiskFiles
+from memd.store.layout import AuditLayout
+
+NOVEMBER, DECEMBER, JANUARY = (
+    int(datetime(*day, tzinfo=UTC).timestamp() * 1e6) for day in ((2026, 11, 5), (2026, 12, 5), (2027, 1, 5))
+)
+
+
+def act(number: int, at: int = NOVEMBER) -> Act:
+    return Act(at=at + number, act="search", who="ann", source="10.0.0.7", topics=("work",), count=number)
+
+
+def read(data_dir: Path, *known: KnownHead) -> Checked:
+    found = read_book(DiskFiles(), data_dir, lambda _: True, known)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def month(tmp_path: Path) -> Path:
+    """A file with lines 1 (its beginning) to 7."""
+    AuditBook(DiskFiles(), tmp_path).append([act(number) for number in range(2, 8)])
+    return tmp_path / "memd.audit" / "2026-11.jsonl"
+
+
+def test_an_untouched_chain_is_whole(month: Path) -> None:
+    found = read(month.parent.parent)
+    assert (found.findings, found.notices, found.head.n) == ((), (), 7)
+    assert [one.count for _, one in found.acts if one.act == "search"] == [2, 3, 4, 5, 6, 7]
+
+
+def _changed(lines: list[bytes]) -> list[bytes]:
+    return [*lines[:3], lines[3].replace(b'"ann"', b'"bob"'), *lines[4:]]
+
+
+def _changed_with_its_hash(lines: list[bytes]) -> list[bytes]:
+    forged, _ = encoded(act(99), Head(3, _hash(lines[2])))
+    return [*lines[:3], forged, *lines[4:]]
+
+
+def _put_in(lines: list[bytes]) -> list[bytes]:
+    forged, _ = encoded(act(99), Head(3, _hash(lines[2])))
+    return [*lines[:3], forged, *lines[3:]]
+
+
+def _hash(line: bytes) -> str:
+    return line.split(b'"hash":"')[1][:64].decode()
+
+
+@pytest.mark.parametrize(
+    ("tamper", "says"),
+    [
+        (lambda lines: lines[:3] + lines[4:], ["2026-11.jsonl:4: line 4 is missing before it"]),
+        (lambda lines: lines[:2] + lines[5:], ["2026-11.jsonl:3: lines 3 to 5 are missing before it"]),
+        (lambda lines: lines[1:], ["2026-11.jsonl:1: line 1 is missing before it"]),
+        (_changed, ["2026-11.jsonl:4: line 4 does not follow line 3: one of the two was changed"]),
+        (_changed_with_its_hash, ["2026-11.jsonl:5: line 5 does not follow line 4: one of the two was changed"]),
+        (lambda lines: [lines[0].replace(b'"memd"', b'"root"'), *lines[1:]], ["2026-11.jsonl:1: line 1 was changed"]),
+        (
+            lambda lines: [*lines[:3], lines[4], lines[3], *lines[5:]],
+            ["2026-11.jsonl:5: line 4 stands behind line 5"],
+        ),
+        (_put_in, ["2026-11.jsonl:5: there is another line 4: one of the two was put in"]),
+        (
+            lambda lines: [*lines[:4], lines[3], *lines[4:]],
+            ["2026-11.jsonl:5: there is another line 4: one of the two was put in"],
+        ),
+        (lambda lines: [*lines[:3], b"{}\n", *lines[4:]], ["2026-11.jsonl:4 cannot be read"]),
+        (lambda lines: [*lines[:3], b"\xff\x00\n", *lines[3:]], ["2026-11.jsonl:4 cannot be read"]),
+    ],
+    ids=[
+        "removed",
+        "three removed",
+        "first removed",
+        "changed",
+        "changed with its hash",
+        "first changed",
+        "swapped",
+        "put in",
+        "doubled",
+        "emptied",
+        "rubbish put in",
+    ],
+)
+def test_a_tampered_line_is_named(month: Path, tamper: Callable[[list[bytes]], list[bytes]], says: list[str]) -> None:
+    month.write_bytes(b"".join(tamper(month.read_bytes().splitlines(keepends=True))))
+    found = read(month.parent.parent)
+    assert list(found.findings[: len(says)]) == says
+    assert len(found.findings) == len(says), "one deed is one finding"
+
+
+def test_the_end_is_missed_by_whoever_kept_the_head(month: Path) -> None:
+    data_dir = month.parent.parent
+    head = AuditBook(DiskFiles(), data_dir).append([act(8)])
+    whole = month.read_bytes()
+    month.write_bytes(b"".join(whole.splitlines(keepends=True)[:6]))
+    assert read(data_dir).findings == (), "the rest hangs together: by itself a chain does not show a cut end"
+    kept = KnownHead(head_from(f"{head}\n"), "the note of Monday")
+    assert read(data_dir, kept).findings == ("lines 7 to 8 are missing at the end: the note of Monday has line 8",)
+    month.write_bytes(whole)
+    assert read(data_dir, kept).findings == ()
+
+
+def test_what_was_written_anew_is_not_what_the_kept_head_says(month: Path) -> None:
+    data_dir = month.parent.parent
+    kept = KnownHead(read(data_dir).head, "the backup")
+    lines = month.read_bytes().splitlines(keepends=True)
+    head = Head(3, _hash(lines[2]))
+    forged = []
+    for number in range(40, 44):
+        line, head = encoded(act(number), head)
+        forged.append(line)
+    month.write_bytes(b"".join([*lines[:3], *forged]))
+    assert read(data_dir).findings == ()
+    [said] = read(data_dir, kept).findings
+    assert said == "line 7 is not the one that the backup has: what stands before it was written anew"
+
+
+def test_the_kept_head_of_the_folder_shows_a_cut_end_and_the_gap_stays(month: Path) -> None:
+    data_dir = month.parent.parent
+    AuditBook(DiskFiles(), data_dir).keep_head()
+    month.write_bytes(b"".join(month.read_bytes().splitlines(keepends=True)[:5]))
+    [said] = read(data_dir).findings
+    assert said == f"lines 6 to 7 are missing at the end: {AuditLayout(data_dir).head} has line 7"
+    AuditBook(DiskFiles(), data_dir).append([act(8)])
+    found = read(data_dir)
+    assert found.findings == ("2026-11.jsonl:6: lines 6 to 7 are missing before it",)
+    assert found.head.n == 8
+
+
+def test_an_end_that_is_cut_while_memd_runs_leaves_a_gap(month: Path) -> None:
+    data_dir = month.parent.parent
+    book = AuditBook(DiskFiles(), data_dir)
+    book.append([act(8)])
+    month.write_bytes(b"".join(month.read_bytes().splitlines(keepends=True)[:5]))
+    book.append([act(9)])
+    assert read(data_dir).findings == ("2026-11.jsonl:6: lines 6 to 8 are missing before it",)
+
+
+def test_each_month_has_a_file_that_hangs_on_the_one_before(tmp_path: Path) -> None:
+    book = AuditBook(DiskFiles(), tmp_path)
+    for at in (NOVEMBER, DECEMBER, JANUARY):
+        book.append([act(1, at), act(2, at)])
+    assert AuditLayout(tmp_path).names(DiskFiles()) == ["2026-11.jsonl", "2026-12.jsonl", "2027-01.jsonl"]
+    assert read(tmp_path).findings == ()
+    (tmp_path / "memd.audit" / "2026-12.jsonl").unlink()
+    assert read(tmp_path).findings == ("2027-01.jsonl:1: lines 4 to 6 are missing before it",)
+
+
+def test_a_first_month_that_was_removed_is_missing_and_the_rest_can_be_checked(tmp_path: Path) -> None:
+    book = AuditBook(DiskFiles(), tmp_path)
+    for at in (NOVEMBER, DECEMBER):
+        book.append([act(1, at), act(2, at)])
+    (tmp_path / "memd.audit" / "2026-11.jsonl").unlink()
+    assert read(tmp_path).findings == ("2026-12.jsonl:1: lines 1 to 3 are missing before it",)
+
+
+def test_old_months_are_removed_as_the_settings_say_and_that_is_no_gap(tmp_path: Path) -> None:
+    for at in (NOVEMBER, DECEMBER, JANUARY):
+        AuditBook(DiskFiles(), tmp_path, keep_months=2).append([act(1, at)])
+    assert AuditLayout(tmp_path).names(DiskFiles()) == ["2026-12.jsonl", "2027-01.jsonl"]
+    found = read(tmp_path)
+    assert found.findings == ()
+    assert found.notices == ("lines 1 to 2 are not kept any more (audit.keep_months)",)
+    assert [one.upto for _, one in found.acts if one.act == "removed"] == [2]
+
+
+def test_a_clock_that_is_set_back_opens_no_older_file(tmp_path: Path) -> None:
+    book = AuditBook(DiskFiles(), tmp_path)
+    book.append([act(1, DECEMBER)])
+    book.append([act(1, NOVEMBER)])
+    assert AuditLayout(tmp_path).names(DiskFiles()) == ["2026-12.jsonl"]
+    assert read(tmp_path).findings == ()
+
+
+def test_a_line_that_was_not_finished_is_taken_out_and_a_line_says_so(month: Path) -> None:
+    data_dir = month.parent.parent
+    with month.open("ab") as file:
+        file.write(b'{"n":8,"at":17')
+    found = read(data_dir)
+    assert (found.findings, found.notices) == (
+        (),
+        ("the last 14 bytes of 2026-11.jsonl are of a line that was not finished",),
+    )
+    AuditBook(DiskFiles(), data_dir).append([act(9)])
+    found = read(data_dir)
+    assert (found.findings, found.notices) == ((), ())
+    assert [(n, one.act, one.count) for n, one in found.acts[-2:]] == [(8, "recovered", 14), (9, "search", 9)]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_whatever_a_power_cut_leaves_what_was_appended_is_there_and_the_chain_is_whole(loss: Loss) -> None:
+    for cut_after in range(40):
+        files = CrashFiles()
+        files.make_directory(Path("/data"))
+        files.sync_directory(Path("/"))
+        files.cut_after = files.operations + cut_after
+        acknowledged = 0
+        try:
+            book = AuditBook(files, Path("/data"))
+            for number, at in enumerate((NOVEMBER, NOVEMBER, DECEMBER, DECEMBER), 1):
+                book.append([act(number, at), act(number, at)])
+                acknowledged = number
+                book.keep_head()
+        except PowerCutError:
+            pass
+        again = files.after_power_cut(loss)
+        AuditBook(again, Path("/data")).append([act(9, DECEMBER)])
+        found = read_book(again, Path("/data"), lambda one: one.act == "search")
+        assert found is not None and found.findings == (), f"after {cut_after}: {found}"
+        kept = {one.count for _, one in found.acts}
+        assert kept >= {*range(1, acknowledged + 1), 9}, f"after {cut_after}"
+
+
+def test_on_a_full_disk_nothing_is_half_written_and_later_all_is(tmp_path: Path) -> None:
+    disk = FullDisk()
+    book = AuditBook(disk, tmp_path)
+    book.append([act(1)])
+    disk.full = True
+    with pytest.raises(StoreError, match="disk is full"):
+        book.append([act(2), act(3)])
+    disk.full = False
+    book.append([act(2), act(3)])
+    found = read(tmp_path)
+    assert found.findings == () and [one.count for _, one in found.acts if one.act == "search"] == [1, 2, 3]
+
+
+def test_several_processes_append_to_one_chain(tmp_path: Path) -> None:
+    books = [AuditBook(DiskFiles(), tmp_path) for _ in range(3)]  # each knows nothing of what the others do
+
+    def work(book: AuditBook) -> None:
+        for number in range(10):
+            book.append([act(number)])
+
+    threads = [threading.Thread(target=work, args=(book,)) for book in books]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = read(tmp_path)
+    assert found.findings == () and found.head.n == 31
