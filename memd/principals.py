@@ -104,6 +104,16 @@ class Principals:
         self._known = dict(known)
         self.is_open = self.is_open and not known
 
+    @property
+    def names(self) -> list[str]:
+        """The names of those who have a token besides the owner, sorted."""
+        return sorted(one.name for one in self._known.values() if one != OWNER)
+
+    @property
+    def has_others(self) -> bool:
+        """Whether anybody besides the owner has a token."""
+        return any(one != OWNER for one in self._known.values())
+
     def lend(self, secret: str, principal: Principal) -> None:
         """Take a secret of memd's own for this principal until it is taken back, whatever is exchanged meanwhile."""
         self._lent[digest_of(secret)] = principal

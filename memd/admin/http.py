@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from aiohttp import web
 
 from memd.admin.access import TOKEN_HEADER
-from memd.errors import MemdError
+from memd.errors import BadDocument, BadQuestion, BadSource, BadTopicId, Forbidden, MemdError, NotFound, UnknownTopic
 from memd.telemetry.logging import Content
 from memd.wire.api import Api
 from memd.wire.chat.api import CHAT
@@ -46,6 +46,17 @@ def prove(request: web.BaseRequest) -> None:
 def error_response(status: int, message: str, kind: str, api: Api = CHAT) -> web.Response:
     """Return an error of memd's own in the shape that clients of `api` understand."""
     return web.Response(status=status, body=api.error_body(status, message, kind), content_type="application/json")
+
+
+def refusal_of(error: MemdError) -> tuple[int, str]:
+    """The status and the kind of the answer to a request to a route of memd's own that was refused."""
+    if isinstance(error, NotFound):
+        return 404, UnknownTopic.kind if isinstance(error, UnknownTopic) else "not_found"
+    if isinstance(error, Forbidden):
+        return 403, Forbidden.kind
+    if isinstance(error, BadQuestion | BadTopicId | BadDocument | BadSource):
+        return 400, "invalid_request_error"
+    return 503, "unavailable"
 
 
 def token_refusal(api: Api = CHAT) -> web.Response:

@@ -16,6 +16,7 @@ from multidict import MultiMapping
 
 from memd.entries import Moment
 from memd.errors import BadQuestion
+from memd.store.audit.chain import ActKind
 from memd.wanted import Since, Until, Wanted, moment, since, until
 
 PAGE_MAX = 500
@@ -148,6 +149,18 @@ class UsageQuery(TopicsQuery, frozen=True, kw_only=True):
         msgspec.field(default=None, name="from")
     )
     to: Annotated[Until | None, Meta(description="Only what was asked before this time (of a date: its end).")] = None
+
+
+class AuditQuery(TopicsQuery, frozen=True, kw_only=True):
+    """`GET /memd/audit`."""
+
+    since: Annotated[Since | None, Meta(description="Only what was done from this time (2026-11-20) on.")] = (
+        msgspec.field(default=None, name="from")
+    )
+    to: Annotated[Until | None, Meta(description="Only what was done before this time (of a date: its end).")] = None
+    who: Annotated[tuple[str, ...], Meta(description="Only what this principal did; may be given again.")] = ()
+    act: Annotated[tuple[ActKind, ...], Meta(description="Only this kind of act; may be given again.")] = ()
+    expect: Annotated[str | None, Meta(description="A head that was kept, which the record must still have.")] = None
 
 
 class DigestQuery(FilterQuery, frozen=True, kw_only=True):

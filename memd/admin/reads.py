@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from memd.admin import history
+from memd.admin.acts import COUNTED
 from memd.admin.queries import ChunksQuery, ExportQuery, FilterQuery, LogQuery, SearchQuery, TopicsQuery
 from memd.admin.receipts import Receipts
 from memd.admin.routing import get
@@ -128,6 +129,7 @@ class LogRoutes:
         await response.prepare(request)
         while part := await _in_thread(lambda: b"".join(_encoded(lines))):
             await response.write(part)
+            request[COUNTED] = request.get(COUNTED, 0) + part.count(b"\n")
         await response.write_eof()
         return response
 

@@ -9,6 +9,7 @@ handler runs; unknown members are refused.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,11 +17,13 @@ from aiohttp import web
 
 from memd.admin import page
 from memd.admin.access import forwarding_header, is_from_another_page, is_own, let_in, principal_of, same_host
+from memd.admin.audit import AuditRoutes
+from memd.admin.auditing import Auditor, audited
 from memd.admin.background import BackgroundRoutes
 from memd.admin.conversations import ConversationRoutes
 from memd.admin.documents import DocumentRoutes
 from memd.admin.figures import FigureRoutes
-from memd.admin.http import error_response, prove, read_body, token_refusal
+from memd.admin.http import error_response, prove, read_body, refusal_of, token_refusal
 from memd.admin.imports import ImportRoutes
 from memd.admin.oauth.endpoint import OAuthEndpoint
 from memd.admin.proof import PROOF, ProofRoutes
@@ -34,7 +37,7 @@ from memd.admin.usage import UsageRoutes
 from memd.admin.views import ViewRoutes
 from memd.admin.writes import BackupRoutes, CorrectionRoutes, NoteRoutes
 from memd.admin.wrong_tokens import WrongTokens
-from memd.errors import BadDocument, BadQuestion, BadSource, BadTopicId, Forbidden, MemdError, NotFound, UnknownTopic
+from memd.errors import BadQuestion, Forbidden, MemdError
 from memd.principals import OWNER, Principals
 from memd.settings.model import Config
 from memd.telemetry.request_log import CLIENT_GONE
@@ -65,6 +68,7 @@ GROUPS: tuple[type, ...] = (
         TurnRoutes,
         ConversationRoutes,
         UsageRoutes,
+        AuditRoutes,
         FigureRoutes,
         BackgroundRoutes,
         LiveRoutes,
@@ -85,6 +89,7 @@ class OwnRoutes:
         own_url: str,
         principals: Principals,
         wrong_tokens: WrongTokens,
+        auditor: Auditor,
         groups: Iterable[object],
         oauth: OAuthEndpoint,
         mcp: Callable[[web.Request], Awaitable[web.StreamResponse]],
@@ -101,6 +106,7 @@ class OwnRoutes:
         self._config = config
         self._principals = principals
         self._wrong_tokens = wrong_tokens
+        self._auditor = auditor
         self._model_url = model_url
         self._own_url = own_url
         self._oauth = oauth
@@ -190,15 +196,9 @@ class OwnRoutes:
             return error_response(415, message, "unsupported_media")
         try:
             answer = await self._call_handler(request, matched)
-        except NotFound as error:
-            kind = UnknownTopic.kind if isinstance(error, UnknownTopic) else "not_found"
-            return error_response(404, f"memd: {error}", kind)
-        except Forbidden as error:
-            return error_response(403, f"memd: {error}", Forbidden.kind)
-        except (BadQuestion, BadTopicId, BadDocument, BadSource) as error:
-            return error_response(400, f"memd: {error}", "invalid_request_error")
         except MemdError as error:
-            return error_response(503, f"memd: {error}", "unavailable")
+            status, kind = refusal_of(error)
+            return error_response(status, f"memd: {error}", kind)
         if isinstance(answer, web.StreamResponse):
             return answer
         return web.json_response(body=msgspec.json.encode(answer), headers={"Cache-Control": "no-store"})
@@ -208,7 +208,11 @@ class OwnRoutes:
         route, handler = self._handlers[matched.route]
         who = OWNER if route.right == "open" else principal_of(request)
         if route.right != "open" and route.right != "any":
-            (who.check_somewhere if route.takes_who else who.check_everywhere)(route.right)
+            try:
+                (who.check_somewhere if route.takes_who else who.check_everywhere)(route.right)
+            except Forbidden:
+                self._auditor.note_refused(request, f"{route.method} {route.path}")
+                raise
         query = decode_query(request.query, route.query)
         arguments: dict[str, Any] = {"query": query} if route.query is not NoQuery else {}
         if route.takes_who:
@@ -217,7 +221,9 @@ class OwnRoutes:
             arguments["request"] = request
         if route.body is not None:
             arguments["body"] = await self._decoded_body(request, route.body, route.body_bytes_max)
-        return await handler(*matched.values(), **arguments)
+        parts = tuple(matched.values())
+        asked = query, arguments.get("body"), parts
+        return await audited(self._auditor, request, route, asked, partial(handler, *parts, **arguments))
 
     async def _decoded_body(self, request: web.Request, kind: type, bytes_max: int) -> Any:
         body = await read_body(request, bytes_max, self._config.limits.idle_seconds)

@@ -20,9 +20,18 @@ REST = "others"
 class WrongTokens:
     """Counts refused requests by their address. Belongs to the event loop."""
 
-    def __init__(self, later: Callable[[float, Callable[[str], None], str], object]) -> None:
-        """`later` calls a function with an argument after so many seconds, as `loop.call_later` does."""
+    def __init__(
+        self,
+        later: Callable[[float, Callable[[str], None], str], object],
+        audited: Callable[[str, int], None] = lambda address, attempts: None,
+    ) -> None:
+        """
+        Args:
+            later: calls a function with an argument after so many seconds, as `loop.call_later` does.
+            audited: is told of an address and its attempts, as the log is.
+        """
         self._later = later
+        self._audited = audited
         self._untold: dict[str, int] = {}
         """By address, since its last line; an address without one has not been seen for a minute."""
 
@@ -38,6 +47,7 @@ class WrongTokens:
 
     def _tell(self, address: str, attempts: int) -> None:
         log.warning("refused: no auth.token, or a wrong one", extra={"remote": address, "attempts": attempts})
+        self._audited(address, attempts)
         self._untold[address] = 0
         self._later(TOLD_SECONDS, self._tell_rest, address)
 

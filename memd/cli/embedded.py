@@ -20,8 +20,8 @@ from memd.telemetry.logging import configure_logging
 
 
 @contextmanager
-def embedded_daemon(config: Config) -> Iterator[str]:
-    """Run a daemon while the block runs, and yield the URL of its own routes.
+def embedded_daemon(config: Config, command: str) -> Iterator[str]:
+    """Run a daemon for a command while the block runs, and yield the URL of its own routes.
 
     Raises:
         StoreLocked: a daemon is running on the folder.
@@ -33,7 +33,7 @@ def embedded_daemon(config: Config) -> Iterator[str]:
     # Warnings about the folder do not belong into a command's output.
     configure_logging(msgspec.structs.replace(config.log, level="error"), Redactor.of(config.ingest).text)
     state = _State()
-    thread = threading.Thread(target=lambda: asyncio.run(_serve(config, state)), name="memd-embedded")
+    thread = threading.Thread(target=lambda: asyncio.run(_serve(config, command, state)), name="memd-embedded")
     thread.start()
     state.ready.wait()
     try:
@@ -59,10 +59,10 @@ class _State:
             self.loop.call_soon_threadsafe(self.stop.set)
 
 
-async def _serve(config: Config, state: _State) -> None:
+async def _serve(config: Config, command: str, state: _State) -> None:
     state.loop, state.stop = asyncio.get_running_loop(), asyncio.Event()
     try:
-        async with running(config) as daemon:
+        async with running(config, command=command) as daemon:
             state.url = daemon.own_url
             state.ready.set()
             await state.stop.wait()

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from memd.cli.acting import command_act
 from memd.cli.flags import FOUND_SOMETHING, config_of_existing, settings_flags
 from memd.cli.waiting import waiting_messages, waiting_note
 from memd.errors import StoreError
@@ -23,6 +24,7 @@ from memd.store.tools.conversations import FORMS, Told, conversations, written
 from memd.store.tools.export import export as export_log
 from memd.store.tools.export import exported_entries, exported_topics
 from memd.store.tools.verify import verify as verify_log
+from memd.store.tools.verify import with_audit
 from memd.wording import counted
 
 
@@ -37,7 +39,7 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
     """
     checked = config_of_existing(config_path, folder or data_dir).data_dir
     files = DiskFiles()
-    report = verify_log(checked, files, is_served=files.is_locked(checked / LOCK_NAME))
+    report = with_audit(verify_log(checked, files, is_served=files.is_locked(checked / LOCK_NAME)), checked, files)
     if as_json:
         click.echo(msgspec.json.encode(report, enc_hook=str))  # str: paths
     else:
@@ -59,16 +61,21 @@ def export(
 
     With --as, what is live of conversations, for other programs. Works beside a running daemon and changes nothing.
     """
-    folder = config_of_existing(config_path, data_dir).data_dir
+    config = config_of_existing(config_path, data_dir)
+    folder = config.data_dir
     # A new or regular file is replaced only when it is complete; /dev/null or a pipe is written as it is.
     atomic = output != "-" and (not Path(output).exists() or Path(output).is_file())
     try:
-        with click.open_file(output, "wb", atomic=atomic) as file:
+        with (
+            command_act(config, "export", topic, "" if output == "-" else output) as done,
+            click.open_file(output, "wb", atomic=atomic) as file,
+        ):
             if form is not None:
                 file.writelines(written(_conversations(folder, topic), form))
             else:
                 for entry in export_log(folder, DiskFiles(), topic_id=topic, live_only=live):
                     file.write(msgspec.json.encode(entry) + b"\n")
+                    done.count += 1
             file.flush()
         if note := waiting_note(waiting_messages(folder, DiskFiles(), topic)):
             click.echo(f"memd: {note}", err=True)
@@ -98,8 +105,10 @@ def backup(config_path: Path | None, data_dir: str | None, folder: Path) -> int:
     DIR is new, empty or an earlier backup. Works beside a running daemon. To restore, serve from
     it: memd serve --data-dir DIR.
     """
-    source = config_of_existing(config_path, data_dir).data_dir
-    report = back_up(source, folder, DiskFiles())
+    config = config_of_existing(config_path, data_dir)
+    with command_act(config, "backup", None, str(folder)) as done:
+        report = back_up(config.data_dir, folder, DiskFiles())
+        done.count = report.linked + report.copied + report.kept
     for finding in report.findings:
         click.echo(finding)
     click.echo(

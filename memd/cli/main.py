@@ -20,6 +20,7 @@ from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError, NotFoun
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "add": ("sources", "Remember what stands in the files and folders PATH..."),
+    "audit": ("audit", "Show who read, wrote, corrected, erased and exported what."),
     "background": ("background", "Pause or resume background work of the running daemon."),
     "backup": ("log_files", "Back up the log to DIR, or update the backup there."),
     "check": ("check.command", "Say whether everything is ready, and if not, what to do."),

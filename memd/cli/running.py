@@ -22,6 +22,7 @@ import msgspec
 
 from memd.admin.asking import OwnRoutesClient
 from memd.admin.proof import PROOF, Proof, new_secret, proof_of
+from memd.cli.acting import command_name
 from memd.errors import BadQuestion, DaemonError, StoreLocked
 from memd.settings.model import Config
 from memd.store.disk import DiskFiles
@@ -101,7 +102,9 @@ def _daemon_for(config: Config, until_then: ExitStack) -> RunningDaemon:
             from memd.cli.embedded import embedded_daemon  # importing the daemon takes a second
 
             try:
-                return RunningDaemon(until_then.enter_context(embedded_daemon(config)), config.auth.token)
+                return RunningDaemon(
+                    until_then.enter_context(embedded_daemon(config, command_name())), config.auth.token
+                )
             except StoreLocked:
                 if is_late or is_held:
                     raise

@@ -66,12 +66,15 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def running(config: Config, model: Path | None = None, files: LocalDisk | None = None) -> AsyncIterator[Daemon]:
+async def running(
+    config: Config, model: Path | None = None, files: LocalDisk | None = None, command: str = ""
+) -> AsyncIterator[Daemon]:
     """The whole daemon, listening; it ends when the block is left.
 
     Args:
         model: a GGUF file to serve with a llama.cpp of our own, instead of `upstream.url`.
         files: the disk; another one than the real only where a fault is to be injected.
+        command: on whose behalf it runs, where it is none for clients.
 
     Raises:
         MemdError: the port, the data directory, the model or the embedding model cannot be used.
@@ -95,7 +98,7 @@ async def running(config: Config, model: Path | None = None, files: LocalDisk | 
         store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, counter, files))
         stack.callback(store.close)
         addresses = addresses_of(config, listeners)
-        daemon = await make_parts(stack, config, store, embedder, counter, redactor, addresses)
+        daemon = await make_parts(stack, config, store, embedder, counter, redactor, addresses, command)
         await daemon.upstream.refresh(wait=True)
         async with _listening(daemon, listeners, tls):
             yield daemon
@@ -109,8 +112,10 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         tasks.spawn(_wake(daemon.topics, daemon.retriever), "wake"),
         tasks.spawn(daemon.archiver.tend(daemon.topics), "tend"),
         tasks.spawn(daemon.sources.tend(), "sources"),
+        tasks.spawn(daemon.auditor.tend(), "audit"),
     ]
-    wrong_tokens, secret = WrongTokens(loop.call_later), new_secret()
+    daemon.auditor.note_start(config, daemon.principals.names)
+    wrong_tokens, secret = WrongTokens(loop.call_later, daemon.auditor.note_wrong_tokens), new_secret()
     own_routes = own_routes_of(daemon, wrong_tokens, secret)
     router = router_of(daemon, own_routes, wrong_tokens)
     grace_seconds = config.shutdown.grace_seconds
@@ -140,6 +145,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         for task in tending:
             task.cancel()
         await tasks.finish(timeout_seconds=config.shutdown.grace_seconds)
+        await daemon.auditor.end()
 
 
 def _say_where(files: Files, told: Mapping[Path, str], *, again: bool = False) -> bool:

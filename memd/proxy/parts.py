@@ -13,6 +13,8 @@ from functools import partial
 
 import msgspec
 
+from memd.admin.audit import AuditRoutes
+from memd.admin.auditing import Auditor
 from memd.admin.background import BackgroundRoutes
 from memd.admin.conversations import ConversationRoutes
 from memd.admin.documents import DocumentRoutes
@@ -64,6 +66,7 @@ from memd.settings.model import Config
 from memd.settings.tokens import known_principals
 from memd.speech import Speech
 from memd.store.layout import GRANTS_NAME
+from memd.store.audit.book import AuditBook
 from memd.store.receipts import ReceiptRing
 from memd.store.store import Store
 from memd.telemetry.events import Events
@@ -89,6 +92,7 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     sources: SourceTender
     indexer: Indexer
     receipts: Receipts
+    auditor: Auditor
     reader: RequestReader
     speech: Speech
     events: Events
@@ -121,8 +125,9 @@ async def make_parts(
     counter: TokenCounter,
     redactor: Redactor,
     addresses: Addresses,
+    command: str,
 ) -> Daemon:
-    """Make the parts, each with those that it needs; `stack` closes them in reverse."""
+    """Make the parts, each with those that it needs; `stack` closes them in reverse. `command`: see `Auditor`."""
     metrics, events = Metrics(), Events()
     stack.push_async_callback((upstream := Upstream(config, tasks := Tasks(metrics))).close)
     writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-write")
@@ -156,6 +161,7 @@ async def make_parts(
         sources=sources,
         indexer=indexer,
         receipts=receipts,
+        auditor=Auditor(_book(config, store), principals, config.audit.record, command),
         reader=RequestReader(config, principals, redactor, speech),
         speech=speech,
         events=events,
@@ -246,12 +252,6 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> Own
     named, principals = NamedTopics(topics, daemon.store.topic_ids), daemon.principals
     ledger = Ledger(files, config.data_dir / GRANTS_NAME, daemon.writer, principals.known)
 
-    async def budget() -> Budget:
-        """The budget that a prompt to the present upstream model would get."""
-        facts, drift = await daemon.upstream.refresh(wait=False), daemon.counter.drift
-        model = facts.model if drift.is_known(facts.model) else drift.latest_model
-        return Budget(injection_budget(config.injection.budget_tokens, facts.window), drift.factor(model))
-
     exposed = partial(exposition, daemon.metrics, _gauges_of(daemon), daemon.upstream)
     return OwnRoutes(
         config,
@@ -259,15 +259,17 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> Own
         daemon.own_url,
         daemon.principals,
         wrong_tokens,
+        daemon.auditor,
         (
             _status_of(daemon),
             TopicRoutes(config.data_dir, topics, files),
-            SearchRoutes(named, daemon.retriever, budget),
+            SearchRoutes(named, daemon.retriever, partial(_budget, daemon)),
             LogRoutes(named, daemon.receipts, config.data_dir, files),
             ViewRoutes(named),
             TurnRoutes(daemon.receipts, named, daemon.retriever, daemon.counter),
             ConversationRoutes(named, daemon.receipts),
             UsageRoutes(daemon.receipts),
+            AuditRoutes(daemon.auditor, daemon.receipts, config.data_dir, files),
             FigureRoutes(named, daemon.receipts),
             BackgroundRoutes(daemon.encoder.priority, daemon.sources.resume),
             LiveRoutes(daemon.events, daemon.principals, exposed),
@@ -282,6 +284,17 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> Own
         OAuthEndpoint(ledger, principals, wrong_tokens, config.limits.idle_seconds),
         McpEndpoint(daemon.addresses.local, daemon.principals, config.limits.idle_seconds).answer,
     )
+
+
+async def _budget(daemon: Daemon) -> Budget:
+    """The budget that a prompt to the present upstream model would get."""
+    facts, drift = await daemon.upstream.refresh(wait=False), daemon.counter.drift
+    model = facts.model if drift.is_known(facts.model) else drift.latest_model
+    return Budget(injection_budget(daemon.config.injection.budget_tokens, facts.window), drift.factor(model))
+
+
+def _book(config: Config, store: Store) -> AuditBook:
+    return AuditBook(store.files, config.data_dir, config.audit.keep_months)
 
 
 def _receipt_ring(config: Config, store: Store, redactor: Redactor) -> ReceiptRing | None:

@@ -369,6 +369,15 @@ class ReceiptsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Of all receipts together, about 2,000 turns; the oldest half is dropped when it is full."""
 
 
+class AuditSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The record of who read, wrote, corrected, erased and exported what."""
+
+    record: Literal["auto", "always", "never"] = "auto"
+    """auto: from the moment on at which others than the owner have a token."""
+    keep_months: Annotated[int, Meta(ge=0, le=1_200)] = 24
+    """Files of the audit, a month each, that are kept; 0: all."""
+
+
 class ShutdownSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Ending memd."""
 
@@ -415,6 +424,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     auth: AuthSettings = AuthSettings()
     limits: LimitsSettings = LimitsSettings()
     receipts: ReceiptsSettings = ReceiptsSettings()
+    audit: AuditSettings = AuditSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
 

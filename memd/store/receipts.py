@@ -56,8 +56,7 @@ class ReceiptRing:
     def lines(self) -> list[bytes]:
         """Return all receipts, newest first; a crash may have torn the last line of a file."""
         with self._lock:
-            data = [self._files.read(path) for path in (self._newer, self._older) if self._files.size(path) is not None]
-        return [line for part in data for line in reversed(part.splitlines())]
+            return receipt_lines(self._files, self._newer.parent)
 
     def close(self) -> None:
         """Close the file; the next append opens it again."""
@@ -88,3 +87,14 @@ class ReceiptRing:
         if self._appender is not None:
             self._appender.close()
             self._appender = None
+
+
+def receipt_lines(files: Files, data_dir: Path) -> list[bytes]:
+    """Return the receipts of a data directory, newest first; a crash may have torn the last line of a file.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    paths = (data_dir / RECEIPTS_NAME, data_dir / RECEIPTS_OLD_NAME)
+    data = [files.read(path) for path in paths if files.size(path) is not None]
+    return [line for part in data for line in reversed(part.splitlines())]

@@ -16,6 +16,7 @@ from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.cli.waiting import waiting_messages, waiting_note
 from memd.errors import StoreError
+from memd.store.audit.book import read_book
 from memd.store.disk import LocalDisk
 from memd.store.layout import LOCK_NAME, TopicLayout, topic_ids_in
 from memd.store.log.recovery import Finding, torn_files
@@ -23,7 +24,7 @@ from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.store.tools.verify import verify
 from memd.wording import counted, sized
 
-DIRECTORY, LOCK, LOG = "data directory", "lock", "log"
+DIRECTORY, LOCK, LOG, AUDIT = "data directory", "lock", "log", "audit"
 FREE_BYTES_LOW = 512 << 20
 """Below this is a warning: an index of a full segment takes 10 MB, merged ones and a backup many times that."""
 READ_BYTES_MAX = 512 << 20
@@ -130,6 +131,21 @@ def log(data_dir: Path, topics: list[TopicDiskUsage], files: LocalDisk) -> Itera
     more = len(report.damaged) - FINDINGS_MAX
     if more > 0:
         yield failed(LOG, f"{counted(more, 'finding')} more", "`memd verify` lists them all")
+
+
+def audit(data_dir: Path, files: LocalDisk) -> Iterator[CheckResult]:
+    """Check that no line of the audit is missing or was changed, if there is one."""
+    try:
+        kept = read_book(files, data_dir, lambda _: False)
+    except StoreError as error:
+        yield failed_with(AUDIT, error)
+        return
+    if kept is not None and kept.findings:
+        more = f" and {counted(len(kept.findings) - 1, 'finding')} more" if len(kept.findings) > 1 else ""
+        remedy = "`memd audit --verify` lists all; compare it with the audit in a backup, and ask who could write there"
+        yield failed(AUDIT, f"{kept.findings[0]}{more}", remedy)
+    elif kept is not None:
+        yield ok(AUDIT, f"{counted(kept.head.n, 'line')}, none missing and none changed")
 
 
 def _twins(topic_ids: list[str]) -> Iterator[CheckResult]:

@@ -82,6 +82,7 @@ def _stored(config: Config, daemon: RunningDaemon | None, files: LocalDisk) -> I
         topics = []
     else:
         yield from data.log(config.data_dir, topics, files)
+    yield from data.audit(config.data_dir, files)
     yield from installation.embedding_model(config, topics)
     yield from installation.reranker(config)
 

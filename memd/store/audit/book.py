@@ -38,6 +38,10 @@ class AuditBook:
         """Of the file `_name` with `_size` bytes; None: to be read."""
         self._name, self._size = "", 0
 
+    def is_begun(self) -> bool:
+        """Whether there is an audit."""
+        return self._layout.names(self._files) != []
+
     def append(self, acts: Sequence[Act]) -> Head:
         """Append acts in this order, durably; return the head that the last one makes.
 
@@ -68,7 +72,7 @@ class AuditBook:
         month = f"{datetime.fromtimestamp(acts[-1].at / 1e6, UTC):%Y-%m}"
         name = max(self._layout.month_name(month), self._name)  # a clock that was set back opens no older file
         if name != self._name:
-            head = self._begin_file(name, head)
+            head = self._begin_file(name, head, acts[0].at)
         return self._write(head, acts)
 
     def _write(self, head: Head, acts: Sequence[Act]) -> Head:
@@ -91,17 +95,17 @@ class AuditBook:
         self._head = head
         return head
 
-    def _begin_file(self, name: str, head: Head) -> Head:
+    def _begin_file(self, name: str, head: Head, at: int) -> Head:
         folder = self._layout.folder
         self._files.make_directory(folder)
         self._files.sync_directory(folder.parent)
         self._files.create(folder / name).close()
         self._files.sync_directory(folder)
         self._name, self._size = name, 0
-        head = self._write(head, [Act(at=_now(), act="file", who="memd", previous=head.hash)])
-        return self._without_old_files(head)
+        head = self._write(head, [Act(at=at, act="file", who="memd", previous=head.hash)])
+        return self._without_old_files(head, at)
 
-    def _without_old_files(self, head: Head) -> Head:
+    def _without_old_files(self, head: Head, at: int) -> Head:
         """Remove the files that are older than they have to be; a line before says so."""
         names = self._layout.names(self._files)
         old = names[: -self._keep_months] if self._keep_months else []  # by number: a clock may be wrong for a moment
@@ -110,7 +114,7 @@ class AuditBook:
         following = self._files.read_at(self._layout.folder / names[len(old)], 0, LINE_BYTES_MAX).split(b"\n")[0]
         kept = head_of(following)
         if kept is not None:
-            removed = Act(at=_now(), act="removed", who="memd", count=len(old), upto=kept.n - 1)
+            removed = Act(at=at, act="removed", who="memd", count=len(old), upto=kept.n - 1)
             head = self._write(head, [removed])
             for name in old:
                 self._files.remove(self._layout.folder / name)
@@ -199,7 +203,7 @@ def read_book(
     layout = AuditLayout(data_dir)
     noted = noted_head(files, layout)  # before the files, which may grow meanwhile
     names = layout.names(files)
-    if not names and noted is None:
+    if not names and noted is None and not known:
         return None
     heads = [*known, *([KnownHead(noted, str(layout.head))] if noted is not None else [])]
     return check(((name, files.read(layout.folder / name)) for name in names), wanted, heads)

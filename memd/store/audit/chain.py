@@ -11,15 +11,33 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, get_args
 
 import msgspec
 
-KINDS = (
-    *("read", "search", "write", "correct", "erase", "export", "import", "backup", "audit", "token", "settings"),
-    *("refused", "start", "stop", "file", "recovered", "lost", "removed"),
-)
+ActKind = Literal[
+    "read",
+    "search",
+    "write",
+    "correct",
+    "erase",
+    "export",
+    "import",
+    "backup",
+    "audit",
+    "token",
+    "settings",
+    "refused",
+    "start",
+    "stop",
+    "file",
+    "recovered",
+    "lost",
+    "removed",
+]
 """start, stop: of a daemon. file: the first line of a file. recovered: what a killed process left of a line was taken
 out. lost: acts that could not be written, by their number. removed: old files, as `audit.keep_months` says."""
+KINDS: tuple[ActKind, ...] = get_args(ActKind)
 BEFORE_ALL = "0" * 64
 LINE_BYTES_MAX = 32 << 10
 _HASH_MEMBER = b',"hash":"'
@@ -75,7 +93,7 @@ class Head(msgspec.Struct, frozen=True):
         return f"{self.n}:{self.hash}"
 
 
-class _Line(Act, frozen=True, kw_only=True):
+class _NumberedAct(Act, frozen=True, kw_only=True):
     n: int
     hash: str
 
@@ -92,14 +110,14 @@ class Checked(msgspec.Struct, frozen=True):
 
     head: Head
     findings: tuple[str, ...]
-    """What was changed or is missing, in the order of the lines; empty if the chain is whole."""
+    """Lines that were changed or are missing; empty if the chain is whole."""
     notices: tuple[str, ...]
-    """What is as it should be, and may surprise."""
+    """Facts that are as they should be, and may surprise."""
     acts: tuple[tuple[int, Act], ...]
     """Those that were wanted, with their numbers."""
 
 
-_decoder = msgspec.json.Decoder(_Line)
+_decoder = msgspec.json.Decoder(_NumberedAct)
 
 
 def encoded(act: Act, before: Head) -> tuple[bytes, Head]:
@@ -141,7 +159,7 @@ def check(
         files: names and contents, the oldest first.
         known: heads that were kept; the chain must have them.
     """
-    found = _Walk(wanted, {one.head.n for one in known})
+    found = _ChainWalk(wanted, {one.head.n for one in known})
     name, data = "", b""
     for name, data in files:
         found.file(name, data)
@@ -151,7 +169,7 @@ def check(
     return Checked(found.head, found.all_findings(), tuple(found.notices), tuple(found.acts))
 
 
-class _Walk:
+class _ChainWalk:
     """From line to line. `head` is the last one that stood in its place."""
 
     def __init__(self, wanted: Callable[[Act], bool], numbers: set[int]) -> None:
@@ -182,7 +200,7 @@ class _Walk:
             else:
                 self._line(found, line, f"{name}:{position}")
 
-    def _line(self, line: _Line, raw: bytes, where: str) -> None:
+    def _line(self, line: _NumberedAct, raw: bytes, where: str) -> None:
         if self._wanted(line):
             self.acts.append((line.n, line))
         self._upto = max(self._upto, line.upto)
@@ -201,7 +219,7 @@ class _Walk:
             self.findings.append(f"{where}: line {line.n} {after}")
         self.head, self._befores, self._unreadable = Head(line.n, line.hash), {line.hash}, 0
 
-    def _misplaced(self, line: _Line, where: str) -> None:
+    def _misplaced(self, line: _NumberedAct, where: str) -> None:
         """A line with a number that should have come before."""
         for gap in self._gaps:
             first, last, place = gap
@@ -238,7 +256,7 @@ def _lines(first: int, last: int) -> str:
     return f"line {first} is" if first == last else f"lines {first} to {last} are"
 
 
-def _decoded(line: bytes) -> _Line | None:
+def _decoded(line: bytes) -> _NumberedAct | None:
     try:
         found = _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -17,9 +17,10 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import StoreError, StoreWriteFailed
+from memd.store.audit.chain import head_of
 from memd.store.disk import LocalDisk
 from memd.store.files import TEMPORARY_SUFFIX, checksum_of, only_whole, replace_file
-from memd.store.layout import LOCK_NAME, TopicLayout, segments_before, topic_ids_in
+from memd.store.layout import LOCK_NAME, AuditLayout, TopicLayout, segments_before, topic_ids_in
 from memd.store.log.format import scan_records
 from memd.store.log.recovery import TORN_SUFFIX, Finding, read_log_file, remove_temporaries, save_torn_copy
 from memd.store.log.segment import rotate
@@ -60,6 +61,7 @@ def backup(data_dir: Path, target: Path, files: LocalDisk) -> BackupReport:
     try:
         for topic_id in topic_ids_in(files, data_dir):
             copying.topic(TopicLayout(data_dir, topic_id), TopicLayout(target, topic_id))
+        copying.audit(AuditLayout(data_dir), AuditLayout(target))
     finally:
         lock.release()
     return copying.report
@@ -97,6 +99,28 @@ class _BackupRun:
             raise
         except StoreError as error:
             self._add_finding(source.directory, f"could not be backed up completely: {error}")
+
+    def audit(self, source: AuditLayout, target: AuditLayout) -> None:
+        """Copy the audit and note its head. A backup has what it had: an audit that was changed since is a finding."""
+        files, last = self._files, b""
+        for name in source.names(files):
+            data = files.read(source.folder / name)
+            data = data[: data.rfind(b"\n") + 1]
+            files.make_directory(target.folder)
+            path = target.folder / name
+            before = files.read(path) if files.size(path) is not None else b""
+            if not data.startswith(before):
+                self._add_finding(path, f"differs from {source.folder / name}, which was changed or cut; it was kept")
+                return
+            if data == before:
+                self.report.kept += 1
+            else:
+                replace_file(files, path, data)
+                self._count_copy(len(data))
+            last = data.splitlines()[-1] if data else last
+        head = head_of(last)
+        if head is not None:
+            replace_file(files, target.head, str(head).encode())
 
     def _log_and_journal(self, source: TopicLayout, target: TopicLayout) -> None:
         files = self._files

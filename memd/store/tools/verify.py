@@ -14,9 +14,10 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError
+from memd.store.audit.book import read_book
 from memd.store.files import Files, check_file
 from memd.store.index.meta import read_merged_meta, read_segment_meta
-from memd.store.layout import TopicLayout, check_topic, segments_before, topic_ids_in
+from memd.store.layout import AuditLayout, TopicLayout, check_topic, segments_before, topic_ids_in
 from memd.store.lexical.stamp import STAMP_NAME, read_stamp
 from memd.store.log.columns import as_version_1, rows_from
 from memd.store.log.extent import ahead_of_log
@@ -67,6 +68,23 @@ def verify(data_dir: Path, files: Files, *, is_served: bool = False) -> VerifyRe
         + (counted(len(wrong), "finding") if wrong else "all whole")
     )
     return VerifyReport(lines=[*map(str, check.findings), summary], counts=counts, damaged=wrong, ok=not wrong)
+
+
+def with_audit(report: VerifyReport, data_dir: Path, files: Files) -> VerifyReport:
+    """Return the report with what there is to say about the audit, if there is one.
+
+    Raises:
+        StoreError: its files cannot be read.
+    """
+    kept = read_book(files, data_dir, lambda _: False)
+    if kept is None:
+        return report
+    folder = str(AuditLayout(data_dir).folder)
+    wrong = [Finding("damaged", folder, one) for one in kept.findings]
+    told = [Finding("notice", folder, one) for one in kept.notices]
+    state = Finding("notice", folder, f"{counted(kept.head.n, 'line')}, {'NOT ' if wrong else ''}whole")
+    lines = [*report.lines[:-1], *map(str, (*wrong, *told, state)), report.lines[-1]]
+    return msgspec.structs.replace(report, lines=lines, damaged=[*report.damaged, *wrong], ok=report.ok and not wrong)
 
 
 class _Verification:

@@ -1,0 +1,261 @@
+"""The audit of a running daemon: who did what, as lines that are written in the background.
+
+Rule: noting an act decides nothing and waits for nothing; where the disk is full, requests go on and their acts wait.
+Only what takes memory away or hands it out as a whole (`acts.BEFOREHAND`) waits for its line, and is not done without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from memd import __version__
+from memd.admin.access import principal_of
+from memd.admin.acts import ACTS, BEFOREHAND, COUNTED, ENDLESS, FORBIDDEN, extent_asked, extent_told
+from memd.admin.http import refusal_of
+from memd.admin.routing import Route
+from memd.errors import MemdError, StoreError
+from memd.principals import Principals
+from memd.settings.model import Config
+from memd.store.audit.book import AuditBook
+from memd.store.audit.chain import Act, Head
+from memd.telemetry.request_log import CLIENT_GONE
+
+log = logging.getLogger("memd")
+
+BATCH_SECONDS = 0.5
+"""Acts of this time are written together, with one fsync."""
+RETRY_SECONDS = 5.0
+ANCHOR_SECONDS = 3_600.0
+WAITING_MAX = 10_000
+"""Acts that wait for a disk that cannot be written, a few megabytes; of more only the number is kept."""
+_GROUP_DIGITS = 12
+
+
+class Auditor:
+    """Notes acts. Belongs to the event loop, where a line costs some microseconds."""
+
+    def __init__(self, book: AuditBook, principals: Principals, record: str, command: str = "") -> None:
+        """
+        Args:
+            record: the setting `audit.record`.
+            command: on whose behalf this process runs, if it is no daemon for clients.
+        """
+        self._book = book
+        self._principals = principals
+        self._record = record
+        self._is_begun = record == "always" or (record == "auto" and book.is_begun())
+        self._command = command
+        self._waiting: list[Act] = []
+        self._lost = 0
+        self._head: Head | None = None
+        self._has_some = asyncio.Event()
+        self._appending = asyncio.Lock()
+        self._has_failed = False
+
+    @property
+    def is_on(self) -> bool:
+        """Whether acts are noted: one that has begun goes on, though the last token be gone."""
+        if not self._is_begun and self._record == "auto":
+            self._is_begun = self._principals.has_others
+        return self._is_begun
+
+    def note(self, act: Act) -> None:
+        """Note an act; it is on disk soon."""
+        if not self.is_on:
+            return
+        if len(self._waiting) >= WAITING_MAX:
+            self._lost += 1
+        else:
+            self._waiting.append(act)
+        self._has_some.set()
+
+    def by(self, request: web.BaseRequest, kind: str, what: str, **more: Any) -> Act:
+        """An act of whoever sent a request."""
+        if self._command:
+            return Act(at=_now(), act=kind, who=user_name(), source=self._command, what=what, **more)
+        return Act(at=_now(), act=kind, who=principal_of(request).name, source=request.remote or "", what=what, **more)
+
+    def note_wrong_tokens(self, address: str, attempts: int) -> None:
+        """Note requests that showed no token, or none that is known."""
+        self.note(
+            Act(at=_now(), act="refused", who="", source=address, detail="no token, or a wrong one", times=attempts)
+        )
+
+    def note_refused(self, request: web.BaseRequest, what: str) -> None:
+        """Note that somebody who was let in asked for what they have no right to."""
+        if self.is_on:
+            self.note(self.by(request, "refused", what, status=FORBIDDEN))
+
+    def note_start(self, config: Config, names: Sequence[str]) -> None:
+        """Note that a daemon starts, with which settings, and who has a token."""
+        if not self._command and self.is_on:
+            self.note(_start(config, names))
+
+    async def begin(self, act: Act) -> int:
+        """Write the line that begins an act, and all before it; return its number, 0 if nothing is noted.
+
+        Raises:
+            StoreError: it was not written, so the act must not be done.
+        """
+        if not self.is_on:
+            return 0
+        try:
+            return (await self._append([msgspec.structs.replace(act, begins=True)])).n
+        except StoreError as error:
+            raise not_done(error) from error
+
+    async def tend(self) -> None:
+        """Write what was noted, and every hour the head into the log, until cancelled."""
+        anchored = time.monotonic()
+        while True:
+            await self._has_some.wait()
+            await asyncio.sleep(BATCH_SECONDS)
+            if not await self.flush():
+                await asyncio.sleep(RETRY_SECONDS)
+                self._has_some.set()
+            elif time.monotonic() - anchored >= ANCHOR_SECONDS:
+                anchored = time.monotonic()
+                await self.anchor()
+
+    async def flush(self) -> bool:
+        """Write what was noted; whether that worked."""
+        self._has_some.clear()
+        if not self._waiting and not self._lost:
+            return True
+        try:
+            await self._append([])
+        except StoreError as error:
+            if not self._has_failed:
+                log.error("the audit cannot be written and is tried again", extra={"error": error})
+            self._has_failed = True
+            return False
+        if self._has_failed:
+            log.info("the audit is written again")
+        self._has_failed = False
+        return True
+
+    async def written(self) -> Head | None:
+        """Write what was noted; return the head that this process knows, None if nothing is noted."""
+        await self.flush()
+        return self._head if self.is_on else None
+
+    async def anchor(self) -> None:
+        """Keep the present head, in a file and in the log: what stands before it cannot be changed unseen any more."""
+        if not self.is_on:
+            return
+        try:
+            head = await asyncio.to_thread(self._book.keep_head)
+        except StoreError as error:
+            log.warning("the head of the audit is not kept for now", extra={"error": error})
+            return
+        log.info("the head of the audit", extra={"head": str(head)})
+
+    async def end(self) -> None:
+        """Write the rest and the head; the daemon ends."""
+        if not self._command:
+            self.note(Act(at=_now(), act="stop", who=user_name()))
+        if self._waiting and await self.flush():
+            await self.anchor()
+
+    async def _append(self, more: Sequence[Act]) -> Head:
+        async with self._appending:
+            waiting, lost = list(self._waiting), self._lost
+            acts = [*_summed(waiting), *([Act(at=_now(), act="lost", who="memd", count=lost)] if lost else []), *more]
+            head = await asyncio.to_thread(self._book.append, acts)
+            del self._waiting[: len(waiting)]
+            self._lost -= lost
+            self._head = head
+            return head
+
+
+async def audited(
+    auditor: Auditor,
+    request: web.Request,
+    route: Route,
+    asked: tuple[object, object, Sequence[str]],
+    answer: Callable[[], Awaitable[Any]],
+) -> Any:
+    """Answer a request to one of memd's own routes, and note what it was."""
+    kind = ACTS[f"{route.method} {route.path}"]
+    if kind is None or not auditor.is_on:
+        return await answer()
+    what = f"{route.method} {route.path}"
+    extent = extent_asked(*asked)
+    facts = msgspec.structs.asdict(extent)
+    if route.path in ENDLESS:
+        auditor.note(auditor.by(request, kind, what, begins=True, **facts))
+        return await answer()
+    began = await auditor.begin(auditor.by(request, kind, what, **facts)) if kind in BEFOREHAND else 0
+    status, told = 500, extent
+    try:
+        answered = await answer()
+        if isinstance(answered, web.StreamResponse):
+            status, told = answered.status, msgspec.structs.replace(extent, count=request.get(COUNTED))
+        else:
+            status, told = 200, extent_told(extent, answered)
+        return answered
+    except MemdError as error:
+        status, _ = refusal_of(error)
+        raise
+    except asyncio.CancelledError:
+        status = CLIENT_GONE
+        raise
+    finally:
+        kind = "refused" if status == FORBIDDEN else kind
+        auditor.note(auditor.by(request, kind, what, status=status, ends=began, **msgspec.structs.asdict(told)))
+
+
+def _start(config: Config, names: Sequence[str]) -> Act:
+    """The line of a daemon that starts: its version, its settings as checksums, and who has a token."""
+    groups = msgspec.to_builtins(config, enc_hook=str)  # paths
+    groups["auth"] = ""  # the checksum of a short token would tell it
+    digests = {
+        name: hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest() for name, value in groups.items()
+    }
+    settings = {name: digest[:_GROUP_DIGITS] for name, digest in digests.items()}
+    return Act(
+        at=_now(), act="start", who=user_name(), detail=f"memd {__version__}", settings=settings, tokens=tuple(names)
+    )
+
+
+def not_done(error: StoreError) -> StoreError:
+    """Return the refusal of an act whose line could not be written."""
+    return StoreError(f"this was not done, as the audit cannot have its line: {error}")
+
+
+def user_name() -> str:
+    """The system's name of the user who runs this process, or its number."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+def _summed(acts: Sequence[Act]) -> list[Act]:
+    """Acts in their order; those who try what they may not in quick succession get one line each."""
+    kept: list[Act] = []
+    places: dict[tuple[str, ...], int] = {}
+    for act in acts:
+        key = (act.who, act.source, act.what, act.detail, *act.topics)
+        if act.act == "refused" and key in places:
+            earlier = kept[places[key]]
+            kept[places[key]] = msgspec.structs.replace(earlier, times=earlier.times + act.times)
+            continue
+        if act.act == "refused":
+            places[key] = len(kept)
+        kept.append(act)
+    return kept

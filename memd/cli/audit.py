@@ -1,0 +1,134 @@
+"""`memd audit`: who read, wrote, corrected, erased and exported what, and whether the record of it is whole.
+
+Rule: it asks the running daemon; without one it reads the files, and starts none: looking leaves them as they are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+from multidict import MultiDict
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from memd.admin.acts import ALL_TOPICS
+from memd.admin.audit import AuditAnswer, AuditedAct, ChainState, audit_of
+from memd.admin.queries import AuditQuery, decode_query
+from memd.cli.flags import FOUND_SOMETHING, config_of_existing, print_lines, settings_flags
+from memd.cli.history import time_of
+from memd.cli.running import RunningDaemon
+from memd.settings.model import Config
+from memd.store.audit.chain import KINDS
+from memd.store.disk import DiskFiles
+from memd.store.receipts import receipt_lines
+from memd.wording import counted, name_for_terminal
+
+IDS_SHOWN = 3
+ID_DIGITS = 8
+FIRST_ERROR = 400
+
+
+@click.command()
+@settings_flags
+@click.option("--from", "since", metavar="TIME", help="Only what was done from a time (2026-11-20) on.")
+@click.option("--to", metavar="TIME", help="Only what was done before a time; of a date, before its end.")
+@click.option("--who", multiple=True, metavar="NAME", help="Only what this principal did; may be given again.")
+@click.option("--topic", "topics", multiple=True, help="Only this topic; may be given again. Default: all topics.")
+@click.option("--act", "acts", multiple=True, type=click.Choice(KINDS), help="Only this kind; may be given again.")
+@click.option("--verify", is_flag=True, help="Only whether the record is whole, without the acts.")
+@click.option("--head", "head_only", is_flag=True, help="Only the number and hash of its last line, to be kept.")
+@click.option("--expect", metavar="HEAD", help="A head that was kept: the record must still have it.")
+@click.option("--json", "as_json", is_flag=True, help="JSON Lines: the state of the record, then one act a line.")
+def audit(
+    config_path: Path | None,
+    data_dir: str | None,
+    since: str | None,
+    to: str | None,
+    who: tuple[str, ...],
+    topics: tuple[str, ...],
+    acts: tuple[str, ...],
+    verify: bool,
+    head_only: bool,
+    expect: str | None,
+    as_json: bool,
+) -> int:
+    """Show who read, wrote, corrected, erased and exported what.
+
+    Says first whether the record is whole, or which line is missing or was changed; exit code 1 if it is not.
+    """
+    config = config_of_existing(config_path, data_dir)
+    asked = {"from": since, "to": to, "who": list(who), "topic": list(topics), "act": list(acts), "expect": expect}
+    answer = _answer(config, {name: value for name, value in asked.items() if value})
+    chain = answer.chain
+    if head_only:
+        click.echo(chain.head if chain is not None else "", nl=chain is not None)
+    elif as_json:
+        state = {"chain": chain, "receipts_since": answer.receipts_since}
+        for one in (state, *(() if verify else answer.acts)):
+            click.echo(msgspec.json.encode(one))
+    else:
+        print_lines([*_state(chain, config), *([] if verify else _table(answer))])
+    is_fine = bool(answer.acts) if chain is None else chain.is_whole
+    return 0 if is_fine else FOUND_SOMETHING
+
+
+def _answer(config: Config, asked: dict[str, object]) -> AuditAnswer:
+    """Ask the running daemon; without one, read the files."""
+    daemon = RunningDaemon.find(config.data_dir, config.auth.token)
+    if daemon is not None:
+        return msgspec.json.decode(daemon.get("/memd/audit", **asked), type=AuditAnswer)
+    files, given = DiskFiles(), MultiDict[str]()
+    for name, value in asked.items():
+        given.extend((name, str(one)) for one in (value if isinstance(value, list) else [value]))
+    query = decode_query(given, AuditQuery)  # as the daemon would
+    return audit_of(files, config.data_dir, receipt_lines(files, config.data_dir), query)
+
+
+def _state(chain: ChainState | None, config: Config) -> list[RenderableType]:
+    if chain is None:
+        hint = "it is kept as audit.record says (docs/audit.md)"
+        return [f"There is no audit in {config.data_dir}: {hint}. What receipts tell is below."]
+    lines = counted(chain.lines, "line")
+    if chain.is_whole:
+        told = [f"The audit is whole: {lines}, none missing, none changed. Its head is {chain.head}"]
+    else:
+        told = [f"THE AUDIT IS NOT WHOLE ({lines}):", *(f"  {finding}" for finding in chain.findings)]
+    return [*map(Text, told), *(Text(f"  {notice}") for notice in chain.notices)]
+
+
+def _table(answer: AuditAnswer) -> list[RenderableType]:
+    if not answer.acts:
+        return ["No act was recorded that was asked for."]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("line", "when", "who", "act", "topic", "what", "from"):
+        table.add_column(name, justify="right" if name == "line" else "left", no_wrap=True)
+    for act in answer.acts:
+        topics = ", ".join("all" if topic == ALL_TOPICS else topic for topic in act.topics)
+        source = " ".join(filter(None, (act.source, act.what)))
+        cells = (act.who or "nobody", act.act, topics, _extent(act), source)
+        table.add_row(str(act.n or ""), time_of(act.at), *(Text(name_for_terminal(cell)) for cell in cells))
+    told: list[RenderableType] = [table]
+    if answer.receipts_since is not None:
+        since = time_of(answer.receipts_since)
+        told.append(f"Requests to a model are known from {since} on, as far back as receipts are kept.")
+    return told
+
+
+def _extent(act: AuditedAct) -> str:
+    """Say in a few words what an act was about."""
+    ids = [one[:ID_DIGITS] for one in act.ids[:IDS_SHOWN]]
+    more = " …" if len(act.ids) > IDS_SHOWN else ""
+    words = [
+        counted(act.count, "item") if act.count is not None else "",
+        f"{' '.join(ids)}{more}" if ids else "",
+        f"turn {act.turn}" if act.turn else "",
+        f"answered {act.status}" if act.status is not None and act.status >= FIRST_ERROR else "",
+        counted(act.times, "attempt") if act.act == "refused" else "",
+        "begun, and no end is recorded" if act.begins else "",
+        act.detail,
+    ]
+    return ", ".join(filter(None, words))

@@ -1,0 +1,269 @@
+"""The audit names who read, wrote, corrected and exported what, and never a word of it."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from conftest import MakeDaemon
+from daemon_process import Answer, DaemonProcess, ask
+from full_disk import FullDisk
+from recording_upstream import RecordingUpstream
+
+from memd.admin import auditing
+from memd.admin.acts import ACTS, BEFOREHAND, IDS_MAX, TOPICS_MAX, Extent, extent_told
+from memd.admin.auditing import Auditor
+from memd.admin.routes import ROUTES
+from memd.errors import StoreError
+from memd.principals import Principal, Principals
+from memd.store.audit.book import AuditBook, noted_head, read_book
+from memd.store.audit.chain import KINDS, LINE_BYTES_MAX, Act, Head, encoded
+from memd.store.disk import DiskFiles
+from memd.store.layout import AuditLayout
+
+NOW = 1_795_444_982_372_003
+SECRETS = {"owner": "o" * 20, "ann": "ann-has-this-token", "bob": "bob-has-that-token"}
+
+
+def test_every_route_is_an_act_or_has_nothing_that_was_said() -> None:
+    assert set(ACTS) == {f"{route.method} {route.path}" for route in ROUTES}
+    assert {act for act in ACTS.values() if act} | BEFOREHAND <= set(KINDS)
+    assert not [name for name, act in ACTS.items() if name.startswith("POST") and act is None]
+
+
+def settings() -> dict[str, Any]:
+    rights = {"ann": ["read", "write", "correct"], "bob": ["read"]}
+    tokens = [
+        {
+            "name": name,
+            "token_sha256": hashlib.sha256(SECRETS[name].encode()).hexdigest(),
+            "topics": ["*"],
+            "rights": given,
+        }
+        for name, given in rights.items()
+    ]
+    return {"auth": {"token": SECRETS["owner"], "tokens": tokens}}
+
+
+class Team:
+    """A daemon and those who have a token."""
+
+    def __init__(self, daemon: DaemonProcess) -> None:
+        self.daemon = daemon
+
+    def ask(self, who: str, path: str, body: object = None) -> Answer:
+        return ask(f"{self.daemon.own_url}{path}", body, headers={"X-Memory-Token": SECRETS[who]})
+
+    def say(self, who: str, text: str) -> Answer:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": text}]}
+        return ask(f"{self.daemon.base_url}/v1/chat/completions", body, headers={"X-Memory-Token": SECRETS[who]})
+
+    def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.daemon.run(command, "--config", str(self.daemon.config), *arguments)
+
+    def acts(self, *flags: str) -> list[dict[str, Any]]:
+        done = self.run("audit", "--json", *flags)
+        assert done.returncode == 0, done
+        state, *acts = map(json.loads, done.stdout.splitlines())
+        assert state["chain"]["is_whole"], state
+        return acts
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted((self.daemon.data_dir / "memd.audit").iterdir())
+
+
+@pytest.fixture
+def team(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> Team:
+    return Team(make_daemon(upstream.url, settings()).start())
+
+
+def test_the_audit_says_who_did_what_and_quotes_nothing(team: Team, tmp_path: Path) -> None:
+    daemon = team.daemon
+    team.say("ann", "The lighthouse keeper is called KESTREL.")
+    [note] = team.ask("ann", "/memd/notes", {"notes": [{"content": "The crane needs OSPREY oil."}]}).json["notes"]
+    chunk = note["chunk_ids"][0]
+    found = team.ask("bob", "/memd/search?q=Which+oil+does+the+OSPREY+crane+need").json["chunks"]
+    assert chunk in [one["id"] for one in found]
+    change = {"topic_id": "default", "chunk_ids": [chunk], "action": "Update", "content": "HERON oil", "reason": "IBIS"}
+    assert team.ask("ann", "/memd/corrections", change).status == 200
+    assert team.ask("ann", "/memd/chunks/KESTREL-is-no-id").status in (400, 404)
+    exported = team.ask("owner", "/memd/export").body.splitlines()
+    assert ask(f"{daemon.own_url}/memd/search?q=KESTREL", headers={"X-Memory-Token": "a guess"}).status == 401
+    acts = team.acts()
+    told = [(one["who"], one["act"], one.get("what", "")) for one in acts]
+    assert ("ann", "write", "POST /memd/notes") in told
+    assert ("ann", "correct", "POST /memd/corrections") in told
+    assert ("", "refused", "") in told
+    [search] = [one for one in acts if one["act"] == "search"]
+    assert {one["uuid"] for one in found} == set(search["ids"]) and search["count"] == len(found)
+    assert (search["who"], search["topics"], search["from"]) == ("bob", ["default"], "127.0.0.1")
+    [turn] = [one for one in acts if one["act"] == "write" and one.get("turn")]
+    assert "n" not in turn and team.ask("owner", f"/memd/turns/{turn['turn']}").status == 200
+    [export] = [one for one in acts if one["act"] == "export"]
+    assert export["who"] == "owner" and export["ends"] and export["count"] == len(exported)
+    assert [one["act"] for one in team.acts("--who", "bob")] == ["search"]
+    assert {one["act"] for one in team.acts("--act", "correct", "--act", "export")} == {"correct", "export"}
+    assert team.acts("--from", "2100-01-01") == []
+    assert {one["act"] for one in team.acts("--topic", "elsewhere")} <= {"export", "read", "audit"}
+    written = b"".join(path.read_bytes() for path in team.files)
+    words = ("KESTREL", "OSPREY", "HERON", "IBIS", "lighthouse", "crane", "guess", *SECRETS.values())
+    assert [word for word in words if word.encode() in written] == []
+    assert team.run("backup", str(tmp_path / "backup")).returncode == 0
+    head = team.run("audit", "--head").stdout.strip()
+    daemon.terminate()
+    after = team.acts("--expect", head)
+    assert [(one["act"], one["from"]) for one in after if one["act"] == "backup"] == [("backup", "memd backup")]
+    assert after[-1]["act"] == "stop"
+    assert "memd.audit: " in team.run("verify").stdout
+    copied = read_book(DiskFiles(), tmp_path / "backup", lambda _: True)
+    assert copied is not None and copied.findings == () and str(copied.head) == str(noted(tmp_path / "backup"))
+
+
+def noted(data_dir: Path) -> Head | None:
+    return noted_head(DiskFiles(), AuditLayout(data_dir))
+
+
+def test_a_changed_line_is_told_before_anything_else_and_by_verify_check_and_backup(team: Team, tmp_path: Path) -> None:
+    team.ask("ann", "/memd/search?q=crane")
+    team.acts()
+    assert team.run("backup", str(tmp_path / "backup")).returncode == 0
+    [month] = [path for path in team.files if path.suffix == ".jsonl"]
+    month.write_bytes(month.read_bytes().replace(b'"who":"ann"', b'"who":"bob"', 1))
+    beside = team.run("audit")
+    assert beside.returncode == 1 and beside.stdout.startswith("THE AUDIT IS NOT WHOLE"), beside
+    assert "one of the two was changed" in beside.stdout.splitlines()[1]
+    assert "was changed or cut" in team.run("backup", str(tmp_path / "backup")).stdout
+    team.daemon.terminate()
+    assert team.run("audit", "--verify").stdout.splitlines()[1] == beside.stdout.splitlines()[1]
+    assert team.run("verify").returncode == 1
+    assert "was changed" in team.run("check").stdout
+
+
+def test_after_a_kill_the_audit_goes_on_and_settings_that_changed_in_between_are_told(team: Team) -> None:
+    team.ask("ann", "/memd/search?q=crane")
+    team.acts()
+    team.daemon.kill()
+    [month] = [path for path in team.files if path.suffix == ".jsonl"]
+    with month.open("ab") as file:
+        file.write(b'{"n":99,"at":')
+    changed = settings()
+    changed["auth"]["tokens"].pop()
+    team.daemon.configure(changed | {"retrieval": {"top_k": 7}})
+    team.daemon.start()
+    acts = team.acts()
+    assert [one["act"] for one in acts if one["who"] == "memd"] == ["file", "recovered"]
+    assert [one["detail"] for one in acts if one["act"] in ("token", "settings")] == ["changed: retrieval", "gone: bob"]
+
+
+def test_a_command_without_a_daemon_is_the_act_of_whoever_ran_it(team: Team) -> None:
+    team.ask("ann", "/memd/notes", {"notes": [{"content": "The crane needs oil."}]})
+    team.daemon.terminate()
+    team.run("search", "crane")
+    team.run("export")
+    acts = team.acts()
+    assert [(one["who"], one["from"]) for one in acts if one["act"] in ("search", "export")] == [
+        (getpass.getuser(), "memd search"),
+        (getpass.getuser(), "memd export"),
+    ]
+
+
+def test_where_nobody_else_has_a_token_nothing_is_recorded(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+    daemon.chat([{"role": "user", "content": "Hello there, I am Ann."}])
+    assert daemon.run("export").returncode == 0
+    assert not (daemon.data_dir / "memd.audit").exists()
+    shown = daemon.run("audit")
+    assert shown.stdout.startswith("There is no audit in") and "write" in shown.stdout and shown.returncode == 0
+
+
+# -- in one process ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk() -> FullDisk:
+    return FullDisk()
+
+
+@pytest.fixture
+def auditor(disk: FullDisk, tmp_path: Path) -> Auditor:
+    return Auditor(AuditBook(disk, tmp_path), Principals(), "always")
+
+
+def read(tmp_path: Path) -> list[Act]:
+    kept = read_book(DiskFiles(), tmp_path, lambda _: True)
+    assert kept is not None and kept.findings == ()
+    return [act for _, act in kept.acts if act.act != "file"]
+
+
+def act(number: int, kind: str = "search") -> Act:
+    return Act(at=NOW + number, act=kind, who="ann", source="10.0.0.7", count=number)
+
+
+async def test_on_a_full_disk_acts_wait_and_what_must_be_recorded_first_is_not_done(
+    auditor: Auditor, disk: FullDisk, tmp_path: Path
+) -> None:
+    auditor.note(act(1))
+    assert await auditor.flush()
+    disk.full = True
+    auditor.note(act(2))
+    assert not await auditor.flush()
+    with pytest.raises(StoreError, match=r"this was not done.*disk is full"):
+        await auditor.begin(act(3, "export"))
+    disk.full = False
+    assert await auditor.begin(act(4, "export")) == 4
+    assert [one.count for one in read(tmp_path)] == [1, 2, 4]
+
+
+async def test_of_more_acts_than_may_wait_the_number_is_recorded(
+    auditor: Auditor, disk: FullDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auditing, "WAITING_MAX", 3)
+    disk.full = True
+    for number in range(5):
+        auditor.note(act(number))
+    assert not await auditor.flush()
+    disk.full = False
+    assert await auditor.flush()
+    kept = [(one.act, one.count) for one in read(tmp_path)]
+    assert kept == [("search", 0), ("search", 1), ("search", 2), ("lost", 2)]
+
+
+async def test_attempts_that_were_refused_in_quick_succession_are_one_line(auditor: Auditor, tmp_path: Path) -> None:
+    for _ in range(500):
+        auditor.note(Act(at=NOW, act="refused", who="bob", source="10.0.0.7", what="GET /memd/export", status=403))
+    auditor.note(act(1))
+    assert await auditor.flush()
+    assert [(one.act, one.times) for one in read(tmp_path)] == [("refused", 500), ("search", 1)]
+
+
+async def test_an_audit_that_began_goes_on_though_the_last_token_is_gone(disk: FullDisk, tmp_path: Path) -> None:
+    principals = Principals()
+    auditor = Auditor(AuditBook(disk, tmp_path), principals, "auto")
+    assert not auditor.is_on
+    principals.exchange({b"1": Principal("ann", ("*",), frozenset())})
+    assert auditor.is_on
+    auditor.note(act(1))
+    await auditor.flush()
+    assert Auditor(AuditBook(disk, tmp_path), Principals(), "auto").is_on
+    assert not Auditor(AuditBook(disk, tmp_path), principals, "never").is_on
+
+
+class ManyChunks(msgspec.Struct):
+    chunks: tuple[dict[str, str], ...]
+
+
+def test_no_line_has_more_ids_and_topics_than_a_line_holds() -> None:
+    many = ManyChunks(tuple({"uuid": f"{number:032x}", "topic_id": f"{number:0128}"} for number in range(500)))
+    told = extent_told(Extent(), many)
+    assert (len(told.ids), len(told.topics), told.count) == (IDS_MAX, TOPICS_MAX, 500)
+    line, _ = encoded(Act(at=NOW, act="read", who="w" * 64, **msgspec.structs.asdict(told)), Head())
+    assert len(line) <= LINE_BYTES_MAX
