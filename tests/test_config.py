@@ -186,7 +186,7 @@ WRONG = {
     "soft_tokens: 1": "config.yaml, line 1: there is no setting soft_tokens; did you mean buffer.soft_tokens?",
     "buffer: {budget_tokens: 1}": "did you mean injection.budget_tokens?",
     "listen:\n  qqq: 1": "config.yaml, line 2: there is no setting listen.qqq; there are listen.host, listen.port",
-    "qqq: 1": "config.yaml, line 1: there is no setting qqq; there are data_dir, sources, admin, auth, buffer,",
+    "qqq: 1": "config.yaml, line 1: there is no setting qqq; there are data_dir, sources, admin, audit, auth, buffer,",
     "listen:\n  host: 0.0.0.0": "listen.host is '0.0.0.0', which others can reach: set auth.token, or use 127.0.0.1",
     "listen: 8765": "listen is a group of settings; write them indented below it: host, port",
     "listen:\n  port: eighty": "line 2: listen.port is 'eighty'; give a whole number from 0 to 65535",

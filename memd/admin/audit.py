@@ -20,7 +20,7 @@ from memd.admin.queries import AuditQuery
 from memd.admin.receipts import Receipts
 from memd.admin.routing import get
 from memd.errors import BadQuestion
-from memd.principals import OWNER_NAME
+from memd.principals import OWNER, OWNER_NAME
 from memd.recall.explained import INJECTED
 from memd.store.audit.book import read_book
 from memd.store.audit.chain import Act, Checked, Head, KnownHead, head_from
@@ -96,11 +96,11 @@ class AuditRoutes:
         self._data_dir = data_dir
         self._files = files
 
-    @get("/memd/audit")
+    @get("/memd/audit", "admin")
     async def audit(self, query: AuditQuery) -> AuditAnswer:
         """Who read, wrote, corrected, erased and exported what, and whether the record of it is whole."""
         head = await self._auditor.written()
-        lines = await self._receipts.lines()
+        lines = await self._receipts.lines(OWNER)
         known = [KnownHead(head, "the running daemon")] if head is not None else []
         return await asyncio.to_thread(audit_of, self._files, self._data_dir, lines, query, known)
 

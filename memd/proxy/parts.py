@@ -139,10 +139,8 @@ async def make_parts(
     stack.callback((retriever := _retriever(config, encoder, counter)).close)
     topics, speech = Topics(store, config, writer, redactor, counter.count), Speech(config.ingest.strip)
     stack.push_async_callback(topics.close)
-    cutter = Cutter(config.chunking, counter.count, redactor)
-    archiver = Archiver(config, encoder, counter, tasks, indexer, redactor, metrics, events)
-    stack.callback(archiver.close)
-    stack.callback((taker := DocumentTaker(archiver, encoder, cutter)).close)
+    stack.callback((archiver := Archiver(config, encoder, counter, tasks, indexer, redactor, metrics, events)).close)
+    stack.callback((taker := DocumentTaker(archiver, encoder, Cutter(config.chunking, counter.count, redactor))).close)
     sources = SourceTender(config, topics, taker, encoder.priority, tasks, events)
     stack.push_async_callback(sources.close)
     return Daemon(
@@ -213,6 +211,7 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
         own_routes,
         metrics,
         wrong_tokens,
+        daemon.auditor,
     )
 
 

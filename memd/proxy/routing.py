@@ -14,6 +14,7 @@ from aiohttp import HttpVersion11, web
 
 from memd.admin import page
 from memd.admin.access import is_from_foreign_page, let_in
+from memd.admin.auditing import Auditor
 from memd.admin.http import (
     BodyRoom,
     Take,
@@ -86,9 +87,11 @@ class Router:
         own_routes: OwnRoutes,
         metrics: Metrics,
         wrong_tokens: WrongTokens,
+        auditor: Auditor,
     ) -> None:
         """
         Args:
+            auditor: is told of chats in topics that their principal may not read.
             principals: who may use memd.
             own_routes: answers or leads on what is under `/memd/`.
             wrong_tokens: is told of requests without the token.
@@ -102,6 +105,7 @@ class Router:
         self._own_routes = own_routes
         self._metrics = metrics
         self._wrong_tokens = wrong_tokens
+        self._auditor = auditor
         self._bodies = BodyRoom(max(limits.bodies_bytes_max, limits.body_bytes_max))
 
     async def route(self, request: web.Request) -> web.StreamResponse:
@@ -177,6 +181,7 @@ class Router:
         try:
             asked = self._reader.read(request, body, api, target, path_topic, mode)
         except Forbidden as error:
+            self._auditor.note_refused(request, f"POST {api.name}")
             return _with_headers(error_response(403, f"memd: {error}; {OTHER_TOPIC}", Forbidden.kind, api), record)
         if isinstance(asked, Plain):
             return await self._forwarder.without_memory(request, asked)
