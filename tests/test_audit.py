@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 import hashlib
 import json
@@ -245,12 +246,18 @@ async def test_attempts_that_were_refused_in_quick_succession_are_one_line(audit
     assert [(one.act, one.times) for one in read(tmp_path)] == [("refused", 500), ("search", 1)]
 
 
+async def test_two_who_write_at_once_write_each_act_once(auditor: Auditor, tmp_path: Path) -> None:
+    auditor.note(act(1))
+    assert all(await asyncio.gather(*(auditor.flush() for _ in range(5))))
+    assert [one.count for one in read(tmp_path)] == [1]
+
+
 async def test_an_audit_that_began_goes_on_though_the_last_token_is_gone(disk: FullDisk, tmp_path: Path) -> None:
     principals = Principals()
     auditor = Auditor(AuditBook(disk, tmp_path), principals, "auto")
-    assert not auditor.is_on
+    before = auditor.is_on
     principals.exchange({b"1": Principal("ann", ("*",), frozenset())})
-    assert auditor.is_on
+    assert (before, auditor.is_on) == (False, True)
     auditor.note(act(1))
     await auditor.flush()
     assert Auditor(AuditBook(disk, tmp_path), Principals(), "auto").is_on

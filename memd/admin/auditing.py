@@ -169,13 +169,18 @@ class Auditor:
 
     async def _append(self, more: Sequence[Act]) -> Head:
         async with self._appending:
-            waiting, lost = list(self._waiting), self._lost
+            waiting, self._waiting = self._waiting, []
+            lost, self._lost = self._lost, 0
             acts = [*_summed(waiting), *([Act(at=_now(), act="lost", who="memd", count=lost)] if lost else []), *more]
-            head = await asyncio.to_thread(self._book.append, acts)
-            del self._waiting[: len(waiting)]
-            self._lost -= lost
-            self._head = head
-            return head
+            if not acts:  # whoever appended just before took them along
+                return self._head or Head()
+            try:
+                # Who is cancelled leaves the thread to its work: they are written once, and nobody takes them back.
+                self._head = await asyncio.to_thread(self._book.append, acts)
+            except StoreError:
+                self._waiting, self._lost = waiting + self._waiting, lost + self._lost
+                raise
+            return self._head
 
 
 async def audited(
