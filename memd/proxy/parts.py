@@ -65,8 +65,8 @@ from memd.recall.retrieve import Budget, Retriever
 from memd.settings.model import Config
 from memd.settings.tokens import known_principals
 from memd.speech import Speech
-from memd.store.layout import GRANTS_NAME
 from memd.store.audit.book import AuditBook
+from memd.store.layout import GRANTS_NAME
 from memd.store.receipts import ReceiptRing
 from memd.store.store import Store
 from memd.telemetry.events import Events
