@@ -31,6 +31,8 @@ class Principal(msgspec.Struct, frozen=True):
     topics: tuple[str, ...]
     """Patterns of topic names, in which `*` stands for any characters, also none."""
     rights: frozenset[Right]
+    via: str = ""
+    """Whence it asks, where memd asks itself in its name."""
 
     def may(self, right: Right, topic_id: str) -> bool:
         """Whether it has the right in this topic, be there such a topic or not."""
@@ -76,7 +78,7 @@ class Principal(msgspec.Struct, frozen=True):
         own, left = self.topics, self.rights & frozenset(rights)
         if topics:
             own = (*(one for one in topics if _is_among(one, own)), *(one for one in own if _is_among(one, topics)))
-        return Principal(self.name, tuple(dict.fromkeys(own)), left)
+        return Principal(self.name, tuple(dict.fromkeys(own)), left, self.via)
 
     @property
     def author(self) -> str:

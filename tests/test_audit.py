@@ -65,6 +65,12 @@ class Team:
         body = {"model": "tiny", "messages": [{"role": "user", "content": text}]}
         return ask(f"{self.daemon.base_url}/v1/chat/completions", body, headers={"X-Memory-Token": SECRETS[who]})
 
+    def call(self, who: str, tool: str, **arguments: str) -> Answer:
+        """Call a tool over MCP."""
+        call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": arguments}}
+        headers = {"X-Memory-Token": SECRETS[who], "Accept": "application/json, text/event-stream"}
+        return ask(f"{self.daemon.own_url}/mcp", call, headers=headers)
+
     def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         return self.daemon.run(command, "--config", str(self.daemon.config), *arguments)
 
@@ -95,13 +101,17 @@ def test_the_audit_says_who_did_what_and_quotes_nothing(team: Team, tmp_path: Pa
     change = {"topic_id": "default", "chunk_ids": [chunk], "action": "Update", "content": "HERON oil", "reason": "IBIS"}
     assert team.ask("ann", "/memd/corrections", change).status == 200
     assert team.ask("ann", "/memd/chunks/KESTREL-is-no-id").status in (400, 404)
+    assert b"list_topics" not in team.call("bob", "list_topics").body
+    assert b"HERON" in team.call("bob", "read_memory", id=chunk).body
+    assert team.ask("bob", "/memd/notes", {"notes": [{"content": "GOSHAWK"}]}).status == 403
     exported = team.ask("owner", "/memd/export").body.splitlines()
     assert ask(f"{daemon.own_url}/memd/search?q=KESTREL", headers={"X-Memory-Token": "a guess"}).status == 401
     acts = team.acts()
     told = [(one["who"], one["act"], one.get("what", "")) for one in acts]
     assert ("ann", "write", "POST /memd/notes") in told
     assert ("ann", "correct", "POST /memd/corrections") in told
-    assert ("", "refused", "") in told
+    assert {("", "refused", ""), ("bob", "refused", "POST /memd/notes")} <= set(told)
+    assert [one["from"] for one in acts if one["act"] == "read" and one["who"] == "bob"] == ["127.0.0.1 by MCP"]
     [search] = [one for one in acts if one["act"] == "search"]
     assert {one["uuid"] for one in found} == set(search["ids"]) and search["count"] == len(found)
     assert (search["who"], search["topics"], search["from"]) == ("bob", ["default"], "127.0.0.1")
@@ -109,12 +119,12 @@ def test_the_audit_says_who_did_what_and_quotes_nothing(team: Team, tmp_path: Pa
     assert "n" not in turn and team.ask("owner", f"/memd/turns/{turn['turn']}").status == 200
     [export] = [one for one in acts if one["act"] == "export"]
     assert export["who"] == "owner" and export["ends"] and export["count"] == len(exported)
-    assert [one["act"] for one in team.acts("--who", "bob")] == ["search"]
+    assert [one["act"] for one in team.acts("--who", "bob")] == ["search", "read", "refused"]
     assert {one["act"] for one in team.acts("--act", "correct", "--act", "export")} == {"correct", "export"}
     assert team.acts("--from", "2100-01-01") == []
     assert {one["act"] for one in team.acts("--topic", "elsewhere")} <= {"export", "read", "audit"}
     written = b"".join(path.read_bytes() for path in team.files)
-    words = ("KESTREL", "OSPREY", "HERON", "IBIS", "lighthouse", "crane", "guess", *SECRETS.values())
+    words = ("KESTREL", "GOSHAWK", "OSPREY", "HERON", "IBIS", "lighthouse", "crane", "guess", *SECRETS.values())
     assert [word for word in words if word.encode() in written] == []
     assert team.run("backup", str(tmp_path / "backup")).returncode == 0
     head = team.run("audit", "--head").stdout.strip()

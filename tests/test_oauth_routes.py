@@ -26,6 +26,7 @@ from yarl import URL
 from memd.admin.oauth.endpoint import OAuthEndpoint
 from memd.admin.oauth.ledger import Ledger
 from memd.admin.wrong_tokens import WrongTokens
+from memd.errors import StoreError
 from memd.principals import Principal, Principals, digest_of
 
 OWNER, ANN = "the-owner-has-this-token", "ann-has-a-token-of-her-own"
@@ -55,12 +56,31 @@ def led_to(page: str) -> str:
     return html.unescape(url)
 
 
+class TokenRecorder:
+    """Stands for the audit."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.is_full = False
+
+    async def record(self, request: web.BaseRequest, name: str, detail: str) -> None:
+        if self.is_full:
+            raise StoreError("the disk is full")
+        self.told.append((name, detail))
+
+
 class Routes:
     """The routes over a disk in memory."""
 
     def __init__(
-        self, client: TestClient[Any, Any], files: CrashFiles, principals: Principals, told: list[Any]
+        self,
+        client: TestClient[Any, Any],
+        files: CrashFiles,
+        principals: Principals,
+        told: list[Any],
+        recorder: TokenRecorder,
     ) -> None:
+        self.recorder = recorder
         self.client = client
         self.files = files
         self.principals = principals
@@ -93,12 +113,29 @@ async def routes() -> AsyncIterator[Routes]:
     ann = Principal("ann", ("team-*",), frozenset({"read", "write"}))
     principals = Principals({digest_of(ANN): ann})
     ledger = Ledger(files, Path("/data/memd.grants"), writer, principals.known)
-    endpoint = OAuthEndpoint(ledger, principals, WrongTokens(lambda *call: told.append(call)), idle_seconds=60)
+    wrong_tokens, recorder = WrongTokens(lambda *call: told.append(call)), TokenRecorder()
+    endpoint = OAuthEndpoint(ledger, principals, wrong_tokens, idle_seconds=60, recorded=recorder.record)
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", endpoint.answer)
     async with TestClient(TestServer(application)) as client:
-        yield Routes(client, files, principals, told)
+        yield Routes(client, files, principals, told, recorder)
     writer.shutdown()
+
+
+async def test_a_program_is_let_in_once_the_audit_has_it_and_its_end_is_recorded_too(routes: Routes) -> None:
+    client_id = await routes.client_id()
+    routes.recorder.is_full = True
+    refused = await routes.fill(asked_of(client_id))
+    assert refused.status == 503 and "code=" not in await refused.text()
+    routes.recorder.is_full = False
+    back = urlsplit(led_to(await (await routes.fill(asked_of(client_id), topics="team-a")).text()))
+    tokens = await (await routes.exchange(parse_qs(back.query)["code"][0], client_id)).json()
+    form = urlencode({"token": tokens["access_token"]})
+    await routes.client.post("/oauth/revoke", data=form, headers={"Content-Type": FORM})
+    assert routes.recorder.told == [
+        ("ann", "a program is let in to read, write in team-a"),
+        ("ann", "a program is let in no more"),
+    ]
 
 
 async def error_of(answer: ClientResponse) -> tuple[int, str]:

@@ -83,7 +83,8 @@ class Auditor:
         """An act of whoever sent a request."""
         if self._command:
             return Act(at=_now(), act=kind, who=user_name(), source=self._command, what=what, **more)
-        return Act(at=_now(), act=kind, who=principal_of(request).name, source=request.remote or "", what=what, **more)
+        who = principal_of(request)
+        return Act(at=_now(), act=kind, who=who.name, source=who.via or request.remote or "", what=what, **more)
 
     def note_wrong_tokens(self, address: str, attempts: int) -> None:
         """Note requests that showed no token, or none that is known."""
@@ -100,6 +101,20 @@ class Auditor:
         """Note that a daemon starts, with which settings, and who has a token."""
         if not self._command and self.is_on:
             self.note(_start(config, names))
+
+    async def record_token(self, request: web.BaseRequest, name: str, detail: str) -> None:
+        """Write that a token was given in somebody's name, or taken back.
+
+        Raises:
+            StoreError: it was not written, so none must be given.
+        """
+        if self.is_on:
+            what = f"{request.method} {request.path}"
+            given = Act(at=_now(), act="token", who=name, source=request.remote or "", what=what, detail=detail)
+            try:
+                await self._append([given])
+            except StoreError as error:
+                raise not_done(error) from error
 
     async def begin(self, act: Act) -> int:
         """Write the line that begins an act, and all before it; return its number, 0 if nothing is noted.

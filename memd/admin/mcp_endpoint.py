@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from memd.admin.access import principal_of
@@ -72,7 +73,7 @@ class McpEndpoint:
                 self._server = tools.server_for(self._client)
         application = self._server.streamable_http_app(stateless_http=True, json_response=True, host="")
         asked = _Exchange(request, body)
-        with self._lent_to(principal_of(request)):
+        with self._lent_to(msgspec.structs.replace(principal_of(request), via=f"{request.remote} by MCP")):
             async with self._server.session_manager.run():  # of this application
                 await application(asked.scope(), asked.receive, asked.send)
         return await asked.ended()

@@ -280,7 +280,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> Own
             BackupRoutes(config.data_dir, files),
             ProofRoutes(secret, daemon.addresses.local),
         ),
-        OAuthEndpoint(ledger, principals, wrong_tokens, config.limits.idle_seconds),
+        OAuthEndpoint(ledger, principals, wrong_tokens, config.limits.idle_seconds, daemon.auditor.record_token),
         McpEndpoint(daemon.addresses.local, daemon.principals, config.limits.idle_seconds).answer,
     )
 

@@ -7,6 +7,7 @@ of a proxy, or on this machine. They need no token themselves; the person's coun
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -43,12 +44,27 @@ _PATTERN = re.compile(r"[*A-Za-z0-9][*A-Za-z0-9._-]{0,127}")
 NO_TLS = "OAuth needs TLS beyond this machine (docs/reverse-proxy.md); with a token in a header it works without"
 
 
+Recorded = Callable[[web.BaseRequest, str, str], Awaitable[None]]
+
+
+async def _unrecorded(request: web.BaseRequest, name: str, detail: str) -> None:
+    pass
+
+
 class OAuthEndpoint:
     """Answers the requests of OAuth, and tells whom an access token stands for."""
 
-    def __init__(self, ledger: Ledger, principals: Principals, wrong_tokens: WrongTokens, idle_seconds: float) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        principals: Principals,
+        wrong_tokens: WrongTokens,
+        idle_seconds: float,
+        recorded: Recorded = _unrecorded,
+    ) -> None:
         """
         Args:
+            recorded: writes into the audit that a program was let in, or is no more, before anybody hears of it.
             principals: who may use memd; theirs are the tokens that people type in.
             idle_seconds: how long a client may take for the next part of a body.
         """
@@ -56,6 +72,7 @@ class OAuthEndpoint:
         self._principals = principals
         self._wrong_tokens = wrong_tokens
         self._idle_seconds = idle_seconds
+        self._recorded = recorded
 
     def serves(self, request: web.BaseRequest) -> bool:
         """Whether the request is for one of these routes, which are there only where a token is needed."""
@@ -102,9 +119,13 @@ class OAuthEndpoint:
             return await self._register(body)
         form = body.decode("ascii", "replace")
         if request.path == AUTHORIZE:
-            return self._take_answer(request, form, issuer)
+            return await self._take_answer(request, form, issuer)
         if request.path == REVOKE:
-            await self._ledger.revoke(token_to_revoke(form))
+            token = token_to_revoke(form)
+            grant = self._ledger.acting(token)
+            await self._ledger.revoke(token)
+            if grant is not None:
+                await self._recorded(request, grant.principal, "a program is let in no more")
             return _json({})
         return _json(await self._ledger.tokens_for(token_asked(form, self._ledger.key, issuer)))
 
@@ -128,7 +149,7 @@ class OAuthEndpoint:
             return _page_of_refusal(error)
         return _page(consent.asking(permission, query, rights=permission.scopes))
 
-    def _take_answer(self, request: web.Request, form: str, issuer: str) -> web.Response:
+    async def _take_answer(self, request: web.Request, form: str, issuer: str) -> web.Response:
         """Take the answer of a person, given on the page."""
         try:
             filled = parse_qs(form, keep_blank_values=True, max_num_fields=16)
@@ -158,6 +179,8 @@ class OAuthEndpoint:
             rights=tuple(right for right in rights if right in whole.rights),
             topics=tuple(topics.split()),
         )
+        extent = f"to {', '.join(allowed.rights)} in {', '.join(allowed.topics or whole.topics)}"
+        await self._recorded(request, whole.name, f"a program is let in {extent}")
         url = permission.answer(issuer, code=self._ledger.allow(permission, allowed))
         return _page(consent.going_back(permission, url, is_allowed=True))
 
