@@ -234,6 +234,8 @@ class LexicalQuery:
         self._terms = sorted(weighed[:QUERY_TERMS_MAX])
         self._clauses = self._clause_masses(text)
         self._hits: dict[int, LexicalHit] = {}  # a wider search finds the same chunks again
+        self._found: dict[tuple[int, tuple[int, ...] | None], dict[int, tantivy.DocAddress]] = {}
+        """The index's best, by how many were looked for and among which: with what the prompt shows, and without."""
 
     def best(
         self,
@@ -282,22 +284,27 @@ class LexicalQuery:
     ) -> list[LexicalHit]:
         if self._postings is None or (among is not None and not among):
             return []
-        clauses = [
-            (tantivy.Occur.Should, tantivy.Query.boost_query(_with_term(name), term.weight / term.idf))
-            for term in self._terms
-            for name in term.names
-        ]
-        query, limit = tantivy.Query.boolean_query(clauses), k * SLACK
-        if among is not None:
-            must = tantivy.Occur.Must
-            query = tantivy.Query.boolean_query([(must, query), (must, _any_of(among))])
+        limit = k * SLACK
         while True:
-            found = _addresses(self._postings.searcher, query, limit)
+            looked_for = limit, None if among is None else tuple(among)
+            if (found := self._found.get(looked_for)) is None:
+                found = self._found[looked_for] = _addresses(self._postings.searcher, self._any_term(among), limit)
             kept = wanted(list(found))
             places = {canonical_id: address for canonical_id, address in found.items() if canonical_id in kept}
             if len(places) >= k or len(found) < limit:
                 return self._hits_for(_terms_at(self._postings.searcher, places, self._terms_cache))
             limit *= SLACK
+
+    def _any_term(self, among: Sequence[int] | None) -> tantivy.Query:
+        clauses = [
+            (tantivy.Occur.Should, tantivy.Query.boost_query(_with_term(name), term.weight / term.idf))
+            for term in self._terms
+            for name in term.names
+        ]
+        query = tantivy.Query.boolean_query(clauses)
+        if among is None:
+            return query
+        return tantivy.Query.boolean_query([(tantivy.Occur.Must, query), (tantivy.Occur.Must, _any_of(among))])
 
     def _fresh_hits(self, canonical_ids: Iterable[int]) -> list[LexicalHit]:
         hits = self._hits_for({one: self._fresh[one] for one in canonical_ids})
