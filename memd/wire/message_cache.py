@@ -16,6 +16,7 @@ from msgspec import Raw
 from memd.caching import ByteCache
 from memd.messages import DIGEST_BYTES, Message
 from memd.speech import THINKING_ALONE, Speech
+from memd.wire.histories import Histories
 
 CACHE_BYTES_MAX = 64 * 1024 * 1024  # about 30,000 messages of 2 KB
 _ENTRY_BYTES = 600  # key, structs and dictionary slots of one cached message (measured with tracemalloc)
@@ -35,6 +36,8 @@ class MessageCache(ByteCache[bytes, ParsedMessage]):
         """`speech`: finds what was said in each message."""
         super().__init__(bytes_max)
         self._speech = speech
+        self.histories = Histories()
+        """The lists that messages came in."""
 
     def parse(self, raws: Sequence[Raw], parse: Callable[[Raw], Message]) -> list[ParsedMessage]:
         """Parse each of `raws` with `parse`, or return what that gave earlier.

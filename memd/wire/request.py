@@ -15,8 +15,9 @@ from memd.errors import BadMemoryIn, BadRequestBody
 from memd.messages import BLOCK_OPENING, Message, leading_count
 from memd.speech import Speech
 from memd.wanted import EVERYTHING, Wanted
+from memd.wire.histories import NOTHING_KNOWN, History, Parse
 from memd.wire.lenient_json import UNREADABLE, decode_or_none, is_list, is_object, is_string, lenient_text
-from memd.wire.message_cache import MessageCache, parsed_message
+from memd.wire.message_cache import MessageCache, ParsedMessage, parsed_message
 from memd.wire.sideband import MemoryIn, decode_memory_in
 
 _TOKENS_BOUND = 2.0**53  # a larger `max_tokens` is no bound (and may be infinite)
@@ -92,6 +93,7 @@ def request_from(
     bounds: Sequence[str],
     standing: Sequence[str],
     instructions: str = "",
+    known: History = NOTHING_KNOWN,
 ) -> ModelRequest:
     """Make a request of a body's top-level members; of a member that appears twice the last counts, as in llama.cpp.
 
@@ -101,24 +103,23 @@ def request_from(
         bounds: the members that bound the reply, in order of precedence.
         standing: the members that take room in the window besides the messages.
         instructions: the member that holds the system prompt, if the API has one.
+        known: the first of `raw_messages`, which were parsed before.
 
     Raises:
         BadRequestBody: a message is unreadable or nested too deeply.
     """
     try:
-        parsed = (
-            [parsed_message(raw, parse) for raw in raw_messages] if cache is None else cache.parse(raw_messages, parse)
-        )
+        parsed = _parsed(raw_messages[len(known.raws) :], parse, cache)
         fields, messages_at, sidebands = _without_sideband(members, list_name)
         memory_in, memory_in_error = _memory_in(sidebands)
-        messages = [one.message for one in parsed]
+        messages = [*known.messages, *(one.message for one in parsed)]
         return ModelRequest(
             original=None if sidebands else body,
             fields=fields,
             messages_at=messages_at,
             raw_messages=raw_messages,
             messages=messages,
-            digests=[one.digest for one in parsed],
+            digests=[*known.digests, *(one.digest for one in parsed)],
             continues=continues,
             stream=bytes(fields.get("stream", b"")) == b"true",
             model=decode_or_none(_text_decoder, fields.get("model", _NULL)) or "",
@@ -132,11 +133,20 @@ def request_from(
         raise BadRequestBody("the request body is nested too deeply") from error
 
 
+def _parsed(raws: Sequence[Raw], parse: Parse, cache: MessageCache | None) -> list[ParsedMessage]:
+    return [parsed_message(raw, parse) for raw in raws] if cache is None else cache.parse(raws, parse)
+
+
 def _instructions(raw: Raw, messages: Sequence[Message]) -> str:
     """Join a member's text, or the text parts that it lists, and the leading system messages."""
     parts = decode_or_none(_parts_decoder, raw) if is_list(raw) else None
     texts = [lenient_text(raw)] if is_string(raw) else [lenient_text(part.text) for part in parts or ()]
     return "\n".join([*texts, *(message.text for message in messages[: leading_count(messages)])])
+
+
+def history_of(request: ModelRequest) -> History:
+    """Return its messages as they were read."""
+    return History(request.raw_messages, request.messages, request.digests)
 
 
 def without_own_blocks(request: ModelRequest, is_own: Callable[[str], bool], speech: Speech) -> ModelRequest:
@@ -183,6 +193,23 @@ def objects_in(members: Mapping[str, Raw], name: str) -> list[Raw]:
         if not is_object(raw):
             raise BadRequestBody(f"`{name}[{position}]` is not an object")
     return elements
+
+
+def elements_behind(
+    members: Mapping[str, Raw], name: str, parse: Parse, cache: MessageCache | None
+) -> tuple[History, list[Raw]]:
+    """Return what is known of the list in the member `name`, and the elements behind that.
+
+    Raises:
+        BadRequestBody: it is not a list of objects.
+    """
+    if cache is None or name not in members:
+        return NOTHING_KNOWN, objects_in(members, name)
+    known, behind = cache.histories.beginning(bytes(members[name]), parse)
+    try:
+        return known, objects_in({name: Raw(behind)}, name)
+    except BadRequestBody:
+        return NOTHING_KNOWN, objects_in(members, name)  # which says where in the whole list
 
 
 def texts_by_position(request: ModelRequest, insertions: Iterable[Insertion]) -> dict[int, list[str]]:

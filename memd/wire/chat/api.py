@@ -15,16 +15,18 @@ from memd.messages import Message
 from memd.wire.api import Placement
 from memd.wire.capture import Reply
 from memd.wire.chat.capture import ChatCapture, parse_reply
-from memd.wire.chat.elements import elements_of, grouped, parse_elements
+from memd.wire.chat.elements import are_apart, elements_of, grouped, parse_elements
 from memd.wire.chat.message import encode_message, with_content, with_text_in_front
+from memd.wire.histories import NOTHING_KNOWN
 from memd.wire.message_cache import MessageCache
 from memd.wire.reply_stream import ReplyStream
 from memd.wire.request import (
     NOTHING_REPLACED,
     Insertion,
     ModelRequest,
+    elements_behind,
     encode_body,
-    objects_in,
+    history_of,
     request_from,
     texts_by_position,
     top_level,
@@ -45,8 +47,12 @@ class ChatApi:
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""
         members = top_level(body)
-        raw_messages = grouped(objects_in(members, "messages"))
-        return request_from(
+        known, new = elements_behind(members, "messages", parse_elements, cache)
+        is_apart = are_apart([*known.raws[-1:], *new])
+        if not is_apart:
+            known, new = NOTHING_KNOWN, grouped([*known.raws, *new])
+        raw_messages = [*known.raws, *new]
+        request = request_from(
             body,
             members,
             list_name="messages",
@@ -56,7 +62,11 @@ class ChatApi:
             cache=cache,
             bounds=("max_completion_tokens", "max_tokens", "n_predict"),
             standing=("tools", "functions"),
+            known=known,
         )
+        if cache is not None and is_apart:
+            cache.histories.note(bytes(members["messages"]), parse_elements, history_of(request))
+        return request
 
     def encode(
         self,
@@ -75,6 +85,9 @@ class ChatApi:
         messages: list[Raw] = []
         for position, raw in enumerate(request.raw_messages):
             if position in left_out:
+                continue
+            if position not in texts and position not in replaced:
+                messages.append(raw)
                 continue
             blocks = texts.get(position, [])
             if blocks and placement == "merged":

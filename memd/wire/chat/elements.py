@@ -12,7 +12,7 @@ The results tell what belongs together: only calls that are answered right behin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -50,13 +50,19 @@ class _Part(msgspec.Struct, gc=False):
 
 _head_decoder = msgspec.json.Decoder(_Head)
 _part_decoder = msgspec.json.Decoder(_Part)
+_ONE_BEHIND_ANOTHER = b"\1\1"
 _elements_decoder = msgspec.json.Decoder(list[Raw])
+
+
+def are_apart(elements: Sequence[Raw]) -> bool:
+    """Whether no two in a row can be one answer, whatever stands around them; quick: most clients have none."""
+    return _ONE_BEHIND_ANOTHER not in _marked(elements)
 
 
 def grouped(elements: Sequence[Raw]) -> list[Raw]:
     """Join the elements of one answer, their JSON texts separated by commas; all others stay alone."""
-    marked = [b'"assistant"' in bytes(element) for element in elements]  # quick: most clients have no two in a row
-    if not any(first and second for first, second in pairwise(marked)):
+    marked = _marked(elements)
+    if _ONE_BEHIND_ANOTHER not in marked:
         return list(elements)
     groups: list[Raw] = []
     run: list[Raw] = []  # of the assistant's elements
@@ -100,6 +106,11 @@ def joined_answer(parts: Sequence[Message]) -> Message:
         name=next((part.name for part in parts if part.name), ""),
         attachments=tuple(digest for part in parts for digest in part.attachments),
     )
+
+
+def _marked(elements: Sequence[Raw]) -> bytes:
+    """A byte for each: 1 where it may be an assistant's."""
+    return bytes([b'"assistant"' in bytes(element) for element in elements])
 
 
 def _is_assistants(*elements: Raw) -> bool:

@@ -1,0 +1,116 @@
+"""Histories that come again: what is known of them changes nothing but the time that it takes (`wire/histories.py`)."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from memd.errors import BadRequestBody
+from memd.wire import histories
+from memd.wire.chat.api import CHAT
+from memd.wire.chat.elements import parse_elements
+from memd.wire.histories import Histories, History
+from memd.wire.message_cache import MessageCache
+from memd.wire.ollama.api import OLLAMA
+from memd.wire.request import ModelRequest
+
+APIS = [CHAT, OLLAMA]
+SPACES = ("", " ", "\n", "\t \r\n")
+
+
+@pytest.fixture(autouse=True)
+def short_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(histories, "MESSAGES_MIN", 1)
+
+
+def listed(messages: list[dict[str, Any]], space: str = " ") -> bytes:
+    """The list as a client writes it, with `space` around its elements."""
+    return f"[{space}{f'{space},{space}'.join(map(json.dumps, messages))}{space}]".encode()
+
+
+def body(text: bytes) -> bytes:
+    return b'{"model": "m", "messages": %b, "stream": false}' % text
+
+
+def told(request: ModelRequest) -> tuple[Any, ...]:
+    raws = [bytes(raw) for raw in request.raw_messages]
+    return raws, request.messages, request.digests, request.continues, request.model, request.instructions
+
+
+def message(chosen: random.Random) -> dict[str, Any]:
+    role = chosen.choice(["user", "assistant", "assistant", "tool", "system"])
+    said: dict[str, Any] = {"role": role, "content": chosen.choice(["a", "b", 'an "assistant" says ],[', "ß\n"])}
+    if role == "assistant" and chosen.random() < 0.3:
+        said["tool_calls"] = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    return said | ({"tool_call_id": "1"} if role == "tool" else {})
+
+
+@pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
+@pytest.mark.parametrize("seed", range(40))
+def test_a_history_that_goes_on_or_was_changed_is_read_as_if_it_came_for_the_first_time(api: Any, seed: int) -> None:
+    chosen, cache = random.Random(seed), MessageCache()
+    talks: list[list[dict[str, Any]]] = [[], []]
+    for _ in range(30):
+        talk = chosen.choice(talks)
+        if talk and chosen.random() < 0.2:
+            talk[chosen.randrange(len(talk))] = message(chosen)
+        if talk and chosen.random() < 0.2:
+            del talk[chosen.randrange(len(talk)) :]
+        talk += [message(chosen) for _ in range(chosen.randrange(3))]
+        sent = body(listed(talk, chosen.choice(SPACES)))
+        assert told(api.parse(sent, cache)) == told(api.parse(sent))
+
+
+@pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
+def test_of_a_history_that_goes_on_only_what_is_new_is_read(api: Any) -> None:
+    talk = [{"role": ("user", "assistant")[number % 2], "content": "x" * number} for number in range(9)]
+    cache = MessageCache()
+    first = api.parse(body(listed(talk[:7])), cache)
+    second = api.parse(body(listed(talk)), cache)
+    assert all(now is before for now, before in zip(second.raw_messages, first.raw_messages, strict=False))
+
+
+@pytest.mark.parametrize("behind", [b",", b", ]", b",1", b",{", b" {}", b",,{}", b", {}, 1"])
+def test_what_is_wrong_behind_a_known_history_is_told_as_everywhere(behind: bytes) -> None:
+    cache, known = MessageCache(), listed([{"role": "user", "content": "a"}] * 3)
+    CHAT.parse(body(known), cache)
+    wrong = body(known[:-1] + behind + b"]")
+    with pytest.raises(BadRequestBody) as alone:
+        CHAT.parse(wrong)
+    with pytest.raises(BadRequestBody) as beside:
+        CHAT.parse(wrong, cache)
+    assert str(beside.value) == str(alone.value)
+
+
+def test_two_answers_that_are_one_are_joined_where_the_second_comes_behind_a_known_history() -> None:
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "I look."}]
+    more: list[dict[str, Any]] = [
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "1", "content": "b"},
+    ]
+    cache = MessageCache()
+    for sent in (asked, asked + more, [*asked, *more, {"role": "user", "content": "c"}]):
+        assert told(CHAT.parse(body(listed(sent)), cache)) == told(CHAT.parse(body(listed(sent))))
+
+
+def test_histories_stay_within_their_bounds_and_the_oldest_leaves() -> None:
+    def text(number: int, more: int = 0) -> bytes:
+        return listed([{"role": "user", "content": f"{number}" * 1000}] * (2 + more))
+
+    def note(number: int, more: int = 0) -> None:
+        sent = text(number, more)
+        request = CHAT.parse(body(sent))
+        held.note(sent, parse_elements, History(request.raw_messages, request.messages, request.digests))
+
+    held = Histories(bytes_max=10_000)
+    for number in (1, 2, 3):
+        note(number)
+        assert 0 < held.bytes_held <= 10_000
+    known = {number for number in (1, 2, 3) if held.beginning(text(number), parse_elements)[0].raws}
+    assert known == {2, 3}
+    note(3, more=1)
+    assert held.bytes_held <= 10_000 and held.beginning(text(3), parse_elements)[0].raws == []
