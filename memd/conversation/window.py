@@ -131,6 +131,8 @@ def earlier_blocks(conversation: Conversation, current: bytes | None) -> dict[by
     Args:
         current: the digest of the message that opened the present turn.
     """
+    if not any(block.tokens and digest != current for digest, block in conversation.blocks.items()):
+        return {}  # without a look at thousands of messages
     start, messages = conversation.left_out, conversation.messages
     visible = (messages[place].digest for place in range(start, len(messages)) if conversation.is_visible(place))
     blocks = {digest: conversation.blocks[digest] for digest in visible if digest in conversation.blocks}

@@ -7,6 +7,7 @@ the request; `offset` and the leading system messages are the difference between
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 from memd.conversation.conversation import Conversation
 from memd.messages import RESULT_ROLES, ROOT_DIGEST, Block, BlockChunk, Message
@@ -31,10 +32,8 @@ class Prompt:
         """Raw tokens of the leading system messages and the tool definitions."""
         self._has_attachments = any(message.attachments for message in self._request.messages)
         self._listed: tuple[int, list[int], int] = -1, [], 0
-        users = self._openings()
-        self.turn_position = max(users, default=None)
+        self.turn_position = next(filter(self._opens_turn, reversed(self._visible())), None)
         """Where the open turn begins; None if no user message is visible."""
-        self._user_positions = {self.conversation.messages[position].digest: position for position in users}
 
     @property
     def conversation(self) -> Conversation:
@@ -93,14 +92,16 @@ class Prompt:
     def visible_digests(self) -> set[bytes]:
         """The digests of the messages that are whole in the prompt."""
         conversation = self.conversation
-        shown = [conversation.messages[position] for position in self._visible() if position not in conversation.lines]
-        return {item.digest for item in shown} | {item.identity for item in shown if not item.is_pruned}
+        messages, lines = conversation.messages, conversation.lines
+        shown = [messages[position] for position in self._visible() if position not in lines]
+        stored = [item.stored_as for item in shown if item.stored_as and not item.is_pruned]
+        return {item.digest for item in shown}.union(stored)
 
     def blocks(self) -> list[tuple[int, Block]]:
         """The blocks in the prompt, each with the position of the message that it stands before."""
         found = []
         for digest, block in self.conversation.blocks.items():
-            position = self._user_positions.get(digest)
+            position = self._user_positions.get(digest) if block.chunks else None
             if position is not None and self._is_visible(position) and self._may_be_shown(block):
                 found.append((position, block))
         return sorted(found, key=lambda placed: placed[0])
@@ -182,14 +183,14 @@ class Prompt:
             return reversed(self._request.messages)
         return (self._message(position) for position in reversed(self._visible()))
 
-    def _openings(self) -> list[int]:
-        """The positions of the visible messages that open a turn."""
-        visible, messages = self._visible(), self._request.messages
-        if self._mended.unanswered or self._mended.covered:
-            covered = self._mended.covered
-            return [p for p in visible if p not in covered and messages[self._index(p)].opens_turn]
-        head, kept, behind = self._arrival.head, self._lead, self._lead - self._arrival.offset
-        return [p for p in visible if messages[p + (behind if p >= head else kept)].opens_turn]
+    @cached_property
+    def _user_positions(self) -> dict[bytes, int]:
+        """The positions of the visible messages that open a turn, by their digests."""
+        messages = self.conversation.messages
+        return {messages[position].digest: position for position in filter(self._opens_turn, self._visible())}
+
+    def _opens_turn(self, position: int) -> bool:
+        return position not in self._mended.covered and self._message(position).opens_turn
 
     def _is_visible(self, position: int) -> bool:
         is_sent = position >= self._arrival.offset + self._arrival.head
