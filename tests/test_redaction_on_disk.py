@@ -29,6 +29,10 @@ BY_USER = {
     "url_credentials": "t0ffee!apple",
     "card_number": "4539 1488 0343 6467",
     "ticket": "TCK-884213",
+    "email": "ida.fjord@lighthouse.example.org",
+    "phone": "+47 22 86 44 17",
+    "national_id": "44051401359",
+    "word": "Ingebrigt Skærgård",
 }
 BY_MODEL = "ghp_Yb6Nq2Ws8Ed4Rf1Tg7Yh3Uj9Ik5Ol0Pz6Xc2"
 IN_CALL, IN_RESULT = "marmalade!59Quokka", "xoxb-274658391047-Hb7Vg3Fc9Dx"
@@ -41,7 +45,15 @@ SETTINGS: dict[str, Any] = {
     "injection": {"budget_tokens": 160},
     "log": {"level": "debug"},
 }
-REDACTING = {**SETTINGS, "ingest": {"redact": True, "redact_patterns": {"ticket": r"TCK-\d+"}}}
+REDACTING = {
+    **SETTINGS,
+    "ingest": {
+        "redact": True,
+        "redact_patterns": {"ticket": r"TCK-\d+"},
+        "redact_persons": ["email", "phone", "national_id"],
+        "redact_words": ["ingebrigt skaergard"],
+    },
+}
 
 SAID = [
     "The staging machine for the lighthouse has a new login. Its API key is {api_key} for now.",
@@ -50,6 +62,7 @@ SAID = [
     "In the settings of the foghorn there is password = {password} since Tuesday.",
     "The database of the ferry is at postgres://keeper:{url_credentials}@ferry.example/timetable these days.",
     "The invoice for the paint went to the card {card_number} of the harbour office, see {ticket}.",
+    "The keeper of the lamp is {word} now, PESEL {national_id}: write to {email} or call {phone}.",
 ]
 
 

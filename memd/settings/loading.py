@@ -11,7 +11,7 @@ import difflib
 import functools
 import re
 import string
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import urlsplit
@@ -21,14 +21,14 @@ import msgspec
 from memd.errors import ConfigError
 from memd.settings.file import Setting, parse_value, read_settings
 from memd.settings.model import (
-    PATTERN_NAME,
     Config,
-    RedactionName,
+    IngestSettings,
     SourceSettings,
     Text,
     is_this_machine,
     without_credentials,
 )
+from memd.settings.redacted import LISTED_WORD, PATTERN_COUNTRY, PATTERN_NAME, PATTERN_WORD, RedactionName
 from memd.settings.sources import read_sources, source_problems
 from memd.settings.tokens import read_tokens, token_problems
 
@@ -128,6 +128,11 @@ def places_of_settings(
 _SINGLE = ("data_dir", "sources")
 _GROUPS = frozenset(field.name for field in msgspec.structs.fields(Config) if field.name not in _SINGLE)
 _KEYS = known_keys()
+_WRITTEN = {
+    PATTERN_COUNTRY: "a country in two capital letters (ISO 3166: DE, GB)",
+    PATTERN_WORD: "a word or phrase of at most 100 characters, without signs and spaces at its ends",
+}
+"""Texts that a pattern describes, in words."""
 _SECRET = frozenset({"auth.token", "upstream.api_key", "embedding.api_key", "rerank.api_key"})
 _PATHS = frozenset({"listen.tls_cert", "listen.tls_key"})
 _PATH = "path:"  # of embedding.model
@@ -178,10 +183,13 @@ def _checked(setting: Setting) -> Any:
     expected = _KEYS[setting.key]
     try:
         return msgspec.convert(setting.value, expected)
-    except (msgspec.ValidationError, RecursionError):  # RecursionError: a YAML list that contains itself
+    except (msgspec.ValidationError, RecursionError) as error:  # RecursionError: a YAML list that contains itself
         shown = "empty" if setting.value in (None, "") else f"{without_credentials(repr(setting.value)):.60}"
         if setting.key in _SECRET and shown != "empty":
             shown = "not a text"  # messages end in logs and in bug reports
+        if setting.key == "ingest.redact_words":
+            item = re.search(r"\$\[(\d+)\]", str(error))
+            shown = f"wrong in item {int(item[1]) + 1}" if item else "not such a list"
         allowed = _allowed(msgspec.inspect.type_info(expected))
         raise ConfigError(f"{setting.place}: {setting.key} is {shown}; give {allowed}") from None
 
@@ -217,7 +225,10 @@ def _allowed(kind: msgspec.inspect.Type) -> str:
         case msgspec.inspect.FloatType():
             return f"a number from {kind.ge} to {kind.le}"
         case msgspec.inspect.VarTupleType():
-            return f"a list, each of its items {_allowed(kind.item_type)}"
+            bound = f" of at most {kind.max_length}" if kind.max_length else ""
+            return f"a list{bound}, each of its items {_allowed(kind.item_type)}"
+        case msgspec.inspect.StrType(pattern=pattern) if pattern in _WRITTEN:
+            return _WRITTEN[pattern]
         case msgspec.inspect.BoolType():
             return "true or false"
         case msgspec.inspect.DictType(key_type=msgspec.inspect.StrType(pattern=pattern)):
@@ -288,14 +299,22 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
                 re.compile(pattern)
             except (re.error, RecursionError, OverflowError) as error:
                 yield f"ingest.{key}", f"has {pattern[:60]!r}, which is no regular expression ({error}); correct it"
-    for name, pattern in config.ingest.redact_patterns.items():
-        problem = _redaction_problem(name, pattern)
+    yield from _of_redaction(config.ingest)
+
+
+def _of_redaction(ingest: IngestSettings) -> Iterator[tuple[str, str]]:
+    taken = {*get_args(RedactionName), *ingest.redact_persons, *((LISTED_WORD,) if ingest.redact_words else ())}
+    for name, pattern in ingest.redact_patterns.items():
+        problem = _redaction_problem(name, pattern, taken)
         if problem:
             yield "ingest.redact_patterns", f"has {name}: {pattern[:60]!r}, {problem}"
+    for key in ("redact_persons", "redact_words"):
+        if getattr(ingest, key) and not ingest.redact:
+            yield f"ingest.{key}", "replaces nothing while ingest.redact is false; set that to true, or remove this"
 
 
-def _redaction_problem(name: str, pattern: str) -> str | None:
-    if name in get_args(RedactionName):
+def _redaction_problem(name: str, pattern: str, taken: Collection[str]) -> str | None:
+    if name in taken:
         return "but that is the name of a built-in pattern; give it another name"
     try:
         compiled = re.compile(pattern)

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from memd.settings.clients import IGNORED_BY_DEFAULT, IGNORED_SYSTEM_BY_DEFAULT, STRIPPED_BY_DEFAULT
+from memd.settings.redacted import CountryCode, ListedWord, PatternName, PersonName, RedactionName
 from memd.settings.tokens import AuthSettings
 
 Seconds = Annotated[float, Meta(ge=0, le=604_800)]
@@ -29,17 +30,11 @@ HeaderName = Annotated[str, Meta(max_length=200, pattern=r"^[A-Za-z0-9!#$%&'*+.^
 Text = Annotated[str, Meta(min_length=1, max_length=4_096, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
-RedactionName = Literal[
-    "private_key", "url_credentials", "jwt", "api_key", "bearer_token", "password", "login", "cookie", "card_number",
-    "iban",
-]  # fmt: skip
-"""The built-in redaction patterns; `ingest/redaction/shapes.py` has the patterns."""
 UTILITY_STEPS_LIMIT = 100
 """No chunk is more steps than this above or below none, whatever the settings allow: the log has a byte for them."""
 TopicName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """As `entries.TOPIC_ID_PATTERN`."""
 AUTO_TOPIC = "auto"
-PATTERN_NAME = r"^[A-Za-z0-9_-]{1,40}$"
 
 
 def without_credentials(url: str) -> str:
@@ -274,8 +269,14 @@ class IngestSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Replace secrets by `[redacted:NAME]` before anything is written to disk; the prompt is not changed."""
     redact_builtin: tuple[RedactionName, ...] = get_args(RedactionName)
     """The built-in patterns to use."""
-    redact_patterns: dict[Annotated[str, Meta(pattern=PATTERN_NAME)], Text] = {}
+    redact_patterns: dict[PatternName, Text] = {}
     """Own patterns by name, used too: regular expressions; of one with a group `secret` only the group is replaced."""
+    redact_persons: tuple[PersonName, ...] = ()
+    """Of persons, replaced too: e-mail addresses, national ids, phone numbers."""
+    redact_countries: Annotated[tuple[CountryCode, ...], Meta(max_length=10)] = ()
+    """Countries (ISO 3166, two letters) whose phone numbers need no country code and whose ids need no name beside."""
+    redact_words: Annotated[tuple[ListedWord, ...], Meta(max_length=10_000)] = ()
+    """Words and phrases, replaced too, wherever they stand as whole words; case and accents do not count."""
     reindex_seconds: Seconds = 300.0
     """How often `sources` are looked at again, besides when the file system tells of a change; 0: neither, only when
     somebody asks (`memd index`)."""

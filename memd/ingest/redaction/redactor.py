@@ -24,6 +24,7 @@ from memd.conversation.conversation import Buffered
 from memd.conversation.events import Appended, Branched, BufferEvent, Heard, Noted, Opened, Placed
 from memd.entries import REDACTED_AS, Draft, Speaker, Vector
 from memd.errors import StoreError
+from memd.ingest.redaction.persons import personal
 from memd.ingest.redaction.shapes import BUILT_IN, matches
 from memd.ingest.redaction.spans import Find, Span
 from memd.messages import LEADING_ROLES, Message, ToolCall
@@ -63,11 +64,16 @@ class Redactor:
 
     @classmethod
     def of(cls, settings: IngestSettings) -> Redactor:
-        """The redactor that the settings ask for; the user's own patterns come after the built-in ones."""
+        """The redactor that the settings ask for: secrets, then persons, then the user's own patterns.
+
+        Raises:
+            ConfigError: a package that the settings need is not installed.
+        """
         if not settings.redact:
             return cls({})
+        secrets = {name: find for name, find in BUILT_IN.items() if name in settings.redact_builtin}
         own = {name: matches(re.compile(pattern)) for name, pattern in settings.redact_patterns.items()}
-        return cls({name: find for name, find in BUILT_IN.items() if name in settings.redact_builtin} | own)
+        return cls(secrets | personal(settings) | own)
 
     def __bool__(self) -> bool:
         return bool(self._patterns)
