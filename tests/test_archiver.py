@@ -164,7 +164,7 @@ async def test_a_compaction_takes_out_of_the_prompt_what_is_durable(stage: Stage
     conversation = talk(topic.buffer, *LAMP, *FERRY)
     assert await stage.archiver.compact(topic, conversation)
     assert (conversation.left_out, conversation.stored) == (2, 0)
-    await stage.tasks.finish(5)
+    await stage.tasks.finish(60)
     assert texts(conversation) == ["(left out)", "(left out)", *(one[2:] for one in FERRY)]
     assert [text for text in shown(topic) if "lamp" in text] and not [text for text in shown(topic) if "ferry" in text]
     await stage.close()

@@ -140,7 +140,7 @@ async def test_a_topic_with_something_unstored_is_not_let_go() -> None:
     await stage.topics.let_idle_go()
     assert stage.topics.opened() == [topic]
     assert await stage.archiver.store(topic, conversation, len(conversation))
-    await stage.tasks.finish(5)
+    await stage.tasks.finish(60)
     await stage.topics.let_idle_go()
     assert stage.topics.opened() == []
     await stage.close()

@@ -383,7 +383,7 @@ async def played(files: CrashFiles) -> tuple[Stage, Topic, Conversation]:
         topic = await stage.topics.get("talk")
         conversation = talk(topic.buffer, *LAMP, *FERRY, *MAIL, now=stage.wall - 5)
         await stage.archiver.compact(topic, conversation)
-        await stage.tasks.finish(5)
+        await stage.tasks.finish(60)
         stage.now += 10
         await stage.archiver.tend_topic(topic)
     except PowerCutError:

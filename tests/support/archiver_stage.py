@@ -107,7 +107,7 @@ class Stage:
 
     async def close(self) -> None:
         """End the threads; what was written stays in `files`."""
-        await self.tasks.finish(5)
+        await self.tasks.finish(60)
         self.taker.close()
         self.archiver.close()
         self.indexer.close()
