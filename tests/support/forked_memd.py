@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
+import plain_environment  # noqa: F401  # before `_imported_in` below
 from loaded_once import load_once
 
 import memd.embedding  # this package and memd itself set variables of libraries when they are imported

@@ -1,0 +1,19 @@
+"""The environment without what the machine of whoever runs the tests has set for other programs.
+
+Rule: it is imported before anything reads a variable; what a test sets itself comes later. A proxy is left to those
+who fetch packages, and is not asked for this machine.
+"""
+
+from __future__ import annotations
+
+import os
+
+_OF_OTHERS = ("MEMD_", "OPENAI_", "ANTHROPIC_", "OLLAMA_", "XDG_CONFIG", "XDG_STATE", "XDG_DATA")
+_OF_A_TERMINAL = ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR")
+_HERE = ("127.0.0.1", "localhost", "::1")
+
+for _name in [one for one in os.environ if one.startswith(_OF_OTHERS) or one in _OF_A_TERMINAL]:
+    del os.environ[_name]
+if any(one.lower().endswith("_proxy") for one in os.environ):
+    for _name in ("no_proxy", "NO_PROXY"):
+        os.environ[_name] = ",".join(filter(None, [os.environ.get(_name), *_HERE]))
