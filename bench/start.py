@@ -112,8 +112,10 @@ def beside_topics(folder: Path, upstream: str, topics: int) -> None:
     )
 
     def related(port: int) -> None:
-        for number in np.random.default_rng(3).permutation(topics)[:RELATED].tolist():
-            first_and_again.append([related_ms(port, f"topic-{number}", word) for word in ("boats", "ships")])
+        chosen = np.random.default_rng(3).permutation(topics)[:RELATED].tolist()
+        first_and_again.extend(
+            [[related_ms(port, f"topic-{one}", word) for word in ("boats", "ships")] for one in chosen]
+        )
 
     first_byte_seconds(folder, upstream, "readonly", related)
     first, again = np.median(np.asarray(first_and_again), axis=0)
