@@ -36,7 +36,7 @@ from rich.table import Table
 from memd.store.layout import RECENT_NAME
 
 CHUNKS = 5000
-RELATED = 100
+RELATED, WORDS = 100, ("boats", "ships")
 SECONDS_MAX = 60.0
 WAKE_SECONDS_MAX = 600.0
 QUESTION = {"model": "stub", "messages": [{"role": "user", "content": "Which of the boats was to go first?"}]}
@@ -113,9 +113,7 @@ def beside_topics(folder: Path, upstream: str, topics: int) -> None:
 
     def related(port: int) -> None:
         chosen = np.random.default_rng(3).permutation(topics)[:RELATED].tolist()
-        first_and_again.extend(
-            [[related_ms(port, f"topic-{one}", word) for word in ("boats", "ships")] for one in chosen]
-        )
+        first_and_again.extend([[related_ms(port, f"topic-{one}", word) for word in WORDS] for one in chosen])
 
     first_byte_seconds(folder, upstream, "readonly", related)
     first, again = np.median(np.asarray(first_and_again), axis=0)
