@@ -320,6 +320,15 @@ def test_an_append_is_found_by_the_next_question(tmp_path: Path) -> None:
     assert best(topic, "giraffe came") == fresh, "to the last digit of the scores"
 
 
+def test_a_question_makes_no_files_and_finds_what_has_no_index_yet(tmp_path: Path) -> None:
+    topic = filled(tmp_path).topic("talk")
+    hits = best(topic, "ERR_7421")
+    assert hits and not (tmp_path / "talk" / "lexical").exists()
+    topic.index_terms()
+    assert (tmp_path / "talk" / "lexical" / "stamp.json").exists() and not topic.has_unindexed_terms
+    assert contents(topic, best(topic, "ERR_7421")) == contents(topic, hits)
+
+
 def test_an_append_is_found_while_the_index_is_being_written(tmp_path: Path) -> None:
     topic = filled(tmp_path).topic("talk")
     topic.index_terms()

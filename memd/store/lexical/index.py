@@ -43,6 +43,9 @@ FRESH_ENTRIES_MAX = 500
 are not found by words until the index has caught up."""
 
 
+_EMPTY = tantivy.Index(SCHEMA)
+
+
 class LexicalIndex:
     """The index of one topic. Any thread may query and update; one update runs at a time, others wait for it."""
 
@@ -54,6 +57,8 @@ class LexicalIndex:
         self._postings: Postings | None = None
         self._stamp = Stamp()
         self._terms_cache = terms_cache.for_index()
+        self._is_begun = False
+        """Whether `_index` is the topic's own; else it is empty, and the next update begins one."""
         self._closed = False
 
     def behind(self, snapshot: Snapshot) -> int:
@@ -109,8 +114,8 @@ class LexicalIndex:
                 return
             try:
                 self._leave_if_cut_short()
-                if self._index is None:
-                    self._open(snapshot)
+                if not self._is_begun and not self._open(snapshot):
+                    self._begin()
                 while batch := list(_places(snapshot, self._stamp.upto, BATCH_ENTRIES)):
                     self._add(snapshot, batch, give_way)
             except StoreError:
@@ -139,12 +144,15 @@ class LexicalIndex:
         return (Stamp(), None) if postings is None or self._is_cut_short(stamp) else (stamp, postings)
 
     def _open_whole(self, snapshot: Snapshot, wait_seconds: float) -> None:
-        """Open the index on disk, or begin an empty one; reads all its files once. Cut short, it is begun anew."""
+        """Open the index on disk; reads all its files once.
+
+        Where there is none, or it is cut short, an empty one stands in for it: no question waits for files to be made.
+        """
         if self._lock.acquire(timeout=wait_seconds):
             try:
                 self._leave_if_cut_short()
-                if self._index is None and not self._closed:
-                    self._open(snapshot)
+                if self._index is None and not self._closed and not self._open(snapshot):
+                    self._use(_EMPTY, Stamp())
             finally:
                 self._lock.release()
 
@@ -184,22 +192,29 @@ class LexicalIndex:
     def _reset(self) -> None:
         self._terms_cache = self._terms_cache.cache.for_index()
         self._index = self._postings = None
+        self._is_begun = False
         self._stamp = Stamp()
 
-    def _open(self, snapshot: Snapshot) -> None:
+    def _open(self, snapshot: Snapshot) -> bool:
+        """Open the index on disk; whether there is one that is whole and of this log."""
         path = None if self._folder is None else self._folder.native_path()
         try:
             if path is not None and (stamp := self._valid_stamp(snapshot)) is not None:
                 with native(path):
                     self._use(tantivy.Index.open(path), stamp)
-                return
+                self._is_begun = True
         except CorruptFile:
             self._reset()
+        return self._is_begun
+
+    def _begin(self) -> None:
+        path = None if self._folder is None else self._folder.native_path()
         if self._folder is not None:
             self._folder.clear()
         self._confirm_lock()
         with native(path or "lexical", writing=True):
             self._use(tantivy.Index(SCHEMA, path, reuse=False), Stamp())
+        self._is_begun = True
 
     def _use(self, index: tantivy.Index, stamp: Stamp) -> None:
         index.register_tokenizer("terms", _SPLIT)
