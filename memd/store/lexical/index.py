@@ -197,9 +197,10 @@ class LexicalIndex:
 
     def _open(self, snapshot: Snapshot) -> bool:
         """Open the index on disk; whether there is one that is whole and of this log."""
-        path = None if self._folder is None else self._folder.native_path()
         try:
-            if path is not None and (stamp := self._valid_stamp(snapshot)) is not None:
+            if self._folder is None or (stamp := self._valid_stamp(snapshot)) is None:
+                return False
+            if (path := self._folder.native_path()) is not None:
                 with native(path):
                     self._use(tantivy.Index.open(path), stamp)
                 self._is_begun = True
@@ -222,7 +223,7 @@ class LexicalIndex:
 
     def _valid_stamp(self, snapshot: Snapshot) -> Stamp | None:
         """The stamp on disk, if it is of this log and vouches for the files."""
-        assert self._folder is not None, "the index is on disk"
+        assert self._folder is not None, "the index may be on disk"
         stamp = self._folder.read()
         newest = max((int(view.rows["canonical_id"].max(initial=0)) for view in snapshot.views.values()), default=0)
         if stamp is None or stamp.format != FORMAT or stamp.upto > newest:
