@@ -102,7 +102,7 @@ def test_the_audit_says_who_did_what_and_quotes_nothing(team: Team, tmp_path: Pa
     assert team.ask("ann", "/memd/corrections", change).status == 200
     assert team.ask("ann", "/memd/chunks/KESTREL-is-no-id").status in (400, 404)
     assert b"list_topics" not in team.call("bob", "list_topics").body
-    assert b"HERON" in team.call("bob", "read_memory", id=chunk).body
+    assert b"OSPREY" in team.call("bob", "read_memory", id=chunk).body
     assert team.ask("bob", "/memd/notes", {"notes": [{"content": "GOSHAWK"}]}).status == 403
     exported = team.ask("owner", "/memd/export").body.splitlines()
     assert ask(f"{daemon.own_url}/memd/search?q=KESTREL", headers={"X-Memory-Token": "a guess"}).status == 401
