@@ -25,7 +25,7 @@ from memd.settings.tokens import AuthSettings, TokenSettings
 
 LAMP, VAULT = "The release word for the lighthouse lamp is cinnamon-42.", "The word for the vault door is hibiscus-77."
 QUESTION = "What is the release word for the lighthouse lamp, and what the word for the vault door?"
-STANDING = {"tend", "wake", "ask-upstream", "sources", "tokens"}
+STANDING = {"tend", "wake", "ask-upstream", "sources", "tokens", "audit"}
 
 
 def secret_of(name: str) -> str:
@@ -166,6 +166,7 @@ HOW: dict[tuple[str, str], Callable[[str], Asked]] = {
     ),
     ("POST", "/memd/undo"): asked_of("/memd/undo", {"topic_id": "TOPIC", "canonical_id": 1}),
     ("POST", "/memd/backup"): asked_of("/memd/backup", {"folder": "not absolute"}),
+    ("GET", "/memd/audit"): asked_of("/memd/audit"),
     ("GET", "/memd/openapi.json"): asked_of("/memd/openapi.json"),
 }
 """How each route is asked for a topic. A new route has its line here, or the test of the table fails."""
