@@ -84,6 +84,11 @@ class Forbidden(MemdError):
     kind = "permission_error"
     """The type of the error in an answer."""
 
+    def __init__(self, message: str, topic_id: str = "") -> None:
+        """`topic_id`: that for which the right is missing; empty: not of one alone."""
+        super().__init__(message)
+        self.topic_id = topic_id
+
 
 class DaemonError(MemdError):
     """A running daemon refused what a command asked of it, or went away."""

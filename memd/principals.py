@@ -45,7 +45,8 @@ class Principal(msgspec.Struct, frozen=True):
             Forbidden: it has none there, be there such a topic or not.
         """
         if not self.may(right, topic_id):
-            raise Forbidden(f"the token {self.name!r} has no right to {right} in the topic {topic_id[:140]!r}")
+            message = f"the token {self.name!r} has no right to {right} in the topic {topic_id[:140]!r}"
+            raise Forbidden(message, topic_id)
 
     def check_somewhere(self, right: Right) -> None:
         """Make sure of the right in some topics.

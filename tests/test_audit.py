@@ -7,6 +7,8 @@ import getpass
 import hashlib
 import json
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,19 @@ from recording_upstream import RecordingUpstream
 
 from memd.admin import auditing
 from memd.admin.acts import ACTS, BEFOREHAND, IDS_MAX, TOPICS_MAX, Extent, extent_told
+from memd.admin.audit import note_turn
 from memd.admin.auditing import Auditor
+from memd.admin.receipts import Receipt, Receipts
 from memd.admin.routes import ROUTES
+from memd.entries import Correction
 from memd.errors import StoreError
+from memd.ingest.redaction.redactor import NO_REDACTION
 from memd.principals import Principal, Principals
 from memd.store.audit.book import AuditBook, noted_head, read_book
 from memd.store.audit.chain import KINDS, LINE_BYTES_MAX, Act, Head, encoded
 from memd.store.disk import DiskFiles
 from memd.store.layout import AuditLayout
+from memd.telemetry.events import Events
 
 NOW = 1_795_444_982_372_003
 SECRETS = {"owner": "o" * 20, "ann": "ann-has-this-token", "bob": "bob-has-that-token"}
@@ -116,7 +123,7 @@ def test_the_audit_says_who_did_what_and_quotes_nothing(team: Team, tmp_path: Pa
     assert {one["uuid"] for one in found} == set(search["ids"]) and search["count"] == len(found)
     assert (search["who"], search["topics"], search["from"]) == ("bob", ["default"], "127.0.0.1")
     [turn] = [one for one in acts if one["act"] == "write" and one.get("turn")]
-    assert "n" not in turn and team.ask("owner", f"/memd/turns/{turn['turn']}").status == 200
+    assert "n" not in turn and turn["who"] == "ann" and team.ask("owner", f"/memd/turns/{turn['turn']}").status == 200
     [export] = [one for one in acts if one["act"] == "export"]
     assert export["who"] == "owner" and export["ends"] and export["count"] == len(exported)
     assert [one["act"] for one in team.acts("--who", "bob")] == ["search", "read", "refused"]
@@ -272,6 +279,29 @@ async def test_an_audit_that_began_goes_on_though_the_last_token_is_gone(disk: F
     await auditor.flush()
     assert Auditor(AuditBook(disk, tmp_path), Principals(), "auto").is_on
     assert not Auditor(AuditBook(disk, tmp_path), principals, "never").is_on
+
+
+async def test_a_turn_whose_receipt_is_not_kept_is_a_line(auditor: Auditor, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as writer:
+        receipts = Receipts(None, writer, NO_REDACTION, Events(), unkept=partial(note_turn, auditor))
+        asked = Receipt(
+            turn_id="7",
+            at=NOW,
+            topic_id="work",
+            api="chat",
+            mode="full",
+            model="tiny",
+            conversation="c",
+            http_status=200,
+            asked="KESTREL",
+            shown=("a3f9",),
+            corrections=(Correction(("b2e1",), "Update", "IBIS", "HERON"),),
+        )
+        await receipts.keep(asked)
+    await auditor.flush()
+    told = [(one.act, one.topics, one.ids, one.turn) for one in read(tmp_path)]
+    topics = ("work",)
+    assert told == [("read", topics, ("a3f9",), ""), ("write", topics, (), ""), ("correct", topics, ("b2e1",), "")]
 
 
 class ManyChunks(msgspec.Struct):

@@ -7,7 +7,7 @@ that was said, and of what a client wrote only names of topics and ids of chunks
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -94,41 +94,47 @@ def extent_asked(query: object, body: object, parts: Iterable[str]) -> Extent:
         parts: those of the path that vary.
     """
     named = getattr(query, "topic", None) or getattr(body, "topic_id", None) or ()
-    topics = _topics([named] if isinstance(named, str) else named) or ((ALL_TOPICS,) if hasattr(query, "topic") else ())
+    everything = (ALL_TOPICS,) if hasattr(query, "topic") else ()
+    topics = names_of([named] if isinstance(named, str) else named) or everything
     ids = _ids((*parts, *getattr(body, "chunk_ids", ())))
     return Extent(topics, ids, detail=getattr(body, "folder", ""))
 
 
 def extent_told(asked: Extent, answer: object) -> Extent:
     """Return what was asked for together with what the answer has."""
-    items = list(_items(answer))
+    listed = _items(answer)
+    items = listed or ()
     chunks = [
         one
         for item in items
         for one in (_member(item, "chunk_ids") or (_member(item, "uuid") or _member(item, "id"),))
         if one
     ]
-    topics = _topics((*asked.topics, *(_member(item, "topic_id") for item in (answer, *items)))) or asked.topics
+    topics = names_of((*asked.topics, *(_member(item, "topic_id") for item in (answer, *items)))) or asked.topics
     ids = _ids((*asked.ids, _member(answer, "uuid"), *chunks))
     counts = [_member(answer, name) for name in _COUNTS]
     known = [len(one) if isinstance(one, tuple) else one for one in counts if isinstance(one, tuple | int)]
-    return Extent(topics, ids, sum(known) if known else len(items), asked.detail)
+    return Extent(topics, ids, sum(known) if known else None if listed is None else len(items), asked.detail)
 
 
-def _items(answer: object) -> Iterator[object]:
-    """The members of the first list of chunks, turns or the like that an answer has."""
+def _items(answer: object) -> list[object] | None:
+    """The first list of chunks, turns or the like that an answer has; None: it has none."""
+    found: list[object] | None = None
     for name in getattr(answer, "__struct_fields__", ()):
         value = getattr(answer, name)
-        if isinstance(value, list | tuple) and value and isinstance(value[0], dict | msgspec.Struct):
-            yield from value
-            return
+        if isinstance(value, list | tuple):
+            if value and isinstance(value[0], dict | msgspec.Struct):
+                return list(value)
+            found = found or []
+    return found
 
 
 def _member(item: object, name: str) -> Any:
     return item.get(name) if isinstance(item, dict) else getattr(item, name, None)
 
 
-def _topics(named: Iterable[Any]) -> tuple[str, ...]:
+def names_of(named: Iterable[Any]) -> tuple[str, ...]:
+    """Return the names of topics among what a client gave as such, as many as a line holds."""
     known = dict.fromkeys(one for one in named if isinstance(one, str) and TOPIC_ID_PATTERN.fullmatch(one))
     return tuple(known)[:TOPICS_MAX]
 

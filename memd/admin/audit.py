@@ -17,7 +17,7 @@ import msgspec
 from memd.admin.acts import ALL_TOPICS, IDS_MAX
 from memd.admin.auditing import Auditor
 from memd.admin.queries import AuditQuery
-from memd.admin.receipts import Receipts
+from memd.admin.receipts import Receipt, Receipts
 from memd.admin.routing import get
 from memd.errors import BadQuestion
 from memd.principals import OWNER, OWNER_NAME
@@ -144,6 +144,13 @@ def _is_wanted(query: AuditQuery, act: Act) -> bool:
         and (not query.topic or any(topic in act.topics for topic in (*query.topic, ALL_TOPICS)))
         and (not query.act or act.act in query.act)
     )
+
+
+def note_turn(auditor: Auditor, receipt: Receipt) -> None:
+    """Have the acts of a turn whose receipt is not kept among the lines of the chain."""
+    if auditor.is_on:
+        for act in _acts_of(msgspec.convert(receipt, _ToldReceipt, from_attributes=True)):
+            auditor.note(msgspec.structs.replace(act, turn=""))
 
 
 def state_of(kept: Checked) -> ChainState:

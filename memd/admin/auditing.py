@@ -20,7 +20,7 @@ from aiohttp import web
 
 from memd import __version__
 from memd.admin.access import principal_of
-from memd.admin.acts import ACTS, BEFOREHAND, COUNTED, ENDLESS, FORBIDDEN, extent_asked, extent_told
+from memd.admin.acts import ACTS, BEFOREHAND, COUNTED, ENDLESS, FORBIDDEN, extent_asked, extent_told, names_of
 from memd.admin.http import refusal_of
 from memd.admin.routing import Route
 from memd.errors import MemdError, StoreError
@@ -47,11 +47,12 @@ class Auditor:
     def __init__(self, book: AuditBook, principals: Principals, record: str, command: str = "") -> None:
         """
         Args:
+            principals: whoever may use memd.
             record: the setting `audit.record`.
             command: on whose behalf this process runs, if it is no daemon for clients.
         """
         self._book = book
-        self._principals = principals
+        self.principals = principals
         self._record = record
         self._is_begun = record == "always" or (record == "auto" and book.is_begun())
         self._command = command
@@ -66,7 +67,7 @@ class Auditor:
     def is_on(self) -> bool:
         """Whether acts are noted: one that has begun goes on, though the last token be gone."""
         if not self._is_begun and self._record == "auto":
-            self._is_begun = self._principals.has_others
+            self._is_begun = self.principals.has_others
         return self._is_begun
 
     def note(self, act: Act) -> None:
@@ -92,10 +93,10 @@ class Auditor:
             Act(at=_now(), act="refused", who="", source=address, detail="no token, or a wrong one", times=attempts)
         )
 
-    def note_refused(self, request: web.BaseRequest, what: str) -> None:
+    def note_refused(self, request: web.BaseRequest, what: str, topic_id: str = "") -> None:
         """Note that somebody who was let in asked for what they have no right to."""
         if self.is_on:
-            self.note(self.by(request, "refused", what, status=FORBIDDEN))
+            self.note(self.by(request, "refused", what, topics=names_of([topic_id]), status=FORBIDDEN))
 
     def note_start(self, config: Config, names: Sequence[str]) -> None:
         """Note that a daemon starts, with which settings, and who has a token."""
@@ -213,7 +214,8 @@ async def audited(
     extent = extent_asked(*asked)
     facts = msgspec.structs.asdict(extent)
     if route.path in ENDLESS:
-        auditor.note(auditor.by(request, kind, what, begins=True, **facts))
+        facts["detail"] = "all that happens, from then on"
+        auditor.note(auditor.by(request, kind, what, **facts))
         return await answer()
     began = await auditor.begin(auditor.by(request, kind, what, **facts)) if kind in BEFOREHAND else 0
     status, told = 500, extent

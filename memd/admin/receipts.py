@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -46,6 +46,8 @@ class Receipt(msgspec.Struct, kw_only=True):
     api: str
     mode: str
     model: str
+    author: str = ""
+    """The name of whoever asked, by their token; empty: the owner."""
     related: tuple[str, ...] = ()
     status: str = "none"
     http_status: int | None = None
@@ -120,9 +122,19 @@ class Receipts:
     """Keeps receipts and announces them to listeners."""
 
     def __init__(
-        self, ring: ReceiptRing | None, writer: ThreadPoolExecutor, redactor: Redactor, events: Events
+        self,
+        ring: ReceiptRing | None,
+        writer: ThreadPoolExecutor,
+        redactor: Redactor,
+        events: Events,
+        unkept: Callable[[Receipt], None] = lambda receipt: None,
     ) -> None:
-        """With `ring` None nothing is kept."""
+        """
+        Args:
+            ring: None: nothing is kept.
+            unkept: is told of each receipt that is not kept.
+        """
+        self._unkept = unkept
         self._ring = ring
         self._redactor = redactor
         self._writer = writer
@@ -131,11 +143,14 @@ class Receipts:
 
     async def keep(self, receipt: Receipt) -> None:
         """Write a receipt and announce it to listeners, both in the order of the calls."""
-        if self._ring is not None:
+        if self._ring is None:
+            self._unkept(receipt)
+        else:
             try:
                 await asyncio.get_running_loop().run_in_executor(self._writer, self._write, self._ring, receipt)
                 self._has_failed = False
             except StoreError as error:
+                self._unkept(receipt)
                 if not self._has_failed:
                     log.warning("receipts are not kept for now", extra={"error": error})
                 self._has_failed = True

@@ -22,6 +22,7 @@ import uvloop
 from aiohttp import HttpVersion11, web
 
 from memd import __version__
+from memd.admin.auditing import Auditor
 from memd.admin.http import OWN_HEADERS
 from memd.admin.proof import new_secret
 from memd.admin.wrong_tokens import WrongTokens
@@ -33,6 +34,7 @@ from memd.errors import ConfigError, EmbeddingError, StoreError
 from memd.ingest.offline import stored_models
 from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.ingest.topics import Topics
+from memd.principals import Principals
 from memd.proxy import malloc
 from memd.proxy.addresses import IN_CIRCLES, Listeners, addresses_of, bound, leads_back, tls_of
 from memd.proxy.connections import listen
@@ -44,8 +46,9 @@ from memd.proxy.upstream.llama_child import LlamaChild
 from memd.recall.block import line_of
 from memd.recall.retrieve import Retriever
 from memd.settings.model import Config
-from memd.settings.tokens import REMEDY_IF_SHORT
+from memd.settings.tokens import REMEDY_IF_SHORT, known_principals
 from memd.store import descriptors
+from memd.store.audit.book import AuditBook
 from memd.store.disk import LocalDisk
 from memd.store.files import Files, replace_file
 from memd.store.layout import ADDRESS_NAME, SECRET_NAME, models_dir
@@ -98,7 +101,8 @@ async def running(
         store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, counter, files))
         stack.callback(store.close)
         addresses = addresses_of(config, listeners)
-        daemon = await make_parts(stack, config, store, embedder, counter, redactor, addresses, command)
+        auditor = _auditor(config, store, Principals(known_principals(config.auth)), command)
+        daemon = await make_parts(stack, config, store, embedder, counter, redactor, addresses, auditor)
         await daemon.upstream.refresh(wait=True)
         async with _listening(daemon, listeners, tls):
             yield daemon
@@ -276,6 +280,11 @@ def _opened(
         line_tokens=lambda entry: counter.count(line_of(entry)),
         files=files,
     )
+
+
+def _auditor(config: Config, store: Store, principals: Principals, command: str) -> Auditor:
+    book = AuditBook(store.files, config.data_dir, config.audit.keep_months)
+    return Auditor(book, principals, config.audit.record, command)
 
 
 def _runner(answer: Answer, metrics: Metrics, grace_seconds: float) -> web.AppRunner:

@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from memd.admin.audit import AuditRoutes
+from memd.admin.audit import AuditRoutes, note_turn
 from memd.admin.auditing import Auditor
 from memd.admin.background import BackgroundRoutes
 from memd.admin.conversations import ConversationRoutes
@@ -63,9 +63,7 @@ from memd.recall import echoes
 from memd.recall.rerank import Reranker
 from memd.recall.retrieve import Budget, Retriever
 from memd.settings.model import Config
-from memd.settings.tokens import known_principals
 from memd.speech import Speech
-from memd.store.audit.book import AuditBook
 from memd.store.layout import GRANTS_NAME
 from memd.store.receipts import ReceiptRing
 from memd.store.store import Store
@@ -125,13 +123,13 @@ async def make_parts(
     counter: TokenCounter,
     redactor: Redactor,
     addresses: Addresses,
-    command: str,
+    auditor: Auditor,
 ) -> Daemon:
-    """Make the parts, each with those that it needs; `stack` closes them in reverse. `command`: see `Auditor`."""
+    """Make the parts, each with those that it needs; `stack` closes them in reverse."""
     metrics, events = Metrics(), Events()
     stack.push_async_callback((upstream := Upstream(config, tasks := Tasks(metrics))).close)
     writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-write")
-    receipts = Receipts(_receipt_ring(config, store, redactor), writer, redactor, events)
+    receipts = Receipts(_receipt_ring(config, store, redactor), writer, redactor, events, partial(note_turn, auditor))
     stack.callback(receipts.close)
     stack.callback(writer.shutdown, wait=True)
     stack.callback((encoder := Encoder(embedder)).close)
@@ -146,7 +144,7 @@ async def make_parts(
     return Daemon(
         addresses=addresses,
         config=config,
-        principals=(principals := Principals(known_principals(config.auth))),
+        principals=auditor.principals,
         store=store,
         topics=topics,
         redactor=redactor,
@@ -159,8 +157,8 @@ async def make_parts(
         sources=sources,
         indexer=indexer,
         receipts=receipts,
-        auditor=Auditor(_book(config, store), principals, config.audit.record, command),
-        reader=RequestReader(config, principals, redactor, speech),
+        auditor=auditor,
+        reader=RequestReader(config, auditor.principals, redactor, speech),
         speech=speech,
         events=events,
         metrics=metrics,
@@ -290,10 +288,6 @@ async def _budget(daemon: Daemon) -> Budget:
     facts, drift = await daemon.upstream.refresh(wait=False), daemon.counter.drift
     model = facts.model if drift.is_known(facts.model) else drift.latest_model
     return Budget(injection_budget(daemon.config.injection.budget_tokens, facts.window), drift.factor(model))
-
-
-def _book(config: Config, store: Store) -> AuditBook:
-    return AuditBook(store.files, config.data_dir, config.audit.keep_months)
 
 
 def _receipt_ring(config: Config, store: Store, redactor: Redactor) -> ReceiptRing | None:

@@ -159,6 +159,7 @@ class Rememberer:
             api=asked.api.path,
             mode=asked.mode,
             model=model,
+            author=asked.who.author,
             related=tuple(topic.id for topic in received.related),
             status=shown.status,
             http_status=answered.http_status,

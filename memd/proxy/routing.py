@@ -181,7 +181,7 @@ class Router:
         try:
             asked = self._reader.read(request, body, api, target, path_topic, mode)
         except Forbidden as error:
-            self._auditor.note_refused(request, f"POST {api.name}")
+            self._auditor.note_refused(request, f"POST {api.name}", error.topic_id)
             return _with_headers(error_response(403, f"memd: {error}; {OTHER_TOPIC}", Forbidden.kind, api), record)
         if isinstance(asked, Plain):
             return await self._forwarder.without_memory(request, asked)

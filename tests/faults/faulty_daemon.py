@@ -18,6 +18,9 @@ from pathlib import Path
 
 from daemon_process import Answer, DaemonProcess, ask, wait_until
 
+from memd.store.audit.book import read_book
+from memd.store.disk import DiskFiles
+
 KINDS = ("write", "sync", "rename", "open", "read", "close", "truncate", "unlink")
 """In the order of `inject.c`."""
 ENDS = 0
@@ -28,6 +31,7 @@ SETTINGS = {
     "buffer": {"journal_fsync": "always", "store_after_seconds": 0, "idle_seconds": 1},
     "compaction": {"retry_seconds": 0.1},
     "segment": {"max_entries": 4},  # so that a life meets rotation and sealing too
+    "audit": {"record": "always"},
 }
 THINGS = ("lighthouse", "crane", "ferry", "windmill", "foundry", "quarry", "granary", "smithy", "reservoir")
 
@@ -150,6 +154,9 @@ def _judge(daemon: DaemonProcess, life: Life, said: list[dict[str, str]]) -> Non
     daemon.wait_stored(*life.acknowledged)
     daemon.terminate()
     copies = [entry["content"] for entry in daemon.export() if entry["live"]]
+    audit = read_book(DiskFiles(), daemon.data_dir, lambda _: False)
+    if audit is None or audit.findings:
+        life.complaints.append(f"the audit is not whole: {audit}")
     twice = [word for word in life.acknowledged if sum(word in text for text in copies) > 1]
     if twice:
         life.complaints.append(f"stored twice: {', '.join(twice)}")
