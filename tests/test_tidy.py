@@ -93,6 +93,7 @@ PURE = {
         "recall.fusion",
         "recall.ranking",
         "recall.block",
+        "recall.instructions",
         "recall.times",
         "recall.days",
     ),

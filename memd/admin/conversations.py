@@ -78,6 +78,8 @@ class ConversationTurn(msgspec.Struct, frozen=True, kw_only=True):
     shown: tuple[str, ...]
     injected: int
     """The chunks that were new in this prompt."""
+    instructing: tuple[str, ...]
+    """The ids of those of them that look like an instruction to a model; see `ScoredChunk.instructs`."""
     memory_tokens: int
     left_out: int
     interrupted: bool
@@ -307,8 +309,10 @@ def _stretches(snapshot: Snapshot, reach: int | None) -> Iterator[tuple[Conversa
 
 def _told(line: bytes) -> ConversationTurn:
     receipt = msgspec.json.decode(line, type=Receipt)
-    own = {name: getattr(receipt, name) for name in ConversationTurn.__struct_fields__ if name != "injected"}
-    return ConversationTurn(**own, injected=sum(one.verdict == INJECTED for one in receipt.candidates))
+    injected = [one for one in receipt.candidates if one.verdict == INJECTED]
+    counted = {"injected": len(injected), "instructing": tuple(one.id for one in injected if one.instructs)}
+    own = {name: getattr(receipt, name) for name in ConversationTurn.__struct_fields__ if name not in counted}
+    return ConversationTurn(**own, **counted)
 
 
 def _opening(entry: Entry) -> str:

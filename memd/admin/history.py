@@ -19,6 +19,7 @@ from memd.errors import BadQuestion, NotFound, StoreError
 from memd.recall.corrections import STEPS, replacement_of
 from memd.recall.days import day_of
 from memd.recall.explained import origin_fields
+from memd.recall.instructions import instructing_chunk
 from memd.recall.ranking import stream_of
 from memd.store.choice import chosen
 from memd.store.log.columns import may_be_wanted, uuid_bytes
@@ -67,6 +68,8 @@ class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The uuids of the chunks that it replaced."""
     shown: tuple[str, ...] = ()
     """The uuids of the chunks that memory showed to the assistant that speaks in it."""
+    instructs: tuple[str, ...] = ()
+    """The signs that a document or a tool's result in it looks like an instruction to a model."""
 
 
 class Transcript(msgspec.Struct, frozen=True):
@@ -283,6 +286,7 @@ def _pending(topic_id: str, entry: Entry) -> LogEvent:
         multiplier=1.0,
         live=True,
         supersedes=(),
+        instructs=instructing_chunk(entry),
     )
 
 
@@ -311,6 +315,7 @@ def _event(snapshot: Snapshot, place: Place) -> LogEvent:
         live=snapshot.is_live(place),
         supersedes=tuple(one.hex() for one in entry.supersedes),
         shown=() if entry.shown is UNSET else tuple(one.hex() for one in entry.shown),
+        instructs=instructing_chunk(entry),
     )
 
 

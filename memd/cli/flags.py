@@ -69,6 +69,11 @@ def print_lines(lines: Sequence[RenderableType]) -> None:
     click.echo("\n".join(line.rstrip() for line in captured.get().removesuffix("\n").split("\n")))
 
 
+def warning_words(chunk: FoundChunk | LogEvent) -> str:
+    """Say, behind two spaces, that a document or a tool's result looks like an instruction to a model."""
+    return f"  looks like an instruction to a model ({', '.join(chunk.instructs)})" if chunk.instructs else ""
+
+
 def origin_words(chunk: FoundChunk | LogEvent) -> str:
     """Say where a chunk of a note or document is from, behind two spaces; nothing of what was said."""
     if chunk.kind == "turn":

@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from memd.admin.history import ChunkStory, LogEvent, LogPage
-from memd.cli.flags import FOUND_SOMETHING, config_of_existing, origin_words, print_lines, settings_flags
+from memd.cli.flags import FOUND_SOMETHING, config_of_existing, origin_words, print_lines, settings_flags, warning_words
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.cli.waiting import waiting_messages, waiting_note
 from memd.entries import CORRECTION_STEPS_MAX
@@ -241,6 +241,7 @@ def _event(event: LogEvent) -> RenderableType:
         (event.topic_id, "cyan"),
         f"  entry {event.canonical_id}",
         (origin_words(event), "magenta"),
+        (warning_words(event), "yellow"),
         "" if event.multiplier == 1 else f"  times {event.multiplier:g}",
         "  taken out" if event.event == "Update" else "",  # the text below it is the one that went
         no_wrap=True,

@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from memd.admin.queries import PAGE_MAX
-from memd.cli.flags import FOUND_SOMETHING, config_of_existing, origin_words, print_lines, settings_flags
+from memd.cli.flags import FOUND_SOMETHING, config_of_existing, origin_words, print_lines, settings_flags, warning_words
 from memd.cli.running import daemon_for
 from memd.errors import BadQuestion
 from memd.recall.explained import INJECTED, FoundChunk, SearchAnswer
@@ -111,6 +111,7 @@ def _chunk(chunk: FoundChunk, *, explain: bool) -> RenderableType:
         (f"{chunk.score:.3f}", "bold"), f"  {chunk.id}  ", (chunk.topic_id, "cyan"), f"  {said}", no_wrap=True
     )
     head.append(origin_words(chunk), "magenta")
+    head.append(warning_words(chunk), "yellow")
     if explain:
         head.append(f"  {chunk.verdict}", "green" if chunk.verdict == INJECTED else "yellow")
     parts: list[RenderableType] = [head]

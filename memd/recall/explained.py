@@ -1,6 +1,6 @@
 """A retrieval as plain values: the candidates in a turn's receipt, and the answer of `memd search`.
 
-Rule: a value for JSON only; every field is taken from `Retrieved`, and nothing is decided here.
+Rule: a value for JSON only; every field is taken from `Retrieved` or its texts, and nothing is decided here.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET
 
 from memd.entries import Entry
+from memd.recall.instructions import instructing_chunk
 from memd.recall.ranking import Judged, Verdict
 from memd.recall.retrieve import Retrieved
 
@@ -46,6 +47,9 @@ class ScoredChunk(msgspec.Struct, frozen=True, kw_only=True):
     from before it was known."""
     verdict: str
     """`injected`, or why not."""
+    instructs: tuple[str, ...] = ()
+    """The signs that a document or a tool's result in it looks like an instruction to a model. In receipts only of what
+    was injected."""
 
 
 class FoundChunk(ScoredChunk, frozen=True, kw_only=True):
@@ -81,7 +85,13 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 def scored_chunks(retrieved: Retrieved) -> tuple[ScoredChunk, ...]:
     """The candidates without their text."""
-    return tuple(ScoredChunk(**_fields(one)) for one in retrieved.candidates)
+    return tuple(
+        ScoredChunk(
+            **_fields(one),
+            instructs=instructing_chunk(one.candidate.entry) if one.verdict is Verdict.INJECTED else (),
+        )
+        for one in retrieved.candidates
+    )
 
 
 def search_answer(retrieved: Retrieved, as_of: int | None = None, limit: int | None = None) -> SearchAnswer:
@@ -101,6 +111,7 @@ def search_answer(retrieved: Retrieved, as_of: int | None = None, limit: int | N
         chunks=tuple(
             FoundChunk(
                 **_fields(one),
+                instructs=instructing_chunk(one.candidate.entry),
                 created_at=one.candidate.entry.created_at,
                 roles=one.candidate.entry.roles,
                 content=one.candidate.entry.displayed,

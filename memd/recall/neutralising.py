@@ -89,7 +89,7 @@ def plain(text: str) -> str:
     return _ALIKE_ONES.sub(lambda found: _PLAIN.get(ord(found[0]), found[0]), text)
 
 
-def _searched(text: str) -> str:
+def as_searched(text: str) -> str:
     """The look-alike of `text` that is searched."""
     if text.isascii() and text.replace("\n", "").isprintable():  # most are, and a question has thirty candidates
         return text
@@ -104,12 +104,12 @@ def _controls(searched: str) -> list[tuple[int, int, str]]:
 
 def without_control(text: str) -> str:
     """`text` with nothing in it that a chat template or a tokenizer could take for its own."""
-    return _with(_controls(_searched(text)), text)
+    return _with(_controls(as_searched(text)), text)
 
 
 def neutralised(text: str) -> str:
     """`text` without control strings, and without lines that begin like a role or a day of memd's own."""
-    searched = _searched(text)
+    searched = as_searched(text)
     added = _controls(searched)
     if ":" in searched or "--" in searched:  # as every line has that it finds
         added += [(found.start("begin"), 0, "> ") for found in _SPEAKS.finditer(searched)]

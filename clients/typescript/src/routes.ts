@@ -77,6 +77,8 @@ export type FoundChunk = Origin & {
   tokens: number;
   /** `injected` if a prompt with this question would get it, else why not. */
   verdict: string;
+  /** The signs that a document or a tool's result in it looks like an instruction to a model. */
+  instructs: string[];
 };
 
 /** All that a question found, best first. */

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { meter } from "./charts.js";
-import { badge, chunkLink, day, el, line, number, origin, problem, said, when } from "./dom.js";
+import { badge, chunkLink, day, el, line, number, origin, problem, said, warning, when } from "./dom.js";
 
 /** A list of candidates; those of a search bring their text, those of a turn fetch it when they are opened.
  *
@@ -26,7 +26,7 @@ function candidate(found, { open, beginning }) {
       meter([found.cosine_share, found.lexical, found.neighbours].map((part) => part * found.multiplier * found.echo * (found.time ?? 1)), `score ${found.score.toFixed(3)}`),
       el("span", { class: "score" }, found.score.toFixed(3)),
       badge(found.verdict, injected ? "on" : ""),
-      el("span", { class: "preview" }, Boolean(found.said_at) && `${day(found.said_at)} · `, line(found.content ?? beginning))),
+      el("span", { class: "preview" }, warning(found.instructs), found.instructs?.length > 0 && " ", Boolean(found.said_at) && `${day(found.said_at)} · `, line(found.content ?? beginning))),
     body);
   fill();
   return box;
@@ -36,7 +36,7 @@ function equation(found) {
   const part = (value) => value.toFixed(3);
   return el("p", { class: "meta" },
     chunkLink(found.topic_id, found.id), el("span", {}, found.topic_id),
-    Boolean(found.said_at) && when(found.said_at), origin(found),
+    Boolean(found.said_at) && when(found.said_at), origin(found), warning(found.instructs),
     el("span", {}, `${number(found.tokens)} tokens`),
     el("span", {}, `score ${part(found.score)} = (meaning ${part(found.cosine_share)} + words ${part(found.lexical)} + `
       + `neighbours ${part(found.neighbours)}) × ${number(found.multiplier)}${found.echo === 1 ? "" : ` × ${part(found.echo)} as an echo`}${(found.time ?? 1) === 1 ? "" : ` × ${number(found.time)} for its time`}`),

@@ -1,7 +1,7 @@
 // One chunk: what it says, what was said around it, what happened to it, and the buttons to correct it.
 
 import { get, post } from "./api.js";
-import { announce, badge, chunkLink, count, el, facts, line, number, origin, plain, problem, said, turnLink, when } from "./dom.js";
+import { announce, badge, chunkLink, count, el, facts, line, number, origin, plain, problem, said, turnLink, warning, when } from "./dom.js";
 
 const DONE = { Helpful: "Marked as helpful.", Unhelpful: "Marked as unhelpful.", Update: "Updated.", out: "Taken out.", undo: "Undone." };
 
@@ -32,7 +32,7 @@ export async function show(main, { id, topic }, outcome = "") {
   const undo = (canonical_id) => () => done("undo", () => post("/memd/undo", { topic_id: told.topic_id, canonical_id, reason: reason.value }));
   const button = (text, act, kind = "") => el("button", { type: "button", class: kind, click: act }, text);
   main.replaceChildren(
-    el("h1", {}, "Chunk ", el("code", {}, told.id), " ", told.live ? badge("live", "on") : badge("taken out", "bad")),
+    el("h1", {}, "Chunk ", el("code", {}, told.id), " ", told.live ? badge("live", "on") : badge("taken out", "bad"), " ", warning(present.instructs)),
     facts({ Topic: told.topic_id, Uuid: el("code", {}, told.uuid), Said: when(told.versions[0].said_at), From: origin(present) && el("span", {}, origin(present), present.kind === "document" && [" ", el("a", { href: `#/document/${encodeURIComponent(told.topic_id)}/${encodeURIComponent(present.source)}` }, "all of it")]), Multiplier: number(present.multiplier),
       "Replaced by": ids(told.topic_id, told.replaced_by), Replaces: ids(told.topic_id, told.replaces) }),
     said(present.content),
@@ -61,6 +61,6 @@ function version(event, previous) {
 }
 
 function neighbour(name, event) {
-  return el("div", { class: "card" }, el("p", { class: "meta" }, el("b", {}, name), event && [when(event.said_at), chunkLink(event.topic_id, event.id)]),
+  return el("div", { class: "card" }, el("p", { class: "meta" }, el("b", {}, name), event && [when(event.said_at), chunkLink(event.topic_id, event.id), warning(event.instructs)]),
     event ? el("p", { class: "text", dir: "auto" }, line(event.content, 600)) : el("p", { class: "empty" }, "Nothing."));
 }

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { save } from "./download.js";
-import { badge, chunkLink, conversationLink, count, day, el, hashOf, line, number, plain, problem, said, turnLink, when } from "./dom.js";
+import { badge, chunkLink, conversationLink, count, day, el, hashOf, line, number, plain, problem, said, turnLink, warning, when } from "./dom.js";
 import { welcome } from "./welcome.js";
 
 const PAGE = 50;
@@ -82,7 +82,7 @@ export async function showOne(main, { id, topic }) {
 function exchange(turn, before, topic) {
   const isSame = turn.is_step && before?.asked.slice(0, 400) === turn.asked.slice(0, 400);
   const memory = turn.block
-    ? el("details", { class: "shown" }, el("summary", {}, isSame ? "The model still saw " : "The model was shown ", count(turn.injected, "new chunk"), `, ${number(turn.shown.length)} in the prompt, ${number(turn.memory_tokens)} tokens`), said(turn.block, "pre"))
+    ? el("details", { class: "shown" }, el("summary", {}, isSame ? "The model still saw " : "The model was shown ", count(turn.injected, "new chunk"), `, ${number(turn.shown.length)} in the prompt, ${number(turn.memory_tokens)} tokens`, turn.instructing.length > 0 && [" ", warning([`${count(turn.instructing.length, "chunk")}: ${turn.instructing.join(", ")}`])]), said(turn.block, "pre"))
     : el("p", { class: "meta" }, turn.shown.length ? `Nothing new from memory; ${count(turn.shown.length, "chunk")} of earlier turns in the prompt.` : "Nothing from memory.");
   return el("li", { "data-turn": turn.turn_id },
     !isSame && el("div", { class: "speech user" }, el("p", { class: "meta" }, el("b", {}, "user"), when(turn.at), turnLink(turn.turn_id), turn.is_retry && badge("retry")), said(turn.asked || "(no message from the user)")),

@@ -99,6 +99,17 @@ export function origin(one) {
   return [badge(one.kind, "on"), words && el("span", { dir: "auto" }, line(words))];
 }
 
+const SIGNS = {
+  override: "it tells to ignore earlier instructions", persona: "it gives the model a new role or task", addressed: "it speaks to a model", secrecy: "it asks to keep something from the user",
+  prompt: "it asks for the system prompt", exfiltration: "it sends what was said to an address", marker: "it has marks that stand around messages in a prompt", hidden: "it has text that nobody sees",
+};
+
+/** A mark on a document's or a tool's text that looks like an instruction to a model; `signs` are the daemon's. */
+export function warning(signs) {
+  const words = (signs ?? []).map((sign) => SIGNS[sign] ?? sign);
+  return words.length > 0 && badge("looks like an instruction to a model", "bad", `${words.join("; ")}. The model gets it as a quotation; nothing is kept from it.`);
+}
+
 /** The address of a view: its path, and what it is narrowed by. */
 export function hashOf(path, query = {}) {
   const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { meter } from "./charts.js";
-import { badge, chunkLink, count, day, el, hashOf, line, number, origin, problem, said, when } from "./dom.js";
+import { badge, chunkLink, count, day, el, hashOf, line, number, origin, problem, said, warning, when } from "./dom.js";
 
 const PAGE = 50;
 const OPEN_AT_FIRST = 2; // conversations
@@ -85,7 +85,7 @@ function conversation(topicId, told, open) {
 export function entry(event) {
   return el("li", { class: event.live ? "" : "left-out" },
     el("p", { class: "meta" }, when(event.at), badge(event.event, event.event === "told" ? "" : "on"), chunkLink(event.topic_id, event.id),
-      el("span", {}, event.topic_id), origin(event), event.multiplier !== 1 && el("span", {}, `× ${number(event.multiplier)}`), !event.live && badge("taken out")),
+      el("span", {}, event.topic_id), origin(event), warning(event.instructs), event.multiplier !== 1 && el("span", {}, `× ${number(event.multiplier)}`), !event.live && badge("taken out")),
     event.reason && el("p", { class: "reason" }, "because: ", el("q", { dir: "auto" }, line(event.reason))),
     event.content && said(event.content));
 }
