@@ -310,9 +310,10 @@ def _stretches(snapshot: Snapshot, reach: int | None) -> Iterator[tuple[Conversa
 def _told(line: bytes) -> ConversationTurn:
     receipt = msgspec.json.decode(line, type=Receipt)
     injected = [one for one in receipt.candidates if one.verdict == INJECTED]
-    counted = {"injected": len(injected), "instructing": tuple(one.id for one in injected if one.instructs)}
-    own = {name: getattr(receipt, name) for name in ConversationTurn.__struct_fields__ if name not in counted}
-    return ConversationTurn(**own, **counted)
+    instructing = tuple(one.id for one in injected if one.instructs)
+    names = [name for name in ConversationTurn.__struct_fields__ if name not in ("injected", "instructing")]
+    own = {name: getattr(receipt, name) for name in names}
+    return ConversationTurn(**own, injected=len(injected), instructing=instructing)
 
 
 def _opening(entry: Entry) -> str:
