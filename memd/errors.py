@@ -111,6 +111,10 @@ class StoreLocked(StoreError):
     """Another daemon holds the data directory."""
 
 
+class WrongKey(StoreError):
+    """The key of an encrypted data directory is missing, damaged or another one; nothing was written."""
+
+
 class StoreWriteFailed(StoreError):
     """An append or a file replacement did not become durable; the caller keeps what it wanted to write."""
 

@@ -14,6 +14,8 @@ from drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_st
 from effort import steps
 
 from memd.errors import DiskFull, StoreError, StoreWriteFailed
+from memd.store.disk import LocalDisk
+from memd.store.files import Files
 from memd.store.log.journal import Journal
 from memd.store.store import TopicLog
 from memd.store.tools.export import export
@@ -30,7 +32,7 @@ class Witness:
         self.acknowledged: list[list[str]] = []
 
 
-def ingest(files: CrashFiles, witness: Witness) -> None:
+def ingest(files: LocalDisk, witness: Witness) -> None:
     """Appends of several sizes across rotations, seals, corrections."""
     store = open_store(files, segment_entries_max=5)
     topic = store.topic("talk")
@@ -48,7 +50,7 @@ def ingest(files: CrashFiles, witness: Witness) -> None:
     store.close()
 
 
-def stored(files: CrashFiles) -> list[str]:
+def stored(files: Files) -> list[str]:
     return [entry["content"] for entry in export(DATA_DIR, files, topic_id=None, live_only=False)]
 
 

@@ -108,9 +108,11 @@ def test_a_header_is_read_back_and_says_what_is_wrong_with_it() -> None:
     assert decode_header(data, magic=MAGIC_LOG, name="x") == HEADER
     with pytest.raises(ForeignFile, match="kind"):
         decode_header(data, magic=MAGIC_JOURNAL, name="x")
-    for newer in (msgspec.structs.replace(HEADER, version=2), msgspec.structs.replace(HEADER, flags=1)):
+    for newer in (msgspec.structs.replace(HEADER, version=2), msgspec.structs.replace(HEADER, flags=2)):
         with pytest.raises(ForeignFile, match="use a newer memd"):
             decode_header(encode_header(newer), magic=MAGIC_LOG, name="x")
+    with pytest.raises(ForeignFile, match="is encrypted"):
+        decode_header(encode_header(msgspec.structs.replace(HEADER, flags=1)), magic=MAGIC_LOG, name="x")
     for damaged in [data[:-1], b"", *(data[:i] + bytes([data[i] ^ 1]) + data[i + 1 :] for i in range(HEADER_BYTES))]:
         with pytest.raises(CorruptFile, match="header"):
             decode_header(damaged, magic=MAGIC_LOG, name="x")

@@ -56,6 +56,26 @@ def settings_flags(command: Command) -> Command:
     return config(data_dir(command))
 
 
+def key_flag(command: Command) -> Command:
+    """Add the flag that takes the master key of encryption from standard input; no flag takes it itself."""
+    return click.option(
+        "--key-stdin", is_flag=True, help="Read the key of the encrypted data directory from standard input: one line."
+    )(command)
+
+
+def key_of(key_stdin: bool) -> str | None:
+    """Return the next line of standard input, if it holds a key; None: it does not.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if not key_stdin:
+        return None
+    if not (line := sys.stdin.readline().strip()):
+        raise ConfigError("standard input has no key: give it in one line")
+    return line
+
+
 def print_lines(lines: Sequence[RenderableType]) -> None:
     """Print to a terminal in its width; elsewhere without breaking lines, and without spaces at their ends."""
     from rich.console import Console
@@ -93,13 +113,13 @@ def config_of(path: Path | None, given: dict[str, Any]) -> Config:
     return load_config(path, os.environ, flags, tell=lambda line: click.echo(f"memd: {line}", err=True))
 
 
-def config_of_existing(config_path: Path | None, data_dir: str | None) -> Config:
+def config_of_existing(config_path: Path | None, data_dir: str | None, *, key: str | None = None) -> Config:
     """Return the settings for a command that works on a data directory that is there already.
 
     Raises:
         ConfigError: a setting is wrong, or there is no such folder.
     """
-    config = config_of(config_path, {"data_dir": data_dir})
+    config = config_of(config_path, {"data_dir": data_dir, "encryption.key": key})
     if not config.data_dir.is_dir():
         raise ConfigError(
             f"{config.data_dir}: there is no such folder. Where nothing is remembered yet, `memd serve` makes it; "

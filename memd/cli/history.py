@@ -23,7 +23,7 @@ from memd.cli.waiting import waiting_messages, waiting_note
 from memd.entries import CORRECTION_STEPS_MAX
 from memd.errors import BadQuestion, NotFound
 from memd.settings.model import Config
-from memd.store.disk import DiskFiles
+from memd.store.encryption.opening import disk_of
 from memd.wording import counted, for_terminal
 
 INDENT = 2
@@ -153,7 +153,7 @@ def _log(config: Config, topics: Sequence[str], before: str | None, limit: int) 
     lines: Lines = [_event(event) for event in page.events]
     if not lines:
         lines.append("Nothing is stored.")
-    waiting = [waiting_messages(config.data_dir, DiskFiles(), topic) for topic in topics or (None,)]
+    waiting = [waiting_messages(config.data_dir, disk_of(config), topic) for topic in topics or (None,)]
     if note := waiting_note(sum(waiting)):
         lines.append(note)
     if page.next is not None:

@@ -17,7 +17,8 @@ from memd.cli.acting import command_act
 from memd.cli.flags import FOUND_SOMETHING, config_of_existing, settings_flags
 from memd.cli.waiting import waiting_messages, waiting_note
 from memd.errors import StoreError
-from memd.store.disk import DiskFiles
+from memd.store.encryption.opening import disk_of, with_copy
+from memd.store.files import Files
 from memd.store.layout import LOCK_NAME
 from memd.store.tools.backup import backup as back_up
 from memd.store.tools.conversations import FORMS, Told, conversations, written
@@ -37,8 +38,8 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
 
     With DIR, of the backup in it. Works beside a running daemon and changes nothing.
     """
-    checked = config_of_existing(config_path, folder or data_dir).data_dir
-    files = DiskFiles()
+    config = config_of_existing(config_path, folder or data_dir)
+    checked, files = config.data_dir, disk_of(config)
     report = with_audit(verify_log(checked, files, is_served=files.is_locked(checked / LOCK_NAME)), checked, files)
     if as_json:
         click.echo(msgspec.json.encode(report, enc_hook=str))  # str: paths
@@ -62,7 +63,7 @@ def export(
     With --as, what is live of conversations, for other programs. Works beside a running daemon and changes nothing.
     """
     config = config_of_existing(config_path, data_dir)
-    folder = config.data_dir
+    folder, files = config.data_dir, disk_of(config)
     # A new or regular file is replaced only when it is complete; /dev/null or a pipe is written as it is.
     atomic = output != "-" and (not Path(output).exists() or Path(output).is_file())
     try:
@@ -71,13 +72,13 @@ def export(
             click.open_file(output, "wb", atomic=atomic) as file,
         ):
             if form is not None:
-                file.writelines(written(_conversations(folder, topic), form))
+                file.writelines(written(_conversations(folder, files, topic), form))
             else:
-                for entry in export_log(folder, DiskFiles(), topic_id=topic, live_only=live):
+                for entry in export_log(folder, files, topic_id=topic, live_only=live):
                     file.write(msgspec.json.encode(entry) + b"\n")
                     done.count += 1
             file.flush()
-        if note := waiting_note(waiting_messages(folder, DiskFiles(), topic)):
+        if note := waiting_note(waiting_messages(folder, files, topic)):
             click.echo(f"memd: {note}", err=True)
     except BrokenPipeError:
         # The reader has seen enough (`memd export | head`). Python would complain once more when it closes stdout.
@@ -88,9 +89,8 @@ def export(
     return 0
 
 
-def _conversations(folder: Path, topic_id: str | None) -> Iterator[Told]:
+def _conversations(folder: Path, files: Files, topic_id: str | None) -> Iterator[Told]:
     """The conversations of each topic; no more is held than one topic."""
-    files = DiskFiles()
     for name in exported_topics(folder, files, topic_id):
         found = exported_entries(folder, files, topic_id=name, live_only=True)
         yield from conversations((entry for _, entry, _ in found), name)
@@ -106,8 +106,9 @@ def backup(config_path: Path | None, data_dir: str | None, folder: Path) -> int:
     it: memd serve --data-dir DIR.
     """
     config = config_of_existing(config_path, data_dir)
+    files = with_copy(disk_of(config), config.data_dir, folder)
     with command_act(config, "backup", None, str(folder)) as done:
-        report = back_up(config.data_dir, folder, DiskFiles())
+        report = back_up(config.data_dir, folder, files)
         done.count = report.linked + report.copied + report.kept
     for finding in report.findings:
         click.echo(finding)

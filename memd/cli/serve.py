@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from memd.cli.flags import config_of, settings_flags
+from memd.cli.flags import config_of, key_flag, key_of, settings_flags
 
 
 @click.command()
@@ -28,6 +28,7 @@ from memd.cli.flags import config_of, settings_flags
     type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
     help="Start llama.cpp with this model and use it as the upstream (needs the `llama` extra).",
 )
+@key_flag
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Default: log.level, info.")
 def serve(
     config_path: Path | None,
@@ -37,6 +38,7 @@ def serve(
     admin_port: int | None,
     upstream: str | None,
     model: Path | None,
+    key_stdin: bool,
     log_level: str | None,
 ) -> int:
     """Run the daemon until Ctrl-C or SIGTERM.
@@ -52,6 +54,7 @@ def serve(
         "admin.port": admin_port,
         "upstream.url": upstream,
         "log.level": log_level,
+        "encryption.key": key_of(key_stdin),
     }
     config = config_of(config_path, given)
     from memd.proxy.app import serve as serve_until_stopped

@@ -21,7 +21,8 @@ from memd.embedding.loading import load_embedder
 from memd.errors import EmbeddingError
 from memd.ingest.offline import stored_models
 from memd.settings.model import Config
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
+from memd.store.encryption.opening import disk_of
 from memd.store.layout import models_dir
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.wording import sized, tallied, unsearched
@@ -74,22 +75,23 @@ def _gather(config: Config) -> StoredFigures:
         daemon is not None and daemon.health()
     ):  # else it wants another auth.token; what is on disk is shown all the same
         told = msgspec.json.decode(daemon.get("/memd/stats"), type=dict[str, Any])
-    topics = disk_usage(data_dir, DiskFiles())
+    files = disk_of(config)
+    topics = disk_usage(data_dir, files)
     return StoredFigures(
         data_dir=str(data_dir),
         topics=topics,
         daemon_url=None if daemon is None else daemon.url,
         daemon=told,
-        waiting_messages=waiting_messages(data_dir, DiskFiles()),
-        unsearched_chunks=_unsearched_chunks(config, topics),
+        waiting_messages=waiting_messages(data_dir, files),
+        unsearched_chunks=_unsearched_chunks(config, files, topics),
     )
 
 
-def _unsearched_chunks(config: Config, topics: list[TopicDiskUsage]) -> int:
+def _unsearched_chunks(config: Config, files: LocalDisk, topics: list[TopicDiskUsage]) -> int:
     if not any(topic.chunks for topic in topics):
         return 0
     try:
-        beside, stored = models_dir(config.data_dir), stored_models(config)
+        beside, stored = models_dir(config.data_dir), stored_models(config, files)
         present = load_embedder(config.embedding, models_dir=beside, fetch=False, stored=stored).fingerprint
     except EmbeddingError:
         return 0

@@ -14,6 +14,8 @@ from memd.embedding.loading import load_embedder
 from memd.entries import Draft
 from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.settings.model import Config
+from memd.store.encryption.opening import disk_of
+from memd.store.files import Files
 from memd.store.layout import models_dir
 from memd.store.store import Store, TopicLog, models_in
 
@@ -25,11 +27,11 @@ def ignore_progress(done: int, total: int) -> None:
     """Show no progress."""
 
 
-def stored_models(config: Config) -> set[tuple[int, str]]:
+def stored_models(config: Config, files: Files) -> set[tuple[int, str]]:
     """Dimension and fingerprint of the models that wrote the log, for a model that is not there yet; see
     `load_embedder`."""
     is_asked = config.embedding.url or config.embedding.idle_unload_seconds
-    return {(one.dimension, one.fingerprint) for one in models_in(config.data_dir)} if is_asked else set()
+    return {(one.dimension, one.fingerprint) for one in models_in(config.data_dir, files)} if is_asked else set()
 
 
 @contextmanager
@@ -40,7 +42,9 @@ def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
         StoreLocked: a daemon is running on it.
         MemdError: the model cannot be loaded, or the directory cannot be used.
     """
-    embedder = load_embedder(config.embedding, models_dir=models_dir(config.data_dir), stored=stored_models(config))
+    files = disk_of(config, creating=True)
+    stored = stored_models(config, files)
+    embedder = load_embedder(config.embedding, models_dir=models_dir(config.data_dir), stored=stored)
     redactor = Redactor.of(config.ingest)
     store = Store.open(
         config.data_dir,
@@ -49,6 +53,7 @@ def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
         segment_entries_max=config.segment.max_entries,
         utility=config.utility,
         draft_filter=last_look(redactor),
+        files=files,
     )
     try:
         yield store, embedder

@@ -50,6 +50,7 @@ from memd.settings.tokens import REMEDY_IF_SHORT, known_principals
 from memd.store import descriptors
 from memd.store.audit.book import AuditBook
 from memd.store.disk import LocalDisk
+from memd.store.encryption.opening import disk_of
 from memd.store.files import Files, replace_file
 from memd.store.layout import ADDRESS_NAME, SECRET_NAME, models_dir
 from memd.store.store import Store
@@ -90,7 +91,8 @@ async def running(
         if listeners.moved:
             log.warning("memd's own address is not the usual one", extra={"problem": listeners.moved})
         loop = asyncio.get_running_loop()
-        embedding = loop.run_in_executor(None, _embedder, config)
+        disk = disk_of(config, files, creating=True)
+        embedding = loop.run_in_executor(None, _embedder, config, disk)
         encoding = loop.run_in_executor(None, lambda: cl100k_base(ranks_bytes()))
         if model is not None:
             child = await stack.enter_async_context(LlamaChild.started(model))
@@ -98,7 +100,7 @@ async def running(
             config = msgspec.structs.replace(config, upstream=upstream_settings)
         embedder, counter = await embedding, TokenCounter(await encoding)
         redactor = Redactor.of(config.ingest)
-        store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, counter, files))
+        store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, counter, disk))
         stack.callback(store.close)
         addresses = addresses_of(config, listeners)
         auditor = _auditor(config, store, Principals(known_principals(config.auth)), command)
@@ -256,9 +258,9 @@ def _announce(daemon: Daemon, seconds: float) -> None:
     sys.stdout.flush()
 
 
-def _embedder(config: Config) -> Embedder:
+def _embedder(config: Config, files: LocalDisk) -> Embedder:
     seconds = QUESTION_SHARE * config.retrieval.timeout_ms / 1000
-    beside, stored = models_dir(config.data_dir), stored_models(config)
+    beside, stored = models_dir(config.data_dir), stored_models(config, files)
     embedder = load_embedder(config.embedding, models_dir=beside, stored=stored, question_seconds=seconds)
     try:
         embedder.prepare()
@@ -267,9 +269,7 @@ def _embedder(config: Config) -> Embedder:
     return embedder
 
 
-def _opened(
-    config: Config, embedder: Embedder, redactor: Redactor, counter: TokenCounter, files: LocalDisk | None
-) -> Store:
+def _opened(config: Config, embedder: Embedder, redactor: Redactor, counter: TokenCounter, files: LocalDisk) -> Store:
     return Store.open(
         config.data_dir,
         dimension=embedder.dimension,

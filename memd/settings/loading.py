@@ -96,6 +96,8 @@ def load_config(
             sources = read_sources(setting, functools.partial(_absolute, setting))
             continue
         values[setting.key] = read_tokens(setting) if setting.key == "auth.tokens" else _checked(setting)
+        if setting.key == "encryption.key" and setting.value and setting.place not in _KEY_PLACES:
+            raise ConfigError(f"{setting.place}: {_NO_KEY_HERE}")
         places[setting.key] = setting.place
         if setting.key == "data_dir":
             data_dir = setting.folder / _expanded(setting)
@@ -133,8 +135,11 @@ _WRITTEN = {
     PATTERN_WORD: "a word or phrase of at most 100 characters, without signs and spaces at its ends",
 }
 """Texts that a pattern describes, in words."""
-_SECRET = frozenset({"auth.token", "upstream.api_key", "embedding.api_key", "rerank.api_key"})
-_PATHS = frozenset({"listen.tls_cert", "listen.tls_key"})
+_SECRET = frozenset({"auth.token", "upstream.api_key", "embedding.api_key", "rerank.api_key", "encryption.key"})
+_PATHS = frozenset({"listen.tls_cert", "listen.tls_key", "encryption.key_file"})
+_COMMAND_LINE = "the command line"
+_KEY_PLACES = (variable_of("encryption.key"), _COMMAND_LINE)  # there it is from standard input: no flag takes a key
+_NO_KEY_HERE = "a key does not belong into a settings file; give encryption.key_file, or the variable " + _KEY_PLACES[0]
 _PATH = "path:"  # of embedding.model
 _PARTNERS = {
     "listen.tls_cert": ("listen.tls_key",),
@@ -173,7 +178,7 @@ def _given(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, ob
         is_text = key in REMOVED or isinstance(msgspec.inspect.type_info(_KEYS[key]), msgspec.inspect.StrType)
         yield Setting(key, env[name] if is_text else parse_value(env[name], name), name)
     for key, value in overrides.items():
-        yield Setting(key, value, "the command line")
+        yield Setting(key, value, _COMMAND_LINE)
 
 
 def _checked(setting: Setting) -> Any:

@@ -338,6 +338,21 @@ class RerankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long a question waits for it, `retrieval.timeout_ms` permitting; later the order stays as it was."""
 
 
+class EncryptionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Encryption of the data directory."""
+
+    key_file: str = ""
+    """The file with the master key, which nobody but its owner may read; empty: the data directory is plain text."""
+    key: str = ""
+    """The master key itself, never in a settings file: from MEMD_ENCRYPTION_KEY or standard input. It goes before
+    `key_file`."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a key."""
+        return bool(self.key or self.key_file)
+
+
 class LimitsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds on what a client or the upstream may send."""
 
@@ -423,6 +438,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     embedding: EmbeddingSettings = EmbeddingSettings()
     rerank: RerankSettings = RerankSettings()
     auth: AuthSettings = AuthSettings()
+    encryption: EncryptionSettings = EncryptionSettings()
     limits: LimitsSettings = LimitsSettings()
     receipts: ReceiptsSettings = ReceiptsSettings()
     audit: AuditSettings = AuditSettings()

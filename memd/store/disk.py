@@ -22,7 +22,7 @@ from memd.errors import FileReplaced, StoreWriteFailed
 from memd.store import descriptors, directory_lock
 from memd.store.descriptors import KeptOpen
 from memd.store.directory_lock import DirectoryLock, Lock, lock_alone
-from memd.store.files import Appender, Files
+from memd.store.files import Appender, FileChecksum, Files, check_file
 from memd.store.syscalls import (
     DIRECTORY_MODE,
     WRITE_REMEDY,
@@ -37,6 +37,7 @@ from memd.store.syscalls import (
 # Another file system; one without hard links; no more links to this file; a sandbox or kernel that does not allow it.
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 _APPENDING = os.O_WRONLY | os.O_APPEND
+_PIECE_BYTES = 1 << 20
 # A directory of autofs, squashfs, 9p or some FUSE: there is nothing to sync, or the file system does it by itself.
 _NOTHING_TO_SYNC = {errno.EINVAL, errno.EBADF}
 
@@ -50,11 +51,23 @@ class LocalDisk(Files, Protocol):
     def is_same_file(self, one: Path, other: Path) -> bool:
         """Whether both paths are names of the same file; False if either does not exist."""
 
+    def wipe(self, path: Path) -> bool:
+        """Overwrite a file as far as the disk lets one, and remove it; False if its bytes may still be somewhere.
+
+        They are where the file has another name (a backup's hard link), whose owner keeps it as it is.
+        """
+
+    def replace_wiping(self, new: Path, path: Path) -> bool:
+        """Give `new` the name `path`, durably, then overwrite the file that had it; see `wipe`."""
+
+    def remove_directory(self, path: Path) -> None:
+        """Remove an empty directory if it exists."""
+
     def save_native(self, path: Path, save: Callable[[str], None]) -> None:
         """Let a native library write a file by its path, then make the contents (not the name) durable."""
 
-    def load_native(self, path: Path, load: Callable[[str], None]) -> None:
-        """Let a native library read a file by its path."""
+    def load_native(self, path: Path, expected: FileChecksum, load: Callable[[str], None]) -> None:
+        """Let a native library read a file by its path; raises CorruptFile before, unless it is the one expected."""
 
     def native_directory(self, path: Path) -> str | None:
         """A directory, created if necessary, for a native library that manages its own files; None: use memory."""
@@ -77,6 +90,9 @@ class LocalDisk(Files, Protocol):
 
     def try_writing(self, directory: Path, data: bytes) -> None:
         """Write and lock an unnamed file, drop it and sync the directory: raises whatever a start there would raise."""
+
+    def encrypts(self, path: Path) -> bool:
+        """Whether what is written to a file reaches the disk encrypted."""
 
     def may_write(self, path: Path) -> bool:
         """Whether permissions let this process write a file, or create files in a directory."""
@@ -137,6 +153,10 @@ class DiskFiles:
         with reading(path), open_descriptor(path, os.O_RDONLY) as descriptor:
             return [_pread_all(descriptor, offset, length) for offset, length in pieces]
 
+    def damage_of(self, path: Path) -> str | None:
+        """See Files."""
+        return None
+
     def create(self, path: Path) -> Appender:
         """See Files."""
         self.confirm_lock()
@@ -186,6 +206,31 @@ class DiskFiles:
             with writing(path):
                 path.unlink(missing_ok=True)
 
+    def wipe(self, path: Path) -> bool:
+        """See LocalDisk."""
+        if not os.path.lexists(path):
+            return True
+        self.confirm_lock()
+        with writing(path), open_descriptor(path, os.O_WRONLY) as descriptor:
+            is_gone = os.fstat(descriptor).st_nlink == 1 and _overwritten(descriptor)
+            path.unlink(missing_ok=True)
+        return is_gone
+
+    def replace_wiping(self, new: Path, path: Path) -> bool:
+        """See LocalDisk."""
+        self.confirm_lock()
+        with writing(path), open_descriptor(path, os.O_WRONLY) as descriptor:
+            new.replace(path)
+            self.sync_directory(path.parent)  # before: a power cut must not bring an overwritten file back
+            return os.fstat(descriptor).st_nlink == 0 and _overwritten(descriptor)
+
+    def remove_directory(self, path: Path) -> None:
+        """See LocalDisk."""
+        if path.is_dir():
+            self.confirm_lock()
+            with writing(path):
+                path.rmdir()
+
     def sync_directory(self, path: Path) -> None:
         """See Files."""
         with writing(path):
@@ -209,8 +254,9 @@ class DiskFiles:
             with open_descriptor(path, os.O_RDONLY) as descriptor:
                 sync_descriptor(descriptor)
 
-    def load_native(self, path: Path, load: Callable[[str], None]) -> None:
+    def load_native(self, path: Path, expected: FileChecksum, load: Callable[[str], None]) -> None:
         """See LocalDisk."""
+        check_file(self, path, expected)
         with reading(path):
             load(str(path))
 
@@ -249,6 +295,10 @@ class DiskFiles:
             sync_descriptor(file.fileno())
             lock_alone(file.fileno(), directory)
         self.sync_directory(directory)
+
+    def encrypts(self, path: Path) -> bool:
+        """See LocalDisk."""
+        return False
 
     def may_write(self, path: Path) -> bool:
         """See LocalDisk."""
@@ -341,6 +391,18 @@ class _DiskAppender:
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             close_descriptor(descriptor)
+
+
+def _overwritten(descriptor: int) -> bool:
+    """Overwrite a file with zeros, in place where the file system works so; False if that failed."""
+    try:
+        size, at = os.fstat(descriptor).st_size, 0
+        while at < size:
+            at += os.pwrite(descriptor, bytes(min(_PIECE_BYTES, size - at)), at)
+        sync_descriptor(descriptor)
+    except OSError:  # it is removed all the same
+        return False
+    return True
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:

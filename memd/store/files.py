@@ -63,6 +63,9 @@ class Files(Protocol):
     def read_pieces(self, path: Path, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
         """Like `read_at`, for many (offset, length) of one file."""
 
+    def damage_of(self, path: Path) -> str | None:
+        """Tell the damage of a file that cannot be seen in what is read of it; None: there is none."""
+
     def create(self, path: Path) -> Appender:
         """Open a new empty file; an existing one is emptied."""
 

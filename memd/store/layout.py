@@ -29,10 +29,16 @@ GRANTS_NAME = "memd.grants"
 """The programs that may use memory over OAuth. Not backed up: what was revoked since would come back."""
 MODELS_NAME = "memd.models"
 """Embedding models that were added, and what was measured of models: derived, so neither backed up nor verified."""
+KEY_NAME = "memd.key"
+"""Of an encrypted data directory: its key, wrapped by the master key."""
+TOPIC_KEY_NAME = "topic.key"
+"""Of an encrypted topic: its key, wrapped by that of the directory. Without it nothing of the topic can be read."""
+CONVERSION_NAME = ".memd-encrypting"
+"""The folder in which topics are encrypted, decrypted or given new keys; no topic can have this name."""
 AUDIT_NAME = "memd.audit"
 FORMER_NAMES = "former_names"
 """Beside `active.bin`: the names that the topic had before, one on each line. People write it, memd reads it."""
-_REPLACED = (ADDRESS_NAME, SECRET_NAME, RECENT_NAME, GRANTS_NAME)
+_REPLACED = (ADDRESS_NAME, SECRET_NAME, RECENT_NAME, GRANTS_NAME, KEY_NAME)
 _OWN_NAMES = {
     *(LOCK_NAME, RECEIPTS_NAME, RECEIPTS_OLD_NAME, MODELS_NAME, AUDIT_NAME, *_REPLACED),
     *(name + TEMPORARY_SUFFIX for name in _REPLACED),
@@ -79,6 +85,7 @@ class TopicLayout:
         self.active = self.directory / "active.bin"
         self.hot = self.directory / "hot.log"
         self.former_names = self.directory / FORMER_NAMES
+        self.key = self.directory / TOPIC_KEY_NAME
         self.lexical = self.directory / "lexical"
         """The folder of the lexical index; only lexical/ knows the files in it."""
 
@@ -224,6 +231,6 @@ def topic_ids_in(files: Files, data_dir: Path) -> list[str]:
 
 
 def has_files(files: Files, directory: Path) -> bool:
-    """Whether a topic's folder has more in it than an empty folder for segments."""
-    names = files.names(directory)
+    """Whether a topic's folder has more in it than a key and an empty folder for segments."""
+    names = [name for name in files.names(directory) if not name.startswith(TOPIC_KEY_NAME)]
     return names != [] and (names != [_SEGMENTS] or files.names(directory / _SEGMENTS) != [])

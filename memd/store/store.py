@@ -17,6 +17,7 @@ from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
 from memd.store.clock import SharedClock
 from memd.store.directory_lock import Lock
 from memd.store.disk import DiskFiles, LocalDisk
+from memd.store.encryption.opening import check_disk
 from memd.store.files import Files
 from memd.store.layout import LOCK_NAME, TopicLayout, TopicNames, topic_ids_in
 from memd.store.locks import LockOrder, OrderedLock
@@ -74,10 +75,12 @@ class Store:
 
         Raises:
             StoreLocked: another daemon holds it.
+            WrongKey: it is encrypted, and `files` is not its encrypted disk.
             StoreWriteFailed: it cannot be created or written. (On a disk that is read-only, but has the directory, each
                 write fails instead.)
         """
         files = files or DiskFiles()
+        check_disk(files, data_dir)
         _create(files, data_dir)
         lock = files.lock(data_dir / LOCK_NAME)
         try:

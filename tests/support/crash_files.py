@@ -18,7 +18,7 @@ from typing import Literal
 
 from memd.errors import DiskFull, StoreError, StoreLocked, StoreWriteFailed
 from memd.store.directory_lock import Lock
-from memd.store.files import Appender
+from memd.store.files import Appender, FileChecksum, check_file
 
 Loss = Literal["lost", "torn", "zeros", "kept", "reordered"]
 """The effect of a power cut on contents that were not synced: all lost; half of it on disk; the length on disk but only
@@ -114,6 +114,9 @@ class CrashFiles:
     def read_pieces(self, path: Path, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
         return [self.read_at(path, offset, length) for offset, length in pieces]
 
+    def damage_of(self, path: Path) -> str | None:
+        return None
+
     def create(self, path: Path) -> Appender:
         self._parent(path)
         self._step(f"create {path.name}", path)
@@ -133,6 +136,9 @@ class CrashFiles:
             self._live[path] = None
 
     def rename(self, old: Path, new: Path) -> None:
+        if self.is_directory(old):
+            self._rename_directory(old, new)
+            return
         inode = self._file(old)
         self._parent(new)
         self._step(f"rename {old.name} {new.name}", new)
@@ -165,6 +171,30 @@ class CrashFiles:
     def is_same_file(self, one: Path, other: Path) -> bool:
         return one in self._live and self._live[one] is self._live.get(other)
 
+    def wipe(self, path: Path) -> bool:
+        if path in self._live:
+            inode = self._file(path)
+            self._step(f"overwrite {path.name}", path)
+            inode.live = bytearray(len(inode.live))
+            inode.durable = bytes(inode.live)
+            self.remove(path)
+        return True
+
+    def replace_wiping(self, new: Path, path: Path) -> bool:
+        inode = self._file(path)
+        self.rename(new, path)
+        self.sync_directory(path.parent)
+        self._step(f"overwrite what was {path.name}", path)
+        inode.live = bytearray(len(inode.live))
+        inode.durable = bytes(inode.live)
+        return True
+
+    def remove_directory(self, path: Path) -> None:
+        assert not self.names(path), "it is empty"
+        if self.is_directory(path):
+            self._step(f"rmdir {path.name}", path)
+            del self._live[path]
+
     def save_native(self, path: Path, save: Callable[[str], None]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             save(f"{folder}/native")
@@ -173,7 +203,8 @@ class CrashFiles:
         appender.write(data)
         appender.sync()
 
-    def load_native(self, path: Path, load: Callable[[str], None]) -> None:
+    def load_native(self, path: Path, expected: FileChecksum, load: Callable[[str], None]) -> None:
+        check_file(self, path, expected)
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "native").write_bytes(self.read(path))
             load(f"{folder}/native")
@@ -199,8 +230,18 @@ class CrashFiles:
     def try_writing(self, directory: Path, data: bytes) -> None:
         self._step(f"try writing {directory.name}", directory)
 
+    def encrypts(self, path: Path) -> bool:
+        return False
+
     def may_write(self, path: Path) -> bool:
         return True
+
+    def _rename_directory(self, old: Path, new: Path) -> None:
+        """In one step and durable at once, with all that is in it, which is no looser than the store is about it."""
+        self._step(f"rename {old.name} {new.name}", new)
+        for names in (self._live, self._durable):
+            for path in [one for one in names if one == old or old in one.parents]:
+                names[new / path.relative_to(old)] = names.pop(path)
 
     def _make_durable(self, name: Path) -> None:
         if name in self._live:

@@ -24,7 +24,7 @@ from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.store.tools.verify import verify
 from memd.wording import counted, sized
 
-DIRECTORY, LOCK, LOG, AUDIT = "data directory", "lock", "log", "audit"
+DIRECTORY, ENCRYPTION, LOCK, LOG, AUDIT = "data directory", "encryption", "lock", "log", "audit"
 FREE_BYTES_LOW = 512 << 20
 """Below this is a warning: an index of a full segment takes 10 MB, merged ones and a backup many times that."""
 READ_BYTES_MAX = 512 << 20

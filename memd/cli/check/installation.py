@@ -24,6 +24,7 @@ from memd.ingest.offline import stored_models
 from memd.recall.rerank import Reranker
 from memd.settings.model import Config
 from memd.store import descriptors
+from memd.store.disk import LocalDisk
 from memd.store.layout import models_dir
 from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.wording import counted
@@ -90,12 +91,12 @@ def open_files(config: Config) -> CheckResult:
     return warning(OPEN_FILES, f"{said}; limits.connections_max is {wanted}", descriptors.REMEDY)
 
 
-def embedding_model(config: Config, topics: list[TopicDiskUsage]) -> Iterator[CheckResult]:
+def embedding_model(config: Config, topics: list[TopicDiskUsage], files: LocalDisk) -> Iterator[CheckResult]:
     """Known text has its known vector, and what is stored was embedded with this model."""
     name = config.embedding.model
     try:
         embedder = load_embedder(
-            config.embedding, models_dir=models_dir(config.data_dir), fetch=False, stored=stored_models(config)
+            config.embedding, models_dir=models_dir(config.data_dir), fetch=False, stored=stored_models(config, files)
         )
         problem = _infidelity(embedder)
     except EmbeddingError as error:

@@ -11,12 +11,14 @@ from pathlib import Path
 import click
 
 from memd.cli.check import data, installation, settings, sources, upstream
-from memd.cli.check.result import CheckResult, Mark, failed, failed_with, warning
+from memd.cli.check.result import CheckResult, Mark, failed, failed_with, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import ConfigError, StoreError
 from memd.settings.loading import load_config, places_of_settings
 from memd.settings.model import Config
-from memd.store.disk import DiskFiles, LocalDisk
+from memd.store.disk import LocalDisk
+from memd.store.encryption.opening import disk_of
+from memd.store.layout import RECEIPTS_NAME
 from memd.store.tools.disk_usage import disk_usage
 from memd.wording import counted, for_terminal
 
@@ -56,7 +58,14 @@ def outcomes(
     yield installation.open_files(config)
     yield from sources.sources(config)
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
-    yield from _stored(config, daemon, files or DiskFiles())
+    try:
+        disk = disk_of(config, files)
+    except StoreError as error:
+        yield failed_with(data.ENCRYPTION, error)
+    else:
+        if disk.encrypts(config.data_dir / RECEIPTS_NAME):
+            yield ok(data.ENCRYPTION, f"{config.data_dir} is encrypted, and the key that is given is its own")
+        yield from _stored(config, daemon, disk)
     yield settings.address(config, daemon)
     is_served = daemon is not None and "upstream.url" not in given
     if daemon is not None and is_served:
@@ -83,7 +92,7 @@ def _stored(config: Config, daemon: RunningDaemon | None, files: LocalDisk) -> I
     else:
         yield from data.log(config.data_dir, topics, files)
     yield from data.audit(config.data_dir, files)
-    yield from installation.embedding_model(config, topics)
+    yield from installation.embedding_model(config, topics, files)
     yield from installation.reranker(config)
 
 

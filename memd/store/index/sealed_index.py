@@ -19,7 +19,6 @@ from memd.entries import Status
 from memd.errors import StoreError
 from memd.settings.model import UtilitySettings
 from memd.store.disk import LocalDisk
-from memd.store.files import check_file
 from memd.store.index.meta import IndexFile
 from memd.store.index.vectors import VectorIndex, best_rows, cosines, multipliers, scores_of
 from memd.store.locks import LockOrder, OrderedLock
@@ -122,10 +121,14 @@ class SealedIndex:
         with self._loading:
             if self._in_memory is not None:
                 return []
-            check_file(self._files, self.path, self.file.checksum)
             return self._put_in_memory(
                 VectorIndex.load(
-                    self._files, self.path, dimension=self._dimension, size=len(self), labels=np.flatnonzero(self._held)
+                    self._files,
+                    self.path,
+                    self.file.checksum,
+                    dimension=self._dimension,
+                    size=len(self),
+                    labels=np.flatnonzero(self._held),
                 ),
                 self._read_vectors,
             )

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from memd.errors import CorruptFile
 from memd.settings.model import UTILITY_STEPS_LIMIT, UtilitySettings
 from memd.store.disk import LocalDisk
+from memd.store.files import FileChecksum
 from memd.store.log.columns import Bits, Floats, Rows
 
 HNSW_M = 16
@@ -108,15 +109,17 @@ class VectorIndex:
         return cls(index, size, np.concatenate(indexed))
 
     @classmethod
-    def load(cls, files: LocalDisk, path: Path, *, dimension: int, size: int, labels: Rows) -> VectorIndex:
-        """Load an index whose checksum the caller has just verified: hnswlib trusts the file and can crash on damage.
+    def load(
+        cls, files: LocalDisk, path: Path, checksum: FileChecksum, *, dimension: int, size: int, labels: Rows
+    ) -> VectorIndex:
+        """Load an index that has this checksum: hnswlib trusts the file and can crash on damage.
 
         Raises:
-            CorruptFile: it is not an index over exactly `labels`.
+            CorruptFile: the file is not as it was written, or no index over exactly `labels`.
         """
         index = hnswlib.Index(space="ip", dim=dimension)
         try:
-            files.load_native(path, lambda name: index.load_index(name, max_elements=max(1, len(labels))))
+            files.load_native(path, checksum, lambda name: index.load_index(name, max_elements=max(1, len(labels))))
         except RuntimeError as error:
             raise CorruptFile(f"{path}: the index cannot be loaded ({error}); it is rebuilt from the log") from error
         if not np.array_equal(np.sort(np.array(index.get_ids_list(), dtype=np.intp)), labels):

@@ -9,7 +9,7 @@ Header, at the start of every file (80 bytes):
     | 8 bytes| u32     | u32       | u32   | u32       | 32 bytes       | 8 bytes  | zeros    | u32   |
 
     magic        "memd.log", "memd.hot" (the journal), "memd.idx" (.meta)
-    flags        reserved for compression and encryption; 0
+    flags        0; 1 on the disk where the file is encrypted (see store/encryption/frames.py)
     segment      the number the file has or will get under segments/; 0 for the journal
     fingerprint  of the embedding model, ASCII, zero-padded
     topic        BLAKE2b-64 of the topic id, so that a file in the wrong place is noticed
@@ -46,6 +46,9 @@ from memd.store.log.range_crc import RangeChecksums, crc_of_words
 MAGIC_LOG = b"memd.log"
 MAGIC_JOURNAL = b"memd.hot"
 MAGIC_META = b"memd.idx"
+MAGIC_ENCRYPTED = b"memd.enc"
+"""Of an encrypted file that has no header of its own inside."""
+FLAG_ENCRYPTED = 1
 FORMAT_VERSION = 2
 """Of everything together; each kind of file has the version in which it changed last, so that an older memd reads all
 that it can: the log most of all."""
@@ -151,17 +154,30 @@ def decode_header(data: bytes, *, magic: bytes, name: str) -> Header:
     """
     if len(data) < HEADER_BYTES:
         raise CorruptFile(f"{name}: shorter than a header ({len(data)} of {HEADER_BYTES} bytes)")
+    header = decode_any_header(data)
+    if header is None:
+        raise CorruptFile(f"{name}: the header (bytes 0 to {HEADER_BYTES}) does not match its checksum")
+    if header.magic != magic:
+        raise ForeignFile(f"{name}: is a file of kind {header.magic!r} where {magic!r} belongs; move it away")
+    if header.flags == FLAG_ENCRYPTED:
+        raise ForeignFile(f"{name}: is encrypted; give the key of its data directory, and its memd.key with it")
+    newest = _VERSIONS.get(magic, FORMAT_VERSION)
+    if header.version > newest or header.flags:
+        raise ForeignFile(
+            f"{name}: is of format {header.version} (flags {header.flags}), "
+            f"this memd reads up to {newest}; use a newer memd"
+        )
+    return header
+
+
+def decode_any_header(data: bytes) -> Header | None:
+    """Decode the header of a file of any kind; None if it is not intact."""
+    if len(data) < HEADER_BYTES:
+        return None
     fields, (crc,) = data[: _HEADER.size], _CRC.unpack_from(data, _HEADER.size)
     if zlib.crc32(fields) != crc:
-        raise CorruptFile(f"{name}: the header (bytes 0 to {HEADER_BYTES}) does not match its checksum")
+        return None
     found, version, dimension, flags, segment_id, fingerprint, topic = _HEADER.unpack(fields)
-    if found != magic:
-        raise ForeignFile(f"{name}: is a file of kind {found!r} where {magic!r} belongs; move it away")
-    newest = _VERSIONS.get(magic, FORMAT_VERSION)
-    if version > newest or flags:
-        raise ForeignFile(
-            f"{name}: is of format {version} (flags {flags}), this memd reads up to {newest}; use a newer memd"
-        )
     return Header(
         magic=found,
         version=version,

@@ -19,8 +19,9 @@ import msgspec
 from memd.errors import StoreError, StoreWriteFailed
 from memd.store.audit.chain import head_of
 from memd.store.disk import LocalDisk
+from memd.store.encryption.opening import key_id_of
 from memd.store.files import TEMPORARY_SUFFIX, checksum_of, only_whole, replace_file
-from memd.store.layout import LOCK_NAME, AuditLayout, TopicLayout, segments_before, topic_ids_in
+from memd.store.layout import KEY_NAME, LOCK_NAME, AuditLayout, TopicLayout, segments_before, topic_ids_in
 from memd.store.log.format import scan_records
 from memd.store.log.recovery import TORN_SUFFIX, Finding, read_log_file, remove_temporaries, save_torn_copy
 from memd.store.log.segment import rotate
@@ -59,6 +60,8 @@ def backup(data_dir: Path, target: Path, files: LocalDisk) -> BackupReport:
     lock = files.lock(target / MARKER_NAME)
     copying = _BackupRun(files)
     try:
+        if files.size(data_dir / KEY_NAME) is not None:
+            replace_file(files, target / KEY_NAME, files.read(data_dir / KEY_NAME))
         for topic_id in topic_ids_in(files, data_dir):
             copying.topic(TopicLayout(data_dir, topic_id), TopicLayout(target, topic_id))
         copying.audit(AuditLayout(data_dir), AuditLayout(target))
@@ -74,6 +77,11 @@ def _check_target(files: LocalDisk, data_dir: Path, target: Path) -> None:
     names = files.names(target)
     if names and MARKER_NAME not in names:
         raise StoreError(f"{target}: is not empty and not an earlier backup; choose an empty or a new folder")
+    if topic_ids_in(files, target) and key_id_of(files, target) != key_id_of(files, data_dir):
+        raise StoreError(
+            f"{target}: is a backup from before the data directory was encrypted, decrypted or given new keys; choose "
+            "another folder, and destroy this one if it should not stay readable"
+        )
     if LOCK_NAME in names:
         raise StoreError(
             f"{target}: memd has been served from this backup, so it has entries of its own; choose another folder"
@@ -93,6 +101,8 @@ class _BackupRun:
             files.sync_directory(directory.parent)
             remove_temporaries(files, directory)
         self.report.topics += 1
+        if not self._key(source, target):
+            return
         try:
             self._log_and_journal(source, target)
         except StoreWriteFailed:
@@ -121,6 +131,23 @@ class _BackupRun:
         head = head_of(last)
         if head is not None:
             replace_file(files, target.head, str(head).encode())
+
+    def _key(self, source: TopicLayout, target: TopicLayout) -> bool:
+        """Copy the key of an encrypted topic, before all that it encrypts; False if the backup has another one."""
+        files = self._files
+        if files.size(source.key) is None:
+            return True
+        key = files.read(source.key)
+        if files.size(target.key) is None:
+            replace_file(files, target.key, key)
+        elif files.read(target.key) != key:
+            self._add_finding(
+                target.directory,
+                f"was encrypted with another key than {source.directory} has now: the topic was erased and begun anew; "
+                "nothing was changed here, choose another folder",
+            )
+            return False
+        return True
 
     def _log_and_journal(self, source: TopicLayout, target: TopicLayout) -> None:
         files = self._files

@@ -118,6 +118,10 @@ class _Verification:
             self.findings += ahead_of_log(layout.hot, extent_in(journal), self._count_upto)
         if stamp is not None:
             self.findings += ahead_of_log(layout.lexical / STAMP_NAME, stamp.extent, self._count_upto)
+        for directory in (layout.directory, layout.segments):
+            for name in self._files.names(directory):
+                if damage := self._files.damage_of(directory / name):
+                    self._add_finding("damaged", directory / name, damage)
         for path in torn_files(self._files, (layout.directory, layout.segments)):
             size = self._files.size(path)
             self._add_finding("notice", path, f"holds {size} bytes of an interrupted write that was moved here")

@@ -1,0 +1,132 @@
+"""`memd key`, `encrypt`, `decrypt` and `rekey`: encryption at rest.
+
+Rule: no flag takes a key, which others could read off the list of processes: it comes from a file, the environment or
+standard input.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from memd.cli.flags import WholeSentences, config_of_existing, key_flag, key_of, settings_flags
+from memd.errors import ConfigError
+from memd.settings.model import EncryptionSettings
+from memd.store.disk import DiskFiles
+from memd.store.encryption.opening import check_installed, master_key
+from memd.wording import counted
+
+if TYPE_CHECKING:
+    from memd.store.encryption.converting import ConversionReport
+
+_KEEP = "Keep a copy of it in another place: nothing that it encrypts can be read without it."
+_OLD_BLOCKS = (
+    "The old files were overwritten and removed. Flash disks, file systems that copy on write, snapshots and backups "
+    "may keep what they held."
+)
+
+
+@click.group(cls=WholeSentences)
+def key() -> None:
+    """Make master keys for encryption."""
+
+
+@key.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+def new(file: Path) -> int:
+    """Write a new key to FILE, which must not exist yet."""
+    check_installed()
+    from memd.store.encryption.master_key import new_key_file
+
+    click.echo(f"{file}: the new key {new_key_file(file).id}. {_KEEP}")
+    return 0
+
+
+@click.command()
+@settings_flags
+@key_flag
+def encrypt(config_path: Path | None, data_dir: str | None, key_stdin: bool) -> int:
+    """Encrypt the data directory.
+
+    The key is encryption.key_file, MEMD_ENCRYPTION_KEY or --key-stdin. No daemon may run. Interrupted,
+    it goes on when it is run again.
+    """
+    config = config_of_existing(config_path, data_dir, key=key_of(key_stdin))
+    master = master_key(config.encryption)
+    from memd.store.encryption.converting import encrypt as convert
+
+    report = convert(config.data_dir, master, DiskFiles(), _tell)
+    _say(f"{config.data_dir}: is encrypted with the key {master.id}", report)
+    click.echo(f"{_OLD_BLOCKS} {_KEEP}")
+    return 0
+
+
+@click.command()
+@settings_flags
+@key_flag
+def decrypt(config_path: Path | None, data_dir: str | None, key_stdin: bool) -> int:
+    """Write the data directory in plain text again.
+
+    No daemon may run. Interrupted, it goes on when it is run again.
+    """
+    config = config_of_existing(config_path, data_dir, key=key_of(key_stdin))
+    master = master_key(config.encryption)
+    from memd.store.encryption.converting import decrypt as convert
+
+    report = convert(config.data_dir, master, DiskFiles(), _tell)
+    _say(f"{config.data_dir}: is in plain text; take the key out of the settings", report)
+    return 0
+
+
+@click.command()
+@settings_flags
+@key_flag
+@click.option(
+    "--new-key-file",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The file with the new key (`memd key new FILE` makes one).",
+)
+@click.option("--new-key-stdin", is_flag=True, help="Read the new key from standard input: one line, the last one.")
+@click.option("--data", is_flag=True, help="Encrypt everything anew, for when the old key was seen by others.")
+def rekey(
+    config_path: Path | None,
+    data_dir: str | None,
+    key_stdin: bool,
+    new_key_file: Path | None,
+    new_key_stdin: bool,
+    data: bool,
+) -> int:
+    """Give the encrypted data directory another master key.
+
+    The present key is that of the settings. No daemon may run. Interrupted, it goes on when it is run
+    again. Afterwards the settings have to name the new key.
+    """
+    if (new_key_file is not None) == new_key_stdin:
+        raise ConfigError("the new key is missing: give either --new-key-file or --new-key-stdin")
+    config = config_of_existing(config_path, data_dir, key=key_of(key_stdin))
+    master = master_key(config.encryption)
+    given = EncryptionSettings(key_file=str(new_key_file or ""), key=key_of(new_key_stdin) or "")
+    other = master_key(given)
+    from memd.store.encryption.converting import rekey as convert
+
+    report = convert(config.data_dir, master, other, DiskFiles(), _tell, data=data)
+    _say(f"{config.data_dir}: has the key {other.id} now; name it in the settings", report)
+    if data:
+        click.echo(_OLD_BLOCKS)
+    else:
+        click.echo("Who has the old key and an old memd.key can still read: --data encrypts everything anew.")
+    return 0
+
+
+def _tell(topic_id: str) -> None:
+    click.echo(f"{topic_id} …", err=True)
+
+
+def _say(outcome: str, report: ConversionReport) -> None:
+    written = f" ({counted(report.topics, 'topic')}, {counted(report.bytes_written, 'byte')})"
+    click.echo(outcome + (written if report.bytes_written else ""))
+    for path in report.kept_elsewhere:
+        click.echo(f"{path}: could not be overwritten: a backup shares it, or the disk does not let one")

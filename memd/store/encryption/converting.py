@@ -1,0 +1,275 @@
+"""`memd encrypt`, `decrypt` and `rekey`: a whole data directory gets other keys, topic by topic.
+
+Rule: a topic is written anew beside the old one, read back and compared, and only then put in its place; whatever is
+interrupted goes on where it stopped when the command is run again, and until then memd serves nothing. The old files
+are overwritten as far as the disk lets one.
+
+    memd.key      state encrypting, decrypting or renewing          until all is done
+    .memd-encrypting/new-TOPIC   the new folder, until it is whole; it then becomes TOPIC
+    .memd-encrypting/old-TOPIC   the old folder, from the moment in which the new one was whole until it is wiped
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from memd.errors import StoreError, WrongKey
+from memd.store.disk import LocalDisk
+from memd.store.encryption.encrypted_disk import EncryptedDisk, KeyRing
+from memd.store.encryption.frames import DataKey
+from memd.store.encryption.key_files import (
+    DirectoryKeyFile,
+    KeyMaker,
+    State,
+    TopicKeyFile,
+    new_key,
+    read_key_file,
+    write_key_file,
+)
+from memd.store.encryption.master_key import MasterKey
+from memd.store.encryption.opening import check_not_lost
+from memd.store.files import TEMPORARY_SUFFIX, checksum_of
+from memd.store.layout import (
+    CONVERSION_NAME,
+    KEY_NAME,
+    LOCK_NAME,
+    RECEIPTS_NAME,
+    RECEIPTS_OLD_NAME,
+    TOPIC_KEY_NAME,
+    TopicLayout,
+    topic_ids_in,
+)
+from memd.store.log.format import FLAG_ENCRYPTED, HEADER_BYTES, decode_any_header
+
+_PIECE_BYTES = 4 << 20
+_NEW, _OLD = "new-", "old-"
+Tell = Callable[[str], None]
+
+
+class ConversionReport(msgspec.Struct):
+    """The outcome of a conversion."""
+
+    topics: int = 0
+    """That were written anew this time."""
+    bytes_written: int = 0
+    """Plain ones."""
+    kept_elsewhere: list[Path] = []
+    """Old files whose bytes could not be overwritten: a backup shares them, or the disk does not let one."""
+
+
+def encrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> ConversionReport:
+    """Encrypt a data directory, or go on where that was interrupted.
+
+    Raises:
+        WrongKey: it is encrypted already, or with another key.
+        StoreError: a daemon runs on it, or a file cannot be read or written. Done again, it goes on.
+    """
+    path = data_dir / KEY_NAME
+    with _locked(disk, data_dir):
+        if disk.size(path) is None:
+            check_not_lost(disk, data_dir)
+            maker = KeyMaker(master, os.urandom(16).hex(), os.urandom)
+            write_key_file(disk, path, maker.key_file(new_key(os.urandom), "encrypting"))
+        maker, key, _ = _opened(disk, data_dir, master, "encrypting", "is encrypted already")
+        ring = _ring(disk, data_dir, maker, key)
+        report = _Conversion(data_dir, disk, EncryptedDisk(disk, [ring]), disk, key, tell).run()
+        write_key_file(disk, path, maker.key_file(key))
+    return report
+
+
+def decrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> ConversionReport:
+    """Write a data directory in plain text again, or go on where that was interrupted.
+
+    Raises:
+        WrongKey: it is not encrypted, or with another key.
+        StoreError: see `encrypt`.
+    """
+    with _locked(disk, data_dir):
+        _check_encrypted(disk, data_dir)
+        maker, key, _ = _opened(disk, data_dir, master, "decrypting", "")
+        write_key_file(disk, data_dir / KEY_NAME, maker.key_file(key, "decrypting"))
+        ring = _ring(disk, data_dir, maker, key)
+        report = _Conversion(data_dir, EncryptedDisk(disk, [ring]), disk, disk, None, tell).run()
+        disk.wipe(data_dir / KEY_NAME)
+        disk.sync_directory(data_dir)
+    return report
+
+
+def rekey(
+    data_dir: Path, master: MasterKey, new: MasterKey, disk: LocalDisk, tell: Tell, *, data: bool
+) -> ConversionReport:
+    """Wrap the keys of a data directory with another master key; with `data`, give all of it new keys as well.
+
+    Raises:
+        WrongKey: it is not encrypted, or with another key than `master` (and `new`, where this was interrupted).
+        StoreError: see `encrypt`.
+    """
+    path = data_dir / KEY_NAME
+    with _locked(disk, data_dir):
+        _check_encrypted(disk, data_dir)
+        present = new if read_key_file(disk, path, DirectoryKeyFile).master == new.id else master
+        maker, key, former = _opened(disk, data_dir, present, "renewing", "")
+        rewrapping = KeyMaker(new, maker.directory, os.urandom)
+        if data and former is None:
+            key, former = new_key(os.urandom), key
+        if former is None:
+            write_key_file(disk, path, rewrapping.key_file(key))
+            return ConversionReport()
+        write_key_file(disk, path, rewrapping.key_file(key, "renewing", former))
+        before, after = (EncryptedDisk(disk, [_ring(disk, data_dir, maker, one)]) for one in (former, key))
+        report = _Conversion(data_dir, before, after, disk, key, tell).run()
+        write_key_file(disk, path, rewrapping.key_file(key))
+    return report
+
+
+class _Conversion:
+    """Writes what is under the keys of one disk anew under those of another; both are above `plain`."""
+
+    def __init__(
+        self, data_dir: Path, source: LocalDisk, target: LocalDisk, plain: LocalDisk, key: DataKey | None, tell: Tell
+    ) -> None:
+        """`key`: the directory's, that the target has; None: plain text."""
+        self._data_dir, self._source, self._target, self._plain = data_dir, source, target, plain
+        self._key, self._tell = key, tell
+        self._aside = data_dir / CONVERSION_NAME
+        self._report = ConversionReport()
+
+    def run(self) -> ConversionReport:
+        plain, aside = self._plain, self._aside
+        plain.make_directory(aside)
+        plain.sync_directory(self._data_dir)
+        self._finish_interrupted()
+        for name in (RECEIPTS_OLD_NAME, RECEIPTS_NAME):
+            self._receipts(self._data_dir / name)
+        for topic_id in topic_ids_in(plain, self._data_dir):
+            if not self._is_done(topic_id):
+                self._topic(topic_id)
+        plain.remove_directory(aside)
+        plain.sync_directory(self._data_dir)
+        return self._report
+
+    def _finish_interrupted(self) -> None:
+        plain, aside = self._plain, self._aside
+        for name in plain.names(aside):
+            if not name.startswith(_OLD):
+                continue
+            topic_id = name.removeprefix(_OLD)
+            if not plain.is_directory(self._data_dir / topic_id):
+                self._put_in_place(topic_id)
+            self._wipe(aside / name)
+        for name in plain.names(aside):
+            self._wipe(aside / name)
+
+    def _topic(self, topic_id: str) -> None:
+        self._tell(topic_id)
+        plain, old, new = self._plain, self._data_dir / topic_id, self._aside / f"{_NEW}{topic_id}"
+        self._copy_folder(old, new)
+        plain.sync_directory(self._aside)
+        plain.rename(old, self._aside / f"{_OLD}{topic_id}")
+        plain.sync_directory(self._aside)
+        plain.sync_directory(self._data_dir)
+        self._put_in_place(topic_id)
+        self._wipe(self._aside / f"{_OLD}{topic_id}")
+        self._report.topics += 1
+
+    def _put_in_place(self, topic_id: str) -> None:
+        self._plain.rename(self._aside / f"{_NEW}{topic_id}", self._data_dir / topic_id)
+        self._plain.sync_directory(self._data_dir)
+        self._plain.sync_directory(self._aside)
+
+    def _copy_folder(self, old: Path, new: Path) -> None:
+        plain = self._plain
+        plain.make_directory(new)
+        lexical = TopicLayout(self._data_dir, old.name).lexical if old.parent == self._data_dir else None
+        for name in plain.names(old):
+            one, other = old / name, new / name
+            if name.endswith(TEMPORARY_SUFFIX) or name == TOPIC_KEY_NAME or one == lexical:
+                continue  # what was being written, the old key, what is rebuilt
+            if plain.is_directory(one):
+                self._copy_folder(one, other)
+            else:
+                self._copy(one, other)
+        plain.sync_directory(new)
+
+    def _copy(self, old: Path, new: Path) -> None:
+        """Copy a file, and compare what can be read of the copy."""
+        crc, offset = 0, 0
+        with closing(self._target.create(new)) as appender:
+            while piece := self._source.read_at(old, offset, _PIECE_BYTES):
+                appender.write(piece)
+                crc, offset = zlib.crc32(piece, crc), offset + len(piece)
+            appender.sync()
+        if self._target.size(new) != offset or checksum_of(self._target, new, offset).crc != crc:
+            raise StoreError(f"{new}: what was written is not what is read back; check the disk, then run this again")
+        self._report.bytes_written += offset
+
+    def _receipts(self, path: Path) -> None:
+        if self._plain.size(path) is None or self._is_written(path):
+            return
+        temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+        self._copy(path, temporary)
+        if not self._plain.replace_wiping(temporary, path):
+            self._report.kept_elsewhere.append(path)
+
+    def _is_written(self, path: Path) -> bool:
+        """Whether the receipts are as the target has them."""
+        header = decode_any_header(self._plain.read_at(path, 0, HEADER_BYTES))
+        is_encrypted = header is not None and header.flags == FLAG_ENCRYPTED
+        if self._key is None or header is None or not is_encrypted:
+            return is_encrypted == (self._key is not None)
+        return header.topic == self._key.id
+
+    def _is_done(self, topic_id: str) -> bool:
+        path = self._data_dir / topic_id / TOPIC_KEY_NAME
+        has_key = self._plain.size(path) is not None
+        if self._key is None or not has_key:
+            return has_key == (self._key is not None)
+        return read_key_file(self._plain, path, TopicKeyFile).by == self._key.id.hex()
+
+    def _wipe(self, folder: Path) -> None:
+        plain = self._plain
+        for name in plain.names(folder):
+            if plain.is_directory(folder / name):
+                self._wipe(folder / name)
+            elif not plain.wipe(folder / name):
+                self._report.kept_elsewhere.append(folder / name)
+        plain.remove_directory(folder)
+
+
+@contextmanager
+def _locked(disk: LocalDisk, data_dir: Path) -> Iterator[None]:
+    lock = disk.lock(data_dir / LOCK_NAME)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _check_encrypted(disk: LocalDisk, data_dir: Path) -> None:
+    if disk.size(data_dir / KEY_NAME) is None:
+        raise WrongKey(f"{data_dir}: is not encrypted")
+
+
+def _opened(
+    disk: LocalDisk, data_dir: Path, master: MasterKey, state: State, if_whole: str
+) -> tuple[KeyMaker, DataKey, DataKey | None]:
+    """The keys of a directory that is whole, or in the state that the command has left; a reason `if_whole` refuses."""
+    path = data_dir / KEY_NAME
+    found = read_key_file(disk, path, DirectoryKeyFile)
+    maker = KeyMaker(master, found.directory, os.urandom)
+    key, former = maker.opened(path, found)
+    if found.state == "whole" and if_whole:
+        raise WrongKey(f"{data_dir}: {if_whole}")
+    if found.state not in ("whole", state):
+        raise WrongKey(f"{data_dir}: another command ({found.state}) was begun and not finished; run that one again")
+    return maker, key, former
+
+
+def _ring(disk: LocalDisk, data_dir: Path, maker: KeyMaker, key: DataKey) -> KeyRing:
+    return KeyRing(disk, data_dir, maker.directory, key, os.urandom)

@@ -1,0 +1,187 @@
+"""The keys on the disk: `memd.key` of a directory, wrapped by the master key, and `topic.key` of each topic.
+
+Rule: a key file is replaced as a whole, durably, and a key is on the disk before anything that it encrypts. A damaged
+key file, a wrong key and one of another directory are told apart.
+
+`memd.key` and `topic.key` are JSON with a CRC32 over their other members. The master key wraps the key of the directory
+(with HKDF over the random id of the directory), that one the keys of topics, all with AES-256-GCM and random nonces.
+So `memd rekey` replaces one file, and who destroys a `topic.key` has destroyed what it encrypts.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+
+from memd.errors import WrongKey
+from memd.store.disk import LocalDisk
+from memd.store.encryption.frames import KEY_BYTES, NONCE_BYTES, DataKey, Random
+from memd.store.encryption.master_key import MasterKey
+from memd.store.files import Files, replace_file
+from memd.store.layout import KEY_NAME, TOPIC_KEY_NAME
+
+_FORMAT = 1
+State = Literal["whole", "encrypting", "decrypting", "renewing"]
+"""whole: nothing is under way. The others: a command was begun and has to be finished before memd serves."""
+
+
+class DirectoryKeyFile(msgspec.Struct, frozen=True, kw_only=True):
+    """`memd.key`."""
+
+    format: int = _FORMAT
+    directory: str
+    """A random id, 32 hex digits; a copy of the directory has the same."""
+    master: str
+    """The id of the master key."""
+    state: State = "whole"
+    key_id: str
+    key: str
+    """That of the directory, wrapped by the master key."""
+    former: str = ""
+    """While the keys are renewed: the one before."""
+    crc: int = 0
+
+
+class TopicKeyFile(msgspec.Struct, frozen=True, kw_only=True):
+    """`topic.key`."""
+
+    format: int = _FORMAT
+    directory: str
+    by: str
+    """The id of the directory's key that wraps it."""
+    key: str
+    crc: int = 0
+
+
+AnyKeyFile = TypeVar("AnyKeyFile", DirectoryKeyFile, TopicKeyFile)
+
+
+def has_keys(files: Files, data_dir: Path) -> bool:
+    """Whether a data directory is encrypted, or being encrypted or decrypted."""
+    return files.size(data_dir / KEY_NAME) is not None
+
+
+def read_key_file(files: Files, path: Path, kind: type[AnyKeyFile]) -> AnyKeyFile:
+    """Read a key file without opening its key.
+
+    Raises:
+        WrongKey: it is missing, damaged or of a newer format.
+    """
+    if files.size(path) is None:
+        raise WrongKey(
+            f"{path}: is missing; without it nothing that it encrypts can be read: put it back, out of a backup if "
+            "need be (where the topic was erased, its key is gone for good: remove its folder)"
+        )
+    try:
+        found = msgspec.json.decode(files.read(path), type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        found = None
+    if found is None or found.crc != _crc(found):
+        raise WrongKey(f"{path}: is damaged; put it back, out of a backup")
+    if found.format > _FORMAT:
+        raise WrongKey(f"{path}: is of format {found.format}, this memd reads up to {_FORMAT}; use a newer memd")
+    return found
+
+
+def write_key_file(files: Files, path: Path, contents: AnyKeyFile) -> None:
+    """Write a key file durably."""
+    replace_file(files, path, msgspec.json.encode(msgspec.structs.replace(contents, crc=_crc(contents))) + b"\n")
+
+
+class KeyMaker:
+    """Makes and opens the keys of one directory under one master key."""
+
+    def __init__(self, master: MasterKey, directory: str, random: Random) -> None:
+        self.directory = directory
+        self._master, self._random = master, random
+        self._wrapping = master.wrapping(bytes.fromhex(directory))
+
+    def key_file(self, key: DataKey, state: State = "whole", former: DataKey | None = None) -> DirectoryKeyFile:
+        """Return the `memd.key` that holds these keys."""
+        return DirectoryKeyFile(
+            directory=self.directory,
+            master=self._master.id,
+            state=state,
+            key_id=key.id.hex(),
+            key=_wrapped(self._wrapping, key, self.directory, self._random),
+            former="" if former is None else _wrapped(self._wrapping, former, self.directory, self._random),
+        )
+
+    def opened(self, path: Path, found: DirectoryKeyFile) -> tuple[DataKey, DataKey | None]:
+        """Open the directory's key, and the former one while keys are renewed.
+
+        Raises:
+            WrongKey: the master key is not that of this directory.
+        """
+        if found.master != self._master.id:
+            raise WrongKey(
+                f"{path.parent}: was encrypted with the key {found.master}, the one that was given is "
+                f"{self._master.id}: another directory's, or one from before a `memd rekey`; give the right key"
+            )
+        former = _unwrapped(self._wrapping, found.former, self.directory, path) if found.former else None
+        return _unwrapped(self._wrapping, found.key, self.directory, path), former
+
+
+def new_key(random: Random) -> DataKey:
+    """Draw a new key."""
+    return DataKey(random(KEY_BYTES))
+
+
+def write_topic_key(files: Files, path: Path, directory: str, by: DataKey, random: Random) -> DataKey:
+    """Draw the key of a topic and write its `topic.key`, durably."""
+    key = new_key(random)
+    wrapped = _wrapped(by, key, directory, random)
+    write_key_file(files, path, TopicKeyFile(directory=directory, by=by.id.hex(), key=wrapped))
+    return key
+
+
+def read_topic_key(files: Files, path: Path, directory: str, by: DataKey) -> DataKey:
+    """Open the key of a topic.
+
+    Raises:
+        WrongKey: there is none, or it is another directory's.
+    """
+    found = read_key_file(files, path, TopicKeyFile)
+    if found.directory != directory or found.by != by.id.hex():
+        raise WrongKey(
+            f"{path}: belongs to another data directory, or is from before a `memd rekey --data`; put back the one "
+            "that was here"
+        )
+    return _unwrapped(by, found.key, directory, path)
+
+
+def _wrapped(by: DataKey, key: DataKey, directory: str, random: Random) -> str:
+    nonce = random(NONCE_BYTES)
+    sealed = by.cipher(b"keys").encrypt(nonce, key.secret, b"memd key of " + directory.encode())
+    return base64.b64encode(nonce + sealed).decode()
+
+
+def _unwrapped(by: DataKey, text: str, directory: str, path: Path) -> DataKey:
+    try:
+        data = base64.b64decode(text, validate=True)
+        bound = b"memd key of " + directory.encode()
+        return DataKey(by.cipher(b"keys").decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], bound))
+    except (ValueError, InvalidTag):
+        raise WrongKey(f"{path}: its key cannot be opened: it was changed; put it back, out of a backup") from None
+
+
+def _crc(contents: AnyKeyFile) -> int:
+    return zlib.crc32(msgspec.json.encode(msgspec.structs.replace(contents, crc=0)))
+
+
+def destroy_topic_key(disk: LocalDisk, directory: Path) -> bool:
+    """Destroy the key of a topic in its folder: what it encrypts can never be read again, wherever its bytes still are.
+
+    Copies of the `topic.key` itself (backups) have to be destroyed too. It may be called again, and without a key.
+
+    Returns:
+        False if the old bytes of the key may still be on the disk; see `LocalDisk.wipe`.
+    """
+    is_gone = disk.wipe(directory / TOPIC_KEY_NAME)
+    disk.sync_directory(directory)
+    return is_gone

@@ -1,0 +1,304 @@
+"""The encrypted disk: the same bytes at the same offsets as a plain one, whatever is torn, cut, moved or flipped.
+
+Rule: `files.raw` is what a thief has; the witness of a test is its bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from crash_files import CrashFiles, Loss, PowerCutError
+from drafts import DATA_DIR, draft, live_contents, open_store, seal_all, unit_vector
+from effort import scaled, steps
+from encrypted_files import DIRECTORY_KEY, EncryptedCrashFiles
+
+from memd.errors import CorruptFile, ForeignFile, StoreError, WrongKey
+from memd.store.encryption.encrypted_disk import EncryptedDisk, KeyRing
+from memd.store.encryption.frames import FRAME_OVERHEAD, NONCE_BYTES, PIECE_BYTES, DataKey, encrypt, frame_at
+from memd.store.encryption.key_files import destroy_topic_key
+from memd.store.files import replace_file
+from memd.store.layout import TopicLayout
+from memd.store.log.format import HEADER_BYTES
+from memd.store.log.journal import Journal
+from memd.store.tools.export import export
+from memd.store.tools.verify import verify
+
+TOPIC = DATA_DIR / "talk"
+FILE = TOPIC / "active.bin"
+
+
+def disk() -> EncryptedCrashFiles:
+    """Two sealed segments of five chunks, two chunks in active.bin, one append each, and a journal."""
+    files = EncryptedCrashFiles()
+    store = open_store(files, segment_entries_max=5)
+    for number in range(12):
+        store.topic("talk").append([draft(number)])
+        seal_all(store.topic("talk"))
+    journal, _ = Journal.open(store.journal_of("talk"), files)
+    journal.append([b"an event", b"another event"])
+    journal.sync()
+    journal.close()
+    store.close()
+    return files
+
+
+def folder_of(files: EncryptedCrashFiles) -> list[Path]:
+    """The files that are encrypted."""
+    return [path for path in map(Path, files.contents()) if files.encrypts(path)]
+
+
+def test_a_file_reads_as_a_plain_one_whatever_is_appended_cut_and_read_at_any_place() -> None:
+    for seed in range(scaled(20)):
+        chance, plain, files = random.Random(seed), CrashFiles(), EncryptedCrashFiles()
+        for one in (plain, files):
+            one.make_directory(DATA_DIR)
+            one.make_directory(TOPIC)
+        appenders = [plain.create(FILE), files.create(FILE)]
+        for _ in range(30):
+            size = plain.size(FILE) or 0
+            what = chance.random()
+            if what < 0.6:
+                data = chance.randbytes(chance.choice([1, 50, 700, PIECE_BYTES, 2 * PIECE_BYTES + 7]))
+                for appender in appenders:
+                    appender.write(data)
+            elif what < 0.8:
+                for appender in appenders:
+                    appender.close()
+                appenders = [plain.append_to(FILE), files.append_to(FILE)]
+                cut = chance.randint(0, size)
+                for appender in appenders:
+                    appender.truncate(cut)
+            offset, length = chance.randint(0, size + 9), chance.choice([0, 1, 80, 5000, 10**6])
+            assert files.size(FILE) == plain.size(FILE)
+            assert files.read_at(FILE, offset, length) == plain.read_at(FILE, offset, length)
+            assert files.read_pieces(FILE, [(offset, 9), (0, 80)]) == plain.read_pieces(FILE, [(offset, 9), (0, 80)])
+        assert files.read(FILE) == plain.read(FILE)
+
+
+def test_nothing_that_was_written_stands_on_the_disk_and_no_nonce_stands_there_twice() -> None:
+    files, before = disk(), b""
+    for path in folder_of(files):
+        raw = files.raw.read(path)
+        assert files.read(path) != raw
+        for number in range(12):
+            vector = unit_vector(number)
+            assert b"chunk %d" % number not in raw
+            for form in (vector.tobytes(), vector.astype(np.float16).tobytes()):
+                assert form[:8] not in raw and form[8:] not in raw
+    appender = files.append_to(FILE)
+    seen: list[bytes] = []
+    for _ in range(3):  # the same place again and again, as after interrupted writes
+        appender.truncate(HEADER_BYTES)
+        appender.write(b"the same bytes")
+        raw = files.raw.read(FILE)
+        assert raw != before
+        before = raw
+        at = HEADER_BYTES
+        while (frame := frame_at(raw, at)) is not None:
+            seen.append(raw[at + 36 : at + 36 + NONCE_BYTES])
+            at += frame.bytes
+        assert at == len(raw)
+        appender.close()
+        appender = files.append_to(FILE)
+    assert len({*seen}) >= 4, "the header's frame and one for each time"
+
+
+def test_every_flipped_bit_is_noticed_and_no_other_text_is_ever_read() -> None:
+    whole = disk()
+    told = [entry["content"] for entry in export(DATA_DIR, whole, topic_id=None, live_only=False)]
+    for number, path in enumerate(folder_of(whole)):
+        for offset in range(number, len(whole.raw.read(path)), 41):
+            files = whole.after_power_cut("kept")
+            files.flip(path, offset)
+            report = verify(DATA_DIR, files)
+            assert len(report.lines) > 1, f"{path} at {offset}: {report.lines}"  # in the last append it is a torn tail
+            try:
+                found = [entry["content"] for entry in export(DATA_DIR, files, topic_id=None, live_only=False)]
+            except StoreError:
+                continue
+            assert {*found} <= {*told}
+
+
+def test_damage_costs_the_append_that_it_is_in_and_nothing_else() -> None:
+    files = disk()
+    path = TopicLayout(DATA_DIR, "talk").bin(1)
+    raw = files.raw.read(path)
+    frames = list(itertools.takewhile(bool, (frame_at(raw, at) for at in _places(raw))))
+    assert len(frames) == 6, "the header and five appends"
+    for number, frame in enumerate(frames[1:]):
+        assert frame is not None
+        for offset in (0, 5, 10, 15, 25, 40, 60, frame.bytes - 20, frame.bytes - 2):
+            damaged = files.after_power_cut("kept")
+            damaged.flip(path, frame.place + offset)
+            contents = [entry["content"] for entry in export(DATA_DIR, damaged, topic_id=None, live_only=False)]
+            assert contents == [f"user: chunk {other}" for other in range(12) if other != number], offset
+
+
+def _places(raw: bytes) -> list[int]:
+    places = [HEADER_BYTES]
+    while (frame := frame_at(raw, places[-1])) is not None:
+        places.append(frame.place + frame.bytes)
+    return places
+
+
+def test_a_frame_that_was_moved_swapped_or_repeated_is_not_read() -> None:
+    files = EncryptedCrashFiles()
+    files.make_directory(DATA_DIR)
+    files.make_directory(TOPIC)
+    other = TOPIC / "hot.log"
+    for path, letter in ((FILE, b"a"), (other, b"b")):
+        with closing(files.create(path)) as appender:
+            for number in range(4):
+                appender.write(letter * 10 + b"%d" % number)
+    mine, foreign = files.raw.read(FILE), files.raw.read(other)
+    size = 11 + FRAME_OVERHEAD
+    head, *frames = mine[:HEADER_BYTES], *(mine[at : at + size] for at in _places(mine)[:-1])
+    stranger = foreign[HEADER_BYTES + size : HEADER_BYTES + 2 * size]
+    plain = [b"a" * 10 + b"%d" % number for number in range(4)]
+    for changed in (
+        [frames[0], stranger, frames[2], frames[3]],
+        [frames[0], frames[2], frames[1], frames[3]],
+        [frames[0], frames[0], frames[2], frames[3]],
+        [frames[1], frames[2], frames[3]],
+    ):
+        files.raw.put(FILE, head + b"".join(changed))
+        found = EncryptedCrashFiles(files.raw).read(FILE)
+        assert len(found) >= 44 and found != b"".join(plain)
+        for number in range(4):
+            piece = found[11 * number : 11 * (number + 1)]
+            assert piece in (plain[number], bytes(11)), changed
+
+
+def test_what_the_key_of_another_topic_encrypted_is_refused_and_left_alone() -> None:
+    files = disk()
+    open_store(files, segment_entries_max=5).topic("other").append([draft("other")])
+    key, other = TopicLayout(DATA_DIR, "talk").key, TopicLayout(DATA_DIR, "other").key
+    files.raw.put(key, files.raw.read(other))
+    damaged = EncryptedCrashFiles(files.raw.after_power_cut("kept"))
+    before = damaged.contents()
+    with pytest.raises(ForeignFile, match="another key"):
+        open_store(damaged, segment_entries_max=5).topic("talk")
+    # Where the header is damaged as well, a key that opens nothing must not pass for a file of which nothing is left.
+    damaged.flip(FILE, 0)
+    with pytest.raises(CorruptFile, match="nothing in it can be decrypted"):
+        damaged.read(FILE)
+    damaged.flip(FILE, 0)
+    assert damaged.contents() == before
+
+
+@pytest.mark.parametrize("spoiled", [b"", b"{}", b"flip"])
+def test_a_key_file_of_a_topic_that_is_missing_or_damaged_is_told_and_no_new_one_is_made(spoiled: bytes) -> None:
+    files = disk()
+    key = TopicLayout(DATA_DIR, "talk").key
+    if spoiled == b"flip":
+        files.flip(key, 60)
+    elif spoiled:
+        files.raw.put(key, spoiled)
+    else:
+        files.raw.remove(key)
+    again = EncryptedCrashFiles(files.raw.after_power_cut("kept"))
+    before = again.contents()
+    for attempt in (
+        lambda: again.read(FILE),
+        lambda: again.create(TOPIC / "new"),
+        lambda: again.append_to(FILE),
+        lambda: open_store(again, segment_entries_max=5).topic("talk"),
+    ):
+        with pytest.raises(WrongKey, match="out of a backup"):
+            attempt()
+    assert again.contents() == before
+
+
+def test_a_topic_whose_key_was_destroyed_cannot_be_read_and_its_name_can_be_used_again() -> None:
+    files = disk()
+    destroy_topic_key(files, TOPIC)
+    destroy_topic_key(files, TOPIC)
+    with pytest.raises(WrongKey):
+        EncryptedCrashFiles(files.raw).read(FILE)
+    with pytest.raises(WrongKey):
+        files.create(TOPIC / "new")
+    for path in folder_of(files):
+        files.remove(path)
+    with closing(open_store(files)) as store:
+        store.topic("talk").append([draft("anew")])
+    assert live_contents(open_store(EncryptedCrashFiles(files.raw)).topic("talk")) == ["user: chunk anew"]
+
+
+def test_a_disk_of_another_directory_key_opens_nothing() -> None:
+    files = disk()
+    for directory, key in (("00" * 16, DataKey(bytes(32))), ("11" * 16, DIRECTORY_KEY)):
+        ring = KeyRing(files.raw, DATA_DIR, directory, key, bytes)
+        with pytest.raises(WrongKey, match="another data directory"):
+            EncryptedDisk(files.raw, [ring]).read(FILE)
+
+
+def test_a_plain_file_among_encrypted_ones_is_refused() -> None:
+    files, plain = disk(), CrashFiles()
+    open_store(plain).topic("talk").append([draft("forged")])
+    files.raw.put(FILE, plain.read(FILE))
+    with pytest.raises(ForeignFile, match="is not encrypted"):
+        open_store(EncryptedCrashFiles(files.raw), segment_entries_max=5).topic("talk")
+
+
+@pytest.mark.parametrize("loss", ["torn", "zeros", "reordered"])
+def test_a_power_cut_at_any_operation_leaves_the_old_file_the_new_one_or_a_tail_to_cut(loss: Loss) -> None:
+    def run(files: EncryptedCrashFiles) -> None:
+        files.make_directory(DATA_DIR)
+        files.sync_directory(Path("/"))
+        files.make_directory(TOPIC)
+        files.sync_directory(DATA_DIR)
+        replace_file(files, FILE, b"h" * 80)
+        with closing(files.append_to(FILE)) as appender:
+            for number in range(3):
+                appender.write(b"%d" % number * 40_000)
+                appender.sync()
+
+    counted = EncryptedCrashFiles()
+    run(counted)
+    whole = counted.read(FILE)
+    for cut in steps(0, counted.operations):
+        files = EncryptedCrashFiles()
+        files.cut_after = cut
+        with pytest.raises(PowerCutError):
+            run(files)
+        again = files.after_power_cut(loss)
+        if again.size(FILE) is None:
+            continue
+        found = again.read(FILE)
+        assert len(found) == again.size(FILE) and found.rstrip(b"\0") in whole
+        with closing(again.append_to(FILE)) as appender:
+            appender.truncate(80)
+            appender.write(b"on")
+        assert EncryptedCrashFiles(again.raw).read(FILE) == b"h" * 80 + b"on"
+
+
+def test_the_bytes_of_a_frame_are_those_of_the_format() -> None:
+    key, salt = DataKey(bytes(range(32))), bytes(16)
+    counter = itertools.count()
+
+    def given(length: int) -> bytes:
+        return bytes(next(counter) % 256 for _ in range(length))
+
+    first, number = encrypt(key, salt, b"hello", start=0, number=0, random=given)
+    second, _ = encrypt(key, salt, b"\x01" * (PIECE_BYTES + 1), start=5, number=number, random=given)
+    assert key.id.hex() == "1ec275cc3c7e1011"
+    wanted = (
+        "8f6d64e50500000000000000000000000000000000000000000000000000000000000000000102030405060708090a0b"
+        "27ab84a8e31b421874fab978b45813e7d92d315c8f05000000"
+    )
+    assert first.hex() == wanted
+    assert hashlib.sha256(second).hexdigest() == "9e63652234dbd603f6928206c30600b3b13e989e40ec173716b998c392a0e69e"
+
+
+def test_a_store_on_an_encrypted_directory_without_its_disk_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "memd.key").write_text("{}")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(WrongKey, match="is encrypted; give its key with"):
+        open_store(data_dir=tmp_path)
+    assert sorted(tmp_path.iterdir()) == before

@@ -1,0 +1,208 @@
+"""What the crash tests of the store ask of a plain disk, asked of an encrypted one; and a crash at each step of
+`memd encrypt`, `decrypt` and `rekey`.
+
+Rule: as in test_store_crash.py: acknowledged ⊆ recovered ⊆ attempted, and opening a second time changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from crash_files import CrashFiles, Loss, PowerCutError
+from drafts import DATA_DIR, draft, live_contents, open_store, seal_all
+from effort import steps
+from encrypted_files import EncryptedCrashFiles
+from test_store_crash import Witness, flat, ingest, stored
+
+from memd.errors import DiskFull, StoreError, StoreLocked, WrongKey
+from memd.settings.model import EncryptionSettings
+from memd.store.disk import LocalDisk
+from memd.store.encryption.converting import decrypt, encrypt, rekey
+from memd.store.encryption.master_key import MasterKey
+from memd.store.encryption.opening import disk_for, encrypted_disk
+from memd.store.layout import CONVERSION_NAME, KEY_NAME, RECEIPTS_NAME
+from memd.store.tools.verify import verify
+
+OLD, NEW = MasterKey(b"o" * 32), MasterKey(b"n" * 32)
+TEXT = b"user: chunk"
+RECEIPT = b'{"asked":"user: chunk 1"}\n'
+Convert = Callable[[CrashFiles], object]
+
+
+def operations() -> int:
+    files = EncryptedCrashFiles()
+    ingest(files, Witness())
+    return files.operations
+
+
+OPERATIONS = operations()
+
+
+@pytest.mark.parametrize("loss", ["torn", "reordered"])
+def test_after_a_power_cut_at_any_operation_all_that_was_acknowledged_is_there(loss: Loss) -> None:
+    for cut in steps(0, OPERATIONS):
+        files, witness = EncryptedCrashFiles(), Witness()
+        files.cut_after = cut
+        with pytest.raises(PowerCutError):
+            ingest(files, witness)
+        again = files.after_power_cut(loss)
+        for _ in range(2):
+            before = again.contents()
+            store = open_store(again, segment_entries_max=5)
+            store.topic("talk")
+            store.close()
+        assert again.contents() == before, "the second start changes nothing"
+        found, wanted = stored(again), flat(witness.acknowledged)
+        in_doubt = witness.attempted[len(witness.acknowledged) :]
+        assert found == wanted or found == wanted + flat(in_doubt), f"cut at {cut}: {files.log[cut]}"
+        assert verify(DATA_DIR, again).ok
+        assert not any(TEXT in data for data in again.contents().values())
+
+
+def test_an_io_error_at_any_operation_loses_nothing_that_was_acknowledged() -> None:
+    for number in steps(0, OPERATIONS):
+        files = EncryptedCrashFiles()
+        files.fail_at = {number, number + 1}
+        acknowledged: list[str] = []
+        store = None
+        for group in range(5):
+            try:
+                store = store or open_store(files, segment_entries_max=5)
+                topic = store.topic("talk")
+                topic.append([draft(f"{group}.{i}") for i in range(3)])
+                acknowledged += [f"user: chunk {group}.{i}" for i in range(3)]
+                seal_all(topic)
+            except StoreError:
+                continue
+        again = files.after_power_cut("lost")
+        open_store(again, segment_entries_max=5).topic("talk")
+        assert stored(again) == acknowledged, f"failed at {number}: {files.log[number]}"
+
+
+def plain_directory() -> CrashFiles:
+    """Two topics and receipts."""
+    files = CrashFiles()
+    store = open_store(files, segment_entries_max=2)
+    for name in ("talk", "walk"):
+        topic = store.topic(name)
+        for number in range(3):
+            topic.append([draft(f"{name} {number}")])
+        seal_all(topic)
+    store.close()
+    with_receipts = files.create(DATA_DIR / RECEIPTS_NAME)
+    with_receipts.write(RECEIPT)
+    with_receipts.sync()
+    files.sync_directory(DATA_DIR)
+    return files
+
+
+def encrypted_directory() -> CrashFiles:
+    files = plain_directory()
+    encrypt(DATA_DIR, OLD, files, _tell_nobody)
+    return files
+
+
+def _tell_nobody(topic_id: str) -> None:
+    pass
+
+
+CONVERSIONS: dict[str, tuple[Callable[[], CrashFiles], Convert, MasterKey | None]] = {
+    "encrypt": (plain_directory, lambda files: encrypt(DATA_DIR, OLD, files, _tell_nobody), OLD),
+    "decrypt": (encrypted_directory, lambda files: decrypt(DATA_DIR, OLD, files, _tell_nobody), None),
+    "rekey": (encrypted_directory, lambda files: rekey(DATA_DIR, OLD, NEW, files, _tell_nobody, data=False), NEW),
+    "rekey --data": (encrypted_directory, lambda files: rekey(DATA_DIR, OLD, NEW, files, _tell_nobody, data=True), NEW),
+}
+SAID = sorted(f"user: chunk {name} {number}" for name in ("talk", "walk") for number in range(3))
+
+
+def disk_with(files: CrashFiles, master: MasterKey | None) -> LocalDisk:
+    return files if master is None else encrypted_disk(DATA_DIR, master, files)
+
+
+def check_whole(files: CrashFiles, master: MasterKey | None) -> None:
+    """All is there under this key (None: in plain text), nothing is left over, and a daemon can work with it."""
+    disk = disk_with(files, master)
+    assert sorted(stored(disk)) == SAID
+    assert disk.read(DATA_DIR / RECEIPTS_NAME) == RECEIPT
+    assert verify(DATA_DIR, disk).ok, verify(DATA_DIR, disk).lines
+    has_text = any(TEXT in data for data in files.contents().values())
+    assert has_text == (master is None)
+    assert CONVERSION_NAME not in files.names(DATA_DIR)
+    assert (KEY_NAME in files.names(DATA_DIR)) == (master is not None)
+    store = open_store(disk, segment_entries_max=2)
+    assert len(live_contents(store.topic("talk"))) == 3
+    store.close()
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+@pytest.mark.parametrize("loss", ["kept", "reordered"])
+def test_a_conversion_that_was_cut_off_at_any_operation_goes_on_where_it_stopped(name: str, loss: Loss) -> None:
+    make, convert, after = CONVERSIONS[name]
+    whole = make()
+    first = whole.operations
+    convert(whole)
+    last = whole.operations
+    check_whole(whole, after)
+    for cut in range(first, last, 1 if name == "rekey" else 7):
+        files = make()
+        files.cut_after = cut
+        with pytest.raises(PowerCutError):
+            convert(files)
+        again = files.after_power_cut(loss)
+        with suppress(WrongKey):  # where it was done when the power failed
+            convert(again)
+        check_whole(again, after)
+
+
+@pytest.mark.parametrize("name", ["encrypt", "decrypt", "rekey --data"])
+def test_while_a_conversion_is_unfinished_nothing_is_served_and_no_other_one_begins(name: str) -> None:
+    make, convert, after = CONVERSIONS[name]
+    files = make()
+    files.fail_at = {files.operations + 60}
+    with pytest.raises(StoreError):
+        convert(files)
+    before = files.contents()
+    for settings in (EncryptionSettings(key="o" * 32), EncryptionSettings(key="n" * 32), EncryptionSettings()):
+        with pytest.raises(WrongKey):
+            disk_for(DATA_DIR, settings, files)
+    for other, (_, begin, _) in CONVERSIONS.items():
+        if not other.startswith(name.split()[0]):
+            with pytest.raises(WrongKey, match=r"run that one again|the one that was given is"):
+                begin(files)
+    assert {path: data for path, data in files.contents().items() if "memd.lock" not in path} == before
+    convert(files)
+    check_whole(files, after)
+
+
+def test_a_full_disk_leaves_a_directory_that_can_be_encrypted_later() -> None:
+    files = plain_directory()
+    files.bytes_left = 2000
+    with pytest.raises(DiskFull):
+        encrypt(DATA_DIR, OLD, files, _tell_nobody)
+    files.bytes_left = None
+    encrypt(DATA_DIR, OLD, files, _tell_nobody)
+    check_whole(files, OLD)
+
+
+def test_nothing_is_converted_under_a_running_daemon() -> None:
+    files = plain_directory()
+    store = open_store(files, segment_entries_max=2)
+    with pytest.raises(StoreLocked):
+        encrypt(DATA_DIR, OLD, files, _tell_nobody)
+    store.close()
+    assert KEY_NAME not in files.names(DATA_DIR)
+
+
+def test_a_directory_that_has_lost_its_key_is_not_encrypted_once_more() -> None:
+    files = encrypted_directory()
+    files.remove(DATA_DIR / KEY_NAME)
+    before = files.contents()
+    for attempt in (
+        lambda: encrypt(DATA_DIR, OLD, files, _tell_nobody),
+        lambda: disk_for(DATA_DIR, EncryptionSettings(key="o" * 32), files, creating=True),
+    ):
+        with pytest.raises(WrongKey, match="is missing, but talk is encrypted"):
+            attempt()
+    assert files.contents() == before
