@@ -27,6 +27,7 @@ RUNS: dict[str, list[str]] = {
     "store": ["--sizes", "5000,100000"],
     "overhead": [],
     "start": [],
+    "encryption": [],
     "ingest": [],
     "kv": ["--plot", "docs/images/prompt-cost"],
     "cases": [],

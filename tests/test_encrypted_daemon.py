@@ -20,7 +20,7 @@ from recording_upstream import RecordingUpstream, chat_answer
 
 from memd.cli.main import main
 from memd.errors import WrongKey
-from memd.settings.model import EncryptionSettings
+from memd.settings.encryption import EncryptionSettings
 from memd.store.disk import DiskFiles
 from memd.store.encryption.master_key import MasterKey, new_key_file
 from memd.store.encryption.opening import disk_for
@@ -72,11 +72,11 @@ def test_no_byte_below_the_data_directory_is_text_or_vector_while_a_daemon_works
     daemon.start()
     daemon.chat([{"role": "user", "content": f"What do you know of the {RARE[0]}?"}])
     assert f"of the {RARE[0]} at the pier" in upstream.prompts[-1], "and it is remembered"
+    wait_until(lambda: any(path.suffix == ".hnsw" for path in daemon.data_dir.rglob("*")), lambda: repr(daemon))
     assert daemon.terminate() == 0
     vectors = vectors_in(daemon, settings)
     pieces = [form[at : at + 16].tobytes() for one in vectors for form in (one, one.astype("<f2")) for at in (0, 100)]
     wanted = [*(word.encode() for word in RARE), b"vermilion", b"walrus", *pieces]
-    assert any(path.suffix == ".hnsw" for path in daemon.data_dir.rglob("*"))
     for path, data in bytes_below(daemon.data_dir):
         assert [one for one in wanted if one in data] == [], path
     assert "all whole" in memd("verify", daemon.data_dir, MEMD_ENCRYPTION_KEY_FILE=settings.key_file).output

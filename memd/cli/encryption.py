@@ -13,7 +13,7 @@ import click
 
 from memd.cli.flags import WholeSentences, config_of_existing, key_flag, key_of, settings_flags
 from memd.errors import ConfigError
-from memd.settings.model import EncryptionSettings
+from memd.settings.encryption import EncryptionSettings
 from memd.store.disk import DiskFiles
 from memd.store.encryption.opening import check_installed, master_key
 from memd.wording import counted

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from memd.settings.clients import IGNORED_BY_DEFAULT, IGNORED_SYSTEM_BY_DEFAULT, STRIPPED_BY_DEFAULT
+from memd.settings.encryption import EncryptionSettings
 from memd.settings.redacted import CountryCode, ListedWord, PatternName, PersonName, RedactionName
 from memd.settings.tokens import AuthSettings
 
@@ -336,21 +337,6 @@ class RerankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How many of the best chunks it is asked about."""
     timeout_ms: Annotated[int, Meta(ge=1, le=600_000)] = 500
     """How long a question waits for it, `retrieval.timeout_ms` permitting; later the order stays as it was."""
-
-
-class EncryptionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Encryption of the data directory."""
-
-    key_file: str = ""
-    """The file with the master key, which nobody but its owner may read; empty: the data directory is plain text."""
-    key: str = ""
-    """The master key itself, never in a settings file: from MEMD_ENCRYPTION_KEY or standard input. It goes before
-    `key_file`."""
-
-    @property
-    def is_on(self) -> bool:
-        """Whether there is a key."""
-        return bool(self.key or self.key_file)
 
 
 class LimitsSettings(msgspec.Struct, frozen=True, kw_only=True):

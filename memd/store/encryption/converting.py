@@ -11,7 +11,7 @@ are overwritten as far as the disk lets one.
 
 from __future__ import annotations
 
-import os
+import secrets
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -74,8 +74,8 @@ def encrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> C
     with _locked(disk, data_dir):
         if disk.size(path) is None:
             check_not_lost(disk, data_dir)
-            maker = KeyMaker(master, os.urandom(16).hex(), os.urandom)
-            write_key_file(disk, path, maker.key_file(new_key(os.urandom), "encrypting"))
+            maker = KeyMaker(master, secrets.token_bytes(16).hex(), secrets.token_bytes)
+            write_key_file(disk, path, maker.key_file(new_key(secrets.token_bytes), "encrypting"))
         maker, key, _ = _opened(disk, data_dir, master, "encrypting", "is encrypted already")
         ring = _ring(disk, data_dir, maker, key)
         report = _Conversion(data_dir, disk, EncryptedDisk(disk, [ring]), disk, key, tell).run()
@@ -115,9 +115,9 @@ def rekey(
         _check_encrypted(disk, data_dir)
         present = new if read_key_file(disk, path, DirectoryKeyFile).master == new.id else master
         maker, key, former = _opened(disk, data_dir, present, "renewing", "")
-        rewrapping = KeyMaker(new, maker.directory, os.urandom)
+        rewrapping = KeyMaker(new, maker.directory, secrets.token_bytes)
         if data and former is None:
-            key, former = new_key(os.urandom), key
+            key, former = new_key(secrets.token_bytes), key
         if former is None:
             write_key_file(disk, path, rewrapping.key_file(key))
             return ConversionReport()
@@ -129,73 +129,79 @@ def rekey(
 
 
 class _Conversion:
-    """Writes what is under the keys of one disk anew under those of another; both are above `plain`."""
+    """Writes what is under the keys of one disk anew under those of another; both are above `plain_files`."""
 
     def __init__(
-        self, data_dir: Path, source: LocalDisk, target: LocalDisk, plain: LocalDisk, key: DataKey | None, tell: Tell
+        self,
+        data_dir: Path,
+        source: LocalDisk,
+        target: LocalDisk,
+        plain_files: LocalDisk,
+        key: DataKey | None,
+        tell: Tell,
     ) -> None:
         """`key`: the directory's, that the target has; None: plain text."""
-        self._data_dir, self._source, self._target, self._plain = data_dir, source, target, plain
+        self._data_dir, self._source, self._target, self._plain_files = data_dir, source, target, plain_files
         self._key, self._tell = key, tell
         self._aside = data_dir / CONVERSION_NAME
         self._report = ConversionReport()
 
     def run(self) -> ConversionReport:
-        plain, aside = self._plain, self._aside
-        plain.make_directory(aside)
-        plain.sync_directory(self._data_dir)
+        plain_files, aside = self._plain_files, self._aside
+        plain_files.make_directory(aside)
+        plain_files.sync_directory(self._data_dir)
         self._finish_interrupted()
         for name in (RECEIPTS_OLD_NAME, RECEIPTS_NAME):
             self._receipts(self._data_dir / name)
-        for topic_id in topic_ids_in(plain, self._data_dir):
+        for topic_id in topic_ids_in(plain_files, self._data_dir):
             if not self._is_done(topic_id):
                 self._topic(topic_id)
-        plain.remove_directory(aside)
-        plain.sync_directory(self._data_dir)
+        plain_files.remove_directory(aside)
+        plain_files.sync_directory(self._data_dir)
         return self._report
 
     def _finish_interrupted(self) -> None:
-        plain, aside = self._plain, self._aside
-        for name in plain.names(aside):
+        plain_files, aside = self._plain_files, self._aside
+        for name in plain_files.names(aside):
             if not name.startswith(_OLD):
                 continue
             topic_id = name.removeprefix(_OLD)
-            if not plain.is_directory(self._data_dir / topic_id):
+            if not plain_files.is_directory(self._data_dir / topic_id):
                 self._put_in_place(topic_id)
             self._wipe(aside / name)
-        for name in plain.names(aside):
+        for name in plain_files.names(aside):
             self._wipe(aside / name)
 
     def _topic(self, topic_id: str) -> None:
         self._tell(topic_id)
-        plain, old, new = self._plain, self._data_dir / topic_id, self._aside / f"{_NEW}{topic_id}"
+        plain_files, old, new = self._plain_files, self._data_dir / topic_id, self._aside / f"{_NEW}{topic_id}"
         self._copy_folder(old, new)
-        plain.sync_directory(self._aside)
-        plain.rename(old, self._aside / f"{_OLD}{topic_id}")
-        plain.sync_directory(self._aside)
-        plain.sync_directory(self._data_dir)
+        plain_files.sync_directory(self._aside)
+        plain_files.rename(old, self._aside / f"{_OLD}{topic_id}")
+        plain_files.sync_directory(self._aside)
+        plain_files.sync_directory(self._data_dir)
         self._put_in_place(topic_id)
         self._wipe(self._aside / f"{_OLD}{topic_id}")
         self._report.topics += 1
 
     def _put_in_place(self, topic_id: str) -> None:
-        self._plain.rename(self._aside / f"{_NEW}{topic_id}", self._data_dir / topic_id)
-        self._plain.sync_directory(self._data_dir)
-        self._plain.sync_directory(self._aside)
+        self._plain_files.rename(self._aside / f"{_NEW}{topic_id}", self._data_dir / topic_id)
+        self._plain_files.sync_directory(self._data_dir)
+        self._plain_files.sync_directory(self._aside)
 
     def _copy_folder(self, old: Path, new: Path) -> None:
-        plain = self._plain
-        plain.make_directory(new)
+        plain_files = self._plain_files
+        plain_files.make_directory(new)
         lexical = TopicLayout(self._data_dir, old.name).lexical if old.parent == self._data_dir else None
-        for name in plain.names(old):
+        for name in plain_files.names(old):
             one, other = old / name, new / name
             if name.endswith(TEMPORARY_SUFFIX) or name == TOPIC_KEY_NAME or one == lexical:
                 continue  # what was being written, the old key, what is rebuilt
-            if plain.is_directory(one):
+            if plain_files.is_directory(one):
                 self._copy_folder(one, other)
             else:
                 self._copy(one, other)
-        plain.sync_directory(new)
+        plain_files.sync_directory(new)
 
     def _copy(self, old: Path, new: Path) -> None:
         """Copy a file, and compare what can be read of the copy."""
@@ -210,16 +216,16 @@ class _Conversion:
         self._report.bytes_written += offset
 
     def _receipts(self, path: Path) -> None:
-        if self._plain.size(path) is None or self._is_written(path):
+        if self._plain_files.size(path) is None or self._is_written(path):
             return
         temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
         self._copy(path, temporary)
-        if not self._plain.replace_wiping(temporary, path):
+        if not self._plain_files.replace_wiping(temporary, path):
             self._report.kept_elsewhere.append(path)
 
     def _is_written(self, path: Path) -> bool:
         """Whether the receipts are as the target has them."""
-        header = decode_any_header(self._plain.read_at(path, 0, HEADER_BYTES))
+        header = decode_any_header(self._plain_files.read_at(path, 0, HEADER_BYTES))
         is_encrypted = header is not None and header.flags == FLAG_ENCRYPTED
         if self._key is None or header is None or not is_encrypted:
             return is_encrypted == (self._key is not None)
@@ -227,19 +233,19 @@ class _Conversion:
 
     def _is_done(self, topic_id: str) -> bool:
         path = self._data_dir / topic_id / TOPIC_KEY_NAME
-        has_key = self._plain.size(path) is not None
+        has_key = self._plain_files.size(path) is not None
         if self._key is None or not has_key:
             return has_key == (self._key is not None)
-        return read_key_file(self._plain, path, TopicKeyFile).by == self._key.id.hex()
+        return read_key_file(self._plain_files, path, TopicKeyFile).by == self._key.id.hex()
 
     def _wipe(self, folder: Path) -> None:
-        plain = self._plain
-        for name in plain.names(folder):
-            if plain.is_directory(folder / name):
+        plain_files = self._plain_files
+        for name in plain_files.names(folder):
+            if plain_files.is_directory(folder / name):
                 self._wipe(folder / name)
-            elif not plain.wipe(folder / name):
+            elif not plain_files.wipe(folder / name):
                 self._report.kept_elsewhere.append(folder / name)
-        plain.remove_directory(folder)
+        plain_files.remove_directory(folder)
 
 
 @contextmanager
@@ -262,7 +268,7 @@ def _opened(
     """The keys of a directory that is whole, or in the state that the command has left; a reason `if_whole` refuses."""
     path = data_dir / KEY_NAME
     found = read_key_file(disk, path, DirectoryKeyFile)
-    maker = KeyMaker(master, found.directory, os.urandom)
+    maker = KeyMaker(master, found.directory, secrets.token_bytes)
     key, former = maker.opened(path, found)
     if found.state == "whole" and if_whole:
         raise WrongKey(f"{data_dir}: {if_whole}")
@@ -272,4 +278,4 @@ def _opened(
 
 
 def _ring(disk: LocalDisk, data_dir: Path, maker: KeyMaker, key: DataKey) -> KeyRing:
-    return KeyRing(disk, data_dir, maker.directory, key, os.urandom)
+    return KeyRing(disk, data_dir, maker.directory, key, secrets.token_bytes)

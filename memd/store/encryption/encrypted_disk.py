@@ -7,12 +7,11 @@ as it is.
 
 from __future__ import annotations
 
-import mmap
-import os
+import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from memd.errors import CorruptFile, StoreError, StoreWriteFailed, WrongKey
@@ -32,7 +31,7 @@ from memd.store.layout import (
     TOPIC_KEY_NAME,
 )
 from memd.store.log.format import HEADER_BYTES
-from memd.store.syscalls import WRITE_REMEDY, close_descriptor, reading, writing
+from memd.store.syscalls import WRITE_REMEDY, anonymous_file, reading, writing
 
 _PLAIN_FOLDERS = {MODELS_NAME, AUDIT_NAME}
 """Of the data directory: what is in them quotes nothing."""
@@ -49,14 +48,14 @@ class KeyRing:
         self.data_dir = data_dir
         self.directory = directory
         self.key = key
-        self._disk, self._random = disk, random
+        self._plain_files, self._random = disk, random
         self._depth = len(data_dir.parts)
         self._keys: dict[Path, DataKey] = {}
         self._lock = threading.Lock()
 
     def of_copy(self, data_dir: Path) -> KeyRing:
         """Return the ring of a copy of the directory."""
-        return KeyRing(self._disk, data_dir, self.directory, self.key, self._random)
+        return KeyRing(self._plain_files, data_dir, self.directory, self.key, self._random)
 
     def folder_of(self, path: Path) -> Path | None:
         """Return the folder whose key encrypts a file: a topic's, or the data directory for receipts; None: none."""
@@ -80,22 +79,22 @@ class KeyRing:
             return self.key
         key = self._keys.get(folder)
         path = folder / TOPIC_KEY_NAME
-        if key is not None and not (writing and self._disk.size(path) is None):
+        if key is not None and not (writing and self._plain_files.size(path) is None):
             return key
         with self._lock:
-            if writing and self._disk.size(path) is None and not self._has_files(folder):
-                key = write_topic_key(self._disk, path, self.directory, self.key, self._random)
+            if writing and self._plain_files.size(path) is None and not self._has_files(folder):
+                key = write_topic_key(self._plain_files, path, self.directory, self.key, self._random)
             else:
                 self._keys.pop(folder, None)
-                key = read_topic_key(self._disk, path, self.directory, self.key)
+                key = read_topic_key(self._plain_files, path, self.directory, self.key)
             self._keys[folder] = key
             return key
 
     def _has_files(self, folder: Path) -> bool:
-        for name in self._disk.names(folder):
+        for name in self._plain_files.names(folder):
             inside = folder / name
-            is_folder = self._disk.is_directory(inside)
-            if self._disk.names(inside) if is_folder else name != FORMER_NAMES:
+            is_folder = self._plain_files.is_directory(inside)
+            if self._plain_files.names(inside) if is_folder else name != FORMER_NAMES:
                 return not name.startswith(TOPIC_KEY_NAME)
         return False
 
@@ -103,9 +102,9 @@ class KeyRing:
 class EncryptedDisk:
     """See the module. It is a `LocalDisk`."""
 
-    def __init__(self, disk: LocalDisk, rings: Sequence[KeyRing], random: Random = os.urandom) -> None:
+    def __init__(self, disk: LocalDisk, rings: Sequence[KeyRing], random: Random = secrets.token_bytes) -> None:
         """`rings`: of each data directory that is encrypted; all other paths pass as they are."""
-        self.plain = disk
+        self.plain_files = disk
         """The disk below."""
         self.rings = tuple(rings)
         self._random = random
@@ -117,18 +116,18 @@ class EncryptedDisk:
 
     def size(self, path: Path) -> int | None:
         """See Files."""
-        raw_size = self.plain.size(path)
+        raw_size = self.plain_files.size(path)
         if not raw_size:
             return raw_size
         try:
             key = self._key(path)
         except WrongKey:  # whoever reads the file is told
             return raw_size
-        return raw_size if key is None else self._file(path, key).size(self.plain, raw_size)
+        return raw_size if key is None else self._file(path, key).size(self.plain_files, raw_size)
 
     def read(self, path: Path) -> bytes:
         """See Files."""
-        key, data = self._key(path), self.plain.read(path)
+        key, data = self._key(path), self.plain_files.read(path)
         if key is None or not data:
             return data
         check_header(data, key, path)
@@ -142,19 +141,23 @@ class EncryptedDisk:
         """See Files."""
         key = self._key(path)
         if key is None:
-            return self.plain.read_pieces(path, pieces)
+            return self.plain_files.read_pieces(path, pieces)
         file = self._files.get(path)
-        if file is not None and file.key is key and (covered := file.read_covered(self.plain, pieces)) is not None:
+        if (
+            file is not None
+            and file.key is key
+            and (covered := file.read_covered(self.plain_files, pieces)) is not None
+        ):
             return covered
         found: list[bytes] = []
         for _ in range(2):  # again where the file was replaced, or cut and written anew by another process, meanwhile
-            raw_size = self.plain.size(path)
+            raw_size = self.plain_files.size(path)
             if not raw_size:
-                return self.plain.read_pieces(path, pieces)  # raises where there is no file
+                return self.plain_files.read_pieces(path, pieces)  # raises where there is no file
             file = self._file(path, key)
             if file.table.place == HEADER_BYTES:
-                check_header(self.plain.read_at(path, 0, HEADER_BYTES), key, path)
-            found, all_opened = file.read(self.plain, raw_size, pieces)
+                check_header(self.plain_files.read_at(path, 0, HEADER_BYTES), key, path)
+            found, all_opened = file.read(self.plain_files, raw_size, pieces)
             if all_opened:
                 break
             self._forget(path)
@@ -162,19 +165,19 @@ class EncryptedDisk:
 
     def identity(self, path: Path) -> Hashable | None:
         """See Files."""
-        return self.plain.identity(path)
+        return self.plain_files.identity(path)
 
     def names(self, directory: Path) -> list[str]:
         """See Files."""
-        return self.plain.names(directory)
+        return self.plain_files.names(directory)
 
     def is_directory(self, path: Path) -> bool:
         """See Files."""
-        return self.plain.is_directory(path)
+        return self.plain_files.is_directory(path)
 
     def is_same_file(self, one: Path, other: Path) -> bool:
         """See LocalDisk."""
-        return self.plain.is_same_file(one, other)
+        return self.plain_files.is_same_file(one, other)
 
     # Writing
 
@@ -182,26 +185,26 @@ class EncryptedDisk:
         """See Files."""
         key = self._key(path, writing=True)
         self._forget(path)
-        inner = self.plain.create(path)
+        inner = self.plain_files.create(path)
         return inner if key is None else EncryptedAppender(inner, key, None, self._random)
 
     def append_to(self, path: Path) -> Appender:
         """See Files."""
         key = self._key(path, writing=True)
         if key is None:
-            return self.plain.append_to(path)
+            return self.plain_files.append_to(path)
         self._forget(path)
         table = self._whole_table(path, key)
-        inner = self.plain.append_to(path)
+        inner = self.plain_files.append_to(path)
         return EncryptedAppender(inner, key, table, self._random, lambda size: self._cut(path, key, size))
 
     def _whole_table(self, path: Path, key: DataKey) -> FrameTable | None:
         """The frames of a file; None if it has not even a header."""
-        raw_size, table = self.plain.size(path) or 0, FrameTable(key)
+        raw_size, table = self.plain_files.size(path) or 0, FrameTable(key)
         if raw_size < HEADER_BYTES:
             return None
-        check_header(self.plain.read_at(path, 0, HEADER_BYTES), key, path)
-        table.cover(lambda offset, length: self.plain.read_at(path, offset, length), raw_size)
+        check_header(self.plain_files.read_at(path, 0, HEADER_BYTES), key, path)
+        table.cover(lambda offset, length: self.plain_files.read_at(path, offset, length), raw_size)
         return table
 
     def _cut(self, path: Path, key: DataKey, size: int) -> tuple[Appender, FrameTable]:
@@ -209,119 +212,113 @@ class EncryptedDisk:
         replace_file(self, path, self.read(path)[:size])
         table = self._whole_table(path, key)
         assert table is not None, "it has bytes"
-        return self.plain.append_to(path), table
+        return self.plain_files.append_to(path), table
 
     def make_directory(self, path: Path) -> None:
         """See Files."""
-        self.plain.make_directory(path)
+        self.plain_files.make_directory(path)
 
     def rename(self, old: Path, new: Path) -> None:
         """See Files."""
-        self.plain.rename(old, new)
+        self.plain_files.rename(old, new)
         self._forget(old)
         self._forget(new)
 
     def link(self, old: Path, new: Path) -> bool:
         """See LocalDisk."""
-        return self.plain.link(old, new)
+        return self.plain_files.link(old, new)
 
     def remove(self, path: Path) -> None:
         """See Files."""
-        self.plain.remove(path)
+        self.plain_files.remove(path)
         self._forget(path)
 
     def wipe(self, path: Path) -> bool:
         """See LocalDisk."""
         self._forget(path)
-        return self.plain.wipe(path)
+        return self.plain_files.wipe(path)
 
     def replace_wiping(self, new: Path, path: Path) -> bool:
         """See LocalDisk."""
         self._forget(path)
-        return self.plain.replace_wiping(new, path)
+        return self.plain_files.replace_wiping(new, path)
 
     def remove_directory(self, path: Path) -> None:
         """See LocalDisk."""
-        self.plain.remove_directory(path)
+        self.plain_files.remove_directory(path)
 
     def sync_directory(self, path: Path) -> None:
         """See Files."""
-        self.plain.sync_directory(path)
+        self.plain_files.sync_directory(path)
 
     # Native libraries
 
     def save_native(self, path: Path, save: Callable[[str], None]) -> None:
         """See LocalDisk. The library writes to anonymous memory."""
         if self._key(path, writing=True) is None:
-            self.plain.save_native(path, save)
+            self.plain_files.save_native(path, save)
             return
-        self.plain.confirm_lock()
-        with _anonymous_file() as (descriptor, name):
+        self.plain_files.confirm_lock()
+        with anonymous_file() as memory:
             with writing(path):
                 try:
-                    save(name)
+                    save(memory.name)
                 except RuntimeError as error:  # pybind11 turns C++ exceptions into this
                     raise StoreWriteFailed(f"{path}: the index could not be made ({error}); {WRITE_REMEDY}") from error
-            appender = self.create(path)
-            try:
-                offset = 0
-                while piece := os.pread(descriptor, _PIECE_BYTES, offset):
+            with closing(self.create(path)) as appender:
+                for piece in memory.pieces(_PIECE_BYTES):
                     appender.write(piece)
-                    offset += len(piece)
                 appender.sync()
-            finally:
-                appender.close()
 
     def load_native(self, path: Path, expected: FileChecksum, load: Callable[[str], None]) -> None:
         """See LocalDisk. The library reads anonymous memory; the tags of the frames vouch for it."""
         key = self._key(path)
         if key is None:
-            self.plain.load_native(path, expected, load)
+            self.plain_files.load_native(path, expected, load)
             return
         problem = CorruptFile(f"{path}: is missing or does not match its checksum")
-        raw_size = self.plain.size(path)
+        raw_size = self.plain_files.size(path)
         if not raw_size or expected.bytes <= 0:
             raise problem
-        with _anonymous_file() as (descriptor, name), reading(path):
-            os.ftruncate(descriptor, expected.bytes)
-            with mmap.mmap(descriptor, expected.bytes) as memory, memoryview(memory) as view:
-                if not self._file(path, key).read_into(self.plain, raw_size, view):
+        with anonymous_file() as memory, reading(path):
+            with memory.filled(expected.bytes) as view:
+                if not self._file(path, key).read_into(self.plain_files, raw_size, view):
                     raise problem
-            load(name)
+            load(memory.name)
 
     def native_directory(self, path: Path) -> str | None:
         """See LocalDisk. None for what is a topic's: tantivy keeps its index in memory."""
-        return self.plain.native_directory(path) if self._folder(path) is None else None
+        return self.plain_files.native_directory(path) if self._folder(path) is None else None
 
     # What holds no text
 
     def lock(self, path: Path) -> Lock:
         """See LocalDisk."""
-        return self.plain.lock(path)
+        return self.plain_files.lock(path)
 
     def confirm_lock(self) -> None:
         """See LocalDisk."""
-        self.plain.confirm_lock()
+        self.plain_files.confirm_lock()
 
     def is_locked(self, path: Path) -> bool:
         """See LocalDisk."""
-        return self.plain.is_locked(path)
+        return self.plain_files.is_locked(path)
 
     def free_bytes(self, directory: Path) -> int:
         """See LocalDisk."""
-        return self.plain.free_bytes(directory)
+        return self.plain_files.free_bytes(directory)
 
     def try_writing(self, directory: Path, data: bytes) -> None:
         """See LocalDisk."""
-        self.plain.try_writing(directory, data)
+        self.plain_files.try_writing(directory, data)
 
     def damage_of(self, path: Path) -> str | None:
         """See Files."""
         try:
-            key = None if self.plain.is_directory(path) else self._key(path)
-            if key is None or not self.plain.size(path):
+            key = None if self.plain_files.is_directory(path) else self._key(path)
+            if key is None or not self.plain_files.size(path):
                 return None
-            is_whole = check_header(self.plain.read_at(path, 0, HEADER_BYTES), key, path)
+            is_whole = check_header(self.plain_files.read_at(path, 0, HEADER_BYTES), key, path)
         except StoreError as error:
             return str(error)
         return None if is_whole else f"the header (bytes 0 to {HEADER_BYTES}) of the encrypted file is damaged"
@@ -332,7 +329,7 @@ class EncryptedDisk:
 
     def may_write(self, path: Path) -> bool:
         """See LocalDisk."""
-        return self.plain.may_write(path)
+        return self.plain_files.may_write(path)
 
     def _folder(self, path: Path) -> tuple[KeyRing, Path] | None:
         if path in self._folders:
@@ -350,7 +347,7 @@ class EncryptedDisk:
         return None if found is None else found[0].key_of(found[1], writing=writing)
 
     def _file(self, path: Path, key: DataKey) -> EncryptedFile:
-        identity = self.plain.identity(path)
+        identity = self.plain_files.identity(path)
         with self._lock:
             file = self._files.get(path)
             if file is None or file.identity != identity or file.key is not key:
@@ -363,15 +360,3 @@ class EncryptedDisk:
     def _forget(self, path: Path) -> None:
         with self._lock:
             self._files.pop(path, None)
-
-
-@contextmanager
-def _anonymous_file() -> Iterator[tuple[int, str]]:
-    """A file that exists in memory alone: its descriptor, and a path for a library that wants one."""
-    if not hasattr(os, "memfd_create"):
-        raise StoreError("encryption needs files in memory (memfd_create), which only Linux has; run memd on Linux")
-    descriptor = os.memfd_create("memd", os.MFD_CLOEXEC)
-    try:
-        yield descriptor, f"/proc/self/fd/{descriptor}"
-    finally:
-        close_descriptor(descriptor)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import base64
 import binascii
-import os
 import secrets
-import stat
 from pathlib import Path
 
 from memd.errors import WrongKey
 from memd.store.encryption.frames import KEY_BYTES, DataKey, derived
-from memd.store.syscalls import FILE_MODE, reading, writing
+from memd.store.syscalls import create_private, read_private
 
 _FILE_BYTES_MAX = 4096
+OTHERS = 0o077
+"""Permissions of anybody but the owner."""
 _FORM = "32 bytes: as they are, as 64 hexadecimal digits or in base64 (`memd key new FILE` makes one)"
 
 
@@ -54,11 +54,10 @@ class MasterKey:
             WrongKey: it holds none, or others than its owner may read it.
             StoreError: it cannot be read.
         """
-        with reading(path), path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise WrongKey(f"{path}: others may read this key (mode {stat.S_IMODE(mode):04o}); chmod 600 {path}")
-            return cls.parsed(file.read(_FILE_BYTES_MAX), str(path))
+        data, mode = read_private(path, _FILE_BYTES_MAX)
+        if mode & OTHERS:
+            raise WrongKey(f"{path}: others may read this key (mode {mode:04o}); chmod 600 {path}")
+        return cls.parsed(data, str(path))
 
 
 def new_key_file(path: Path) -> MasterKey:
@@ -68,12 +67,7 @@ def new_key_file(path: Path) -> MasterKey:
         StoreWriteFailed: there is such a file, or it cannot be written.
     """
     secret = secrets.token_bytes(KEY_BYTES)
-    with writing(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(base64.b64encode(secret) + b"\n")
-            file.flush()
-            os.fsync(descriptor)
+    create_private(path, base64.b64encode(secret) + b"\n")
     return MasterKey(secret)
 
 

@@ -6,12 +6,13 @@ one that has topics in plain text is refused: `memd encrypt` is asked for, never
 
 from __future__ import annotations
 
-import os
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memd.errors import StoreError, WrongKey
-from memd.settings.model import Config, EncryptionSettings
+from memd.settings.encryption import EncryptionSettings
+from memd.settings.model import Config
 from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.layout import KEY_NAME, LOCK_NAME, RECEIPTS_NAME, TopicLayout, topic_ids_in
 from memd.wording import counted
@@ -74,7 +75,7 @@ def with_copy(files: LocalDisk, data_dir: Path, copy: Path) -> LocalDisk:
 
     assert isinstance(files, EncryptedDisk), "what encrypts"
     ring = next(ring for ring in files.rings if ring.data_dir == data_dir)
-    return EncryptedDisk(files.plain, [*files.rings, ring.of_copy(copy)])
+    return EncryptedDisk(files.plain_files, [*files.rings, ring.of_copy(copy)])
 
 
 def key_id_of(disk: LocalDisk, data_dir: Path) -> str | None:
@@ -143,10 +144,10 @@ def encrypted_disk(data_dir: Path, master: MasterKey, disk: LocalDisk) -> Encryp
 
     path = data_dir / KEY_NAME
     found = read_key_file(disk, path, DirectoryKeyFile)
-    key, _ = KeyMaker(master, found.directory, os.urandom).opened(path, found)
+    key, _ = KeyMaker(master, found.directory, secrets.token_bytes).opened(path, found)
     if found.state != "whole":
         raise WrongKey(f"{data_dir}: {_UNFINISHED[found.state]} was begun and not finished; run it again")
-    return EncryptedDisk(disk, [KeyRing(disk, data_dir, found.directory, key, os.urandom)])
+    return EncryptedDisk(disk, [KeyRing(disk, data_dir, found.directory, key, secrets.token_bytes)])
 
 
 def _make_keys(data_dir: Path, master: MasterKey, disk: LocalDisk) -> None:
@@ -160,8 +161,8 @@ def _make_keys(data_dir: Path, master: MasterKey, disk: LocalDisk) -> None:
     lock = disk.lock(data_dir / LOCK_NAME)
     try:
         if disk.size(data_dir / KEY_NAME) is None:
-            maker = KeyMaker(master, os.urandom(16).hex(), os.urandom)
-            write_key_file(disk, data_dir / KEY_NAME, maker.key_file(new_key(os.urandom)))
+            maker = KeyMaker(master, secrets.token_bytes(16).hex(), secrets.token_bytes)
+            write_key_file(disk, data_dir / KEY_NAME, maker.key_file(new_key(secrets.token_bytes)))
     finally:
         lock.release()
 
