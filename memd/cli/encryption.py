@@ -30,7 +30,10 @@ _OLD_BLOCKS = (
 
 @click.group(cls=WholeSentences)
 def key() -> None:
-    """Make master keys for encryption."""
+    """Make master keys for encryption.
+
+    A data directory is encrypted with the key that encryption.key_file names.
+    """
 
 
 @key.command()
