@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +13,7 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 from recording_upstream import RecordingUpstream, recording_upstream
+from test_turn import STANDING_TASKS, _until
 
 from memd.admin.routes import ROUTES
 from memd.admin.routing import Route
@@ -25,7 +25,6 @@ from memd.settings.tokens import AuthSettings, TokenSettings
 
 LAMP, VAULT = "The release word for the lighthouse lamp is cinnamon-42.", "The word for the vault door is hibiscus-77."
 QUESTION = "What is the release word for the lighthouse lamp, and what the word for the vault door?"
-STANDING = {"tend", "wake", "ask-upstream", "sources", "tokens", "audit"}
 
 
 def secret_of(name: str) -> str:
@@ -76,8 +75,7 @@ class House:
     async def settled(self) -> None:
         """What was said is stored, and nothing of a turn is under way."""
         for _ in range(2):
-            while self.daemon.tasks.names - STANDING:  # noqa: ASYNC110 - it has no event to wait for
-                await asyncio.sleep(0.005)
+            await _until(lambda: not self.daemon.tasks.names - STANDING_TASKS)
             for topic in self.daemon.topics.opened():
                 await self.daemon.archiver.tend_topic(topic)
                 for conversation in topic.buffer.conversations():

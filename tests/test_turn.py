@@ -27,7 +27,8 @@ from memd.store.log.format import HEADER_BYTES
 
 FACT = "The spare key of the workshop hangs behind the blue bicycle."
 QUESTION = "Where does the spare key of the workshop hang?"
-STANDING_TASKS = {"tend", "wake", "ask-upstream"}
+STANDING_TASKS = {"tend", "wake", "ask-upstream", "sources", "tokens", "audit"}
+"""What runs in a daemon without anybody having asked for something."""
 POLL_SECONDS = 0.005
 
 
@@ -319,5 +320,6 @@ async def test_instructions_in_mid_conversation_stay_until_they_exceed_an_eighth
 
 
 async def _until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110 - it has no event to wait for
-        await asyncio.sleep(POLL_SECONDS)
+    async with asyncio.timeout(120):
+        while not holds():  # noqa: ASYNC110 - it has no event to wait for
+            await asyncio.sleep(POLL_SECONDS)
