@@ -23,7 +23,7 @@ from memd.cli.history import time_of
 from memd.cli.running import RunningDaemon
 from memd.settings.model import Config
 from memd.store.audit.chain import KINDS
-from memd.store.disk import DiskFiles
+from memd.store.encryption.opening import disk_of
 from memd.store.receipts import receipt_lines
 from memd.wording import counted, name_for_terminal
 
@@ -81,7 +81,7 @@ def _answer(config: Config, asked: dict[str, object]) -> AuditAnswer:
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     if daemon is not None:
         return msgspec.json.decode(daemon.get("/memd/audit", **asked), type=AuditAnswer)
-    files, given = DiskFiles(), MultiDict[str]()
+    files, given = disk_of(config), MultiDict[str]()
     for name, value in asked.items():
         given.extend((name, str(one)) for one in (value if isinstance(value, list) else [value]))
     query = decode_query(given, AuditQuery)  # as the daemon would
