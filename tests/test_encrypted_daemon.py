@@ -90,6 +90,7 @@ REFUSED = (
     ["export"],
     ["backup", "elsewhere"],
     ["search", "gull"],
+    ["audit"],
     ["remember", "a gull"],
     ["reembed"],
     ["encrypt"],
