@@ -10,7 +10,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -41,6 +41,9 @@ class Encoder:
         self._trouble: EmbeddingError | None = None
         self._questions: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
         self._questions_lock = threading.Lock()
+        self._early = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-embed")
+        self._begun: dict[str, Future[NDArray[np.float32]]] = {}
+        """By question: what `begin` was told of and nobody asked for yet."""
 
     @property
     def ingestion(self) -> ThreadPoolExecutor:
@@ -69,8 +72,21 @@ class Encoder:
         """Whether the model gave the vectors that it was last asked for."""
         return self._trouble is None
 
+    def begin(self, text: str) -> None:
+        """Embed a question that is likely to be asked in a moment, in another thread. Called on the event loop."""
+        if len(text) > QUESTION_CHARACTERS_MAX or text in self._questions or text in self._begun:
+            return
+        begun = self._begun[text] = self._early.submit(self._embedded, text)
+        begun.add_done_callback(lambda _: self._begun.pop(text, None))
+
     def embed_query(self, text: str) -> NDArray[np.float32]:
         """See `Embedder.embed_query`; read-only. In the caller's thread, which holds the priority."""
+        begun = self._begun.get(text)
+        if begun is not None and not begun.cancel():  # else it has not begun: nobody waits for another's question
+            return begun.result()
+        return self._embedded(text)
+
+    def _embedded(self, text: str) -> NDArray[np.float32]:
         with self._questions_lock:
             if (known := self._questions.get(text)) is not None:
                 self._questions.move_to_end(text)
@@ -98,6 +114,7 @@ class Encoder:
 
     def close(self) -> None:
         """End the thread; work that has not begun is dropped."""
+        self._early.shutdown(wait=True, cancel_futures=True)
         self._embedder.close()
         self._ingestion.shutdown(wait=True, cancel_futures=True)
 

@@ -13,9 +13,12 @@ import logging
 import msgspec
 
 from memd.conversation.tokens import TokenCounter
+from memd.embedding.encoder import Encoder
 from memd.errors import MemdError
+from memd.ingest.topics import Topic
 from memd.messages import NO_BLOCK, Block, BlockChunk, stored_text
 from memd.proxy.correct import CorrectionResult, degraded
+from memd.proxy.reading import Asked
 from memd.proxy.receive import Received
 from memd.proxy.room import PromptRoom, remove_blocks
 from memd.recall import block
@@ -96,15 +99,33 @@ class Memory:
     """Recalls a turn's block and settles the prompt."""
 
     def __init__(
-        self, settings: InjectionSettings, timeout_seconds: float, retriever: Retriever, counter: TokenCounter
+        self,
+        settings: InjectionSettings,
+        timeout_seconds: float,
+        retriever: Retriever,
+        encoder: Encoder,
+        counter: TokenCounter,
     ) -> None:
         """`timeout_seconds`: the longest that a request waits for recall."""
         self._dates = settings.dates == "day"
         self._pressure_ratio = settings.pressure_ratio
         self._timeout_seconds = timeout_seconds
         self._retriever = retriever
+        self._encoder = encoder
         self._counter = counter
         self._recalling: dict[tuple[str, str, bytes], asyncio.Event] = {}
+
+    def foresee(self, asked: Asked, topic: Topic) -> None:
+        """Begin to embed the question that the last message is likely to be, while the conversation is looked for.
+
+        A short one will have others beside it, and a step of a tool loop asks nothing.
+        """
+        last = asked.request.messages[-1] if asked.request.messages else None
+        if last is None or last.role != "user" or last.answers_call or is_small_talk(last.said):
+            return
+        is_long = len(last.said[:FOLLOW_UP_CHARACTERS].split()) >= FOLLOW_UP_TOKENS  # a word is a token at least
+        if is_long and any(len(view.rows) for view in topic.log.snapshot().views.values()):
+            self._encoder.begin(last.said.strip())
 
     async def recall(self, received: Received, room: PromptRoom) -> Recalled:
         """Compute this turn's block, unless it has one: steps and retries of the turn show the same block again."""

@@ -192,7 +192,7 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
         ),
         Corrector(idempotency, daemon.topics, daemon.encoder, archiver, metrics),
         RoomMaker(config.buffer, config.injection, daemon.upstream, counter, archiver),
-        Memory(config.injection, config.retrieval.timeout_ms / 1000, daemon.retriever, counter),
+        Memory(config.injection, config.retrieval.timeout_ms / 1000, daemon.retriever, daemon.encoder, counter),
         forwarder,
         Rememberer(counter, archiver, daemon.receipts, daemon.speech, daemon.tasks, is_synced=is_synced),
         daemon.encoder.priority,

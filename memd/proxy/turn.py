@@ -116,6 +116,7 @@ class TurnRunner:
                 topic = await self._topics.get(asked.topic_id)
                 holding.enter_context(topic.used())
                 with self._priority.held():
+                    self._memory.foresee(asked, topic)
                     received = await self._receiver.receive(asked, topic)
                 record.end_step("receive")
                 corrected = await self._corrector.correct(received)
