@@ -205,6 +205,16 @@ class Draft(ChunkState, frozen=True, kw_only=True):
         )
 
 
+class Erased(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """The fact that the text of an entry was erased."""
+
+    at: int
+    """Microseconds since the epoch."""
+    by: str = ""
+    pad: bytes = b""
+    """Zeros: the record keeps its length, so that whatever lies behind it keeps its place."""
+
+
 class Entry(ChunkState, frozen=True, kw_only=True):
     """One record of the log."""
 
@@ -219,6 +229,8 @@ class Entry(ChunkState, frozen=True, kw_only=True):
     `AHEAD_US`: ids ascend also after a clock was set back, or after an import from a machine whose clock is ahead."""
     line_tokens: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
     """The raw tokens of its line in a memory block, counted when it was appended: filling a budget counts none then."""
+    erased: Erased | UnsetType = UNSET
+    """Of an entry without text and vector, because both were erased: nobody took it out."""
 
     def as_draft(self) -> Draft:
         """The next entry of the same chunk, unchanged so far."""

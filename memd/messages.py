@@ -80,6 +80,12 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, text="")
 
     @property
+    def erased(self) -> Message:
+        """The same without all that was said in it: what is left keeps turns, calls and their results together."""
+        calls = tuple(ToolCall(call.id, call.name, "{}") for call in self.tool_calls)
+        return Message(self.role, "", calls, self.tool_call_id, said_at=self.said_at)
+
+    @property
     def opens_turn(self) -> bool:
         """True where a user speaks; a message that a program alone wrote, such as a reminder, is part of the turn."""
         return self.role == "user" and (self.own_words is UNSET or bool(self.own_words.strip()))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 _PLURALS = {"entry": "entries", "other branch": "other branches"}
 
@@ -21,6 +22,11 @@ def sized(bytes_: int) -> str:
     if bytes_ < 1e6:
         return f"{bytes_} B" if bytes_ < 1e3 else f"{bytes_ / 1e3:.0f} KB"
     return f"{bytes_ / 1e6:,.0f} MB" if bytes_ >= 1e8 else f"{bytes_ / 1e6:.1f} MB"
+
+
+def day_and_time(microseconds: int) -> str:
+    """A time since the epoch in the time zone of this machine: `2026-11-23 14:05`."""
+    return datetime.fromtimestamp(microseconds / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def unsearched(chunks: int) -> str:

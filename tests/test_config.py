@@ -153,6 +153,13 @@ def test_a_window_is_a_number_or_one_for_each_model(config_file: Path, given: st
     assert loaded(config_file, "", MEMD_UPSTREAM_WINDOW=given).upstream.window == (expected or by_model)
 
 
+def test_retention_is_topics_and_beginnings_of_topics_with_days(config_file: Path) -> None:
+    text = "retention:\n  support-*: 90\n  support-law: 0\n  '*': 3650"
+    assert loaded(config_file, text).retention == {"support-*": 90, "support-law": 0, "*": 3650}
+    assert loaded(config_file, "retention:").retention == loaded(config_file, "").retention == {}
+    assert loaded(config_file, "", MEMD_RETENTION="{a: 3}").retention == {"a": 3}
+
+
 def test_the_data_dir_of_a_file_is_relative_to_the_file(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = config_file.parent / "elsewhere"
     elsewhere.mkdir()
@@ -186,7 +193,7 @@ WRONG = {
     "soft_tokens: 1": "config.yaml, line 1: there is no setting soft_tokens; did you mean buffer.soft_tokens?",
     "buffer: {budget_tokens: 1}": "did you mean injection.budget_tokens?",
     "listen:\n  qqq: 1": "config.yaml, line 2: there is no setting listen.qqq; there are listen.host, listen.port",
-    "qqq: 1": "config.yaml, line 1: there is no setting qqq; there are data_dir, sources, admin, audit, auth, buffer,",
+    "qqq: 1": "config.yaml, line 1: there is no setting qqq; there are data_dir, sources, retention, admin, audit,",
     "listen:\n  host: 0.0.0.0": "listen.host is '0.0.0.0', which others can reach: set auth.token, or use 127.0.0.1",
     "listen: 8765": "listen is a group of settings; write them indented below it: host, port",
     "listen:\n  port: eighty": "line 2: listen.port is 'eighty'; give a whole number from 0 to 65535",
@@ -247,6 +254,12 @@ WRONG = {
     "[" * 5000: "nested too deeply",
     "a: \x00": "this is not a YAML file",
     "data_dir: {}": "data_dir is {}; give one line of text",
+    "retention: 90": "config.yaml, line 1: retention is 90; give one `name: value` per line: a name is a topic's,",
+    "retention: {a/b: 3}": "line 1: retention is {'a/b': 3}; give one `name: value` per line",
+    "retention: {'a*b': 3}": "retention is {'a*b': 3}; give one `name: value` per line",
+    "retention: {a: -1}": "a value is a whole number from 0 to 36500",
+    "retention: {a: soon}": "a value is a whole number from 0 to 36500",
+    "retention:\n  a: 3\n  a: 4": "line 3: retention.a is given twice, first in line 2; remove one",
     "sources: notes": "config.yaml, line 1: sources is 'notes'; give a list, each of its items `- path: FOLDER`",
     "sources: [{topic: a}]": "sources, item 1: it has no path; write `- path: FOLDER`",
     "sources: [a, {path: b, topc: c}]": "sources, item 2: there is no setting `topc`; there are path, topic, exclude,",

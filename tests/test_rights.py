@@ -163,6 +163,7 @@ HOW: dict[tuple[str, str], Callable[[str], Asked]] = {
         "/memd/corrections", {"topic_id": "TOPIC", "chunk_ids": ["ffff"], "action": "Helpful"}
     ),
     ("POST", "/memd/undo"): asked_of("/memd/undo", {"topic_id": "TOPIC", "canonical_id": 1}),
+    ("POST", "/memd/erase"): asked_of("/memd/erase", {"topic_id": "TOPIC", "dry_run": True}),
     ("POST", "/memd/backup"): asked_of("/memd/backup", {"folder": "not absolute"}),
     ("GET", "/memd/audit"): asked_of("/memd/audit"),
     ("GET", "/memd/openapi.json"): asked_of("/memd/openapi.json"),

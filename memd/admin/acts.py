@@ -60,6 +60,7 @@ ACTS: dict[str, str | None] = {
     "POST /memd/import/entries": "import",
     "POST /memd/corrections": "correct",
     "POST /memd/undo": "correct",
+    "POST /memd/erase": "erase",
     "POST /memd/backup": "backup",
     "GET /memd/audit": "audit",
     "GET /memd/proof": None,
@@ -97,7 +98,8 @@ def extent_asked(query: object, body: object, parts: Iterable[str]) -> Extent:
     everything = (ALL_TOPICS,) if hasattr(query, "topic") else ()
     topics = names_of([named] if isinstance(named, str) else named) or everything
     ids = _ids((*parts, *getattr(body, "chunk_ids", ())))
-    return Extent(topics, ids, detail=getattr(body, "folder", ""))
+    dry_run = "dry run" if getattr(body, "dry_run", False) else ""
+    return Extent(topics, ids, detail=getattr(body, "folder", "") or dry_run)
 
 
 def extent_told(asked: Extent, answer: object) -> Extent:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from memd.entries import Entry, Status
+from memd.entries import Entry, Erased, Status
 from memd.errors import BadQuestion, NotFound, StoreError
 from memd.recall.corrections import STEPS, replacement_of
 from memd.recall.days import day_of
@@ -28,6 +28,7 @@ from memd.store.pending import UnstoredText
 from memd.store.snapshot import Place
 from memd.store.store import Snapshot
 from memd.wanted import EVERYTHING, Wanted
+from memd.wording import day_and_time
 
 LOOKED_THROUGH_MAX = 20_000
 """Chunks that one page of a filtered list may read from disk."""
@@ -49,7 +50,7 @@ class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str
     event: str
     """`told`, `replacement` (by an Update), `Helpful`, `Unhelpful`, `Update` (taken out by one), `Undo`, `re-embedded`,
-    `pending`: said, and not in the log yet, or `damaged`: it cannot be read."""
+    `erased`: its text is gone, `pending`: said, and not in the log yet, or `damaged`: it cannot be read."""
     reason: str | None
     content: str
     """The chunk's text; of a chunk that was taken out, its last text."""
@@ -296,7 +297,10 @@ def _event(snapshot: Snapshot, place: Place) -> LogEvent:
     except StoreError as error:
         return _damaged(snapshot, place, str(error))
     content = entry.displayed
-    if entry.status is not Status.ACTIVE:
+    if isinstance(entry.erased, Erased):
+        reason = f"on {day_and_time(entry.erased.at)} by {entry.erased.by or 'somebody'}"
+        entry = msgspec.structs.replace(entry, action="erased", reason=reason)
+    elif entry.status is not Status.ACTIVE:
         earlier = [one for one in snapshot.history(entry.uuid) if one.canonical_id < entry.canonical_id]
         content = next((one.displayed for one in reversed(earlier) if one.content), "")
     return LogEvent(

@@ -12,16 +12,19 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from memd.entries import Correction
 from memd.errors import StoreError
+from memd.ingest.erasing.eraser import Concern
 from memd.ingest.redaction.redactor import Redactor
 from memd.principals import Principal
 from memd.recall.explained import INJECTED, ScoredChunk
-from memd.store.receipts import ReceiptRing
+from memd.store.erasure.wiping import Wiper
+from memd.store.receipts import ReceiptRing, rewrite_receipts
 from memd.telemetry.events import Events
 from memd.wanted import EVERYTHING, Wanted
 from memd.wire.lenient_json import decode_or_none
@@ -32,6 +35,7 @@ ASKED_CHARACTERS = 400
 """Of a question in lists, and of one that a later step of a tool loop repeats."""
 KEPT_CHARACTERS = 8_000
 """Of a question and of a reply: receipts are bounded, and the log has the whole."""
+ERASED_NOTE = "Its texts were erased."
 _CHUNK_ID = re.compile("[0-9A-Fa-f-]{1,36}")
 _SHORT_ID = re.compile("[0-9A-Fa-f]{1,12}")
 
@@ -182,6 +186,24 @@ class Receipts:
         """
         return await asyncio.to_thread(self._latest, count, who, topic_id, before, uuid)
 
+    def blank(self, data_dir: Path, concern: Concern, wiper: Wiper) -> None:
+        """Take the texts out of the receipts that an erasure concerns; their figures stay. Called in a thread.
+
+        Raises:
+            StoreError: a file cannot be read or written.
+        """
+
+        def changed(line: bytes) -> bytes:
+            receipt = _decode(line)
+            if receipt is None:
+                return line if line.startswith(b'{"redaction":') else b""  # torn: nobody reads it
+            return msgspec.json.encode(_without_texts(receipt)) if _is_concerned(receipt, concern) else line
+
+        if self._ring is not None:
+            self._ring.rewrite(changed, wiper)
+        else:
+            rewrite_receipts(data_dir, changed, wiper)
+
     def close(self) -> None:
         """Close the file."""
         if self._ring is not None:
@@ -325,6 +347,26 @@ def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
         error=kept(receipt.error),
         model=redactor.identifier(receipt.model),
     )
+
+
+def _is_concerned(receipt: Receipt, concern: Concern) -> bool:
+    if any(one.uuid in concern.uuids for one in receipt.candidates):
+        return True
+    if receipt.topic_id != concern.topic_id:
+        return concern.overlap is None and not concern.uuids and concern.topic_id in _topics_shown(receipt)
+    corrections = (text for one in receipt.corrections for text in (one.content, one.reason))
+    texts = (receipt.asked, receipt.reply, receipt.question, receipt.block, *corrections)
+    return concern.overlap is None or any(concern.overlap.meets(text) for text in texts if text)
+
+
+def _topics_shown(receipt: Receipt) -> set[str]:
+    return {one.topic_id for one in receipt.candidates}
+
+
+def _without_texts(receipt: Receipt) -> Receipt:
+    corrections = tuple(msgspec.structs.replace(one, reason="", content=None) for one in receipt.corrections)
+    told = {"asked": "", "reply": "", "question": None, "block": None, "error": None, "note": ERASED_NOTE}
+    return msgspec.structs.replace(receipt, corrections=corrections, **told)
 
 
 def _injected(receipt: Receipt, uuid: str) -> bool:

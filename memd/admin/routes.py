@@ -22,6 +22,7 @@ from memd.admin.auditing import Auditor, audited
 from memd.admin.background import BackgroundRoutes
 from memd.admin.conversations import ConversationRoutes
 from memd.admin.documents import DocumentRoutes
+from memd.admin.erasing import ErasingRoutes
 from memd.admin.figures import FigureRoutes
 from memd.admin.http import error_response, prove, read_body, refusal_of, token_refusal
 from memd.admin.imports import ImportRoutes
@@ -73,7 +74,8 @@ GROUPS: tuple[type, ...] = (
         BackgroundRoutes,
         LiveRoutes,
     ),
-    *(NoteRoutes, DocumentRoutes, SourceRoutes, ImportRoutes, CorrectionRoutes, BackupRoutes, ProofRoutes),
+    *(NoteRoutes, DocumentRoutes, SourceRoutes, ImportRoutes, CorrectionRoutes, BackupRoutes, ErasingRoutes),
+    ProofRoutes,
     DescriptionRoutes,
 )
 ROUTES = tuple(route for group in GROUPS for route in routes_of(group))

@@ -27,7 +27,7 @@ from memd.principals import Principal, Principals
 from memd.settings.model import Config
 from memd.store.disk import LocalDisk
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
-from memd.store.topic import TopicStats
+from memd.store.topic_stats import TopicStats
 from memd.telemetry.events import Events
 from memd.telemetry.tasks import Tasks
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -20,14 +21,14 @@ from memd.admin.routing import post
 from memd.admin.topics import NamedTopics
 from memd.embedding.encoder import Encoder
 from memd.entries import CORRECTION_STEPS_MAX, DEFAULT_TOPIC_ID, Action, Correction
-from memd.errors import BadNote, BadQuestion
+from memd.errors import BadNote, BadQuestion, StoreError
 from memd.ingest.archiver import Archiver
 from memd.ingest.notes import TakenNote, take_note
 from memd.notes import GivenNote, check_not_ahead, checked_notes
 from memd.principals import Principal
 from memd.recall import corrections
 from memd.store.disk import LocalDisk
-from memd.store.tools.backup import BackupReport
+from memd.store.tools.backup import BackupReport, note_backup
 from memd.store.tools.backup import backup as back_up
 
 MODE_HEADER = "X-Memory-Mode"
@@ -165,7 +166,14 @@ class BackupRoutes:
         folder = Path(body.folder)
         if not folder.is_absolute():
             raise BadQuestion(f"{folder}: give an absolute path; this daemon's working directory is not yours")
-        return await asyncio.get_running_loop().run_in_executor(None, back_up, self._data_dir, folder, self._files)
+
+        def backed_up() -> BackupReport:
+            report = back_up(self._data_dir, folder, self._files)
+            with suppress(StoreError):  # the backup is whole without the note
+                note_backup(self._data_dir, folder, self._files)
+            return report
+
+        return await asyncio.to_thread(backed_up)
 
 
 def _corrected(applied: corrections.Applied) -> Corrected:

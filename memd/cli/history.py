@@ -167,6 +167,8 @@ def _show(config: Config, chunk_id: str, topic: str | None) -> tuple[bytes, Line
         told = daemon.get(f"/memd/chunks/{_path(chunk_id)}", topic=topic)
     story = msgspec.json.decode(told, type=ChunkStory)
     state = "is live" if story.live else "is taken out"
+    if story.versions[-1].event == "erased":
+        state = f"was erased {story.versions[-1].reason}; its text is gone"
     if story.versions[-1].event == "pending":
         state = "was said and is not in the log yet: it waits in hot.log until memd stores it"
     lines: Lines = [Text(f"{story.id} ({story.uuid}) in topic {story.topic_id} {state}", style="bold")]
@@ -248,7 +250,8 @@ def _event(event: LogEvent) -> RenderableType:
     )
     parts: list[RenderableType] = [head]
     if event.reason:
-        parts.append(Padding(Text(f"because: {for_terminal(event.reason)}"), (0, 0, 0, INDENT), expand=False))
+        why = "" if event.event == "erased" else "because: "
+        parts.append(Padding(Text(why + for_terminal(event.reason)), (0, 0, 0, INDENT), expand=False))
     content = Text(for_terminal(event.content), style="" if event.live else "dim")
     parts.append(Padding(content, (0, 0, 1, INDENT), expand=False))
     return Group(*parts)

@@ -1,6 +1,6 @@
 """`memd verify`, `export` and `backup`: the commands that read the files of the log.
 
-Rule: they change nothing in the data directory and work beside a running daemon.
+Rule: they change nothing in the data directory, but for a note of where a backup is, and work beside a running daemon.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -21,6 +22,7 @@ from memd.store.encryption.opening import disk_of, with_copy
 from memd.store.files import Files
 from memd.store.layout import LOCK_NAME
 from memd.store.tools.backup import backup as back_up
+from memd.store.tools.backup import note_backup
 from memd.store.tools.conversations import FORMS, Told, conversations, written
 from memd.store.tools.export import export as export_log
 from memd.store.tools.export import exported_entries, exported_topics
@@ -110,10 +112,13 @@ def backup(config_path: Path | None, data_dir: str | None, folder: Path) -> int:
     with command_act(config, "backup", None, str(folder)) as done:
         report = back_up(config.data_dir, folder, files)
         done.count = report.linked + report.copied + report.kept
+    with suppress(StoreError):  # the backup is whole without the note
+        note_backup(config.data_dir, folder, DiskFiles())
     for finding in report.findings:
         click.echo(finding)
     click.echo(
         f"{folder}: {counted(report.topics, 'topic')}: {counted(report.linked, 'file')} linked, {report.copied:,} "
         f"copied ({counted(report.bytes_copied, 'byte')}), {report.kept:,} there already"
+        + (f"; what was erased since is erased in {counted(report.erased, 'place')} there too" if report.erased else "")
     )
     return FOUND_SOMETHING if report.findings else 0

@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "digest": ("views", "Show what was said, by day or week."),
     "encrypt": ("encryption", "Encrypt the data directory."),
     "entities": ("views", "Show the names in what is stored, or the chunks that have NAME."),
+    "erase": ("erasing", "Erase a topic, or single chunks, for good."),
     "export": ("log_files", "Write the log as JSON Lines, one entry per line, oldest first."),
     "import": ("imports", "Remember the conversations in the files and folders PATH..."),
     "index": ("sources", "Look at the sources of the settings now."),

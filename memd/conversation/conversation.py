@@ -20,7 +20,7 @@ the prompt. So either mark may be ahead of the other.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 
 import msgspec
@@ -284,6 +284,19 @@ class Conversation:
         self.gone.difference_update(messages)
         self.lost.difference_update(messages)
         self.stored = min([self.stored, *messages])
+
+    def forget(self, digests: Collection[bytes], uuids: Collection[bytes]) -> None:
+        """Drop the text of these messages, and the blocks that show one of these chunks.
+
+        Marks and places stay as they are, so a client that sends the messages again is known, and nothing is stored.
+        """
+        self.changes += 1
+        for position, item in enumerate(self.messages):
+            if item.message is not None and item.identity in digests:
+                self.messages[position] = msgspec.structs.replace(item, message=item.message.erased)
+        shown = [key for key, block in self.blocks.items() if any(chunk.uuid in uuids for chunk in block.chunks)]
+        for key in shown:
+            del self.blocks[key]
 
     @property
     def departed_end(self) -> int:

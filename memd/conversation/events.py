@@ -136,6 +136,15 @@ class NoteStored(msgspec.Struct, frozen=True, tag="note stored"):
     id: bytes
 
 
+class Forgotten(msgspec.Struct, frozen=True, tag="forgotten"):
+    """Messages and chunks were erased: no text of them stays here."""
+
+    digests: list[bytes]
+    """By which the log knew the messages."""
+    uuids: list[bytes]
+    """Of the chunks: blocks that show one leave the prompt."""
+
+
 class Injected(msgspec.Struct, frozen=True, tag="injected"):
     """The chunks that one turn showed to the model."""
 
@@ -151,7 +160,9 @@ class Closed(msgspec.Struct, frozen=True, tag="closed"):
 ConversationEvent = Appended | Abandoned | Marked | Departed | Lowered | Heard | Arrived | Placed | Removed
 """The events of one conversation that leave the others alone."""
 
-BufferEvent = Opened | Forked | Branched | ConversationEvent | Injected | PlacedBefore | Closed | Noted | NoteStored
+BufferEvent = (
+    Opened | Forked | Branched | ConversationEvent | Injected | PlacedBefore | Closed | Noted | NoteStored | Forgotten
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[BufferEvent] = msgspec.msgpack.Decoder(BufferEvent)

@@ -7,7 +7,7 @@ same buffer and byte for byte the same prompts. This module knows no clock, no t
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -23,6 +23,7 @@ from memd.conversation.events import (
     Closed,
     ConversationEvent,
     Departed,
+    Forgotten,
     Forked,
     Heard,
     Injected,
@@ -40,7 +41,7 @@ from memd.conversation.lowering import heard_again, lowered_marks
 from memd.conversation.matching import SHARED_MIN, Match, kept_count, match
 from memd.conversation.placed import PlacedBlocks
 from memd.conversation.retelling import retold
-from memd.conversation.rewriting import rewriting, shortened_answer
+from memd.conversation.rewriting import rewriting_to, shortened_answer
 from memd.messages import Block, BlockChunk, Message, block_digest, dated
 from memd.notes import Note
 
@@ -103,7 +104,7 @@ class HotBuffer:
         if parent is not None and (heard := heard_again(found, messages)):
             self._record(Heard(parent.id, dict(zip(heard, dated(heard.values(), said_at), strict=True))))
         if parent is not None and found.runs:
-            way = _rewriting(parent, found, dated(messages, said_at), content_digests, tokens)
+            way = rewriting_to(parent, found.runs, dated(messages, said_at), content_digests, tokens)
             branch = self._branch(parent, session, way, now)
             self._record(Abandoned(parent.id))
             leaves_unstored = branch.departed_end > branch.stored
@@ -136,7 +137,7 @@ class HotBuffer:
             parent = parent.fork("glance", len(parent))
             parent.mark_heard(heard)
         if parent is not None and found.runs:
-            way = _rewriting(parent, found, messages, content_digests, tokens)
+            way = rewriting_to(parent, found.runs, messages, content_digests, tokens)
             branch = parent.rewritten("glance", session, way)
             return Arrival(branch, 0, len(branch), opened=False)
         copy = Conversation("glance", session) if parent is None else parent.fork("glance", found.offset + kept)
@@ -251,6 +252,10 @@ class HotBuffer:
     def settle_note(self, note_id: bytes) -> None:
         """Drop a note that is in the log, or was never promised."""
         self._record(NoteStored(note_id))
+
+    def forget(self, digests: Collection[bytes], uuids: Collection[bytes]) -> None:
+        """Drop the text of erased messages, and the blocks that show one of these chunks."""
+        self._record(Forgotten(list(digests), list(uuids)))
 
     def close(self, conversation: Conversation) -> None:
         """Drop a conversation. Its messages must be stored or abandoned."""
@@ -378,11 +383,15 @@ class HotBuffer:
             self.notes[event.id] = event.note
         elif isinstance(event, NoteStored):
             self.notes.pop(event.id, None)
+        elif isinstance(event, Forgotten):
+            digests, uuids = frozenset(event.digests), frozenset(event.uuids)
+            for conversation in self._conversations.values():
+                conversation.forget(digests, uuids)
         elif isinstance(event, Opened):
             conversation = Conversation(event.conversation, event.session)
             conversation.used_at = event.at
             self._take_in(conversation)
-        if isinstance(event, Injected | PlacedBefore | Noted | NoteStored | Opened):
+        if isinstance(event, Injected | PlacedBefore | Noted | NoteStored | Forgotten | Opened):
             return
         subject = self._conversations.get(event.parent if isinstance(event, Forked | Branched) else event.conversation)
         if subject is None:
@@ -434,17 +443,3 @@ class HotBuffer:
         else:
             for digest in event.digests:
                 conversation.blocks.pop(digest, None)
-
-
-def _rewriting(
-    parent: Conversation,
-    found: Match,
-    messages: Sequence[Message],
-    content_digests: Sequence[bytes],
-    tokens: Sequence[int],
-) -> Rewriting:
-    items = [
-        Buffered(b"", content_digest, count, message)
-        for content_digest, count, message in zip(content_digests, tokens, messages, strict=True)
-    ]
-    return rewriting(parent, found.runs, items)

@@ -17,6 +17,21 @@ from memd.conversation.conversation import Buffered, Conversation, Rewriting
 from memd.messages import RESULT_ROLES, Message
 
 
+def rewriting_to(
+    parent: Conversation,
+    runs: Sequence[Run],
+    messages: Sequence[Message],
+    content_digests: Sequence[bytes],
+    tokens: Sequence[int],
+) -> Rewriting:
+    """The way from `parent` to the history of a request; the lists are parallel. See `rewriting`."""
+    items = [
+        Buffered(b"", content_digest, count, message)
+        for content_digest, count, message in zip(content_digests, tokens, messages, strict=True)
+    ]
+    return rewriting(parent, runs, items)
+
+
 def rewriting(parent: Conversation, runs: Sequence[Run], items: Sequence[Buffered]) -> Rewriting:
     """The way from `parent` to a history that has these runs in common with it.
 

@@ -18,6 +18,7 @@ from memd.ingest.archiver import Archiver
 from memd.ingest.topics import Topic
 from memd.ingest.unstored import Part, note_parts
 from memd.notes import Note, check_not_ahead
+from memd.store.copies import live_copy
 
 
 class TakenNote(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -60,12 +61,13 @@ def _as_told(topic: Topic, waiting: list[Part], part: Part) -> TakenNote:
     assert part.note is not None, "a note's part"
     pending = [chunk for cut in topic.cutter.cut(waiting) for chunk in cut.chunks]
     said = {(chunk.draft.source, chunk.draft.content): chunk.entry.public_id for chunk in pending}
-    drafts = topic.cutter.drafts_of(*part.note)
+    drafts, snapshot = topic.cutter.drafts_of(*part.note), topic.log.snapshot()
     copies = {
         draft.uuid: said.get((draft.source, draft.content)) if copy is None else copy.public_id
-        for draft, copy in ((draft, topic.log.live_copy(draft)) for draft in drafts)
+        for draft, copy in ((draft, live_copy(snapshot, draft)) for draft in drafts)
     }
-    is_new = not all(copies.values())
+    forbidden = topic.log.forbidden
+    is_new = any(not copies[draft.uuid] and not forbidden.has_text(draft.content) for draft in drafts)
     own = [chunk for cut in topic.cutter.cut([part]) for chunk in cut.chunks] if is_new else []
     ids = copies | {chunk.draft.uuid: chunk.entry.public_id for chunk in own}
     return TakenNote(tuple(dict.fromkeys(one for one in ids.values() if one)), duplicate=not is_new)

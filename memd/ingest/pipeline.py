@@ -27,6 +27,7 @@ from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
 from memd.messages import Message, stored_text
 from memd.notes import Note
 from memd.settings.model import ChunkingSettings, Config
+from memd.store.erasure.rewriting import was_erased
 from memd.store.store import TopicLog
 
 
@@ -130,7 +131,8 @@ class Drafter:
             EmbeddingError: the model failed on a text.
         """
         digests = [message.digest for run in runs for message in run if message.digest is not None]
-        return self.embedded(topic, self.cutter.cut(topic.topic_id, runs, kind=kind, source=source), digests)
+        cut = self.cutter.cut(topic.topic_id, runs, kind=kind, source=source)
+        return self.embedded(topic, [under_new_uuid(topic, draft) for draft in cut], digests)
 
     def embedded(
         self,
@@ -213,6 +215,21 @@ def _derived_uuid(topic_id: str, first_digest: bytes, place: int, draft: Draft) 
     return hashlib.blake2b(head + draft.content.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
+def under_new_uuid(topic: TopicLog, draft: Draft) -> Draft:
+    """The draft, under another uuid if its own is of a chunk that was erased: that one does not come back."""
+    snapshot = topic.snapshot()
+    while was_erased(snapshot, draft.uuid):
+        draft = msgspec.structs.replace(draft, uuid=hashlib.blake2b(draft.uuid, digest_size=16).digest())
+    return draft
+
+
+def _unless_forbidden(topic: TopicLog, digest: bytes, message: Message | None) -> Message | None:
+    """The message; None for one that is never to be stored again."""
+    if message is None or topic.forbidden.has_message(digest, message.content_digest):
+        return None
+    return message
+
+
 def unstored_runs(
     topic: TopicLog,
     messages: Sequence[tuple[bytes, Message | None]],
@@ -229,6 +246,8 @@ def unstored_runs(
             the log and out of the prompt.
         instructions: system and developer messages are to be remembered too; they are once they have left the prompt.
     """
+    if topic.forbidden:
+        messages = [(digest, _unless_forbidden(topic, digest, message)) for digest, message in messages]
     wanted = {
         position
         for position, (digest, message) in enumerate(messages)

@@ -10,7 +10,7 @@ import logging
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -23,12 +23,14 @@ from memd.conversation.events import BufferEvent, decode_event, encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Entry, checked_topic_id
 from memd.errors import StoreError
+from memd.ingest.erasing.unforbidden import without_forbidden
 from memd.ingest.pieces import Count
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.turns import StoringLock
 from memd.ingest.unstored import BufferedText, ListedParts, PartCutter
 from memd.settings.model import Config
+from memd.store.erasure.wiping import Wiper
 from memd.store.log.journal import Journal, read_journal
 from memd.store.store import Store, TopicLog
 
@@ -82,6 +84,8 @@ class Topic:
         self._journal_behind = journal_behind
         """Events were lost to a failed write: only a rewrite brings the file up to date."""
         self._journal_unsynced = False
+        self._has_ended = False
+        """Its folder is another topic's now, or nobody's."""
         self._writer = writer
         self._before_write = before_write
         self._holders = 0
@@ -161,6 +165,8 @@ class Topic:
         """Run `work`, which writes to the log or the journal, in the writer thread, and keep its error as `trouble`."""
 
         def write() -> Result:
+            if self._has_ended:
+                raise StoreError(f"topic {self.id} was erased: what was under way in it is not stored")
             self._before_write()
             return work()
 
@@ -221,6 +227,26 @@ class Topic:
         except StoreError:
             self._journal_behind = True
 
+    async def forget(self, digests: Collection[bytes], uuids: Collection[bytes], wiper: Wiper) -> None:
+        """Drop the text of erased messages, and the blocks that show one of these chunks, here and in `hot.log`, and
+        overwrite what that was.
+
+        Raises:
+            StoreError: the journal cannot be written, or what it was may still be there.
+        """
+        self.buffer.forget(digests, uuids)
+        for digest in digests:
+            self.chunk_ids.pop(digest, None)
+        self.buffer.take_unsaved()
+        events = self.buffer.as_events()
+
+        def rewrite() -> None:
+            self._journal.rewrite(self._payloads(events), self.log.snapshot().extent, wiper)
+
+        self._journal_behind = True
+        await self._write("journal", rewrite)
+        self._journal_behind = self._journal_unsynced = False
+
     def note_chunks(self, entries: Sequence[Entry]) -> None:
         """Note which chunks came from which messages, for `chunk_ids`."""
         for entry in entries:
@@ -233,8 +259,15 @@ class Topic:
         """Close the journal's file, in the writer thread."""
         self._journal.close()
 
+    def end(self) -> None:
+        """Write nothing any more, in the writer thread: the topic is erased."""
+        self._has_ended = True
+        self._journal.close()
+
     def _payloads(self, events: Sequence[BufferEvent]) -> list[bytes]:
         """Redact and encode events, in the writer thread; events are immutable."""
+        if forbidden := self.log.forbidden:
+            events = [without_forbidden(event, forbidden) for event in events]
         return [encode_event(self._redactor.event(event)) for event in events]
 
 
@@ -297,6 +330,24 @@ class Topics:
             await topic.rewrite_journal()
             self._writer.submit(topic.close)
 
+    async def end(self, topic_id: str, put_aside: Callable[[], Result]) -> Result:
+        """Close a topic for good and put its folder aside; the next `get` begins another one.
+
+        Who holds the topic keeps it, and can write nothing any more.
+
+        Raises:
+            StoreError: the folder is where it was.
+        """
+        topic = self._open.pop(topic_id, None)
+
+        def ended() -> Result:
+            if topic is not None:
+                topic.end()
+            return put_aside()
+
+        # In the thread in which topics are read and written, so that nothing comes in between.
+        return await asyncio.get_running_loop().run_in_executor(self._writer, ended)
+
     def opened(self) -> list[Topic]:
         """The topics that are open now."""
         return list(self._open.values())
@@ -338,7 +389,7 @@ class Topics:
         """Close a topic, unless that would lose something or somebody has used it meanwhile."""
         used_at = topic.idle_seconds
         await topic.save(sync=True)
-        if not topic.is_on_disk or topic.idle_seconds < used_at:
+        if not topic.is_on_disk or topic.idle_seconds < used_at or self._open.get(topic.id) is not topic:
             return False
         del self._open[topic.id]
 

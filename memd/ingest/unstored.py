@@ -20,7 +20,7 @@ from memd.conversation import compaction
 from memd.conversation.conversation import Buffered, Conversation
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft
-from memd.ingest.pipeline import Cutter, unstored_runs
+from memd.ingest.pipeline import Cutter, under_new_uuid, unstored_runs
 from memd.messages import Message
 from memd.notes import Note
 from memd.store.lexical.analyzer import analyze
@@ -210,6 +210,12 @@ class PartCutter:
             if not stored.isdisjoint(part.digests):
                 self._known.pop(key, None)
 
+    def drop(self, digests: Collection[bytes]) -> None:
+        """Drop the parts that came from these messages; what is left of them is cut anew."""
+        for key, part in list(self._known.items()):
+            if any(digest in digests for digest in part.digests):
+                self._known.pop(key, None)
+
     def ids_of(self, digest: bytes) -> tuple[str, ...]:
         """The public ids of the pending chunks that came from a message, as it was cut last."""
         part = next((one for one in reversed(list(self._known.values())) if digest in one.digests), None)
@@ -272,7 +278,8 @@ class PartCutter:
         if part.note is not None:
             return self._new_note(*part.note)
         runs = unstored_runs(self._log, part.messages, self._cutter.redactor, instructions=part.instructions)
-        drafts = [draft for draft in self._cutter.cut(self._log.topic_id, runs) if not self._log.has_live_copy(draft)]
+        cut = (draft for draft in self._cutter.cut(self._log.topic_id, runs) if not self._log.has_live_copy(draft))
+        drafts = [under_new_uuid(self._log, draft) for draft in cut]
         digests = (utterance.digest for run in runs for utterance in run if utterance.digest is not None)
         return CutPart(self._pending(drafts), tuple(digests))
 

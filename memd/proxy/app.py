@@ -119,6 +119,8 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         tasks.spawn(daemon.archiver.tend(daemon.topics), "tend"),
         tasks.spawn(daemon.sources.tend(), "sources"),
         tasks.spawn(daemon.auditor.tend(), "audit"),
+        tasks.spawn(daemon.retention.eraser.resume(), "unfinished erasures"),
+        tasks.spawn(daemon.retention.tend(), "retention"),
     ]
     daemon.auditor.note_start(config, daemon.principals.names)
     wrong_tokens, secret = WrongTokens(loop.call_later, daemon.auditor.note_wrong_tokens), new_secret()

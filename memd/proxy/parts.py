@@ -18,6 +18,7 @@ from memd.admin.auditing import Auditor
 from memd.admin.background import BackgroundRoutes
 from memd.admin.conversations import ConversationRoutes
 from memd.admin.documents import DocumentRoutes
+from memd.admin.erasing import ErasingRoutes
 from memd.admin.figures import FigureRoutes
 from memd.admin.imports import ImportRoutes
 from memd.admin.mcp_endpoint import McpEndpoint
@@ -40,6 +41,8 @@ from memd.conversation.window import injection_budget
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.ingest.archiver import Archiver
+from memd.ingest.erasing.eraser import Eraser
+from memd.ingest.erasing.retention import Retention
 from memd.ingest.indexer import Indexer
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
@@ -89,6 +92,7 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     taker: DocumentTaker
     sources: SourceTender
     indexer: Indexer
+    retention: Retention
     receipts: Receipts
     auditor: Auditor
     reader: RequestReader
@@ -139,9 +143,9 @@ async def make_parts(
     stack.push_async_callback(topics.close)
     stack.callback((archiver := Archiver(config, encoder, counter, tasks, indexer, redactor, metrics, events)).close)
     stack.callback((taker := DocumentTaker(archiver, encoder, Cutter(config.chunking, counter.count, redactor))).close)
-    sources = SourceTender(config, topics, taker, encoder.priority, tasks, events)
-    stack.push_async_callback(sources.close)
+    stack.push_async_callback((sources := SourceTender(config, topics, taker, encoder.priority, tasks, events)).close)
     return Daemon(
+        retention=_retention(config, store, topics, indexer, events, receipts, retriever, encoder),
         addresses=addresses,
         config=config,
         principals=auditor.principals,
@@ -165,6 +169,21 @@ async def make_parts(
         tasks=tasks,
         writer=writer,
     )
+
+
+def _retention(
+    config: Config,
+    store: Store,
+    topics: Topics,
+    indexer: Indexer,
+    events: Events,
+    receipts: Receipts,
+    retriever: Retriever,
+    encoder: Encoder,
+) -> Retention:
+    """Retention, and with it the eraser, which reaches every place where text is."""
+    blank, forget = partial(receipts.blank, config.data_dir), retriever.read_before.forget
+    return Retention(config.retention, Eraser(store, topics, indexer, events, blank, forget), encoder.priority)
 
 
 def _retriever(config: Config, encoder: Encoder, counter: TokenCounter) -> Retriever:
@@ -276,6 +295,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> Own
             ImportRoutes(named, daemon.archiver, daemon.speech, daemon.store.observe_canonical_id),
             CorrectionRoutes(named, daemon.encoder, daemon.archiver),
             BackupRoutes(config.data_dir, files),
+            ErasingRoutes(daemon.store, named, daemon.archiver, daemon.retention),
             ProofRoutes(secret, daemon.addresses.local),
         ),
         OAuthEndpoint(ledger, principals, wrong_tokens, config.limits.idle_seconds, daemon.auditor.record_token),

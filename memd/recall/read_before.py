@@ -1,6 +1,6 @@
 """The entries that questions read: most of those that one question looks at another one has looked at before.
 
-Rule: an entry never changes, so what is kept is what the log has; a damaged one is never kept.
+Rule: an entry never changes but by an erasure, which drops all of them; a damaged one is never kept.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ class ReadBefore:
     def bytes_held(self) -> int:
         """Memory held by them."""
         return self._entries.bytes_held
+
+    def forget(self) -> None:
+        """Drop all of them: the text of some was erased."""
+        self._entries = ByteCache(BYTES_MAX)
 
     def read(self, snapshot: Snapshot, places: Sequence[Place]) -> dict[Place, Entry]:
         """See `Snapshot.read_many`."""

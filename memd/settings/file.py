@@ -6,7 +6,7 @@ places. `loading.py` decides their meaning.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,11 @@ class Setting(msgspec.Struct, frozen=True):
     """Of a list in a file: where each of its items was given."""
 
 
-def read_settings(path: Path) -> list[Setting]:
+def read_settings(path: Path, whole: Collection[str] = ()) -> list[Setting]:
     """Return the settings in a YAML file of groups, in order; none for an empty file.
+
+    Args:
+        whole: keys of mappings that are no groups but values.
 
     Raises:
         ConfigError: the file cannot be read, is not YAML, is not a mapping, or gives a key twice.
@@ -42,7 +45,7 @@ def read_settings(path: Path) -> list[Setting]:
     try:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
-        return [] if root is None else list(_settings(loader, root, path, ""))
+        return [] if root is None else list(_settings(loader, root, path, "", whole))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{path}, line {mark.line + 1}" if mark else str(path)
@@ -82,7 +85,9 @@ def _read_text(path: Path) -> str:
         raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
 
 
-def _settings(loader: yaml.SafeLoader, mapping: yaml.Node, path: Path, group: str) -> Iterator[Setting]:
+def _settings(
+    loader: yaml.SafeLoader, mapping: yaml.Node, path: Path, group: str, whole: Collection[str] = ()
+) -> Iterator[Setting]:
     """Yield the settings of the whole file (`group` is empty) or of one group in it."""
     if not isinstance(mapping, yaml.MappingNode):
         line = mapping.start_mark.line + 1
@@ -96,7 +101,7 @@ def _settings(loader: yaml.SafeLoader, mapping: yaml.Node, path: Path, group: st
         if key in lines:
             raise ConfigError(f"{path}, line {line}: {key} is given twice, first in line {lines[key]}; remove one")
         lines[key] = line
-        if isinstance(value_node, yaml.MappingNode) and value_node.value and not group:
+        if isinstance(value_node, yaml.MappingNode) and value_node.value and not group and key not in whole:
             yield from _settings(loader, value_node, path, f"{key}.")
         else:
             items = value_node.value if isinstance(value_node, yaml.SequenceNode) else []

@@ -21,6 +21,7 @@ import msgspec
 from memd.errors import ConfigError
 from memd.settings.file import Setting, parse_value, read_settings
 from memd.settings.model import (
+    BEGINNING_OF_TOPIC,
     Config,
     IngestSettings,
     SourceSettings,
@@ -87,7 +88,7 @@ def load_config(
     places: dict[str, str] = {}
     sources: list[tuple[str, SourceSettings]] = []
     for setting in _given(path, env, overrides):
-        if setting.key in _GROUPS and setting.value in (None, {}):
+        if (setting.key in _GROUPS or setting.key == "retention") and setting.value in (None, {}):
             continue  # a group whose lines are all commented out
         if setting.key in REMOVED:
             tell(f"{setting.place}: {setting.key} has no effect any more: {REMOVED[setting.key]}; remove it")
@@ -127,7 +128,7 @@ def places_of_settings(
     return path, {setting.key: setting.place for setting in _given(path, env, overrides) if setting.key in _KEYS}
 
 
-_SINGLE = ("data_dir", "sources")
+_SINGLE = ("data_dir", "sources", "retention")
 _GROUPS = frozenset(field.name for field in msgspec.structs.fields(Config) if field.name not in _SINGLE)
 _KEYS = known_keys()
 _WRITTEN = {
@@ -164,7 +165,7 @@ def _settings_file(path: Path | None, env: Mapping[str, str]) -> Path | None:
 def _given(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, object]) -> Iterator[Setting]:
     """Yield the settings that users gave; a later one overrides an earlier one."""
     if path is not None:
-        yield from read_settings(path)
+        yield from read_settings(path, _SINGLE)
     key_of = {variable_of(key): key for key in (*_KEYS, *REMOVED)}
     for name in sorted(env):
         if not name.startswith(ENVIRONMENT_PREFIX) or name == CONFIG_VARIABLE:
@@ -238,6 +239,7 @@ def _allowed(kind: msgspec.inspect.Type) -> str:
             return "true or false"
         case msgspec.inspect.DictType(key_type=msgspec.inspect.StrType(pattern=pattern)):
             names = "a name has letters, digits, _ and -, " if pattern == PATTERN_NAME else ""
+            names = "a name is a topic's, or its beginning and *, " if pattern == BEGINNING_OF_TOPIC else names
             return f"one `name: value` per line: {names}a value is {_allowed(kind.value_type)}"
         case _:
             return "one line of text (in quotes if YAML would take it for something else)"

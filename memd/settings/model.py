@@ -36,6 +36,9 @@ UTILITY_STEPS_LIMIT = 100
 TopicName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """As `entries.TOPIC_ID_PATTERN`."""
 AUTO_TOPIC = "auto"
+BEGINNING_OF_TOPIC = r"^(?:[A-Za-z0-9][A-Za-z0-9._-]{0,127})?\*?$"
+TopicBeginning = Annotated[str, Meta(pattern=BEGINNING_OF_TOPIC, min_length=1)]
+"""The name of a topic, or what it begins with and `*`."""
 
 
 def without_credentials(url: str) -> str:
@@ -408,6 +411,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The folder of the log; relative to the config file if it comes from there, else to the working directory."""
     sources: tuple[SourceSettings, ...] = ()
     """Folders whose files are remembered, in the settings each as lines, or its path alone; `!PATH` leaves out."""
+    retention: dict[
+        Annotated[str, Meta(pattern=BEGINNING_OF_TOPIC, min_length=1)], Annotated[int, Meta(ge=0, le=36_500)]
+    ] = {}
+    """For how many days the text of topics is kept, 0 for ever; what is older is erased. A topic's own name goes before
+    a beginning (`team-*`), and a longer one before a shorter."""
     buffer: BufferSettings = BufferSettings()
     compaction: CompactionSettings = CompactionSettings()
     chunking: ChunkingSettings = ChunkingSettings()

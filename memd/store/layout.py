@@ -38,10 +38,16 @@ CONVERSION_NAME = ".memd-encrypting"
 AUDIT_NAME = "memd.audit"
 FORMER_NAMES = "former_names"
 """Beside `active.bin`: the names that the topic had before, one on each line. People write it, memd reads it."""
+FORBIDDEN = "forbidden"
+"""Beside `active.bin`: digests of what is never to be stored again."""
+BACKUPS_NAME = "memd.backups"
+"""The folders of backups that were made, one on each line."""
+ERASURES_NAME = "memd.erasures"
+"""The folder of what was erased, and of what is being erased."""
 _REPLACED = (ADDRESS_NAME, SECRET_NAME, RECENT_NAME, GRANTS_NAME, KEY_NAME)
 _OWN_NAMES = {
-    *(LOCK_NAME, RECEIPTS_NAME, RECEIPTS_OLD_NAME, MODELS_NAME, AUDIT_NAME, *_REPLACED),
-    *(name + TEMPORARY_SUFFIX for name in _REPLACED),
+    *(LOCK_NAME, RECEIPTS_NAME, RECEIPTS_OLD_NAME, MODELS_NAME, AUDIT_NAME, BACKUPS_NAME, ERASURES_NAME, *_REPLACED),
+    *(name + TEMPORARY_SUFFIX for name in (*_REPLACED, BACKUPS_NAME)),
 }
 _OWN_FOLDED = {name.casefold(): name for name in _OWN_NAMES}
 _SEGMENTS = "segments"
@@ -53,6 +59,11 @@ _MERGED = re.compile(r"merged_(\d{4,9})_(\d{4,9})\.(?:hnsw|meta)")
 def models_dir(data_dir: Path) -> Path:
     """The folder of embedding models; it need not be there."""
     return data_dir / MODELS_NAME
+
+
+def erasures_dir(data_dir: Path) -> Path:
+    """The folder of erasures; it need not be there."""
+    return data_dir / ERASURES_NAME
 
 
 class AuditLayout:
@@ -86,6 +97,7 @@ class TopicLayout:
         self.hot = self.directory / "hot.log"
         self.former_names = self.directory / FORMER_NAMES
         self.key = self.directory / TOPIC_KEY_NAME
+        self.forbidden = self.directory / FORBIDDEN
         self.lexical = self.directory / "lexical"
         """The folder of the lexical index; only lexical/ knows the files in it."""
 
@@ -210,6 +222,11 @@ class TopicNames:
         self._by_folded[folded] = topic_id
         return not is_there
 
+    def remove(self, topic_id: str) -> None:
+        """Note that a topic's folder is gone."""
+        self._names.discard(topic_id)
+        self._by_folded.pop(topic_id.casefold(), None)
+
     def _is(self, topic_id: str) -> bool:
         if topic_id not in self._names:
             self._list()
@@ -231,6 +248,6 @@ def topic_ids_in(files: Files, data_dir: Path) -> list[str]:
 
 
 def has_files(files: Files, directory: Path) -> bool:
-    """Whether a topic's folder has more in it than a key and an empty folder for segments."""
-    names = [name for name in files.names(directory) if not name.startswith(TOPIC_KEY_NAME)]
+    """Whether a topic's folder has more in it than a key, what is forbidden and an empty folder for segments."""
+    names = [name for name in files.names(directory) if name != FORBIDDEN and not name.startswith(TOPIC_KEY_NAME)]
     return names != [] and (names != [_SEGMENTS] or files.names(directory / _SEGMENTS) != [])

@@ -237,14 +237,22 @@ def _open_active(files: Files, layout: TopicLayout, model: ModelId, opened: Open
     opened.active, opened.active_end = segment, log_file.whole_end
 
 
-def _fill(segment: GrowingSegment, log_file: LogFile, count: int, opened: OpenedTopic) -> None:
+def extended(segment: GrowingSegment, log_file: LogFile, count: int | None = None) -> GrowingSegment:
+    """Add the first `count` entries of a file to an empty segment; the messages of an append with a gap do not count
+    as stored."""
+    entries = log_file.entries[:count]
     is_complete = in_complete_appends(log_file)[:count]
     segment.extend(
         [
             entry if complete else msgspec.structs.replace(entry, digests=())
-            for entry, complete in zip(log_file.entries[:count], is_complete, strict=True)
+            for entry, complete in zip(entries, is_complete, strict=True)
         ],
         log_file.spans[:count],
     )
+    return segment
+
+
+def _fill(segment: GrowingSegment, log_file: LogFile, count: int, opened: OpenedTopic) -> None:
+    extended(segment, log_file, count)
     opened.segments[segment.segment_id] = segment
     opened.gaps[segment.segment_id] = log_file.gaps

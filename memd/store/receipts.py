@@ -7,11 +7,28 @@ and a write that fails loses only the receipt. One JSON object per line, newest 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from memd.errors import StoreError
+from memd.store.erasure.wiping import Wiper
 from memd.store.files import Appender, Files
 from memd.store.layout import RECEIPTS_NAME, RECEIPTS_OLD_NAME
+
+
+def rewrite_receipts(data_dir: Path, change: Callable[[bytes], bytes], wiper: Wiper) -> None:
+    """See `ReceiptRing.rewrite`; for receipts that were kept once and are not any more."""
+    rewrite_lines([data_dir / RECEIPTS_NAME, data_dir / RECEIPTS_OLD_NAME], change, wiper)
+
+
+def rewrite_lines(paths: Iterable[Path], change: Callable[[bytes], bytes], wiper: Wiper) -> None:
+    """Rewrite files of lines; those in which nothing changes are left alone."""
+    for path in paths:
+        if wiper.files.size(path) is not None:
+            data = wiper.files.read(path)
+            changed = b"\n".join(change(line) if line else line for line in data.split(b"\n"))  # empty ones are skipped
+            if changed != data:
+                wiper.replace(path, changed)
 
 
 class ReceiptRing:
@@ -57,6 +74,16 @@ class ReceiptRing:
         """Return all receipts, newest first; a crash may have torn the last line of a file."""
         with self._lock:
             return receipt_lines(self._files, self._newer.parent)
+
+    def rewrite(self, change: Callable[[bytes], bytes], wiper: Wiper) -> None:
+        """Put what `change` makes of it in the place of every line, and overwrite the files that were.
+
+        Raises:
+            StoreError: a file could not be read or written, and is as it was.
+        """
+        with self._lock:
+            self._close()
+            rewrite_lines([self._newer, self._older], change, wiper)
 
     def close(self) -> None:
         """Close the file; the next append opens it again."""

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
+import msgspec
+
 from memd.entries import Entry
 from memd.errors import StoreWriteFailed
 from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
@@ -18,16 +20,22 @@ from memd.store.clock import SharedClock
 from memd.store.directory_lock import Lock
 from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.encryption.opening import check_disk
+from memd.store.erasure.folders import put_aside, wipe_aside
+from memd.store.erasure.forbidden import ForbiddenText
+from memd.store.erasure.ledger import Erasure, ErasureLedger, returned
+from memd.store.erasure.wiping import Wiper
 from memd.store.files import Files
 from memd.store.layout import LOCK_NAME, TopicLayout, TopicNames, topic_ids_in
 from memd.store.locks import LockOrder, OrderedLock
+from memd.store.log.columns import Records
 from memd.store.log.format import ModelId
 from memd.store.log.recovery import Finding
 from memd.store.log.segment import read_header
 from memd.store.opening import highest_id_on_disk
+from memd.store.parts import DraftFilter, StoreShared, keep_draft
 from memd.store.recent import RecentTopics, read_recent
 from memd.store.snapshot import Hit, Snapshot
-from memd.store.topic import DraftFilter, StoreShared, TopicLog, keep_draft
+from memd.store.topic import TopicLog
 
 __all__ = ["Finding", "Hit", "Snapshot", "Store", "TopicLog"]
 
@@ -40,9 +48,17 @@ class Store:
     """A data directory, held by one daemon at a time."""
 
     def __init__(
-        self, data_dir: Path, shared: StoreShared, lock: Lock, names: TopicNames, recent: RecentTopics
+        self,
+        data_dir: Path,
+        shared: StoreShared,
+        lock: Lock,
+        names: TopicNames,
+        recent: RecentTopics,
+        ledger: ErasureLedger,
     ) -> None:
         """Use `Store.open`."""
+        self.ledger = ledger
+        """The erasures, done and under way."""
         self.data_dir = data_dir
         self.files = shared.files
         self.model = shared.model
@@ -85,6 +101,8 @@ class Store:
         lock = files.lock(data_dir / LOCK_NAME)
         try:
             clock, names = SharedClock(now_us), TopicNames(files, data_dir)
+            ledger = ErasureLedger(files, data_dir)
+            clock.observe(ledger.highest_id)
             found = read_recent(files, data_dir, len(names))
             clock.observe(0 if found is None else found.highest_id)
             for topic_id in names if found is None else found.names:
@@ -102,7 +120,7 @@ class Store:
             draft_filter=draft_filter,
             line_tokens=line_tokens,
         )
-        return cls(data_dir, shared, lock, names, RecentTopics(files, data_dir, found))
+        return cls(data_dir, shared, lock, names, RecentTopics(files, data_dir, found), ledger)
 
     def topic(self, topic_id: str) -> TopicLog:
         """Return the topic's log, recovered from disk at the first call, created if there is none.
@@ -118,7 +136,8 @@ class Store:
                 self._recent.add(topic_id, is_new=self._names.add(topic_id))
                 for directory in (layout.directory, layout.segments):
                     self.files.make_directory(directory)
-                self._topics[topic_id] = TopicLog(self._shared, layout)
+                topic = self._topics[topic_id] = TopicLog(self._shared, layout)
+                topic.findings += returned(list(self.ledger), layout, _rows_of(topic))
             return self._topics[topic_id]
 
     @property
@@ -184,6 +203,45 @@ class Store:
     def _state(self, state: str) -> str:
         return hashlib.blake2b(f"{self.model}{state}".encode(), digest_size=16).hexdigest()
 
+    def new_id(self) -> int:
+        """Return a canonical_id that no entry has or will have."""
+        return self._shared.clock.next()
+
+    def now_us(self) -> int:
+        """Return the time in microseconds since the epoch."""
+        return self._shared.clock.now_us()
+
+    def has_returned(self, erasure: Erasure) -> bool:
+        """Whether the text of an erasure that is done is in its topic again, which is opened."""
+        layout, rows = TopicLayout(self.data_dir, erasure.topic_id), _rows_of(self.topic(erasure.topic_id))
+        return bool(returned([erasure], layout, rows))
+
+    def retire(self, topic_id: str, wiper: Wiper) -> None:
+        """Close a topic for good once nothing is being written or read of it; see `TopicLog.retire`. May be slow."""
+        if topic := self._topics.get(topic_id):
+            topic.retire(wiper)
+
+    def put_topic_aside(self, erasure: Erasure, forbidden: ForbiddenText) -> Erasure:
+        """Put the folder of a topic aside that was retired; the next call of `topic` begins another one.
+
+        Raises:
+            StoreError: the topic is as it was, closed.
+        """
+        layout = TopicLayout(self.data_dir, erasure.topic_id)
+        with self._topics_lock:
+            if topic := self._topics.pop(erasure.topic_id, None):
+                topic.close()
+            erasure = msgspec.structs.replace(erasure, highest_id=self.new_id())  # above all that were given out in it
+            moved = put_aside(self.files, self.ledger, layout, erasure, forbidden)
+            if not forbidden:
+                self._names.remove(erasure.topic_id)
+            self._write_recent({erasure.topic_id})
+            return moved
+
+    def wipe_aside(self, erasure: Erasure, wiper: Wiper) -> None:
+        """Overwrite and remove what was put aside. Slow; nobody waits for it."""
+        wipe_aside(TopicLayout(self.data_dir, erasure.topic_id), erasure, wiper)
+
     def observe_canonical_id(self, canonical_id: int) -> None:
         """Keep the ids of all entries from now on above this one."""
         self._shared.clock.observe(canonical_id)
@@ -220,6 +278,10 @@ def models_in(data_dir: Path, files: Files | None = None) -> set[ModelId]:
             if (header := read_header(files, path)) is not None:
                 found.add(ModelId(header.dimension, header.fingerprint))
     return found
+
+
+def _rows_of(topic: TopicLog) -> list[Records]:
+    return [view.rows for view in topic.snapshot().views.values()]
 
 
 def _create(files: LocalDisk, data_dir: Path) -> None:

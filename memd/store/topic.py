@@ -6,38 +6,42 @@ merging may run in others; readers take a snapshot and wait for none of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
-from memd.entries import Draft, Entry, Status
+from memd.entries import Draft, Entry, Erased, Status
 from memd.errors import StoreError, StoreWriteFailed
-from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
-from memd.store.clock import SharedClock
-from memd.store.disk import LocalDisk
+from memd.store.copies import live_copy
+from memd.store.erasure.forbidden import read_forbidden
+from memd.store.erasure.rewriting import ActiveRewriting, erase_in_file, growing_of, holds, indexes_without, was_erased
+from memd.store.erasure.wiping import Wiper
 from memd.store.index.merging import due_merge, remove_merged, write_merged
 from memd.store.index.meta import own_index_file
 from memd.store.index.public_ids import PublicIds
 from memd.store.index.sealed_index import SealedIndex
 from memd.store.index.sealing import write_sealed
 from memd.store.layout import TopicLayout
-from memd.store.lexical.bm25 import ChunkTerms, LexicalQuery, Postings, TermsCache
+from memd.store.lexical.bm25 import ChunkTerms, LexicalQuery, Postings
 from memd.store.lexical.index import LexicalIndex
 from memd.store.lexical.stamp import StampedFolder
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.append_file import AppendFile
-from memd.store.log.columns import Rows, digest_word, text_hash
+from memd.store.log.columns import Rows, digest_word
 from memd.store.log.extent import ahead_of_log
-from memd.store.log.format import FRAME_BYTES, HEADER_BYTES, ModelId, Span, encode_entry, encode_record
+from memd.store.log.format import FRAME_BYTES, HEADER_BYTES, Span, encode_entry, encode_record
 from memd.store.log.journal import Journal
 from memd.store.log.recovery import Finding
 from memd.store.log.segment import GrowingSegment, SealedSegment, create_active, rotate
 from memd.store.opening import open_topic, reread_segment
+from memd.store.parts import StoreShared
 from memd.store.pending import NOTHING_UNSTORED, UnstoredText
 from memd.store.snapshot import Snapshot
+from memd.store.topic_stats import TopicStats, stats_of
 from memd.store.transitions import (
     after_append,
+    after_erasure,
     after_merge,
     after_seal,
     dead_labels,
@@ -47,50 +51,10 @@ from memd.store.transitions import (
 from memd.store.views import SegmentView
 from memd.wording import unsearched
 
+_PASSES = 2
+"""Of an erasure: during the first one the file that is appended to may become full, and one of the others."""
 _WAIT_SECONDS = 0.2
 """How long a query waits for another thread to open the lexical index."""
-DraftFilter = Callable[[Draft], Draft]
-"""Returns the draft to write in place of a draft: itself, or another one of the same chunk."""
-
-
-def keep_draft(draft: Draft) -> Draft:
-    """Return the draft unchanged."""
-    return draft
-
-
-class StoreShared(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts that all topics of a store share."""
-
-    files: LocalDisk
-    model: ModelId
-    clock: SharedClock
-    segment_entries_max: int
-    utility: UtilitySettings = DEFAULT_UTILITY
-    draft_filter: DraftFilter = keep_draft
-    """Applied to every draft of every topic: there is no other way into the log."""
-    line_tokens: Callable[[Entry], int] | None = None
-    """Counts `Entry.line_tokens`."""
-    terms_cache: TermsCache = msgspec.field(default_factory=TermsCache)
-
-
-class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one topic."""
-
-    chunks: int
-    """Live ones."""
-    entries: int
-    damage: tuple[str, ...]
-    """Sentences: what was found missing or damaged when the topic was opened or loaded."""
-    segments: int
-    unsealed: int
-    indexes: int
-    """How many are searched; fewer than sealed segments if some are merged."""
-    indexes_loaded: int
-    unindexed: int
-    """Entries whose words are not in the lexical index yet; of the last 500 every search reads the words itself."""
-    memory_bytes: int
-    fan_out_ms: float | None
-    scanned_per_second: float | None
 
 
 class TopicLog:
@@ -125,6 +89,8 @@ class TopicLog:
         self._active = opened.active
         self._file = AppendFile(self._files, layout.active, opened.active_end) if opened.active else None
         self._snapshot = first_snapshot(self._files, self.topic_id, opened.segments, opened.index_files, shared.utility)
+        self.forbidden = read_forbidden(self._files, layout)
+        """The text that is never to be stored again; replaced, never changed."""
         self._reserved: dict[bytes, str] = {}
         self._public_ids = self._new_public_ids()
         self.unstored: Callable[[], UnstoredText] = lambda: NOTHING_UNSTORED
@@ -162,6 +128,8 @@ class TopicLog:
             active, file = self._open_active()
             fresh = {one.uuid: self._reserved[one.uuid] for one in drafts if one.uuid in self._reserved}
             reserved = set(fresh)
+            if gone := [one for one in drafts if one.uuid not in fresh and was_erased(self._snapshot, one.uuid)]:
+                raise StoreError(f"chunk {gone[0].uuid.hex()[:8]} was erased: nothing can be stored of it any more")
             try:
                 public_ids = self._public_ids.assign(drafts, fresh)
                 entries = [self._entry(draft, public_ids[i], len(drafts) - 1 - i) for i, draft in enumerate(drafts)]
@@ -199,28 +167,13 @@ class TopicLog:
         return self._snapshot
 
     def has_digest(self, digest: bytes) -> bool:
-        """Whether the message with this digest is stored, wholly or in part."""
-        return self._snapshot.has_digest(digest_word(digest))
+        """Whether the message with this digest is stored, wholly or in part, or never to be stored again."""
+        return self.forbidden.has_digest(digest) or self._snapshot.has_digest(digest_word(digest))
 
     def has_live_copy(self, draft: Draft) -> bool:
         """Whether a live chunk of the draft's kind has exactly its text, said by the same roles; that of a note or
-        document is also of its source."""
-        return self.live_copy(draft) is not None
-
-    def live_copy(self, draft: Draft) -> Entry | None:
-        """Return that chunk; None if there is none. An entry that cannot be read does not count."""
-        snapshot = self._snapshot
-        is_sourced = draft.kind != "turn"  # what was said is the same wherever it was imported from
-        wanted = (draft.kind, is_sourced and draft.source, draft.displayed)
-        for text in dict.fromkeys((draft.content, draft.displayed)):  # entries without `speakers` have the shown text
-            for place in snapshot.live_places_of_text(text_hash(text)):
-                try:
-                    entry = snapshot.read(place)
-                except StoreError:
-                    continue
-                if (entry.kind, is_sourced and entry.source, entry.displayed) == wanted:
-                    return entry
-        return None
+        document is also of its source. Text that is never to be stored again counts as one."""
+        return self.forbidden.has_text(draft.content) or live_copy(self._snapshot, draft) is not None
 
     def unsearched(self) -> list[tuple[SegmentView, Rows]]:
         """Return the live rows that another model embedded, which no search finds; oldest segment first."""
@@ -244,7 +197,7 @@ class TopicLog:
             StoreError: a file could not be read or written; the segment stays unsealed and is searched by scan.
         """
         with self._sealing:
-            if segment_id not in self.unsealed():
+            if self._closed or segment_id not in self.unsealed():
                 return
             growing = self._snapshot.views[segment_id].segment
             assert isinstance(growing, GrowingSegment), "an unsealed segment"
@@ -342,7 +295,7 @@ class TopicLog:
             segments = [before.views[number].segment for number in segment_ids if number in before.views]
             sealed = [segment for segment in segments if isinstance(segment, SealedSegment)]
             replaced = [v.index for v in before.indexes if set(v.index.segment_ids) <= set(segment_ids)]
-            if len(sealed) < 2 or sum(len(index.segment_ids) for index in replaced) != len(segment_ids):
+            if self._closed or len(sealed) < 2 or sum(len(index.segment_ids) for index in replaced) != len(segment_ids):
                 return
             index = write_merged(
                 self._files,
@@ -361,23 +314,69 @@ class TopicLog:
                 if len(old.segment_ids) > 1:
                     remove_merged(self._files, self._layout, old.segment_ids)
 
+    def erase(self, uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
+        """Erase the text and the vectors of all entries of these chunks, and of the indexes; return how many it were.
+
+        Slow, and done again it goes on where it ended. Appends and searches go on meanwhile. A sealed segment of which
+        something was erased is scanned until `seal`, and words are not found until `index_terms`.
+
+        Raises:
+            StoreError: a file could not be read or written; what was erased by then is erased.
+        """
+        count = 0
+        with self._merging, self._sealing:
+            wiper.wipe_leftovers(self._layout)
+            for _ in range(_PASSES):
+                views = {n: one for n, one in self._snapshot.views.items() if one.segment is not self._active}
+                full = [number for number, view in views.items() if holds(view.rows, uuids)]
+                count += self._erase_in_full(full, uuids, mark, wiper) if full else 0
+                count += self._erase_in_active(uuids, mark, wiper)
+            self._lexical.wipe(wiper)
+        return count
+
+    def retire(self, wiper: Wiper) -> None:
+        """Close the topic for good, once nothing is being written or read of it: its folder is about to go."""
+        with self._merging, self._sealing:
+            self._lexical.wipe(wiper)
+            self.close()
+
+    def _erase_in_full(self, numbers: list[int], uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
+        before = self._snapshot
+        wiper.wipe_indexes(self._layout, numbers)
+        count = sum(erase_in_file(self._layout.bin(number), uuids, mark, wiper) for number in numbers)
+        read = {number: reread_segment(self._files, self._layout, self._shared.model, number) for number in numbers}
+        segments = {number: growing_of(opened, number) for number, opened in read.items()}
+        indexes = indexes_without(self._files, self._layout, before, numbers)
+        uuid_index = uuid_index_of(view.segment for number, view in before.views.items() if number not in segments)
+        with self._state:
+            for number, opened in read.items():
+                self._gaps[number] = opened.gaps[number]
+            self._snapshot = after_erasure(self._snapshot, segments, uuid_index, indexes)
+            self._public_ids = self._new_public_ids()
+        return count
+
+    def _erase_in_active(self, uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
+        """Erase in the file that is appended to: all of it but its last bytes without holding up an append."""
+        active, file = self._active, self._file
+        if active is None or file is None or not holds(active.rows, uuids):
+            return 0
+        rewriting = ActiveRewriting(self._layout.active, file.end, active, uuids, mark, wiper)
+        with self._state:
+            if self._active is not active:
+                rewriting.give_up()
+                return 0  # it is full now, and among the others
+            file.close()
+            self._active = rewriting.finish(file.end)
+            self._file = AppendFile(self._files, self._layout.active, file.end)
+            segments = {active.segment_id: self._active}
+            self._snapshot = after_erasure(self._snapshot, segments, self._snapshot.uuid_index, [])
+        return rewriting.count
+
     def stats(self) -> TopicStats:
         """Return the figures of the topic as it is now."""
-        snapshot = self._snapshot
-        indexes = [view.index for view in snapshot.indexes]
-        segments = [view.segment for view in snapshot.views.values()]
-        return TopicStats(
-            chunks=snapshot.live_count,
-            entries=snapshot.extent.entries,
-            damage=tuple(str(finding) for finding in self.findings if finding.kind == "damaged"),
-            segments=len(segments),
-            unsealed=len(self.unsealed()),
-            indexes=len(indexes),
-            unindexed=self._lexical.behind(snapshot),
-            indexes_loaded=sum(index.is_loaded for index in indexes),
-            memory_bytes=sum(part.memory_bytes for part in (*segments, *indexes)) + snapshot.uuid_index.memory_bytes,
-            fan_out_ms=snapshot.times.fan_out_ms,
-            scanned_per_second=snapshot.times.scanned_per_second,
+        damage = tuple(str(finding) for finding in self.findings if finding.kind == "damaged")
+        return stats_of(
+            self._snapshot, damage, unsealed=len(self.unsealed()), unindexed=self._lexical.behind(self._snapshot)
         )
 
     def close(self) -> None:

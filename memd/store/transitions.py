@@ -99,6 +99,31 @@ def after_merge(before: Snapshot, index: SealedIndex) -> Snapshot:
     return Snapshot(before.topic_id, before.views, before.uuid_index, indexes, before.times, before.utility)
 
 
+def after_erasure(
+    before: Snapshot,
+    segments: Mapping[int, GrowingSegment],
+    uuid_index: UuidIndex,
+    indexes: Sequence[SealedIndex],
+) -> Snapshot:
+    """Return the snapshot with segments that were read again in place of those of the same numbers.
+
+    Args:
+        uuid_index: over all segments that are still sealed.
+        indexes: take the place of the merged ones that covered one of these segments, for the others in them.
+    """
+    views = dict(before.views)
+    for number, segment in segments.items():
+        dead = before.views[number].dead
+        assert segment.count == len(dead), "an erased record keeps its place"
+        views[number] = _view(segment, dead | (segment.rows["status"] == Status.DEPRECATED))
+    kept = [view for view in before.indexes if not segments.keys() & set(view.index.segment_ids)]
+    for index in indexes:
+        for segment_id in index.segment_ids:
+            index.mark(segment_id, np.flatnonzero(views[segment_id].dead))
+    added = [IndexView(index, index.dead) for index in indexes]
+    return Snapshot(before.topic_id, views, uuid_index, _in_order([*kept, *added]), before.times, before.utility)
+
+
 def dead_labels(views: Mapping[int, SegmentView], segment_ids: Sequence[int]) -> Bits:
     """Return the dead rows of these segments, by the labels of an index over them."""
     return np.concatenate([views[segment_id].dead for segment_id in segment_ids])

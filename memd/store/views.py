@@ -42,8 +42,8 @@ class SegmentView:
 
     @functools.cached_property
     def deprecated(self) -> frozenset[bytes]:
-        """The uuids of the chunks that have a Deprecated entry here."""
-        rows = self.rows[self.rows["status"] == Status.DEPRECATED]
+        """The uuids of the chunks that have a Deprecated entry here; one that was erased was not taken out."""
+        rows = self.rows[(self.rows["status"] == Status.DEPRECATED) & (self.rows["is_erased"] == 0)]
         return frozenset(uuid_bytes(row["uuid_high"], row["uuid_low"]) for row in rows)
 
     @functools.cached_property

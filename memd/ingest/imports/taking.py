@@ -21,6 +21,7 @@ from memd.entries import Draft, Status, Vector
 from memd.ingest.pipeline import Drafter, unstored_runs
 from memd.messages import ROOT_DIGEST, Message, ToolCall, chain_all, leading_count
 from memd.speech import Speech
+from memd.store.erasure.rewriting import was_erased
 from memd.store.log.columns import uuid_bytes
 from memd.store.store import TopicLog
 from memd.store.tools.export_line import decode_line, state_of
@@ -125,7 +126,8 @@ def part_drafts(topic: TopicLog, part: GivenPart, drafter: Drafter, speech: Spee
 
 
 def line_drafts(topic: TopicLog, lines: Sequence[GivenLine], drafter: Drafter) -> Drafts:
-    """The entries of an export that the topic does not have. What they were called before is not looked at.
+    """The entries of an export that the topic does not have. What they were called before is not looked at. Those of
+    a chunk that was erased are left out.
 
     Raises:
         EmbeddingError: the model failed on a text.
@@ -144,7 +146,7 @@ def line_drafts(topic: TopicLog, lines: Sequence[GivenLine], drafter: Drafter) -
             given.place,
         )
         place = _place_of(states, place, draft)
-        is_known = place != BEYOND
+        is_known = place != BEYOND or was_erased(topic.snapshot(), draft.uuid)
         if is_known and place == len(states) and _belongs_to_the_last(topic, drafts, draft):
             is_known, place = False, BEYOND
         histories[draft.uuid] = states, place

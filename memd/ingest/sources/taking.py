@@ -64,6 +64,8 @@ class DocumentTaker:
         if len(cut.drafts) > CHUNKS_MAX:
             raise BadDocument(f"it makes {len(cut.drafts):,} chunks, and a document may have {CHUNKS_MAX:,}")
         log, fingerprint = topic.log, self._encoder.fingerprint
+        allowed = [draft for draft in cut.drafts if not log.forbidden.has_text(draft.content)]
+        cut = msgspec.structs.replace(cut, drafts=allowed)
         drafts = await _in(self._cutting, lambda: drafts_of(log.snapshot(), cut, fingerprint))
         if not drafts:
             return TakenDocument(0, 0, cut.source)

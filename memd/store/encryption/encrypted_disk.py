@@ -24,6 +24,7 @@ from memd.store.files import TEMPORARY_SUFFIX, Appender, FileChecksum, replace_f
 from memd.store.layout import (
     AUDIT_NAME,
     CONVERSION_NAME,
+    ERASURES_NAME,
     FORMER_NAMES,
     MODELS_NAME,
     RECEIPTS_NAME,
@@ -33,7 +34,7 @@ from memd.store.layout import (
 from memd.store.log.format import HEADER_BYTES
 from memd.store.syscalls import WRITE_REMEDY, anonymous_file, reading, writing
 
-_PLAIN_FOLDERS = {MODELS_NAME, AUDIT_NAME}
+_PLAIN_FOLDERS = {MODELS_NAME, AUDIT_NAME, ERASURES_NAME}
 """Of the data directory: what is in them quotes nothing."""
 _FILES_KEPT = 1024
 _FOLDERS_KEPT = 65_536

@@ -7,6 +7,7 @@ it itself (bm25.py). If its files are damaged or belong to another log, they are
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -15,6 +16,7 @@ import numpy as np
 import tantivy
 
 from memd.errors import CorruptFile, StoreError
+from memd.store.erasure.wiping import Wiper
 from memd.store.lexical.analyzer import analyze
 from memd.store.lexical.bm25 import (
     EVERY_TEXT,
@@ -130,6 +132,21 @@ class LexicalIndex:
         """
         self.update(snapshot)
         return self._usable()[1]
+
+    def wipe(self, wiper: Wiper) -> None:
+        """Wipe the index; the next update builds it again.
+
+        Earlier queries may still read the files that they have mapped: while there are some, and for some seconds at
+        most, nothing is overwritten; then the files are only removed.
+
+        Raises:
+            StoreWriteFailed: a file cannot be removed.
+        """
+        with self._lock:
+            reader = None if self._postings is None else weakref.ref(self._postings)
+            self._reset()
+            if self._folder is not None:
+                self._folder.wipe(wiper, is_read=lambda: reader is not None and reader() is not None)
 
     def close(self) -> None:
         """Release the files; earlier queries stay valid."""

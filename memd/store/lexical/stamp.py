@@ -7,18 +7,23 @@ such a file short under a running daemon (a restore over it, say) would end it w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from memd.errors import StoreError
 from memd.store.disk import LocalDisk
+from memd.store.erasure.wiping import Wiper
 from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, Files, checksum_of, replace_file
 from memd.store.log.extent import LogExtent
 
 FORMAT = 10
 """Raise it when the terms of a text or the fields change: indexes of another format are rebuilt."""
+_READERS_SECONDS_MAX, _GLANCES_SECONDS = 10.0, 0.02
+"""How long files are not overwritten because queries that began before still read them, and how often that is looked
+at."""
 STAMP_NAME = "stamp.json"
 _MANAGED_NAME = ".managed.json"
 """tantivy's list of files to clean up. It changes before a commit does, and one that was interrupted (a kill, a full
@@ -111,6 +116,23 @@ class StampedFolder:
         """Remove all files, the stamp first."""
         for name in sorted(self._files.names(self.path), key=lambda name: name != STAMP_NAME):
             self._files.remove(self.path / name)
+
+    def wipe(self, wiper: Wiper, is_read: Callable[[], bool]) -> None:
+        """Wipe all files, the stamp first.
+
+        Args:
+            is_read: whether somebody still has them mapped into memory, whom zeros there would mislead.
+        """
+        wiper.wipe(self.stamp_path)
+        until = time.monotonic() + _READERS_SECONDS_MAX
+        while is_read() and time.monotonic() < until:
+            time.sleep(_GLANCES_SECONDS)
+        for name in self._files.names(self.path):
+            if is_read():
+                wiper.left.append(self.path / name)
+                self._files.remove(self.path / name)
+            else:
+                wiper.wipe(self.path / name)
 
     def _checksums(self, known: Mapping[str, FileChecksum]) -> dict[str, FileChecksum]:
         checksums: dict[str, FileChecksum] = {}

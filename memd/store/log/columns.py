@@ -44,7 +44,8 @@ ROW = np.dtype(
         ("source_hash", "<u4"),  # BLAKE2b-32 of the source; 0: it has none
         ("kind", "u1"),  # its place in `KINDS`
         ("role_bits", "u1"),  # a bit for each of `ROLES` that speaks in it
-        ("reserved", "V2"),  # zeros
+        ("is_erased", "u1"),  # 1: its text was erased
+        ("reserved", "V1"),  # zeros
     ]
 )
 """One entry's columns, 72 bytes."""
@@ -146,6 +147,7 @@ def _row(entry: Entry, span: Span) -> tuple[int | bytes, ...]:
         _source_hash(entry.source),
         _place(KINDS, entry.kind),
         _role_bits(entry.roles),
+        int(entry.erased is not UNSET),
         b"",
     )
 

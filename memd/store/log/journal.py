@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import CorruptFile, StoreError
+from memd.store.erasure.wiping import Wiper
 from memd.store.files import TEMPORARY_SUFFIX, Files, replace_file
 from memd.store.layout import check_topic
 from memd.store.log.append_file import AppendFile
@@ -121,10 +122,12 @@ class Journal:
         """
         self._file.sync()
 
-    def rewrite(self, payloads: Sequence[bytes], extent: LogExtent | None = None) -> None:
+    def rewrite(self, payloads: Sequence[bytes], extent: LogExtent | None = None, wiper: Wiper | None = None) -> None:
         """Replace the contents, durably: after a crash the journal is the old or the new one.
 
-        `extent` is that of the log now; None: as it was.
+        Args:
+            extent: of the log now; None: as it was.
+            wiper: overwrites what it was.
 
         Raises:
             StoreWriteFailed: the old journal is still in place, and nothing is appended to it.
@@ -134,7 +137,10 @@ class Journal:
         data = encode_header(self._header) + b"".join(map(encode_record, [*own, *payloads]))
         self._file.close()
         try:
-            replace_file(self._files, self._path, data)
+            if wiper is None:
+                replace_file(self._files, self._path, data)
+            else:
+                wiper.replace(self._path, data)
             self._file = AppendFile(self._files, self._path, len(data))
         except StoreError as error:
             self._gap = error

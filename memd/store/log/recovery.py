@@ -35,9 +35,10 @@ TORN_KEPT = 8
 """Interrupted writes that are kept beside one file: they are for people to look at, memd reads none of them."""
 _TORN = re.compile(r"\.torn(?:\.(\d+))?$")
 
-Kind = Literal["torn", "damaged", "derived", "foreign", "notice"]
+Kind = Literal["torn", "damaged", "derived", "foreign", "returned", "unfinished", "notice"]
 """torn: an interrupted write was moved to a `.torn` file. damaged: part of the log cannot be read. derived: an index is
-rebuilt from the log. foreign: a file of another model, topic or version. notice: nothing is wrong."""
+rebuilt from the log. foreign: a file of another model, topic or version. returned: what was erased is there again.
+unfinished: an erasure that was begun. notice: nothing is wrong."""
 
 
 class Finding(msgspec.Struct, frozen=True):

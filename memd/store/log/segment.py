@@ -10,6 +10,7 @@ from collections.abc import Sequence, Set
 from pathlib import Path
 
 import numpy as np
+from msgspec import UNSET
 
 from memd.entries import Entry, Status
 from memd.errors import CorruptFile, StoreError
@@ -56,7 +57,9 @@ def read_entry(files: Files, paths: Sequence[Path], record: np.void, *, dimensio
         except StoreError as error:
             problem = error if files.size(path) is not None else problem
             continue
-        if entry is not None:
+        if entry is not None and entry.erased is not UNSET and not record["is_erased"]:
+            problem = StoreError(f"{path}: the text of entry {entry.canonical_id} was erased a moment ago")
+        elif entry is not None:
             return entry
     raise problem
 
@@ -89,11 +92,13 @@ class LogSegment:
             data = self._files.read_pieces(self._paths[0], list(zip(starts, lengths, strict=True)))
         except StoreError:
             return [None] * len(records)
-        for record, canonical_id in zip(data, records["canonical_id"].tolist(), strict=True):
+        columns = (records[name].tolist() for name in ("canonical_id", "is_erased"))
+        for record, canonical_id, is_erased in zip(data, *columns, strict=True):
             try:
-                found.append(_decoded(record, canonical_id, self.header.dimension))
+                entry = _decoded(record, canonical_id, self.header.dimension)
             except StoreError:
-                found.append(None)
+                entry = None
+            found.append(entry if entry is None or entry.erased is UNSET or is_erased else None)
         return found
 
 
@@ -113,6 +118,10 @@ class GrowingSegment(LogSegment):
         self._by_text: dict[int, tuple[int, ...]] = {}
         self._digests: dict[int, tuple[int, ...]] = {}  # in the order of rows
         self._said: list[frozenset[int]] = []
+
+    def emptied(self) -> GrowingSegment:
+        """Return a segment of the same file without rows."""
+        return GrowingSegment(self._files, self._paths, self.header, searchable=self.searchable)
 
     def extend(self, entries: Sequence[Entry], spans: Sequence[Span]) -> range:
         """Append a row for each entry and return their numbers."""

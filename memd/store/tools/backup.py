@@ -2,7 +2,8 @@
 
 Rule: the source is only read and needs no lock. A file of the backup is complete when it has its name, and names appear
 in the order in which the daemon gave them: an interrupted backup is the log as it was at some moment, and the next
-backup continues from it. No part of the log is ever removed from a backup.
+backup continues from it. No part of the log is ever removed from a backup, but what was erased since: the next backup
+erases it there too.
 
 The journal is read before the log, so that the log has everything that the journal counts as stored; the active file
 is read before the segments are listed (see layout.py). The files of a full segment are never written again, only
@@ -20,8 +21,20 @@ from memd.errors import StoreError, StoreWriteFailed
 from memd.store.audit.chain import head_of
 from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import key_id_of
-from memd.store.files import TEMPORARY_SUFFIX, checksum_of, only_whole, replace_file
-from memd.store.layout import KEY_NAME, LOCK_NAME, AuditLayout, TopicLayout, segments_before, topic_ids_in
+from memd.store.erasure.ledger import Erasure, ErasureLedger, read_erasures
+from memd.store.erasure.stub import is_erasure_of
+from memd.store.erasure.wiping import Wiper
+from memd.store.files import TEMPORARY_SUFFIX, Files, checksum_of, only_whole, replace_file
+from memd.store.layout import (
+    BACKUPS_NAME,
+    KEY_NAME,
+    LOCK_NAME,
+    AuditLayout,
+    TopicLayout,
+    erasures_dir,
+    segments_before,
+    topic_ids_in,
+)
 from memd.store.log.format import scan_records
 from memd.store.log.recovery import TORN_SUFFIX, Finding, read_log_file, remove_temporaries, save_torn_copy
 from memd.store.log.segment import rotate
@@ -40,6 +53,8 @@ class BackupReport(msgspec.Struct):
     copied: int = 0
     kept: int = 0
     """Files that the backup had already, unchanged."""
+    erased: int = 0
+    """Files and topics from which the backup lost what was erased since the last one."""
     bytes_copied: int = 0
     findings: list[Finding] = []
     """Files that could not be backed up or contradict an earlier backup."""
@@ -62,12 +77,32 @@ def backup(data_dir: Path, target: Path, files: LocalDisk) -> BackupReport:
     try:
         if files.size(data_dir / KEY_NAME) is not None:
             replace_file(files, target / KEY_NAME, files.read(data_dir / KEY_NAME))
+        copying.erasures(data_dir, target)
         for topic_id in topic_ids_in(files, data_dir):
             copying.topic(TopicLayout(data_dir, topic_id), TopicLayout(target, topic_id))
         copying.audit(AuditLayout(data_dir), AuditLayout(target))
     finally:
         lock.release()
     return copying.report
+
+
+def note_backup(data_dir: Path, target: Path, files: LocalDisk) -> None:
+    """Note in the data directory where a backup of it is, so that who erases is told of it.
+
+    Raises:
+        StoreError: the note cannot be written; the backup is whole all the same.
+    """
+    known = known_backups(data_dir, files)
+    if (path := str(target.resolve())) not in known:
+        replace_file(files, data_dir / BACKUPS_NAME, "".join(f"{one}\n" for one in [*known, path]).encode())
+
+
+def known_backups(data_dir: Path, files: Files) -> list[str]:
+    """Return the folders of the backups of a data directory, as far as they are known and still there."""
+    if files.size(data_dir / BACKUPS_NAME) is None:
+        return []
+    told = files.read(data_dir / BACKUPS_NAME).decode("utf-8", "replace").splitlines()
+    return [one for one in told if one and files.size(Path(one) / MARKER_NAME) is not None]
 
 
 def _check_target(files: LocalDisk, data_dir: Path, target: Path) -> None:
@@ -92,6 +127,28 @@ class _BackupRun:
     def __init__(self, files: LocalDisk) -> None:
         self._files = files
         self.report = BackupReport()
+
+    def erasures(self, data_dir: Path, target: Path) -> None:
+        """Erase in the backup the topics that were erased, and note all erasures there."""
+        found, problems = read_erasures(self._files, erasures_dir(data_dir))
+        self.report.findings += problems
+        ledger = ErasureLedger(self._files, target)
+        known = {one.id for one in ledger}
+        for erasure in found:
+            layout = TopicLayout(target, erasure.topic_id)
+            if erasure.kind == "topic" and erasure.done_at is not None and self._is_of(layout, erasure):
+                Wiper(self._files).wipe_folder(layout.directory)
+                self.report.erased += 1
+            if erasure.done_at is not None and erasure.id not in known:
+                ledger.write(erasure)
+
+    def _is_of(self, layout: TopicLayout, erasure: Erasure) -> bool:
+        """Whether a topic of the backup is the one that was erased, and not a later one of its name."""
+        paths = [*map(layout.bin, layout.segment_ids(self._files)), layout.active]
+        for path in (one for one in paths if self._files.size(one) is not None):
+            for entry in read_log_file(self._files.read(path), name=str(path), dimension=None).entries:
+                return entry.canonical_id <= erasure.highest_id
+        return False
 
     def topic(self, source: TopicLayout, target: TopicLayout) -> None:
         """Bring one topic up to date; an unreadable file becomes a finding and does not stop the rest."""
@@ -228,12 +285,21 @@ class _BackupRun:
         elif self._files.size(log[1]) is None or self._is_same(*log):
             for one, other in pairs if has_index else [log]:
                 self._link_or_copy(one, other)
+        elif is_erasure_of(self._files.read(log[0]), self._files.read(log[1])):
+            Wiper(self._files).wipe_indexes(target, [segment_id])
+            self._erase(log[1], self._files.read(log[0]))
+            for one, other in pairs[1:] if has_index else ():
+                self._link_or_copy(one, other)
         else:
             self._add_finding(
                 log[1],
                 f"differs from {log[0]}, although neither is ever written again: one is damaged, or this is a backup "
                 "of something else; it was left as it is, run `memd verify` on both folders",
             )
+
+    def _erase(self, target: Path, data: bytes) -> None:
+        Wiper(self._files).replace(target, data)
+        self.report.erased += 1
 
     def _link_or_copy(self, source: Path, target: Path) -> None:
         """Link or copy a file that is never written again, unless the backup has it."""
@@ -274,13 +340,17 @@ class _BackupRun:
         self._count_copy(len(active))
 
     def _keep_if_diverged(self, target: TopicLayout, grown: bytes) -> None:
-        """Save a copy of the earlier `active.bin` if the present one does not begin with it.
+        """Save a copy of the earlier `active.bin` if the present one does not begin with it, but for what was erased.
 
         An append that was read before its fsync may have failed afterwards or been lost in a power cut.
         """
         if self._files.size(target.active) is not None:
             earlier = self._files.read(target.active)
-            if not grown.startswith(earlier):
+            if grown.startswith(earlier):
+                return
+            if is_erasure_of(grown[: len(earlier)], earlier):
+                self._erase(target.active, grown[: len(earlier)])
+            else:
                 save_torn_copy(self._files, target.active, earlier)
 
     def _torn_tails(self, source: TopicLayout, target: TopicLayout) -> None:

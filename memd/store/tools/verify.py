@@ -8,23 +8,28 @@ the end of the newest file is being written and is not damage. Findings about de
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from memd.entries import Erased
 from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError
 from memd.store.audit.book import read_book
+from memd.store.erasure.ledger import finding_of, read_erasures, returned
 from memd.store.files import Files, check_file
 from memd.store.index.meta import read_merged_meta, read_segment_meta
-from memd.store.layout import AuditLayout, TopicLayout, check_topic, segments_before, topic_ids_in
+from memd.store.layout import AuditLayout, TopicLayout, check_topic, erasures_dir, segments_before, topic_ids_in
 from memd.store.lexical.stamp import STAMP_NAME, read_stamp
-from memd.store.log.columns import as_version_1, rows_from
+from memd.store.log.columns import Records, as_version_1, rows_from
 from memd.store.log.extent import ahead_of_log
 from memd.store.log.format import MAGIC_JOURNAL, decode_header, scan_records
 from memd.store.log.journal import extent_in
 from memd.store.log.recovery import Finding, LogFile, find_damage, missing_segment, read_log_file, torn_files
-from memd.wording import counted
+from memd.wording import counted, day_and_time
+
+_WRONG = {"damaged", "derived", "foreign", "returned", "unfinished"}
 
 
 class VerifyCounts(msgspec.Struct):
@@ -57,11 +62,12 @@ def verify(data_dir: Path, files: Files, *, is_served: bool = False) -> VerifyRe
     Raises:
         StoreError: the directory itself cannot be read; unreadable files are findings.
     """
-    check = _Verification(files, is_served=is_served)
+    check = _Verification(files, data_dir, is_served=is_served)
     for topic_id in topic_ids_in(files, data_dir):
         check.topic(TopicLayout(data_dir, topic_id))
+    check.erasures()
     counts = check.counts
-    wrong = [finding for finding in check.findings if finding.kind in {"damaged", "derived", "foreign"}]
+    wrong = [finding for finding in check.findings if finding.kind in _WRONG]
     summary = (
         f"checked {counted(counts.topics, 'topic')}: {counted(counts.files, 'file')}, "
         f"{counted(counts.records, 'record')}, {counted(counts.bytes, 'byte')}; "
@@ -88,20 +94,36 @@ def with_audit(report: VerifyReport, data_dir: Path, files: Files) -> VerifyRepo
 
 
 class _Verification:
-    def __init__(self, files: Files, *, is_served: bool) -> None:
+    def __init__(self, files: Files, data_dir: Path, *, is_served: bool) -> None:
         self._files = files
+        self._erasures_dir = erasures_dir(data_dir)
         self._is_served = is_served
         self.counts = VerifyCounts()
         self.findings: list[Finding] = []
         self._ids: set[int] = set()
         """The canonical_ids of a topic's entries, as read."""
+        self._records: list[Records] = []
+        """Their columns, if something was erased in the topic."""
+        self._marks: Counter[tuple[int, str]] = Counter()
+        """Erased entries of all topics, by when and by whom."""
+        self._erasures, problems = read_erasures(files, self._erasures_dir)
+        self.findings += problems
+
+    def erasures(self) -> None:
+        """Say what was erased, when and by whom."""
+        self.findings += (finding_of(one, self._erasures_dir) for one in self._erasures)
+        known = {one.at for one in self._erasures}
+        for (at, by), count in self._marks.items():
+            if at not in known:
+                message = f"{counted(count, 'entry')} erased on {day_and_time(at)} by {by or 'somebody'}"
+                self._add_finding("notice", self._erasures_dir.parent, message)
 
     def topic(self, layout: TopicLayout) -> None:
         self.counts.topics += 1
         # Before the log is read: a running daemon may append to both meanwhile, and to the log first.
         journal = self._read(layout.hot) if self._files.size(layout.hot) is not None else None
         stamp = read_stamp(self._files, layout.lexical)
-        self._ids = set()
+        self._ids, self._records = set(), []
         active = self._read(layout.active) if self._files.size(layout.active) is not None else None
         active_file = self._decoded(layout, layout.active, active) if active is not None else None
         header = active_file.header if active_file is not None else None
@@ -114,6 +136,7 @@ class _Verification:
         if active_file is not None:
             self._log_file(layout.active, active_file, last_id, is_last=True)
         self._merged(layout)
+        self.findings += returned(self._erasures, layout, self._records)
         if journal is not None and self._journal(layout.hot, journal):
             self.findings += ahead_of_log(layout.hot, extent_in(journal), self._count_upto)
         if stamp is not None:
@@ -237,6 +260,10 @@ class _Verification:
             return None
         self.counts.records += len(log_file.entries)
         self._ids.update(entry.canonical_id for entry in log_file.entries)
+        erased = (entry.erased for entry in log_file.entries if isinstance(entry.erased, Erased))
+        self._marks.update((one.at, one.by) for one in erased)
+        if any(one.topic_id == layout.topic_id for one in self._erasures):
+            self._records.append(rows_from(log_file.entries, log_file.spans))
         return log_file
 
     def _read(self, path: Path) -> bytes | None:

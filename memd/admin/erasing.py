@@ -1,0 +1,196 @@
+"""The route that erases: what would go, and doing it.
+
+Rule: an admin of the topic alone, and only what is named. With `dry_run` nothing changes; without it the answer comes
+when all of it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+from collections import defaultdict
+from collections.abc import Collection
+
+import msgspec
+
+from memd.admin import history
+from memd.admin.routing import post
+from memd.admin.topics import NamedTopics
+from memd.errors import BadQuestion, StoreError
+from memd.ingest.archiver import Archiver
+from memd.ingest.erasing import planning
+from memd.ingest.erasing.eraser import ErasureDone
+from memd.ingest.erasing.planning import PlannedErasure
+from memd.ingest.erasing.retention import Retention
+from memd.ingest.topics import Topic
+from memd.principals import Principal
+from memd.store.store import Store
+from memd.store.tools.backup import known_backups
+from memd.wanted import since
+from memd.wording import counted
+
+CHUNKS_MAX = 1_000
+WHAT = "name a topic_id, chunk_ids, resume or retention"
+
+
+class ErasureBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /memd/erase`."""
+
+    topic_id: str | None = None
+    """Alone: the whole topic. With `chunk_ids`: the topic that has them."""
+    chunk_ids: tuple[str, ...] = ()
+    """Public ids, or enough first digits of uuids to identify them."""
+    before: str | None = None
+    """Only what was said in the topic before this date or time (ISO 8601)."""
+    forbid: bool = False
+    """Keep digests of what is erased, so that it is not stored again when a client sends it again."""
+    retention: bool = False
+    """All that is older than the settings' `retention` keeps."""
+    resume: bool = False
+    """Finish what was interrupted, and erase again what a restored backup has brought back."""
+    dry_run: bool = False
+
+
+class ErasureAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts that go, or went."""
+
+    plans: tuple[PlannedErasure, ...] = ()
+    done: tuple[ErasureDone, ...] = ()
+    """Empty with `dry_run`."""
+    remains: tuple[str, ...] = ()
+    """Where the words may still be, in sentences."""
+
+
+class ErasingRoutes:
+    """Erasure."""
+
+    def __init__(self, store: Store, topics: NamedTopics, archiver: Archiver, retention: Retention) -> None:
+        self._store = store
+        self._topics = topics
+        self._archiver = archiver
+        self._eraser = retention.eraser
+        self._retention = retention
+
+    @post("/memd/erase", "admin")
+    async def erase(self, body: ErasureBody, who: Principal) -> ErasureAnswer:
+        """Erase chunks or topics for good, or with `dry_run` say what would go."""
+        asked = [body.resume, body.retention, bool(body.chunk_ids or body.topic_id)]
+        if sum(asked) != 1 or (body.before and (body.chunk_ids or not body.topic_id)):
+            raise BadQuestion(f"{WHAT}, and one of them alone; before belongs to a topic_id")
+        if body.resume or body.retention:
+            who.check_everywhere("admin")
+        if body.resume:
+            done = () if body.dry_run else tuple(await self._eraser.erase_again())
+            return ErasureAnswer(done=done)
+        if body.retention:
+            plans = await self._retention.plans()
+            done = () if body.dry_run else tuple(await self._retention.run(_name_of(who), confirmed=True))
+            return ErasureAnswer(plans=tuple(plans), done=done, remains=self._backups())
+        if body.chunk_ids:
+            answer = await self._chunks(body, who)
+        else:
+            assert body.topic_id is not None, "asked for above"
+            answer = await (self._older if body.before else self._topic)(body, body.topic_id, who)
+        told = (one if who.may("read", one.topic_id) else _without_words(one) for one in answer.plans)
+        return msgspec.structs.replace(answer, plans=tuple(told))
+
+    async def _topic(self, body: ErasureBody, topic_id: str, who: Principal) -> ErasureAnswer:
+        plans: tuple[PlannedErasure, ...] = ()
+        remains: tuple[str, ...] = self._backups()
+        try:
+            async with self._topics.held_one(topic_id, who, "admin") as topic:
+                plans = (await asyncio.to_thread(planning.all_of, topic.log.snapshot(), topic_id),)
+                remains = (*self._live_prompts(topic, None), *remains)
+        except StoreError as error:
+            remains = (f"the topic cannot be read: {error}", *remains)
+        done = () if body.dry_run else (await self._eraser.erase_topic(topic_id, _name_of(who), forbid=body.forbid),)
+        return ErasureAnswer(plans=plans, done=done, remains=remains)
+
+    async def _older(self, body: ErasureBody, topic_id: str, who: Principal) -> ErasureAnswer:
+        try:
+            before = int(since(body.before or ""))
+        except ValueError:
+            raise BadQuestion(f"{str(body.before)[:40]!r} is no time; write it like 2026-11-20") from None
+        async with self._topics.held_one(topic_id, who, "admin") as topic:
+            visible = planning.visible_digests(topic.buffer)
+            plan, uuids = await asyncio.to_thread(planning.older, topic.log.snapshot(), before, visible)
+        done: tuple[ErasureDone, ...] = ()
+        if uuids and not body.dry_run:
+            name = _name_of(who)
+            done = (await self._eraser.erase_chunks(topic_id, uuids, name, kind="age", forbid=body.forbid),)
+        return ErasureAnswer(plans=(plan,), done=done, remains=self._backups())
+
+    async def _chunks(self, body: ErasureBody, who: Principal) -> ErasureAnswer:
+        if len(body.chunk_ids) > CHUNKS_MAX:
+            raise BadQuestion(f"chunk_ids has {len(body.chunk_ids):,} ids; give {CHUNKS_MAX:,} at most at once")
+        if body.topic_id:
+            who.check("admin", body.topic_id)
+        async with self._topics.held([body.topic_id] if body.topic_id else [], who) as named:
+            own = [topic for topic in named if who.may("admin", topic.id)]
+            for topic in own:
+                await self._archiver.store_named(topic, body.chunk_ids)
+            snapshots = [topic.log.snapshot() for topic in own]
+            uuids = {history.named(snapshots, one)[1] for one in body.chunk_ids}
+        async with self._topics.held([], who) as topics:  # a correction may have copied them into others
+            having = [topic for topic in topics if any(topic.log.snapshot().knows(uuid) for uuid in uuids)]
+            mine = [topic for topic in having if who.may("admin", topic.id)]
+            plans = [plan for topic in mine if (plan := planning.those(topic.log.snapshot(), uuids)).entries]
+            remains = [f"a copy in topic {topic.id}" for topic in having if topic not in mine]
+            for topic in mine:
+                digests = await asyncio.to_thread(planning.digests_of, topic.log.snapshot(), uuids)
+                remains += self._live_prompts(topic, digests)
+            remains += [*await asyncio.to_thread(_elsewhere, topics, mine, uuids), *self._backups()]
+        name, wanted = _name_of(who), [] if body.dry_run else [plan.topic_id for plan in plans]
+        done = [await self._eraser.erase_chunks(one, uuids, name, forbid=body.forbid) for one in wanted]
+        return ErasureAnswer(plans=tuple(plans), done=tuple(done), remains=tuple(remains))
+
+    def _live_prompts(self, topic: Topic, digests: Collection[bytes] | None) -> list[str]:
+        """`digests`: of the messages that count; None: all."""
+        live = [
+            one
+            for one in topic.buffer.conversations()
+            if any(digests is None or one.messages[p].identity in digests for p in one.visible_positions())
+        ]
+        if not live:
+            return []
+        has = counted(len(live), "live conversation")
+        return [f"the prompts of {has} of topic {topic.id}: what a client sends is its own, and it may send it again"]
+
+    def _backups(self) -> tuple[str, ...]:
+        return tuple(f"the backup in {one}" for one in known_backups(self._store.data_dir, self._store.files))
+
+
+def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes]) -> tuple[str, ...]:
+    """Where else the words of some chunks are."""
+    told: list[str] = []
+    texts: list[str] = []
+    files: set[str] = set()
+    for topic in having:
+        snapshot = topic.log.snapshot()
+        texts += planning.texts_of(snapshot, uuids)
+        if versions := planning.versions_of(snapshot, uuids):
+            told.append(f"what they replaced: {_ids(versions)} in topic {topic.id}")
+        entries = (snapshot.find(uuid) for uuid in uuids)
+        files |= {one.source for one in entries if one is not None and one.kind == "document" and one.source}
+    same = planning.same_text([topic.log.snapshot() for topic in topics], texts, uuids)
+    by_topic: dict[str, list[bytes]] = defaultdict(list)
+    for uuid, snapshot in same.items():
+        by_topic[snapshot.topic_id].append(uuid)
+    told += (f"other chunks with the same text: {_ids(found)} in topic {name}" for name, found in by_topic.items())
+    told += (f"the file {name}, which is read again when it changes" for name in sorted(files))
+    return tuple(told)
+
+
+def _name_of(who: Principal) -> str:
+    """The name under which an erasure is noted: the owner's is that of who runs memd."""
+    return who.author or getpass.getuser()
+
+
+def _without_words(plan: PlannedErasure) -> PlannedErasure:
+    """The plan for somebody who may erase what he may not read."""
+    return msgspec.structs.replace(plan, first_words=())
+
+
+def _ids(uuids: Collection[bytes]) -> str:
+    shown = sorted(uuid.hex()[:8] for uuid in uuids)
+    return ", ".join(shown[:10]) + (f" and {len(shown) - 10} more" if len(shown) > 10 else "")

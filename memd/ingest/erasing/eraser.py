@@ -1,0 +1,274 @@
+"""Does erasures, one after the other, and finishes those that were interrupted.
+
+Rule: of the event loop; slow work is done in threads, and no request waits for it longer than for a write. A step that
+fails leaves the erasure in the ledger, and `resume` does all of it again: each step finds what is left to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import msgspec
+
+from memd.entries import checked_topic_id
+from memd.errors import StoreError
+from memd.ingest.erasing import planning
+from memd.ingest.erasing.overlap import Overlap
+from memd.ingest.erasing.planning import PlannedErasure
+from memd.ingest.indexer import Indexer
+from memd.ingest.topics import Topic, Topics
+from memd.messages import Message
+from memd.store.erasure.forbidden import ForbiddenText, write_forbidden
+from memd.store.erasure.ledger import Erasure, Kind
+from memd.store.erasure.wiping import Wiper
+from memd.store.layout import TopicLayout
+from memd.store.log.columns import text_hash
+from memd.store.store import Store
+from memd.telemetry.events import Events
+
+log = logging.getLogger("memd")
+
+COMPARED_MAX = 1_000
+"""Chunks whose words are looked for in receipts; of more all receipts of the topic lose their texts."""
+SHORT_CONTENT = 20
+"""A shorter message ("yes, go on") is forbidden in its place alone, and not wherever somebody says it."""
+
+
+class Concern(msgspec.Struct, frozen=True):
+    """Which receipts lose their texts."""
+
+    topic_id: str
+    uuids: frozenset[str] = frozenset()
+    """Those that show one of these chunks, of whatever topic they are."""
+    overlap: Overlap | None = None
+    """Those of the topic that have words of these texts; None: all of the topic."""
+
+
+class ErasureDone(msgspec.Struct, frozen=True, kw_only=True):
+    """An erasure that is done."""
+
+    topic_id: str
+    kind: Kind
+    chunks: int
+    entries: int
+    seconds: float
+    not_overwritten: tuple[str, ...] = ()
+    """Files that are gone from the data directory, and that could not be overwritten."""
+
+
+class Eraser:
+    """Erases chunks and topics in every place of a daemon."""
+
+    def __init__(
+        self,
+        store: Store,
+        topics: Topics,
+        indexer: Indexer,
+        events: Events,
+        blank_receipts: Callable[[Concern, Wiper], None],
+        forget: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            blank_receipts: takes the texts out of receipts; called in a thread.
+            forget: drops what is kept in memory to be read again.
+        """
+        self.store = store
+        self.topics = topics
+        self._indexer = indexer
+        self._events = events
+        self._blank_receipts = blank_receipts
+        self._forget = forget
+        self._turn = asyncio.Lock()
+
+    async def resume(self) -> list[ErasureDone]:
+        """Finish what was interrupted, and erase again what a restored backup has brought back.
+
+        Raises:
+            StoreError: something is still left to do.
+        """
+        async with self._turn:
+            return [await self._carry_out(erasure) for erasure in self.store.ledger.pending]
+
+    async def erase_again(self) -> list[ErasureDone]:
+        """Erase what a restored backup has brought back, besides what was interrupted; see `resume`."""
+        done = await self.resume()
+        async with self._turn:
+            for erasure in list(self.store.ledger):
+                async with self._held(erasure.topic_id) as topic:
+                    is_back = topic is not None and self.store.has_returned(erasure)
+                if is_back:
+                    done.append(await self._carry_out(await self._begun_again(erasure)))
+        return done
+
+    async def erase_chunks(
+        self, topic_id: str, uuids: Collection[bytes], by: str, *, kind: Kind = "chunks", forbid: bool = False
+    ) -> ErasureDone:
+        """Erase chunks of a topic that exists.
+
+        Raises:
+            StoreError: it is not finished; the next start goes on.
+        """
+        async with self._turn:
+            digests: set[bytes] = set()
+            plan = PlannedErasure(topic_id=topic_id, kind=kind, chunks=0, entries=0, oldest=None, newest=None)
+            async with self._held(topic_id) as topic:
+                if topic is not None:
+                    snapshot = topic.log.snapshot()
+                    plan = await asyncio.to_thread(planning.those, snapshot, uuids)
+                    digests = await asyncio.to_thread(planning.digests_of, snapshot, uuids)
+            erasure = self._new(plan, kind, by, forbid=forbid)
+            given = {"uuids": b"".join(sorted(uuids)), "digests": b"".join(sorted(digests))}
+            return await self._carry_out(await self._written(msgspec.structs.replace(erasure, **given)))
+
+    async def erase_topic(self, topic_id: str, by: str, *, forbid: bool = False) -> ErasureDone:
+        """Erase a topic with its folder, also one that cannot be opened.
+
+        Raises:
+            StoreError: it is not finished; the next start goes on.
+        """
+        async with self._turn:
+            plan = PlannedErasure(topic_id=topic_id, kind="topic", chunks=0, entries=0, oldest=None, newest=None)
+            try:
+                async with self._held(checked_topic_id(topic_id)) as topic:
+                    if topic is not None:
+                        plan = await asyncio.to_thread(planning.all_of, topic.log.snapshot(), topic_id)
+            except StoreError as error:
+                log.warning("a topic that cannot be read is erased", extra={"topic": topic_id, "error": error})
+            return await self._carry_out(await self._written(self._new(plan, "topic", by, forbid=forbid)))
+
+    async def _written(self, erasure: Erasure) -> Erasure:
+        await asyncio.to_thread(self.store.ledger.write, erasure)
+        return erasure
+
+    def _new(self, plan: PlannedErasure, kind: Kind, by: str, *, forbid: bool) -> Erasure:
+        return Erasure(
+            id=self.store.new_id(),
+            kind=kind,
+            topic_id=plan.topic_id,
+            at=self.store.now_us(),
+            by=by,
+            chunks=plan.chunks,
+            entries=plan.entries,
+            forbid=forbid,
+        )
+
+    async def _begun_again(self, erasure: Erasure) -> Erasure:
+        digests: set[bytes] = set()
+        async with self._held(erasure.topic_id) as topic:
+            if topic is not None and erasure.kind != "topic":
+                digests = await asyncio.to_thread(planning.digests_of, topic.log.snapshot(), list(erasure.chunk_uuids))
+        again = msgspec.structs.replace(erasure, done_at=None, is_moved=False, digests=b"".join(sorted(digests)))
+        return await self._written(again)
+
+    async def _carry_out(self, erasure: Erasure) -> ErasureDone:
+        started, wiper = time.perf_counter(), Wiper(self.store.files)
+        try:
+            if erasure.kind == "topic":
+                erasure = await self._topic(erasure, wiper)
+            else:
+                erasure = await self._chunks(erasure, wiper)
+            self._forget()
+            done = msgspec.structs.replace(erasure, digests=b"", is_moved=False, done_at=self.store.now_us())
+            await asyncio.to_thread(self.store.ledger.write, done)
+        except StoreError as error:
+            fields = {"topic": erasure.topic_id, "erasure": erasure.id, "error": error}
+            log.error(
+                "an erasure is not finished: the next start of memd, or memd erase --resume, goes on", extra=fields
+            )
+            raise
+        erased = ErasureDone(
+            topic_id=erasure.topic_id,
+            kind=erasure.kind,
+            chunks=erasure.chunks,
+            entries=erasure.entries,
+            seconds=round(time.perf_counter() - started, 3),
+            not_overwritten=tuple(map(str, wiper.left)),
+        )
+        told = {"kind": erased.kind, "chunks": erased.chunks, "by": erasure.by}
+        log.info("erased", extra={"topic": erased.topic_id, **told, "seconds": erased.seconds})
+        self._events.publish("erased", {"topic_id": erased.topic_id, **told})
+        return erased
+
+    # -- chunks ---------------------------------------------------------------------------------------------------
+
+    async def _chunks(self, erasure: Erasure, wiper: Wiper) -> Erasure:
+        async with self._held(erasure.topic_id) as topic:
+            if topic is None:
+                return erasure
+            uuids = erasure.chunk_uuids
+            async with topic.storing.first():  # what is being stored may be of the same messages
+                snapshot = topic.log.snapshot()
+                concern = await asyncio.to_thread(_concern, erasure, partial(planning.texts_of, snapshot, uuids))
+                await asyncio.to_thread(self._blank_receipts, concern, wiper)
+                if erasure.forbid:
+                    await asyncio.to_thread(self._forbid, topic, erasure)
+                topic.cutter.drop(erasure.message_digests)
+                await topic.forget(erasure.message_digests, uuids, wiper)
+            entries = await asyncio.to_thread(topic.log.erase, uuids, erasure.mark, wiper)
+            self._indexer.look_after(topic)
+            return msgspec.structs.replace(erasure, entries=max(entries, erasure.entries))
+
+    def _forbid(self, topic: Topic, erasure: Erasure) -> None:
+        digests = erasure.message_digests
+        contents = {
+            item.content_digest
+            for conversation in topic.buffer.conversations()
+            for item in list(conversation.messages)
+            if item.identity in digests and _is_telling(item.message)
+        }
+        texts = planning.texts_of(topic.log.snapshot(), erasure.chunk_uuids)
+        forbidden = topic.log.forbidden.also(
+            messages=(int.from_bytes(one[:8], "little") for one in digests),
+            contents=contents,
+            texts=map(text_hash, texts),
+        )
+        write_forbidden(self.store.files, TopicLayout(self.store.data_dir, topic.id), forbidden)
+        topic.log.forbidden = forbidden
+
+    # -- topics ---------------------------------------------------------------------------------------------------
+
+    async def _topic(self, erasure: Erasure, wiper: Wiper) -> Erasure:
+        await asyncio.to_thread(self._blank_receipts, _concern(erasure, lambda: ()), wiper)
+        if not erasure.is_moved:
+            erasure = await self._put_aside(erasure, wiper)
+        await asyncio.to_thread(self.store.wipe_aside, erasure, wiper)
+        return erasure
+
+    async def _put_aside(self, erasure: Erasure, wiper: Wiper) -> Erasure:
+        forbidden = ForbiddenText()
+        if erasure.forbid:
+            async with self._held(erasure.topic_id) as topic:
+                if topic is not None:
+                    words = (
+                        one for view in topic.log.snapshot().views.values() for one in view.segment.digests.tolist()
+                    )
+                    forbidden = await asyncio.to_thread(topic.log.forbidden.also, messages=words)
+        # A merge may have to end first: nobody waits for that in the thread that writes for all topics.
+        await asyncio.to_thread(self.store.retire, erasure.topic_id, wiper)
+        return await self.topics.end(erasure.topic_id, partial(self.store.put_topic_aside, erasure, forbidden))
+
+    @asynccontextmanager
+    async def _held(self, topic_id: str) -> AsyncIterator[Topic | None]:
+        """The topic, if there is one, kept open."""
+        topic = await self.topics.existing(topic_id)
+        if topic is None:
+            yield None
+            return
+        with topic.held():
+            yield topic
+
+
+def _concern(erasure: Erasure, texts: Callable[[], Iterable[str]]) -> Concern:
+    uuids = frozenset(uuid.hex() for uuid in erasure.chunk_uuids)
+    is_few = erasure.kind != "topic" and len(uuids) <= COMPARED_MAX
+    return Concern(erasure.topic_id, uuids, Overlap(texts()) if is_few else None)
+
+
+def _is_telling(message: Message | None) -> bool:
+    return message is not None and len(message.said.strip()) >= SHORT_CONTENT

@@ -1,0 +1,60 @@
+"""Erasing a topic with its folder.
+
+Rule: the folder is put aside in one step; from then on a topic of its name is another one, and what is aside belongs to
+nobody. Then all files in it are overwritten and removed. Doing it again goes on where it ended.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from memd.store.disk import LocalDisk
+from memd.store.encryption.key_files import destroy_topic_key
+from memd.store.erasure.forbidden import ForbiddenText, write_forbidden
+from memd.store.erasure.ledger import Erasure, ErasureLedger
+from memd.store.erasure.wiping import Wiper
+from memd.store.layout import TopicLayout, erasures_dir
+
+
+def aside_of(layout: TopicLayout, erasure: Erasure) -> Path:
+    """Where the folder of a topic is while it is being erased."""
+    return erasures_dir(layout.data_dir) / f"{erasure.id}.topic"
+
+
+def put_aside(
+    files: LocalDisk, ledger: ErasureLedger, layout: TopicLayout, erasure: Erasure, forbidden: ForbiddenText
+) -> Erasure:
+    """Put the folder of a topic aside, which nobody has open; return the erasure as it is now in the ledger.
+
+    Args:
+        forbidden: what the next topic of this name is never to store.
+
+    Raises:
+        StoreError: the topic is as it was, or aside.
+    """
+    aside = aside_of(layout, erasure)
+    if not files.is_directory(aside) and files.is_directory(layout.directory):
+        files.rename(layout.directory, aside)
+        files.sync_directory(layout.data_dir)
+        files.sync_directory(aside.parent)
+    if forbidden:
+        files.make_directory(layout.directory)
+        write_forbidden(files, layout, forbidden)
+        files.sync_directory(layout.data_dir)
+    moved = msgspec.structs.replace(erasure, is_moved=True)
+    ledger.write(moved)
+    return moved
+
+
+def wipe_aside(layout: TopicLayout, erasure: Erasure, wiper: Wiper) -> None:
+    """Overwrite and remove what was put aside; of an encrypted topic first its key, without which the rest is noise.
+
+    Raises:
+        StoreError: a file could not be removed; done again it goes on.
+    """
+    aside = aside_of(layout, erasure)
+    if wiper.files.size(aside / layout.key.name) is not None and not destroy_topic_key(wiper.files, aside):
+        wiper.left.append(aside / layout.key.name)
+    wiper.wipe_folder(aside)

@@ -1,0 +1,75 @@
+"""Overwriting and removing files, and what that does not reach.
+
+Rule: best effort, and honest about it: whatever could not be overwritten is noted, to be told to the owner. A file that
+a backup shares (a hard link) is never overwritten: the backup's owner decides about it.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from memd.store.disk import LocalDisk
+from memd.store.files import TEMPORARY_SUFFIX, only_whole
+from memd.store.layout import TopicLayout
+from memd.store.log.recovery import torn_files
+
+
+class Wiper:
+    """Wipes files, and notes those whose bytes may still be somewhere."""
+
+    def __init__(self, files: LocalDisk) -> None:
+        self.files = files
+        self.left: list[Path] = []
+        """Files that were removed or replaced, and not overwritten."""
+
+    def wipe(self, path: Path) -> None:
+        """Overwrite and remove a file, if it exists.
+
+        Raises:
+            StoreWriteFailed: it cannot be removed.
+        """
+        if not self.files.wipe(path):
+            self.left.append(path)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """Replace the contents of a file durably, and overwrite what it was.
+
+        Raises:
+            StoreWriteFailed: it is as it was (DiskFull if the disk is full).
+        """
+        temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+        with only_whole(self.files, temporary):
+            with closing(self.files.create(temporary)) as appender:
+                appender.write(data)
+                appender.sync()
+            if not self.files.replace_wiping(temporary, path):
+                self.left.append(path)
+
+    def wipe_folder(self, folder: Path) -> None:
+        """Wipe all that is in a folder, and remove it. Doing it again goes on where it ended."""
+        for name in self.files.names(folder):
+            path = folder / name
+            if self.files.is_directory(path):
+                self.wipe_folder(path)
+            else:
+                self.wipe(path)
+        self.files.remove_directory(folder)
+
+    def wipe_leftovers(self, layout: TopicLayout) -> None:
+        """Wipe a log's temporary files, and those that interrupted writes were moved to: nobody reads either."""
+        written = layout.hot.name + TEMPORARY_SUFFIX  # by another thread, perhaps at this moment
+        for folder in (layout.directory, layout.segments):
+            names = (name for name in self.files.names(folder) if name.endswith(TEMPORARY_SUFFIX) and name != written)
+            for path in (*(folder / name for name in names), *torn_files(self.files, [folder])):
+                self.wipe(path)
+
+    def wipe_indexes(self, layout: TopicLayout, segment_ids: list[int]) -> None:
+        """Wipe every vector index over one of these segments, first what vouches for it; they are built again."""
+        for first, last in layout.merges(self.files):
+            if any(first <= number <= last for number in segment_ids):
+                self.wipe(layout.merged_meta(first, last))
+                self.wipe(layout.merged_hnsw(first, last))
+        for number in segment_ids:
+            self.wipe(layout.meta(number))
+            self.wipe(layout.hnsw(number))

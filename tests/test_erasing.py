@@ -1,0 +1,221 @@
+"""`memd erase` with the real daemon: no byte of what was erased is in any file, and everything else is as it was.
+
+Rule: the witness is the bytes of every file under the data directory.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess, ask, wait_until
+from recording_upstream import RecordingUpstream
+
+SETTINGS: dict[str, Any] = {"segment": {"max_entries": 4}, "buffer": {"store_after_seconds": 0}}
+SECRET = "The vermilion walrus keeps the foghorn's spare key under the third granite step."
+WORDS = ("vermilion", "walrus", "granite")
+OTHERS = [
+    "Please note that the lighthouse is painted white every spring by Theodora.",
+    "The ferry to the quarry island leaves at seven in the morning on weekdays.",
+    "Our barometer was repaired in the harbour workshop by old Bartholomew.",
+    "The granary roof needs two hundred new slates before the winter storms.",
+    "On Sundays the smithy is closed and the windmill does not turn at all.",
+]
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def tell(daemon: DaemonProcess, texts: list[str]) -> list[dict[str, str]]:
+    """Say some things in one chat; all of its messages, the answers included."""
+    history: list[dict[str, str]] = []
+    for text in texts:
+        history.append(said(text))
+        history.append({"role": "assistant", "content": daemon.chat(history).reply})
+    return history
+
+
+def found_in(folder: Path) -> list[str]:
+    """The files that have one of the words."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [path.name for path in files if any(word.encode() in path.read_bytes().lower() for word in WORDS)]
+
+
+def vector_of(daemon: DaemonProcess, chunk_id: str) -> bytes:
+    """The bytes of a chunk's vector, out of the log."""
+    from memd.store.disk import DiskFiles
+    from memd.store.tools.export import exported_entries
+
+    entries = exported_entries(daemon.data_dir, DiskFiles(), topic_id=None, live_only=True)
+    return next(entry.vector for _, entry, _ in entries if entry.public_id == chunk_id)
+
+
+def id_of(daemon: DaemonProcess, words: str) -> str:
+    return str(next(one["id"] for one in daemon.export() if words in one["content"] and one["live"]))
+
+
+def test_a_chunk_of_a_live_chat_is_erased_everywhere_and_stays_away(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, SETTINGS).start()
+    history = tell(daemon, [OTHERS[0], SECRET, *OTHERS[1:]])
+    daemon.wait_stored(*OTHERS, SECRET)
+    daemon.chat([said("Where is the spare key of the foghorn?")])
+    assert "granite step" in upstream.prompts[-1], "it is recalled, so receipts and a block have it"
+    chunk = id_of(daemon, "vermilion")
+    vector = vector_of(daemon, chunk)
+    wait_until(lambda: {"memd.receipts", "hot.log"} <= set(found_in(daemon.data_dir)), lambda: repr(daemon))
+
+    planned = daemon.run("erase", "--chunk", chunk, "--dry-run")
+    assert planned.returncode == 0 and "topic default: 1 chunk (1 entry), said from" in planned.stdout
+    assert (
+        "The vermilion walrus" in planned.stdout
+        and "the prompts of 1 live conversation of topic default" in planned.stdout
+    )
+    assert found_in(daemon.data_dir), "a dry run erases nothing"
+    refused = daemon.run("erase", "--chunk", chunk)
+    assert refused.returncode == 1 and found_in(daemon.data_dir), "nobody has confirmed it"
+    done = daemon.run("erase", "--chunk", chunk, "--yes")
+    assert done.returncode == 0 and "Erased in topic default: 1 chunk (1 entry), in" in done.stdout
+    assert found_in(daemon.data_dir) == []
+    assert not [path for path in daemon.data_dir.rglob("*") if path.is_file() and vector[:32] in path.read_bytes()]
+
+    shown = daemon.run("show", chunk)
+    assert shown.returncode == 0 and "was erased on" in shown.stdout and "its text is gone" in shown.stdout
+    assert "erased" in daemon.run("log").stdout and "vermilion" not in daemon.run("log").stdout
+    assert "vermilion" not in daemon.run("search", "Where is the spare key of the foghorn?").stdout
+    assert daemon.run("correct", chunk, "--helpful").returncode == 1
+    daemon.chat([said("Where is the spare key of the foghorn, again?")])
+    assert "granite" not in upstream.prompts[-1]
+    assert "Theodora" in daemon.run("search", "Who paints the lighthouse?").stdout
+
+    daemon.chat([*history, said("And now?")])
+    assert "vermilion" in upstream.prompts[-1], "the prompt is the client's own"
+    daemon.kill()
+    daemon.start()
+    daemon.chat([*history, said("And now, after a restart?")])
+    daemon.wait_stored("after a restart")
+    daemon.terminate()
+    assert [name for name in found_in(daemon.data_dir) if name != "memd.receipts"] == [], "a live chat is known again"
+    verified = daemon.run("verify")
+    assert verified.returncode == 0 and "1 chunk of topic default erased on" in verified.stdout
+
+
+@pytest.mark.parametrize("forbid", [True, False])
+def test_what_a_client_sends_again_in_a_new_chat_is_stored_again_unless_it_is_forbidden(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, forbid: bool
+) -> None:
+    daemon = make_daemon(upstream.url, {**SETTINGS, "conversation": {"max_open": 1}}).start()
+    history = tell(daemon, [SECRET, *OTHERS[:2]])
+    daemon.wait_stored(*OTHERS[:2], SECRET)
+    chunk = id_of(daemon, "vermilion")
+    uuid = next(one["uuid"] for one in daemon.export() if one["id"] == chunk)
+    flags = ["--forbid"] if forbid else []
+    assert daemon.run("erase", "--chunk", chunk, "--yes", *flags).returncode == 0
+    daemon.chat([said("Something else, so that the former chat is closed.")])
+    daemon.wait_stored("the former chat is closed")
+    wait_until(lambda: len(open_conversations(daemon)) == 1, lambda: repr(daemon))
+    elsewhere = [said("Another beginning of it all."), {"role": "assistant", "content": "Yes."}, *history]
+    daemon.chat([*elsewhere, said("Tell me about the slates.")])
+    daemon.wait_stored("about the slates")
+    if not forbid:
+        daemon.wait_stored(SECRET)
+        again = id_of(daemon, "vermilion")
+        assert next(one["uuid"] for one in daemon.export() if one["id"] == again) != uuid, "ids do not come back"
+        return
+    daemon.restart()
+    daemon.chat([said(SECRET)])
+    daemon.chat([*history, said("Is it stored?")])
+    daemon.wait_stored("Is it stored")
+    daemon.terminate()
+    assert not any("vermilion" in one["content"] for one in daemon.export())
+    assert set(found_in(daemon.data_dir)) <= {"memd.receipts"}, "the journal has no text of it either"
+
+
+def test_a_topic_goes_with_all_that_is_of_it_and_a_restored_backup_is_noticed(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
+) -> None:
+    daemon = make_daemon(upstream.url, SETTINGS).start()
+    team = {"X-Memory-Topic": "team"}
+    for text in (SECRET, *OTHERS):
+        daemon.chat([said(text)], headers=team)
+    daemon.chat([said("Who repaired the barometer?")])
+    daemon.wait_stored(SECRET, *OTHERS)
+    backup = tmp_path / "backup"
+    assert daemon.run("backup", str(backup)).returncode == 0
+    done = daemon.run("erase", "team", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "topic team, with its folder:" in done.stdout and f"the backup in {backup}" in done.stdout
+    assert "could not be overwritten" in done.stdout
+    assert found_in(daemon.data_dir) == [] and found_in(backup)
+    assert not (daemon.data_dir / "team").exists()
+    assert ask(f"{daemon.own_url}/memd/erase", {"topic_id": "team"}).status == 404
+    daemon.chat([said(OTHERS[0])], headers=team)
+    daemon.wait_stored(OTHERS[0])
+    assert daemon.terminate() == 0
+    assert "team" in daemon.run("verify").stdout and daemon.run("verify").returncode == 0
+
+    shutil.rmtree(daemon.data_dir / "team")
+    shutil.copytree(backup / "team", daemon.data_dir / "team")
+    told = daemon.run("verify")
+    assert told.returncode == 1 and "is there again, as a backup had it" in told.stdout
+    daemon.start()
+    daemon.chat([said("Hello, is this known?")], headers=team)
+    wait_until(lambda: "is there again, as a backup had it" in daemon.log.read_text(), lambda: repr(daemon))
+    assert "Erased topic team" in daemon.run("erase", "--resume").stdout
+    assert found_in(daemon.data_dir) == []
+    daemon.terminate()
+    assert daemon.run("verify").returncode == 0
+
+
+def test_an_erasure_that_was_interrupted_is_finished_by_the_next_start(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, SETTINGS).start()
+    tell(daemon, [SECRET, *OTHERS])
+    daemon.wait_stored(*OTHERS, SECRET)
+    chunk = id_of(daemon, "vermilion")
+    uuid = next(one["uuid"] for one in daemon.export() if one["id"] == chunk)
+    daemon.kill()
+    write_intent(daemon, bytes.fromhex(uuid))
+    told = daemon.run("verify")
+    assert told.returncode == 1 and "is being erased on" in told.stdout
+    daemon.start()
+    wait_until(lambda: "done_at" in intent(daemon), lambda: repr(daemon))
+    daemon.terminate()
+    assert found_in(daemon.data_dir) == [] and daemon.run("verify").returncode == 0
+
+
+def open_conversations(daemon: DaemonProcess) -> list[Any]:
+    return list(ask(f"{daemon.base_url}/memd/buffer?topic=default").json["conversations"])
+
+
+def write_intent(daemon: DaemonProcess, uuid: bytes) -> None:
+    """What an erasure writes first, and then the power failed."""
+    from memd.store.disk import DiskFiles
+    from memd.store.erasure.ledger import Erasure, ErasureLedger
+    from memd.store.tools.export import exported_entries
+
+    entries = exported_entries(daemon.data_dir, DiskFiles(), topic_id=None, live_only=True)
+    digests = next(entry.digests for _, entry, _ in entries if entry.uuid == uuid)
+    erasure = Erasure(
+        id=4_000_000_000_000_000,
+        kind="chunks",
+        topic_id="default",
+        at=1_900_000_000_000_000,
+        by="ann",
+        chunks=1,
+        uuids=uuid,
+        digests=b"".join(digests),
+    )
+    ErasureLedger(DiskFiles(), daemon.data_dir).write(erasure)
+
+
+def intent(daemon: DaemonProcess) -> dict[str, Any]:
+    [path] = (daemon.data_dir / "memd.erasures").glob("*.json")
+    return dict(json.loads(path.read_text()))

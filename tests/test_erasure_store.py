@@ -1,0 +1,325 @@
+"""Erasing in the store: no byte stays, ids and places do, and whatever interrupts it, it is finished.
+
+Rule: the witness is the bytes of every file.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
+from drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_store, seal_all, unit_vector, uuid_of
+from effort import steps
+
+from memd.entries import Draft, Entry, Erased
+from memd.errors import DiskFull, StoreError
+from memd.store.disk import DiskFiles
+from memd.store.erasure.forbidden import ForbiddenText
+from memd.store.erasure.ledger import Erasure
+from memd.store.erasure.stub import stub_payload
+from memd.store.erasure.wiping import Wiper
+from memd.store.log.format import decode_entry, encode_entry
+from memd.store.store import Store, TopicLog
+from memd.store.tools.backup import backup
+from memd.store.tools.verify import verify
+
+DISK = DiskFiles()
+MARK = Erased(at=1_700_000_900_000_000, by="ann")
+
+
+def word(name: int | str) -> str:
+    """What stands in the text of a chunk and nowhere else."""
+    return f"kestrel{name}quartz"
+
+
+def told(name: int) -> Draft:
+    """A chunk with a word of its own."""
+    return msgspec.structs.replace(draft(name), content=f"user: {word(name)}")
+
+
+def filled(store: Store, count: int) -> TopicLog:
+    """A topic with `count` chunks, five a segment, all full ones sealed."""
+    topic = store.topic("talk")
+    for number in range(count):
+        topic.append([told(number)])
+    seal_all(topic)
+    return topic
+
+
+def traces(contents: dict[str, bytes], name: int) -> list[str]:
+    """The files that have the words of a chunk, or bytes of its vector."""
+    vector = unit_vector(name).tobytes()
+    return [path for path, data in contents.items() if word(name).encode() in data or vector[:16] in data]
+
+
+def on_disk(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_no_byte_of_an_erased_chunk_stays_and_all_others_do(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path, segment_entries_max=5)
+    topic = filled(store, 42)
+    [praised] = [topic.snapshot().find(uuid_of(7))]
+    assert praised is not None
+    topic.append([adjusted(praised, 2)])
+    topic.merge([1, 2, 3])
+    topic.index_terms()
+    for number in (7, 13, 41):
+        assert traces(on_disk(tmp_path), number)
+    before = {one.uuid: one for one in all_entries(topic)}
+    wiper = Wiper(DISK)
+    assert topic.erase({uuid_of(7), uuid_of(13), uuid_of(41)}, MARK, wiper) == 4
+    assert wiper.left == []
+    for number in (7, 13, 41):
+        assert traces(on_disk(tmp_path), number) == []
+    kept = [f"user: {word(number)}" for number in range(42) if number not in (7, 13, 41)]
+    assert live_contents(topic) == kept
+    seal_all(topic)
+    topic.index_terms()
+    assert live_contents(topic) == kept and traces(on_disk(tmp_path), 7) == []
+    for entry in all_entries(topic):
+        assert (entry.public_id, entry.origin_id, entry.created_at) == (
+            before[entry.uuid].public_id,
+            before[entry.uuid].origin_id,
+            before[entry.uuid].created_at,
+        )
+    gone = topic.snapshot().find(uuid_of(7))
+    assert gone is not None and isinstance(gone.erased, Erased) and (gone.erased.by, gone.content) == ("ann", "")
+    store.close()
+    assert verify(tmp_path, DISK).damaged == []
+    again = open_store(None, tmp_path, segment_entries_max=5).topic("talk")
+    assert live_contents(again) == kept and again.findings == []
+    assert len(all_entries(again)) == 43
+
+
+def all_entries(topic: TopicLog) -> list[Entry]:
+    snapshot = topic.snapshot()
+    return [snapshot.read(place) for place in snapshot.latest_places()]
+
+
+def test_verify_says_when_and_by_whom_also_without_the_ledger(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path, segment_entries_max=5)
+    filled(store, 7).erase({uuid_of(1), uuid_of(6)}, MARK, Wiper(DISK))
+    store.close()
+    report = verify(tmp_path, DISK)
+    assert report.ok and any("2 entries erased on" in line and "by ann" in line for line in report.lines)
+
+
+def test_nothing_can_be_stored_of_an_erased_chunk_any_more() -> None:
+    topic = filled(open_store(CrashFiles(), segment_entries_max=5), 7)
+    entries = {number: topic.snapshot().find(uuid_of(number)) for number in (1, 6)}
+    topic.erase({uuid_of(1), uuid_of(6)}, MARK, Wiper(topic._files))
+    for entry in entries.values():
+        assert entry is not None
+        for late in (adjusted(entry, 1), deprecated(entry)):
+            with pytest.raises(StoreError, match="was erased"):
+                topic.append([late])
+    assert len(live_contents(topic)) == 5
+
+
+def test_who_searches_an_earlier_snapshot_gets_no_empty_text() -> None:
+    topic = filled(open_store(CrashFiles(), segment_entries_max=5), 12)
+    before = topic.snapshot()
+    hits = {hit.uuid: hit for hit in before.search(unit_vector(3)[None], 100)}
+    topic.erase({uuid_of(3), uuid_of(11)}, MARK, Wiper(topic._files))
+    assert before.entry(hits[uuid_of(4)]).content == f"user: {word(4)}"
+    for number in (3, 11):
+        hit = hits[uuid_of(number)]
+        with pytest.raises(StoreError, match="erased a moment ago"):
+            before.entry(hit)
+        assert before.read_many([(hit.segment, hit.row)]) == {}
+
+
+def test_what_is_appended_meanwhile_stays(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path, segment_entries_max=50)
+    topic = filled(store, 120)
+    written = list(range(120))
+    begun, ended = threading.Event(), threading.Event()
+
+    def write() -> None:
+        while not ended.is_set() or len(written) < 200:
+            topic.append([told(len(written))])
+            written.append(len(written))
+            begun.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    begun.wait()
+    gone = list(range(0, 120, 11))
+    for number in gone:
+        topic.erase({uuid_of(number)}, MARK, Wiper(DISK))
+    ended.set()
+    writer.join()
+    kept = [f"user: {word(number)}" for number in written if number not in gone]
+    assert live_contents(topic) == kept
+    store.close()
+    assert verify(tmp_path, DISK).damaged == []
+    assert live_contents(open_store(None, tmp_path, segment_entries_max=50).topic("talk")) == kept
+    assert [number for number in gone if traces(on_disk(tmp_path), number)] == []
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_whatever_interrupts_it_doing_it_again_finishes_it(loss: Loss) -> None:
+    def prepared() -> tuple[CrashFiles, TopicLog]:
+        files = CrashFiles()
+        topic = filled(open_store(files, segment_entries_max=5), 17)
+        topic.merge([1, 2])
+        return files, topic
+
+    gone = {uuid_of(1), uuid_of(8), uuid_of(16)}
+    kept = [f"user: {word(number)}" for number in range(17) if number not in (1, 8, 16)]
+    probe, topic = prepared()
+    start = probe.operations
+    topic.erase(gone, MARK, Wiper(probe))
+    for cut in steps(start, probe.operations):
+        files, topic = prepared()
+        files.cut_after = cut
+        with pytest.raises(PowerCutError):
+            topic.erase(gone, MARK, Wiper(files))
+        after = files.after_power_cut(loss)
+        again = open_store(after, segment_entries_max=5).topic("talk")
+        assert set(live_contents(again)) >= set(kept), probe.log[cut]
+        seal_all(again)
+        again.erase(gone, MARK, Wiper(after))
+        assert live_contents(again) == kept, probe.log[cut]
+        for number in (1, 8, 16):
+            assert traces(after.contents(), number) == [], probe.log[cut]
+        assert verify(DATA_DIR, after).damaged == []
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    files = CrashFiles()
+    topic = filled(open_store(files, segment_entries_max=5), 12)
+    files.bytes_left = 100
+    with pytest.raises(DiskFull):
+        topic.erase({uuid_of(2), uuid_of(11)}, MARK, Wiper(files))
+    assert len(live_contents(topic)) in (10, 11, 12)
+    files.bytes_left = None
+    topic.append([told(12)])
+    topic.erase({uuid_of(2), uuid_of(11)}, MARK, Wiper(files))
+    assert live_contents(topic) == [f"user: {word(number)}" for number in range(13) if number not in (2, 11)]
+    assert traces(files.contents(), 2) == traces(files.contents(), 11) == []
+
+
+def test_a_file_that_a_backup_shares_is_left_to_it_and_told(tmp_path: Path) -> None:
+    source, target = tmp_path / "memory", tmp_path / "backup"
+    store = open_store(None, source, segment_entries_max=5)
+    topic = filled(store, 12)
+    backup(source, target, DISK)
+    wiper = Wiper(DISK)
+    topic.erase({uuid_of(2)}, MARK, wiper)
+    assert traces(on_disk(source), 2) == [] and len(traces(on_disk(target), 2)) == 2
+    assert {path.name for path in wiper.left} == {"seg_0001.bin", "seg_0001.hnsw", "seg_0001.meta"}
+    assert verify(target, DISK).ok
+
+
+def test_interrupted_writes_that_were_moved_aside_go_too(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path, segment_entries_max=5)
+    filled(store, 3)
+    store.close()
+    with (tmp_path / "talk" / "active.bin").open("ab") as file:
+        file.write(b"half a record of " + word(1).encode())
+    topic = open_store(None, tmp_path, segment_entries_max=5).topic("talk")
+    assert len(traces(on_disk(tmp_path), 1)) == 2
+    topic.erase({uuid_of(1)}, MARK, Wiper(DISK))
+    assert traces(on_disk(tmp_path), 1) == []
+
+
+def test_a_topic_goes_with_its_folder_whatever_interrupts_it() -> None:
+    def prepared() -> tuple[CrashFiles, Store, Erasure]:
+        files = CrashFiles()
+        store = open_store(files, segment_entries_max=5)
+        highest = filled(store, 12).snapshot().extent.upto
+        store.topic("other").append([told(100)])
+        erasure = Erasure(
+            id=store.new_id(), kind="topic", topic_id="talk", at=MARK.at, by="ann", chunks=12, highest_id=highest
+        )
+        store.ledger.write(erasure)
+        return files, store, erasure
+
+    probe, store, erasure = prepared()
+    start = probe.operations
+    erased(store, erasure)
+    assert not probe.is_directory(DATA_DIR / "talk")
+    for cut in steps(start, probe.operations):
+        files, store, erasure = prepared()
+        files.cut_after = cut
+        with pytest.raises(PowerCutError):
+            erased(store, erasure)
+        after = files.after_power_cut("kept")
+        again = open_store(after, segment_entries_max=5)
+        for pending in again.ledger.pending:
+            erased(again, pending)
+        assert again.topic_ids() == ["other"] and again.ledger.pending == [], probe.log[cut]
+        assert [number for number in range(12) if traces(after.contents(), number)] == []
+        [new] = again.topic("talk").append([told(50)])
+        assert new.canonical_id > erasure.highest_id
+        again.close()
+        assert verify(DATA_DIR, after).damaged == []
+
+
+def erased(store: Store, erasure: Erasure) -> None:
+    if not erasure.is_moved:
+        store.retire(erasure.topic_id, Wiper(store.files))
+        erasure = store.put_topic_aside(erasure, ForbiddenText())
+    store.wipe_aside(erasure, Wiper(store.files))
+    store.ledger.write(msgspec.structs.replace(erasure, done_at=store.now_us()))
+
+
+def test_ids_do_not_come_back_after_a_clock_was_set_back(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path)
+    topic = store.topic("talk")
+    store.observe_canonical_id(1_900_000_000_000_000)
+    [last] = topic.append([told(1)])
+    erasure = Erasure(
+        id=store.new_id(), kind="topic", topic_id="talk", at=1, by="ann", chunks=1, highest_id=last.canonical_id
+    )
+    store.ledger.write(erasure)
+    erased(store, erasure)
+    store.close()
+    [new] = open_store(None, tmp_path).topic("talk").append([told(1)])
+    assert new.canonical_id > last.canonical_id
+
+
+@pytest.mark.parametrize("by", ["ann", "a" * 300, ""])
+@pytest.mark.parametrize("size", [0, 1, 5, 9, 20, 40, 60, 255, 256, 300, 65_535, 65_536, 70_000])
+def test_a_stub_is_as_long_as_the_record_was_and_says_nothing_of_it(by: str, size: int) -> None:
+    entry = draft(1).as_entry(public_id=uuid_of(1).hex()[:4], canonical_id=5, group_left=0)
+    for one in (
+        msgspec.structs.replace(entry, content="x" * size),
+        msgspec.structs.replace(
+            deprecated(entry).as_entry(public_id=uuid_of(1).hex()[:4], canonical_id=5, group_left=0),
+            reason="x" * size,
+            digests=(),
+        ),
+    ):
+        payload = encode_entry(one)
+        stub = stub_payload(one, Erased(at=MARK.at, by=by), len(payload))
+        assert len(stub) == len(payload) and (size == 0 or b"xx" not in stub)
+        read = decode_entry(stub, dimension=8)
+        assert (read.uuid, read.canonical_id, read.content, read.vector) == (one.uuid, 5, "", b"")
+
+
+def test_the_next_backup_loses_what_was_erased_and_keeps_the_rest(tmp_path: Path) -> None:
+    source, target = tmp_path / "memory", tmp_path / "backup"
+    store = open_store(None, source, segment_entries_max=5)
+    topic = filled(store, 13)
+    store.topic("other").append([told(50)])
+    backup(source, target, DISK)
+    assert traces(on_disk(target), 2) and traces(on_disk(target), 12) and traces(on_disk(target), 50)
+    topic.erase({uuid_of(2), uuid_of(12)}, MARK, Wiper(DISK))
+    erasure = Erasure(id=store.new_id(), kind="topic", topic_id="other", at=MARK.at, by="ann", chunks=1)
+    store.ledger.write(erasure)
+    erased(store, erasure)
+    store.topic("other").append([told(51)])
+    seal_all(topic)
+    report = backup(source, target, DISK)
+    assert report.findings == [] and report.erased >= 3
+    assert [number for number in (2, 12, 50) if traces(on_disk(target), number)] == []
+    assert traces(on_disk(target), 51) and traces(on_disk(target), 3)
+    assert verify(target, DISK).damaged == [] and verify(source, DISK).damaged == []
+    assert backup(source, target, DISK).erased == 0
+    assert live_contents(open_store(None, target, segment_entries_max=5).topic("talk")) == live_contents(topic)
