@@ -113,7 +113,7 @@ def backup(config_path: Path | None, data_dir: str | None, folder: Path) -> int:
         report = back_up(config.data_dir, folder, files)
         done.count = report.linked + report.copied + report.kept
     with suppress(StoreError):  # the backup is whole without the note
-        note_backup(config.data_dir, folder, DiskFiles())
+        note_backup(config.data_dir, folder, files)
     for finding in report.findings:
         click.echo(finding)
     click.echo(

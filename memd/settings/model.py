@@ -414,8 +414,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     retention: dict[
         Annotated[str, Meta(pattern=BEGINNING_OF_TOPIC, min_length=1)], Annotated[int, Meta(ge=0, le=36_500)]
     ] = {}
-    """For how many days the text of topics is kept, 0 for ever; what is older is erased. A topic's own name goes before
-    a beginning (`team-*`), and a longer one before a shorter."""
+    """For how many days the text of topics is kept, 0 for ever; a name goes before a beginning, a longer one first."""
     buffer: BufferSettings = BufferSettings()
     compaction: CompactionSettings = CompactionSettings()
     chunking: ChunkingSettings = ChunkingSettings()
