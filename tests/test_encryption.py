@@ -78,7 +78,7 @@ def test_a_file_reads_as_a_plain_one_whatever_is_appended_cut_and_read_at_any_pl
             assert files.size(FILE) == plain.size(FILE)
             assert files.read_at(FILE, offset, length) == plain.read_at(FILE, offset, length)
             assert files.read_pieces(FILE, [(offset, 9), (0, 80)]) == plain.read_pieces(FILE, [(offset, 9), (0, 80)])
-        assert files.read(FILE) == plain.read(FILE)
+        assert files.read(FILE) == plain.read(FILE) and files.read_pieces(FILE, []) == []
 
 
 def test_nothing_that_was_written_stands_on_the_disk_and_no_nonce_stands_there_twice() -> None:
