@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from conftest import MakeDaemon
 from daemon_process import Answer, DaemonProcess, ask
 from full_disk import FullDisk
@@ -25,6 +26,7 @@ from memd.admin.audit import note_turn
 from memd.admin.auditing import Auditor
 from memd.admin.receipts import Receipt, Receipts
 from memd.admin.routes import ROUTES
+from memd.cli.main import main
 from memd.entries import Correction
 from memd.errors import StoreError
 from memd.ingest.redaction.redactor import NO_REDACTION
@@ -314,3 +316,15 @@ def test_no_line_has_more_ids_and_topics_than_a_line_holds() -> None:
     assert (len(told.ids), len(told.topics), told.count) == (IDS_MAX, TOPICS_MAX, 500)
     line, _ = encoded(Act(at=NOW, act="read", who="w" * 64, **msgspec.structs.asdict(told)), Head())
     assert len(line) <= LINE_BYTES_MAX
+
+
+def test_encrypting_a_directory_is_an_act_of_whoever_did_it(tmp_path: Path) -> None:
+    key, folder = tmp_path / "key", tmp_path / "memory"
+    folder.mkdir()
+    variables = {"MEMD_ENCRYPTION_KEY_FILE": str(key), "MEMD_AUDIT_RECORD": "always"}
+    for command in (["key", "new", str(key)], ["encrypt", "--data-dir", str(folder)]):
+        done = CliRunner().invoke(main, command, env=variables)
+        assert done.exit_code == 0, done.output
+    [begun, ended] = read(folder)
+    assert (begun.act, begun.who, begun.begins, ended.ends) == ("settings", getpass.getuser(), True, 2)
+    assert ended.detail.startswith("encryption with the key ")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from memd.cli.acting import command_act
 from memd.cli.flags import WholeSentences, config_of_existing, key_flag, key_of, settings_flags
 from memd.errors import ConfigError
 from memd.settings.encryption import EncryptionSettings
@@ -60,7 +61,8 @@ def encrypt(config_path: Path | None, data_dir: str | None, key_stdin: bool) -> 
     master = master_key(config.encryption)
     from memd.store.encryption.converting import encrypt as convert
 
-    report = convert(config.data_dir, master, DiskFiles(), _tell)
+    with command_act(config, "settings", None, f"encryption with the key {master.id}"):
+        report = convert(config.data_dir, master, DiskFiles(), _tell)
     _say(f"{config.data_dir}: is encrypted with the key {master.id}", report)
     click.echo(f"{_OLD_BLOCKS} {_KEEP}")
     return 0
@@ -78,7 +80,8 @@ def decrypt(config_path: Path | None, data_dir: str | None, key_stdin: bool) -> 
     master = master_key(config.encryption)
     from memd.store.encryption.converting import decrypt as convert
 
-    report = convert(config.data_dir, master, DiskFiles(), _tell)
+    with command_act(config, "settings", None, "no encryption any more"):
+        report = convert(config.data_dir, master, DiskFiles(), _tell)
     _say(f"{config.data_dir}: is in plain text; take the key out of the settings", report)
     return 0
 
@@ -115,7 +118,8 @@ def rekey(
     other = master_key(given)
     from memd.store.encryption.converting import rekey as convert
 
-    report = convert(config.data_dir, master, other, DiskFiles(), _tell, data=data)
+    with command_act(config, "settings", None, f"encryption with the key {other.id}"):
+        report = convert(config.data_dir, master, other, DiskFiles(), _tell, data=data)
     _say(f"{config.data_dir}: has the key {other.id} now; name it in the settings", report)
     if data:
         click.echo(_OLD_BLOCKS)
