@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unittest.mock
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,12 +13,14 @@ from urllib.parse import quote
 
 import aiohttp
 import pytest
+from aiohttp.test_utils import make_mocked_request
 from recording_upstream import RecordingUpstream, recording_upstream
 from test_turn import STANDING_TASKS, _until
 
 from memd.admin.routes import ROUTES
 from memd.admin.routing import Route
-from memd.principals import OWNER, RIGHTS, Principal
+from memd.admin.wrong_tokens import ATTEMPT_SECONDS, ATTEMPTS_MAX, LIMITED_MAX, WrongTokens
+from memd.principals import OWNER, RIGHTS, Principal, Principals, digest_of
 from memd.proxy.app import running
 from memd.proxy.parts import Daemon
 from memd.settings import model as settings
@@ -166,6 +169,8 @@ HOW: dict[tuple[str, str], Callable[[str], Asked]] = {
     ("POST", "/memd/erase"): asked_of("/memd/erase", {"topic_id": "TOPIC", "dry_run": True}),
     ("POST", "/memd/backup"): asked_of("/memd/backup", {"folder": "not absolute"}),
     ("GET", "/memd/audit"): asked_of("/memd/audit"),
+    ("GET", "/memd/me"): asked_of("/memd/me"),
+    ("POST", "/memd/tokens/reload"): asked_of("/memd/tokens/reload", {}),
     ("GET", "/memd/openapi.json"): asked_of("/memd/openapi.json"),
 }
 """How each route is asked for a topic. A new route has its line here, or the test of the table fails."""
@@ -341,6 +346,57 @@ async def test_events_are_those_of_topics_that_may_be_read_and_end_with_the_toke
             house.daemon.principals.exchange({hashlib.sha256(b"other").digest(): OWNER})
             house.daemon.events.publish("stored", {"topic_id": "team-a", "chunks": 2})
             assert await events.content.read() == b""
+
+
+SHORT, LONG = "short-one", secret_of("ann")
+
+
+class Door:
+    """Requests of addresses, let in or refused, at a time that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+        self.wrong = WrongTokens(lambda *_: None, clock=lambda: self.now)
+        self.principals = Principals({digest_of(SHORT): OWNER, digest_of(LONG): OWNER})
+
+    def __call__(self, secret: str, address: str = "10.0.0.7", path: str = "/memd/health") -> tuple[int, str | None]:
+        headers = {"X-Memory-Token": secret} if secret else {}
+        transport = unittest.mock.Mock()
+        transport.get_extra_info.return_value = (address, 1)
+        request = make_mocked_request("GET", path, headers, transport=transport)
+        answer = self.wrong.refusal(request, self.principals)
+        return (200, None) if answer is None else (answer.status, answer.headers.get("Retry-After"))
+
+
+def test_wrong_tokens_of_one_address_are_limited_and_a_long_right_one_is_not_locked_out() -> None:
+    door = Door()
+    assert [door(f"guess-{number}")[0] for number in range(ATTEMPTS_MAX)] == [401] * ATTEMPTS_MAX
+    assert door("one-more") == (429, "1")
+    assert door(SHORT) == (429, "1"), "what could be guessed is not looked at"
+    assert door(LONG) == (200, None), "behind the same proxy"
+    assert door("") == (401, None), "nothing was tried"
+    assert door("elsewhere", "10.0.0.8") == (401, None)
+    door.now += ATTEMPT_SECONDS
+    assert [door("guess")[0], door("guess")[0]] == [401, 429]
+    door.now += ATTEMPT_SECONDS
+    assert door(SHORT) == (200, None)
+
+
+def test_the_memory_of_addresses_is_bounded_and_a_network_of_ipv6_is_one() -> None:
+    door = Door()
+    for number in range(ATTEMPTS_MAX + 1):
+        last = door("guess", f"2001:db8::{number:x}")
+    assert last == (429, "1")
+    for number in range(LIMITED_MAX + 5):
+        door("guess", f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
+    assert len(door.wrong._tried) == LIMITED_MAX
+
+
+def test_a_token_in_the_address_is_refused_with_the_reason() -> None:
+    door = Door()
+    assert door("", path=f"/memd/health?token={LONG}") == (401, None)
+    assert door(LONG, path=f"/memd/health?x={LONG}") == (400, None), "also where another header shows it"
+    assert door(LONG, path="/v1/models?key=of-the-model-server") == (200, None)
 
 
 def test_a_principal_of_some_topics_has_no_right_everywhere() -> None:

@@ -241,10 +241,12 @@ def test_without_the_token_nothing_is_answered_and_with_it_everything(
 
 def test_whoever_tries_tokens_leaves_one_line_and_none_of_the_tokens(make_daemon: MakeDaemon, raw: RawUpstream) -> None:
     memd = make_daemon(raw.url, {"auth": {"token": TOKEN}}).start()
+    statuses = set()
     for number in range(60):
         wrong = {"Authorization": f"Bearer almost-{number}"}
-        assert ask(f"{memd.base_url}/v1/models", headers=wrong).status == 401
-    [line] = [line for line in memd.log.read_text().splitlines() if "auth.token" in line]
+        statuses.add(ask(f"{memd.base_url}/v1/models", headers=wrong).status)
+    assert 401 in statuses <= {401, 429}
+    [line] = [line for line in memd.log.read_text().splitlines() if "refused: no token" in line]
     assert "remote=127.0.0.1 attempts=1" in line
     assert "almost-" not in memd.log.read_text()
 

@@ -74,7 +74,7 @@ class OwnRoutesClient:
             answer = connection.getresponse()
             content = answer.read()
         if answer.status == WANTS_TOKEN:
-            wants = "does not take this auth.token" if token else "wants its auth.token"
+            wants = "does not take this auth.token" if self._token else "wants its auth.token"
             raise DaemonError(f"the daemon at {self.url} {wants}; {THE_RIGHT_ONE}")
         if answer.status != OK:
             message, kind = _error(content)

@@ -31,6 +31,12 @@ OWN_HEADERS = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Op
 """Headers of every answer that is memd's and not the upstream's: no page of another origin may load it as anything."""
 
 
+TOKEN_IN_ADDRESS = (
+    "memd: a token does not belong in an address, which logs, histories and proxies keep; show it as `Authorization: "
+    f"Bearer TOKEN` or in the header {TOKEN_HEADER}, and replace this one if it is in use"
+)
+
+
 class ProvableConnection(web.RequestHandler):
     """A client's connection that knows whether a request of it was let in; else it makes room for others."""
 
@@ -60,8 +66,9 @@ def refusal_of(error: MemdError) -> tuple[int, str]:
 
 
 def token_refusal(api: Api = CHAT) -> web.Response:
-    """Return the answer to a request that does not show `auth.token`."""
-    message = f"memd: show its auth.token, as `Authorization: Bearer TOKEN` or in the header {TOKEN_HEADER}"
+    """Return the answer to a request that shows no token that is known."""
+    known = "auth.token, or one of `memd token add`"
+    message = f"memd: show a token ({known}) as `Authorization: Bearer TOKEN` or in the header {TOKEN_HEADER}"
     return error_response(401, message, "authentication_error", api)
 
 

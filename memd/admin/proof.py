@@ -2,6 +2,7 @@
 
 Rule: the secret is made anew at each start and never leaves its file (0600, in the data directory). An answer holds for
 the address that was asked and no other: whoever listens there and passes the challenge on gets one that is of no use.
+Where `auth.token` is not set, commands show what is derived from the secret, after the proof.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ class ProofRoutes:
     async def prove(self, query: ProofQuery) -> Proof:
         """The proof that this daemon has the data directory; for commands, see docs/format.md."""
         return Proof(proof_of(self._secret, self._url, query.challenge))
+
+
+def command_token(secret: str) -> str:
+    """Return the token of commands on this machine: whoever may read the data directory is its owner."""
+    return hmac.new(secret.encode(), b"memd: a command of the owner\n", hashlib.sha256).hexdigest()
 
 
 def new_secret() -> str:

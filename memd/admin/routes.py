@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from memd.admin import page
-from memd.admin.access import forwarding_header, is_from_another_page, is_own, let_in, principal_of, same_host
+from memd.admin.access import forwarding_header, is_from_another_page, is_own, principal_of, same_host
 from memd.admin.audit import AuditRoutes
 from memd.admin.auditing import Auditor, audited
 from memd.admin.background import BackgroundRoutes
@@ -24,7 +24,7 @@ from memd.admin.conversations import ConversationRoutes
 from memd.admin.documents import DocumentRoutes
 from memd.admin.erasing import ErasingRoutes
 from memd.admin.figures import FigureRoutes
-from memd.admin.http import error_response, prove, read_body, refusal_of, token_refusal
+from memd.admin.http import error_response, prove, read_body, refusal_of
 from memd.admin.imports import ImportRoutes
 from memd.admin.oauth.endpoint import OAuthEndpoint
 from memd.admin.proof import PROOF, ProofRoutes
@@ -33,6 +33,7 @@ from memd.admin.reads import LogRoutes, SearchRoutes
 from memd.admin.routing import Route, get, routes_of
 from memd.admin.sources import SourceRoutes
 from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
+from memd.admin.tokens import TokenRoutes
 from memd.admin.turns import TurnRoutes
 from memd.admin.usage import UsageRoutes
 from memd.admin.views import ViewRoutes
@@ -45,6 +46,7 @@ from memd.telemetry.request_log import CLIENT_GONE
 
 HEALTH = "/memd/health"
 MCP = "/mcp"
+UNKNOWN = 401
 Handler = Callable[..., Awaitable[Any]]
 
 
@@ -75,7 +77,7 @@ GROUPS: tuple[type, ...] = (
         LiveRoutes,
     ),
     *(NoteRoutes, DocumentRoutes, SourceRoutes, ImportRoutes, CorrectionRoutes, BackupRoutes, ErasingRoutes),
-    ProofRoutes,
+    *(TokenRoutes, ProofRoutes),
     DescriptionRoutes,
 )
 ROUTES = tuple(route for group in GROUPS for route in routes_of(group))
@@ -101,7 +103,7 @@ class OwnRoutes:
             mcp: answers what programs that speak MCP ask.
             oauth: answers them where they ask for a token of their own.
             principals: who may use memd.
-            wrong_tokens: is told of requests without the token.
+            wrong_tokens: refuses requests without one of their tokens.
             model_url, own_url: the two addresses, without a path.
             groups: an object of each class of `GROUPS`; `DescriptionRoutes` is added here.
         """
@@ -136,10 +138,8 @@ class OwnRoutes:
         # No data: a browser that opens an address can show no token, and a command shows it only after the proof.
         is_open = leads_on or page.is_page(request) or request.path == PROOF
         acting = self._oauth.principal_of_access if request.path == MCP else None
-        if not is_open and let_in(request, self._principals, acting) is None:
-            self._wrong_tokens.note(request.remote)
-            unknown = token_refusal()
-            if acting and (challenge := self._oauth.challenge(request)):
+        if not is_open and (unknown := self._wrong_tokens.refusal(request, self._principals, acting=acting)):
+            if acting and unknown.status == UNKNOWN and (challenge := self._oauth.challenge(request)):
                 unknown.headers["WWW-Authenticate"] = challenge
             return unknown
         if refusal := self._refusal(request):

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from memd.admin.proof import command_token
 from memd.ingest.redaction.redactor import Redactor
 from memd.proxy.app import running
 from memd.settings.model import AdminSettings, Config, ListenSettings
@@ -20,8 +21,8 @@ from memd.telemetry.logging import configure_logging
 
 
 @contextmanager
-def embedded_daemon(config: Config, command: str) -> Iterator[str]:
-    """Run a daemon for a command while the block runs, and yield the URL of its own routes.
+def embedded_daemon(config: Config, command: str) -> Iterator[tuple[str, str]]:
+    """Run a daemon for a command while the block runs, and yield the URL of its own routes and the token of commands.
 
     Raises:
         StoreLocked: a daemon is running on the folder.
@@ -39,7 +40,7 @@ def embedded_daemon(config: Config, command: str) -> Iterator[str]:
     try:
         if state.problem is not None:
             raise state.problem
-        yield state.url
+        yield state.url, state.token
     finally:
         state.end()
         thread.join()
@@ -49,6 +50,7 @@ class _State:
     def __init__(self) -> None:
         self.ready = threading.Event()
         self.url = ""
+        self.token = ""
         self.problem: BaseException | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.stop: asyncio.Event | None = None
@@ -63,7 +65,7 @@ async def _serve(config: Config, command: str, state: _State) -> None:
     state.loop, state.stop = asyncio.get_running_loop(), asyncio.Event()
     try:
         async with running(config, command=command) as daemon:
-            state.url = daemon.own_url
+            state.url, state.token = daemon.own_url, command_token(daemon.token_watch.secret)
             state.ready.set()
             await state.stop.wait()
     except BaseException as error:  # raised again in the command's thread

@@ -49,6 +49,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("history", "Show the versions of the chunk ID, and where it was shown."),
     "sources": ("sources", "List the documents that were added, or take some out."),
     "stats": ("stats", "Show what is stored, and how fast a running daemon finds it."),
+    "token": ("token", "Make, list and take back tokens for others, each with its topics and rights."),
     "turn": ("turns", "Show what memory did in a turn, and why."),
     "undo": ("history", "Take back the correction in entry CANONICAL_ID."),
     "usage": ("usage", "Show the tokens that requests took, by day, topic and model."),

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from memd.admin.asking import OwnRoutesClient
-from memd.admin.proof import PROOF, Proof, new_secret, proof_of
+from memd.admin.proof import PROOF, Proof, command_token, new_secret, proof_of
 from memd.cli.acting import command_name
 from memd.errors import BadQuestion, DaemonError, StoreLocked
 from memd.settings.model import Config
@@ -37,6 +37,15 @@ START_GLANCES_SECONDS = 0.1
 class RunningDaemon(OwnRoutesClient):
     """The daemon that holds a data directory. Get one from `find`."""
 
+    def __init__(self, url: str, token: str, command_token: str = "") -> None:
+        """`command_token`: shown where there is no other; see `proof.command_token`."""
+        super().__init__(url, token)
+        self._command_token = command_token
+
+    def shown_token(self) -> str:
+        """Return the token that a request shows; empty: none."""
+        return self._token or self._command_token
+
     @classmethod
     def find(cls, data_dir: Path, token: str) -> RunningDaemon | None:
         """Return the daemon that holds `data_dir`, or None."""
@@ -48,7 +57,7 @@ class RunningDaemon(OwnRoutesClient):
             return None
         if not _is_on_this_machine(url) or not cls(url, "")._proves(secret):
             return None
-        return cls(url, token)
+        return cls(url, token, command_token(secret))
 
     def _proves(self, secret: str) -> bool:
         """Whether the server proves that it has the secret of the data directory."""
@@ -102,9 +111,8 @@ def _daemon_for(config: Config, until_then: ExitStack) -> RunningDaemon:
             from memd.cli.embedded import embedded_daemon  # importing the daemon takes a second
 
             try:
-                return RunningDaemon(
-                    until_then.enter_context(embedded_daemon(config, command_name())), config.auth.token
-                )
+                url, own_token = until_then.enter_context(embedded_daemon(config, command_name()))
+                return RunningDaemon(url, config.auth.token, own_token)
             except StoreLocked:
                 if is_late or is_held:
                     raise

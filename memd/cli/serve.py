@@ -5,11 +5,13 @@ Rule: flags are checked before the daemon is imported, which takes a second.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
 from memd.cli.flags import config_of, key_flag, key_of, settings_flags
+from memd.settings.loading import load_config, places_of_settings
 
 
 @click.command()
@@ -58,8 +60,12 @@ def serve(
     }
     config = config_of(config_path, given)
     from memd.proxy.app import serve as serve_until_stopped
+    from memd.proxy.token_watch import AuthSource
 
-    return serve_until_stopped(config, model=model)
+    flags = {key: value for key, value in given.items() if value is not None}
+    path, _ = places_of_settings(config_path, os.environ, flags)
+    source = AuthSource(path, lambda: load_config(path, os.environ, flags).auth)
+    return serve_until_stopped(config, model=model, auth_source=source)
 
 
 @click.command()

@@ -24,7 +24,6 @@ from aiohttp import HttpVersion11, web
 from memd import __version__
 from memd.admin.auditing import Auditor
 from memd.admin.http import OWN_HEADERS
-from memd.admin.proof import new_secret
 from memd.admin.wrong_tokens import WrongTokens
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
@@ -41,15 +40,16 @@ from memd.proxy.connections import listen
 from memd.proxy.header_bytes import keep_header_bytes
 from memd.proxy.parts import Daemon, make_parts, own_routes_of, router_of
 from memd.proxy.relay import Relayed
+from memd.proxy.token_watch import AuthSource, TokenWatch
 from memd.proxy.upstream.client import ASK_SECONDS, window_unknown
 from memd.proxy.upstream.llama_child import LlamaChild
 from memd.recall.block import line_of
 from memd.recall.retrieve import Retriever
 from memd.settings.model import Config
-from memd.settings.tokens import REMEDY_IF_SHORT, known_principals
+from memd.settings.tokens import REMEDY_IF_SHORT
 from memd.store import descriptors
 from memd.store.audit.book import AuditBook
-from memd.store.disk import LocalDisk
+from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.encryption.opening import disk_of
 from memd.store.files import Files, replace_file
 from memd.store.layout import ADDRESS_NAME, SECRET_NAME, models_dir
@@ -71,7 +71,11 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @asynccontextmanager
 async def running(
-    config: Config, model: Path | None = None, files: LocalDisk | None = None, command: str = ""
+    config: Config,
+    model: Path | None = None,
+    files: LocalDisk | None = None,
+    command: str = "",
+    auth_source: AuthSource | None = None,
 ) -> AsyncIterator[Daemon]:
     """The whole daemon, listening; it ends when the block is left.
 
@@ -79,6 +83,7 @@ async def running(
         model: a GGUF file to serve with a llama.cpp of our own, instead of `upstream.url`.
         files: the disk; another one than the real only where a fault is to be injected.
         command: on whose behalf it runs, where it is none for clients.
+        auth_source: where the settings `auth` are read again while it runs.
 
     Raises:
         MemdError: the port, the data directory, the model or the embedding model cannot be used.
@@ -102,9 +107,11 @@ async def running(
         redactor = Redactor.of(config.ingest)
         store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, counter, disk))
         stack.callback(store.close)
+        watch = TokenWatch(config.auth, DiskFiles(), config.data_dir, auth_source)
+        watch.load()
         addresses = addresses_of(config, listeners)
-        auditor = _auditor(config, store, Principals(known_principals(config.auth)), command)
-        daemon = await make_parts(stack, config, store, embedder, counter, redactor, addresses, auditor)
+        auditor = _auditor(config, store, watch.principals, command)
+        daemon = await make_parts(stack, config, store, embedder, counter, redactor, addresses, watch, auditor)
         await daemon.upstream.refresh(wait=True)
         async with _listening(daemon, listeners, tls):
             yield daemon
@@ -122,9 +129,10 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         tasks.spawn(daemon.retention.eraser.resume(), "unfinished erasures"),
         tasks.spawn(daemon.retention.tend(), "retention"),
     ]
+    daemon.token_watch.watch(tasks)
     daemon.auditor.note_start(config, daemon.principals.names)
-    wrong_tokens, secret = WrongTokens(loop.call_later, daemon.auditor.note_wrong_tokens), new_secret()
-    own_routes = own_routes_of(daemon, wrong_tokens, secret)
+    wrong_tokens = WrongTokens(loop.call_later, daemon.auditor.note_wrong_tokens)
+    own_routes = own_routes_of(daemon, wrong_tokens)
     router = router_of(daemon, own_routes, wrong_tokens)
     grace_seconds = config.shutdown.grace_seconds
     runners = [_runner(answer, daemon.metrics, grace_seconds) for answer in (router.route, own_routes.answer)]
@@ -134,7 +142,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
     served = list(zip(built, (listeners.model, listeners.own), strict=True))
     house = await listen(served, config.limits, tls)
     files, data_dir = daemon.store.files, config.data_dir
-    told = {data_dir / SECRET_NAME: secret, data_dir / ADDRESS_NAME: daemon.addresses.local}
+    told = {data_dir / SECRET_NAME: daemon.token_watch.secret, data_dir / ADDRESS_NAME: daemon.addresses.local}
     telling = None
     try:
         if not await loop.run_in_executor(None, _say_where, files, told):
@@ -148,6 +156,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
                 await loop.run_in_executor(None, files.remove, path)
         house.close()
         daemon.sources.stop()
+        daemon.token_watch.stop()
         daemon.events.end()
         await asyncio.gather(*(runner.cleanup() for runner in runners))
         for task in tending:
@@ -184,7 +193,7 @@ async def _wake(topics: Topics, retriever: Retriever) -> None:
             await retriever.load(used_last.log)
 
 
-def serve(config: Config, model: Path | None = None) -> int:
+def serve(config: Config, model: Path | None = None, auth_source: AuthSource | None = None) -> int:
     """Run the daemon until SIGTERM or Ctrl-C; the exit code.
 
     Raises:
@@ -194,11 +203,11 @@ def serve(config: Config, model: Path | None = None) -> int:
     descriptors.raise_limit()
     malloc.keep_small()
     malloc.starting()
-    uvloop.run(_serve(config, model))
+    uvloop.run(_serve(config, model, auth_source))
     return 0
 
 
-async def _serve(config: Config, model: Path | None) -> None:
+async def _serve(config: Config, model: Path | None, auth_source: AuthSource | None) -> None:
     started = time.perf_counter()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -214,7 +223,7 @@ async def _serve(config: Config, model: Path | None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupt)
     try:
-        async with running(config, model) as daemon:
+        async with running(config, model, auth_source=auth_source) as daemon:
             starting = False
             malloc.started()
             _announce(daemon, time.perf_counter() - started)

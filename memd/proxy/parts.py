@@ -30,6 +30,7 @@ from memd.admin.receipts import Receipts
 from memd.admin.routes import OwnRoutes
 from memd.admin.sources import SourceRoutes
 from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
+from memd.admin.tokens import TokenRoutes
 from memd.admin.topics import NamedTopics
 from memd.admin.turns import TurnRoutes
 from memd.admin.usage import UsageRoutes
@@ -60,6 +61,7 @@ from memd.proxy.receive import Receiver
 from memd.proxy.remember import Rememberer
 from memd.proxy.room import RoomMaker
 from memd.proxy.routing import Router
+from memd.proxy.token_watch import TokenWatch
 from memd.proxy.turn import Forwarder, TurnRunner
 from memd.proxy.upstream.client import Upstream
 from memd.recall import echoes
@@ -80,7 +82,7 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
 
     addresses: Addresses
     config: Config
-    principals: Principals
+    token_watch: TokenWatch
     store: Store
     topics: Topics
     redactor: Redactor
@@ -101,6 +103,11 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Metrics
     tasks: Tasks
     writer: ThreadPoolExecutor
+
+    @property
+    def principals(self) -> Principals:
+        """Who may use it."""
+        return self.token_watch.principals
 
     @property
     def base_url(self) -> str:
@@ -127,11 +134,12 @@ async def make_parts(
     counter: TokenCounter,
     redactor: Redactor,
     addresses: Addresses,
+    watch: TokenWatch,
     auditor: Auditor,
 ) -> Daemon:
     """Make the parts, each with those that it needs; `stack` closes them in reverse."""
-    metrics, events = Metrics(), Events()
-    stack.push_async_callback((upstream := Upstream(config, tasks := Tasks(metrics))).close)
+    events = Events()
+    stack.push_async_callback((upstream := Upstream(config, tasks := Tasks(metrics := Metrics()))).close)
     writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-write")
     receipts = Receipts(_receipt_ring(config, store, redactor), writer, redactor, events, partial(note_turn, auditor))
     stack.callback(receipts.close)
@@ -148,7 +156,7 @@ async def make_parts(
         retention=_retention(config, store, topics, indexer, events, receipts, retriever, encoder),
         addresses=addresses,
         config=config,
-        principals=auditor.principals,
+        token_watch=watch,
         store=store,
         topics=topics,
         redactor=redactor,
@@ -162,7 +170,7 @@ async def make_parts(
         indexer=indexer,
         receipts=receipts,
         auditor=auditor,
-        reader=RequestReader(config, auditor.principals, redactor, speech),
+        reader=RequestReader(config, watch.principals, redactor, speech),
         speech=speech,
         events=events,
         metrics=metrics,
@@ -262,8 +270,8 @@ def _status_of(daemon: Daemon) -> StatusRoutes:
     )
 
 
-def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> OwnRoutes:
-    """Build what answers at memd's own address; with `secret` it proves that it has the data directory."""
+def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
+    """Build what answers at memd's own address."""
     config, topics, files = daemon.config, daemon.topics, daemon.store.files
     named, principals = NamedTopics(topics, daemon.store.topic_ids), daemon.principals
     ledger = Ledger(files, config.data_dir / GRANTS_NAME, daemon.writer, principals.known)
@@ -296,7 +304,8 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens, secret: str) -> Own
             CorrectionRoutes(named, daemon.encoder, daemon.archiver),
             BackupRoutes(config.data_dir, files),
             ErasingRoutes(daemon.store, named, daemon.archiver, daemon.retention),
-            ProofRoutes(secret, daemon.addresses.local),
+            TokenRoutes(daemon.token_watch.reload),
+            ProofRoutes(daemon.token_watch.secret, daemon.addresses.local),
         ),
         OAuthEndpoint(ledger, principals, wrong_tokens, config.limits.idle_seconds, daemon.auditor.record_token),
         McpEndpoint(daemon.addresses.local, daemon.principals, config.limits.idle_seconds).answer,

@@ -13,7 +13,7 @@ import aiohttp
 from aiohttp import HttpVersion11, web
 
 from memd.admin import page
-from memd.admin.access import is_from_foreign_page, let_in
+from memd.admin.access import is_from_foreign_page
 from memd.admin.auditing import Auditor
 from memd.admin.http import (
     BodyRoom,
@@ -22,7 +22,6 @@ from memd.admin.http import (
     error_response,
     prove,
     read_body,
-    token_refusal,
     too_many_bodies,
 )
 from memd.admin.routes import OwnRoutes
@@ -94,7 +93,7 @@ class Router:
             auditor: is told of chats in topics that their principal may not read.
             principals: who may use memd.
             own_routes: answers or leads on what is under `/memd/`.
-            wrong_tokens: is told of requests without the token.
+            wrong_tokens: refuses requests without one of their tokens.
         """
         self._principals = principals
         self._limits = limits
@@ -126,9 +125,9 @@ class Router:
         return response
 
     async def _answer(self, request: web.Request, target: str) -> web.StreamResponse:
-        if let_in(request, self._principals) is None:
-            self._wrong_tokens.note(request.remote)
-            return token_refusal(api_of("POST", _path(target)) or CHAT)
+        refusal = self._wrong_tokens.refusal(request, self._principals, lambda: api_of("POST", _path(target)) or CHAT)
+        if refusal is not None:
+            return refusal
         prove(request)
         if (
             self._principals.is_open

@@ -21,6 +21,9 @@ ADDRESS_NAME = "memd.url"
 prove that it has the secret."""
 SECRET_NAME = "memd.secret"  # noqa: S105  # the name of a file
 """The secret with which the daemon that holds the lock proves itself to commands."""
+TOKENS_NAME = "memd.tokens"  # the name of a file
+"""The tokens of `memd token`, by their SHA-256. Of this machine: neither backed up nor verified."""
+TOKENS_LOCK_NAME = "memd.tokens.lock"  # as above
 RECEIPTS_NAME = "memd.receipts"
 RECEIPTS_OLD_NAME = "memd.receipts.old"
 RECENT_NAME = "memd.recent"
@@ -44,9 +47,19 @@ BACKUPS_NAME = "memd.backups"
 """The folders of backups that were made, one on each line."""
 ERASURES_NAME = "memd.erasures"
 """The folder of what was erased, and of what is being erased."""
-_REPLACED = (ADDRESS_NAME, SECRET_NAME, RECENT_NAME, GRANTS_NAME, KEY_NAME)
+_REPLACED = (ADDRESS_NAME, SECRET_NAME, RECENT_NAME, GRANTS_NAME, KEY_NAME, TOKENS_NAME)
 _OWN_NAMES = {
-    *(LOCK_NAME, RECEIPTS_NAME, RECEIPTS_OLD_NAME, MODELS_NAME, AUDIT_NAME, BACKUPS_NAME, ERASURES_NAME, *_REPLACED),
+    *(
+        LOCK_NAME,
+        RECEIPTS_NAME,
+        RECEIPTS_OLD_NAME,
+        MODELS_NAME,
+        AUDIT_NAME,
+        TOKENS_LOCK_NAME,
+        BACKUPS_NAME,
+        ERASURES_NAME,
+        *_REPLACED,
+    ),
     *(name + TEMPORARY_SUFFIX for name in (*_REPLACED, BACKUPS_NAME)),
 }
 _OWN_FOLDED = {name.casefold(): name for name in _OWN_NAMES}

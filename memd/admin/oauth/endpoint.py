@@ -166,9 +166,7 @@ class OAuthEndpoint:
         topics = filled.get("topics", [""])[0]
         rights = tuple(right for right in permission.scopes if right in filled.get("right", []))
         token = filled.get("token", [""])[0].strip()
-        whole = self._principals.find(token)
-        if whole is None:
-            self._wrong_tokens.note(request.remote)
+        whole = self._wrong_tokens.look_up(request.remote, token, self._principals)
         if problem := _problem_with(whole, rights, topics.split()):
             asked_again = consent.asking(permission, query, rights=rights, topics=topics, problem=problem)
             return _page(asked_again, 403 if whole is None else 422)

@@ -1,0 +1,179 @@
+"""`memd token`: makes, lists and takes back tokens for others.
+
+Rule: a secret is shown once and kept by nobody but who gets it. What is changed holds at once in a running daemon, or
+the command says when.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import get_args
+
+import click
+import msgspec
+
+from memd.cli.flags import WholeSentences, config_of, config_of_existing, settings_flags
+from memd.cli.running import RunningDaemon
+from memd.errors import BadQuestion, ConfigError, DaemonError, NotFound
+from memd.principals import Right, digest_of
+from memd.settings.file import Setting
+from memd.settings.model import Config
+from memd.settings.tokens import TokenSettings, read_tokens, token_problems
+from memd.store.disk import DiskFiles
+from memd.store.token_list import KeptToken, changing_tokens, keep_tokens, kept_tokens
+
+SECRET_BYTES = 32
+PREFIX = "memd_"
+"""Of each secret, so that people and scanners of secrets know one."""
+ONCE = "This is the token; it is shown this once, and memd keeps no more than its SHA-256."
+SOON = "a running daemon takes this up within a second"
+
+
+@click.group(cls=WholeSentences)
+def token() -> None:
+    """Make, list and take back tokens for others, each with its topics and rights.
+
+    Rights: read, write, correct, admin. See docs/rights.md.
+    """
+
+
+@token.command()
+@click.argument("name")
+@click.option(
+    "--topics", required=True, metavar="PATTERN,…", help="Topics in which it holds; * stands for any characters."
+)
+@click.option("--rights", required=True, metavar="RIGHT,…", help=f"Of {', '.join(get_args(Right))}.")
+@settings_flags
+def add(name: str, topics: str, rights: str, config_path: Path | None, data_dir: str | None) -> int:
+    """Make a token for NAME and print it, once."""
+    config = config_of(config_path, {"data_dir": data_dir})
+    config.data_dir.mkdir(parents=True, exist_ok=True)
+    secret = _new_secret()
+    made = _checked(name, topics, rights, secret)
+    with changing_tokens(DiskFiles(), config.data_dir):
+        kept = kept_tokens(DiskFiles(), config.data_dir)
+        if any(one.name == name for one in (*config.auth.tokens, *kept)):
+            raise BadQuestion(f"there is a token {name} already; `memd token rotate {name}` gives it another secret")
+        is_first = not (config.auth.is_closed or kept)
+        _keep(config, (*kept, made))
+    _show(secret)
+    if is_first:
+        click.echo("From now on every request to memd needs a token; commands on this machine need none.", err=True)
+    _tell(config)
+    return 0
+
+
+@token.command()
+@click.argument("name")
+@settings_flags
+def rotate(name: str, config_path: Path | None, data_dir: str | None) -> int:
+    """Make another secret for the token NAME and print it; the one before is refused from now on."""
+    config = config_of_existing(config_path, data_dir)
+    secret = _new_secret()
+    with changing_tokens(DiskFiles(), config.data_dir):
+        kept = kept_tokens(DiskFiles(), config.data_dir)
+        _make_sure(config, kept, name)
+        digest, since = digest_of(secret).hex(), time.time_ns() // 1000
+        changed = {
+            name: [msgspec.structs.replace(one, token_sha256=digest, since=since) for one in kept if one.name == name]
+        }
+        _keep(config, [one for other in kept for one in changed.get(other.name, [other])])
+    _show(secret)
+    _tell(config)
+    return 0
+
+
+@token.command()
+@click.argument("name")
+@settings_flags
+def revoke(name: str, config_path: Path | None, data_dir: str | None) -> int:
+    """Take back the token NAME: its next request is refused."""
+    config = config_of_existing(config_path, data_dir)
+    with changing_tokens(DiskFiles(), config.data_dir):
+        kept = kept_tokens(DiskFiles(), config.data_dir)
+        _make_sure(config, kept, name)
+        _keep(config, [one for one in kept if one.name != name])
+    click.echo(f"revoked {name}")
+    if len(kept) == 1 and not config.auth.is_closed:
+        click.echo("That was the last token: a daemon that is started now needs none, as before the first.", err=True)
+    _tell(config)
+    return 0
+
+
+@token.command("list")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@settings_flags
+def list_(as_json: bool, config_path: Path | None, data_dir: str | None) -> int:
+    """List the tokens with their topics and rights, never the secrets."""
+    config = config_of_existing(config_path, data_dir)
+    tokens: list[TokenSettings] = [*config.auth.tokens, *kept_tokens(DiskFiles(), config.data_dir)]
+    if as_json:
+        click.echo(json.dumps([_fields(one) for one in tokens], indent=2))
+        return 0
+    if config.auth.token:
+        click.echo("owner: every right in every topic (auth.token)")
+    for one in tokens:
+        click.echo(f"{one.name}: {', '.join(one.rights)} in {', '.join(one.topics)} ({_origin(one)})")
+    if not tokens and not config.auth.token:
+        click.echo("There is no token: whoever is on this machine may do everything, and nobody else anything.")
+    return 0
+
+
+def _checked(name: str, topics: str, rights: str, secret: str) -> KeptToken:
+    item = {
+        "name": name,
+        "token_sha256": digest_of(secret).hex(),
+        "topics": [one.strip() for one in topics.split(",") if one.strip()],
+        "rights": [one.strip() for one in rights.split(",") if one.strip()],
+    }
+    [one] = read_tokens(Setting("the token", [item], "memd token add"))
+    return KeptToken(**msgspec.structs.asdict(one), since=time.time_ns() // 1000)
+
+
+def _keep(config: Config, tokens: list[KeptToken] | tuple[KeptToken, ...]) -> None:
+    for _, problem in token_problems([*config.auth.tokens, *tokens], config.auth.token):
+        raise ConfigError(problem)
+    keep_tokens(DiskFiles(), config.data_dir, tokens)
+
+
+def _make_sure(config: Config, kept: tuple[KeptToken, ...], name: str) -> None:
+    """Make sure that a token can be changed here."""
+    if any(one.name == name for one in config.auth.tokens):
+        raise BadQuestion(f"the token {name} stands in auth.tokens of the settings; change it there")
+    if not any(one.name == name for one in kept):
+        raise NotFound(f"there is no token {name[:80]!r}; `memd token list` shows them")
+
+
+def _new_secret() -> str:
+    return PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+
+
+def _show(secret: str) -> None:
+    click.echo(ONCE, err=True)
+    click.echo(secret)
+
+
+def _tell(config: Config) -> None:
+    """Let a running daemon read the tokens again."""
+    daemon = RunningDaemon.find(config.data_dir, config.auth.token)
+    if daemon is None:
+        return
+    try:
+        daemon.post("/memd/tokens/reload", {})
+    except (DaemonError, BadQuestion) as error:
+        click.echo(f"{error}; {SOON}", err=True)
+
+
+def _origin(one: TokenSettings) -> str:
+    if not isinstance(one, KeptToken):
+        return "auth.tokens of the settings"
+    return f"since {datetime.fromtimestamp(one.since / 1e6, UTC).astimezone():%Y-%m-%d %H:%M}"
+
+
+def _fields(one: TokenSettings) -> dict[str, object]:
+    told: dict[str, object] = msgspec.to_builtins(one)
+    return {name: value for name, value in told.items() if name != "token_sha256"}

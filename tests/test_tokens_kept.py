@@ -1,0 +1,95 @@
+"""`memd token`: tokens are made, listed, exchanged and taken back, and a running daemon follows at once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+import yaml
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess, ask, wait_until
+from recording_upstream import RecordingUpstream
+
+NOTE = {"topic_id": "team-a", "notes": [{"content": "The lamp is in the attic."}]}
+
+
+@pytest.fixture
+def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+    return make_daemon(upstream.url).start()
+
+
+def status_of(daemon: DaemonProcess, secret: str, body: object = None) -> int:
+    headers = {"X-Memory-Token": secret} if secret else {}
+    return ask(f"{daemon.own_url}/memd/{'notes' if body else 'topics'}", body, headers=headers).status
+
+
+def made(daemon: DaemonProcess, name: str, topics: str, rights: str) -> str:
+    done = daemon.run("token", "add", name, "--topics", topics, "--rights", rights)
+    assert done.returncode == 0, done.stderr
+    secret: str = done.stdout.strip()
+    assert secret.startswith("memd_") and len(secret) > 40
+    return secret
+
+
+def test_a_token_is_made_exchanged_and_taken_back_beside_a_running_daemon(daemon: DaemonProcess) -> None:
+    assert status_of(daemon, "") == 200
+    ann = made(daemon, "ann", "team-*,ann", "read, write")
+    assert status_of(daemon, "") == 401, "now there are tokens"
+    assert (status_of(daemon, ann, NOTE), status_of(daemon, ann)) == (200, 200)
+    assert ann not in (daemon.data_dir / "memd.tokens").read_text()
+    assert "lamp" in daemon.run("search", "Where is the lamp?").stdout, "commands on this machine need no token"
+    reader = daemon.folder / "reader.yaml"
+    reader.write_text(yaml.safe_dump({"auth": {"token": made(daemon, "bob", "team-*", "read")}}))
+    refused = daemon.run("remember", "x", "--config", str(reader))
+    assert (refused.returncode, refused.stderr) == (1, "memd: the token 'bob' has no right to write; it may read\n")
+    assert "there is a token ann already" in daemon.run("token", "add", "ann", "--topics=*", "--rights=read").stderr
+    listed = daemon.run("token", "list").stdout.splitlines()
+    assert listed[0].startswith("ann: read, write in team-*, ann (since 20") and len(listed) == 2
+    rotated = daemon.run("token", "rotate", "ann").stdout.strip()
+    assert (status_of(daemon, ann), status_of(daemon, rotated)) == (401, 200)
+    assert daemon.run("token", "revoke", "ann").stdout == "revoked ann\n"
+    assert status_of(daemon, rotated) == 401
+    assert daemon.run("token", "revoke", "ann").returncode == 1
+    assert daemon.run("token", "revoke", "bob").returncode == 0
+    assert status_of(daemon, "") == 401, "what was closed stays closed while it runs"
+    assert json.loads(daemon.run("token", "list", "--json").stdout) == []
+
+
+def test_the_settings_are_read_again_and_a_wrong_list_changes_nothing(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    def one(name: str) -> dict[str, object]:
+        digest = hashlib.sha256(f"secret-of-{name}".encode()).hexdigest()
+        return {"name": name, "token_sha256": digest, "topics": ["*"], "rights": ["read"]}
+
+    daemon = make_daemon(upstream.url, {"auth": {"tokens": [one("ann")]}}).start()
+    assert (status_of(daemon, "secret-of-ann"), status_of(daemon, "secret-of-bob")) == (200, 401)
+    given = yaml.safe_load(daemon.config.read_text())
+    given["auth"]["tokens"] = [one("ann"), one("ann")]
+    daemon.config.write_text(yaml.safe_dump(given))
+    wait_until(lambda: "tokens stay as they were" in daemon.log.read_text(), daemon.log.read_text)
+    assert status_of(daemon, "secret-of-ann") == 200
+    given["auth"]["tokens"] = [one("bob")]
+    daemon.config.write_text(yaml.safe_dump(given))
+    wait_until(lambda: status_of(daemon, "secret-of-bob") == 200, daemon.log.read_text)
+    assert status_of(daemon, "secret-of-ann") == 401
+    assert (
+        "stands in auth.tokens of the settings"
+        in daemon.run("token", "revoke", "bob", "--config", str(daemon.config)).stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("x", "--topics", "team-*,team-a", "--rights", "read"), "have team-* and team-a, which overlap"),
+        (("x", "--topics", "a", "--rights", ","), "rights is not what it should be"),
+        (("owner", "--topics", "a", "--rights", "read"), "the name owner is that of auth.token"),
+        (("a b", "--topics", "a", "--rights", "read"), "name is not what it should be; give 1 to 64 letters"),
+    ],
+)
+@pytest.mark.process
+def test_a_wrong_token_is_not_made(make_daemon: MakeDaemon, arguments: tuple[str, ...], reason: str) -> None:
+    done = make_daemon("http://127.0.0.1:9").run("token", "add", *arguments)
+    assert (done.returncode, done.stdout) == (2, "") and reason in done.stderr
