@@ -24,6 +24,7 @@ FORBIDDEN = 403
 
 ACTS: dict[str, str | None] = {
     "GET /memd/health": None,
+    "GET /memd/me": None,
     "GET /memd/stats": None,
     "GET /memd/topics": None,
     "GET /memd/buffer": "read",
@@ -62,6 +63,7 @@ ACTS: dict[str, str | None] = {
     "POST /memd/undo": "correct",
     "POST /memd/erase": "erase",
     "POST /memd/backup": "backup",
+    "POST /memd/tokens/reload": "settings",
     "GET /memd/audit": "audit",
     "GET /memd/proof": None,
     "GET /memd/openapi.json": None,
