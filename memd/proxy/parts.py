@@ -138,11 +138,10 @@ async def make_parts(
     auditor: Auditor,
 ) -> Daemon:
     """Make the parts, each with those that it needs; `stack` closes them in reverse."""
-    events = Events()
     stack.push_async_callback((upstream := Upstream(config, tasks := Tasks(metrics := Metrics()))).close)
     writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-write")
-    receipts = Receipts(_receipt_ring(config, store, redactor), writer, redactor, events, partial(note_turn, auditor))
-    stack.callback(receipts.close)
+    note, ring = partial(note_turn, auditor), _receipt_ring(config, store, redactor)
+    stack.callback((receipts := Receipts(ring, writer, redactor, events := Events(), note)).close)
     stack.callback(writer.shutdown, wait=True)
     stack.callback((encoder := Encoder(embedder)).close)
     stack.callback((indexer := Indexer(tasks, encoder.priority, config.retrieval, metrics)).close)
