@@ -281,6 +281,13 @@ def test_an_access_token_opens_mcp_and_nothing_else(make_daemon: MakeDaemon, ups
     assert refused.status == 401 and refused.headers["WWW-Authenticate"].startswith("Bearer error=")
     assert resource in refused.headers["WWW-Authenticate"]
     assert ask(f"{daemon.base_url}/.well-known/oauth-authorization-server").status == 401, "that is the model's address"
+    [grant] = json.loads(daemon.run("token", "list", "--json").stdout)
+    assert "sha256" not in str(grant)
+    end, owner = f"{daemon.own_url}/memd/grants/end", bearer(OWNER)
+    assert ask(end, {"id": grant["id"]}, headers=shown).status == 401
+    assert ask(end, {"id": grant["id"]}, headers=owner).status == 200
+    assert ask(end, {"id": grant["id"]}, headers=owner).status == 404
+    assert ask(mcp, LIST, headers=shown).status == 401
 
 
 def test_grants_outlive_a_kill_and_end_with_the_token_of_who_gave_them(
@@ -307,3 +314,35 @@ def test_without_a_token_there_is_no_oauth_and_mcp_is_as_it_was(
         assert ask(f"{daemon.own_url}{path}").status == 404
     assert ask(f"{daemon.own_url}/mcp", LIST, headers=MCP).status == 200
     assert not (daemon.data_dir / "memd.grants").exists()
+
+
+def test_grants_are_listed_beside_the_tokens_and_revoked_like_them(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+    ann = daemon.run("token", "add", "ann", "--topics", "team-*", "--rights", "read").stdout.strip()
+    whole, narrow = tokens_of(daemon, token=ann), tokens_of(daemon, token=ann, topics="team-a")
+    mcp = f"{daemon.own_url}/mcp"
+    first, *grants = daemon.run("token", "list").stdout.splitlines()
+    assert first.startswith("ann: read in team-*")
+    ids = [line.partition(":")[0] for line in grants]
+    assert [line.partition(": ")[2].partition(" (OAuth")[0] for line in grants] == [
+        "A program without a name, as ann: read in the topics of ann",
+        "A program without a name, as ann: read in team-a",
+    ]
+    assert daemon.run("token", "revoke", ids[0]).stdout == f"revoked {ids[0]}\n"
+    assert [ask(mcp, LIST, headers=bearer(one["access_token"])).status for one in (whole, narrow)] == [401, 200]
+    assert daemon.run("token", "revoke", ids[0]).returncode == 1
+    assert daemon.run("token", "revoke", "ann").returncode == 0
+    assert ask(mcp, LIST, headers=bearer(narrow["access_token"])).status == 401
+    assert daemon.run("token", "list", "--json").stdout == "[]\n"
+
+
+def test_a_grant_is_revoked_without_a_daemon_too(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    daemon = make_daemon(upstream.url, {"auth": {"token": OWNER}}).start()
+    shown = bearer(tokens_of(daemon)["access_token"])
+    daemon.terminate()
+    [grant] = json.loads(daemon.run("token", "list", "--json").stdout)
+    assert daemon.run("token", "revoke", grant["id"]).returncode == 0
+    daemon.start()
+    assert ask(f"{daemon.own_url}/mcp", LIST, headers=shown).status == 401

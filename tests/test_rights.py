@@ -167,6 +167,8 @@ HOW: dict[tuple[str, str], Callable[[str], Asked]] = {
     ),
     ("POST", "/memd/undo"): asked_of("/memd/undo", {"topic_id": "TOPIC", "canonical_id": 1}),
     ("POST", "/memd/erase"): asked_of("/memd/erase", {"topic_id": "TOPIC", "dry_run": True}),
+    ("GET", "/memd/grants"): asked_of("/memd/grants"),
+    ("POST", "/memd/grants/end"): asked_of("/memd/grants/end", {"id": "none"}),
     ("POST", "/memd/backup"): asked_of("/memd/backup", {"folder": "not absolute"}),
     ("GET", "/memd/audit"): asked_of("/memd/audit"),
     ("GET", "/memd/me"): asked_of("/memd/me"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -32,25 +32,24 @@ _HOST = re.compile(r"[a-z0-9.:_-]{1,253}")
 _PRINCIPAL = web.RequestKey("principal", Principal)
 
 
-def let_in(
-    request: web.BaseRequest, principals: Principals, acting: Callable[[str], Principal | None] | None = None
-) -> Principal | None:
+def let_in(request: web.BaseRequest, principals: Principals) -> Principal | None:
     """Find the principal whose token the request carries and note it; None: it carries none that is known.
 
     Of several tokens the first counts, in the order of the headers that clients can set.
-
-    Args:
-        acting: finds for whom a token of another kind stands.
     """
     if principals.is_open:
         found: Principal | None = OWNER
     else:
-        finds = [principals.find, *([acting] if acting else [])]
-        shown = (find(secret) for _, secret in shown_secrets(request) for find in finds)
+        shown = (principals.find(secret) for _, secret in shown_secrets(request))
         found = next((one for one in shown if one is not None), None)
     if found is not None:
-        request[_PRINCIPAL] = found
+        let_in_as(request, found)
     return found
+
+
+def let_in_as(request: web.BaseRequest, principal: Principal) -> None:
+    """Note from which principal a request comes."""
+    request[_PRINCIPAL] = principal
 
 
 def principal_of(request: web.BaseRequest) -> Principal:

@@ -65,6 +65,8 @@ ACTS: dict[str, str | None] = {
     "POST /memd/backup": "backup",
     "POST /memd/tokens/reload": "settings",
     "GET /memd/audit": "audit",
+    "GET /memd/grants": None,
+    "POST /memd/grants/end": "token",
     "GET /memd/proof": None,
     "GET /memd/openapi.json": None,
 }

@@ -26,7 +26,7 @@ from memd.admin.erasing import ErasingRoutes
 from memd.admin.figures import FigureRoutes
 from memd.admin.http import error_response, prove, read_body, refusal_of
 from memd.admin.imports import ImportRoutes
-from memd.admin.oauth.endpoint import OAuthEndpoint
+from memd.admin.oauth.endpoint import GrantRoutes, OAuthEndpoint
 from memd.admin.proof import PROOF, ProofRoutes
 from memd.admin.queries import NoQuery, decode_query
 from memd.admin.reads import LogRoutes, SearchRoutes
@@ -46,7 +46,6 @@ from memd.telemetry.request_log import CLIENT_GONE
 
 HEALTH = "/memd/health"
 MCP = "/mcp"
-UNKNOWN = 401
 Handler = Callable[..., Awaitable[Any]]
 
 
@@ -77,7 +76,7 @@ GROUPS: tuple[type, ...] = (
         LiveRoutes,
     ),
     *(NoteRoutes, DocumentRoutes, SourceRoutes, ImportRoutes, CorrectionRoutes, BackupRoutes, ErasingRoutes),
-    *(TokenRoutes, ProofRoutes),
+    *(TokenRoutes, GrantRoutes, ProofRoutes),
     DescriptionRoutes,
 )
 ROUTES = tuple(route for group in GROUPS for route in routes_of(group))
@@ -137,11 +136,9 @@ class OwnRoutes:
         leads_on = request.path in ("", "/") and request.method in ("GET", "HEAD")
         # No data: a browser that opens an address can show no token, and a command shows it only after the proof.
         is_open = leads_on or page.is_page(request) or request.path == PROOF
-        acting = self._oauth.principal_of_access if request.path == MCP else None
-        if not is_open and (unknown := self._wrong_tokens.refusal(request, self._principals, acting=acting)):
-            if acting and unknown.status == UNKNOWN and (challenge := self._oauth.challenge(request)):
-                unknown.headers["WWW-Authenticate"] = challenge
-            return unknown
+        acts = request.path == MCP and self._oauth.lets_in(request)
+        if not (is_open or acts) and (unknown := self._wrong_tokens.refusal(request, self._principals)):
+            return self._oauth.leading(request, unknown)
         if refusal := self._refusal(request):
             return refusal
         if not is_open:

@@ -69,13 +69,9 @@ class WrongTokens:
         request: web.BaseRequest,
         principals: Principals,
         api_of: Callable[[], Api] = lambda: CHAT,
-        acting: Callable[[str], Principal | None] | None = None,
     ) -> web.Response | None:
-        """Let a request in that shows a token, where one is needed: None; any other gets this refusal.
-
-        `acting`: see `let_in`.
-        """
-        if let_in(request, principals, acting) is not None:
+        """Let a request in that shows a token, where one is needed: None; any other gets this refusal."""
+        if let_in(request, principals) is not None:
             if principals.is_open or not self._is_guess_too_many(request, principals):
                 return self._url_refusal(request, principals, api_of)
             return self._too_many(request.remote, api_of())

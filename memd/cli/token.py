@@ -17,6 +17,7 @@ import click
 import msgspec
 
 from memd.cli.flags import WholeSentences, config_of, config_of_existing, settings_flags
+from memd.cli.grants import end_grant, grant_line, live_grants
 from memd.cli.running import RunningDaemon
 from memd.errors import BadQuestion, ConfigError, DaemonError, NotFound
 from memd.principals import Right, digest_of
@@ -91,8 +92,15 @@ def rotate(name: str, config_path: Path | None, data_dir: str | None) -> int:
 @click.argument("name")
 @settings_flags
 def revoke(name: str, config_path: Path | None, data_dir: str | None) -> int:
-    """Take back the token NAME: its next request is refused."""
+    """Take back the token NAME, or the grant with this id: its next request is refused.
+
+    The grants of programs that were given with a token end with it.
+    """
     config = config_of_existing(config_path, data_dir)
+    if _is_grant(config, name):
+        end_grant(config, name)
+        click.echo(f"revoked {name}")
+        return 0
     with changing_tokens(DiskFiles(), config.data_dir):
         kept = kept_tokens(DiskFiles(), config.data_dir)
         _make_sure(config, kept, name)
@@ -108,16 +116,19 @@ def revoke(name: str, config_path: Path | None, data_dir: str | None) -> int:
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @settings_flags
 def list_(as_json: bool, config_path: Path | None, data_dir: str | None) -> int:
-    """List the tokens with their topics and rights, never the secrets."""
+    """List the tokens with their topics and rights, and the grants of programs (OAuth); never the secrets."""
     config = config_of_existing(config_path, data_dir)
     tokens: list[TokenSettings] = [*config.auth.tokens, *kept_tokens(DiskFiles(), config.data_dir)]
+    grants = live_grants(config)
     if as_json:
-        click.echo(json.dumps([_fields(one) for one in tokens], indent=2))
+        click.echo(json.dumps([*map(_fields, tokens), *map(msgspec.to_builtins, grants)], indent=2))
         return 0
     if config.auth.token:
         click.echo("owner: every right in every topic (auth.token)")
     for one in tokens:
         click.echo(f"{one.name}: {', '.join(one.rights)} in {', '.join(one.topics)} ({_origin(one)})")
+    for grant in grants:
+        click.echo(grant_line(grant))
     if not tokens and not config.auth.token:
         click.echo("There is no token: whoever is on this machine may do everything, and nobody else anything.")
     return 0
@@ -146,6 +157,12 @@ def _make_sure(config: Config, kept: tuple[KeptToken, ...], name: str) -> None:
         raise BadQuestion(f"the token {name} stands in auth.tokens of the settings; change it there")
     if not any(one.name == name for one in kept):
         raise NotFound(f"there is no token {name[:80]!r}; `memd token list` shows them")
+
+
+def _is_grant(config: Config, name: str) -> bool:
+    """Whether it is a grant's id, and no token's name."""
+    tokens = (*config.auth.tokens, *kept_tokens(DiskFiles(), config.data_dir))
+    return all(one.name != name for one in tokens) and any(one.id == name for one in live_grants(config))
 
 
 def _new_secret() -> str:

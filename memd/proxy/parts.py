@@ -22,7 +22,7 @@ from memd.admin.erasing import ErasingRoutes
 from memd.admin.figures import FigureRoutes
 from memd.admin.imports import ImportRoutes
 from memd.admin.mcp_endpoint import McpEndpoint
-from memd.admin.oauth.endpoint import OAuthEndpoint
+from memd.admin.oauth.endpoint import GrantRoutes, OAuthEndpoint
 from memd.admin.oauth.ledger import Ledger
 from memd.admin.proof import ProofRoutes
 from memd.admin.reads import LogRoutes, SearchRoutes
@@ -305,6 +305,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
             ErasingRoutes(daemon.store, named, daemon.archiver, daemon.retention),
             TokenRoutes(daemon.token_watch.reload),
             ProofRoutes(daemon.token_watch.secret, daemon.addresses.local),
+            GrantRoutes(ledger),
         ),
         OAuthEndpoint(ledger, principals, wrong_tokens, config.limits.idle_seconds, daemon.auditor.record_token),
         McpEndpoint(daemon.addresses.local, daemon.principals, config.limits.idle_seconds).answer,

@@ -13,16 +13,17 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 from aiohttp import web
 
-from memd.admin.access import is_from_another_page
+from memd.admin.access import is_from_another_page, let_in_as, shown_secrets
 from memd.admin.http import read_body
 from memd.admin.oauth import consent
 from memd.admin.oauth.clients import client_id_of, registered
-from memd.admin.oauth.grants import Allowed
+from memd.admin.oauth.grants import Allowed, GivenGrant
 from memd.admin.oauth.ledger import Ledger
 from memd.admin.oauth.protocol import (
     AUTHORIZE,
     PATHS,
     REGISTER,
+    RESOURCE,
     REVOKE,
     SCOPES,
     TOKEN,
@@ -33,12 +34,14 @@ from memd.admin.oauth.protocol import (
     token_asked,
     token_to_revoke,
 )
+from memd.admin.routing import get, post
 from memd.admin.wrong_tokens import WrongTokens
-from memd.errors import OAuthRefused, StoreError
+from memd.errors import NotFound, OAuthRefused, StoreError
 from memd.principals import Principal, Principals, digest_of
 from memd.settings.model import is_this_machine
 
 BODY_BYTES_MAX = 32_768
+UNAUTHORIZED = 401
 _HOST = re.compile(r"(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::\d{1,5})?", re.IGNORECASE)
 _PATTERN = re.compile(r"[*A-Za-z0-9][*A-Za-z0-9._-]{0,127}")
 NO_TLS = "OAuth needs TLS beyond this machine (docs/reverse-proxy.md); with a token in a header it works without"
@@ -78,16 +81,23 @@ class OAuthEndpoint:
         """Whether the request is for one of these routes, which are there only where a token is needed."""
         return not self._principals.is_open and request.path in PATHS
 
-    def principal_of_access(self, token: str) -> Principal | None:
-        """The principal for whom an access token acts, with the rights and topics of its grant; None: it is none."""
-        grant = None if self._principals.is_open else self._ledger.acting(token)
-        whole = None if grant is None else self._principals.known(grant.principal_sha256)
-        return None if grant is None or whole is None else whole.narrowed(grant.rights, grant.topics)
+    def lets_in(self, request: web.BaseRequest) -> bool:
+        """Whether a request to `/mcp` shows an access token; it comes from its principal then, with no more rights
+        and topics than its grant has."""
+        for _, token in shown_secrets(request):
+            grant = None if self._principals.is_open else self._ledger.acting(token)
+            whole = None if grant is None else self._principals.known(grant.principal_sha256)
+            if grant is not None and whole is not None:
+                let_in_as(request, whole.narrowed(grant.rights, grant.topics))
+                return True
+        return False
 
-    def challenge(self, request: web.BaseRequest) -> str:
-        """The header that tells a refused client of MCP where to ask; empty where it cannot."""
+    def leading(self, request: web.BaseRequest, refusal: web.Response) -> web.Response:
+        """Return a refusal that tells a client of MCP where to ask for a token, if it can have one there."""
         issuer = issuer_of(request)
-        return challenge_of(issuer, is_wrong="Authorization" in request.headers) if issuer else ""
+        if request.path == RESOURCE and refusal.status == UNAUTHORIZED and issuer:
+            refusal.headers["WWW-Authenticate"] = challenge_of(issuer, is_wrong="Authorization" in request.headers)
+        return refusal
 
     async def answer(self, request: web.Request) -> web.Response:
         """Answer one request."""
@@ -183,6 +193,44 @@ class OAuthEndpoint:
         return _page(consent.going_back(permission, url, is_allowed=True))
 
 
+class GivenGrants(msgspec.Struct, frozen=True):
+    """The programs that may use memory, oldest first."""
+
+    grants: tuple[GivenGrant, ...]
+
+
+class GrantEnd(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /memd/grants/end`."""
+
+    id: str
+    """Of the grant, as `memd token list` shows it."""
+
+
+class GrantEnded(msgspec.Struct, frozen=True):
+    """The grant has ended; its tokens are void."""
+
+    id: str
+
+
+class GrantRoutes:
+    """The grants that programs have."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    @get("/memd/grants", "admin")
+    async def grants(self) -> GivenGrants:
+        """The programs that may use memory over OAuth, in whose name, and what each may do."""
+        return GivenGrants(tuple(one.given for one in self._ledger.live()))
+
+    @post("/memd/grants/end", "admin")
+    async def end_grant(self, body: GrantEnd) -> GrantEnded:
+        """End what a program was allowed over OAuth; it has to ask again."""
+        if not await self._ledger.end(body.id):
+            raise NotFound(f"there is no grant {body.id[:80]!r}; `memd token list` shows them")
+        return GrantEnded(body.id)
+
+
 def _methods(path: str) -> tuple[str, ...]:
     if path == AUTHORIZE:
         return ("GET", "POST")
@@ -230,7 +278,7 @@ def _json(document: object, status: int = 200) -> web.Response:
 
 
 def _refusal(error: OAuthRefused, status: int = 0) -> web.Response:
-    status = status or (401 if error.code == "invalid_client" else 400)  # at 401 clients register anew
+    status = status or (UNAUTHORIZED if error.code == "invalid_client" else 400)  # at 401 clients register anew
     return _json({"error": error.code, "error_description": f"memd: {error}"}, status)
 
 

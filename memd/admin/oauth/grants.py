@@ -29,6 +29,21 @@ SPENT_MAX = 32
 either."""
 
 
+class GivenGrant(msgspec.Struct, frozen=True, kw_only=True):
+    """A grant, as people are told it."""
+
+    id: str
+    program: str
+    """As the program calls itself."""
+    principal: str
+    rights: tuple[Right, ...]
+    topics: tuple[str, ...]
+    """Patterns; none: all topics of the principal."""
+    created_at: int
+    until: int
+    """It ends then if it is not used before. In seconds since 1970, as `created_at`."""
+
+
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
     """One person's permission for one program. Times are seconds since 1970, digests hexadecimal."""
 
@@ -49,6 +64,19 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     refresh_until: int
     spent: tuple[str, ...] = ()
     """Digests of the refresh tokens before, the newest last."""
+
+    @property
+    def given(self) -> GivenGrant:
+        """The grant without its digests."""
+        return GivenGrant(
+            id=self.id,
+            program=self.client_name,
+            principal=self.principal,
+            rights=self.rights,
+            topics=self.topics,
+            created_at=self.created_at,
+            until=self.refresh_until,
+        )
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,6 +37,36 @@ class LedgerFile(msgspec.Struct, frozen=True, kw_only=True):
     grants: tuple[Grant, ...] = ()
 
 
+def kept_file(files: Files, path: Path) -> LedgerFile | None:
+    """Read the file; None: there is none.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    if files.size(path) is None:
+        return None
+    try:
+        kept = msgspec.json.decode(files.read(path), type=LedgerFile)
+        bytes.fromhex(kept.key)
+    except ValueError as error:
+        raise StoreError(f"{path}: is no list of grants ({error}); remove it, and let the programs ask again") from None
+    return kept
+
+
+def end_kept(files: Files, path: Path, grant_id: str) -> bool:
+    """End a grant in the file, where no daemon runs; whether there was one.
+
+    Raises:
+        StoreError: the file cannot be read or written.
+    """
+    kept = kept_file(files, path)
+    if kept is None or grant_id not in (one.id for one in kept.grants):
+        return False
+    left = tuple(one for one in kept.grants if one.id != grant_id)
+    replace_file(files, path, msgspec.json.encode(msgspec.structs.replace(kept, grants=left)))
+    return True
+
+
 class Ledger:
     """The grants, each change of which is on the disk before anybody hears of it."""
 
@@ -143,15 +173,14 @@ class Ledger:
 
     def _read(self) -> Grants:
         """Read the file, if there is one; one that cannot be read is as none: clients have to ask again."""
-        grants: tuple[Grant, ...] = ()
+        kept = None
         try:
-            if self._files.size(self._path) is not None:
-                kept = msgspec.json.decode(self._files.read(self._path), type=LedgerFile)
-                self.key, grants = bytes.fromhex(kept.key), kept.grants
-        except (StoreError, ValueError) as error:
-            message = "the programs that were allowed to use this memory are not known any more; they have to ask again"
-            log.warning(message, extra={"file": self._path, "error": error})
-        return Grants(lambda: secrets.token_urlsafe(SECRET_BYTES), grants)
+            kept = kept_file(self._files, self._path)
+        except StoreError as error:
+            log.warning("the programs that were allowed to use memory have to ask again", extra={"error": error})
+        if kept is not None:
+            self.key = bytes.fromhex(kept.key)
+        return Grants(lambda: secrets.token_urlsafe(SECRET_BYTES), kept.grants if kept is not None else ())
 
     def _is_somebodys(self, grant: Grant) -> bool:
         """Whether the token with which it was allowed is one of memd's still."""

@@ -30,7 +30,7 @@ _ABOUT_SERVER = ("/.well-known/oauth-authorization-server", "/.well-known/openid
 PATHS = {AUTHORIZE, TOKEN, REGISTER, REVOKE, *_ABOUT_RESOURCE, *_ABOUT_SERVER}
 SCOPES: dict[Right, str] = {
     "read": "search and read what is remembered",
-    "write": "remember notes, and have sources read again",
+    "write": "remember notes",
     "correct": "mark what is remembered as wrong, helpful or unhelpful",
 }
 """The rights that a client can be given, each in words for a person. Nobody administers memd over MCP."""
