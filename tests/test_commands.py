@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from typing import Any
 
 import pytest
@@ -135,14 +134,18 @@ def test_what_waits_in_the_journal_after_a_kill_is_told_shown_and_corrected(
 def test_what_fails_beside_a_command_is_told_with_its_reason(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
-    daemon = make_daemon(upstream.url).start()
-    daemon.chat([said(FACTS[0])], memory_in={"topic_id": "work"})
-    assert len(daemon.export()) == 1 and daemon.terminate() == 0
-    shutil.rmtree(daemon.data_dir / "work" / "lexical", ignore_errors=True)
-    (daemon.data_dir / "work" / "lexical").touch()
+    daemon = make_daemon(upstream.url, {"segment": {"max_entries": 2}}).start()
+    for fact in FACTS:
+        daemon.chat([said(fact)], memory_in={"topic_id": "work"})
+        daemon.wait_stored(fact)
+    segment = daemon.data_dir / "work" / "segments" / "seg_0001.bin"
+    wait_until(segment.with_suffix(".meta").exists, lambda: repr(daemon))
+    assert daemon.terminate() == 0
+    segment.write_bytes(segment.read_bytes().replace(FACTS[1].encode(), FACTS[1].swapcase().encode()))
     found = daemon.run("search", QUESTION)
     assert found.returncode == 0 and FACTS[0] in found.stdout
-    assert re.search(r" ERROR searched without its words topic=work error=.*lexical", found.stderr), found.stderr
+    told = r" ERROR a chunk cannot be recalled; run `memd verify` topic=work .*error=.*seg_0001"
+    assert re.search(told, found.stderr), found.stderr
 
 
 def test_a_command_waits_for_a_daemon_that_is_being_started(
