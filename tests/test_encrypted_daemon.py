@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, wait_until
+from daemon_process import DaemonProcess, ask, wait_until
 from drafts import draft
 from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream, chat_answer
@@ -73,13 +73,17 @@ def test_no_byte_below_the_data_directory_is_text_or_vector_while_a_daemon_works
     daemon.chat([{"role": "user", "content": f"What do you know of the {RARE[0]}?"}])
     assert f"of the {RARE[0]} at the pier" in upstream.prompts[-1], "and it is remembered"
     wait_until(lambda: any(path.suffix == ".hnsw" for path in daemon.data_dir.rglob("*")), lambda: repr(daemon))
+    topics = ask(f"{daemon.own_url}/memd/topics")
+    assert topics.status == 200 and topics.json["topics"][0]["segments"], topics
+    assert ask(f"{daemon.own_url}/memd/backup", {"folder": str(tmp_path / "backup")}).status == 200
     assert daemon.terminate() == 0
     vectors = vectors_in(daemon, settings)
     pieces = [form[at : at + 16].tobytes() for one in vectors for form in (one, one.astype("<f2")) for at in (0, 100)]
     wanted = [*(word.encode() for word in RARE), b"vermilion", b"walrus", *pieces]
-    for path, data in bytes_below(daemon.data_dir):
-        assert [one for one in wanted if one in data] == [], path
-    assert "all whole" in memd("verify", daemon.data_dir, MEMD_ENCRYPTION_KEY_FILE=settings.key_file).output
+    for folder in (daemon.data_dir, tmp_path / "backup"):
+        for path, data in bytes_below(folder):
+            assert [one for one in wanted if one in data] == [], path
+        assert "all whole" in memd("verify", folder, MEMD_ENCRYPTION_KEY_FILE=settings.key_file).output
     turns = DiskFiles().read(daemon.data_dir / "memd.receipts")
     assert turns[:8] == b"memd.enc"
 

@@ -18,7 +18,7 @@ from memd.cli.acting import command_act
 from memd.cli.flags import FOUND_SOMETHING, config_of_existing, settings_flags
 from memd.cli.waiting import waiting_messages, waiting_note
 from memd.errors import StoreError
-from memd.store.encryption.opening import disk_of, with_copy
+from memd.store.encryption.opening import disk_of
 from memd.store.files import Files
 from memd.store.layout import LOCK_NAME
 from memd.store.tools.backup import backup as back_up
@@ -108,7 +108,7 @@ def backup(config_path: Path | None, data_dir: str | None, folder: Path) -> int:
     it: memd serve --data-dir DIR.
     """
     config = config_of_existing(config_path, data_dir)
-    files = with_copy(disk_of(config), config.data_dir, folder)
+    files = disk_of(config)
     with command_act(config, "backup", None, str(folder)) as done:
         report = back_up(config.data_dir, folder, files)
         done.count = report.linked + report.copied + report.kept

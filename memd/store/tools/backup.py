@@ -20,7 +20,7 @@ import msgspec
 from memd.errors import StoreError, StoreWriteFailed
 from memd.store.audit.chain import head_of
 from memd.store.disk import LocalDisk
-from memd.store.encryption.opening import key_id_of
+from memd.store.encryption.opening import key_id_of, with_copy
 from memd.store.erasure.ledger import Erasure, ErasureLedger, read_erasures
 from memd.store.erasure.stub import is_erasure_of
 from memd.store.erasure.wiping import Wiper
@@ -68,6 +68,7 @@ def backup(data_dir: Path, target: Path, files: LocalDisk) -> BackupReport:
             writes to it (StoreLocked), or it cannot be written (StoreWriteFailed). An earlier backup stays valid.
     """
     _check_target(files, data_dir, target)
+    files = with_copy(files, data_dir, target)
     files.make_directory(target)
     files.sync_directory(target.parent)
     if files.size(target / MARKER_NAME) is None:

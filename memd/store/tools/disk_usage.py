@@ -66,10 +66,12 @@ def _topic(files: Files, layout: TopicLayout) -> TopicDiskUsage:
     log_bytes = derived_bytes = 0
     for directory in (layout.directory, layout.segments):
         for name in files.names(directory):
+            if files.is_directory(directory / name):
+                continue
             size = files.size(directory / name) or 0
             if name.endswith((".hnsw", ".meta")):
                 derived_bytes += size
-            elif not files.is_directory(directory / name):
+            else:
                 log_bytes += size
     return TopicDiskUsage(
         topic_id=layout.topic_id,
