@@ -94,6 +94,10 @@ class DaemonError(MemdError):
     """A running daemon refused what a command asked of it, or went away."""
 
 
+class RightMissing(DaemonError):
+    """A running daemon wants a token from a command, another one, or one with more rights."""
+
+
 class OAuthRefused(MemdError):
     """A request of OAuth that is refused."""
 

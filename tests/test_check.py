@@ -311,14 +311,14 @@ def test_a_daemon_with_another_token_is_not_taken_for_none(
     wait_until(
         lambda: "auth.token has only 15 characters: take a longer one" in daemon.log.read_text(), daemon.__repr__
     )
-    remedy = "give the one that it was started with, as MEMD_AUTH_TOKEN or in the settings (--config)"
+    remedy = "give its auth.token, or one of `memd token add`, as MEMD_AUTH_TOKEN or in the settings (--config)"
     found = {one["check"]: one for one in json.loads(daemon.run("check", "--json").stdout)["checks"]}
     assert found["lock"]["mark"] == "failed" and found["lock"]["remedy"] == remedy
     assert daemon.own_url in found["address"]["said"] and "listens at" not in found["address"]["said"]
-    assert f"the daemon at {daemon.own_url}, which does not take this auth.token" in daemon.run("stats").stdout
+    assert f"the daemon at {daemon.own_url}, which does not know this token" in daemon.run("stats").stdout
     refused = daemon.run("log")
     assert refused.returncode == 1
-    assert refused.stderr == f"memd: the daemon at {daemon.own_url} wants its auth.token; {remedy}\n"
+    assert refused.stderr == f"memd: the daemon at {daemon.own_url} wants a token; {remedy}\n"
 
 
 # The model server

@@ -156,4 +156,4 @@ def test_a_command_with_another_token_is_told_so(memd: DaemonProcess) -> None:
     config = memd.folder / "other.yaml"
     config.write_text("auth: {token: some other token}\n")
     checked = memd.run("check", "--config", str(config), "--upstream", "http://127.0.0.1:9")
-    assert "does not take this auth.token" in checked.stdout
+    assert "does not know this token" in checked.stdout

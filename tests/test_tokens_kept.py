@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import json
 
@@ -54,6 +55,28 @@ def test_a_token_is_made_exchanged_and_taken_back_beside_a_running_daemon(daemon
     assert daemon.run("token", "revoke", "bob").returncode == 0
     assert status_of(daemon, "") == 401, "what was closed stays closed while it runs"
     assert json.loads(daemon.run("token", "list", "--json").stdout) == []
+    told = [json.loads(line) for line in daemon.run("audit", "--act", "token", "--json").stdout.splitlines()[1:]]
+    assert [(one["who"], one["detail"]) for one in told] == [
+        (getpass.getuser(), detail)
+        for detail in (
+            "added ann: read, write in team-*, ann",
+            "added bob: read in team-*",
+            "rotated ann",
+            "revoked ann",
+            "revoked bob",
+        )
+    ]
+
+
+def test_a_command_without_the_right_token_changes_tokens_and_the_daemon_follows_by_itself(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url)
+    daemon.environment = {"MEMD_AUTH_TOKEN": "o" * 40}
+    daemon.start()
+    added = daemon.run("token", "add", "ann", "--topics=*", "--rights=read")
+    assert added.returncode == 0 and added.stderr.endswith("The running daemon takes this up within a second.\n")
+    wait_until(lambda: status_of(daemon, added.stdout.strip()) == 200, daemon.log.read_text)
 
 
 def test_the_settings_are_read_again_and_a_wrong_list_changes_nothing(
@@ -84,7 +107,7 @@ def test_the_settings_are_read_again_and_a_wrong_list_changes_nothing(
     ("arguments", "reason"),
     [
         (("x", "--topics", "team-*,team-a", "--rights", "read"), "have team-* and team-a, which overlap"),
-        (("x", "--topics", "a", "--rights", ","), "rights is not what it should be"),
+        (("x", "--topics", "a", "--rights", ","), "memd: rights is not what it should be"),
         (("owner", "--topics", "a", "--rights", "read"), "the name owner is that of auth.token"),
         (("a b", "--topics", "a", "--rights", "read"), "name is not what it should be; give 1 to 64 letters"),
     ],

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from memd.admin.access import TOKEN_HEADER
-from memd.errors import BadQuestion, DaemonError, MemdError, UnknownTopic
+from memd.errors import BadQuestion, DaemonError, Forbidden, MemdError, RightMissing, UnknownTopic
 
 ANSWER_SECONDS_MAX = 60.0
 OK, BAD_REQUEST, WANTS_TOKEN = 200, 400, 401
-THE_RIGHT_ONE = "give the one that it was started with, as MEMD_AUTH_TOKEN or in the settings (--config)"
+THE_RIGHT_ONE = "give its auth.token, or one of `memd token add`, as MEMD_AUTH_TOKEN or in the settings (--config)"
 
 
 class OwnRoutesClient:
@@ -74,12 +74,12 @@ class OwnRoutesClient:
             answer = connection.getresponse()
             content = answer.read()
         if answer.status == WANTS_TOKEN:
-            wants = "does not take this auth.token" if self._token else "wants its auth.token"
-            raise DaemonError(f"the daemon at {self.url} {wants}; {THE_RIGHT_ONE}")
+            wants = "does not know this token" if self._token else "wants a token"
+            raise RightMissing(f"the daemon at {self.url} {wants}; {THE_RIGHT_ONE}")
         if answer.status != OK:
             message, kind = _error(content)
             refused: type[MemdError] = BadQuestion if answer.status == BAD_REQUEST else DaemonError
-            refused = UnknownTopic if kind == UnknownTopic.kind else refused
+            refused = {UnknownTopic.kind: UnknownTopic, Forbidden.kind: RightMissing}.get(kind, refused)
             raise refused(message or f"the daemon at {self.url} answers {answer.status}")
         return content
 

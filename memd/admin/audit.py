@@ -180,7 +180,7 @@ def _numbered(act: Act, number: int = 0) -> AuditedAct:
 
 
 def _changes(before: Act, now: Act) -> Iterator[AuditedAct]:
-    by: dict[str, Any] = {"at": now.at, "who": now.who, "source": "the settings, when the daemon started"}
+    by: dict[str, Any] = {"at": now.at, "who": now.who, "source": "seen when the daemon started"}
     groups = sorted(name for name, digest in now.settings.items() if before.settings.get(name, digest) != digest)
     if groups:
         yield AuditedAct(act="settings", detail=f"changed: {', '.join(groups)}", **by)

@@ -67,8 +67,8 @@ def refusal_of(error: MemdError) -> tuple[int, str]:
 
 def token_refusal(api: Api = CHAT) -> web.Response:
     """Return the answer to a request that shows no token that is known."""
-    known = "auth.token, or one of `memd token add`"
-    message = f"memd: show a token ({known}) as `Authorization: Bearer TOKEN` or in the header {TOKEN_HEADER}"
+    known = f"auth.token, or one of `memd token add`, as `Authorization: Bearer TOKEN` or in the header {TOKEN_HEADER}"
+    message = f"memd: no token was shown, or one that memd does not know or that was taken back; show {known}"
     return error_response(401, message, "authentication_error", api)
 
 

@@ -45,19 +45,20 @@ def command_act(config: Config, kind: ActKind, topic: str | None, detail: str = 
     """Let the audit have the lines of an act: one before the block runs and one after it.
 
     Args:
-        topic: None: all of them.
+        topic: None: all of them; empty: it is about none.
         detail: the folder or file that it writes.
 
     Raises:
         StoreError: the first line cannot be written; the block did not run.
     """
-    done, book = CommandAct(), _book(config)
+    done, book = CommandAct(), _book(config, kind == "token")
     if book is None:
         yield done
         return
 
     def act(**more: Any) -> Act:
-        facts = {"who": user_name(), "source": command_name(), "topics": (topic or ALL_TOPICS,), "detail": detail}
+        topics = () if topic == "" else (topic or ALL_TOPICS,)
+        facts = {"who": user_name(), "source": command_name(), "topics": topics, "detail": detail}
         return Act(at=time.time_ns() // 1000, act=kind, **{**facts, **more})
 
     try:
@@ -70,13 +71,14 @@ def command_act(config: Config, kind: ActKind, topic: str | None, detail: str = 
         with suppress(StoreError):
             book.append([act(ends=began, detail=f"{detail} failed: {type(error).__name__}".strip())])
         raise
-    book.append([act(ends=began, count=done.count)])
+    book.append([act(ends=began, count=None if topic == "" else done.count)])
 
 
-def _book(config: Config) -> AuditBook | None:
+def _book(config: Config, is_first_token: bool) -> AuditBook | None:
     """The audit of the settings' data directory; None if none is kept."""
     files, folder, record = DiskFiles(), config.data_dir, config.audit.record
     is_backup = (folder / MARKER_NAME).exists() and not (folder / LOCK_NAME).exists()
     book = AuditBook(files, folder, config.audit.keep_months)
-    is_on = record == "always" or (record == "auto" and (bool(config.auth.tokens) or book.is_begun()))
+    is_begun = is_first_token or bool(config.auth.tokens) or book.is_begun()
+    is_on = record == "always" or (record == "auto" and is_begun)
     return book if is_on and not is_backup else None

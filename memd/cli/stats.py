@@ -119,7 +119,7 @@ def _table(figures: StoredFigures) -> list[RenderableType]:
     if figures.daemon is None:
         who = "No daemon holds this folder; only a running one"
         if figures.daemon_url is not None:
-            who = f"Only the daemon at {figures.daemon_url}, which does not take this auth.token,"
+            who = f"Only the daemon at {figures.daemon_url}, which does not know this token,"
         return [shown, *notes, f"{who} knows the last four columns."]
     notes += [sentence for topic in in_memory.values() for sentence in topic["damage"]]
     used, allowed = figures.daemon["memory_bytes"], figures.daemon["memory_bytes_max"]

@@ -16,10 +16,11 @@ from typing import get_args
 import click
 import msgspec
 
+from memd.cli.acting import command_act
 from memd.cli.flags import WholeSentences, config_of, config_of_existing, settings_flags
 from memd.cli.grants import end_grant, grant_line, live_grants
 from memd.cli.running import RunningDaemon
-from memd.errors import BadQuestion, ConfigError, DaemonError, NotFound
+from memd.errors import BadQuestion, ConfigError, DaemonError, NotFound, RightMissing
 from memd.principals import Right, digest_of
 from memd.settings.file import Setting
 from memd.settings.model import Config
@@ -31,7 +32,6 @@ SECRET_BYTES = 32
 PREFIX = "memd_"
 """Of each secret, so that people and scanners of secrets know one."""
 ONCE = "This is the token; it is shown this once, and memd keeps no more than its SHA-256."
-SOON = "a running daemon takes this up within a second"
 
 
 @click.group(cls=WholeSentences)
@@ -60,11 +60,10 @@ def add(name: str, topics: str, rights: str, config_path: Path | None, data_dir:
         if any(one.name == name for one in (*config.auth.tokens, *kept)):
             raise BadQuestion(f"there is a token {name} already; `memd token rotate {name}` gives it another secret")
         is_first = not (config.auth.is_closed or kept)
-        _keep(config, (*kept, made))
+        _keep(config, (*kept, made), f"added {name}: {', '.join(made.rights)} in {', '.join(made.topics)}")
     _show(secret)
-    if is_first:
+    if _tell(config) and is_first:
         click.echo("From now on every request to memd needs a token; commands on this machine need none.", err=True)
-    _tell(config)
     return 0
 
 
@@ -82,7 +81,7 @@ def rotate(name: str, config_path: Path | None, data_dir: str | None) -> int:
         changed = {
             name: [msgspec.structs.replace(one, token_sha256=digest, since=since) for one in kept if one.name == name]
         }
-        _keep(config, [one for other in kept for one in changed.get(other.name, [other])])
+        _keep(config, [one for other in kept for one in changed.get(other.name, [other])], f"rotated {name}")
     _show(secret)
     _tell(config)
     return 0
@@ -104,7 +103,7 @@ def revoke(name: str, config_path: Path | None, data_dir: str | None) -> int:
     with changing_tokens(DiskFiles(), config.data_dir):
         kept = kept_tokens(DiskFiles(), config.data_dir)
         _make_sure(config, kept, name)
-        _keep(config, [one for one in kept if one.name != name])
+        _keep(config, [one for one in kept if one.name != name], f"revoked {name}")
     click.echo(f"revoked {name}")
     if len(kept) == 1 and not config.auth.is_closed:
         click.echo("That was the last token: a daemon that is started now needs none, as before the first.", err=True)
@@ -141,14 +140,19 @@ def _checked(name: str, topics: str, rights: str, secret: str) -> KeptToken:
         "topics": [one.strip() for one in topics.split(",") if one.strip()],
         "rights": [one.strip() for one in rights.split(",") if one.strip()],
     }
-    [one] = read_tokens(Setting("the token", [item], "memd token add"))
+    try:
+        [one] = read_tokens(Setting("the token", [item], "memd token add"))
+    except ConfigError as error:  # here it is no item of a list
+        raise ConfigError(str(error).rpartition("item 1: ")[2]) from None
     return KeptToken(**msgspec.structs.asdict(one), since=time.time_ns() // 1000)
 
 
-def _keep(config: Config, tokens: list[KeptToken] | tuple[KeptToken, ...]) -> None:
+def _keep(config: Config, tokens: list[KeptToken] | tuple[KeptToken, ...], act: str) -> None:
+    """Exchange the list; `act` says for the audit what is another."""
     for _, problem in token_problems([*config.auth.tokens, *tokens], config.auth.token):
         raise ConfigError(problem)
-    keep_tokens(DiskFiles(), config.data_dir, tokens)
+    with command_act(config, "token", "", act):
+        keep_tokens(DiskFiles(), config.data_dir, tokens)
 
 
 def _make_sure(config: Config, kept: tuple[KeptToken, ...], name: str) -> None:
@@ -174,15 +178,23 @@ def _show(secret: str) -> None:
     click.echo(secret)
 
 
-def _tell(config: Config) -> None:
-    """Let a running daemon read the tokens again."""
+def _tell(config: Config) -> bool:
+    """Let a running daemon read the tokens again; whether it has, or none runs.
+
+    Raises:
+        DaemonError: it goes on with the tokens that it had.
+    """
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     if daemon is None:
-        return
+        return True
     try:
         daemon.post("/memd/tokens/reload", {})
+    except RightMissing:  # so it needs tokens already, and looks at the list by itself
+        click.echo("The running daemon takes this up within a second.", err=True)
+        return False
     except (DaemonError, BadQuestion) as error:
-        click.echo(f"{error}; {SOON}", err=True)
+        raise DaemonError(f"this is kept, but the running daemon does not follow yet: {error}") from None
+    return True
 
 
 def _origin(one: TokenSettings) -> str:

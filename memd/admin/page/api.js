@@ -116,7 +116,7 @@ async function reason(answer) {
 function askToken(wasWrong) {
   const dialog = document.getElementById("token");
   const form = dialog.querySelector("form");
-  if (wasWrong) document.getElementById("token-why").textContent = "This token is wrong. It is the value of the setting auth.token.";
+  if (wasWrong) document.getElementById("token-why").textContent = "This token is wrong, or it was taken back. If you have no other, ask who gave it to you; the owner's is the setting auth.token.";
   return new Promise((resolve) => {
     dialog.addEventListener("cancel", (event) => event.preventDefault()); // there is nothing to see without it
     form.onsubmit = (event) => {

@@ -93,7 +93,7 @@ def lock(data_dir: Path, daemon: RunningDaemon | None, files: LocalDisk) -> Chec
         )
     version = daemon.health().get("version")
     if version is None:
-        said = f"held by the daemon at {daemon.url} ({holder}), which does not take this auth.token"
+        said = f"held by the daemon at {daemon.url} ({holder}), which does not know this token"
         return failed(LOCK, said, THE_RIGHT_ONE)
     if version != __version__:
         said = f"held by the daemon at {daemon.url} ({holder}), which is memd {version}; this is {__version__}"
