@@ -31,6 +31,7 @@ from memd.entries import Correction
 from memd.errors import StoreError
 from memd.ingest.redaction.redactor import NO_REDACTION
 from memd.principals import Principal, Principals
+from memd.settings.tokens import TOKENS_MAX
 from memd.store.audit.book import AuditBook, noted_head, read_book
 from memd.store.audit.chain import KINDS, LINE_BYTES_MAX, Act, Head, encoded
 from memd.store.disk import DiskFiles
@@ -316,6 +317,18 @@ def test_no_line_has_more_ids_and_topics_than_a_line_holds() -> None:
     assert (len(told.ids), len(told.topics), told.count) == (IDS_MAX, TOPICS_MAX, 500)
     line, _ = encoded(Act(at=NOW, act="read", who="w" * 64, **msgspec.structs.asdict(told)), Head())
     assert len(line) <= LINE_BYTES_MAX
+
+
+async def test_an_act_with_a_detail_of_any_length_keeps_no_other_out_of_the_audit(
+    auditor: Auditor, tmp_path: Path
+) -> None:
+    auditor.note(act(1))
+    await auditor.begin(msgspec.structs.replace(act(2, "backup"), detail="/\udcff" + "\x01" * 40_000))
+    auditor.note(msgspec.structs.replace(act(3, "start"), tokens=tuple(f"{name:064}" for name in range(TOKENS_MAX))))
+    assert await auditor.flush()
+    assert [(one.act, len(one.tokens)) for one in read(tmp_path)] == [("search", 0), ("backup", 0), ("start", 10_000)]
+    [detail] = [one.detail for one in read(tmp_path) if one.act == "backup"]
+    assert detail.startswith(r"/\udcff") and len(detail) < 5_000
 
 
 def test_encrypting_a_directory_is_an_act_of_whoever_did_it(tmp_path: Path) -> None:

@@ -39,7 +39,9 @@ ActKind = Literal[
 out. lost: acts that could not be written, by their number. removed: old files, as `audit.keep_months` says."""
 KINDS: tuple[ActKind, ...] = get_args(ActKind)
 BEFORE_ALL = "0" * 64
-LINE_BYTES_MAX = 32 << 10
+LINE_BYTES_MAX = 1 << 20
+"""The start of a daemon with the most tokens that settings may have is one line."""
+DETAIL_CHARACTERS_MAX = 4_096
 _HASH_MEMBER = b',"hash":"'
 
 
@@ -121,8 +123,13 @@ _decoder = msgspec.json.Decoder(_NumberedAct)
 
 
 def encoded(act: Act, before: Head) -> tuple[bytes, Head]:
-    """The line of an act, with its line break, and the head that it makes."""
-    number = before.n + 1
+    """The line of an act, with its line break, and the head that it makes.
+
+    A detail is cut, and what is no UTF-8 in it written with escapes: whoever chooses it must not keep an act, and those
+    that wait beside it, out of the chain.
+    """
+    detail = act.detail[:DETAIL_CHARACTERS_MAX].encode(errors="backslashreplace").decode()
+    act, number = msgspec.structs.replace(act, detail=detail), before.n + 1
     body = b'{"n":%d,%b' % (number, msgspec.json.encode(act)[1:-1])
     digest = _digest(before.hash, body)
     line = b'%b%b%b"}\n' % (body, _HASH_MEMBER, digest.encode())
