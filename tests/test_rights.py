@@ -334,6 +334,20 @@ async def test_the_tools_of_mcp_have_the_rights_of_who_calls_them(tmp_path: Path
         assert told_no == "the token 'reader' has no right to write; it may read"
 
 
+async def test_an_import_from_the_future_into_one_topic_moves_no_ids_of_others(tmp_path: Path) -> None:
+    async with house_in(tmp_path) as house:
+        await told(house, "team-a", LAMP)
+        await house.settled()
+        _, exported = await house.ask("owner", "/memd/export?topic=team-a")
+        line = json.loads(exported.splitlines()[0]) | {"id": "abab", "uuid": "ab" * 16}
+        body = {"topic_id": "team-a", "lines": [{"line": line | {"canonical_id": 1 << 52, "origin_id": 1 << 52}}]}
+        status, refused = await house.ask("ann", "/memd/import/entries", body)
+        assert (status, "origin_id" in refused["error"]["message"]) == (400, True)
+        assert house.daemon.store.new_id() < 1 << 52
+        assert (await house.ask("ann", "/memd/import/entries", {**body, "lines": [{"line": line}]}))[0] == 200
+        assert (await house.ask("owner", "/memd/import/entries", body))[0] == 200, "whose ids they all are"
+
+
 async def test_events_are_those_of_topics_that_may_be_read_and_end_with_the_token(tmp_path: Path) -> None:
     async with house_in(tmp_path) as house:
         shown = {"X-Memory-Token": secret_of("ann")}
@@ -345,6 +359,11 @@ async def test_events_are_those_of_topics_that_may_be_read_and_end_with_the_toke
             for topic_id in ("secret", "team-a"):
                 house.daemon.events.publish("stored", {"topic_id": topic_id, "chunks": 1})
             assert b'"team-a"' in await events.content.readuntil(b"\n\n")
+            for shown_from in ((), ("secret",)):
+                turn = {"topic_id": "team-a", "shown": ["a3f9"], "shown_from": shown_from}
+                house.daemon.events.publish("turn", turn)
+            assert b"a3f9" in await events.content.readuntil(b"\n\n")
+            assert b"a3f9" not in await events.content.readuntil(b"\n\n"), "the id of a chunk of another topic"
             house.daemon.principals.exchange({hashlib.sha256(b"other").digest(): OWNER})
             house.daemon.events.publish("stored", {"topic_id": "team-a", "chunks": 2})
             assert await events.content.read() == b""

@@ -5,6 +5,7 @@ Rule: the daemon reads no file that a request names. What is answered is durable
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -23,6 +24,12 @@ from memd.speech import Speech
 from memd.store.store import TopicLog
 
 IMPORT_BYTES_MAX = 2 * ITEM_BYTES_MAX
+AHEAD_MAX_US = 86_400_000_000
+"""Clocks differ, but not by more than a day."""
+AHEAD = (
+    "a line has an origin_id of more than a day from now, which later ids of all topics would have to follow; have it"
+    " imported by whoever may write in all of them"
+)
 
 
 class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -69,9 +76,11 @@ class ImportRoutes:
                 made = line_drafts(log, body.lines, drafter)
             except ValueError as error:
                 raise BadQuestion(f"a line is no entry of `memd export`: {error}") from None
-            for draft in made.drafts:
-                assert draft.origin_id is not None, "every line has it"
-                self._observe_canonical_id(draft.origin_id)
+            ids = [draft.origin_id for draft in made.drafts if draft.origin_id is not None]
+            if not who.may_everywhere("write") and max(ids, default=0) > time.time_ns() // 1000 + AHEAD_MAX_US:
+                raise BadQuestion(AHEAD)
+            for origin_id in ids:
+                self._observe_canonical_id(origin_id)
             return made
 
         made = await self._appended(body.topic_id, who, drafts)

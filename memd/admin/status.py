@@ -310,9 +310,10 @@ class LiveRoutes:
 
 
 def _told(value: dict[str, Any], who: Principal) -> dict[str, Any]:
-    """An event without the related topics that a principal may not read."""
+    """An event without what a principal may not read in it: related topics, and the ids of chunks of them."""
     others = {name: value[name] for name in ("related", "shown_from") if value.get(name)}
-    return value | {name: [one for one in given if who.may("read", one)] for name, given in others.items()}
+    told = value | {name: [one for one in given if who.may("read", one)] for name, given in others.items()}
+    return told if "shown" not in value or told == value else told | {"shown": []}
 
 
 def _visible(topics: Topics, who: Principal) -> list[Topic]:
