@@ -12,7 +12,8 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -197,6 +198,23 @@ class Auditor:
                 self._waiting, self._lost = waiting + self._waiting, lost + self._lost
                 raise
             return self._head
+
+
+@asynccontextmanager
+async def own_erasure(auditor: Auditor, who: str, topic_id: str, chunks: int) -> AsyncIterator[None]:
+    """Let the audit have the lines around an erasure that memd does by itself.
+
+    Raises:
+        StoreError: the first line cannot be written; the block did not run.
+    """
+    act = Act(at=_now(), act="erase", who=who, source="memd", topics=names_of([topic_id]), count=chunks)
+    began = await auditor.begin(act)
+    detail = "failed"
+    try:
+        yield
+        detail = ""
+    finally:
+        auditor.note(msgspec.structs.replace(act, at=_now(), ends=began, detail=detail))
 
 
 async def audited(

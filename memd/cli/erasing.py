@@ -71,8 +71,11 @@ def erase(
     with daemon_for(config) as daemon:
         if not resume and not as_json:
             plan = _asked(daemon, body, dry_run=True)
-            _show_plan(plan)
-            if dry_run or not any(one.chunks for one in plan.plans):
+            whole_topic = (
+                topic if topic and not before and not chunk_ids else None
+            )  # also without a chunk, or unreadable
+            _show_plan(plan, whole_topic)
+            if dry_run or not (whole_topic or any(one.chunks for one in plan.plans)):
                 return 0
             if not yes and not click.confirm("Erase this for good?"):
                 click.echo("Nothing was erased.")
@@ -90,13 +93,16 @@ def _asked(daemon: RunningDaemon, body: dict[str, Any], *, dry_run: bool) -> Era
     return msgspec.json.decode(told, type=ErasureAnswer)
 
 
-def _show_plan(answer: ErasureAnswer) -> None:
-    if not any(plan.chunks for plan in answer.plans):
+def _show_plan(answer: ErasureAnswer, whole_topic: str | None) -> None:
+    """`whole_topic`: the topic that goes with its folder, whatever is in it."""
+    if not whole_topic and not any(plan.chunks for plan in answer.plans):
         click.echo("There is nothing to erase.")
+    if whole_topic and not answer.plans:
+        click.echo(f"topic {whole_topic}, with its folder")
     for plan in answer.plans:
         for line in _planned(plan):
             click.echo(line)
-    if answer.plans and answer.remains:
+    if (whole_topic or answer.plans) and answer.remains:
         click.echo("What this does not reach:")
         for one in answer.remains:
             click.echo(f"  {for_terminal(one)}")

@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from memd.admin.audit import AuditRoutes, note_turn
-from memd.admin.auditing import Auditor
+from memd.admin.auditing import Auditor, own_erasure
 from memd.admin.background import BackgroundRoutes
 from memd.admin.conversations import ConversationRoutes
 from memd.admin.documents import DocumentRoutes
@@ -43,7 +43,7 @@ from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.ingest.archiver import Archiver
 from memd.ingest.erasing.eraser import Eraser
-from memd.ingest.erasing.retention import Retention
+from memd.ingest.erasing.retention import BY, Retention
 from memd.ingest.indexer import Indexer
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
@@ -152,7 +152,7 @@ async def make_parts(
     stack.callback((taker := DocumentTaker(archiver, encoder, Cutter(config.chunking, counter.count, redactor))).close)
     stack.push_async_callback((sources := SourceTender(config, topics, taker, encoder.priority, tasks, events)).close)
     return Daemon(
-        retention=_retention(config, store, topics, indexer, events, receipts, retriever, encoder),
+        retention=_retention(config, store, topics, indexer, events, receipts, retriever, encoder, auditor),
         addresses=addresses,
         config=config,
         token_watch=watch,
@@ -187,10 +187,12 @@ def _retention(
     receipts: Receipts,
     retriever: Retriever,
     encoder: Encoder,
+    auditor: Auditor,
 ) -> Retention:
     """Retention, and with it the eraser, which reaches every place where text is."""
     blank, forget = partial(receipts.blank, config.data_dir), retriever.read_before.forget
-    return Retention(config.retention, Eraser(store, topics, indexer, events, blank, forget), encoder.priority)
+    eraser = Eraser(store, topics, indexer, events, blank, forget)
+    return Retention(config.retention, eraser, encoder.priority, partial(own_erasure, auditor, BY))
 
 
 def _retriever(config: Config, encoder: Encoder, counter: TokenCounter) -> Retriever:

@@ -260,6 +260,12 @@ def topic_ids_in(files: Files, data_dir: Path) -> list[str]:
     return [name for name in topic_names_in(files, data_dir) if has_files(files, data_dir / name)]
 
 
+def topic_folders_in(files: Files, data_dir: Path) -> list[str]:
+    """Return the topics that have a file, and those of which only what is forbidden is left, sorted."""
+    names = topic_names_in(files, data_dir)
+    return [name for name in names if has_files(files, folder := data_dir / name) or FORBIDDEN in files.names(folder)]
+
+
 def has_files(files: Files, directory: Path) -> bool:
     """Whether a topic's folder has more in it than a key, what is forbidden and an empty folder for segments."""
     names = [name for name in files.names(directory) if name != FORBIDDEN and not name.startswith(TOPIC_KEY_NAME)]

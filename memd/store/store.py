@@ -20,7 +20,7 @@ from memd.store.clock import SharedClock
 from memd.store.directory_lock import Lock
 from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.encryption.opening import check_disk
-from memd.store.erasure.folders import put_aside, wipe_aside
+from memd.store.erasure.folders import aside_of, put_aside, wipe_aside
 from memd.store.erasure.forbidden import ForbiddenText
 from memd.store.erasure.ledger import Erasure, ErasureLedger, returned
 from memd.store.erasure.wiping import Wiper
@@ -231,12 +231,18 @@ class Store:
         with self._topics_lock:
             if topic := self._topics.pop(erasure.topic_id, None):
                 topic.close()
-            erasure = msgspec.structs.replace(erasure, highest_id=self.new_id())  # above all that were given out in it
+            if not self.is_aside(erasure):
+                erasure = msgspec.structs.replace(erasure, highest_id=self.new_id())  # above all that were given out
+                self.ledger.write(erasure)
             moved = put_aside(self.files, self.ledger, layout, erasure, forbidden)
             if not forbidden:
                 self._names.remove(erasure.topic_id)
             self._write_recent({erasure.topic_id})
             return moved
+
+    def is_aside(self, erasure: Erasure) -> bool:
+        """Whether a topic's folder was put aside: what has its name by now is another one."""
+        return self.files.is_directory(aside_of(TopicLayout(self.data_dir, erasure.topic_id), erasure).directory)
 
     def wipe_aside(self, erasure: Erasure, wiper: Wiper) -> None:
         """Overwrite and remove what was put aside. Slow; nobody waits for it."""

@@ -242,7 +242,7 @@ class Eraser:
 
     async def _put_aside(self, erasure: Erasure, wiper: Wiper) -> Erasure:
         forbidden = ForbiddenText()
-        if erasure.forbid:
+        if erasure.forbid and not await asyncio.to_thread(self.store.is_aside, erasure):
             async with self._held(erasure.topic_id) as topic:
                 if topic is not None:
                     words = (

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 import msgspec
 
@@ -27,7 +28,10 @@ LATE_US = 2 * DAY_US
 """A chunk that should have gone longer ago than this was not waiting for its day: retention is new here, memd did not
 run, or the clock is wrong."""
 SHARE_MAX = 0.5
-BY = "retention"
+BY = "memd/retention"
+"""Who did it, for the ledger and the audit, where nobody has asked for it."""
+Noted = Callable[[str, int], AbstractAsyncContextManager[None]]
+"""Takes a topic and a number of chunks, and lets the audit have the lines around their erasure."""
 
 
 def days_kept(retention: Mapping[str, int], topic_id: str) -> int:
@@ -54,8 +58,10 @@ class DuePart(msgspec.Struct, frozen=True):
 class Retention:
     """Looks at the topics, and has the eraser do it."""
 
-    def __init__(self, retention: Mapping[str, int], eraser: Eraser, priority: Priority) -> None:
+    def __init__(self, retention: Mapping[str, int], eraser: Eraser, priority: Priority, noted: Noted) -> None:
+        """`noted`: for what nobody has asked for; the route notes the rest."""
         self.eraser = eraser
+        self._noted = noted
         self._retention = retention
         self._store, self._topics = eraser.store, eraser.topics
         self._priority = priority
@@ -67,47 +73,61 @@ class Retention:
         return [due.plan async for due in self._due_parts()] if self._retention else []
 
     async def run(self, by: str, *, confirmed: bool) -> list[ErasureDone]:
-        """Erase what is too old.
+        """Erase what is too old; a topic that fails does not stop the others.
 
         Args:
             by: who wants it.
             confirmed: also what is doubtful.
 
         Raises:
-            StoreError: it is not finished.
+            StoreError: it is not finished, in one topic at least.
         """
-        done = []
+        done, problems = [], []
         for topic_id in await asyncio.to_thread(self._store.topic_ids):
             before = self._before(topic_id)
             if before is None or (not confirmed and self._looked_at.get(topic_id, 0) >= before):
                 continue
-            due = await self._due(topic_id, before)
-            self._looked_at[topic_id] = before
-            if due is not None and (confirmed or not due.is_doubtful):
-                done.append(await self.eraser.erase_chunks(topic_id, due.uuids, by, kind="age"))
-            elif due is not None:
-                fields = {"topic": topic_id, "chunks": due.plan.chunks, "oldest": due.plan.oldest}
-                log.warning(
-                    "retention would erase more than half of a topic, long overdue: look at the clock and at "
-                    "`memd erase --retention --dry-run`, then run `memd erase --retention`",
-                    extra=fields,
-                )
+            try:
+                done += await self._erase(topic_id, before, by, confirmed=confirmed)
+                self._looked_at[topic_id] = before
+            except StoreError as error:
+                problems.append(error)
+        if problems:
+            raise problems[0]
         return done
 
+    async def _erase(self, topic_id: str, before: int, by: str, *, confirmed: bool) -> list[ErasureDone]:
+        due = await self._due(topic_id, before)
+        if due is None:
+            return []
+        if due.is_doubtful and not confirmed:
+            fields = {"topic": topic_id, "chunks": due.plan.chunks, "oldest": due.plan.oldest}
+            log.warning(
+                "retention would erase more than half of a topic, long overdue: look at the clock and at "
+                "`memd erase --retention --dry-run`, then run `memd erase --retention`",
+                extra=fields,
+            )
+            return []
+        async with self._noted(topic_id, due.plan.chunks) if by == BY else nullcontext():
+            return [await self.eraser.erase_chunks(topic_id, due.uuids, by, kind="age")]
+
     async def tend(self) -> None:
-        """Run once an hour, when nothing is being answered, until cancelled."""
+        """Look once an hour, when nothing is being answered, until cancelled."""
         pause = FIRST_SECONDS
         while self._retention:
             await asyncio.sleep(pause)
             pause = EVERY_SECONDS
-            if self._priority.is_paused:
-                continue
-            try:
-                done = await self.run(BY, confirmed=False)
-                chunks = sum(one.chunks for one in done)
-                log.info("retention looked at the topics", extra={"topics": len(done), "chunks": chunks})
-            except StoreError as error:
-                log.error("retention is tried again in an hour", extra={"error": error})
+            if not self._priority.is_paused:
+                await self.look()
+
+    async def look(self) -> None:
+        """Erase what is too old and not doubtful; what fails is logged, and done the next time."""
+        try:
+            done = await self.run(BY, confirmed=False)
+            chunks = sum(one.chunks for one in done)
+            log.info("retention looked at the topics", extra={"topics": len(done), "chunks": chunks})
+        except StoreError as error:
+            log.error("retention is tried again in an hour", extra={"error": error})
 
     def _before(self, topic_id: str) -> int | None:
         """The time before which all is too old, a midnight in UTC; None: nothing ever is."""

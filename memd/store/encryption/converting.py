@@ -43,7 +43,7 @@ from memd.store.layout import (
     RECEIPTS_OLD_NAME,
     TOPIC_KEY_NAME,
     TopicLayout,
-    topic_ids_in,
+    topic_folders_in,
 )
 from memd.store.log.format import FLAG_ENCRYPTED, HEADER_BYTES, decode_any_header
 
@@ -153,7 +153,7 @@ class _Conversion:
         self._finish_interrupted()
         for name in (RECEIPTS_OLD_NAME, RECEIPTS_NAME):
             self._receipts(self._data_dir / name)
-        for topic_id in topic_ids_in(plain_files, self._data_dir):
+        for topic_id in topic_folders_in(plain_files, self._data_dir):
             if not self._is_done(topic_id):
                 self._topic(topic_id)
         plain_files.remove_directory(aside)

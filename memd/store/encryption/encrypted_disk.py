@@ -64,9 +64,10 @@ class KeyRing:
         name = parts[-1].removesuffix(TEMPORARY_SUFFIX) if parts else ""
         if len(parts) < 2:
             return self.data_dir if name in (RECEIPTS_NAME, RECEIPTS_OLD_NAME) else None
-        depth = 2 if parts[0] == CONVERSION_NAME else 1
+        is_aside = parts[0] == ERASURES_NAME and len(parts) > 2  # a topic's folder, put aside
+        depth = 2 if parts[0] == CONVERSION_NAME or is_aside else 1
         is_plain = len(parts) == depth + 1 and name in (TOPIC_KEY_NAME, FORMER_NAMES)
-        if parts[0] in _PLAIN_FOLDERS or len(parts) <= depth or is_plain:
+        if (parts[0] in _PLAIN_FOLDERS and not is_aside) or len(parts) <= depth or is_plain:
             return None
         return self.data_dir.joinpath(*parts[:depth])
 
@@ -90,6 +91,11 @@ class KeyRing:
                 key = read_topic_key(self._plain_files, path, self.directory, self.key)
             self._keys[folder] = key
             return key
+
+    def forget(self, path: Path) -> None:
+        """Read the key of a topic again: its folder or its key file was moved, replaced or removed."""
+        with self._lock:
+            self._keys.pop(path.parent if path.name == TOPIC_KEY_NAME else path, None)
 
     def _has_files(self, folder: Path) -> bool:
         for name in self._plain_files.names(folder):
@@ -236,13 +242,15 @@ class EncryptedDisk:
 
     def wipe(self, path: Path) -> bool:
         """See LocalDisk."""
+        is_gone = self.plain_files.wipe(path)
         self._forget(path)
-        return self.plain_files.wipe(path)
+        return is_gone
 
     def replace_wiping(self, new: Path, path: Path) -> bool:
         """See LocalDisk."""
+        is_gone = self.plain_files.replace_wiping(new, path)
         self._forget(path)
-        return self.plain_files.replace_wiping(new, path)
+        return is_gone
 
     def remove_directory(self, path: Path) -> None:
         """See LocalDisk."""
@@ -361,3 +369,5 @@ class EncryptedDisk:
     def _forget(self, path: Path) -> None:
         with self._lock:
             self._files.pop(path, None)
+        for ring in self.rings:
+            ring.forget(path)

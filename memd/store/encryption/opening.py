@@ -14,7 +14,7 @@ from memd.errors import StoreError, WrongKey
 from memd.settings.encryption import EncryptionSettings
 from memd.settings.model import Config
 from memd.store.disk import DiskFiles, LocalDisk
-from memd.store.layout import KEY_NAME, LOCK_NAME, RECEIPTS_NAME, TopicLayout, topic_ids_in
+from memd.store.layout import KEY_NAME, LOCK_NAME, RECEIPTS_NAME, TopicLayout, topic_folders_in
 from memd.wording import counted
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def disk_for(
         return disk
     if not settings.is_on:
         raise WrongKey(f"{data_dir}: is encrypted; {_GIVE}")
-    if not is_encrypted and (names := topic_ids_in(disk, data_dir)):
+    if not is_encrypted and (names := topic_folders_in(disk, data_dir)):
         check_not_lost(disk, data_dir)
         raise WrongKey(
             f"{data_dir}: a key is given, but there is plain text ({counted(len(names), 'topic')}); run `memd encrypt` "
@@ -99,7 +99,7 @@ def check_not_lost(disk: LocalDisk, data_dir: Path) -> None:
     Raises:
         WrongKey: it has.
     """
-    for topic_id in topic_ids_in(disk, data_dir):
+    for topic_id in topic_folders_in(disk, data_dir):
         if disk.size(TopicLayout(data_dir, topic_id).key) is not None:
             raise WrongKey(
                 f"{data_dir / KEY_NAME}: is missing, but {topic_id} is encrypted; put it back, out of a backup: "

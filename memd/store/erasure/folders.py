@@ -6,21 +6,22 @@ nobody. Then all files in it are overwritten and removed. Doing it again goes on
 
 from __future__ import annotations
 
-from pathlib import Path
+from contextlib import suppress
 
 import msgspec
 
+from memd.errors import CorruptFile, ForeignFile, WrongKey
 from memd.store.disk import LocalDisk
 from memd.store.encryption.key_files import destroy_topic_key
-from memd.store.erasure.forbidden import ForbiddenText, write_forbidden
+from memd.store.erasure.forbidden import ForbiddenText, read_forbidden, write_forbidden
 from memd.store.erasure.ledger import Erasure, ErasureLedger
 from memd.store.erasure.wiping import Wiper
 from memd.store.layout import TopicLayout, erasures_dir
 
 
-def aside_of(layout: TopicLayout, erasure: Erasure) -> Path:
+def aside_of(layout: TopicLayout, erasure: Erasure) -> TopicLayout:
     """Where the folder of a topic is while it is being erased."""
-    return erasures_dir(layout.data_dir) / f"{erasure.id}.topic"
+    return TopicLayout(erasures_dir(layout.data_dir), f"{erasure.id}.topic")
 
 
 def put_aside(
@@ -29,16 +30,23 @@ def put_aside(
     """Put the folder of a topic aside, which nobody has open; return the erasure as it is now in the ledger.
 
     Args:
-        forbidden: what the next topic of this name is never to store.
+        erasure: its `highest_id` is in the ledger already, or what is begun under this name since might be erased too.
+        forbidden: what the next topic of this name is never to store. It goes aside with the folder, so that whoever
+            is interrupted finds it there.
 
     Raises:
         StoreError: the topic is as it was, or aside.
     """
     aside = aside_of(layout, erasure)
-    if not files.is_directory(aside) and files.is_directory(layout.directory):
-        files.rename(layout.directory, aside)
+    if not files.is_directory(aside.directory) and files.is_directory(layout.directory):
+        if forbidden:
+            write_forbidden(files, layout, forbidden)
+        files.rename(layout.directory, aside.directory)
         files.sync_directory(layout.data_dir)
-        files.sync_directory(aside.parent)
+        files.sync_directory(aside.data_dir)
+    elif erasure.forbid:
+        with suppress(CorruptFile, ForeignFile, WrongKey):  # of a topic that could not be read before either
+            forbidden = read_forbidden(files, aside)
     if forbidden:
         files.make_directory(layout.directory)
         write_forbidden(files, layout, forbidden)
@@ -55,6 +63,6 @@ def wipe_aside(layout: TopicLayout, erasure: Erasure, wiper: Wiper) -> None:
         StoreError: a file could not be removed; done again it goes on.
     """
     aside = aside_of(layout, erasure)
-    if wiper.files.size(aside / layout.key.name) is not None and not destroy_topic_key(wiper.files, aside):
-        wiper.left.append(aside / layout.key.name)
-    wiper.wipe_folder(aside)
+    if wiper.files.size(aside.key) is not None and not destroy_topic_key(wiper.files, aside.directory):
+        wiper.left.append(aside.key)
+    wiper.wipe_folder(aside.directory)

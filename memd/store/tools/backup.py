@@ -32,7 +32,9 @@ from memd.store.layout import (
     AuditLayout,
     TopicLayout,
     erasures_dir,
+    has_files,
     segments_before,
+    topic_folders_in,
     topic_ids_in,
 )
 from memd.store.log.format import scan_records
@@ -79,7 +81,7 @@ def backup(data_dir: Path, target: Path, files: LocalDisk) -> BackupReport:
         if files.size(data_dir / KEY_NAME) is not None:
             replace_file(files, target / KEY_NAME, files.read(data_dir / KEY_NAME))
         copying.erasures(data_dir, target)
-        for topic_id in topic_ids_in(files, data_dir):
+        for topic_id in topic_folders_in(files, data_dir):
             copying.topic(TopicLayout(data_dir, topic_id), TopicLayout(target, topic_id))
         copying.audit(AuditLayout(data_dir), AuditLayout(target))
     finally:
@@ -161,6 +163,10 @@ class _BackupRun:
         self.report.topics += 1
         if not self._key(source, target):
             return
+        if files.size(source.forbidden) is not None:
+            replace_file(files, target.forbidden, files.read(source.forbidden))
+        elif files.size(target.forbidden) is not None:
+            files.remove(target.forbidden)
         try:
             self._log_and_journal(source, target)
         except StoreWriteFailed:
@@ -196,7 +202,7 @@ class _BackupRun:
         if files.size(source.key) is None:
             return True
         key = files.read(source.key)
-        if files.size(target.key) is None:
+        if not has_files(files, target.directory):  # at most what was forbidden, which follows
             replace_file(files, target.key, key)
         elif files.read(target.key) != key:
             self._add_finding(

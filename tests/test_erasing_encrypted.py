@@ -1,0 +1,291 @@
+"""Erasing where the disk is encrypted, and the retention of a running daemon.
+
+Rule: real files and real commands in this process; the witness is the bytes of every file, and what the key reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from crash_files import PowerCutError
+from daemon_process import ask
+from drafts import DATA_DIR, digest_of, draft, live_contents, open_store, uuid_of
+from effort import steps
+from encrypted_files import EncryptedCrashFiles
+
+from memd.cli.flags import config_of_existing
+from memd.cli.main import main
+from memd.cli.running import daemon_for
+from memd.errors import StoreError
+from memd.ingest.erasing.retention import DAY_US
+from memd.proxy.app import running
+from memd.proxy.parts import Daemon
+from memd.settings.model import AuditSettings, Config, ListenSettings, UpstreamSettings
+from memd.store.audit.book import AuditBook, read_book
+from memd.store.audit.chain import Act
+from memd.store.disk import DiskFiles
+from memd.store.encryption.master_key import new_key_file
+from memd.store.erasure.forbidden import ForbiddenText, read_forbidden
+from memd.store.erasure.ledger import Erasure
+from memd.store.erasure.wiping import Wiper
+from memd.store.layout import TopicLayout
+from memd.store.store import Store
+from memd.store.tools.verify import verify
+
+SECRET = "The vermilion walrus keeps the foghorn's spare key."
+OTHER = "The ferry to the quarry island leaves at seven in the morning."
+NOBODY = "http://127.0.0.1:9"
+TALK = TopicLayout(DATA_DIR, "talk")
+BANNED = ForbiddenText().also(messages=[int.from_bytes(digest_of(1)[:8], "little")])
+
+
+def erased(store: Store, erasure: Erasure) -> None:
+    """All steps of the eraser."""
+    if not erasure.is_moved:
+        banned = ForbiddenText() if store.is_aside(erasure) else BANNED
+        store.retire("talk", Wiper(store.files))
+        erasure = store.put_topic_aside(erasure, banned)
+    store.wipe_aside(erasure, Wiper(store.files))
+    store.ledger.write(msgspec.structs.replace(erasure, done_at=store.now_us()))
+
+
+def test_whatever_interrupts_it_a_topic_goes_with_its_key_and_what_is_forbidden_and_begun_anew_stays() -> None:
+    def prepared() -> tuple[EncryptedCrashFiles, Store, Erasure]:
+        files = EncryptedCrashFiles()
+        store = open_store(files)
+        store.topic("talk").append([draft(number) for number in range(3)])
+        erasure = Erasure(id=store.new_id(), kind="topic", topic_id="talk", at=1, by="ann", chunks=3, forbid=True)
+        store.ledger.write(erasure)
+        return files, store, erasure
+
+    probe, store, erasure = prepared()
+    start = probe.operations
+    erased(store, erasure)
+    begun_anew = 0
+    for cut in steps(start, probe.operations):
+        files, store, erasure = prepared()
+        key = files.raw.read(TALK.key)
+        files.cut_after = cut
+        with pytest.raises(PowerCutError):
+            erased(store, erasure)
+        again = open_store(after := files.after_power_cut("kept"))
+        pending = again.ledger.pending
+        is_anew = pending != [] and again.is_aside(pending[0])
+        if is_anew:  # somebody uses the name before the erasure is finished
+            again.topic("talk").append([draft("anew")])
+            begun_anew += 1
+        for one in pending:
+            erased(again, one)
+        said = live_contents(again.topic("talk"))
+        assert said == (["user: chunk anew"] if is_anew else []), probe.log[cut]
+        assert not any(again.has_returned(one) for one in again.ledger), probe.log[cut]
+        assert read_forbidden(after, TALK) == BANNED, probe.log[cut]
+        assert key not in after.contents().values() and uuid_of(1).hex() not in str(after.contents())
+        again.close()
+        assert verify(DATA_DIR, EncryptedCrashFiles(after.raw)).ok, probe.log[cut]
+    assert begun_anew
+
+
+class Memory:
+    """A data directory and the commands on it, without a daemon."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.base = folder / "memory", folder
+        self._monkeypatch = monkeypatch
+        monkeypatch.setenv("MEMD_UPSTREAM_URL", NOBODY)
+        monkeypatch.setenv("MEMD_AUDIT_RECORD", "always")
+
+    def give(self, name: str | None) -> None:
+        """Use this key from now on."""
+        if name is None:
+            self._monkeypatch.delenv("MEMD_ENCRYPTION_KEY_FILE")
+        else:
+            self._monkeypatch.setenv("MEMD_ENCRYPTION_KEY_FILE", str(self.base / name))
+
+    def run(self, *arguments: str | Path, code: int = 0) -> Result:
+        words = [str(one) for one in (*arguments, "--data-dir", self.folder)]
+        done = CliRunner().invoke(main, words, prog_name="memd")
+        assert done.exit_code == code, done.output
+        return done
+
+    def note(self, topic: str, *texts: str) -> list[str]:
+        """Store notes; their ids."""
+        with daemon_for(config_of_existing(None, str(self.folder))) as daemon:
+            body = {"topic_id": topic, "notes": [{"content": text} for text in texts]}
+            told = msgspec.json.decode(daemon.post("/memd/notes", body))
+            ids = [one for note in told["notes"] for one in note["chunk_ids"]]
+            judged = {"topic_id": topic, "chunk_ids": ids, "action": "Helpful", "reason": "so that they are in the log"}
+            daemon.post("/memd/corrections", judged)
+            return ids
+
+    def exported(self) -> str:
+        return self.run("export").output
+
+
+@pytest.mark.process
+def test_erasing_an_encrypted_directory_and_what_comes_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, backup = Memory(tmp_path, monkeypatch), tmp_path / "backup"
+    for name in ("old", "new"):
+        new_key_file(tmp_path / name)
+    memory.give("old")
+    memory.folder.mkdir()
+    [chunk] = memory.note("team", SECRET)
+    for topic in ("gone", "default"):
+        memory.note(topic, SECRET.replace("walrus", "otter"))
+    memory.run("backup", backup)
+    memory.run("erase", "--chunk", chunk, "--forbid", "--yes")
+    assert "walrus" not in memory.exported()
+    keys = {name: (memory.folder / name / "topic.key").read_bytes() for name in ("team", "gone")}
+    memory.run("erase", "team", "--yes")
+    memory.run("erase", "gone", "--forbid", "--yes")
+    assert not (memory.folder / "team").exists(), "its key went with it"
+    assert sorted(path.name for path in (memory.folder / "gone").iterdir()) == ["forbidden", "topic.key"]
+    assert (memory.folder / "gone" / "topic.key").read_bytes() != keys["gone"]
+    memory.run("verify")
+
+    memory.note("team", "The barometer was repaired by old Bartholomew.")
+    memory.run("backup", backup)
+    memory.run("verify", backup)
+    told = CliRunner().invoke(main, ["export", "--data-dir", str(backup)]).output
+    assert "Bartholomew" in told and "walrus" not in told and '"topic_id":"gone"' not in told
+
+    forbidden = TopicLayout(memory.folder, "gone").forbidden
+    for number, (key, arguments) in enumerate(
+        [
+            ("new", ["rekey", "--data", "--new-key-file", str(tmp_path / "new")]),
+            (None, ["decrypt"]),
+            ("old", ["encrypt"]),
+        ]
+    ):
+        if arguments == ["encrypt"]:
+            memory.give("old")
+        memory.run(*arguments)
+        memory.give(key)
+        assert (forbidden.read_bytes()[:8] == b"memd.enc") == (key is not None)
+        memory.run("verify")
+        text = f"The name is used again after step {number}."
+        memory.note("team", text)
+        assert text in memory.exported()
+    memory.note("gone", "The name can be used again.")
+    assert "can be used again" in memory.exported() and memory.run("verify").exit_code == 0
+
+
+@asynccontextmanager
+async def keeping(folder: Path, **kept: int) -> AsyncIterator[Daemon]:
+    """A daemon in this process with `retention`, and with an audit."""
+    config = Config(
+        data_dir=folder,
+        listen=ListenSettings(host="127.0.0.1", port=0),
+        upstream=UpstreamSettings(url=NOBODY),
+        audit=AuditSettings(record="always"),
+        retention=kept,
+    )
+    async with running(config) as daemon:
+        yield daemon
+
+
+async def asked(daemon: Daemon, path: str, body: dict[str, Any]) -> Any:
+    answer = await asyncio.to_thread(ask, f"{daemon.own_url}{path}", body)
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+async def note(daemon: Daemon, topic_id: str, text: str) -> None:
+    """Store a note; it is in the log."""
+    told = await asked(daemon, "/memd/notes", {"topic_id": topic_id, "notes": [{"content": text}]})
+    await daemon.archiver.store_named(await daemon.topics.get(topic_id), told["notes"][0]["chunk_ids"])
+
+
+async def chunks_in(daemon: Daemon, topic_id: str) -> int:
+    return (await daemon.topics.get(topic_id)).log.snapshot().live_count
+
+
+def later(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
+    """The clock jumps."""
+    now = daemon.store.now_us() + days * DAY_US
+    monkeypatch.setattr(daemon.store, "now_us", lambda: now)
+
+
+async def erasures_in(daemon: Daemon) -> list[Act]:
+    """What the audit has of erasures that were begun and ended."""
+    await daemon.auditor.flush()
+    kept = read_book(DiskFiles(), daemon.config.data_dir, lambda act: act.act == "erase")
+    assert kept is not None and not kept.findings
+    return [act for _, act in kept.acts]
+
+
+async def test_what_has_grown_too_old_is_erased_in_the_background_and_the_audit_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with keeping(tmp_path, team=30) as daemon:
+        for topic_id in ("team", "other"):
+            await note(daemon, topic_id, SECRET)
+        await daemon.retention.look()
+        assert await erasures_in(daemon) == [] and await chunks_in(daemon, "team") == 1
+        later(daemon, monkeypatch, 31)
+        await daemon.retention.look()
+        assert (await chunks_in(daemon, "team"), await chunks_in(daemon, "other")) == (0, 1)
+        begun, ended = await erasures_in(daemon)
+        assert (begun.who, begun.topics, begun.count, begun.begins) == ("memd/retention", ("team",), 1, True)
+        assert ended.ends and ended.detail == ""
+        assert [one.by for one in daemon.store.ledger] == ["memd/retention"]
+
+
+async def test_after_a_jump_of_the_clock_nothing_goes_before_a_person_has_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with keeping(tmp_path, team=30) as daemon:
+        for text in (SECRET, OTHER):
+            await note(daemon, "team", text)
+        later(daemon, monkeypatch, 400)
+        with caplog.at_level(logging.INFO, "memd"):
+            for _ in range(2):
+                await daemon.retention.look()
+        warnings = [one for one in caplog.messages if "look at the clock" in one]
+        assert len(warnings) == 1, "a topic is looked at once a day"
+        planned = await asked(daemon, "/memd/erase", {"retention": True, "dry_run": True})
+        assert [(one["topic_id"], one["chunks"]) for one in planned["plans"]] == [("team", 2)] and not planned["done"]
+        assert await chunks_in(daemon, "team") == 2
+        done = await asked(daemon, "/memd/erase", {"retention": True})
+        assert [one["chunks"] for one in done["done"]] == [2] and await chunks_in(daemon, "team") == 0
+        assert {one.who for one in await erasures_in(daemon)} == {"owner"}
+
+
+async def test_what_retention_cannot_do_is_tried_again_and_stops_no_other_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with keeping(tmp_path, **{"*": 30}) as daemon:
+        for topic_id in ("able", "baker"):
+            await note(daemon, topic_id, SECRET)
+        later(daemon, monkeypatch, 31)
+        erase = daemon.retention.eraser.erase_chunks
+
+        async def failing(topic_id: str, *given: Any, **named: Any) -> Any:
+            if topic_id == "able":
+                raise StoreError("the disk fails")
+            return await erase(topic_id, *given, **named)
+
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(daemon.retention.eraser, "erase_chunks", failing)
+            await daemon.retention.look()
+        assert "retention is tried again in an hour" in caplog.text
+        assert (await chunks_in(daemon, "able"), await chunks_in(daemon, "baker")) == (1, 0)
+        assert "failed" in [one.detail for one in await erasures_in(daemon)]
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(AuditBook, "append", _full)
+            await daemon.retention.look()
+        assert await chunks_in(daemon, "able") == 1, "it is not done where the audit cannot have its line"
+        await daemon.retention.look()
+        assert await chunks_in(daemon, "able") == 0
+
+
+def _full(book: AuditBook, acts: Any) -> Any:
+    raise StoreError("the disk is full")
