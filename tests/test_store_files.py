@@ -179,6 +179,7 @@ def test_only_modules_that_need_a_local_disk_know_of_one() -> None:
     }
     assert on_disk == {
         *("store", "topic", "transitions", "tools.backup", "lexical.stamp", "audit.book"),
+        *("parts", "token_list", "erasure.folders", "erasure.ledger", "erasure.rewriting", "erasure.wiping"),
         *("encryption.opening", "encryption.encrypted_disk", "encryption.key_files", "encryption.converting"),
         *("index.vectors", "index.sealed_index", "index.sealing", "index.merging"),
     }, "the log, the journal, recovery, export and verify work on any `Files`"

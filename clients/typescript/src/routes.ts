@@ -97,7 +97,7 @@ export type SearchAnswer = {
 export type LogEvent = Origin & {
   /** When it was written. */
   at: number;
-  /** `told`, `replacement`, `Helpful`, `Unhelpful`, `Update`, `Undo`, `re-embedded`, `pending` or `damaged`. */
+  /** `told`, `replacement`, `Helpful`, `Unhelpful`, `Update`, `Undo`, `re-embedded`, `erased`, `pending` or `damaged`. */
   event: string;
   reason: string | null;
   multiplier: number;
@@ -107,6 +107,8 @@ export type LogEvent = Origin & {
   supersedes: string[];
   /** The uuids of the chunks that memory showed to the assistant that speaks in it. */
   shown: string[];
+  /** As in {@link FoundChunk}. */
+  instructs: string[];
 };
 
 /** A page of the log, newest first. */
