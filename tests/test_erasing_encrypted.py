@@ -1,4 +1,4 @@
-"""Erasing where the disk is encrypted, and the retention of a running daemon.
+"""Erasing where the disk is encrypted or the command is killed, and the retention of a running daemon.
 
 Rule: real files and real commands in this process; the witness is the bytes of every file, and what the key reads.
 """
@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -176,6 +179,55 @@ def test_erasing_an_encrypted_directory_and_what_comes_after(tmp_path: Path, mon
         assert text in memory.exported()
     memory.note("gone", "The name can be used again.")
     assert "can be used again" in memory.exported() and memory.run("verify").exit_code == 0
+
+
+KILLED = """
+import os, signal, sys
+from memd.cli.main import main
+
+def look(event, arguments):
+    if event == sys.argv[1] and any(sys.argv[2] in str(one) for one in arguments):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(look)
+main(sys.argv[3:])
+"""
+"""A command that is killed just before a step: the event of the interpreter and a part of the path tell which."""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("what", "event", "path"),
+    [
+        (["--chunk"], "open", "active.bin.tmp"),  # it is written down, and nothing is done yet
+        (["--chunk"], "os.rename", "active.bin.tmp"),  # the new file is whole, beside the old one
+        (["team"], "os.rename", ".topic"),
+        (["team"], "os.remove", "topic.key"),  # put aside, and overwritten is the key alone
+    ],
+)
+async def test_a_command_that_was_killed_is_finished_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: list[str], event: str, path: str
+) -> None:
+    memory, is_encrypted = Memory(tmp_path, monkeypatch), path == "topic.key"
+    if is_encrypted:
+        new_key_file(tmp_path / "key")
+        memory.give("key")
+    memory.folder.mkdir()
+    chunk, _ = await asyncio.to_thread(memory.note, "team", SECRET), await asyncio.to_thread(memory.note, "a", OTHER)
+    key = (memory.folder / "team" / "topic.key").read_bytes() if is_encrypted else SECRET.encode()
+    words = [*what, *(chunk if what == ["--chunk"] else []), "--yes", "--data-dir", str(memory.folder)]
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", KILLED, event, path, "erase", *words], check=False, capture_output=True
+    )
+    assert done.returncode == -signal.SIGKILL, done
+    assert memory.run("verify", code=1).output.count("is being erased on") == 1
+    async with running(config_of_existing(None, str(memory.folder))) as daemon:
+        await daemon.retention.eraser.resume()
+        assert daemon.store.ledger.pending == [] and await chunks_in(daemon, "a") == 1
+    memory.run("verify")
+    files = [one for one in memory.folder.rglob("*") if one.is_file()]
+    assert [one for one in files if key in one.read_bytes()] == []
+    assert (memory.folder / "team").exists() == (what == ["--chunk"])
 
 
 @asynccontextmanager
