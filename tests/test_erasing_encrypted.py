@@ -10,8 +10,9 @@ import logging
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,21 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from crash_files import PowerCutError
-from daemon_process import ask
+from daemon_process import ask, wait_until
 from drafts import DATA_DIR, digest_of, draft, live_contents, open_store, uuid_of
 from effort import steps
 from encrypted_files import EncryptedCrashFiles
+from recording_upstream import RecordingUpstream
 
 from memd.cli.flags import config_of_existing
 from memd.cli.main import main
 from memd.cli.running import daemon_for
 from memd.errors import StoreError
-from memd.ingest.erasing.retention import DAY_US
+from memd.ingest.erasing import retention
+from memd.ingest.erasing.retention import DAY_US, Retention
 from memd.proxy.app import running
 from memd.proxy.parts import Daemon
+from memd.settings.encryption import EncryptionSettings
 from memd.settings.model import AuditSettings, Config, ListenSettings, UpstreamSettings
 from memd.store.audit.book import AuditBook, read_book
 from memd.store.audit.chain import Act
@@ -179,6 +183,9 @@ def test_erasing_an_encrypted_directory_and_what_comes_after(tmp_path: Path, mon
         assert text in memory.exported()
     memory.note("gone", "The name can be used again.")
     assert "can be used again" in memory.exported() and memory.run("verify").exit_code == 0
+    told = memory.run("audit", "--act", "settings", "--act", "erase").output
+    for command in ("memd erase", "memd rekey", "memd decrypt", "memd encrypt"):
+        assert command in told
 
 
 KILLED = """
@@ -231,20 +238,80 @@ async def test_a_command_that_was_killed_is_finished_by_the_next_start(
 
 
 @asynccontextmanager
-async def keeping(folder: Path, **kept: int) -> AsyncIterator[Daemon]:
+async def keeping(
+    folder: Path, upstream: str = NOBODY, key: str = "", kept: Mapping[str, int] | None = None
+) -> AsyncIterator[Daemon]:
     """A daemon in this process with `retention`, and with an audit."""
     config = Config(
         data_dir=folder,
         listen=ListenSettings(host="127.0.0.1", port=0),
-        upstream=UpstreamSettings(url=NOBODY),
+        upstream=UpstreamSettings(url=upstream),
         audit=AuditSettings(record="always"),
-        retention=kept,
+        encryption=EncryptionSettings(key_file=key),
+        retention=dict(kept or {}),
     )
     async with running(config) as daemon:
         yield daemon
 
 
-async def asked(daemon: Daemon, path: str, body: dict[str, Any]) -> Any:
+def having(daemon: Daemon, word: str) -> set[str]:
+    """The files in which the key reads a word."""
+    paths = [one for one in daemon.config.data_dir.rglob("*") if one.is_file()]
+    return {one.name for one in paths if word.encode() in daemon.store.files.read(one)}
+
+
+def has_all(daemon: Daemon, word: str) -> bool:
+    return {"memd.receipts", "hot.log", "active.bin"} <= having(daemon, word)
+
+
+async def test_under_an_encrypted_daemon_a_chunk_and_a_topic_go_with_their_receipts(
+    tmp_path: Path, upstream: RecordingUpstream
+) -> None:
+    new_key_file(tmp_path / "key")
+    async with keeping(tmp_path / "memory", upstream.url, str(tmp_path / "key")) as daemon:
+
+        async def say(text: str, topic_id: str) -> None:
+            body = {"model": "tiny", "messages": [{"role": "user", "content": text}]}
+            told = await asyncio.to_thread(
+                ask, f"{daemon.base_url}/v1/chat/completions", body, headers={"X-Memory-Topic": topic_id}
+            )
+            assert told.status == 200
+
+        for topic_id, word in (("team", "walrus"), ("other", "otter")):
+            text = SECRET.replace("walrus", word)
+            await note(daemon, topic_id, text)
+            await say("Who keeps the spare key of the foghorn?", topic_id)
+            assert text in upstream.prompts[-1]
+            await asyncio.to_thread(wait_until, partial(has_all, daemon, word), partial(str, word))
+        [chunk] = (await asked(daemon, "/memd/search?q=walrus&topic=team", None))["chunks"][:1]
+        await asked(daemon, "/memd/erase", {"chunk_ids": [chunk["uuid"]], "topic_id": "team"})
+        assert having(daemon, "walrus") == set() and having(daemon, "otter")
+        key = (tmp_path / "memory" / "other" / "topic.key").read_bytes()
+        await asked(daemon, "/memd/erase", {"topic_id": "other"})
+        assert having(daemon, "otter") == set()
+        files = [one for one in (tmp_path / "memory").rglob("*") if one.is_file()]
+        assert not (tmp_path / "memory" / "other").exists() and not [one for one in files if key in one.read_bytes()]
+        await say("The slates come on Monday.", "other")
+        await note(daemon, "other", OTHER)
+        assert await chunks_in(daemon, "other") >= 1 and {"hot.log", "active.bin"} <= having(daemon, "ferry")
+
+
+async def test_it_looks_at_the_topics_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(retention, "EVERY_SECONDS", 0.0)
+    looked, twice = [0], asyncio.Event()
+
+    async def look(of: Retention) -> None:
+        looked[0] += 1
+        if looked[0] > 1:
+            twice.set()
+
+    monkeypatch.setattr(Retention, "look", look)
+    async with keeping(tmp_path, kept={"team": 30}):
+        await twice.wait()
+
+
+async def asked(daemon: Daemon, path: str, body: dict[str, Any] | None) -> Any:
     answer = await asyncio.to_thread(ask, f"{daemon.own_url}{path}", body)
     assert answer.status == 200, answer.body
     return answer.json
@@ -277,7 +344,7 @@ async def erasures_in(daemon: Daemon) -> list[Act]:
 async def test_what_has_grown_too_old_is_erased_in_the_background_and_the_audit_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with keeping(tmp_path, team=30) as daemon:
+    async with keeping(tmp_path, kept={"team": 30}) as daemon:
         for topic_id in ("team", "other"):
             await note(daemon, topic_id, SECRET)
         await daemon.retention.look()
@@ -294,7 +361,7 @@ async def test_what_has_grown_too_old_is_erased_in_the_background_and_the_audit_
 async def test_after_a_jump_of_the_clock_nothing_goes_before_a_person_has_said_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with keeping(tmp_path, team=30) as daemon:
+    async with keeping(tmp_path, kept={"team": 30}) as daemon:
         for text in (SECRET, OTHER):
             await note(daemon, "team", text)
         later(daemon, monkeypatch, 400)
@@ -314,7 +381,7 @@ async def test_after_a_jump_of_the_clock_nothing_goes_before_a_person_has_said_s
 async def test_what_retention_cannot_do_is_tried_again_and_stops_no_other_topic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with keeping(tmp_path, **{"*": 30}) as daemon:
+    async with keeping(tmp_path, kept={"*": 30}) as daemon:
         for topic_id in ("able", "baker"):
             await note(daemon, topic_id, SECRET)
         later(daemon, monkeypatch, 31)
