@@ -197,7 +197,7 @@ class Receipts:
             receipt = _decode(line)
             if receipt is None:
                 return line if line.startswith(b'{"redaction":') else b""  # torn: nobody reads it
-            return msgspec.json.encode(_without_texts(receipt)) if _is_concerned(receipt, concern) else line
+            return msgspec.json.encode(without_texts(receipt)) if _is_concerned(receipt, concern) else line
 
         if self._ring is not None:
             self._ring.rewrite(changed, wiper)
@@ -363,7 +363,8 @@ def _topics_shown(receipt: Receipt) -> set[str]:
     return {one.topic_id for one in receipt.candidates}
 
 
-def _without_texts(receipt: Receipt) -> Receipt:
+def without_texts(receipt: Receipt) -> Receipt:
+    """Return a receipt of which the figures stay."""
     corrections = tuple(msgspec.structs.replace(one, reason="", content=None) for one in receipt.corrections)
     told = {"asked": "", "reply": "", "question": None, "block": None, "error": None, "note": ERASED_NOTE}
     return msgspec.structs.replace(receipt, corrections=corrections, **told)

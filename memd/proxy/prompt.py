@@ -13,6 +13,7 @@ from memd.conversation.conversation import Conversation
 from memd.messages import RESULT_ROLES, ROOT_DIGEST, Block, BlockChunk, Message
 from memd.principals import OWNER, Principal
 from memd.proxy.live_turns import LiveTurns
+from memd.store.erasure.forbidden import ForbiddenText
 from memd.wire.api import Api, Placement
 from memd.wire.request import Insertion
 
@@ -50,6 +51,21 @@ class Prompt:
         for message in self._newest_first():
             if message.role == "user" and message.said.strip() and not message.answers_call:
                 yield message.said
+
+    def asks_erased(self, forbidden: ForbiddenText, texts: int) -> bool:
+        """Whether something among the latest messages, up to so many of the user's, was erased here or is forbidden.
+
+        A prompt has what the client sends; what is kept of it must not bring erased words back.
+        """
+        for position in reversed(self._visible()):
+            item, sent = self.conversation.messages[position], self._message(position)
+            is_gone = item.message is not None and not item.message.said.strip() and bool(sent.said.strip())
+            if is_gone or forbidden.has_message(item.identity, item.content_digest):
+                return True
+            texts -= sent.role == "user" and bool(sent.said.strip()) and not sent.answers_call
+            if not texts:
+                return False
+        return False
 
     def latest_step(self) -> Message | None:
         """The assistant's latest message in the open turn; None if there is none."""

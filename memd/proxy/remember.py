@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from memd.admin.receipts import Receipt, Receipts
+from memd.admin.receipts import Receipt, Receipts, without_texts
 from memd.clock import steady_now
 from memd.conversation.conversation import Conversation, Counted
 from memd.conversation.tokens import TokenCounter
 from memd.entries import SHOWN_MAX
 from memd.ingest.archiver import Archiver
-from memd.proxy.memory import Recalled, SettledPrompt
+from memd.proxy.memory import FOLLOW_UP_TURNS, Recalled, SettledPrompt
 from memd.proxy.receive import Received
 from memd.proxy.room import PromptRoom, count
 from memd.recall.explained import scored_chunks
@@ -152,7 +152,7 @@ class Rememberer:
             return self._counter.drift.drifted(model, raw_tokens)
 
         timings_ms = {**spans_ms, "memory": sum(spans_ms.get(step, 0.0) for step in MEMORY_STEPS)}
-        return Receipt(
+        receipt = Receipt(
             turn_id=asked.turn_id,
             at=received.at,
             topic_id=received.topic.id,
@@ -188,6 +188,8 @@ class Rememberer:
             signals=tuple(msgspec.to_builtins(signal) for signal in shown.signals),
             timings_ms={name: round(value, 3) for name, value in timings_ms.items()},
         )
+        forbidden = received.topic.log.forbidden
+        return without_texts(receipt) if prompt.asks_erased(forbidden, FOLLOW_UP_TURNS) else receipt
 
 
 def _place(received: Received) -> dict[str, Any]:
