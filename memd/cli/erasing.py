@@ -71,9 +71,7 @@ def erase(
     with daemon_for(config) as daemon:
         if not resume and not as_json:
             plan = _asked(daemon, body, dry_run=True)
-            whole_topic = (
-                topic if topic and not before and not chunk_ids else None
-            )  # also without a chunk, or unreadable
+            whole_topic = topic if not before and not chunk_ids else None  # also without a chunk, or unreadable
             _show_plan(plan, whole_topic)
             if dry_run or not (whole_topic or any(one.chunks for one in plan.plans)):
                 return 0
