@@ -161,12 +161,17 @@ def _written(path: Path) -> Path:
     return path
 
 
+def test_a_key_file_that_is_gone_is_named_with_what_to_do(tmp_path: Path) -> None:
+    done = memd("encrypt", "--data-dir", tmp_path, MEMD_ENCRYPTION_KEY_FILE=str(tmp_path / "gone"))
+    assert done.exit_code == 1 and f"{tmp_path / 'gone'}: there is no such file; put the key" in done.output
+
+
 def test_a_new_key_never_replaces_one(tmp_path: Path) -> None:
     assert memd("key", "new", tmp_path / "key").exit_code == 0
     made = (tmp_path / "key").read_bytes()
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
     again = memd("key", "new", tmp_path / "key")
-    assert again.exit_code == 1 and "File exists" in again.output
+    assert again.exit_code == 2 and "is there already" in again.output
     assert (tmp_path / "key").read_bytes() == made
 
 

@@ -32,6 +32,11 @@ def redactor(*persons: Any, countries: tuple[str, ...] = (), listed: tuple[str, 
     )
 
 
+def test_a_country_that_is_none_is_refused_since_its_numbers_would_stay() -> None:
+    with pytest.raises(ConfigError, match="redact_countries: UK is no country"):
+        redactor("phone", countries=("PL", "UK"))
+
+
 SENTENCES = [
     (kind, marked, (country,) if len(country) == 2 else ())
     for kind, sentences in DATA.items()

@@ -154,10 +154,15 @@ class ErasingRoutes:
         if not live:
             return []
         has = counted(len(live), "live conversation")
-        return [f"the prompts of {has} of topic {topic.id}: what a client sends is its own, and it may send it again"]
+        return [
+            f"the prompts of {has} of topic {topic.id}: what a client sends is its own, and it may send it again (--forbid: it is not stored again)"
+        ]
 
     def _backups(self) -> tuple[str, ...]:
-        return tuple(f"the backup in {one}" for one in known_backups(self._store.data_dir, self._store.files))
+        return tuple(
+            f"the backup in {one}, until the next `memd backup` into it"
+            for one in known_backups(self._store.data_dir, self._store.files)
+        )
 
 
 def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes]) -> tuple[str, ...]:

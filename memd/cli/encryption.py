@@ -13,7 +13,7 @@ import click
 
 from memd.cli.acting import command_act
 from memd.cli.flags import WholeSentences, config_of_existing, key_flag, key_of, settings_flags
-from memd.errors import ConfigError
+from memd.errors import BadQuestion, ConfigError
 from memd.settings.encryption import EncryptionSettings
 from memd.store.disk import DiskFiles
 from memd.store.encryption.opening import check_installed, master_key
@@ -22,7 +22,7 @@ from memd.wording import counted
 if TYPE_CHECKING:
     from memd.store.encryption.converting import ConversionReport
 
-_KEEP = "Keep a copy of it in another place: nothing that it encrypts can be read without it."
+_KEEP = "Keep a copy of the key in another place: nothing that is encrypted with it can be read without it."
 _OLD_BLOCKS = (
     "The old files were overwritten and removed. Flash disks, file systems that copy on write, snapshots and backups "
     "may keep what they held."
@@ -44,6 +44,8 @@ def new(file: Path) -> int:
     check_installed()
     from memd.store.encryption.master_key import new_key_file
 
+    if file.exists():
+        raise BadQuestion(f"{file}: is there already, and a key that is written over is lost; name another file")
     click.echo(f"{file}: the new key {new_key_file(file).id}. {_KEEP}")
     return 0
 

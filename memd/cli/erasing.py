@@ -73,6 +73,8 @@ def erase(
             plan = _asked(daemon, body, dry_run=True)
             whole_topic = topic if not before and not chunk_ids else None  # also without a chunk, or unreadable
             _show_plan(plan, whole_topic)
+            if retention and not config.retention:
+                click.echo("The settings keep everything: they have no `retention`.")
             if dry_run or not (whole_topic or any(one.chunks for one in plan.plans)):
                 return 0
             if not yes and not click.confirm("Erase this for good?"):

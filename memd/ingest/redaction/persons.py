@@ -18,7 +18,7 @@ def personal(settings: IngestSettings) -> dict[str, Find]:
     """The finders that `redact_persons` and `redact_words` ask for, by the names of their marks.
 
     Raises:
-        ConfigError: a package of the extra is not installed.
+        ConfigError: a package of the extra is not installed, or a country is none.
     """
     finders: dict[str, Find] = {}
     asked, countries = settings.redact_persons, settings.redact_countries
@@ -27,6 +27,8 @@ def personal(settings: IngestSettings) -> dict[str, Find]:
 
         finders["email"] = in_unescaped(mail_addresses)
     try:
+        if countries and not {"national_id", "phone"}.isdisjoint(asked):
+            _check_countries(countries)
         if "national_id" in asked:
             from memd.ingest.redaction.national_ids import national_ids
 
@@ -44,3 +46,14 @@ def personal(settings: IngestSettings) -> dict[str, Find]:
 
         finders[LISTED_WORD] = listed_words(settings.redact_words)
     return finders
+
+
+def _check_countries(countries: tuple[str, ...]) -> None:
+    """Refuse what is no country: its numbers would stay, and nobody be told."""
+    from phonenumbers import SUPPORTED_REGIONS
+
+    if unknown := [one for one in countries if one not in SUPPORTED_REGIONS]:
+        raise ConfigError(
+            f"ingest.redact_countries: {', '.join(unknown)} is no country of ISO 3166 whose numbers are known; give its "
+            "two letters there (GB, not UK; GR, not EL)"
+        )
