@@ -154,9 +154,8 @@ class ErasingRoutes:
         if not live:
             return []
         has = counted(len(live), "live conversation")
-        return [
-            f"the prompts of {has} of topic {topic.id}: what a client sends is its own, and it may send it again (--forbid: it is not stored again)"
-        ]
+        again = "what a client sends is its own, and it may send it again (--forbid: it is not stored again)"
+        return [f"the prompts of {has} of topic {topic.id}: {again}"]
 
     def _backups(self) -> tuple[str, ...]:
         return tuple(

@@ -54,6 +54,6 @@ def _check_countries(countries: tuple[str, ...]) -> None:
 
     if unknown := [one for one in countries if one not in SUPPORTED_REGIONS]:
         raise ConfigError(
-            f"ingest.redact_countries: {', '.join(unknown)} is no country of ISO 3166 whose numbers are known; give its "
-            "two letters there (GB, not UK; GR, not EL)"
+            f"ingest.redact_countries: {', '.join(unknown)} is no country of ISO 3166 whose numbers are known; "
+            "give its two letters there (GB, not UK; GR, not EL)"
         )
