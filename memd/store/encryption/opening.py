@@ -129,12 +129,13 @@ def master_key(settings: EncryptionSettings) -> MasterKey:
     if settings.key:
         return MasterKey.parsed(settings.key.encode(), "the key in MEMD_ENCRYPTION_KEY, or on standard input,")
     if settings.key_file:
-        path = Path(settings.key_file)
-        if not path.exists():
-            raise WrongKey(
-                f"{path}: there is no such file; put the key, or your copy of it, where encryption.key_file says"
-            )
-        return MasterKey.in_file(path)
+        try:
+            return MasterKey.in_file(Path(settings.key_file))
+        except StoreError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            remedy = "put the key, or your copy of it, where encryption.key_file says"
+            raise WrongKey(f"{settings.key_file}: there is no such file; {remedy}") from None
     raise WrongKey(f"there is no key; give one with {_PLACES}")
 
 
