@@ -19,6 +19,8 @@ from memd.errors import Forbidden
 
 Right = Literal["read", "write", "correct", "admin"]
 RIGHTS: tuple[Right, ...] = get_args(Right)
+SECRET_PREFIX = "memd_"  # noqa: S105  # what all begin with
+"""Of each secret that `memd token` makes, so that people and scanners of secrets know one."""
 EVERY_TOPIC = "*"
 OWNER_NAME = "owner"
 """No token's name: it stands for `auth.token`, and for everybody where there is no token at all."""

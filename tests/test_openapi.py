@@ -75,6 +75,7 @@ def test_what_the_routes_answer_fits_it(told: DaemonProcess, tmp_path: Path) -> 
     undone = ask(f"{base}/memd/undo", {"topic_id": "work", "canonical_id": corrected.json["applied"][0]})
     checked("post", "/memd/undo", 200, undone.json)
     checked("post", "/memd/backup", 200, ask(f"{base}/memd/backup", {"folder": str(tmp_path / "copy")}).json)
+    checked("post", "/memd/backup", 400, ask(f"{base}/memd/backup", {"folder": "/a\0b"}).json)
     checked("post", "/memd/undo", 404, ask(f"{base}/memd/undo", {"topic_id": "work", "canonical_id": 1}).json)
     checked("get", "/memd/log", 400, ask(f"{base}/memd/log?limit=0").json)
     assert ask(f"{base}/memd/openapi.json").json == DOCUMENT

@@ -5,12 +5,20 @@ from __future__ import annotations
 import getpass
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 import yaml
+from aiohttp.test_utils import make_mocked_request
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream
+
+from memd.admin.access import headers_with_token
+from memd.errors import StoreError
+from memd.principals import OWNER, Principals, digest_of
+from memd.store.disk import DiskFiles
+from memd.store.token_list import kept_tokens
 
 NOTE = {"topic_id": "team-a", "notes": [{"content": "The lamp is in the attic."}]}
 
@@ -116,3 +124,17 @@ def test_the_settings_are_read_again_and_a_wrong_list_changes_nothing(
 def test_a_wrong_token_is_not_made(make_daemon: MakeDaemon, arguments: tuple[str, ...], reason: str) -> None:
     done = make_daemon("http://127.0.0.1:9").run("token", "add", *arguments)
     assert (done.returncode, done.stdout) == (2, "") and reason in done.stderr
+
+
+def test_a_token_that_was_taken_back_does_not_reach_the_upstream_beside_one_that_is_known() -> None:
+    shown = {"X-Memory-Token": "known", "Authorization": "Bearer memd_taken-back", "X-Api-Key": "the upstream's"}
+    request = make_mocked_request("GET", "/v1/models", headers=shown)
+    principals = Principals({digest_of("known"): OWNER})
+    assert headers_with_token(request, principals) == {"x-memory-token", "authorization"}
+    assert headers_with_token(request, Principals()) == set()
+
+
+def test_a_list_of_a_later_version_is_not_read_as_this_one(tmp_path: Path) -> None:
+    (tmp_path / "memd.tokens").write_text('{"tokens": [], "version": 2}')
+    with pytest.raises(StoreError, match="is no list of tokens"):
+        kept_tokens(DiskFiles(), tmp_path)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from memd.principals import OWNER, Principal, Principals
+from memd.principals import OWNER, SECRET_PREFIX, Principal, Principals
 from memd.settings.model import is_this_machine
 
 TOKEN_HEADER = "X-Memory-Token"  # noqa: S105  # a header's name
@@ -58,10 +58,17 @@ def principal_of(request: web.BaseRequest) -> Principal:
 
 
 def headers_with_token(request: web.BaseRequest, principals: Principals) -> set[str]:
-    """Return the headers (lower case) that carry a token of memd's own, which must not reach the upstream."""
+    """Return the headers (lower case) that carry a token of memd's own, which must not reach the upstream.
+
+    One that was taken back neither: beside a token that is known it is no reason to refuse the request.
+    """
     if principals.is_open:
         return set()
-    return {name.lower() for name, secret in shown_secrets(request) if principals.find(secret) is not None}
+    return {
+        name.lower()
+        for name, secret in shown_secrets(request)
+        if secret.startswith(SECRET_PREFIX) or principals.find(secret) is not None
+    }
 
 
 def is_own(request: web.BaseRequest, listen_host: str) -> bool:

@@ -164,7 +164,7 @@ class BackupRoutes:
     async def backup(self, body: BackupBody) -> BackupReport:
         """Back up into a folder of this machine."""
         folder = Path(body.folder)
-        if not folder.is_absolute():
+        if not folder.is_absolute() or "\0" in body.folder:
             raise BadQuestion(f"{folder}: give an absolute path; this daemon's working directory is not yours")
 
         def backed_up() -> BackupReport:

@@ -21,7 +21,7 @@ from memd.cli.flags import WholeSentences, config_of, config_of_existing, settin
 from memd.cli.grants import end_grant, grant_line, live_grants
 from memd.cli.running import RunningDaemon
 from memd.errors import BadQuestion, ConfigError, DaemonError, NotFound, RightMissing
-from memd.principals import Right, digest_of
+from memd.principals import SECRET_PREFIX, Right, digest_of
 from memd.settings.file import Setting
 from memd.settings.model import Config
 from memd.settings.tokens import TokenSettings, read_tokens, token_problems
@@ -29,8 +29,6 @@ from memd.store.disk import DiskFiles
 from memd.store.token_list import KeptToken, changing_tokens, keep_tokens, kept_tokens
 
 SECRET_BYTES = 32
-PREFIX = "memd_"
-"""Of each secret, so that people and scanners of secrets know one."""
 ONCE = "This is the token; it is shown this once, and memd keeps no more than its SHA-256."
 
 
@@ -170,7 +168,7 @@ def _is_grant(config: Config, name: str) -> bool:
 
 
 def _new_secret() -> str:
-    return PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+    return SECRET_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
 
 
 def _show(secret: str) -> None:

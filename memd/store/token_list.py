@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -27,7 +28,7 @@ class KeptToken(TokenSettings, frozen=True, kw_only=True):
 
 class _TokenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: tuple[KeptToken, ...]
-    version: int = 1
+    version: Literal[1] = 1
 
 
 def kept_tokens(files: Files, data_dir: Path) -> tuple[KeptToken, ...]:
