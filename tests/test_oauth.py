@@ -99,6 +99,8 @@ def test_clients_that_there_are_can_register(uris: tuple[str, ...]) -> None:
     "uri",
     [
         "javascript:alert(1)",
+        "ms-msdt:/id",
+        "Search-MS:query=x",
         "JavaScript://x/%0aalert(1)",
         "data:text/html,x",
         "vbscript:x",

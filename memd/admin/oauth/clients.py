@@ -30,6 +30,7 @@ _LOOPBACK_PORT = re.compile(r"(http://(?:localhost|127\.0\.0\.1|\[::1\])):\d{1,5
 NO_PROGRAMS = {
     *("about", "blob", "chrome", "data", "file", "filesystem", "ftp", "intent", "jar", "javascript", "mailto"),
     *("resource", "sms", "tel", "vbscript", "view-source", "ws", "wss"),
+    *("ldap", "mhtml", "res", "search", "search-ms", "shell"),  # Windows' own, known from attacks, and all of `ms-`
 }
 """Schemes that a browser runs, opens itself or hands to no program that could have asked. Any other one belongs to a
 program (RFC 8252 section 7.1), as `cursor` does."""
@@ -115,7 +116,8 @@ def _problem_of(uri: str) -> str:
         return "is no address"
     scheme = parts.scheme.lower()
     if scheme not in ("http", "https"):
-        return f"is not sent to: {scheme} belongs to no program" if scheme in NO_PROGRAMS else ""
+        is_none = scheme in NO_PROGRAMS or scheme.startswith("ms-")
+        return f"is not sent to: {scheme} belongs to no program" if is_none else ""
     if "@" in parts.netloc or not _HOST.fullmatch(host):
         return "names no plain host"
     if scheme == "http" and not is_this_machine(host):
