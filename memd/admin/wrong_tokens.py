@@ -35,7 +35,7 @@ ATTEMPT_SECONDS = 1.0
 LIMITED_MAX = 4_096
 """Addresses whose attempts are limited at a time; beyond that the one that tried longest ago begins anew."""
 UNGUESSABLE_CHARACTERS = 32
-"""Of a secret: `memd token add` makes longer ones."""
+"""Characters; the secrets that `memd token add` makes are longer."""
 _TOKEN_NAMES = frozenset(
     {"token", "access_token", "auth_token", "auth", "authorization", "bearer", "api_key", "apikey"}
 )
