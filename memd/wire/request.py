@@ -17,7 +17,7 @@ from memd.speech import Speech
 from memd.wanted import EVERYTHING, Wanted
 from memd.wire.histories import NOTHING_KNOWN, History, Parse
 from memd.wire.lenient_json import UNREADABLE, decode_or_none, is_list, is_object, is_string, lenient_text
-from memd.wire.message_cache import MessageCache, ParsedMessage, parsed_message
+from memd.wire.message_cache import MessageCache, parsed_message
 from memd.wire.sideband import MemoryIn, decode_memory_in
 
 _TOKENS_BOUND = 2.0**53  # a larger `max_tokens` is no bound (and may be infinite)
@@ -87,13 +87,13 @@ def request_from(
     *,
     list_name: str,
     raw_messages: list[Raw],
-    continues: list[bool],
     parse: Callable[[Raw], Message],
     cache: MessageCache | None,
     bounds: Sequence[str],
     standing: Sequence[str],
+    continues: list[bool] | None = None,
     instructions: str = "",
-    known: History = NOTHING_KNOWN,
+    known: History | None = None,
 ) -> ModelRequest:
     """Make a request of a body's top-level members; of a member that appears twice the last counts, as in llama.cpp.
 
@@ -102,29 +102,29 @@ def request_from(
         parse: parses one of `raw_messages`.
         bounds: the members that bound the reply, in order of precedence.
         standing: the members that take room in the window besides the messages.
+        continues: whether each message is in the same element as the one before; None: each is its own.
         instructions: the member that holds the system prompt, if the API has one.
-        known: the first of `raw_messages`, which were parsed before.
+        known: the first of `raw_messages`, which were parsed before; None where the list's elements are not messages.
 
     Raises:
         BadRequestBody: a message is unreadable or nested too deeply.
     """
     try:
-        parsed = _parsed(raw_messages[len(known.raws) :], parse, cache)
+        history = _read(raw_messages, known, members.get(list_name), parse, cache)
         fields, messages_at, sidebands = _without_sideband(members, list_name)
         memory_in, memory_in_error = _memory_in(sidebands)
-        messages = [*known.messages, *(one.message for one in parsed)]
         return ModelRequest(
             original=None if sidebands else body,
             fields=fields,
             messages_at=messages_at,
             raw_messages=raw_messages,
-            messages=messages,
-            digests=[*known.digests, *(one.digest for one in parsed)],
-            continues=continues,
+            messages=history.messages,
+            digests=history.digests,
+            continues=continues or [False] * len(raw_messages),
             stream=bytes(fields.get("stream", b"")) == b"true",
             model=decode_or_none(_text_decoder, fields.get("model", _NULL)) or "",
             max_tokens=_first_bound(fields, bounds),
-            instructions=_instructions(fields.get(instructions, _NULL), messages),
+            instructions=_instructions(fields.get(instructions, _NULL), history.messages),
             standing_text="".join(bytes(fields[name]).decode(errors="replace") for name in standing if name in fields),
             memory_in=memory_in,
             memory_in_error=memory_in_error,
@@ -133,8 +133,18 @@ def request_from(
         raise BadRequestBody("the request body is nested too deeply") from error
 
 
-def _parsed(raws: Sequence[Raw], parse: Parse, cache: MessageCache | None) -> list[ParsedMessage]:
-    return [parsed_message(raw, parse) for raw in raws] if cache is None else cache.parse(raws, parse)
+def _read(
+    raws: list[Raw], known: History | None, listed: Raw | None, parse: Parse, cache: MessageCache | None
+) -> History:
+    """The messages, of which those that are not known are parsed, and noted as known where their list can be."""
+    beginning = known or NOTHING_KNOWN
+    new = raws[len(beginning.raws) :]
+    parsed = [parsed_message(raw, parse) for raw in new] if cache is None else cache.parse(new, parse)
+    messages = [*beginning.messages, *(one.message for one in parsed)]
+    history = History(raws, messages, [*beginning.digests, *(one.digest for one in parsed)])
+    if cache is not None and known is not None and listed is not None:
+        cache.histories.note(bytes(listed), parse, history)
+    return history
 
 
 def _instructions(raw: Raw, messages: Sequence[Message]) -> str:
@@ -142,11 +152,6 @@ def _instructions(raw: Raw, messages: Sequence[Message]) -> str:
     parts = decode_or_none(_parts_decoder, raw) if is_list(raw) else None
     texts = [lenient_text(raw)] if is_string(raw) else [lenient_text(part.text) for part in parts or ()]
     return "\n".join([*texts, *(message.text for message in messages[: leading_count(messages)])])
-
-
-def history_of(request: ModelRequest) -> History:
-    """Return its messages as they were read."""
-    return History(request.raw_messages, request.messages, request.digests)
 
 
 def without_own_blocks(request: ModelRequest, is_own: Callable[[str], bool], speech: Speech) -> ModelRequest:

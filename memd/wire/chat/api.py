@@ -17,7 +17,6 @@ from memd.wire.capture import Reply
 from memd.wire.chat.capture import ChatCapture, parse_reply
 from memd.wire.chat.elements import are_apart, elements_of, grouped, parse_elements
 from memd.wire.chat.message import encode_message, with_content, with_text_in_front
-from memd.wire.histories import NOTHING_KNOWN
 from memd.wire.message_cache import MessageCache
 from memd.wire.reply_stream import ReplyStream
 from memd.wire.request import (
@@ -26,7 +25,6 @@ from memd.wire.request import (
     ModelRequest,
     elements_behind,
     encode_body,
-    history_of,
     request_from,
     texts_by_position,
     top_level,
@@ -48,25 +46,19 @@ class ChatApi:
         """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""
         members = top_level(body)
         known, new = elements_behind(members, "messages", parse_elements, cache)
-        is_apart = are_apart([*known.raws[-1:], *new])
-        if not is_apart:
-            known, new = NOTHING_KNOWN, grouped([*known.raws, *new])
         raw_messages = [*known.raws, *new]
-        request = request_from(
+        is_apart = are_apart([*known.raws[-1:], *new])
+        return request_from(
             body,
             members,
             list_name="messages",
-            raw_messages=raw_messages,
-            continues=[False] * len(raw_messages),
+            raw_messages=raw_messages if is_apart else grouped(raw_messages),
             parse=parse_elements,
             cache=cache,
             bounds=("max_completion_tokens", "max_tokens", "n_predict"),
             standing=("tools", "functions"),
-            known=known,
+            known=known if is_apart else None,
         )
-        if cache is not None and is_apart:
-            cache.histories.note(bytes(members["messages"]), parse_elements, history_of(request))
-        return request
 
     def encode(
         self,

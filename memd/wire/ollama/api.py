@@ -17,7 +17,7 @@ from memd.wire.ollama.capture import OllamaCapture, parse_reply
 from memd.wire.ollama.lines import LineParser
 from memd.wire.ollama.message import encode_message, parse_message
 from memd.wire.reply_stream import ReplyStream
-from memd.wire.request import ModelRequest, elements_behind, history_of, request_from, top_level
+from memd.wire.request import ModelRequest, elements_behind, request_from, top_level
 from memd.wire.sideband import MemoryOut
 
 _options_decoder = msgspec.json.Decoder(dict[str, Raw])
@@ -37,21 +37,17 @@ class OllamaApi(ChatApi):
         """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""
         members = top_level(body)
         known, new = elements_behind(members, "messages", parse_message, cache)
-        raw_messages = [*known.raws, *new]
         request = request_from(
             body,
             members,
             list_name="messages",
-            raw_messages=raw_messages,
-            continues=[False] * len(raw_messages),
+            raw_messages=[*known.raws, *new],
             parse=parse_message,
             cache=cache,
             bounds=(),
             standing=("tools", "format"),
             known=known,
         )
-        if cache is not None:
-            cache.histories.note(bytes(members["messages"]), parse_message, history_of(request))
         options = decode_or_none(_options_decoder, request.fields.get("options", _NOTHING)) or {}
         return msgspec.structs.replace(
             request,

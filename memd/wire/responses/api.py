@@ -52,13 +52,11 @@ class ResponsesApi:
         for name in _HELD_ELSEWHERE:
             if bytes(members.get(name, b"null")) not in (b"null", b'""'):
                 raise BadRequestBody(f"`{name}` names a conversation that the upstream keeps")
-        raw_messages = _raw_messages(members)
         return request_from(
             body,
             members,
             list_name="input",
-            raw_messages=raw_messages,
-            continues=[False] * len(raw_messages),
+            raw_messages=_raw_messages(members),
             parse=parse_items,
             cache=cache,
             bounds=("max_output_tokens",),
