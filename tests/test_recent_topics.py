@@ -57,6 +57,17 @@ def test_a_start_reads_no_file_of_a_topic_at_rest() -> None:
     assert told(store, "new") > highest
 
 
+def test_a_topic_that_could_not_be_looked_at_is_looked_at_by_the_next_start() -> None:
+    files = CrashFiles()
+    at_rest(files)
+    files.remove(RECENT)
+    store = reopened(files)
+    assert store.to_look_at(STATE) == sorted(NAMES)
+    store.note_at_rest([name for name in NAMES if name != "topic-3"], STATE)
+    store.close()
+    assert reopened(files).to_look_at(STATE) == ["topic-3"]
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_after_a_power_cut_at_any_step_what_was_used_is_looked_at_and_no_id_is_given_twice(loss: Loss) -> None:
     base = CrashFiles()

@@ -11,7 +11,7 @@ list's. The list is only a help: where it is missing, torn or does not fit the d
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -85,6 +85,11 @@ class RecentTopics:
         """The topics in which there may be something to do; None: in any."""
         with self._lock:
             return tuple(self._names) if self._file is not None and self._state == state else None
+
+    def expect(self, topic_ids: Iterable[str]) -> None:
+        """Note that these are to be looked at: they stay listed until each is known to be at rest."""
+        with self._lock:
+            self._names.update(dict.fromkeys(topic_ids))
 
     def add(self, topic_id: str, *, is_new: bool) -> None:
         """Note that a topic is opened."""

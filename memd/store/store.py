@@ -190,10 +190,14 @@ class Store:
         """
         with self._topics_lock:
             found = self._recent.to_look_at(self._state(state))
-            return [name for name in found if self._names.has(name)] if found is not None else self.topic_ids()
+            if found is not None:
+                return [name for name in found if self._names.has(name)]
+            every = self.topic_ids()
+            self._recent.expect(every)
+            return every
 
     def note_at_rest(self, topic_ids: Iterable[str], state: str) -> None:
-        """Note in which of the topics to look at there is nothing to do; those that are open are looked at again."""
+        """Note in which of the topics there is nothing to do; the next start looks at the others, and at open ones."""
         with self._topics_lock:
             self._write_recent(set(topic_ids) - self._topics.keys(), self._state(state))
 
