@@ -301,6 +301,17 @@ async def test_under_an_encrypted_daemon_a_chunk_and_a_topic_go_with_their_recei
         assert await chunks_in(daemon, "other") >= 1 and "active.bin" in having(daemon, "ferry")
 
 
+async def test_a_user_without_a_name_in_the_system_erases_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    async with keeping(tmp_path) as daemon:
+        await note(daemon, "team", SECRET)
+        monkeypatch.setattr("getpass.getuser", nobody)
+        await asked(daemon, "/memd/erase", {"topic_id": "team"})
+        assert having(daemon, "walrus") == set()
+
+
 async def test_it_looks_at_the_topics_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "FIRST_SECONDS", 0.0)
     monkeypatch.setattr(retention, "EVERY_SECONDS", 0.0)

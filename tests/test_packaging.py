@@ -10,11 +10,14 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from recording_upstream import RecordingUpstream
 
 from memd.cli.check.installation import DISTRIBUTION
@@ -65,6 +68,31 @@ def test_nothing_leads_to_the_package_of_the_same_name_that_is_somebody_else_s()
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("memd/**/*.py")):
         wrong = re.search(r"pip install (-[^ ]+ )*'?memd(?![-\w/])", path.read_text())
         assert wrong is None, f"{path.name}: {wrong and wrong[0]}"
+
+
+@pytest.mark.process
+def test_no_package_of_an_extra_is_imported_before_somebody_wants_what_it_is_for() -> None:
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    optional = {
+        canonicalize_name(Requirement(line).name)
+        for extra in ("llama", "mcp", "documents", "encryption", "persons")
+        for line in groups[extra]
+    }
+    names = {
+        name
+        for name, owners in metadata.packages_distributions().items()
+        if not optional.isdisjoint(canonicalize_name(owner) for owner in owners)
+    }
+    assert names >= {"cryptography", "phonenumbers", "stdnum", "lxml", "docx", "mcp"}
+    program = """
+import importlib, pkgutil, sys
+sys.modules.update(dict.fromkeys(sys.argv[1:]))  # importing one of these raises ModuleNotFoundError
+for package in map(importlib.import_module, ("memd.cli", "memd.demo")):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)  # the daemon's parts among them
+"""
+    done = subprocess.run([sys.executable, "-c", program, *names], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # systemd

@@ -7,13 +7,13 @@ when all of it is done.
 from __future__ import annotations
 
 import asyncio
-import getpass
 from collections import defaultdict
 from collections.abc import Collection
 
 import msgspec
 
 from memd.admin import history
+from memd.admin.auditing import user_name
 from memd.admin.routing import post
 from memd.admin.topics import NamedTopics
 from memd.errors import BadQuestion, StoreError
@@ -187,7 +187,7 @@ def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes
 
 def _name_of(who: Principal) -> str:
     """The name under which an erasure is noted: the owner's is that of who runs memd."""
-    return who.author or getpass.getuser()
+    return who.author or user_name()
 
 
 def _without_words(plan: PlannedErasure) -> PlannedErasure:

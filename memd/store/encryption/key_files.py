@@ -19,11 +19,10 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 
 from memd.errors import WrongKey
-from memd.store.disk import LocalDisk
 from memd.store.encryption.frames import KEY_BYTES, NONCE_BYTES, DataKey, Random
 from memd.store.encryption.master_key import MasterKey
 from memd.store.files import Files, replace_file
-from memd.store.layout import KEY_NAME, TOPIC_KEY_NAME
+from memd.store.layout import KEY_NAME
 
 _FORMAT = 1
 State = Literal["whole", "encrypting", "decrypting", "renewing"]
@@ -172,16 +171,3 @@ def _unwrapped(by: DataKey, text: str, directory: str, path: Path) -> DataKey:
 
 def _crc(contents: AnyKeyFile) -> int:
     return zlib.crc32(msgspec.json.encode(msgspec.structs.replace(contents, crc=0)))
-
-
-def destroy_topic_key(disk: LocalDisk, directory: Path) -> bool:
-    """Destroy the key of a topic in its folder: what it encrypts can never be read again, wherever its bytes still are.
-
-    Copies of the `topic.key` itself (backups) have to be destroyed too. It may be called again, and without a key.
-
-    Returns:
-        False if the old bytes of the key may still be on the disk; see `LocalDisk.wipe`.
-    """
-    is_gone = disk.wipe(directory / TOPIC_KEY_NAME)
-    disk.sync_directory(directory)
-    return is_gone

@@ -7,16 +7,16 @@ nobody. Then all files in it are overwritten and removed. Doing it again goes on
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
 from memd.errors import CorruptFile, ForeignFile, WrongKey
 from memd.store.disk import LocalDisk
-from memd.store.encryption.key_files import destroy_topic_key
 from memd.store.erasure.forbidden import ForbiddenText, read_forbidden, write_forbidden
 from memd.store.erasure.ledger import Erasure, ErasureLedger
 from memd.store.erasure.wiping import Wiper
-from memd.store.layout import TopicLayout, erasures_dir
+from memd.store.layout import TOPIC_KEY_NAME, TopicLayout, erasures_dir
 
 
 def aside_of(layout: TopicLayout, erasure: Erasure) -> TopicLayout:
@@ -66,3 +66,16 @@ def wipe_aside(layout: TopicLayout, erasure: Erasure, wiper: Wiper) -> None:
     if wiper.files.size(aside.key) is not None and not destroy_topic_key(wiper.files, aside.directory):
         wiper.left.append(aside.key)
     wiper.wipe_folder(aside.directory)
+
+
+def destroy_topic_key(disk: LocalDisk, directory: Path) -> bool:
+    """Destroy the key of a topic in its folder: what it encrypts can never be read again, wherever its bytes still are.
+
+    Copies of the `topic.key` itself (backups) have to be destroyed too. It may be called again, and without a key.
+
+    Returns:
+        False if the old bytes of the key may still be on the disk; see `LocalDisk.wipe`.
+    """
+    is_gone = disk.wipe(directory / TOPIC_KEY_NAME)
+    disk.sync_directory(directory)
+    return is_gone
