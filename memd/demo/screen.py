@@ -132,8 +132,8 @@ class Screen:
     def replaced(self, chunk_id: str) -> None:
         """Show the state of the chunk that a correction named."""
         text = (
-            f"[{MEMORY}]▸[/] Chunk {chunk_id} is not shown any more. On disk it stays, marked Deprecated: nothing is "
-            "ever deleted. The question and its first answer are remembered too, as a chunk of their own."
+            f"[{MEMORY}]▸[/] Chunk {chunk_id} is not shown any more. On disk it stays, marked Deprecated, until "
+            "somebody erases it. The question and its first answer are remembered too, as a chunk of their own."
         )
         self._console.print(Padding(text, (0, 2, 1, 2)))
 
