@@ -128,8 +128,11 @@ class Principals:
         self._lent.pop(digest_of(secret), None)
 
     def known(self, digest: str) -> Principal | None:
-        """The principal whose token has this SHA-256, in hexadecimal digits; None if nobody's has."""
-        return self._known.get(bytes.fromhex(digest))
+        """The principal whose token has this SHA-256, in hexadecimal digits; None if nobody's has.
+
+        Where no token is needed, none can be looked up, and so none counts as taken back.
+        """
+        return OWNER if self.is_open else self._known.get(bytes.fromhex(digest))
 
     def find(self, secret: str) -> Principal | None:
         """The principal whose token this is; None if it is nobody's.

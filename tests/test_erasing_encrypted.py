@@ -29,7 +29,7 @@ from recording_upstream import RecordingUpstream
 from memd.cli.flags import config_of_existing
 from memd.cli.main import main
 from memd.cli.running import daemon_for
-from memd.errors import StoreError
+from memd.errors import BadQuestion, StoreError
 from memd.ingest.erasing import retention
 from memd.ingest.erasing.retention import DAY_US, Retention
 from memd.proxy.app import running
@@ -153,9 +153,12 @@ def test_erasing_an_encrypted_directory_and_what_comes_after(tmp_path: Path, mon
     keys = {name: (memory.folder / name / "topic.key").read_bytes() for name in ("team", "gone")}
     memory.run("erase", "team", "--yes")
     memory.run("erase", "gone", "--forbid", "--yes")
-    assert not (memory.folder / "team").exists(), "its key went with it"
-    assert sorted(path.name for path in (memory.folder / "gone").iterdir()) == ["forbidden", "topic.key"]
-    assert (memory.folder / "gone" / "topic.key").read_bytes() != keys["gone"]
+    for topic in ("team", "gone"):  # what was forbidden before stays so, under another key
+        assert sorted(path.name for path in (memory.folder / topic).iterdir()) == ["forbidden", "topic.key"]
+        assert (memory.folder / topic / "topic.key").read_bytes() != keys[topic]
+    with pytest.raises(BadQuestion, match="names no chunk"):  # it was forbidden with its chunk, and is not stored
+        memory.note("team", SECRET)
+    assert "walrus" not in memory.exported()
     memory.run("verify")
 
     memory.note("team", "The barometer was repaired by old Bartholomew.")

@@ -30,6 +30,7 @@ _HOST = re.compile(r"[a-z0-9.:_-]{1,253}")
 
 
 _PRINCIPAL = web.RequestKey("principal", Principal)
+_PRINCIPALS = web.RequestKey("principals", Principals)
 
 
 def let_in(request: web.BaseRequest, principals: Principals) -> Principal | None:
@@ -37,14 +38,23 @@ def let_in(request: web.BaseRequest, principals: Principals) -> Principal | None
 
     Of several tokens the first counts, in the order of the headers that clients can set.
     """
-    if principals.is_open:
-        found: Principal | None = OWNER
-    else:
-        shown = (principals.find(secret) for _, secret in shown_secrets(request))
-        found = next((one for one in shown if one is not None), None)
+    found = _found(request, principals)
     if found is not None:
         let_in_as(request, found)
+        request[_PRINCIPALS] = principals
     return found
+
+
+def is_let_in_still(request: web.BaseRequest) -> bool:
+    """Whether the token of a request that was let in by it may do what it could then: a stream ends when it may not."""
+    return _found(request, request[_PRINCIPALS]) == principal_of(request)
+
+
+def _found(request: web.BaseRequest, principals: Principals) -> Principal | None:
+    if principals.is_open:
+        return OWNER
+    shown = (principals.find(secret) for _, secret in shown_secrets(request))
+    return next((one for one in shown if one is not None), None)
 
 
 def let_in_as(request: web.BaseRequest, principal: Principal) -> None:

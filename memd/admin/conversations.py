@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from memd.admin.history import Transcript, transcript
+from memd.admin.history import Transcript, told, transcript
 from memd.admin.queries import ConversationsQuery, TranscriptQuery
 from memd.admin.receipts import Receipt, Receipts
 from memd.admin.routing import get
@@ -157,7 +157,8 @@ class ConversationRoutes:
             raise BadQuestion("what is read in order is not chosen by `contains`; GET /memd/chunks finds words")
         async with self._topics.held(query.topic, who) as found:
             snapshots = [topic.log.snapshot() for topic in found]
-            return await asyncio.to_thread(transcript, snapshots, query.wanted, query.skip, query.limit)
+            whole = await asyncio.to_thread(transcript, snapshots, query.wanted, query.skip, query.limit)
+            return Transcript(tuple(told(one, snapshots, who) for one in whole.chunks), whole.of)
 
 
 def _page(lines: Sequence[bytes], snapshots: Sequence[Snapshot], query: ConversationsQuery) -> ConversationsPage:

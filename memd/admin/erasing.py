@@ -123,15 +123,12 @@ class ErasingRoutes:
     async def _chunks(self, body: ErasureBody, who: Principal) -> ErasureAnswer:
         if len(body.chunk_ids) > CHUNKS_MAX:
             raise BadQuestion(f"chunk_ids has {len(body.chunk_ids):,} ids; give {CHUNKS_MAX:,} at most at once")
-        if body.topic_id:
-            who.check("admin", body.topic_id)
-        async with self._topics.held([body.topic_id] if body.topic_id else [], who) as named:
-            own = [topic for topic in named if who.may("admin", topic.id)]
+        async with self._topics.held([body.topic_id] if body.topic_id else [], who, ["admin"]) as own:
             for topic in own:
                 await self._archiver.store_named(topic, body.chunk_ids)
             snapshots = [topic.log.snapshot() for topic in own]
             uuids = {history.named(snapshots, one)[1] for one in body.chunk_ids}
-        async with self._topics.held([], who) as topics:  # a correction may have copied them into others
+        async with self._topics.held([], who, ["read", "admin"]) as topics:  # corrections may have copied them
             having = [topic for topic in topics if any(topic.log.snapshot().knows(uuid) for uuid in uuids)]
             mine = [topic for topic in having if who.may("admin", topic.id)]
             plans = [plan for topic in mine if (plan := planning.those(topic.log.snapshot(), uuids)).entries]
@@ -139,7 +136,7 @@ class ErasingRoutes:
             for topic in mine:
                 digests = await asyncio.to_thread(planning.digests_of, topic.log.snapshot(), uuids)
                 remains += self._live_prompts(topic, digests)
-            remains += [*await asyncio.to_thread(_elsewhere, topics, mine, uuids), *self._backups()]
+            remains += [*await asyncio.to_thread(_elsewhere, topics, mine, uuids, who), *self._backups()]
         name, wanted = _name_of(who), [] if body.dry_run else [plan.topic_id for plan in plans]
         done = [await self._eraser.erase_chunks(one, uuids, name, forbid=body.forbid) for one in wanted]
         return ErasureAnswer(plans=tuple(plans), done=tuple(done), remains=tuple(remains))
@@ -164,16 +161,19 @@ class ErasingRoutes:
         )
 
 
-def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes]) -> tuple[str, ...]:
-    """Where else the words of some chunks are."""
+def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes], who: Principal) -> tuple[str, ...]:
+    """Where else the words of some chunks are, as far as `who` may read that."""
+    topics = [topic for topic in topics if who.may("read", topic.id)]
     told: list[str] = []
     texts: list[str] = []
     files: set[str] = set()
     for topic in having:
         snapshot = topic.log.snapshot()
-        texts += planning.texts_of(snapshot, uuids)
         if versions := planning.versions_of(snapshot, uuids):
             told.append(f"what they replaced: {_ids(versions)} in topic {topic.id}")
+        if topic not in topics:
+            continue
+        texts += planning.texts_of(snapshot, uuids)
         entries = (snapshot.find(uuid) for uuid in uuids)
         files |= {one.source for one in entries if one is not None and one.kind == "document" and one.source}
     same = planning.same_text([topic.log.snapshot() for topic in topics], texts, uuids)

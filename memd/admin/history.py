@@ -16,6 +16,7 @@ from msgspec import UNSET
 
 from memd.entries import Entry, Erased, Status
 from memd.errors import BadQuestion, NotFound, StoreError
+from memd.principals import Principal
 from memd.recall.corrections import STEPS, replacement_of
 from memd.recall.days import day_of
 from memd.recall.explained import origin_fields
@@ -198,6 +199,21 @@ def story(snapshot: Snapshot, chunk_uuid: bytes) -> ChunkStory:
         replaces=tuple(dict.fromkeys(uuid_ for version in versions for uuid_ in version.supersedes)),
         replaced_by=() if newest.live else _replacements(snapshot, places, chunk_uuid),
     )
+
+
+def told(event: LogEvent, snapshots: Sequence[Snapshot], who: Principal) -> LogEvent:
+    """An event without the ids of chunks that none of these topics has, unless `who` may read every topic."""
+    if not event.shown or who.may_everywhere("read"):
+        return event
+    shown = (one for one in event.shown if any(snapshot.knows(bytes.fromhex(one)) for snapshot in snapshots))
+    return msgspec.structs.replace(event, shown=tuple(shown))
+
+
+def told_story(whole: ChunkStory, snapshots: Sequence[Snapshot], who: Principal) -> ChunkStory:
+    """A story without such ids; see `told`."""
+    beside = (one and told(one, snapshots, who) for one in (whole.before, whole.after))
+    versions = tuple(told(one, snapshots, who) for one in whole.versions)
+    return msgspec.structs.replace(whole, versions=versions, **dict(zip(("before", "after"), beside, strict=True)))
 
 
 def _replacements(snapshot: Snapshot, places: Sequence[Place], chunk_uuid: bytes) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from memd.admin import history
+from memd.admin.access import is_let_in_still
 from memd.admin.acts import COUNTED
 from memd.admin.queries import ChunksQuery, ExportQuery, FilterQuery, LogQuery, SearchQuery, TopicsQuery
 from memd.admin.receipts import Receipts
@@ -81,7 +82,7 @@ class LogRoutes:
     @get("/memd/log", "read")
     async def log_page(self, query: LogQuery, who: Principal) -> history.LogPage:
         """The latest entries of the log."""
-        return await self._read_snapshots(
+        return await self._page(
             query, who, lambda snapshots: history.log_page(snapshots, before=query.before, limit=query.limit)
         )
 
@@ -94,7 +95,7 @@ class LogRoutes:
                 snapshots, before=query.before, limit=query.limit, wanted=query.wanted, gone_too=query.all
             )
 
-        page = await self._read_snapshots(query, who, read)
+        page = await self._page(query, who, read)
         return ChunksPage(page.events, page.next)
 
     @get("/memd/days", "read")
@@ -108,7 +109,7 @@ class LogRoutes:
         async with self._topics.held(query.topic, who) as found:
             snapshots = [topic.log.snapshot() for topic in found]
             unstored = [(topic.id, topic.unstored()) for topic in found]
-            story = await _in_thread(lambda: _story(snapshots, unstored, chunk_id))
+            story = await _in_thread(lambda: history.told_story(_story(snapshots, unstored, chunk_id), snapshots, who))
         turns = await self._receipts.latest(CHUNK_TURNS_MAX, who, topic_id=None, before=None, uuid=story.uuid)
         return msgspec.structs.replace(story, turns=tuple(one.turn_id for one in turns))
 
@@ -124,14 +125,32 @@ class LogRoutes:
             topic_id=query.topic,
             live_only=query.live,
             is_wanted=lambda topic_id: who.may("read", topic_id),
+            tells_others=who.may_everywhere("read"),
         )
         response = web.StreamResponse(headers={"Content-Type": "application/jsonl", "Cache-Control": "no-store"})
         await response.prepare(request)
         while part := await _in_thread(lambda: b"".join(_encoded(lines))):
+            if not is_let_in_still(request):
+                if request.transport is not None:
+                    request.transport.abort()  # so that nobody takes it for the whole
+                return response
             await response.write(part)
             request[COUNTED] = request.get(COUNTED, 0) + part.count(b"\n")
         await response.write_eof()
         return response
+
+    async def _page(
+        self, query: TopicsQuery, who: Principal, read: Callable[[list[Snapshot]], history.LogPage]
+    ) -> history.LogPage:
+        """Read a page of events, and leave out of it what `who` may not know."""
+
+        def told(snapshots: list[Snapshot]) -> history.LogPage:
+            page = read(snapshots)
+            return history.LogPage(
+                events=tuple(history.told(one, snapshots, who) for one in page.events), next=page.next
+            )
+
+        return await self._read_snapshots(query, who, told)
 
     async def _read_snapshots(
         self, query: TopicsQuery, who: Principal, read: Callable[[list[Snapshot]], Result]

@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from memd import __version__
-from memd.admin.access import let_in
+from memd.admin.access import is_let_in_still
 from memd.admin.queries import BufferQuery
 from memd.admin.routing import get
 from memd.clock import shown_time
@@ -23,7 +23,7 @@ from memd.conversation.conversation import Conversation
 from memd.entries import checked_topic_id
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topics import Topic, Topics
-from memd.principals import Principal, Principals
+from memd.principals import Principal
 from memd.settings.model import Config
 from memd.store.disk import LocalDisk
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
@@ -89,22 +89,23 @@ class DaemonHealth(msgspec.Struct, frozen=True):
 
 
 class DaemonStats(msgspec.Struct, frozen=True):
-    """Memory use, and by pattern the number of redactions since the start (None: redaction is off)."""
+    """Memory use of the open topics that may be read. Of the whole daemon: None for who may not read all topics."""
 
     data_dir: str
     memory_bytes: int
     memory_bytes_max: int
-    cache_bytes: int
-    """Caches of parsed messages, of token counts, of chunks and of their words; each is bounded."""
+    cache_bytes: int | None
+    """Caches of parsed messages, of token counts, of chunks and of their words; each is bounded. The whole daemon's."""
     buffer_bytes: int
     """Open conversations, beside the texts of their messages, and the chunks that are cut and not in the log yet."""
-    tasks: int
-    """The number of asyncio tasks: connections, requests, background work."""
-    background_tasks: int
+    tasks: int | None
+    """The number of asyncio tasks: connections, requests, background work. The whole daemon's."""
+    background_tasks: int | None
     """Those that no request waits for; a topic has a few at most, however much there is to do in it."""
     unstored: int
     """Messages that are in a journal and not in the log yet."""
     redacted: dict[str, int] | None
+    """By pattern the number of redactions since the start, of the whole daemon; None also where redaction is off."""
     topics: dict[str, TopicStats]
 
 
@@ -216,18 +217,18 @@ class StatusRoutes:
     @get("/memd/stats", "read")
     async def stats(self, who: Principal) -> DaemonStats:
         """Memory use of the open topics."""
-        visible = _visible(self._topics, who)
+        visible, is_all = _visible(self._topics, who), who.may_everywhere("read")
         topics = {topic.id: topic.log.stats() for topic in visible}
         return DaemonStats(
             data_dir=str(self._config.data_dir.resolve()),
             memory_bytes=sum(one.memory_bytes for one in topics.values()),
             memory_bytes_max=self._config.store.memory_bytes_max,
-            cache_bytes=self._cache_bytes(),
+            cache_bytes=self._cache_bytes() if is_all else None,
             buffer_bytes=sum(topic.buffer_bytes for topic in visible),
-            tasks=len(asyncio.all_tasks()),
-            background_tasks=len(self._tasks),
+            tasks=len(asyncio.all_tasks()) if is_all else None,
+            background_tasks=len(self._tasks) if is_all else None,
             unstored=sum(topic.buffer.unstored_count for topic in visible),
-            redacted=dict(self._redactor.counts) if self._redactor else None,
+            redacted=dict(self._redactor.counts) if self._redactor and is_all else None,
             topics=topics,
         )
 
@@ -275,31 +276,31 @@ class TopicRoutes:
 class LiveRoutes:
     """Metrics and events, for programs that watch memd."""
 
-    def __init__(
-        self, events: Events, principals: Principals, exposition: Callable[[str], Awaitable[tuple[bytes, str]]]
-    ) -> None:
+    def __init__(self, events: Events, exposition: Callable[[str], Awaitable[tuple[bytes, str]]]) -> None:
         """`exposition` returns the metrics in the format that an `Accept` header asks for, and the content type."""
         self._events = events
-        self._principals = principals
         self._exposition = exposition
 
     @get("/memd/events", "read")
     async def events(self, request: web.Request, who: Principal) -> web.StreamResponse:
-        """Turns, stored chunks and corrections as they happen, as server-sent events, until the client disconnects."""
+        """Turns, stored chunks and corrections as they happen, as server-sent events, until the client disconnects or
+        its token is taken back."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
         with self._events.subscription() as queue, contextlib.suppress(ConnectionError):
             await response.write(b": memd\n\n")
             while not self._events.have_ended():
                 try:
-                    name, value = await asyncio.wait_for(queue.get(), PING_SECONDS)
-                    if self._events.have_ended() or let_in(request, self._principals) != who:  # its token was revoked
-                        break
-                    if who.may("read", value["topic_id"]):
-                        told = msgspec.json.encode(_told(value, who))
-                        await response.write(b"event: %s\ndata: %s\n\n" % (name.encode(), told))
+                    event = await asyncio.wait_for(queue.get(), PING_SECONDS)
                 except TimeoutError:
+                    event = None
+                if self._events.have_ended() or not is_let_in_still(request):
+                    break
+                if event is None:
                     await response.write(b": ping\n\n")
+                elif who.may("read", event[1]["topic_id"]):
+                    told = msgspec.json.encode(_told(event[1], who))
+                    await response.write(b"event: %s\ndata: %s\n\n" % (event[0].encode(), told))
         return response
 
     @get("/memd/metrics", "admin")

@@ -27,20 +27,23 @@ class NamedTopics:
         self._topic_ids = topic_ids
 
     @asynccontextmanager
-    async def held(self, names: Sequence[str], who: Principal) -> AsyncIterator[list[Topic]]:
-        """Hold the topics of these names, or all that `who` may read if there are none, open while the block runs.
+    async def held(
+        self, names: Sequence[str], who: Principal, rights: Sequence[Right] = ("read",)
+    ) -> AsyncIterator[list[Topic]]:
+        """Hold the topics of these names, or if there are none all in which `who` has one of the rights, open while the
+        block runs.
 
         Raises:
-            Forbidden: `who` may not read one of them.
+            Forbidden: `who` does not have the first right in one of them.
             BadTopicId, BadQuestion: there is no such topic.
             StoreError: a topic cannot be read.
         """
         named = [checked_topic_id(name) for name in names]
         for name in named:
-            who.check("read", name)
+            who.check(rights[0], name)
         async with contextlib.AsyncExitStack() as held:
             found = []
-            for name in named or await self._readable(who):
+            for name in named or await self._allowed(who, rights):
                 topic = await self._topics.existing(name)
                 if topic is None:
                     raise BadQuestion(no_topic(name))
@@ -94,6 +97,6 @@ class NamedTopics:
         with topic.used():
             yield topic
 
-    async def _readable(self, who: Principal) -> list[str]:
+    async def _allowed(self, who: Principal, rights: Sequence[Right]) -> list[str]:
         there = await asyncio.get_running_loop().run_in_executor(None, self._topic_ids)
-        return [name for name in there if who.may("read", name)]
+        return [name for name in there if any(who.may(right, name) for right in rights)]

@@ -297,7 +297,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
             AuditRoutes(daemon.auditor, daemon.receipts, config.data_dir, files),
             FigureRoutes(named, daemon.receipts),
             BackgroundRoutes(daemon.encoder.priority, daemon.sources.resume),
-            LiveRoutes(daemon.events, daemon.principals, exposed),
+            LiveRoutes(daemon.events, exposed),
             NoteRoutes(named, daemon.archiver),
             DocumentRoutes(named, daemon.taker, daemon.sources),
             SourceRoutes(named, daemon.sources),

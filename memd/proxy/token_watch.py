@@ -1,7 +1,8 @@
 """The tokens that a running daemon knows: those of the settings and those that `memd token` keeps, read again.
 
-Rule: a list that cannot be read changes nothing: whoever was let in before is let in still, and the log says why. What
-was closed is never opened by a list that is gone.
+Rule: a list that cannot be read, or is being written, changes nothing: whoever it let in before is let in still, and
+the log says why; the other list counts all the same, so that a token is taken back also while the settings are wrong.
+What was closed is never opened by a list that is gone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 from memd.admin.proof import command_token, new_secret
 from memd.errors import ConfigError, MemdError
 from memd.principals import OWNER, Principals
-from memd.settings.tokens import AuthSettings, known_principals, token_problems
+from memd.settings.tokens import AuthSettings, TokenSettings, known_principals, token_problems
 from memd.store.files import Files
 from memd.store.layout import TOKENS_NAME
 from memd.store.token_list import kept_tokens
@@ -26,6 +27,8 @@ from memd.telemetry.tasks import Tasks
 log = logging.getLogger("memd")
 
 LOOK_SECONDS = 1.0
+SETTLED_SECONDS = 0.5
+"""A settings file that has not changed for so long is read: editors empty it before they write."""
 Stamp = tuple[int, int, int] | None
 """By what a file is told from itself before: its time, size and number; None: there is none."""
 
@@ -50,10 +53,13 @@ class TokenWatch:
         if not auth.token:  # else commands show that
             self.principals.lend(command_token(self.secret), OWNER)
         self._auth = auth
+        """As last taken from the settings, and beside it the tokens that `memd token` kept then."""
+        self._kept: tuple[TokenSettings, ...] = ()
+        self._reading = asyncio.Lock()
         self._files = files
         self._data_dir = data_dir
         self._source = source
-        self._seen: tuple[Stamp, ...] = ()
+        self._seen: tuple[Stamp, Stamp] = (None, None)
         self._watching: asyncio.Task[None] | None = None
 
     def load(self) -> None:
@@ -63,18 +69,26 @@ class TokenWatch:
             MemdError: a list is not what it should be.
         """
         self._seen = self._stamps()
-        self.principals.exchange(known_principals(self._whole(self._auth)))
+        self._take(self._auth, kept_tokens(self._files, self._data_dir))
 
     async def reload(self) -> None:
-        """Read the lists again.
+        """Read the lists again: that of `memd token`, and the settings if they have changed and nobody writes them now.
 
         Raises:
-            MemdError: a list is not what it should be, and nothing has changed.
+            MemdError: a list is not what it should be, and its tokens stay; the other one has been taken.
         """
-        stamps, auth = await asyncio.to_thread(self._read)
-        self._seen = stamps
-        self.principals.exchange(known_principals(auth))
-        log.info("the tokens were read again", extra={"tokens": len(auth.tokens)})
+        async with self._reading:
+            before = await asyncio.to_thread(self._stamps)
+            if before[1] != self._seen[1]:
+                await asyncio.sleep(SETTLED_SECONDS)
+            auth, kept, problems = await asyncio.to_thread(self._read, before[1])
+            known = set(self.principals.names)
+            self._take(auth, kept)
+            gone = sorted(known.difference(self.principals.names))
+            told = {"tokens": len(auth.tokens) + len(kept), **({"gone": gone} if gone else {})}
+            log.info("the tokens were read again", extra=told)
+            if problems:
+                raise problems[0]
 
     def watch(self, tasks: Tasks) -> None:
         """Look at the lists now and then from now on; not where no token is needed: then `memd token` has to tell."""
@@ -95,20 +109,40 @@ class TokenWatch:
             try:
                 await self.reload()
             except MemdError as error:
-                self._seen = stamps
-                log.error("the tokens stay as they were", extra={"error": error})
+                log.error("these tokens stay as they were", extra={"error": error})
 
-    def _read(self) -> tuple[tuple[Stamp, ...], AuthSettings]:
-        stamps = self._stamps()
-        return stamps, self._whole(self._auth if self._source is None else self._source.read())
+    def _read(self, settled: Stamp) -> tuple[AuthSettings, tuple[TokenSettings, ...], list[MemdError]]:
+        """The lists as they are now, or as they were where one cannot be read; `settled`: the settings' file before."""
+        auth, kept, problems = self._auth, self._kept, list[MemdError]()
+        tokens_stamp, settings_stamp = self._stamps()
+        try:
+            kept = kept_tokens(self._files, self._data_dir)
+        except MemdError as error:
+            problems.append(error)
+        is_settled = settings_stamp == settled
+        if self._source is not None and is_settled and settings_stamp != self._seen[1]:
+            try:
+                read = self._source.read()
+                if self._source.path is not None and settings_stamp is not None and settings_stamp[1] == 0:
+                    raise ConfigError(
+                        f"{self._source.path}: is empty, as an interrupted write leaves it; write it anew"
+                    )
+            except MemdError as error:
+                problems.append(error)
+            else:
+                is_settled = self._stamps()[1] == settled
+                auth = read if is_settled else auth
+        self._seen = tokens_stamp, settings_stamp if is_settled else self._seen[1]
+        return auth, kept, problems
 
-    def _whole(self, auth: AuthSettings) -> AuthSettings:
-        kept = kept_tokens(self._files, self._data_dir)
+    def _take(self, auth: AuthSettings, kept: tuple[TokenSettings, ...]) -> None:
+        """Know these tokens from now on; raises ConfigError where they contradict each other: then those of before."""
+        self._auth, self._kept = auth, kept
         for _, problem in token_problems((*auth.tokens, *kept), auth.token):
             raise ConfigError(f"{self._data_dir / TOKENS_NAME} beside auth.tokens: {problem} (`memd token list`)")
-        return msgspec.structs.replace(auth, tokens=(*auth.tokens, *kept))
+        self.principals.exchange(known_principals(msgspec.structs.replace(auth, tokens=(*auth.tokens, *kept))))
 
-    def _stamps(self) -> tuple[Stamp, ...]:
+    def _stamps(self) -> tuple[Stamp, Stamp]:
         return _stamp(self._data_dir / TOKENS_NAME), _stamp(None if self._source is None else self._source.path)
 
 

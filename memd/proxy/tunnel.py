@@ -1,7 +1,8 @@
 """WebSockets between a client and the upstream (RFC 6455), on any path: a tunnel of bytes.
 
 Rule: once the upstream has agreed to the upgrade, bytes pass both ways unread, in the order and at the pace in which
-the other side takes them, until one side ends its connection; then the other's ends too. Memory has no part in them.
+the other side takes them, until one side ends its connection, or the token of the client is taken back; then the
+other's ends too. Memory has no part in them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_writer import StreamWriter
 from multidict import CIMultiDict
 
+from memd.admin.access import is_let_in_still
 from memd.proxy.header_bytes import decoded, printable
 from memd.proxy.relay import Relayed, named_in_connection, relay
 from memd.proxy.upstream.client import HOP_BY_HOP, Upstream
@@ -23,6 +25,8 @@ from memd.proxy.upstream.client import HOP_BY_HOP, Upstream
 BUFFER_BYTES = 1 << 16
 """Of each direction, before its sender has to wait."""
 SWITCHED = 101
+LOOK_SECONDS = 2.0
+"""Between two looks whether the client's token is good still."""
 
 
 def wants_websocket(request: web.BaseRequest) -> bool:
@@ -54,6 +58,7 @@ async def tunnel(
             async with asyncio.TaskGroup() as group:
                 group.create_task(_pass(from_client.stream, to_upstream.write))
                 group.create_task(_pass(from_upstream.stream, response.write))
+                group.create_task(_watch(request))
         except* (_Ended, ConnectionError, aiohttp.ClientError):
             pass
         return response
@@ -62,12 +67,18 @@ async def tunnel(
 
 
 class _Ended(Exception):
-    """One side has ended its connection."""
+    """One side has ended its connection, or the client may go on no longer."""
 
 
 async def _pass(stream: StreamReader, write: Callable[[bytes], Awaitable[None]]) -> None:
     while data := await stream.readany():
         await write(data)
+    raise _Ended
+
+
+async def _watch(request: web.BaseRequest) -> None:
+    while is_let_in_still(request):  # noqa: ASYNC110  # nobody tells of a token that is taken back
+        await asyncio.sleep(LOOK_SECONDS)
     raise _Ended
 
 

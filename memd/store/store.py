@@ -239,7 +239,7 @@ class Store:
                 erasure = msgspec.structs.replace(erasure, highest_id=self.new_id())  # above all that were given out
                 self.ledger.write(erasure)
             moved = put_aside(self.files, self.ledger, layout, erasure, forbidden)
-            if not forbidden:
+            if not self.files.is_directory(layout.directory):
                 self._names.remove(erasure.topic_id)
             self._write_recent({erasure.topic_id})
             return moved

@@ -31,8 +31,8 @@ def put_aside(
 
     Args:
         erasure: its `highest_id` is in the ledger already, or what is begun under this name since might be erased too.
-        forbidden: what the next topic of this name is never to store. It goes aside with the folder, so that whoever
-            is interrupted finds it there.
+        forbidden: what the next topic of this name is never to store, beside what the folder says already. It goes
+            aside with the folder, so that whoever is interrupted finds it there.
 
     Raises:
         StoreError: the topic is as it was, or aside.
@@ -44,9 +44,8 @@ def put_aside(
         files.rename(layout.directory, aside.directory)
         files.sync_directory(layout.data_dir)
         files.sync_directory(aside.data_dir)
-    elif erasure.forbid:
-        with suppress(CorruptFile, ForeignFile, WrongKey):  # of a topic that could not be read before either
-            forbidden = read_forbidden(files, aside)
+    with suppress(CorruptFile, ForeignFile, WrongKey):  # of a topic that could not be read before either
+        forbidden = read_forbidden(files, aside)
     if forbidden:
         files.make_directory(layout.directory)
         write_forbidden(files, layout, forbidden)

@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from memd.entries import Entry
 from memd.errors import StoreError, UnknownTopic
 from memd.store.files import Files
 from memd.store.layout import TopicLayout, check_topic, segments_before, topic_ids_in
-from memd.store.log.columns import ROW, Bits, Records, rows_from, superseded
+from memd.store.log.columns import ROW, Bits, Records, UInts, rows_from, superseded, uuid_halves
 from memd.store.log.recovery import LogFile, read_log_file
 from memd.store.log.segment import read_entry
 from memd.store.tools.export_line import as_line
@@ -35,6 +37,7 @@ def export(
     topic_id: str | None,
     live_only: bool,
     is_wanted: Wants = lambda topic_id: True,
+    tells_others: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """Yield every readable entry of one topic or of all, by canonical_id; `live_only` leaves out dead entries.
 
@@ -42,6 +45,7 @@ def export(
 
     Args:
         is_wanted: where no topic is named, only those are exported of which it says so.
+        tells_others: also the ids, in `shown`, of chunks that no topic has which is exported.
 
     Raises:
         BadTopicId: not a topic name.
@@ -49,7 +53,7 @@ def export(
         StoreError: a file cannot be read.
     """
     for name, entry, live in exported_entries(
-        data_dir, files, topic_id=topic_id, live_only=live_only, is_wanted=is_wanted
+        data_dir, files, topic_id=topic_id, live_only=live_only, is_wanted=is_wanted, tells_others=tells_others
     ):
         yield as_line(entry, name, live=live)
 
@@ -79,6 +83,7 @@ def exported_entries(
     topic_id: str | None,
     live_only: bool,
     is_wanted: Wants = lambda topic_id: True,
+    tells_others: bool = True,
 ) -> Iterator[tuple[str, Entry, bool]]:
     """Yield every readable entry, with its topic and whether it is live; see `export`.
 
@@ -91,13 +96,23 @@ def exported_entries(
     topics = [_TopicEntries(files, TopicLayout(data_dir, name)) for name in names]
     ids = np.concatenate([topic.rows["canonical_id"] for topic in topics] or [np.empty(0, dtype=np.uint64)])
     owners = np.repeat(np.arange(len(topics)), [len(topic.rows) for topic in topics])
+    known = None if tells_others else np.unique(np.concatenate([topic.rows["uuid_high"] for topic in topics] or [ids]))
     starts = np.cumsum([0, *(len(topic.rows) for topic in topics)])
     for position in np.argsort(ids, kind="stable").tolist():
         topic = topics[int(owners[position])]
         row = position - int(starts[int(owners[position])])
         live = not bool(topic.dead[row])
         if live or not live_only:
-            yield topic.topic_id, topic.read(row), live
+            yield topic.topic_id, _without_others(topic.read(row), known), live
+
+
+def _without_others(entry: Entry, known: UInts | None) -> Entry:
+    """An entry that names in `shown` the known chunks alone, by the first halves of their uuids; None: any."""
+    if known is None or entry.shown is UNSET:
+        return entry
+    is_known = np.isin(np.array([uuid_halves(one)[0] for one in entry.shown], dtype=np.uint64), known)
+    shown = tuple(uuid for uuid, stays in zip(entry.shown, is_known.tolist(), strict=True) if stays)
+    return msgspec.structs.replace(entry, shown=shown)
 
 
 class _TopicEntries:
