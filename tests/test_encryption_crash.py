@@ -6,12 +6,14 @@ Rule: as in test_store_crash.py: acknowledged ⊆ recovered ⊆ attempted, and o
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from contextlib import suppress
 
+import msgspec
 import pytest
 from crash_files import CrashFiles, Loss, PowerCutError
-from drafts import DATA_DIR, draft, live_contents, open_store, seal_all
+from drafts import DATA_DIR, digest_of, draft, live_contents, open_store, seal_all
 from effort import steps
 from encrypted_files import EncryptedCrashFiles
 from test_store_crash import Witness, flat, ingest, stored
@@ -22,7 +24,9 @@ from memd.store.disk import LocalDisk
 from memd.store.encryption.converting import decrypt, encrypt, rekey
 from memd.store.encryption.master_key import MasterKey
 from memd.store.encryption.opening import disk_for, encrypted_disk
-from memd.store.layout import CONVERSION_NAME, KEY_NAME, RECEIPTS_NAME
+from memd.store.erasure.ledger import Erasure
+from memd.store.files import replace_file
+from memd.store.layout import CONVERSION_NAME, DIGESTS_SUFFIX, KEY_NAME, RECEIPTS_NAME, erasures_dir
 from memd.store.tools.verify import verify
 
 OLD, NEW = MasterKey(b"o" * 32), MasterKey(b"n" * 32)
@@ -154,6 +158,32 @@ def test_a_conversion_that_was_cut_off_at_any_operation_goes_on_where_it_stopped
         with suppress(WrongKey):  # where it was done when the power failed
             convert(again)
         check_whole(again, after)
+
+
+@pytest.mark.parametrize("name", ["encrypt", "decrypt", "rekey --data"])
+def test_the_digests_of_what_is_being_erased_are_under_the_key_and_go_when_it_is_done(name: str) -> None:
+    make, convert, after = CONVERSIONS[name]
+    files, before = make(), None if name == "encrypt" else OLD
+    digests = digest_of("a message") + digest_of("another one")
+    erasure = Erasure(id=1 << 40, kind="chunks", topic_id="talk", at=1, by="ann", chunks=1, digests=digests)
+
+    def is_plain() -> bool:
+        return any(digests in data or base64.b64encode(digests) in data for data in files.contents().values())
+
+    store = open_store(disk_with(files, before), segment_entries_max=2)
+    store.ledger.write(erasure)
+    store.close()
+    assert is_plain() == (before is None)
+    convert(files)
+    assert is_plain() == (after is None)
+    store = open_store(disk_with(files, after), segment_entries_max=2)
+    assert store.ledger.pending == [erasure]
+    store.ledger.write(msgspec.structs.replace(erasure, digests=b"", done_at=2))
+    assert not [path for path in files.contents() if path.endswith(DIGESTS_SUFFIX)]
+    replace_file(disk_with(files, after), erasures_dir(DATA_DIR) / f"5{DIGESTS_SUFFIX}", digests)  # and no more
+    store.close()
+    open_store(disk_with(files, after), segment_entries_max=2).close()
+    assert not [path for path in files.contents() if path.endswith(DIGESTS_SUFFIX)]
 
 
 @pytest.mark.parametrize("name", ["encrypt", "decrypt", "rekey --data"])

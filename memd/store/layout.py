@@ -47,6 +47,8 @@ BACKUPS_NAME = "memd.backups"
 """The folders of backups that were made, one on each line."""
 ERASURES_NAME = "memd.erasures"
 """The folder of what was erased, and of what is being erased."""
+DIGESTS_SUFFIX = ".digests"
+"""In that folder: of the messages of an erasure that is not done."""
 _REPLACED = (ADDRESS_NAME, SECRET_NAME, RECENT_NAME, GRANTS_NAME, KEY_NAME, TOKENS_NAME)
 _OWN_NAMES = {
     *(

@@ -37,12 +37,14 @@ from memd.store.encryption.opening import check_not_lost
 from memd.store.files import TEMPORARY_SUFFIX, checksum_of
 from memd.store.layout import (
     CONVERSION_NAME,
+    DIGESTS_SUFFIX,
     KEY_NAME,
     LOCK_NAME,
     RECEIPTS_NAME,
     RECEIPTS_OLD_NAME,
     TOPIC_KEY_NAME,
     TopicLayout,
+    erasures_dir,
     topic_folders_in,
 )
 from memd.store.log.format import FLAG_ENCRYPTED, HEADER_BYTES, decode_any_header
@@ -151,8 +153,11 @@ class _Conversion:
         plain_files.make_directory(aside)
         plain_files.sync_directory(self._data_dir)
         self._finish_interrupted()
-        for name in (RECEIPTS_OLD_NAME, RECEIPTS_NAME):
-            self._receipts(self._data_dir / name)
+        erasures = erasures_dir(self._data_dir)
+        digests = (name for name in plain_files.names(erasures) if name.endswith(DIGESTS_SUFFIX))
+        receipts = (self._data_dir / name for name in (RECEIPTS_OLD_NAME, RECEIPTS_NAME))
+        for path in (*receipts, *(erasures / name for name in digests)):
+            self._no_topics(path)
         for topic_id in topic_folders_in(plain_files, self._data_dir):
             if not self._is_done(topic_id):
                 self._topic(topic_id)
@@ -215,7 +220,8 @@ class _Conversion:
             raise StoreError(f"{new}: what was written is not what is read back; check the disk, then run this again")
         self._report.bytes_written += offset
 
-    def _receipts(self, path: Path) -> None:
+    def _no_topics(self, path: Path) -> None:
+        """Write a file anew that the key of the directory encrypts."""
         if self._plain_files.size(path) is None or self._is_written(path):
             return
         temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
@@ -224,7 +230,7 @@ class _Conversion:
             self._report.kept_elsewhere.append(path)
 
     def _is_written(self, path: Path) -> bool:
-        """Whether the receipts are as the target has them."""
+        """Whether such a file is as the target has it."""
         header = decode_any_header(self._plain_files.read_at(path, 0, HEADER_BYTES))
         is_encrypted = header is not None and header.flags == FLAG_ENCRYPTED
         if self._key is None or header is None or not is_encrypted:

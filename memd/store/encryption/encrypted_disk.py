@@ -24,6 +24,7 @@ from memd.store.files import TEMPORARY_SUFFIX, Appender, FileChecksum, replace_f
 from memd.store.layout import (
     AUDIT_NAME,
     CONVERSION_NAME,
+    DIGESTS_SUFFIX,
     ERASURES_NAME,
     FORMER_NAMES,
     MODELS_NAME,
@@ -35,7 +36,7 @@ from memd.store.log.format import HEADER_BYTES
 from memd.store.syscalls import WRITE_REMEDY, anonymous_file, reading, writing
 
 _PLAIN_FOLDERS = {MODELS_NAME, AUDIT_NAME, ERASURES_NAME}
-"""Of the data directory: what is in them quotes nothing."""
+"""Of the data directory: what is in them quotes nothing, but for the digests of what is being erased."""
 _FILES_KEPT = 1024
 _FOLDERS_KEPT = 65_536
 _PIECE_BYTES = 4 << 20
@@ -59,11 +60,16 @@ class KeyRing:
         return KeyRing(self._plain_files, data_dir, self.directory, self.key, self._random)
 
     def folder_of(self, path: Path) -> Path | None:
-        """Return the folder whose key encrypts a file: a topic's, or the data directory for receipts; None: none."""
+        """Return the folder whose key encrypts a file: a topic's, or the data directory for what is no topic's.
+
+        None: no key does.
+        """
         parts = path.parts[self._depth :]
         name = parts[-1].removesuffix(TEMPORARY_SUFFIX) if parts else ""
         if len(parts) < 2:
             return self.data_dir if name in (RECEIPTS_NAME, RECEIPTS_OLD_NAME) else None
+        if parts[0] == ERASURES_NAME and len(parts) == 2 and name.endswith(DIGESTS_SUFFIX):
+            return self.data_dir
         is_aside = parts[0] == ERASURES_NAME and len(parts) > 2  # a topic's folder, put aside
         depth = 2 if parts[0] == CONVERSION_NAME or is_aside else 1
         is_plain = len(parts) == depth + 1 and name in (TOPIC_KEY_NAME, FORMER_NAMES)

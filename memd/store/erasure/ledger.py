@@ -1,13 +1,15 @@
 """The erasures of a data directory: what is being erased, and what was.
 
 Rule: one small file for each, in the folder `memd.erasures`; it is written before anything is erased, and says when all
-of it is done. It has ids and digests, and never a text. It stays: that is how a restored backup is noticed that brings
-back what was erased, and how ids stay above those that are gone.
+of it is done. It has ids, and never a text. It stays: that is how a restored backup is noticed that brings back what
+was erased, and how ids stay above those that are gone. The digests of the messages, with which who guesses the text
+could check his guess, are in a file beside it as long as they are needed, which is encrypted where the topics are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +20,7 @@ from memd.entries import Erased
 from memd.errors import StoreError
 from memd.store.disk import LocalDisk
 from memd.store.files import Files, replace_file
-from memd.store.layout import TopicLayout, erasures_dir
+from memd.store.layout import DIGESTS_SUFFIX, TopicLayout, erasures_dir
 from memd.store.log.columns import Records, uuid_halves
 from memd.store.log.recovery import Finding
 from memd.wording import counted, day_and_time
@@ -45,7 +47,7 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     uuids: bytes = b""
     """Of the chunks, 16 bytes each; none of a topic."""
     digests: bytes = b""
-    """Of their messages, 16 bytes each, until it is done: what is still to be found in `hot.log`."""
+    """Of their messages, 16 bytes each, until it is done: what is still to be found in `hot.log`. In a file beside."""
     forbid: bool = False
     """Whether the messages are never to be stored again."""
     is_moved: bool = False
@@ -81,6 +83,11 @@ class ErasureLedger:
         self._files = files
         self._folder = erasures_dir(data_dir)
         self._known = {one.id: one for one in read_erasures(files, self._folder)[0]}
+        needed = {_digests_file(self._folder, one) for one in self.pending}
+        with suppress(StoreError):  # on a disk that is read-only
+            for name in files.names(self._folder):
+                if name.endswith(DIGESTS_SUFFIX) and self._folder / name not in needed:
+                    files.wipe(self._folder / name)
 
     def write(self, erasure: Erasure) -> None:
         """Write an erasure, durably.
@@ -91,7 +98,13 @@ class ErasureLedger:
         if not self._files.is_directory(self._folder):
             self._files.make_directory(self._folder)
             self._files.sync_directory(self._folder.parent)
-        replace_file(self._files, self._folder / f"{erasure.id}{_SUFFIX}", msgspec.json.encode(erasure))
+        digests = _digests_file(self._folder, erasure)
+        if erasure.digests:
+            replace_file(self._files, digests, erasure.digests)
+        bare = msgspec.structs.replace(erasure, digests=b"")
+        replace_file(self._files, self._folder / f"{erasure.id}{_SUFFIX}", msgspec.json.encode(bare))
+        if not erasure.digests:
+            self._files.wipe(digests)
         self._known[erasure.id] = erasure
 
     def __iter__(self) -> Iterator[Erasure]:
@@ -115,10 +128,18 @@ def read_erasures(files: Files, folder: Path) -> tuple[list[Erasure], list[Findi
         if not name.endswith(_SUFFIX):
             continue  # what is being erased, or half a file
         try:
-            found.append(msgspec.json.decode(files.read(folder / name), type=Erasure))
+            erasure = msgspec.json.decode(files.read(folder / name), type=Erasure)
+            digests = _digests_file(folder, erasure)
+            if erasure.done_at is None and files.size(digests) is not None:
+                erasure = msgspec.structs.replace(erasure, digests=files.read(digests))
+            found.append(erasure)
         except (StoreError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             problems.append(Finding("damaged", str(folder / name), f"says nothing readable of an erasure: {error}"))
     return sorted(found, key=lambda one: one.id), problems
+
+
+def _digests_file(folder: Path, erasure: Erasure) -> Path:
+    return folder / f"{erasure.id}{DIGESTS_SUFFIX}"
 
 
 def returned(erasures: Collection[Erasure], layout: TopicLayout, records: list[Records]) -> list[Finding]:
