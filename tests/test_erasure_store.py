@@ -6,6 +6,7 @@ Rule: the witness is the bytes of every file.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,8 @@ from memd.store.erasure.forbidden import ForbiddenText
 from memd.store.erasure.ledger import Erasure
 from memd.store.erasure.stub import stub_payload
 from memd.store.erasure.wiping import Wiper
+from memd.store.files import Appender
+from memd.store.layout import TopicLayout
 from memd.store.log.format import decode_entry, encode_entry
 from memd.store.store import Store, TopicLog
 from memd.store.tools.backup import backup
@@ -131,6 +134,44 @@ def test_who_searches_an_earlier_snapshot_gets_no_empty_text() -> None:
         with pytest.raises(StoreError, match="erased a moment ago"):
             before.entry(hit)
         assert before.read_many([(hit.segment, hit.row)]) == {}
+
+
+class AppendingDisk(DiskFiles):
+    """Does something just before the file that is appended to is written anew without a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: list[Callable[[], object]] = []
+
+    def create(self, path: Path) -> Appender:
+        appender = super().create(path)
+        if path.name.startswith("active.bin") and self.meanwhile:
+            self.meanwhile.pop()()
+        return appender
+
+
+def test_a_file_that_is_begun_while_the_one_before_is_rewritten_is_another_one(tmp_path: Path) -> None:
+    disk = AppendingDisk()
+    store = open_store(disk, tmp_path, segment_entries_max=50)
+    topic = filled(store, 30)
+    disk.meanwhile.append(lambda: [topic.append([told(number)]) for number in range(30, 60)])
+    topic.erase({uuid_of(7)}, MARK, Wiper(disk))
+    assert disk.meanwhile == [] and topic.snapshot().live_count == 59
+    store.close()
+    assert verify(tmp_path, DISK).damaged == []
+    kept = [f"user: {word(number)}" for number in range(60) if number != 7]
+    assert live_contents(open_store(None, tmp_path, segment_entries_max=50).topic("talk")) == kept
+    assert traces(on_disk(tmp_path), 7) == []
+
+
+def test_what_an_append_is_creating_is_no_leftover(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path)
+    topic = filled(store, 3)
+    layout = TopicLayout(tmp_path, "talk")
+    (begun := layout.active.with_name("active.bin.tmp")).write_bytes(b"a header")
+    (left := layout.active.with_name("active.bin.erased.tmp")).write_bytes(b"half of it")
+    topic.erase({uuid_of(1)}, MARK, Wiper(DISK))
+    assert begun.read_bytes() == b"a header" and not left.exists()
 
 
 def test_what_is_appended_meanwhile_stays(tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ class ActiveRewriting:
         """
         self._path, self._end, self._active, self._wiper = path, end, active, wiper
         self._uuids, self._mark = uuids, mark
-        self._temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+        # Not the name under which an append, meanwhile, begins the next file.
+        self._temporary = path.with_name(f"{path.name}.erased{TEMPORARY_SUFFIX}")
         found = without_text(wiper.files.read_at(path, 0, end), uuids, mark, HEADER_BYTES)
         self.count = found.entries
         """Entries that were erased."""

@@ -58,9 +58,10 @@ class Wiper:
 
     def wipe_leftovers(self, layout: TopicLayout) -> None:
         """Wipe a log's temporary files, and those that interrupted writes were moved to: nobody reads either."""
-        written = layout.hot.name + TEMPORARY_SUFFIX  # by another thread, perhaps at this moment
+        # By another thread, perhaps at this moment; the second has a header and no text.
+        written = {one.name + TEMPORARY_SUFFIX for one in (layout.hot, layout.active)}
         for folder in (layout.directory, layout.segments):
-            names = (name for name in self.files.names(folder) if name.endswith(TEMPORARY_SUFFIX) and name != written)
+            names = (one for one in self.files.names(folder) if one.endswith(TEMPORARY_SUFFIX) and one not in written)
             for path in (*(folder / name for name in names), *torn_files(self.files, [folder])):
                 self.wipe(path)
 
