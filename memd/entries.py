@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -124,6 +124,11 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     asked_by: bytes | UnsetType = UNSET
     """The 16-byte digest of the request whose correction wrote this entry: it is not applied again when the request is
     sent again after a restart."""
+    author: Name | UnsetType = UNSET
+    """The principal who said or wrote the chunk's text; its later entries keep it. UNSET: the owner, or nobody is told
+    apart. Never in a prompt."""
+    action_by: Name | UnsetType = UNSET
+    """The principal whose correction wrote this entry."""
     part: Section | UnsetType = UNSET
     """Of a note or document."""
     tags: tuple[str, ...] | UnsetType = UNSET
@@ -135,6 +140,11 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def said(self) -> int:
         """Microseconds since the epoch that people read as the time of the chunk: it orders and dates what is shown."""
         return self.created_at if self.said_at is UNSET else self.said_at
+
+    @property
+    def written_by(self) -> str:
+        """The principal who wrote this very entry; empty for the owner."""
+        return (self.author if self.action is None else self.action_by) or ""
 
     @property
     def speakers_fit(self) -> bool:
@@ -245,6 +255,11 @@ class Entry(ChunkState, frozen=True, kw_only=True):
     def embedding(self) -> Vector:
         """The vector as a read-only array of shape `(dimension,)`; `(0,)` for a Deprecated entry."""
         return np.frombuffer(self.vector, dtype="<f4")
+
+
+def who_wrote(entries: Iterable[ChunkState]) -> list[str]:
+    """The principals who wrote these entries, the owner aside, sorted."""
+    return sorted({entry.written_by for entry in entries} - {""})
 
 
 @lru_cache(maxsize=256)

@@ -68,6 +68,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     """Of an assistant's reply: the uuids of the chunks that memory showed in its prompt."""
     said_at: int | UnsetType = UNSET
     """Microseconds since the epoch at which it first arrived, by the clock of the machine or as an import tells."""
+    author: str | UnsetType = UNSET
+    """The principal whose request first brought it, or was answered by it (`Principal.author`); UNSET: the owner."""
 
     @property
     def said(self) -> str:
@@ -125,9 +127,11 @@ class Block(msgspec.Struct, frozen=True):
 NO_BLOCK = Block(text="", tokens=0)
 
 
-def dated(messages: Iterable[Message], said_at: int | UnsetType) -> list[Message]:
-    """The messages as they arrived at this time (see `Message.said_at`); UNSET: as they are."""
-    return [one if said_at is UNSET else msgspec.structs.replace(one, said_at=said_at) for one in messages]
+def stamped(messages: Iterable[Message], said_at: int | UnsetType, author: str) -> list[Message]:
+    """The messages as they arrived at this time from this principal (see `Message`); without a time: as they are."""
+    if said_at is UNSET:
+        return list(messages)
+    return [msgspec.structs.replace(one, said_at=said_at, author=author or UNSET) for one in messages]
 
 
 def block_digest(text: str) -> bytes:

@@ -37,6 +37,8 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
     said_at: int | UnsetType = UNSET
     """Microseconds since the epoch; UNSET: when it is taken."""
     source: str | None = None
+    author: str = ""
+    """The principal who wrote it; empty: the owner. No client says it."""
 
 
 class GivenNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -73,9 +73,18 @@ speakers = st.just(UNSET) | st.lists(st.sampled_from(["user", "tool"]), max_size
 )
 
 
-@given(st.text(min_size=3), speakers, st.none() | st.text(), st.sampled_from(Status), st.integers(-4, 10))
+names = st.just(UNSET) | st.text(min_size=1)
+
+
+@given(st.text(min_size=3), speakers, st.none() | st.text(), st.sampled_from(Status), st.integers(-4, 10), names, names)
 def test_the_log_and_a_line_of_an_export_keep_every_field(
-    content: str, speakers: tuple[Speaker, ...], source: str | None, status: Status, steps: int
+    content: str,
+    speakers: tuple[Speaker, ...],
+    source: str | None,
+    status: Status,
+    steps: int,
+    author: str,
+    action_by: str,
 ) -> None:
     is_active = status is Status.ACTIVE
     vector = unit_vector("one").tobytes() if is_active else b""
@@ -87,6 +96,8 @@ def test_the_log_and_a_line_of_an_export_keep_every_field(
         utility_steps=steps,
         vector=vector,
         supersedes=(bytes(16),),
+        author=author,
+        action_by=action_by,
     )
     assert decode_entry(encode_entry(said), dimension=DIMENSION) == said
     topic_id, read = decode_line(msgspec.json.encode(as_line(said, "talk", live=is_active)))

@@ -42,6 +42,8 @@ def token(name: str, topics: str, *rights: Any) -> TokenSettings:
 TOKENS = (
     *(token(right, "team-*", right) for right in RIGHTS),
     token("ann", "team-* ann", "read", "write", "correct"),
+    token("bob", "team-*", "read", "write", "correct"),
+    token("chief", "team-*", *RIGHTS),
     token("reader", "team-*", "read"),
     token("house", "*", "admin"),
 )

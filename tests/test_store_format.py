@@ -9,6 +9,7 @@ import pytest
 from drafts import DIMENSION
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from memd.entries import Entry, Status
 from memd.errors import CorruptFile, ForeignFile
@@ -65,6 +66,8 @@ def entries(draw: st.DrawFn) -> Entry:
         action=draw(st.none() | texts),
         reason=draw(st.none() | texts),
         group_left=draw(st.integers(0, 100)),
+        author=draw(st.just(UNSET) | texts),
+        action_by=draw(st.just(UNSET) | texts),
         unknown=draw(st.dictionaries(names, values, max_size=3)),
     )
 

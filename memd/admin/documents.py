@@ -115,7 +115,7 @@ class DocumentRoutes:
             if document is None:
                 assert body.file is not None
                 document = await asyncio.to_thread(_dropped, topic, body.file)
-            return await self._taker.take(topic, document)
+            return await self._taker.take(topic, document, who.author)
 
     @post("/memd/documents/remove", "write")
     async def remove_documents(self, body: RemovalBody, who: Principal) -> TakenDocument:
@@ -135,7 +135,8 @@ class DocumentRoutes:
             sources = await asyncio.to_thread(chosen, topic)
             gone = 0
             for start in range(0, len(sources), REMOVED_AT_ONCE):
-                gone += (await self._taker.remove(topic, sources[start : start + REMOVED_AT_ONCE])).taken_out
+                some = sources[start : start + REMOVED_AT_ONCE]
+                gone += (await self._taker.remove(topic, some, who.author)).taken_out
         if not gone:
             raise NotFound(_no_document(body.topic_id, ", ".join(sorted(wanted))))
         return TakenDocument(0, gone, sources[0])

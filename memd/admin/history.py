@@ -63,6 +63,10 @@ class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Of a note its title, of a document's chunk the headings above it."""
     page: int | None = None
     sheet: str | None = None
+    author: str = ""
+    """The principal who said it; empty for the owner, and where there are none."""
+    by: str = ""
+    """The principal who wrote this entry: who said it, or made the correction."""
     multiplier: float
     live: bool
     """Whether this entry is the chunk's present state and can be recalled."""
@@ -300,6 +304,7 @@ def _pending(topic_id: str, entry: Entry) -> LogEvent:
         content=entry.displayed,
         roles=entry.roles,
         **origin_fields(entry),
+        by=entry.written_by,
         multiplier=1.0,
         live=True,
         supersedes=(),
@@ -331,6 +336,7 @@ def _event(snapshot: Snapshot, place: Place) -> LogEvent:
         content=content,
         roles=entry.roles,
         **origin_fields(entry),
+        by=entry.written_by,
         multiplier=snapshot.utility.multiplier(entry.utility_steps),
         live=snapshot.is_live(place),
         supersedes=tuple(one.hex() for one in entry.supersedes),

@@ -62,18 +62,20 @@ class ImportRoutes:
     async def take_messages(self, body: MessagesBody, who: Principal) -> PartTaken:
         """Remember messages of a conversation that was held elsewhere; those that are known are left out."""
         made = await self._appended(
-            body.topic_id, who, lambda log, drafter: part_drafts(log, body.part, drafter, self._speech)
+            body.topic_id, who, lambda log, drafter: part_drafts(log, body.part, drafter, self._speech, who.author)
         )
         digests = tuple(digest.hex() for digest in made.digests)
         return PartTaken(digests, len(made.drafts), made.known, dict(made.redacted))
 
     @post("/memd/import/entries", "write", body_bytes_max=IMPORT_BYTES_MAX)
     async def take_entries(self, body: EntriesBody, who: Principal) -> LinesTaken:
-        """Append the lines of an export that the topic does not have."""
+        """Append the lines of an export that the topic does not have. Whom they name as authors is believed of whoever
+        has the right to admin in it; else they are the importer's."""
+        signed_by = None if who.may("admin", body.topic_id) else who.author
 
         def drafts(log: TopicLog, drafter: Drafter) -> Drafts:
             try:
-                made = line_drafts(log, body.lines, drafter)
+                made = line_drafts(log, body.lines, drafter, signed_by)
             except ValueError as error:
                 raise BadQuestion(f"a line is no entry of `memd export`: {error}") from None
             ids = [draft.origin_id for draft in made.drafts if draft.origin_id is not None]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote
@@ -230,18 +229,17 @@ def server_for(client: OwnRoutesClient) -> MCPServer[Any]:
 
 
 def _found(chunk: FoundChunk) -> str:
-    head = f"[mem:{chunk.id}] {_where(chunk.topic_id, chunk.said_at, chunk.kind, chunk.roles, _source(chunk))}"
-    return f"{head}\n{_cut(chunk.content)}"
+    return f"[mem:{chunk.id}] {_where(chunk)}\n{_cut(chunk.content)}"
 
 
 def _event(event: LogEvent, more: str = "", offset: int = 0) -> str:
-    where = _where(event.topic_id, event.said_at, event.kind, event.roles, _source(event))
-    return f"[mem:{event.id}] {where}{f', {more}' if more else ''}\n{_cut(event.content, offset)}"
+    return f"[mem:{event.id}] {_where(event)}{f', {more}' if more else ''}\n{_cut(event.content, offset)}"
 
 
-def _where(topic_id: str, said_at: int, kind: str, roles: Sequence[str], source: str) -> str:
-    day = datetime.fromtimestamp(said_at / 1e6, UTC).astimezone().date()
-    named = (topic_id, str(day), " and ".join(roles) if kind == "turn" else kind, source)
+def _where(chunk: FoundChunk | LogEvent) -> str:
+    day = datetime.fromtimestamp(chunk.said_at / 1e6, UTC).astimezone().date()
+    kind = " and ".join(chunk.roles) if chunk.kind == "turn" else chunk.kind
+    named = (chunk.topic_id, str(day), kind, chunk.author and f"by {chunk.author}", _source(chunk))
     return neutralised(
         " ".join(", ".join(filter(None, named)).split())
     )  # an import names roles and sources as it likes

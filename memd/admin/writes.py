@@ -106,7 +106,7 @@ class NoteRoutes:
         except BadNote as error:
             raise BadQuestion(str(error)) from None
         async with self._topics.held_or_new(body.topic_id, who) as topic:
-            taken = [await take_note(topic, note, self._archiver) for note in notes]
+            taken = [await take_note(topic, note, self._archiver, who.author) for note in notes]
         return NotesTaken(body.topic_id, tuple(taken))
 
 
@@ -136,6 +136,7 @@ class CorrectionRoutes:
                 encoder=self._encoder,
                 utility=snapshot.utility,
                 append=partial(self._archiver.append_corrections, topic),
+                by=who.author,
             )
         return _corrected(applied)
 
@@ -149,6 +150,7 @@ class CorrectionRoutes:
                 body.reason,
                 encoder=self._encoder,
                 append=partial(self._archiver.append_corrections, topic),
+                by=who.author,
             )
         return _corrected(applied)
 

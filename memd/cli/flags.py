@@ -95,12 +95,12 @@ def warning_words(chunk: FoundChunk | LogEvent) -> str:
 
 
 def origin_words(chunk: FoundChunk | LogEvent) -> str:
-    """Say where a chunk of a note or document is from, behind two spaces; nothing of what was said."""
-    if chunk.kind == "turn":
-        return ""
+    """Say where a chunk of a note or document is from, and whose a chunk is, behind two spaces; nothing of what was
+    said."""
     place = [f"page {chunk.page}"] if chunk.page else [f"sheet {chunk.sheet}"] if chunk.sheet else []
     words = [chunk.kind, " > ".join(chunk.heading), chunk.source or "", *place, *(f"#{tag}" for tag in chunk.tags)]
-    return "  " + name_for_terminal(", ".join(word for word in words if word))
+    told = [word for word in words if word and chunk.kind != "turn"] + ([f"by {chunk.author}"] if chunk.author else [])
+    return "  " + name_for_terminal(", ".join(told)) if told else ""
 
 
 def config_of(path: Path | None, given: dict[str, Any]) -> Config:

@@ -24,7 +24,7 @@ from memd.entries import CORRECTION_STEPS_MAX
 from memd.errors import BadQuestion, NotFound
 from memd.settings.model import Config
 from memd.store.encryption.opening import disk_of
-from memd.wording import counted, for_terminal
+from memd.wording import counted, for_terminal, name_for_terminal
 
 INDENT = 2
 ONE_FLAG = "give one of --helpful, --unhelpful, --update TEXT and --deprecate"
@@ -246,6 +246,7 @@ def _event(event: LogEvent) -> RenderableType:
         (warning_words(event), "yellow"),
         "" if event.multiplier == 1 else f"  times {event.multiplier:g}",
         "  taken out" if event.event == "Update" else "",  # the text below it is the one that went
+        (f"  done by {name_for_terminal(event.by)}" if event.by != event.author and event.by else "", "magenta"),
         no_wrap=True,
     )
     parts: list[RenderableType] = [head]

@@ -42,7 +42,7 @@ from memd.conversation.matching import SHARED_MIN, Match, kept_count, match
 from memd.conversation.placed import PlacedBlocks
 from memd.conversation.retelling import retold
 from memd.conversation.rewriting import rewriting_to, shortened_answer
-from memd.messages import Block, BlockChunk, Message, block_digest, dated
+from memd.messages import Block, BlockChunk, Message, block_digest, stamped
 from memd.notes import Note
 
 ARRIVALS_KEPT = 16
@@ -89,6 +89,7 @@ class HotBuffer:
         session: str | None,
         now: float,
         said_at: int | UnsetType = UNSET,
+        author: str = "",
         thin: bool = False,
     ) -> Arrival:
         """Find or open the conversation of a request and append the request's new messages.
@@ -96,21 +97,23 @@ class HotBuffer:
         Args:
             messages, content_digests, tokens: the request's messages after the leading system messages, in parallel.
             session: the client's own name for the conversation, if it gave one.
-            now, said_at: see `memd.clock.steady_now`, and `Message.said_at` (of new messages, the others keep theirs).
+            now: see `memd.clock.steady_now`.
+            said_at, author: of new messages, see `stamped`; the others keep theirs.
             thin: the client sends only new messages.
         """
         found = self._found(messages, content_digests, session, thin)
         parent, kept = found.conversation, kept_count(found, messages)
         if parent is not None and (heard := heard_again(found, messages)):
-            self._record(Heard(parent.id, dict(zip(heard, dated(heard.values(), said_at), strict=True))))
+            self._record(Heard(parent.id, dict(zip(heard, stamped(heard.values(), said_at, author), strict=True))))
         if parent is not None and found.runs:
-            way = rewriting_to(parent, found.runs, dated(messages, said_at), content_digests, tokens)
+            way = rewriting_to(parent, found.runs, stamped(messages, said_at, author), content_digests, tokens)
             branch = self._branch(parent, session, way, now)
             self._record(Abandoned(parent.id))
             leaves_unstored = branch.departed_end > branch.stored
             return Arrival(branch, 0, len(branch), opened=False, leaves_unstored=leaves_unstored)
         conversation = self._open(session, now) if parent is None else self._fork(parent, found.offset + kept)
-        self._append(conversation, dated(messages[kept:], said_at), content_digests[kept:], tokens[kept:], now)
+        added = stamped(messages[kept:], said_at, author)
+        self._append(conversation, added, content_digests[kept:], tokens[kept:], now)
         end = found.offset + len(messages)
         arrival = Arrival(conversation, found.offset, end, opened=parent is None, head=found.head)
         if parent is None or parent is conversation:

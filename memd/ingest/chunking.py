@@ -40,6 +40,8 @@ class Utterance(msgspec.Struct, frozen=True):
     """See `Message.shown`."""
     said_at: int | UnsetType = UNSET
     """See `Message.said_at`."""
+    author: str | UnsetType = UNSET
+    """See `Message.author`."""
 
     @property
     def opening(self) -> str:
@@ -60,6 +62,8 @@ class Chunk(msgspec.Struct, frozen=True):
     """Of all its messages together."""
     said_at: int | UnsetType = UNSET
     """Of its first message that has one."""
+    author: str | UnsetType = UNSET
+    """Of its first message: the messages of one run have one author."""
 
 
 class _Piece(msgspec.Struct, frozen=True):
@@ -169,4 +173,5 @@ def _chunk(group: Sequence[_Piece], messages: Sequence[Utterance]) -> Chunk:
     digests = tuple(digest for number in numbers if (digest := messages[number].digest) is not None)
     shown = dict.fromkeys(uuid for number in numbers for uuid in messages[number].shown)
     said_at = next((at for number in numbers if (at := messages[number].said_at) is not UNSET), UNSET)
-    return Chunk("".join(parts), tuple(speakers), digests, tuple(shown), said_at)
+    author = messages[group[0].message].author
+    return Chunk("".join(parts), tuple(speakers), digests, tuple(shown), said_at, author)

@@ -30,8 +30,8 @@ class TakenNote(msgspec.Struct, frozen=True, omit_defaults=True):
     """All of it was live in the topic already, and nothing was stored."""
 
 
-async def take_note(topic: Topic, note: Note, archiver: Archiver) -> TakenNote:
-    """Take one note, durably; it is stored in the background.
+async def take_note(topic: Topic, note: Note, archiver: Archiver, author: str = "") -> TakenNote:
+    """Take one note of a principal's (`Principal.author`), durably; it is stored in the background.
 
     Raises:
         BadNote: it is said to be from the future.
@@ -39,8 +39,7 @@ async def take_note(topic: Topic, note: Note, archiver: Archiver) -> TakenNote:
     """
     now_us = time.time_ns() // 1000
     check_not_ahead(note, now_us)
-    if note.said_at is UNSET:
-        note = msgspec.structs.replace(note, said_at=now_us)
+    note = msgspec.structs.replace(note, author=author, said_at=now_us if note.said_at is UNSET else note.said_at)
     note_id = uuid.uuid4().bytes
     part = Part((), 0, note=(note_id, note))
     with topic.used():

@@ -74,12 +74,16 @@ class Cutter:
                     part=Section(note_id, number, len(chunks), (note.title,) if note.title else ()),
                     tags=note.tags or UNSET,
                     said_at=now_us if note.said_at is UNSET else note.said_at,
+                    author=note.author or UNSET,
                 )
             )
         return drafts
 
-    def cut_document(self, document: GivenDocument, step: Callable[[], None] = lambda: None) -> list[Draft]:
-        """Cut and redact a document, section by section; `step` is called before each, and may end it."""
+    def cut_document(
+        self, document: GivenDocument, step: Callable[[], None] = lambda: None, author: str = ""
+    ) -> list[Draft]:
+        """Cut and redact a document of a principal's, section by section; `step` is called before each, and may end
+        it."""
         text, now_us = self.redactor.text, time.time_ns() // 1000
         cut: list[tuple[GivenSection, Chunk]] = []
         for section in document.sections:
@@ -92,7 +96,7 @@ class Cutter:
             draft = _draft(chunk, kind="document", source=document.source, created_at=now_us)
             place = number, len(cut), section.heading, section.page, section.sheet, bytes.fromhex(document.root)
             part = Section(bytes.fromhex(document.hash), *place)
-            drafts.append(self.redactor.draft(msgspec.structs.replace(draft, part=part)))
+            drafts.append(self.redactor.draft(msgspec.structs.replace(draft, part=part, author=author or UNSET)))
         return drafts
 
 
@@ -196,6 +200,7 @@ def _draft(chunk: Chunk, *, kind: str, source: str | None, created_at: int) -> D
         speakers=chunk.speakers,
         shown=chunk.shown[:SHOWN_MAX] or UNSET,
         said_at=chunk.said_at,
+        author=chunk.author,
     )
 
 
@@ -239,7 +244,8 @@ def unstored_runs(
 ) -> list[list[Utterance]]:
     """The messages that are to be remembered and are not yet, redacted, in runs of neighbours; none crosses two parts.
 
-    A question in the log is remembered again in front of an answer that is not: without it nobody finds the answer.
+    A question in the log is remembered again in front of an answer that is not: without it nobody finds the answer. It
+    is then of the one whose request was answered. No run has messages of two authors.
 
     Args:
         messages: consecutive messages of one conversation, each with its chained digest; None stands for one that is in
@@ -255,11 +261,13 @@ def unstored_runs(
         and compaction.is_stored_kind(message, instructions=instructions)
         and not topic.has_digest(digest)
     }
+    authors = {position: message.author for position, (_, message) in enumerate(messages) if message is not None}
     for position, ((_, asked), (_, answer)) in enumerate(itertools.pairwise(messages)):
-        if position + 1 in wanted and asked is not None and asked.opens_turn and asked.said.strip():
-            wanted.update(
-                [position] if answer is not None and answer.role == "assistant" and not answer.tool_calls else []
-            )
+        if answer is None or answer.role != "assistant" or answer.tool_calls or position + 1 not in wanted:
+            continue
+        if asked is not None and asked.opens_turn and asked.said.strip():
+            wanted.add(position)
+            authors[position] = answer.author
     utterances = {}
     for position, (digest, message) in enumerate(messages):
         if message is None or position not in wanted:
@@ -267,6 +275,8 @@ def unstored_runs(
         kept = redactor.message(message)
         shown = () if kept.shown is UNSET else kept.shown
         name = speaker_name(kept.name)
-        utterances[position] = Utterance(stored_text(kept), kept.role, digest, name, shown, kept.said_at)
+        author = authors[position]
+        utterances[position] = Utterance(stored_text(kept), kept.role, digest, name, shown, kept.said_at, author)
     starts = compaction.part_starts([message for _, message in messages])
+    starts += [position for position in utterances if authors.get(position - 1, authors[position]) != authors[position]]
     return [[utterances[position] for position in run] for run in compaction.contiguous(list(utterances), starts)]

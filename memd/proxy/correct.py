@@ -78,7 +78,7 @@ class Corrector:
         told = []
         for note in notes:
             try:
-                taken = await take_note(received.topic, note, self._archiver)
+                taken = await take_note(received.topic, note, self._archiver, received.asked.who.author)
                 told.append(NoteOut(taken.chunk_ids, taken.duplicate))
             except BadNote:
                 told.append(NoteOut(error=AHEAD))
@@ -97,6 +97,7 @@ class Corrector:
         if key is None:
             return CorrectionResult()
         applied_now, resolve = () if received.is_retry else asked, _resolving(received)
+        by = received.asked.who.author
         try:
             if not self._idempotency.knows(key):  # it came before memd was restarted, which may have been too early
                 loop = asyncio.get_running_loop()
@@ -105,7 +106,7 @@ class Corrector:
                 self._idempotency.register(key)
                 applied_now = asked
             await topic.save()  # the arrival, before its effect: sent again after a kill, it is the same request
-            failed = await self._idempotency.run_once(key, lambda: self._apply(topic, asked, key.digest, resolve))
+            failed = await self._idempotency.run_once(key, lambda: self._apply(topic, asked, key.digest, resolve, by))
             corrected = CorrectionResult(failed)
         except MemdError as error:
             log.error("corrections were not applied", extra=received.log_fields(error))
@@ -125,7 +126,9 @@ class Corrector:
             entry.asked_by == digest for chunk in shown if chunk is not None for entry in snapshot.history(chunk.uuid)
         )
 
-    async def _apply(self, topic: Topic, asked: Sequence[Correction], asked_by: bytes, resolve: Resolve) -> FailedIds:
+    async def _apply(
+        self, topic: Topic, asked: Sequence[Correction], asked_by: bytes, resolve: Resolve, by: str = ""
+    ) -> FailedIds:
         await self._store_pending(topic, {one.uuid: one for one in map(resolve, _named(asked)) if one is not None})
         applied = await corrections.correct_shown(
             asked,
@@ -135,6 +138,7 @@ class Corrector:
             encoder=self._encoder,
             append=partial(self._archiver.append_corrections, topic),
             asked_by=asked_by,
+            by=by,
         )
         return applied.failed
 

@@ -102,7 +102,10 @@ class Receiver:
         counts = await self._count_messages(request)
         new = request.messages[lead:], request.digests[lead:], counts[lead:]
         if asked.mode == "full":
-            arrival = topic.buffer.receive(*new, session=asked.session, now=now, said_at=at, thin=asked.is_thin)
+            author = asked.who.author
+            arrival = topic.buffer.receive(
+                *new, session=asked.session, now=now, said_at=at, author=author, thin=asked.is_thin
+            )
         else:
             arrival = topic.buffer.glance(*new, session=asked.session, thin=asked.is_thin)
         if asked.mode == "full" and arrival.leaves_unstored:

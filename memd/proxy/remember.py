@@ -22,6 +22,7 @@ from memd.conversation.conversation import Conversation, Counted
 from memd.conversation.tokens import TokenCounter
 from memd.entries import SHOWN_MAX
 from memd.ingest.archiver import Archiver
+from memd.messages import stamped
 from memd.proxy.memory import FOLLOW_UP_TURNS, Recalled, SettledPrompt
 from memd.proxy.receive import Received
 from memd.proxy.room import PromptRoom, count
@@ -110,7 +111,8 @@ class Rememberer:
             return conversation
         message = self._speech.heard(self._speech.heard_alone(reply.message, buffer.placed.__contains__))
         uuids = tuple(chunk.uuid for chunk in shown.chunks[:SHOWN_MAX])
-        message = msgspec.structs.replace(message, shown=uuids or UNSET, said_at=time.time_ns() // 1000)
+        [message] = stamped([message], time.time_ns() // 1000, received.asked.who.author)
+        message = msgspec.structs.replace(message, shown=uuids or UNSET)
         tokens = self._counter.message(message, message.content_digest)
         return buffer.reply(received.arrival, message, tokens, steady_now())
 

@@ -67,12 +67,14 @@ async def correct(
     encoder: Embeds,
     utility: UtilitySettings,
     append: Append,
+    by: str = "",
     asked_by: bytes | UnsetType = UNSET,
 ) -> Applied:
     """Apply corrections: plan them in a thread, then append what they ask for.
 
     Args:
         find: called in the thread.
+        by: whose they are (`Principal.author`).
         asked_by: see `ChunkState.asked_by`.
 
     Raises:
@@ -95,7 +97,7 @@ async def correct(
 
     outcome = await asyncio.get_running_loop().run_in_executor(None, planned)
     drafts = [msgspec.structs.replace(draft, asked_by=asked_by) for draft in outcome.drafts]
-    return Applied(await _appended(drafts, append), outcome.failed)
+    return Applied(await _appended(drafts, by, append), outcome.failed)
 
 
 async def correct_shown(
@@ -106,6 +108,7 @@ async def correct_shown(
     snapshot_of: Callable[[str], Awaitable[Snapshot | None]],
     encoder: Embeds,
     append: Append,
+    by: str = "",
     asked_by: bytes | UnsetType = UNSET,
 ) -> Applied:
     """Apply a client's corrections: only of chunks that it was shown recently; see `correct`.
@@ -128,11 +131,18 @@ async def correct_shown(
         known = (one for one in (own, snapshots[chunk.topic_id]) if one is not None and one.knows(chunk.uuid))
         return next(((one, chunk.uuid) for one in known), None)
 
-    return await correct(asked, find=find, encoder=encoder, utility=own.utility, append=append, asked_by=asked_by)
+    return await correct(
+        asked, find=find, encoder=encoder, utility=own.utility, append=append, by=by, asked_by=asked_by
+    )
 
 
-async def undo(snapshot: Snapshot, canonical_id: int, reason: str, *, encoder: Embeds, append: Append) -> Applied:
+async def undo(
+    snapshot: Snapshot, canonical_id: int, reason: str, *, encoder: Embeds, append: Append, by: str = ""
+) -> Applied:
     """Append the state before an entry of the topic; before an Update, that of every chunk that it changed.
+
+    Args:
+        by: who undoes it (`Principal.author`).
 
     Raises:
         NotFound: the topic has no such entry.
@@ -140,7 +150,7 @@ async def undo(snapshot: Snapshot, canonical_id: int, reason: str, *, encoder: E
         EmbeddingError, StoreError: nothing was appended.
     """
     drafts = await asyncio.get_running_loop().run_in_executor(None, plan_undo, snapshot, canonical_id, reason, encoder)
-    return Applied(await _appended(drafts, append))
+    return Applied(await _appended(drafts, by, append))
 
 
 def plan(
@@ -374,5 +384,8 @@ def _embedded(encoder: Embeds, text: str) -> bytes:
     return encoder.embed_text(text).astype("<f4").tobytes()
 
 
-async def _appended(drafts: Sequence[Draft], append: Append) -> tuple[Entry, ...]:
-    return tuple(await append(drafts)) if drafts else ()
+async def _appended(drafts: Sequence[Draft], by: str, append: Append) -> tuple[Entry, ...]:
+    """Append drafts as the acts of a principal, whose the text of a new chunk is too."""
+    signed = [msgspec.structs.replace(draft, action_by=by or UNSET) for draft in drafts]
+    signed = [msgspec.structs.replace(one, author=by or UNSET) if one.origin_id is None else one for one in signed]
+    return tuple(await append(signed)) if signed else ()

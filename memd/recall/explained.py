@@ -66,6 +66,8 @@ class FoundChunk(ScoredChunk, frozen=True, kw_only=True):
     """Of a note its title, of a document's chunk the headings above it."""
     page: int | None = None
     sheet: str | None = None
+    author: str = ""
+    """The principal who said it; empty for the owner, and where there are none."""
 
 
 class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +133,7 @@ def origin_fields(entry: Entry) -> dict[str, Any]:
         "heading": entry.heading,
         "page": None if entry.part is UNSET else entry.part.page,
         "sheet": None if entry.part is UNSET else entry.part.sheet,
+        "author": entry.author or "",
     }
 
 

@@ -17,8 +17,8 @@ QUEUED_EVENTS_MAX = 256
 class Events:
     """Distributes events to subscribers; used on the event loop only.
 
-    `turn`: a receipt without its block; `stored`: {topic_id, chunks}; `corrected`: {topic_id, canonical_ids};
-    `source`: {path, topic_id}, which was looked at.
+    `turn`: a receipt without its block; `stored`: {topic_id, chunks, authors}; `corrected`: {topic_id, canonical_ids,
+    authors}; `source`: {path, topic_id}, which was looked at. `authors`: the principals, the owner aside.
     """
 
     def __init__(self) -> None:

@@ -58,6 +58,8 @@ export type Origin = {
   heading: string[];
   page: number | null;
   sheet: string | null;
+  /** The principal who said it; empty for the owner, and where there are none. */
+  author: string;
 };
 
 /** A chunk that a question found, and why; `score` orders them. */
@@ -100,6 +102,8 @@ export type LogEvent = Origin & {
   /** `told`, `replacement`, `Helpful`, `Unhelpful`, `Update`, `Undo`, `re-embedded`, `erased`, `pending` or `damaged`. */
   event: string;
   reason: string | null;
+  /** The principal who wrote this entry: who said it, or made the correction; empty for the owner. */
+  by: string;
   multiplier: number;
   /** Whether this is the chunk's present state, which can be recalled. */
   live: boolean;

@@ -33,7 +33,7 @@ export async function show(main, { id, topic }, outcome = "") {
   const button = (text, act, kind = "") => el("button", { type: "button", class: kind, click: act }, text);
   main.replaceChildren(
     el("h1", {}, "Chunk ", el("code", {}, told.id), " ", told.live ? badge("live", "on") : badge("taken out", "bad"), " ", warning(present.instructs)),
-    facts({ Topic: told.topic_id, Uuid: el("code", {}, told.uuid), Said: when(told.versions[0].said_at), From: origin(present) && el("span", {}, origin(present), present.kind === "document" && [" ", el("a", { href: `#/document/${encodeURIComponent(told.topic_id)}/${encodeURIComponent(present.source)}` }, "all of it")]), Multiplier: number(present.multiplier),
+    facts({ Topic: told.topic_id, Uuid: el("code", {}, told.uuid), Said: when(told.versions[0].said_at), By: present.author && el("span", { dir: "auto" }, line(present.author)), From: origin(present) && el("span", {}, origin(present), present.kind === "document" && [" ", el("a", { href: `#/document/${encodeURIComponent(told.topic_id)}/${encodeURIComponent(present.source)}` }, "all of it")]), Multiplier: number(present.multiplier),
       "Replaced by": ids(told.topic_id, told.replaced_by), Replaces: ids(told.topic_id, told.replaces) }),
     said(present.content),
     el("form", { class: "fields", "aria-label": "Correct this chunk", submit: (event) => event.preventDefault() },
@@ -55,7 +55,7 @@ function ids(topicId, list) {
 }
 
 function version(event, previous) {
-  return el("li", {}, el("p", { class: "meta" }, when(event.at), badge(event.event, "on"), el("span", {}, `× ${number(event.multiplier)}`), el("code", {}, event.canonical_id)),
+  return el("li", {}, el("p", { class: "meta" }, when(event.at), badge(event.event, "on"), event.by && el("span", { dir: "auto" }, `by ${line(event.by)}`), el("span", {}, `× ${number(event.multiplier)}`), el("code", {}, event.canonical_id)),
     event.reason && el("p", { class: "reason" }, "because: ", el("q", { dir: "auto" }, plain(event.reason))),
     previous && previous.content !== event.content && said(event.content));
 }

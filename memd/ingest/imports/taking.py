@@ -58,8 +58,8 @@ class GivenMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
             None if message.said_at is UNSET else message.said_at,
         )
 
-    def message(self) -> Message:
-        """The message that is meant."""
+    def message(self, author: str) -> Message:
+        """The message that is meant, as one of the principal that imports it."""
         return Message(
             self.role,
             self.text,
@@ -68,6 +68,7 @@ class GivenMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
             self.name,
             tuple(bytes.fromhex(digest) for digest in self.attachments),
             said_at=UNSET if self.said_at is None else self.said_at,
+            author=author or UNSET,
         )
 
 
@@ -104,19 +105,19 @@ class Drafts(msgspec.Struct, frozen=True):
     """Of lines: see `GivenLine.place`."""
 
 
-def part_drafts(topic: TopicLog, part: GivenPart, drafter: Drafter, speech: Speech) -> Drafts:
-    """The chunks of a part that the topic does not have.
+def part_drafts(topic: TopicLog, part: GivenPart, drafter: Drafter, speech: Speech, author: str = "") -> Drafts:
+    """The chunks of a part that the topic does not have, as those of the principal that imports it.
 
     Raises:
         EmbeddingError: the model failed on a text.
     """
-    messages = [speech.heard(one.message()) for one in part.messages]
+    messages = [speech.heard(one.message(author)) for one in part.messages]
     previous = ROOT_DIGEST if part.after is None else bytes.fromhex(part.after)
     leading = leading_count(messages) if part.after is None else 0
     digests = chain_all((message.content_digest for message in messages[leading:]), previous)
     stretch: list[tuple[bytes, Message | None]] = list(zip(digests, messages[leading:], strict=True))
     if part.question is not None and part.after is not None:
-        stretch.insert(0, (previous, speech.heard(part.question.message())))
+        stretch.insert(0, (previous, speech.heard(part.question.message(author))))
     redactor = drafter.cutter.redactor
     runs = unstored_runs(topic, stretch, redactor)
     drafts = drafter.drafts(topic, runs, source=part.source)
@@ -125,9 +126,12 @@ def part_drafts(topic: TopicLog, part: GivenPart, drafter: Drafter, speech: Spee
     return Drafts(drafts, known, redacted, (*[previous] * leading, *digests))
 
 
-def line_drafts(topic: TopicLog, lines: Sequence[GivenLine], drafter: Drafter) -> Drafts:
+def line_drafts(topic: TopicLog, lines: Sequence[GivenLine], drafter: Drafter, signed_by: str | None = None) -> Drafts:
     """The entries of an export that the topic does not have. What they were called before is not looked at. Those of
     a chunk that was erased are left out.
+
+    Args:
+        signed_by: the principal that imports them, in place of those whom they name; None: those are believed.
 
     Raises:
         EmbeddingError: the model failed on a text.
@@ -140,6 +144,9 @@ def line_drafts(topic: TopicLog, lines: Sequence[GivenLine], drafter: Drafter) -
     places, redacted = [], Counter[str]()
     for given in lines:
         _, read = decode_line(bytes(given.line))
+        if signed_by is not None:
+            acted = UNSET if read.action is None else signed_by or UNSET
+            read = msgspec.structs.replace(read, author=signed_by or UNSET, action_by=acted)
         draft = redactor.draft(read)  # before it is looked up: the log has it redacted
         states, place = histories.get(draft.uuid) or (
             [state_of(entry) for entry in topic.snapshot().history(draft.uuid)],

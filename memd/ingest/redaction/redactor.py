@@ -115,6 +115,7 @@ class Redactor:
             tool_calls=calls,
             tool_call_id=self.identifier(message.tool_call_id),
             name=self.identifier(message.name),
+            author=self.identifier(message.author) if message.author else UNSET,
         )
         return message if kept == message else kept
 
@@ -125,7 +126,12 @@ class Redactor:
         source = None if note.source is None else self.text(note.source)
         tags = tuple(map(self.text, note.tags))
         kept = msgspec.structs.replace(
-            note, content=self.text(note.content), title=self.text(note.title), tags=tags, source=source
+            note,
+            content=self.text(note.content),
+            title=self.text(note.title),
+            tags=tags,
+            source=source,
+            author=self.identifier(note.author),
         )
         return note if kept == note else kept
 

@@ -7,8 +7,10 @@ newest live entry of a file has the file's present hash: that is how the log alo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from memd.documents import GivenDocument
 from memd.entries import ChunkState, Draft, Entry, Section, Status
@@ -42,13 +44,18 @@ class CutDocument(msgspec.Struct, frozen=True):
     hash: bytes
     drafts: list[Draft]
     renamed_from: str | None = None
+    author: str = ""
+    """The principal that handed it over; empty: the owner."""
 
     @classmethod
-    def of(cls, document: GivenDocument, cutter: Cutter, step: Callable[[], None] = lambda: None) -> CutDocument:
+    def of(
+        cls, document: GivenDocument, cutter: Cutter, step: Callable[[], None] = lambda: None, author: str = ""
+    ) -> CutDocument:
         """Cut a document; `step` is called before each section, and may end it."""
         source = cutter.redactor.text(document.source)
         renamed_from = None if document.renamed_from == source else document.renamed_from
-        return cls(source, bytes.fromhex(document.hash), cutter.cut_document(document, step), renamed_from)
+        drafts = cutter.cut_document(document, step, author)
+        return cls(source, bytes.fromhex(document.hash), drafts, renamed_from, author)
 
 
 def known_documents(snapshot: Snapshot) -> list[KnownDocument]:
@@ -75,17 +82,18 @@ def drafts_of(snapshot: Snapshot, document: CutDocument, fingerprint: str) -> li
     """
     known = chunks_of(snapshot, document.source)
     former = chunks_of(snapshot, document.renamed_from) if document.renamed_from is not None else []
-    kept, new = _arranged(known, document.drafts)
+    by = document.author
+    kept, new = _arranged(known, document)
     gone = [entry for entry in known if entry.uuid not in kept]
     newest = max((entry for entry in known if entry.uuid in kept), key=lambda one: one.canonical_id, default=None)
     if not new and newest is not None and isinstance(newest.part, Section):
         if not gone and newest.part.hash == document.hash:
-            return _taken_out(former, RENAMED)
+            return _taken_out(former, RENAMED, by)
         part = msgspec.structs.replace(newest.part, hash=document.hash)
         new = [msgspec.structs.replace(newest.as_draft(), part=part, vector=b"")]
     reused = [entry for entry in (*known, *former) if snapshot.fingerprint_of(entry.uuid) == fingerprint]
     vectors = {entry.embedded_text: entry.vector for entry in reused}
-    return [*_taken_out(gone, CHANGED), *_taken_out(former, RENAMED), *with_vectors(new, vectors)]
+    return [*_taken_out(gone, CHANGED, by), *_taken_out(former, RENAMED, by), *with_vectors(new, vectors)]
 
 
 def without_vectors(drafts: Iterable[Draft]) -> list[str]:
@@ -102,9 +110,9 @@ def with_vectors(drafts: Iterable[Draft], vectors: Mapping[str, bytes]) -> list[
     ]
 
 
-def removal_of(snapshot: Snapshot, sources: Iterable[str]) -> list[Draft]:
-    """Return the entries that take out all chunks of documents."""
-    return [draft for source in sources for draft in _taken_out(chunks_of(snapshot, source), REMOVED)]
+def removal_of(snapshot: Snapshot, sources: Iterable[str], by: str = "") -> list[Draft]:
+    """Return the entries by which a principal takes out all chunks of documents."""
+    return [draft for source in sources for draft in _taken_out(chunks_of(snapshot, source), REMOVED, by)]
 
 
 def _known(snapshot: Snapshot) -> Iterator[KnownDocument]:
@@ -114,12 +122,13 @@ def _known(snapshot: Snapshot) -> Iterator[KnownDocument]:
             yield KnownDocument(snapshot.topic_id, entry.source, hash_, chunks, entry.at, root)
 
 
-def _arranged(known: Sequence[Entry], cut: Sequence[Draft]) -> tuple[set[bytes], list[Draft]]:
+def _arranged(known: Sequence[Entry], document: CutDocument) -> tuple[set[bytes], list[Draft]]:
     """Return the uuids of known chunks that stay, and the new chunks, numbered between those.
 
     The first new one of a stretch takes the place of all that stood there. Where there is no number left between two
     that would stay, the second is new.
     """
+    cut, by = document.drafts, document.author
     matched = aligned([_shown(entry) for entry in known], [_shown(draft) for draft in cut])
     kept: set[bytes] = set()
     new: list[Draft] = []
@@ -130,13 +139,15 @@ def _arranged(known: Sequence[Entry], cut: Sequence[Draft]) -> tuple[set[bytes],
         if entry is None or (stretch and _number(entry) == last):
             stretch.append(draft)
             continue
-        new += _numbered(stretch, known[done : matched[position]], last, _number(entry))
+        new += _numbered(stretch, known[done : matched[position]], last, _number(entry), by)
         stretch, done, last = [], matched[position] + 1, _number(entry)
         kept.add(entry.uuid)
-    return kept, [*new, *_numbered(stretch, known[done:], last, None)]
+    return kept, [*new, *_numbered(stretch, known[done:], last, None, by)]
 
 
-def _numbered(stretch: list[Draft], gone: Sequence[Entry], last: int | None, following: int | None) -> list[Draft]:
+def _numbered(
+    stretch: list[Draft], gone: Sequence[Entry], last: int | None, following: int | None, by: str
+) -> list[Draft]:
     """New chunks in a row, numbered between two that stay, in place of those that stood there."""
     if last is None:
         numbers = range(len(stretch)) if following is None else range(following - len(stretch), following)
@@ -151,7 +162,7 @@ def _numbered(stretch: list[Draft], gone: Sequence[Entry], last: int | None, fol
         numbered.append(msgspec.structs.replace(draft, part=part))
     if numbered and gone:
         uuids = tuple(entry.uuid for entry in gone)
-        numbered[0] = msgspec.structs.replace(numbered[0], supersedes=uuids, action="Update", reason=CHANGED)
+        numbered[0] = msgspec.structs.replace(numbered[0], supersedes=uuids, **_change(CHANGED, by))
     return numbered
 
 
@@ -169,6 +180,11 @@ def _with_vector(draft: Draft, vector: bytes | None) -> Draft:
     return draft if vector is None else msgspec.structs.replace(draft, vector=vector)
 
 
-def _taken_out(entries: Iterable[Entry], reason: str) -> list[Draft]:
-    gone = {"status": Status.DEPRECATED, "vector": b"", "content": "", "action": "Update", "reason": reason}
+def _change(reason: str, by: str) -> dict[str, Any]:
+    """The fields of an entry that a change of a document wrote, and whose that was."""
+    return {"action": "Update", "reason": reason, "action_by": by or UNSET}
+
+
+def _taken_out(entries: Iterable[Entry], reason: str, by: str) -> list[Draft]:
+    gone = {"status": Status.DEPRECATED, "vector": b"", "content": "", **_change(reason, by)}
     return [msgspec.structs.replace(entry.as_draft(), **gone) for entry in entries]

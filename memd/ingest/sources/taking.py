@@ -53,14 +53,17 @@ class DocumentTaker:
         self._turn = encoder.priority.for_background()
         self._is_stopping = False
 
-    async def take(self, topic: Topic, document: GivenDocument) -> TakenDocument:
+    async def take(self, topic: Topic, document: GivenDocument, author: str = "") -> TakenDocument:
         """Remember a document as it is now; of one that was known only what changed is embedded and written.
+
+        Args:
+            author: the principal that handed it over (`Principal.author`).
 
         Raises:
             BadDocument: it is too large.
             EmbeddingError, StoreError: nothing was written.
         """
-        cut = await _in(self._cutting, lambda: CutDocument.of(document, self._cutter, self._step))
+        cut = await _in(self._cutting, lambda: CutDocument.of(document, self._cutter, self._step, author))
         if len(cut.drafts) > CHUNKS_MAX:
             raise BadDocument(f"it makes {len(cut.drafts):,} chunks, and a document may have {CHUNKS_MAX:,}")
         log, fingerprint = topic.log, self._encoder.fingerprint
@@ -82,13 +85,13 @@ class DocumentTaker:
 
         return _told(await self._archiver.append_drafts(topic, lambda _: made()), cut.source)
 
-    async def remove(self, topic: Topic, sources: Sequence[str]) -> TakenDocument:
-        """Take out all chunks of documents; the log keeps them.
+    async def remove(self, topic: Topic, sources: Sequence[str], by: str = "") -> TakenDocument:
+        """Take out all chunks of documents, as a principal asks; the log keeps them.
 
         Raises:
             StoreError: nothing was written.
         """
-        entries = await self._archiver.append_drafts(topic, lambda _: removal_of(topic.log.snapshot(), sources))
+        entries = await self._archiver.append_drafts(topic, lambda _: removal_of(topic.log.snapshot(), sources, by))
         return _told(entries, sources[0] if sources else "")
 
     def stop(self) -> None:

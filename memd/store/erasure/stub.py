@@ -2,7 +2,8 @@
 
 Rule: pure. It is exactly as long as the record was, so that everything behind it keeps its place and whoever reads the
 file meanwhile finds what he looks for. It keeps the entry's identity and its times, and says when and by whom it was
-erased. To a memd that does not know of erasures it is a Deprecated entry.
+erased; who wrote it goes with the text, as a name may be what had to go. To a memd that does not know of erasures it
+is a Deprecated entry.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ def stub_payload(entry: Entry, mark: Erased, length: int) -> bytes:
         speakers=UNSET,
         shown=UNSET,
         asked_by=UNSET,
+        author=UNSET,
+        action_by=UNSET,
         line_tokens=UNSET,
         part=UNSET,
         tags=UNSET,

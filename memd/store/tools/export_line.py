@@ -102,8 +102,10 @@ _FIELDS = {field.name: field for field in msgspec.structs.fields(Entry) if field
 _ALL_FORMS = {name: _FORMS.get(name) or _Form(name, field.type) for name, field in _FIELDS.items()}
 _ORDER = dict.fromkeys([*_FIRST, *(form.name for form in _ALL_FORMS.values())])
 _IDENTITY = ("public_id", "uuid", "canonical_id", "appended_at")
-_STATE = tuple(name for name in _FIELDS if name not in (*_IDENTITY, "speakers", "shown", "said_at"))
-"""Without `speakers`, `shown` and `said_at`: a line that a version without them wrote tells of the same state."""
+_LATER = ("speakers", "shown", "said_at", "author", "action_by")
+_STATE = tuple(name for name in _FIELDS if name not in (*_IDENTITY, *_LATER))
+"""Without those in `_LATER`: a line of a version without them tells of the same state, and so does one that names other
+authors, whom an import need not believe."""
 
 _Line = msgspec.defstruct(
     "_Line",

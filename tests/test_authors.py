@@ -1,0 +1,357 @@
+"""Authors: each entry says which principal said it, and which one changed it; nobody speaks in another's name."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from archiver_stage import COUNTER, DATA_DIR, DIMENSION, HashEmbedder
+from conftest import MakeDaemon
+from crash_files import CrashFiles
+from daemon_process import ask
+from histories import said
+from msgspec import UNSET
+from recording_upstream import RecordingUpstream
+from test_rights import LAMP, QUESTION, VAULT, House, house_in, secret_of
+
+from memd.conversation.events import encode_event
+from memd.conversation.hot_buffer import HotBuffer
+from memd.entries import Entry, Erased
+from memd.ingest.pipeline import Cutter, unstored_runs
+from memd.ingest.redaction.redactor import Redactor
+from memd.messages import Message, chain_all
+from memd.principals import digest_of
+from memd.settings.model import ChunkingSettings, IngestSettings
+from memd.store.erasure.stub import stub_payload
+from memd.store.log.format import decode_entry, encode_entry
+from memd.store.store import Store
+
+TOPIC = "/memd/chunks?topic=team-a&all=true"
+ROPE = "The rope for the boat hangs in the shed behind the lighthouse, on the third nail from the left."
+
+
+# -- what is cut ------------------------------------------------------------------------------------------------------
+
+
+def by(author: str, *texts: str) -> list[Message]:
+    """Messages of a principal; the owner's, where that is empty."""
+    return [msgspec.structs.replace(said(text), author=author or UNSET) for text in texts]
+
+
+def cut(messages: Sequence[Message], known: Sequence[Message] = ()) -> list[tuple[str, str]]:
+    """Author and text of each chunk of a conversation of which the log has the messages `known`."""
+    store = Store.open(
+        DATA_DIR, dimension=DIMENSION, fingerprint=HashEmbedder.fingerprint, segment_entries_max=9, files=CrashFiles()
+    )
+    topic, cutter = store.topic("talk"), Cutter(ChunkingSettings(), COUNTER.count)
+    digests = chain_all(message.content_digest for message in messages)
+    stretch: list[tuple[bytes, Message | None]] = list(zip(digests, messages, strict=True))
+    if known:
+        vector = HashEmbedder().embed_many(["x"])[0].tobytes()
+        drafts = cutter.cut("talk", unstored_runs(topic, stretch[: len(known)]))
+        topic.append([msgspec.structs.replace(draft, vector=vector) for draft in drafts])
+    drafts = cutter.cut("talk", unstored_runs(topic, stretch))
+    store.close()
+    return [(draft.author or "", draft.content) for draft in drafts]
+
+
+def test_no_chunk_has_messages_of_two_people() -> None:
+    first, second = by("ann", "u:Where is the rope?", "a:In the shed."), by("bob", "u:And the lamp?", "a:On a nail.")
+    assert cut([*first, *second]) == [("ann", "Where is the rope?\nIn the shed."), ("bob", "And the lamp?\nOn a nail.")]
+    call, result = by("ann", "c:look")[0], by("bob", "t:It is dark.")[0]
+    assert [author for author, _ in cut([*by("ann", "u:Is it dark?"), call, result])] == ["ann", "bob"]
+
+
+def test_a_question_that_somebody_else_has_answered_anew_is_theirs_with_the_answer_whether_stored_or_not() -> None:
+    question, answer = by("ann", "u:Where is the rope?"), by("bob", "a:In the attic, on the left.")
+    anew = [("bob", "Where is the rope?\nIn the attic, on the left.")]
+    assert cut([*question, *answer]) == cut([*question, *answer], known=question) == anew
+    assert cut([*question, *by("", "a:In the attic.")]) == [("", "Where is the rope?\nIn the attic.")], "the owner's"
+
+
+@pytest.mark.parametrize(
+    "texts", [("u:1", "a:2", "u:3", "c:look", "t:4", "a:5"), ("u:1", "u:2", "a:" + "word. " * 900)]
+)
+def test_where_one_person_talks_chunks_are_those_that_there_are_without_people(texts: tuple[str, ...]) -> None:
+    alone = [text for _, text in cut(by("", *texts))]
+    assert cut(by("ann", *texts)) == [("ann", text) for text in alone]
+
+
+# -- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def received(buffer: HotBuffer, author: str, messages: Sequence[Message]) -> list[str]:
+    """The authors of the conversation that a principal's request is put into."""
+    digests = [message.content_digest for message in messages]
+    there = buffer.receive(messages, digests, [1] * len(messages), session=None, now=0.0, said_at=1, author=author)
+    kept = [item.message for item in there.conversation.messages]
+    return [one.author or "" for one in kept if one is not None]
+
+
+def test_what_a_client_sends_again_belongs_to_whoever_said_it_first_also_over_the_journal() -> None:
+    names = iter("abcdef")
+    buffer = HotBuffer(lambda: next(names), 64)
+    history = [said(text) for text in ("u:1", "a:2", "u:3", "a:4", "u:5")]
+    assert received(buffer, "ann", history[:3]) == ["ann"] * 3
+    assert received(buffer, "bob", history[:5]) == ["ann"] * 3 + ["bob"] * 2
+    assert received(buffer, "", [*history, said("a:6")]) == ["ann"] * 3 + ["bob"] * 2 + [""]
+    assert received(buffer, "bob", [*history[:2], said("u:else")]) == ["ann", "ann", "bob"], "a fork"
+    assert received(buffer, "bob", [history[0], *history[2:]])[:2] == ["ann"] * 2, "without one of them"
+    for events in (buffer.take_unsaved(), buffer.as_events()):
+        again = HotBuffer(lambda: "x", 64)
+        again.replay(events)
+        assert [one.messages for one in again.conversations()] == [one.messages for one in buffer.conversations()]
+
+
+def test_without_people_nothing_that_is_written_has_changed() -> None:
+    buffer = HotBuffer(lambda: "a", 64)
+    received(buffer, "", [said("u:1"), said("a:2")])
+    assert b"author" not in b"".join(map(encode_event, buffer.take_unsaved()))
+    [plain] = cut_entries(by("", "u:1"))
+    assert not {"author", "action_by"} & msgspec.msgpack.decode(encode_entry(plain)).keys()
+
+
+def cut_entries(messages: Sequence[Message]) -> list[Entry]:
+    cutter = Cutter(ChunkingSettings(), COUNTER.count)
+    store = Store.open(
+        DATA_DIR, dimension=DIMENSION, fingerprint=HashEmbedder.fingerprint, segment_entries_max=9, files=CrashFiles()
+    )
+    drafts = cutter.cut("talk", unstored_runs(store.topic("talk"), [(bytes(16), one) for one in messages]))
+    vector = HashEmbedder().embed_many(["x"])[0].tobytes()
+    entries = store.topic("talk").append([msgspec.structs.replace(draft, vector=vector) for draft in drafts])
+    store.close()
+    return list(entries)
+
+
+def test_an_older_memd_carries_authors_along_and_an_erased_entry_has_none() -> None:
+    [entry] = cut_entries(by("ann", "u:1"))
+    entry = msgspec.structs.replace(entry, action="Helpful", action_by="bob")
+    payload = encode_entry(entry)
+    assert decode_entry(payload, dimension=DIMENSION) == entry
+    stub = stub_payload(entry, Erased(at=1, by="chief"), len(payload))
+    assert len(stub) == len(payload) and b"ann" not in stub and b"bob" not in stub and b"chief" in stub
+
+
+def test_a_name_that_is_to_be_redacted_is_so_where_it_is_the_author_too() -> None:
+    redactor = Redactor.of(IngestSettings(redact=True, redact_patterns={"people": r"\bann\b"}))
+    [message] = by("ann", "u:I am ann.")
+    kept = redactor.message(message)
+    assert kept.author == redactor.pseudonym("ann") and "[redacted:people]" in kept.text
+    [entry] = cut_entries([message])
+    assert redactor.draft(entry.as_draft()).author == kept.author
+
+
+# -- through a daemon -------------------------------------------------------------------------------------------------
+
+
+async def authors(house: House, path: str = TOPIC, who: str = "owner") -> dict[str, str]:
+    """The author of each chunk, by its first words."""
+    await house.settled()
+    _, told = await house.ask(who, path)
+    return {" ".join(one["content"].split()[:4]): one["author"] for one in told["chunks"]}
+
+
+async def tool(house: House, name: str, called: str, **arguments: Any) -> str:
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": called, "arguments": arguments}}
+    status, answer = await house.ask(name, "/mcp", call, Accept="application/json, text/event-stream")
+    assert status == 200, answer
+    text: str = answer["result"]["content"][0]["text"]
+    return text
+
+
+async def test_each_way_into_memory_names_who_it_came_from(tmp_path: Path) -> None:
+    async with house_in(tmp_path) as house:
+        note = {"notes": [{"content": "A note of the route."}]}
+        await house.chat("ann", LAMP, memory_in={"notes": [{"content": "A note of a chat."}]})
+        await house.ask("bob", "/memd/notes", {"topic_id": "team-a", **note})
+        await tool(house, "bob", "remember", content="A note of MCP.", topic="team-a")
+        text = base64.b64encode(b"A file on the page.").decode()
+        await house.ask("ann", "/memd/documents", {"topic_id": "team-a", "file": {"name": "a.txt", "content": text}})
+        part = {"source": "x", "messages": [{"role": "user", "text": "An import of messages."}]}
+        await house.ask("bob", "/memd/import/messages", {"topic_id": "team-a", "part": part})
+        await house.chat("owner", VAULT)
+        found = await authors(house)
+        assert {words: name for words, name in found.items() if not words.startswith("assistant")} == {
+            "user: The release word": "ann",
+            "A note of a": "ann",
+            "A note of the": "bob",
+            "A note of MCP.": "bob",
+            "A file on the": "ann",
+            "user: An import of": "bob",
+            "user: The word for": "",
+        }
+        _, searched = await house.ask("bob", "/memd/search?q=lighthouse%20lamp&topic=team-a")
+        assert searched["chunks"][0]["author"] == "ann"
+        assert "user and assistant, by ann" in await tool(house, "bob", "search_memory", query=LAMP)
+        assert " by " not in (await tool(house, "owner", "search_memory", query=VAULT)).partition("\n")[0]
+        await house.chat("bob", QUESTION)
+        assert "cinnamon" in house.upstream.prompts[-1] and "ann" not in house.upstream.prompts[-1], "never in a prompt"
+
+
+async def test_two_people_in_one_conversation_have_what_each_of_them_said(tmp_path: Path) -> None:
+    async with house_in(tmp_path) as house:
+        _, _, answer = await house.chat("ann", LAMP)
+        reply = answer["choices"][0]["message"]["content"]
+        await house.settled()
+        await house.chat("bob", LAMP, reply, ROPE)
+        assert await authors(house) == {"user: The release word": "ann", "user: The rope for": "bob"}
+        _, log = await house.ask("owner", "/memd/log?topic=team-a")
+        assert [one["by"] for one in log["events"]] == ["bob", "ann"]
+
+
+async def test_a_correction_names_who_made_it_and_leaves_the_chunk_to_its_author(tmp_path: Path) -> None:
+    async with house_in(tmp_path) as house:
+        note = {"topic_id": "team-a", "notes": [{"content": LAMP}]}
+        _, taken = await house.ask("ann", "/memd/notes", note)
+        [[chunk_id]] = [one["chunk_ids"] for one in taken["notes"]]
+        await house.settled()
+        correction = {"topic_id": "team-a", "chunk_ids": [chunk_id], "action": "Helpful"}
+        shown = {"X-Memory-Token": secret_of("chief")}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{house.daemon.own_url}/memd/events", headers=shown) as events,
+        ):
+            await events.content.readuntil(b"\n\n")
+            await house.ask("bob", "/memd/corrections", correction)
+            assert b'"authors":["bob"]' in await events.content.readuntil(b"\n\n")
+        await house.ask("owner", "/memd/corrections", correction)
+        await house.chat(
+            "bob",
+            QUESTION,
+            memory_in={"corrections": [{"chunk_ids": [chunk_id], "action": "Helpful", "reason": "again"}]},
+        )
+        await house.settled()
+        await house.chat("bob", f"{QUESTION} Now.", memory_in={"corrections": [{**correction, "reason": "it was"}]})
+        _, story = await house.ask("ann", f"/memd/chunks/{chunk_id}")
+        told = [(one["event"], one["author"], one["by"]) for one in story["versions"]]
+        assert told[:3] == [("told", "ann", "ann"), ("Helpful", "ann", "bob"), ("Helpful", "ann", "")]
+        assert set(told[3:]) <= {("Helpful", "ann", "bob")}
+        update = {**correction, "action": "Update", "content": "The release word is saffron-7."}
+        _, done = await house.ask("bob", "/memd/corrections", update)
+        _, story = await house.ask("ann", f"/memd/chunks/{chunk_id}")
+        assert story["versions"][-1]["by"] == "bob" and story["versions"][-1]["author"] == "ann"
+        _, made = await house.ask("ann", f"/memd/chunks/{story['replaced_by'][0]}")
+        assert [(one["event"], one["author"], one["by"]) for one in made["versions"]] == [("replacement", "bob", "bob")]
+        undo = {"topic_id": "team-a", "canonical_id": done["applied"][-1]}
+        await house.ask("chief", "/memd/undo", undo)
+        _, story = await house.ask("ann", f"/memd/chunks/{chunk_id}")
+        assert [story["versions"][-1][name] for name in ("event", "author", "by")] == ["Undo", "ann", "chief"]
+
+
+async def test_a_document_that_somebody_else_changes_keeps_the_author_of_what_stays(tmp_path: Path) -> None:
+    async with house_in(tmp_path) as house:
+
+        def document(*texts: str) -> dict[str, Any]:
+            sections = [{"text": text, "heading": [str(place)]} for place, text in enumerate(texts)]
+            digest = hashlib.sha256("".join(texts).encode()).hexdigest()
+            return {"topic_id": "team-a", "document": {"source": "a.md", "hash": digest, "sections": sections}}
+
+        await house.ask("ann", "/memd/documents", document(LAMP, VAULT))
+        await house.ask("bob", "/memd/documents", document(LAMP, ROPE))
+        _, told = await house.ask("owner", "/memd/log?topic=team-a")
+        assert [(one["content"].split()[1], one["event"], one["author"], one["by"]) for one in told["events"]] == [
+            ("rope", "replacement", "bob", "bob"),
+            ("word", "Update", "ann", "bob"),
+            ("word", "told", "ann", "ann"),
+            ("release", "told", "ann", "ann"),
+        ]
+        await house.ask("owner", "/memd/documents/remove", {"topic_id": "team-a", "sources": ["a.md"]})
+        _, told = await house.ask("owner", "/memd/log?topic=team-a&limit=2")
+        assert {one["by"] for one in told["events"]} == {""}
+
+
+async def test_an_export_that_is_imported_keeps_its_authors_where_the_importer_is_believed(tmp_path: Path) -> None:
+    async with house_in(tmp_path) as house:
+        await house.chat("ann", LAMP)
+        await house.settled()
+        _, taken = await house.ask("bob", "/memd/notes", {"topic_id": "team-a", "notes": [{"content": ROPE}]})
+        await house.settled()
+        praise = {"topic_id": "team-a", "chunk_ids": taken["notes"][0]["chunk_ids"], "action": "Helpful"}
+        await house.ask("ann", "/memd/corrections", praise)
+        _, exported = await house.ask("owner", "/memd/export?topic=team-a")
+        lines = [{"line": json.loads(line)} for line in exported.splitlines()]
+        assert [(one["line"]["author"], one["line"].get("action_by")) for one in lines] == [
+            ("ann", None),
+            ("bob", None),
+            ("bob", "ann"),
+        ]
+        for importer, topic, signed in (
+            ("owner", "team-b", [("ann", "ann"), ("bob", "bob"), ("bob", "ann")]),
+            ("chief", "team-c", [("ann", "ann"), ("bob", "bob"), ("bob", "ann")]),
+            ("bob", "team-d", [("bob", "bob")] * 3),
+        ):
+            body = {"topic_id": topic, "lines": lines}
+            status, done = await house.ask(importer, "/memd/import/entries", body)
+            assert (status, done["appended"]) == (200, 3), done
+            _, log = await house.ask("owner", f"/memd/log?topic={topic}")
+            assert [(one["author"], one["by"]) for one in reversed(log["events"])] == signed
+            _, again = await house.ask(importer, "/memd/import/entries", body)
+            assert (again["appended"], again["known"]) == (0, 3), "resumed, whoever the lines name"
+
+
+async def test_nobody_writes_in_the_name_of_another(tmp_path: Path) -> None:
+    async with house_in(tmp_path) as house:
+        await house.chat("ann", LAMP)
+        await house.settled()
+        forged = [
+            {"role": "user", "content": LAMP, "author": "ann"},
+            {"role": "assistant", "content": "Ann says that the word is turnip.", "author": "ann", "name": "ann"},
+            {"role": "user", "content": ROPE, "author": "ann", "metadata": {"author": "ann"}},
+        ]
+        url, headers = f"{house.daemon.base_url}/t/team-a/v1/chat/completions", {"X-Memory-Author": "ann"}
+        more = {"author": "ann", "user": "ann", "metadata": {"author": "ann"}}
+        async with (
+            aiohttp.ClientSession(headers=headers | {"X-Memory-Token": secret_of("bob")}) as session,
+            session.post(url, json={"messages": forged, **more}) as answer,
+        ):
+            assert answer.status == 200
+        await house.settled()
+        _, told = await house.ask("owner", "/memd/chunks?topic=team-a")
+        assert {one["author"] for one in told["chunks"] if "turnip" in one["content"] or "rope" in one["content"]} == {
+            "bob"
+        }
+        assert {one["author"] for one in told["chunks"] if "turnip" not in one["content"]} == {"ann", "bob"}
+        for path, body in (
+            ("/memd/notes", {"notes": [{"content": "x", "author": "ann"}]}),
+            ("/memd/notes", {"notes": [{"content": "x"}], "author": "ann"}),
+            ("/memd/corrections", {"chunk_ids": ["ffff"], "action": "Helpful", "author": "ann"}),
+            ("/memd/import/messages", {"part": {"source": "x", "messages": [{"role": "user", "author": "ann"}]}}),
+        ):
+            status, refused = await house.ask("bob", path, {"topic_id": "team-a", **body})
+            assert (status, "author" in refused["error"]["message"]) == (400, True), path
+        document = {"source": "a.md", "hash": "00" * 32, "sections": [{"text": "A word."}], "author": "ann"}
+        await house.ask("bob", "/memd/documents", {"topic_id": "team-a", "document": document})
+        assert (await authors(house)).get("A word.", "bob") == "bob"
+
+
+def test_who_said_it_is_known_after_a_kill_between_arrival_and_storing(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    rights = {"topics": ["*"], "rights": ["read", "write", "correct"]}
+    tokens = [{"name": name, "token_sha256": digest_of(secret_of(name)).hex(), **rights} for name in ("ann", "bob")]
+    never = {"store_after_seconds": 3600, "idle_seconds": 7200}
+    daemon = make_daemon(upstream.url, {"auth": {"tokens": tokens}, "buffer": never}).start()
+    shown = {name: {"X-Memory-Token": secret_of(name)} for name in ("ann", "bob")}
+    reply = daemon.chat([{"role": "user", "content": LAMP}], headers=shown["ann"]).reply
+    history = [{"role": "user", "content": LAMP}, {"role": "assistant", "content": reply}]
+    daemon.chat([*history, {"role": "user", "content": VAULT}], headers=shown["bob"])
+    ask(f"{daemon.own_url}/memd/notes", {"notes": [{"content": ROPE}]}, headers=shown["bob"])
+    assert not [line for line in daemon.export(settled=False) if "vault" in line["content"]], "it waits in the journal"
+    daemon.kill()
+    settings = {"auth": {"tokens": tokens}, "buffer": never | {"store_after_seconds": 0}}
+    daemon.configure(settings)
+    daemon.start()
+    daemon.wait_stored(LAMP, VAULT, ROPE)
+    named = {line["content"].split("?")[0]: line["author"] for line in daemon.export(settled=False)}
+    assert {next(text for text in (LAMP, VAULT, ROPE) if text in content): name for content, name in named.items()} == {
+        LAMP: "ann",
+        VAULT: "bob",
+        ROPE: "bob",
+    }
