@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -255,11 +255,6 @@ class Entry(ChunkState, frozen=True, kw_only=True):
     def embedding(self) -> Vector:
         """The vector as a read-only array of shape `(dimension,)`; `(0,)` for a Deprecated entry."""
         return np.frombuffer(self.vector, dtype="<f4")
-
-
-def who_wrote(entries: Iterable[ChunkState]) -> list[str]:
-    """The principals who wrote these entries, the owner aside, sorted."""
-    return sorted({entry.written_by for entry in entries} - {""})
 
 
 @lru_cache(maxsize=256)

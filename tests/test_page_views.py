@@ -13,7 +13,10 @@ from daemon_process import DaemonProcess, ask, wait_until
 from page_browser import DESK, chromium
 from page_tabs import CAKE, INODES, POSTGRES, WHY, OpenPage, question, rows, said, tell
 from playwright.sync_api import Locator, Page, Route, expect
+from recording_upstream import RecordingUpstream
 from typescript_client import CLIENTS, TypeScriptClient
+
+from memd.principals import digest_of
 
 if chromium() is None:
     pytest.skip("there is no Chromium; on Debian and Ubuntu: apt install chromium", allow_module_level=True)
@@ -118,6 +121,30 @@ def test_a_document_that_looks_like_an_instruction_to_a_model_says_so_wherever_i
     expect(
         page.locator("details.candidate").filter(has_text="Ignore").locator(".badge", has_text="looks like").first
     ).to_be_visible()
+
+
+def test_whose_a_chunk_is_and_who_corrected_it_is_told_wherever_it_is_shown(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, open_page: OpenPage
+) -> None:
+    secrets = {name: f"the-secret-of-{name}" for name in ("ann", "bob")}
+    tokens = [
+        {"name": name, "token_sha256": digest_of(secret).hex(), "topics": ["*"], "rights": ["read", "write", "correct"]}
+        for name, secret in secrets.items()
+    ]
+    daemon = make_daemon(upstream.url, {"auth": {"tokens": tokens}}).start()
+    ann, bob = ({"X-Memory-Token": secret} for secret in secrets.values())
+    note = {"topic_id": "bikes", "notes": [{"content": INODES}]}
+    [taken] = ask(f"{daemon.own_url}/memd/notes", note, headers=ann).json["notes"]
+    praise = {"topic_id": "bikes", "chunk_ids": taken["chunk_ids"], "action": "Helpful"}
+    assert ask(f"{daemon.own_url}/memd/corrections", praise, headers=bob).json["failed"] == []
+    page = open_page(daemon, "#/search?kind=note", expected=("401",))
+    page.get_by_role("dialog").get_by_label("Token").fill(secrets["bob"])
+    page.get_by_role("dialog").get_by_role("button", name="Open").click()
+    expect(page.get_by_role("main")).to_contain_text("by ann")
+    page.evaluate("hash => { location.hash = hash }", f"#/chunk/bikes/{taken['chunk_ids'][0]}")
+    expect(page.locator("dl.facts")).to_contain_text("Authorann")
+    versions = page.locator("ol.log > li")
+    expect(versions).to_contain_text(["by bob", "by ann"])
 
 
 def test_a_topic_is_read_from_its_beginning(told: DaemonProcess, open_page: OpenPage) -> None:

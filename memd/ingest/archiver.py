@@ -23,7 +23,7 @@ from memd.conversation.compaction import Departure
 from memd.conversation.conversation import Conversation, Line
 from memd.conversation.tokens import MESSAGE_OVERHEAD, TokenCounter
 from memd.embedding.encoder import Encoder
-from memd.entries import Draft, Entry, who_wrote
+from memd.entries import Draft, Entry
 from memd.errors import MemdError
 from memd.ingest.attempts import Attempts
 from memd.ingest.indexer import Indexer
@@ -40,7 +40,7 @@ from memd.ingest.unstored import (
     repeated,
 )
 from memd.settings.model import Config
-from memd.telemetry.events import Events
+from memd.telemetry.events import Events, authors_told
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
 from memd.wording import tallied
@@ -213,7 +213,7 @@ class Archiver:
         redacted = await asyncio.get_running_loop().run_in_executor(None, redact) if self._redactor else drafts
         entries = await topic.append(redacted)
         ids = tuple(entry.canonical_id for entry in entries)
-        self._events.publish("corrected", {"topic_id": topic.id, "canonical_ids": ids, "authors": who_wrote(entries)})
+        self._events.publish("corrected", {"topic_id": topic.id, "canonical_ids": ids, **authors_told(entries)})
         self._indexer.look_after(topic)
         return entries
 
@@ -437,7 +437,7 @@ class Archiver:
         entries: list[Entry] = []
         if drafts:
             entries = await topic.append(drafts)
-            self._events.publish("stored", {"topic_id": topic.id, "chunks": len(drafts), "authors": who_wrote(entries)})
+            self._events.publish("stored", {"topic_id": topic.id, "chunks": len(drafts), **authors_told(entries)})
         if redacted := self._redactor.marks([draft.content for draft in drafts]):
             self._redactor.count(redacted)
             log.info(

@@ -6,19 +6,27 @@ Rule: publishing never waits. A subscriber that does not keep up loses the oldes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from memd.entries import ChunkState
 
 QUEUED_EVENTS_MAX = 256
 """Events that wait for one subscriber."""
 
 
+def authors_told(entries: Iterable[ChunkState]) -> dict[str, list[str]]:
+    """The member of an event that names the principals who wrote these entries; none if it was the owner alone."""
+    names = sorted({entry.written_by for entry in entries} - {""})
+    return {"authors": names} if names else {}
+
+
 class Events:
     """Distributes events to subscribers; used on the event loop only.
 
-    `turn`: a receipt without its block; `stored`: {topic_id, chunks, authors}; `corrected`: {topic_id, canonical_ids,
-    authors}; `source`: {path, topic_id}, which was looked at. `authors`: the principals, the owner aside.
+    `turn`: a receipt without its block; `stored`: {topic_id, chunks}; `corrected`: {topic_id, canonical_ids};
+    `source`: {path, topic_id}, which was looked at. The middle ones have `authors`, where others than the owner wrote.
     """
 
     def __init__(self) -> None:

@@ -1,13 +1,14 @@
 // One chunk: what it says, what was said around it, what happened to it, and the buttons to correct it.
 
 import { get, post } from "./api.js";
-import { announce, badge, chunkLink, count, el, facts, line, number, origin, plain, problem, said, turnLink, warning, when } from "./dom.js";
+import { announce, badge, chunkLink, count, el, facts, line, number, origin, plain, problem, said, turnLink, warning, when, whose } from "./dom.js";
 
 const DONE = { Helpful: "Marked as helpful.", Unhelpful: "Marked as unhelpful.", Update: "Updated.", out: "Taken out.", undo: "Undone." };
 
 export async function show(main, { id, topic }, outcome = "") {
   const told = await get(`/memd/chunks/${encodeURIComponent(id)}`, { topic });
   const present = told.versions.at(-1);
+  const from = origin({ ...present, author: "" });
   const reason = el("input", { name: "reason", maxlength: 2000, autocomplete: "off" });
   const content = el("textarea", { name: "content", rows: 4, dir: "auto" });
   content.value = present.content;
@@ -33,7 +34,7 @@ export async function show(main, { id, topic }, outcome = "") {
   const button = (text, act, kind = "") => el("button", { type: "button", class: kind, click: act }, text);
   main.replaceChildren(
     el("h1", {}, "Chunk ", el("code", {}, told.id), " ", told.live ? badge("live", "on") : badge("taken out", "bad"), " ", warning(present.instructs)),
-    facts({ Topic: told.topic_id, Uuid: el("code", {}, told.uuid), Said: when(told.versions[0].said_at), By: present.author && el("span", { dir: "auto" }, line(present.author)), From: origin(present) && el("span", {}, origin(present), present.kind === "document" && [" ", el("a", { href: `#/document/${encodeURIComponent(told.topic_id)}/${encodeURIComponent(present.source)}` }, "all of it")]), Multiplier: number(present.multiplier),
+    facts({ Topic: told.topic_id, Uuid: el("code", {}, told.uuid), Said: when(told.versions[0].said_at), Author: present.author && line(present.author), From: from && el("span", {}, from, present.kind === "document" && [" ", el("a", { href: `#/document/${encodeURIComponent(told.topic_id)}/${encodeURIComponent(present.source)}` }, "all of it")]), Multiplier: number(present.multiplier),
       "Replaced by": ids(told.topic_id, told.replaced_by), Replaces: ids(told.topic_id, told.replaces) }),
     said(present.content),
     el("form", { class: "fields", "aria-label": "Correct this chunk", submit: (event) => event.preventDefault() },
@@ -55,7 +56,7 @@ function ids(topicId, list) {
 }
 
 function version(event, previous) {
-  return el("li", {}, el("p", { class: "meta" }, when(event.at), badge(event.event, "on"), event.by && el("span", { dir: "auto" }, `by ${line(event.by)}`), el("span", {}, `× ${number(event.multiplier)}`), el("code", {}, event.canonical_id)),
+  return el("li", {}, el("p", { class: "meta" }, when(event.at), badge(event.event, "on"), whose({ author: event.by }), el("span", {}, `× ${number(event.multiplier)}`), el("code", {}, event.canonical_id)),
     event.reason && el("p", { class: "reason" }, "because: ", el("q", { dir: "auto" }, plain(event.reason))),
     previous && previous.content !== event.content && said(event.content));
 }

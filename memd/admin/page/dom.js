@@ -91,12 +91,17 @@ export function when(microseconds) {
   return el("time", { datetime: at.toISOString(), title: at.toLocaleString("en-GB") }, shown);
 }
 
-/** Where a chunk is from, if it was not said in a chat. */
+/** Whose a chunk is, where there are tokens. */
+export function whose({ author }) {
+  return author ? el("span", { dir: "auto" }, "by ", line(author)) : null;
+}
+
+/** Where a chunk is from, if it was not said in a chat, and whose it is. */
 export function origin(one) {
-  if ((one.kind ?? "turn") === "turn") return null;
+  if ((one.kind ?? "turn") === "turn") return whose(one);
   const place = one.page ? `page ${one.page}` : one.sheet ? `sheet ${one.sheet}` : "";
   const words = [one.heading?.join(" > "), one.source, place, ...(one.tags ?? []).map((tag) => `#${tag}`)].filter(Boolean).join(", ");
-  return [badge(one.kind, "on"), words && el("span", { dir: "auto" }, line(words))];
+  return [badge(one.kind, "on"), words && el("span", { dir: "auto" }, line(words)), whose(one)];
 }
 
 const SIGNS = {
