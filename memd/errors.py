@@ -142,6 +142,23 @@ class FileReplaced(StoreWriteFailed):
         )
 
 
+class Fenced(StoreWriteFailed):
+    """The topic is another one's to write by now: whoever has it stores what is said in it from then on."""
+
+
+class InDoubt(StoreWriteFailed):
+    """The store was asked to keep something, and its answer was lost; it says so itself once it can be reached."""
+
+
+class TopicHeld(StoreError):
+    """Another daemon has the topic."""
+
+    def __init__(self, topic_id: str, url: str) -> None:
+        """`url` of that daemon."""
+        super().__init__(f"topic {topic_id}: {url} has it; ask there, or wait until that daemon has let it go")
+        self.url = url
+
+
 class CorruptFile(StoreError):
     """A file's bytes do not match their checksums where an interrupted write cannot be the reason."""
 

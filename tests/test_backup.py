@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
-from drafts import DATA_DIR, adjusted, draft, live_contents, open_store, seal_all
+from drafts import DATA_DIR, adjusted, draft, live_contents, open_journal, open_store, seal_all
 from effort import steps
 
 from memd.cli.main import main
 from memd.errors import StoreError, StoreLocked
 from memd.store.disk import DiskFiles, LocalDisk
-from memd.store.log.journal import Journal
 from memd.store.store import TopicLog
 from memd.store.tools.backup import MARKER_NAME, backup
 from memd.store.tools.export import export
@@ -67,7 +66,7 @@ def test_a_backup_is_a_data_directory_that_can_be_verified_and_served(source: Pa
     topic = filled(source, 13)
     (last,) = topic.append([draft("praised")])
     topic.append([adjusted(last, 2)])
-    journal, _ = Journal.open(topic.hot_path, DISK)
+    journal, _ = open_journal(topic.hot_path, DISK)
     journal.append([b"one", b"two"])
     report = backup(source, target, DISK)
     assert report.findings == [] and report.topics == 1
@@ -75,7 +74,7 @@ def test_a_backup_is_a_data_directory_that_can_be_verified_and_served(source: Pa
     assert contents(target) == contents(source)
     restored = open_store(None, target, segment_entries_max=5).topic("talk")
     assert live_contents(restored) == live_contents(topic)
-    assert Journal.open(restored.hot_path, DISK)[1] == [b"one", b"two"]
+    assert open_journal(restored.hot_path, DISK)[1] == [b"one", b"two"]
 
 
 def test_full_segments_are_second_names_of_the_same_files_and_what_is_appended_to_is_not(
@@ -240,7 +239,7 @@ def test_whatever_interrupts_a_backup_it_is_whole_and_the_next_one_goes_on(loss:
         """An earlier backup, and since then more in the active file, a rotation, a sealed segment and another one."""
         files = CrashFiles()
         topic = filled(DATA_DIR, 7, files)
-        journal, _ = Journal.open(topic.hot_path, files)
+        journal, _ = open_journal(topic.hot_path, files)
         journal.append([b"one"])
         backup(DATA_DIR, BACKUP, files)
         journal.append([b"two"])

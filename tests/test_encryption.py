@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from crash_files import CrashFiles, Loss, PowerCutError
-from drafts import DATA_DIR, draft, live_contents, open_store, seal_all, unit_vector
+from drafts import DATA_DIR, draft, live_contents, open_journal, open_store, seal_all, unit_vector
 from effort import scaled, steps
 from encrypted_files import DIRECTORY_KEY, EncryptedCrashFiles
 
@@ -25,7 +25,6 @@ from memd.store.erasure.folders import destroy_topic_key
 from memd.store.files import replace_file
 from memd.store.layout import TopicLayout
 from memd.store.log.format import HEADER_BYTES
-from memd.store.log.journal import Journal
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
@@ -40,10 +39,9 @@ def disk() -> EncryptedCrashFiles:
     for number in range(12):
         store.topic("talk").append([draft(number)])
         seal_all(store.topic("talk"))
-    journal, _ = Journal.open(store.journal_of("talk"), files)
+    journal, _ = open_journal(store.journal_of("talk"), files)
     journal.append([b"an event", b"another event"])
     journal.sync()
-    journal.close()
     store.close()
     return files
 

@@ -16,14 +16,13 @@ import pytest
 from conftest import MakeDaemon
 from crash_files import CrashFiles
 from daemon_process import DaemonProcess, wait_until
-from drafts import draft, open_store
+from drafts import draft, open_journal, open_store
 from recording_upstream import RecordingUpstream, recording_upstream
 
 from memd.errors import StoreLocked, StoreWriteFailed
 from memd.store.disk import DiskFiles
 from memd.store.files import replace_file
 from memd.store.log.append_file import AppendFile
-from memd.store.log.journal import Journal
 from memd.store.log.recovery import TORN_KEPT, save_torn_copy
 from memd.store.receipts import ReceiptRing
 from memd.store.store import Store
@@ -203,7 +202,7 @@ def write_address(store: Store) -> None:
 
 
 def journal(store: Store) -> None:
-    Journal.open(store.journal_of("talk"), store.files)[0].append([b"said"])
+    open_journal(store.journal_of("talk"), store.files)[0].append([b"said"])
 
 
 WRITERS = (append_one, open_another, seal, merge, index_words, write_receipt, write_address, journal)
@@ -217,7 +216,7 @@ def test_whatever_writes_makes_sure_first_that_no_other_daemon_does(tmp_path: Pa
     topic.index_terms()
     for segment_id in topic.unsealed()[:2]:
         topic.seal(segment_id)
-    Journal.open(topic.hot_path, store.files)[0].append([b"said"])
+    open_journal(topic.hot_path, store.files)[0].append([b"said"])
     topic.append([draft(7)])
     (tmp_path / "memd.lock").unlink()
     lock = DiskFiles().lock(tmp_path / "memd.lock")

@@ -9,11 +9,22 @@ import msgspec
 import numpy as np
 import pytest
 from crash_files import CrashFiles
-from drafts import DATA_DIR, adjusted, deprecated, digest_of, draft, live_contents, open_store, seal_all, unit_vector
+from drafts import (
+    DATA_DIR,
+    adjusted,
+    deprecated,
+    digest_of,
+    draft,
+    live_contents,
+    open_journal,
+    open_store,
+    seal_all,
+    unit_vector,
+)
 
 from memd.errors import CorruptFile, ForeignFile
 from memd.store.log.format import HEADER_BYTES, MAGIC_LOG, decode_header, encode_header, scan_records
-from memd.store.log.journal import Journal, read_journal
+from memd.store.log.journal import read_journal
 from memd.store.store import TopicLog
 from memd.store.tools.export import export
 from memd.store.tools.verify import VerifyReport, verify
@@ -355,9 +366,8 @@ def test_messages_of_an_append_that_lost_a_part_do_not_count_as_stored(damaged: 
 
 def test_a_whole_folder_of_another_topic_is_refused_until_its_former_name_is_told() -> None:
     files = disk()
-    journal, _ = Journal.open(TOPIC / "hot.log", files)
+    journal, _ = open_journal(TOPIC / "hot.log", files)
     journal.append([b"one"])
-    journal.close()
     renamed = DATA_DIR / "private"
     for folder in (renamed, renamed / "segments"):
         files.make_directory(folder)
@@ -369,7 +379,7 @@ def test_a_whole_folder_of_another_topic_is_refused_until_its_former_name_is_tol
     with pytest.raises(ForeignFile, match=r"active\.bin: belongs to the topic 'talk', not to 'private': move it back"):
         store.topic("private")
     with pytest.raises(ForeignFile, match=r"hot\.log: belongs to the topic 'talk'"):
-        Journal.open(renamed / "hot.log", files)
+        open_journal(renamed / "hot.log", files)
     with pytest.raises(ForeignFile):
         read_journal(renamed / "hot.log", files)
     assert files.contents() == before
@@ -382,7 +392,7 @@ def test_a_whole_folder_of_another_topic_is_refused_until_its_former_name_is_tol
     files.put(renamed / "former_names", b"earlier\r\ntalk\r\n")
     topic = store.topic("private")
     assert (topic.findings, live_contents(topic)) == ([], ALL)
-    assert Journal.open(renamed / "hot.log", files)[1] == [b"one"]
+    assert open_journal(renamed / "hot.log", files)[1] == [b"one"]
     topic.append([draft("later")])
     store.close()
     assert verify(DATA_DIR, files).ok

@@ -10,13 +10,12 @@ from collections.abc import Callable
 
 import pytest
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
-from drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_store, seal_all
+from drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_journal, open_store, seal_all
 from effort import steps
 
 from memd.errors import DiskFull, StoreError, StoreWriteFailed
 from memd.store.disk import LocalDisk
 from memd.store.files import Files
-from memd.store.log.journal import Journal
 from memd.store.store import TopicLog
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
@@ -204,7 +203,7 @@ def test_a_journal_rewrite_leaves_the_old_or_the_new_journal(loss: Loss) -> None
         files.make_directory(HOT.parent)
         files.sync_directory(DATA_DIR.parent)
         files.sync_directory(DATA_DIR)
-        journal, _ = Journal.open(HOT, files)
+        journal, _ = open_journal(HOT, files)
         journal.append([b"one", b"two"])
         journal.sync()
         done.append([b"one", b"two"])
@@ -224,10 +223,10 @@ def test_a_journal_rewrite_leaves_the_old_or_the_new_journal(loss: Loss) -> None
         again = files.after_power_cut(loss)
         if not again.is_directory(HOT.parent):
             continue
-        _, payloads = Journal.open(HOT, again)
+        _, payloads = open_journal(HOT, again)
         assert payloads in states[states.index(done[-1]) :]
         before = again.contents()
-        assert Journal.open(HOT, again)[1] == payloads
+        assert open_journal(HOT, again)[1] == payloads
         assert again.contents() == before
 
 

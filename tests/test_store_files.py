@@ -178,8 +178,8 @@ def test_only_modules_that_need_a_local_disk_know_of_one() -> None:
         if "memd.store.disk" in path.read_text()
     }
     assert on_disk == {
-        *("store", "transitions", "tools.backup", "lexical.stamp", "audit.book"),
+        *("store", "shelf", "local_shelf", "transitions", "tools.backup", "lexical.stamp", "audit.book"),
         *("parts", "token_list", "erasure.folders", "erasure.ledger", "erasure.rewriting", "erasure.wiping"),
-        *("encryption.opening", "encryption.encrypted_disk", "encryption.key_files", "encryption.converting"),
-        *("index.vectors", "index.sealed_index", "index.sealing", "index.merging"),
+        *("encryption.opening", "encryption.encrypted_disk", "encryption.converting"),
+        *("index.vectors", "index.sealed_index", "index.sealing"),
     }, "the log, the journal, recovery, export and verify work on any `Files`"

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from crash_files import CrashFiles
+from drafts import open_journal
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memd.errors import DiskFull, ForeignFile, StoreWriteFailed
 from memd.store.disk import DiskFiles
 from memd.store.log.format import MAGIC_LOG, Header, encode_header, scan_records
-from memd.store.log.journal import Journal
 
 HOT = Path("/talk/hot.log")
 
@@ -27,57 +27,56 @@ def disk() -> CrashFiles:
 @given(st.lists(st.lists(st.binary(min_size=1, max_size=20), max_size=4), max_size=5))
 def test_what_was_appended_comes_back_in_order(groups: list[list[bytes]]) -> None:
     files = disk()
-    journal, payloads = Journal.open(HOT, files)
+    journal, payloads = open_journal(HOT, files)
     assert payloads == []
     for group in groups:
         journal.append(group)
     journal.sync()
-    journal.close()
-    assert Journal.open(HOT, files.after_power_cut("lost"))[1] == [payload for group in groups for payload in group]
+    assert open_journal(HOT, files.after_power_cut("lost"))[1] == [payload for group in groups for payload in group]
 
 
 def test_a_rewrite_replaces_everything_and_appends_go_on_behind_it() -> None:
     files = disk()
-    journal, _ = Journal.open(HOT, files)
+    journal, _ = open_journal(HOT, files)
     journal.append([b"one", b"two"])
     journal.rewrite([b"two"])
     journal.append([b"three"])
     journal.sync()
-    assert Journal.open(HOT, files.after_power_cut("lost"))[1] == [b"two", b"three"]
+    assert open_journal(HOT, files.after_power_cut("lost"))[1] == [b"two", b"three"]
 
 
 def test_a_torn_tail_is_moved_aside_and_reported() -> None:
     files = disk()
-    journal, _ = Journal.open(HOT, files)
+    journal, _ = open_journal(HOT, files)
     journal.append([b"one", b"two"])
     files.put(HOT, files.read(HOT)[:-1])
-    journal, payloads = Journal.open(HOT, files)
+    journal, payloads = open_journal(HOT, files)
     assert payloads == [b"one"]
     assert [finding.kind for finding in journal.findings] == ["torn"]
     assert files.read(Path("/talk/hot.log.torn")).endswith(b"tw")
     journal.append([b"three"])
-    again, payloads = Journal.open(HOT, files)
+    again, payloads = open_journal(HOT, files)
     assert (payloads, again.findings) == ([b"one", b"three"], [])
 
 
 @pytest.mark.parametrize("in_header", [True, False])
 def test_damage_in_the_middle_keeps_a_copy_and_the_readable_rest(in_header: bool) -> None:
     files = disk()
-    journal, _ = Journal.open(HOT, files)
+    journal, _ = open_journal(HOT, files)
     journal.append([b"one", b"two", b"three"])
     files.flip(HOT, 3 if in_header else scan_records(files.read(HOT)).spans[1].offset + 8)
     image = files.read(HOT)
-    journal, payloads = Journal.open(HOT, files)
+    journal, payloads = open_journal(HOT, files)
     assert payloads == ([b"one", b"two", b"three"] if in_header else [b"one", b"three"])
     assert [finding.kind for finding in journal.findings] == ["damaged"]
     assert files.read(Path("/talk/hot.log.torn")) == image
-    again, same = Journal.open(HOT, files)
+    again, same = open_journal(HOT, files)
     assert (same, again.findings) == (payloads, [])
 
 
 def test_an_append_that_fails_adds_nothing_and_nothing_comes_behind_the_gap_until_it_is_rewritten() -> None:
     files = disk()
-    journal, _ = Journal.open(HOT, files)
+    journal, _ = open_journal(HOT, files)
     journal.append([b"one"])
     files.bytes_left = 12
     with pytest.raises(DiskFull):
@@ -85,16 +84,16 @@ def test_an_append_that_fails_adds_nothing_and_nothing_comes_behind_the_gap_unti
     files.bytes_left = None
     with pytest.raises(DiskFull):
         journal.append([b"four"])
-    assert Journal.open(HOT, files)[1] == [b"one"]
+    assert open_journal(HOT, files)[1] == [b"one"]
     journal.rewrite([b"one", b"two", b"three", b"four"])
     journal.append([b"five"])
-    assert Journal.open(HOT, files)[1] == [b"one", b"two", b"three", b"four", b"five"]
+    assert open_journal(HOT, files)[1] == [b"one", b"two", b"three", b"four", b"five"]
 
 
 def test_a_rewrite_that_fails_leaves_the_old_journal_usable() -> None:
     for step in range(5):
         files = disk()
-        journal, _ = Journal.open(HOT, files)
+        journal, _ = open_journal(HOT, files)
         journal.append([b"one"])
         files.fail_at = {files.operations + step}
         with pytest.raises(StoreWriteFailed):
@@ -102,29 +101,28 @@ def test_a_rewrite_that_fails_leaves_the_old_journal_usable() -> None:
         renamed = scan_records(files.read(HOT)).spans[0].length == 3 and files.read(HOT).endswith(b"two")
         journal.rewrite([b"three"])
         journal.append([b"four"])
-        assert Journal.open(HOT, files)[1] == [b"three", b"four"]
+        assert open_journal(HOT, files)[1] == [b"three", b"four"]
         assert renamed == (step == 4)
 
 
 def test_another_kind_of_file_is_refused() -> None:
     files = disk()
-    Journal.open(HOT, files)
+    open_journal(HOT, files)
     data = bytearray(files.read(HOT))
     header = Header(magic=MAGIC_LOG, dimension=8, segment_id=1, fingerprint="f", topic=bytes(8))
     files.put(HOT, encode_header(header) + bytes(data[80:]))
     with pytest.raises(ForeignFile):
-        Journal.open(HOT, files)
+        open_journal(HOT, files)
 
 
 def test_a_journal_on_a_real_disk(tmp_path: Path) -> None:
     path = tmp_path / "hot.log"
-    journal, _ = Journal.open(path, DiskFiles())
+    journal, _ = open_journal(path, DiskFiles())
     journal.append([b"one"])
     journal.sync()
     journal.rewrite([b"two"])
     journal.append([b"three"])
-    journal.close()
     with path.open("ab") as file:
         file.write(b"\x05\0\0\0torn")
-    assert Journal.open(path, DiskFiles())[1] == [b"two", b"three"]
+    assert open_journal(path, DiskFiles())[1] == [b"two", b"three"]
     assert (tmp_path / "hot.log.torn").exists()

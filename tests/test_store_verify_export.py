@@ -7,10 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from crash_files import CrashFiles
-from drafts import DATA_DIR, adjusted, deprecated, draft, open_store, seal_all
+from drafts import DATA_DIR, adjusted, deprecated, draft, open_journal, open_store, seal_all
 
 from memd.errors import BadTopicId, UnknownTopic
-from memd.store.log.journal import Journal
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
@@ -23,7 +22,7 @@ def test_verify_counts_what_it_read() -> None:
     for number in range(7):
         store.topic("talk").append([draft(number)])
         seal_all(store.topic("talk"))
-    journal, _ = Journal.open(store.topic("talk").hot_path, files)
+    journal, _ = open_journal(store.topic("talk").hot_path, files)
     journal.append([b"one", b"two"])
     store.topic("another").append([draft("one")])
     store.close()
@@ -144,7 +143,7 @@ def test_verify_names_damage_in_a_journal() -> None:
     files = CrashFiles()
     store = open_store(files)
     path = store.topic("talk").hot_path
-    journal, _ = Journal.open(path, files)
+    journal, _ = open_journal(path, files)
     journal.append([b"one", b"two"])
     store.close()
     files.flip(path, 80 + 8)

@@ -7,13 +7,13 @@ import asyncio
 import msgspec
 import pytest
 from archiver_stage import DATA_DIR, Stage
+from drafts import open_journal
 from histories import new_buffer, state, talk
 
 from memd.conversation.events import decode_event
 from memd.errors import BadTopicId, StoreError
 from memd.ingest.topics import Topic
 from memd.settings.model import Config, IngestSettings, StoreSettings
-from memd.store.log.journal import Journal
 
 LAMP = "u:Where is the spare lamp?", "a:On the second landing."
 FERRY = "u:When does the last ferry leave?", "a:At ten past nine."
@@ -95,8 +95,7 @@ async def test_nothing_is_journalled_behind_a_gap(stage: Stage) -> None:
     talk(topic.buffer, *FERRY)
     before = state(topic.buffer)
     await asyncio.gather(first, topic.save())
-    journal, payloads = Journal.open(JOURNAL, stage.files)
-    journal.close()
+    _, payloads = open_journal(JOURNAL, stage.files)
     assert not is_in_trouble(topic)
     copy = new_buffer()
     copy.replay([decode_event(payload) for payload in payloads])
@@ -178,9 +177,8 @@ async def test_a_record_of_another_version_is_left_out_and_the_rest_is_read(stag
     talk(topic.buffer, *LAMP)
     await topic.save(sync=True)
     await stage.close()
-    journal, _ = Journal.open(JOURNAL, stage.files)
+    journal, _ = open_journal(JOURNAL, stage.files)
     journal.append([b"\x93of another version"])
-    journal.close()
     again = Stage(stage.config, stage.files)
     assert len((await again.topics.get("talk")).buffer.conversations()) == 1
     await again.close()

@@ -255,14 +255,9 @@ class Topic:
         while len(self.chunk_ids) > CHUNK_IDS_MAX:
             self.chunk_ids.popitem(last=False)
 
-    def close(self) -> None:
-        """Close the journal's file, in the writer thread."""
-        self._journal.close()
-
     def end(self) -> None:
         """Write nothing any more, in the writer thread: the topic is erased."""
         self._has_ended = True
-        self._journal.close()
 
     def _payloads(self, events: Sequence[BufferEvent]) -> list[bytes]:
         """Redact and encode events, in the writer thread; events are immutable."""
@@ -325,10 +320,9 @@ class Topics:
                 memory_bytes -= topic.log.stats().memory_bytes if await self._let_go(topic) else 0
 
     async def close(self) -> None:
-        """Journal all buffers and close the topics' files."""
+        """Journal all buffers."""
         for topic in self.opened():
             await topic.rewrite_journal()
-            self._writer.submit(topic.close)
 
     async def end(self, topic_id: str, put_aside: Callable[[], Result]) -> Result:
         """Close a topic for good and put its folder aside; the next `get` begins another one.
@@ -393,18 +387,14 @@ class Topics:
             return False
         del self._open[topic.id]
 
-        def close() -> None:
-            topic.close()
-            self._store.close_topic(topic.id)
-
         # In the thread in which topics are read, so that the next `get` comes after it.
-        await asyncio.get_running_loop().run_in_executor(self._writer, close)
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._store.close_topic, topic.id)
         log.info("a topic is let go from memory", extra={"topic": topic.id})
         return True
 
     def _read(self, topic_id: str) -> Topic:
         log_ = self._store.topic(topic_id)
-        journal, payloads = Journal.open(log_.hot_path, self._store.files)
+        journal, payloads = Journal.open(log_.claim)
         buffer, is_as_kept = self._buffer_of(topic_id, payloads)
         if has_lost := log_.has_lost_entries(journal):
             buffer.lower_marks(log_.has_digest)

@@ -94,23 +94,34 @@ class FileChecksum(msgspec.Struct, frozen=True):
 
 def replace_file(files: Files, path: Path, data: bytes) -> None:
     """Replace the whole file durably: after a crash it is the old or the new one, never part of one."""
+    put_in_place(files, write_beside(files, path, data), path)
+
+
+def write_beside(files: Files, path: Path, data: bytes) -> Path:
+    """Write a temporary file beside `path`, whose contents are durable then, and return it; no part of one is left."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    with only_whole(files, temporary), closing(files.create(temporary)) as appender:
+        appender.write(data)
+        appender.sync()
+    return temporary
+
+
+def put_in_place(files: Files, temporary: Path, path: Path) -> None:
+    """Give a temporary file its name, durably; it is gone afterwards, also after an error."""
     with only_whole(files, temporary):
-        with closing(files.create(temporary)) as appender:
-            appender.write(data)
-            appender.sync()
         files.rename(temporary, path)
     files.sync_directory(path.parent)
 
 
 @contextmanager
-def only_whole(files: Files, temporary: Path) -> Iterator[None]:
-    """Remove a temporary file that could not be finished: on a full disk its room is what all others lack."""
+def only_whole(files: Files, *temporaries: Path) -> Iterator[None]:
+    """Remove temporary files that could not be finished: on a full disk their room is what all others lack."""
     try:
         yield
     except StoreError:
         with suppress(StoreError):
-            files.remove(temporary)
+            for temporary in temporaries:
+                files.remove(temporary)
         raise
 
 

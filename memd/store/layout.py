@@ -7,7 +7,7 @@ segments afterwards: then it may see a segment twice if the daemon rotates in be
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from memd.entries import TOPIC_ID_PATTERN, checked_topic_id
@@ -136,10 +136,20 @@ class TopicLayout:
         """Return the `.meta` of a merged index."""
         return self.merged_hnsw(first, last).with_suffix(".meta")
 
+    def merged(self, first: int, last: int) -> list[Path]:
+        """Return both files of a merged index, first the one that vouches for the other."""
+        return [self.merged_meta(first, last), self.merged_hnsw(first, last)]
+
     def merges(self, files: Files) -> list[tuple[int, int]]:
         """Return (first, last) of every merged index that has a file on disk, sorted."""
         found = (_MERGED.fullmatch(name) for name in files.names(self.segments))
         return sorted({(int(match[1]), int(match[2])) for match in found if match is not None})
+
+    def indexes_over(self, files: Files, segment_ids: Collection[int]) -> list[Path]:
+        """Return the files of every vector index over one of these segments, first what vouches for it."""
+        merged = [one for one in self.merges(files) if any(one[0] <= number <= one[1] for number in segment_ids)]
+        paths = [path for one in merged for path in self.merged(*one)]
+        return [*paths, *(path for number in segment_ids for path in (self.meta(number), self.hnsw(number)))]
 
     def segment_ids(self, files: Files) -> list[int]:
         """Return the numbers of the full segments on disk, ascending."""

@@ -36,7 +36,8 @@ from memd.store.log.recovery import (
     remove_temporaries,
     set_aside,
 )
-from memd.store.log.segment import GrowingSegment, SealedSegment, new_header, read_header, rotate
+from memd.store.log.segment import GrowingSegment, SealedSegment, new_header, read_header
+from memd.store.shelf import Claim
 
 _TAIL_BYTES = 64 << 10
 """Read from the end of a log file to find its last entry: about twenty entries."""
@@ -59,13 +60,14 @@ class OpenedTopic(msgspec.Struct, kw_only=True):
     """Full segments that are not there, or are another topic's."""
 
 
-def open_topic(files: Files, layout: TopicLayout, model: ModelId) -> OpenedTopic:
+def open_topic(claim: Claim, model: ModelId) -> OpenedTopic:
     """Read a topic's files and repair what a crash left.
 
     Raises:
         ForeignFile: `active.bin` has a newer format, is not memd's or is another topic's.
         StoreError: a file cannot be read, or a torn tail cannot be moved.
     """
+    files, layout = claim.files, claim.layout
     remove_temporaries(files, layout.directory)
     remove_temporaries(files, layout.segments)
     header = read_header(files, layout.active)
@@ -74,22 +76,22 @@ def open_topic(files: Files, layout: TopicLayout, model: ModelId) -> OpenedTopic
     opened.missing = [layout.bin(segment_id) for segment_id in missing]
     opened.findings += map(missing_segment, opened.missing)
     for segment_id in layout.segment_ids(files):
-        if not _open_sealed(files, layout, model, segment_id, opened):
-            _open_unsealed(files, layout, model, segment_id, opened)
+        if not _open_sealed(claim, model, segment_id, opened):
+            _open_unsealed(claim, model, segment_id, opened)
     if files.size(layout.active) is not None:
-        _open_active(files, layout, model, opened)
-    _open_merged(files, layout, opened)
+        _open_active(claim, model, opened)
+    _open_merged(claim, opened)
     return opened
 
 
-def reread_segment(files: Files, layout: TopicLayout, model: ModelId, segment_id: int) -> OpenedTopic:
+def reread_segment(claim: Claim, model: ModelId, segment_id: int) -> OpenedTopic:
     """Read one full segment from its log alone, because its index is damaged.
 
     Raises:
         StoreError: the log cannot be read.
     """
     opened = OpenedTopic(segments={}, index_files=[], gaps={}, active=None, active_end=0, findings=[], missing=[])
-    _open_unsealed(files, layout, model, segment_id, opened)
+    _open_unsealed(claim, model, segment_id, opened)
     return opened
 
 
@@ -133,8 +135,9 @@ def _last_entry(files: Files, path: Path) -> Entry | None:
     return decode_entry(payload, dimension=None)
 
 
-def _open_sealed(files: Files, layout: TopicLayout, model: ModelId, segment_id: int, opened: OpenedTopic) -> bool:
+def _open_sealed(claim: Claim, model: ModelId, segment_id: int, opened: OpenedTopic) -> bool:
     """Open a segment with its derived files; False if they are missing or damaged."""
+    files, layout = claim.files, claim.layout
     if files.size(layout.meta(segment_id)) is None:
         return False
     name = str(layout.bin(segment_id))
@@ -143,7 +146,7 @@ def _open_sealed(files: Files, layout: TopicLayout, model: ModelId, segment_id: 
         if _is_left_out(files, layout, header, layout.bin(segment_id), opened):
             return True
         if meta.is_of_version_1:
-            meta = with_all_columns(files, layout, header, meta)
+            meta = with_all_columns(claim, header, meta)
         segment = sealed_segment(files, layout, header, meta)
         if model.wrote(header):
             if files.size(layout.hnsw(segment_id)) != meta.hnsw_bytes:  # its checksum is verified on loading
@@ -151,7 +154,7 @@ def _open_sealed(files: Files, layout: TopicLayout, model: ModelId, segment_id: 
             opened.index_files.append(own_index_file(layout, segment))
     except ShortLogFile as error:
         opened.findings.append(Finding("damaged", name, str(error)))
-        _open_unsealed(files, layout, model, segment_id, opened)
+        _open_unsealed(claim, model, segment_id, opened)
         opened.gaps.setdefault(segment_id, []).append(error.gap)
         return True
     except StoreError as error:
@@ -174,18 +177,18 @@ def _is_left_out(files: Files, layout: TopicLayout, header: Header | None, path:
     return False
 
 
-def _open_merged(files: Files, layout: TopicLayout, opened: OpenedTopic) -> None:
+def _open_merged(claim: Claim, opened: OpenedTopic) -> None:
     """Replace indexes by the merged ones that cover them; remove the merged indexes that are useless."""
     own = {file.segment_ids[0]: file for file in opened.index_files}
     searchable = {number: s for number, s in opened.segments.items() if number in own and isinstance(s, SealedSegment)}
-    merged, useless = choose_merged(files, layout, searchable)
-    for path in useless:
-        files.remove(path)
+    merged, useless = choose_merged(claim.files, claim.layout, searchable)
+    claim.publish({}, useless)
     covered = {number for file in merged for number in file.segment_ids}
     opened.index_files = [*merged, *(file for number, file in own.items() if number not in covered)]
 
 
-def _open_unsealed(files: Files, layout: TopicLayout, model: ModelId, segment_id: int, opened: OpenedTopic) -> None:
+def _open_unsealed(claim: Claim, model: ModelId, segment_id: int, opened: OpenedTopic) -> None:
+    files, layout = claim.files, claim.layout
     path = layout.bin(segment_id)
     try:
         log_file = read_log_file(files.read(path), name=str(path), dimension=model.dimension)
@@ -205,7 +208,8 @@ def _open_unsealed(files: Files, layout: TopicLayout, model: ModelId, segment_id
         opened.gaps[segment_id] = [*log_file.gaps, (log_file.whole_end, log_file.size)]
 
 
-def _open_active(files: Files, layout: TopicLayout, model: ModelId, opened: OpenedTopic) -> None:
+def _open_active(claim: Claim, model: ModelId, opened: OpenedTopic) -> None:
+    files, layout = claim.files, claim.layout
     path, data = layout.active, files.read(layout.active)
     log_file = read_log_file(data, name=str(path), dimension=model.dimension)
     header = log_file.header
@@ -231,10 +235,11 @@ def _open_active(files: Files, layout: TopicLayout, model: ModelId, opened: Open
     _fill(segment, log_file, count, opened)
     if header is None or not model.wrote(header):
         # Nothing is appended after a header that does not describe it.
-        rotate(files, layout, segment_id)
+        claim.rotate(segment_id)
         segment.rotated_to(layout.bin(segment_id))
         return
     opened.active, opened.active_end = segment, log_file.whole_end
+    claim.resume("log", opened.active_end)
 
 
 def extended(segment: GrowingSegment, log_file: LogFile, count: int | None = None) -> GrowingSegment:

@@ -15,6 +15,7 @@ from memd.store.clock import SharedClock
 from memd.store.disk import LocalDisk
 from memd.store.lexical.bm25 import TermsCache
 from memd.store.log.format import ModelId
+from memd.store.shelf import Shelf
 
 DraftFilter = Callable[[Draft], Draft]
 """Returns the draft to write in place of a draft: itself, or another one of the same chunk."""
@@ -29,6 +30,7 @@ class StoreShared(msgspec.Struct, frozen=True, kw_only=True):
     """The parts that all topics of a store share."""
 
     files: LocalDisk
+    shelf: Shelf
     model: ModelId
     clock: SharedClock
     segment_entries_max: int

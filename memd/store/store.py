@@ -26,6 +26,7 @@ from memd.store.erasure.ledger import Erasure, ErasureLedger, returned
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import Files
 from memd.store.layout import LOCK_NAME, TopicLayout, TopicNames, topic_ids_in
+from memd.store.local_shelf import LocalShelf
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.columns import Records
 from memd.store.log.format import ModelId
@@ -110,10 +111,10 @@ class Store:
         except BaseException:
             lock.release()
             raise
-        model = ModelId(dimension, fingerprint)
         shared = StoreShared(
             files=files,
-            model=model,
+            shelf=LocalShelf(files, data_dir),
+            model=ModelId(dimension, fingerprint),
             clock=clock,
             segment_entries_max=segment_entries_max,
             utility=utility,
@@ -134,11 +135,17 @@ class Store:
         with self._topics_lock:
             if topic_id not in self._topics:
                 self._recent.add(topic_id, is_new=self._names.add(topic_id))
-                for directory in (layout.directory, layout.segments):
-                    self.files.make_directory(directory)
-                topic = self._topics[topic_id] = TopicLog(self._shared, layout)
+                topic = self._topics[topic_id] = self._opened(topic_id)
                 topic.findings += returned(list(self.ledger), layout, _rows_of(topic))
             return self._topics[topic_id]
+
+    def _opened(self, topic_id: str) -> TopicLog:
+        claim = self._shared.shelf.claim(topic_id)
+        try:
+            return TopicLog(self._shared, claim)
+        except BaseException:
+            claim.release()
+            raise
 
     @property
     def findings(self) -> list[Finding]:

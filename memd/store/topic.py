@@ -15,28 +15,34 @@ from memd.entries import Draft, Entry, Erased, Status
 from memd.errors import StoreError, StoreWriteFailed
 from memd.store.copies import live_copy
 from memd.store.erasure.forbidden import read_forbidden
-from memd.store.erasure.rewriting import ActiveRewriting, erase_in_file, growing_of, holds, indexes_without, was_erased
+from memd.store.erasure.rewriting import (
+    ActiveRewriting,
+    erase_in_segment,
+    growing_of,
+    holds,
+    indexes_without,
+    was_erased,
+)
 from memd.store.erasure.wiping import Wiper
-from memd.store.index.merging import due_merge, remove_merged, write_merged
+from memd.store.index.merging import due_merge, merged_files, write_merged
 from memd.store.index.meta import own_index_file
 from memd.store.index.public_ids import PublicIds
 from memd.store.index.sealed_index import SealedIndex
 from memd.store.index.sealing import write_sealed
-from memd.store.layout import TopicLayout
 from memd.store.lexical.bm25 import ChunkTerms, LexicalQuery, Postings
 from memd.store.lexical.index import LexicalIndex
 from memd.store.lexical.stamp import StampedFolder
 from memd.store.locks import LockOrder, OrderedLock
-from memd.store.log.append_file import AppendFile
 from memd.store.log.columns import Rows, digest_word
 from memd.store.log.extent import ahead_of_log
 from memd.store.log.format import FRAME_BYTES, HEADER_BYTES, Span, encode_entry, encode_record
 from memd.store.log.journal import Journal
 from memd.store.log.recovery import Finding
-from memd.store.log.segment import GrowingSegment, SealedSegment, create_active, rotate
+from memd.store.log.segment import GrowingSegment, SealedSegment, create_active
 from memd.store.opening import open_topic, reread_segment
 from memd.store.parts import StoreShared
 from memd.store.pending import NOTHING_UNSTORED, UnstoredText
+from memd.store.shelf import Claim
 from memd.store.snapshot import Snapshot
 from memd.store.topic_stats import TopicStats, stats_of
 from memd.store.transitions import (
@@ -67,8 +73,11 @@ class TopicLog:
     - `_state` while the next snapshot is made. An append holds it through its fsync, nothing else for long.
     """
 
-    def __init__(self, shared: StoreShared, layout: TopicLayout) -> None:
+    def __init__(self, shared: StoreShared, claim: Claim) -> None:
         """Use `Store.topic`."""
+        layout = claim.layout
+        self.claim = claim
+        """The right to write the topic; the log's stream is for this class alone."""
         self.topic_id = layout.topic_id
         self.hot_path = layout.hot
         """Path of the topic's journal."""
@@ -80,14 +89,13 @@ class TopicLog:
         self._state = OrderedLock(LockOrder.STATE)
         self._lexical = LexicalIndex(StampedFolder(self._files, layout.lexical), shared.terms_cache)
         self._closed = False
-        opened = open_topic(self._files, layout, shared.model)
+        opened = open_topic(claim, shared.model)
         self.findings = opened.findings
         """Noticed while opening and loading, oldest first: torn tails that were moved, damage, lost indexes."""
         self.is_incomplete = bool(opened.missing)
         """Whether a file of the log was missing when the topic was opened, so that not finding a thing says little."""
         self._gaps = opened.gaps
-        self._active = opened.active
-        self._file = AppendFile(self._files, layout.active, opened.active_end) if opened.active else None
+        self._active, self._end = opened.active, opened.active_end
         self._snapshot = first_snapshot(self._files, self.topic_id, opened.segments, opened.index_files, shared.utility)
         self.forbidden = read_forbidden(self._files, layout)
         """The text that is never to be stored again; replaced, never changed."""
@@ -125,7 +133,7 @@ class TopicLog:
         with self._state:
             if self._closed:
                 raise StoreError(f"topic {self.topic_id}: the store is closed; open it again to append")
-            active, file = self._open_active()
+            active = self._open_active()
             fresh = {one.uuid: self._reserved[one.uuid] for one in drafts if one.uuid in self._reserved}
             reserved = set(fresh)
             if gone := [one for one in drafts if one.uuid not in fresh and was_erased(self._snapshot, one.uuid)]:
@@ -134,11 +142,12 @@ class TopicLog:
                 public_ids = self._public_ids.assign(drafts, fresh)
                 entries = [self._entry(draft, public_ids[i], len(drafts) - 1 - i) for i, draft in enumerate(drafts)]
                 payloads = [encode_entry(entry) for entry in entries]
-                start = file.end
-                file.append(b"".join(map(encode_record, payloads)), sync=True)
+                start, data = self._end, b"".join(map(encode_record, payloads))
+                self.claim.append("log", start, data)
             except StoreError:
                 self._public_ids.discard(fresh.keys() - reserved)
                 raise
+            self._end += len(data)
             for uuid in reserved:
                 del self._reserved[uuid]
             spans = []
@@ -147,7 +156,7 @@ class TopicLog:
                 start += FRAME_BYTES + len(payload)
             self._snapshot = after_append(self._snapshot, active, entries, spans, fresh)
             if active.count >= self._shared.segment_entries_max:
-                self._rotate(active, file)
+                self._rotate(active)
             return entries
 
     def reserve(self, drafts: Sequence[Draft]) -> list[Entry]:
@@ -202,9 +211,7 @@ class TopicLog:
             growing = self._snapshot.views[segment_id].segment
             assert isinstance(growing, GrowingSegment), "an unsealed segment"
             gaps = self._gaps.get(segment_id, [])
-            sealed, index = write_sealed(
-                self._files, self._layout, growing, gaps, sealed_at=self._shared.clock.now_us()
-            )
+            sealed, index = write_sealed(self.claim, growing, gaps, sealed_at=self._shared.clock.now_us())
             segments = {number: view.segment for number, view in self._snapshot.views.items()} | {segment_id: sealed}
             uuid_index = uuid_index_of(segments.values())
             searched = None
@@ -298,8 +305,7 @@ class TopicLog:
             if self._closed or len(sealed) < 2 or sum(len(index.segment_ids) for index in replaced) != len(segment_ids):
                 return
             index = write_merged(
-                self._files,
-                self._layout,
+                self.claim,
                 sealed,
                 dead_labels(before.views, segment_ids),
                 built_at=self._shared.clock.now_us(),
@@ -310,9 +316,7 @@ class TopicLog:
                     return  # an index was dropped meanwhile
                 self._snapshot = after_merge(self._snapshot, index)
             self._snapshot.times.fan_out_ms = None  # it was measured on the old indexes
-            for old in replaced:
-                if len(old.segment_ids) > 1:
-                    remove_merged(self._files, self._layout, old.segment_ids)
+            self.claim.publish({}, merged_files(self._layout, replaced))
 
     def erase(self, uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
         """Erase the text and the vectors of all entries of these chunks, and of the indexes; return how many it were.
@@ -338,13 +342,15 @@ class TopicLog:
         """Close the topic for good, once nothing is being written or read of it: its folder is about to go."""
         with self._merging, self._sealing:
             self._lexical.wipe(wiper)
-            self.close()
+            self._lexical.close()
+            with self._state:
+                self._closed = True
 
     def _erase_in_full(self, numbers: list[int], uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
         before = self._snapshot
-        wiper.wipe_indexes(self._layout, numbers)
-        count = sum(erase_in_file(self._layout.bin(number), uuids, mark, wiper) for number in numbers)
-        read = {number: reread_segment(self._files, self._layout, self._shared.model, number) for number in numbers}
+        self.claim.publish({}, self._layout.indexes_over(self._files, numbers), wiper)
+        count = sum(erase_in_segment(self.claim, number, uuids, mark, wiper) for number in numbers)
+        read = {number: reread_segment(self.claim, self._shared.model, number) for number in numbers}
         segments = {number: growing_of(opened, number) for number, opened in read.items()}
         indexes = indexes_without(self._files, self._layout, before, numbers)
         uuid_index = uuid_index_of(view.segment for number, view in before.views.items() if number not in segments)
@@ -357,17 +363,15 @@ class TopicLog:
 
     def _erase_in_active(self, uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
         """Erase in the file that is appended to: all of it but its last bytes without holding up an append."""
-        active, file = self._active, self._file
-        if active is None or file is None or not holds(active.rows, uuids):
+        active = self._active
+        if active is None or not holds(active.rows, uuids):
             return 0
-        rewriting = ActiveRewriting(self._layout.active, file.end, active, uuids, mark, wiper)
+        rewriting = ActiveRewriting(self.claim, self._end, active, uuids, mark, wiper)
         with self._state:
             if self._active is not active:
                 rewriting.give_up()
                 return 0  # it is full now, and among the others
-            file.close()
-            self._active = rewriting.finish(file.end)
-            self._file = AppendFile(self._files, self._layout.active, file.end)
+            self._active = rewriting.finish(self._end)
             segments = {active.segment_id: self._active}
             self._snapshot = after_erasure(self._snapshot, segments, self._snapshot.uuid_index, [])
         return rewriting.count
@@ -380,11 +384,10 @@ class TopicLog:
         )
 
     def close(self) -> None:
-        """Close the file; later appends fail."""
+        """Let go of the topic; later appends fail."""
         with self._state:
             self._closed = True
-            if self._file is not None:
-                self._file.close()
+            self.claim.release()
         self._lexical.close()
 
     def _entry(self, draft: Draft, public_id: str, group_left: int) -> Entry:
@@ -403,24 +406,22 @@ class TopicLog:
         segment_id, row = next(self._snapshot.places(uuid))
         return uuid.hex()[: int(self._snapshot.views[segment_id].rows[row]["public_digits"])]
 
-    def _open_active(self) -> tuple[GrowingSegment, AppendFile]:
-        """The active segment and its file; new ones after a rotation."""
-        if self._active is None or self._file is None:
+    def _open_active(self) -> GrowingSegment:
+        """The active segment; a new one after a rotation."""
+        if self._active is None:
             number = max(self._layout.next_segment_id(self._files), *(one + 1 for one in self._snapshot.views), 1)
-            self._active = create_active(self._files, self._layout, self._shared.model, number)
-            self._file = AppendFile(self._files, self._layout.active, HEADER_BYTES)
-        return self._active, self._file
+            self._active, self._end = create_active(self.claim, self._shared.model, number), HEADER_BYTES
+        return self._active
 
-    def _rotate(self, active: GrowingSegment, file: AppendFile) -> None:
-        file.close()
+    def _rotate(self, active: GrowingSegment) -> None:
         try:
-            rotate(self._files, self._layout, active.segment_id)
+            self.claim.rotate(active.segment_id)
         except StoreWriteFailed:
             # The entries are durable all the same. If the file still has its old name, the next append tries again.
             if self._files.size(self._layout.active) is not None:
                 return
         active.rotated_to(self._layout.bin(active.segment_id))
-        self._active = self._file = None
+        self._active = None
 
     def _drop_index(self, index: SealedIndex, error: StoreError) -> None:
         """Search without a damaged index: use those of its segments, or scan its only segment."""
@@ -431,10 +432,10 @@ class TopicLog:
             self.findings.append(Finding("derived", str(index.path), f"it is rebuilt: {error}"))
             segments = {number: view.segment for number, view in self._snapshot.views.items()}
             if len(index.segment_ids) > 1:
-                remove_merged(self._files, self._layout, index.segment_ids)
+                self.claim.publish({}, merged_files(self._layout, [index]))
                 files += [own_index_file(self._layout, segment) for segment in index.segments]
             else:
-                opened = reread_segment(self._files, self._layout, self._shared.model, index.segment_ids[0])
+                opened = reread_segment(self.claim, self._shared.model, index.segment_ids[0])
                 segments |= opened.segments
                 self._gaps |= opened.gaps
                 self.findings += opened.findings

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from memd.entries import Draft, Entry, Status
 from memd.store.disk import LocalDisk
+from memd.store.local_shelf import LocalShelf
+from memd.store.log.journal import Journal
 from memd.store.store import Store, TopicLog
 
 DIMENSION = 8
@@ -107,6 +109,11 @@ def open_store(
         files=files,
         now_us=counting_clock(),
     )
+
+
+def open_journal(path: Path, files: LocalDisk) -> tuple[Journal, list[bytes]]:
+    """The journal of a topic that nobody else has open, and its payloads."""
+    return Journal.open(LocalShelf(files, path.parent.parent).claim(path.parent.name))
 
 
 def live_contents(topic: TopicLog) -> list[str]:

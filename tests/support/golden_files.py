@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from drafts import open_journal
 from histories import new_buffer, receive, talk
 
 from memd.conversation.events import decode_event, encode_event
@@ -23,7 +24,7 @@ from memd.entries import Draft, Entry, Status
 from memd.messages import Block, BlockChunk
 from memd.store.disk import DiskFiles
 from memd.store.log.format import FORMAT_VERSION
-from memd.store.log.journal import Journal, read_journal
+from memd.store.log.journal import read_journal
 from memd.store.store import Store
 from memd.store.tools.export import export
 
@@ -133,7 +134,7 @@ def found(data_dir: Path) -> dict[str, Any]:
 
 def _write_journal(path: Path) -> None:
     path.unlink(missing_ok=True)
-    journal, _ = Journal.open(path, DiskFiles())
+    journal, _ = open_journal(path, DiskFiles())
     buffer = new_buffer()
     one = talk(buffer, "u:Where is the pump?", "a:On the left.", "u:And the oil?", "a:Behind it.", now=1000.0)
     arrival = receive(buffer, "u:Where is the pump?", "a:On the left.", "u:And the oil?", "a:Behind it.", "u:Thanks!")
@@ -144,7 +145,6 @@ def _write_journal(path: Path) -> None:
     buffer.mark(one, left_out=2)
     talk(buffer, "u:Another talk", "a:Yes?", session="second", now=1001.0)
     journal.append([encode_event(event) for event in buffer.take_unsaved()])
-    journal.close()
 
 
 def _fields(draft: Draft) -> dict[str, Any]:

@@ -23,10 +23,9 @@ from memd.ingest.erasing.planning import PlannedErasure
 from memd.ingest.indexer import Indexer
 from memd.ingest.topics import Topic, Topics
 from memd.messages import Message
-from memd.store.erasure.forbidden import ForbiddenText, write_forbidden
+from memd.store.erasure.forbidden import ForbiddenText, publish_forbidden
 from memd.store.erasure.ledger import Erasure, Kind
 from memd.store.erasure.wiping import Wiper
-from memd.store.layout import TopicLayout
 from memd.store.log.columns import text_hash
 from memd.store.store import Store
 from memd.telemetry.events import Events
@@ -228,7 +227,7 @@ class Eraser:
             contents=contents,
             texts=map(text_hash, texts),
         )
-        write_forbidden(self.store.files, TopicLayout(self.store.data_dir, topic.id), forbidden)
+        publish_forbidden(topic.log.claim, forbidden)
         topic.log.forbidden = forbidden
 
     # -- topics ---------------------------------------------------------------------------------------------------

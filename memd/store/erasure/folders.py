@@ -13,9 +13,10 @@ import msgspec
 
 from memd.errors import CorruptFile, ForeignFile, WrongKey
 from memd.store.disk import LocalDisk
-from memd.store.erasure.forbidden import ForbiddenText, read_forbidden, write_forbidden
+from memd.store.erasure.forbidden import ForbiddenText, encode_forbidden, read_forbidden
 from memd.store.erasure.ledger import Erasure, ErasureLedger
 from memd.store.erasure.wiping import Wiper
+from memd.store.files import replace_file
 from memd.store.layout import TOPIC_KEY_NAME, TopicLayout, erasures_dir
 
 
@@ -40,7 +41,7 @@ def put_aside(
     aside = aside_of(layout, erasure)
     if not files.is_directory(aside.directory) and files.is_directory(layout.directory):
         if forbidden:
-            write_forbidden(files, layout, forbidden)
+            replace_file(files, layout.forbidden, encode_forbidden(forbidden))
         files.rename(layout.directory, aside.directory)
         files.sync_directory(layout.data_dir)
         files.sync_directory(aside.data_dir)
@@ -48,7 +49,7 @@ def put_aside(
         forbidden = read_forbidden(files, aside)
     if forbidden:
         files.make_directory(layout.directory)
-        write_forbidden(files, layout, forbidden)
+        replace_file(files, layout.forbidden, encode_forbidden(forbidden))
         files.sync_directory(layout.data_dir)
     moved = msgspec.structs.replace(erasure, is_moved=True)
     ledger.write(moved)

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 import msgspec
 
 from memd.errors import CorruptFile
-from memd.store.files import Files, replace_file
+from memd.store.files import Files, write_beside
 from memd.store.layout import TopicLayout
 from memd.store.log.columns import digest_word, text_hash
+from memd.store.shelf import Claim
 
 
 class ForbiddenText(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,9 +76,15 @@ def read_forbidden(files: Files, layout: TopicLayout) -> ForbiddenText:
         ) from error
 
 
-def write_forbidden(files: Files, layout: TopicLayout, forbidden: ForbiddenText) -> None:
-    """Write the file durably."""
-    replace_file(files, layout.forbidden, msgspec.json.encode(forbidden, order="sorted"))
+def publish_forbidden(claim: Claim, forbidden: ForbiddenText) -> None:
+    """Replace the file of a topic that is open, durably."""
+    path = claim.layout.forbidden
+    claim.publish({path: write_beside(claim.files, path, encode_forbidden(forbidden))})
+
+
+def encode_forbidden(forbidden: ForbiddenText) -> bytes:
+    """Encode the file."""
+    return msgspec.json.encode(forbidden, order="sorted")
 
 
 def _hex(word: int) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import closing, suppress
-from pathlib import Path
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from memd.errors import StoreError
 from memd.store.disk import LocalDisk
 from memd.store.erasure.stub import without_text
 from memd.store.erasure.wiping import Wiper
-from memd.store.files import TEMPORARY_SUFFIX
+from memd.store.files import only_whole, write_beside
 from memd.store.index.meta import own_index_file
 from memd.store.index.sealed_index import SealedIndex
 from memd.store.layout import TopicLayout
@@ -27,6 +26,7 @@ from memd.store.log.format import HEADER_BYTES, Span, decode_entry, payload_at, 
 from memd.store.log.recovery import read_log_file
 from memd.store.log.segment import GrowingSegment
 from memd.store.opening import OpenedTopic, extended
+from memd.store.shelf import Claim
 from memd.store.snapshot import Snapshot
 
 
@@ -42,15 +42,16 @@ def was_erased(snapshot: Snapshot, uuid: bytes) -> bool:
     return any(snapshot.views[segment_id].rows[row]["is_erased"] for segment_id, row in snapshot.places(uuid))
 
 
-def erase_in_file(path: Path, uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
+def erase_in_segment(claim: Claim, segment_id: int, uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
     """Replace a full segment by one without the text of these chunks; return the number of entries.
 
     Raises:
         StoreError: it is as it was.
     """
-    found = without_text(wiper.files.read(path), uuids, mark, HEADER_BYTES)
+    path = claim.layout.bin(segment_id)
+    found = without_text(claim.files.read(path), uuids, mark, HEADER_BYTES)
     if found.entries:
-        wiper.replace(path, found.data)
+        claim.publish({path: write_beside(claim.files, path, found.data)}, wiper=wiper)
     return found.entries
 
 
@@ -80,25 +81,22 @@ class ActiveRewriting:
     """The rewriting of the file that is appended to. What is appended after it began follows in `finish`."""
 
     def __init__(
-        self, path: Path, end: int, active: GrowingSegment, uuids: Collection[bytes], mark: Erased, wiper: Wiper
+        self, claim: Claim, end: int, active: GrowingSegment, uuids: Collection[bytes], mark: Erased, wiper: Wiper
     ) -> None:
         """Write the new file, up to `end`, beside the old one.
 
         Raises:
             StoreError: nothing has changed.
         """
-        self._path, self._end, self._active, self._wiper = path, end, active, wiper
-        self._uuids, self._mark = uuids, mark
-        # Not the name under which an append, meanwhile, begins the next file.
-        self._temporary = path.with_name(f"{path.name}.erased{TEMPORARY_SUFFIX}")
-        found = without_text(wiper.files.read_at(path, 0, end), uuids, mark, HEADER_BYTES)
+        self._claim, self._end, self._uuids, self._mark, self._wiper = claim, end, uuids, mark, wiper
+        path = claim.layout.active
+        found = without_text(claim.files.read_at(path, 0, end), uuids, mark, HEADER_BYTES)
         self.count = found.entries
         """Entries that were erased."""
         log_file = read_log_file(found.data, name=str(path), dimension=active.header.dimension)
         self._segment = extended(active.emptied(), log_file)
-        with closing(wiper.files.create(self._temporary)) as appender:
-            appender.write(found.data)
-            appender.sync()
+        # Not the name under which an append, meanwhile, begins the next file.
+        self._temporary = write_beside(claim.files, path.with_name(f"{path.name}.erased"), found.data)
 
     def finish(self, end: int) -> GrowingSegment:
         """Add what the file has up to `end` by now, and put the new one in its place; return it as it is in memory.
@@ -106,18 +104,15 @@ class ActiveRewriting:
         Raises:
             StoreError: the old file is still in place.
         """
-        files = self._wiper.files
-        found = without_text(files.read_at(self._path, self._end, end - self._end), self._uuids, self._mark, 0)
-        try:
-            with closing(files.append_to(self._temporary)) as appender:
-                if found.data:
+        files = self._claim.files
+        with only_whole(files, self._temporary):
+            added = files.read_at(self._claim.layout.active, self._end, end - self._end)
+            found = without_text(added, self._uuids, self._mark, 0)
+            if found.data:
+                with closing(files.append_to(self._temporary)) as appender:
                     appender.write(found.data)
                     appender.sync()
-            is_gone = files.replace_wiping(self._temporary, self._path)
-        except StoreError:
-            self.give_up()
-            raise
-        self._wiper.left += [] if is_gone else [self._path]
+            self._claim.roll("log", self._temporary, self._wiper)
         self.count += found.entries
         self._segment.extend(*_records(found.data, self._end))
         return self._segment
@@ -125,7 +120,7 @@ class ActiveRewriting:
     def give_up(self) -> None:
         """Remove the new file; the old one stays."""
         with suppress(StoreError):
-            self._wiper.files.remove(self._temporary)
+            self._claim.files.remove(self._temporary)
 
 
 def _records(data: bytes, start: int) -> tuple[Sequence[Entry], Sequence[Span]]:

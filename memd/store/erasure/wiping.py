@@ -6,11 +6,10 @@ a backup shares (a hard link) is never overwritten: the backup's owner decides a
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 from memd.store.disk import LocalDisk
-from memd.store.files import TEMPORARY_SUFFIX, only_whole
+from memd.store.files import TEMPORARY_SUFFIX, only_whole, write_beside
 from memd.store.layout import TopicLayout
 from memd.store.log.recovery import torn_files
 
@@ -38,11 +37,15 @@ class Wiper:
         Raises:
             StoreWriteFailed: it is as it was (DiskFull if the disk is full).
         """
-        temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+        self.put_in_place(write_beside(self.files, path, data), path)
+
+    def put_in_place(self, temporary: Path, path: Path) -> None:
+        """Give a temporary file the name of another, durably, and overwrite that one.
+
+        Raises:
+            StoreWriteFailed: the temporary file is gone.
+        """
         with only_whole(self.files, temporary):
-            with closing(self.files.create(temporary)) as appender:
-                appender.write(data)
-                appender.sync()
             if not self.files.replace_wiping(temporary, path):
                 self.left.append(path)
 
@@ -64,13 +67,3 @@ class Wiper:
             names = (one for one in self.files.names(folder) if one.endswith(TEMPORARY_SUFFIX) and one not in written)
             for path in (*(folder / name for name in names), *torn_files(self.files, [folder])):
                 self.wipe(path)
-
-    def wipe_indexes(self, layout: TopicLayout, segment_ids: list[int]) -> None:
-        """Wipe every vector index over one of these segments, first what vouches for it; they are built again."""
-        for first, last in layout.merges(self.files):
-            if any(first <= number <= last for number in segment_ids):
-                self.wipe(layout.merged_meta(first, last))
-                self.wipe(layout.merged_hnsw(first, last))
-        for number in segment_ids:
-            self.wipe(layout.meta(number))
-            self.wipe(layout.hnsw(number))

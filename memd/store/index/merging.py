@@ -10,20 +10,21 @@ one of the next. So n segments are searched through at most 7 × (1 + log8 n) in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from memd.entries import Status
-from memd.store.disk import LocalDisk
-from memd.store.files import Files
-from memd.store.index.meta import IndexFile, MergedMeta, write_meta
+from memd.store.files import only_whole, write_beside
+from memd.store.index.meta import IndexFile, MergedMeta, encode_meta
 from memd.store.index.sealed_index import SealedIndex
 from memd.store.index.sealing import write_index
 from memd.store.index.vectors import VectorIndex
 from memd.store.layout import TopicLayout
 from memd.store.log.columns import Bits, Floats, Rows
 from memd.store.log.segment import SealedSegment
+from memd.store.shelf import Claim
 
 TIER_WIDTH = 8
 BATCH_VECTORS = 64
@@ -46,15 +47,14 @@ def due_merge(sizes: Sequence[int], *, over_budget: bool) -> range | None:
 
 
 def write_merged(
-    files: LocalDisk,
-    layout: TopicLayout,
+    claim: Claim,
     segments: Sequence[SealedSegment],
     dead: Bits,
     *,
     built_at: int,
     give_way: Callable[[], None],
 ) -> SealedIndex:
-    """Build and write the index over `segments`, without the labels that are `dead`. Very slow.
+    """Build and publish the index over `segments`, without the labels that are `dead`. Very slow.
 
     `give_way` is called between batches and returns when no query is waiting.
 
@@ -66,9 +66,8 @@ def write_merged(
     left_out = np.setdiff1d(np.flatnonzero(plain), held, assume_unique=True)
     segment_ids = tuple(segment.segment_id for segment in segments)
     first, last = segment_ids[0], segment_ids[-1]
-    path, meta_path = layout.merged_hnsw(first, last), layout.merged_meta(first, last)
-    files.remove(meta_path)  # an earlier index of this name may have left one: it must not vouch for the new file
-    checksum = write_index(files, path, index)
+    files, (meta_path, path) = claim.files, claim.layout.merged(first, last)
+    written, checksum = write_index(files, path, index)
     meta = MergedMeta(
         segment_ids=segment_ids,
         counts=tuple(len(segment.rows) for segment in segments),
@@ -78,18 +77,20 @@ def write_merged(
         hnsw_crc=checksum.crc,
         left_out=left_out.astype("<u4").tobytes(),
     )
-    write_meta(files, meta_path, segments[0].header, meta)
+    with only_whole(files, written):
+        described = write_beside(files, meta_path, encode_meta(segments[0].header, meta))
+    # An earlier index of this name may have left a `.meta`: it must not vouch for the new file.
+    claim.publish({path: written, meta_path: described}, trims=[meta_path])
     file = IndexFile(path=path, segment_ids=segment_ids, checksum=checksum, left_out=left_out)
     merged = SealedIndex(files, file, segments, dead=dead)
     merged.use(index)
     return merged
 
 
-def remove_merged(files: Files, layout: TopicLayout, segment_ids: Sequence[int]) -> None:
-    """Remove a merged index that is no longer used. The next start removes what a crash leaves of it."""
-    first, last = segment_ids[0], segment_ids[-1]
-    files.remove(layout.merged_meta(first, last))
-    files.remove(layout.merged_hnsw(first, last))
+def merged_files(layout: TopicLayout, indexes: Iterable[SealedIndex]) -> list[Path]:
+    """Return the files of those of these indexes that are over several segments."""
+    spans = [(one.segment_ids[0], one.segment_ids[-1]) for one in indexes if len(one.segment_ids) > 1]
+    return [path for span in spans for path in layout.merged(*span)]
 
 
 def _build(segments: Sequence[SealedSegment], wanted: Bits, give_way: Callable[[], None]) -> tuple[VectorIndex, Rows]:

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from memd.errors import CorruptFile, ShortLogFile, StoreError
-from memd.store.files import FileChecksum, Files, replace_file
+from memd.store.files import FileChecksum, Files
 from memd.store.layout import TopicLayout
 from memd.store.log.columns import ROW, ROW_OF_VERSION_1, Records, Rows
 from memd.store.log.format import (
@@ -111,10 +111,10 @@ _segment_decoder = msgspec.msgpack.Decoder(SegmentMeta)
 _merged_decoder = msgspec.msgpack.Decoder(MergedMeta)
 
 
-def write_meta(files: Files, path: Path, log_header: Header, meta: SegmentMeta | MergedMeta) -> None:
-    """Write a `.meta` durably. `log_header` is that of the (first) segment's .bin."""
+def encode_meta(log_header: Header, meta: SegmentMeta | MergedMeta) -> bytes:
+    """Encode a `.meta`. `log_header` is that of the (first) segment's .bin."""
     header = encode_header(msgspec.structs.replace(log_header, magic=MAGIC_META, version=META_VERSION))
-    replace_file(files, path, header + encode_record(_encoder.encode(meta)))
+    return header + encode_record(_encoder.encode(meta))
 
 
 def read_segment_meta(files: Files, layout: TopicLayout, segment_id: int) -> tuple[Header, SegmentMeta]:

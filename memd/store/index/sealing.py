@@ -16,30 +16,31 @@ import numpy as np
 from memd.entries import Status
 from memd.errors import CorruptFile, StoreWriteFailed
 from memd.store.disk import LocalDisk
-from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, Files, checksum_of, only_whole
-from memd.store.index.meta import SegmentMeta, sealed_segment, write_meta
+from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, checksum_of, only_whole, write_beside
+from memd.store.index.meta import SegmentMeta, encode_meta, sealed_segment
 from memd.store.index.vectors import VectorIndex
-from memd.store.layout import TopicLayout
 from memd.store.log.columns import as_version_1, rows_from
 from memd.store.log.format import Header
 from memd.store.log.recovery import read_log_file
 from memd.store.log.segment import GrowingSegment, SealedSegment
+from memd.store.shelf import Claim
 
 
 def write_sealed(
-    files: LocalDisk, layout: TopicLayout, segment: GrowingSegment, gaps: list[tuple[int, int]], *, sealed_at: int
+    claim: Claim, segment: GrowingSegment, gaps: list[tuple[int, int]], *, sealed_at: int
 ) -> tuple[SealedSegment, VectorIndex]:
-    """Build the index of a full segment and write both files. Slow; releases the GIL for most of it.
+    """Build the index of a full segment and publish both files. Slow; releases the GIL for most of it.
 
     Raises:
         StoreWriteFailed: at most an .hnsw that no .meta vouches for is left behind.
         StoreError: the .bin cannot be read.
     """
-    segment_id, rows = segment.segment_id, segment.rows
+    files, layout = claim.files, claim.layout
+    segment_id, rows, ids = segment.segment_id, segment.rows, segment.rows["canonical_id"]
     index = VectorIndex.build(segment.matrix, np.flatnonzero(rows["status"] == Status.ACTIVE))
-    checksum = write_index(files, layout.hnsw(segment_id), index)
-    log = files.read(layout.bin(segment_id))
-    ids = rows["canonical_id"]
+    path = layout.bin(segment_id)
+    log = files.read(path)
+    written, checksum = write_index(files, layout.hnsw(segment_id), index)
     meta = SegmentMeta(
         segment_id=segment_id,
         chunk_count=len(rows),
@@ -53,30 +54,32 @@ def write_sealed(
         rows=rows.tobytes(),
         digests=segment.digests.tobytes(),
     )
-    write_meta(files, layout.meta(segment_id), segment.header, meta)
+    with only_whole(files, written):
+        described = write_beside(files, layout.meta(segment_id), encode_meta(segment.header, meta))
+    claim.publish({path: path, layout.hnsw(segment_id): written, layout.meta(segment_id): described})
     return sealed_segment(files, layout, segment.header, meta), index
 
 
-def with_all_columns(files: Files, layout: TopicLayout, header: Header, meta: SegmentMeta) -> SegmentMeta:
-    """Return the `.meta` of version 1 as one of today, which is written unless the disk refuses. Reads the whole .bin.
+def with_all_columns(claim: Claim, header: Header, meta: SegmentMeta) -> SegmentMeta:
+    """Return the `.meta` of version 1 as one of today, published unless the disk refuses. Reads the whole .bin.
 
     Raises:
         CorruptFile: the .bin is not as it was when it was sealed.
         StoreError: it cannot be read.
     """
-    path = layout.bin(meta.segment_id)
-    log_file = read_log_file(files.read(path), name=str(path), dimension=None)
+    path, vouching = claim.layout.bin(meta.segment_id), claim.layout.meta(meta.segment_id)
+    log_file = read_log_file(claim.files.read(path), name=str(path), dimension=None)
     rows = rows_from(log_file.entries, log_file.spans)
     if as_version_1(rows).tobytes() != meta.rows:
         raise CorruptFile(f"{path}: was changed since its index was built")
     meta = msgspec.structs.replace(meta, rows=rows.tobytes())
     with suppress(StoreWriteFailed):  # then every start reads the .bin again
-        write_meta(files, layout.meta(meta.segment_id), header, meta)
+        claim.publish({vouching: write_beside(claim.files, vouching, encode_meta(header, meta))})
     return meta
 
 
-def write_index(files: LocalDisk, path: Path, index: VectorIndex) -> FileChecksum:
-    """Write an index durably; after a crash the file is whole or absent.
+def write_index(files: LocalDisk, path: Path, index: VectorIndex) -> tuple[Path, FileChecksum]:
+    """Write an index to a temporary file beside `path`, whose contents are durable then; return that, and its checksum.
 
     Raises:
         StoreWriteFailed: nothing is left behind.
@@ -90,7 +93,4 @@ def write_index(files: LocalDisk, path: Path, index: VectorIndex) -> FileChecksu
                 f"{path}: only {saved_bytes} of {expected_bytes} bytes could be written; free some space, it is tried"
                 " again"
             )
-        checksum = checksum_of(files, temporary, saved_bytes)
-        files.rename(temporary, path)
-    files.sync_directory(path.parent)
-    return checksum
+        return temporary, checksum_of(files, temporary, saved_bytes)

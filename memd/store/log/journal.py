@@ -19,12 +19,10 @@ import msgspec
 
 from memd.errors import CorruptFile, StoreError
 from memd.store.erasure.wiping import Wiper
-from memd.store.files import TEMPORARY_SUFFIX, Files, replace_file
+from memd.store.files import TEMPORARY_SUFFIX, Files, write_beside
 from memd.store.layout import check_topic
-from memd.store.log.append_file import AppendFile
 from memd.store.log.extent import LogExtent
 from memd.store.log.format import (
-    HEADER_BYTES,
     MAGIC_JOURNAL,
     Header,
     Scan,
@@ -36,6 +34,7 @@ from memd.store.log.format import (
     topic_tag,
 )
 from memd.store.log.recovery import Finding, cut_torn_tail, save_torn_copy
+from memd.store.shelf import Claim
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(LogExtent)
@@ -46,23 +45,19 @@ _EXTENT_BEGINS = b"\x83\xa4type\xa3log"
 class Journal:
     """An open hot.log. Use `Journal.open`."""
 
-    def __init__(
-        self, path: Path, files: Files, end: int, findings: list[Finding], extent: LogExtent | None = None
-    ) -> None:
+    def __init__(self, claim: Claim, end: int, findings: list[Finding], extent: LogExtent | None = None) -> None:
         self.findings = findings
         """Noticed while opening."""
         self.extent = extent
         """The extent of the log when the journal was last written; None in a journal that does not say."""
-        self._path = path
-        self._files = files
-        self._header = _header(path)
-        self._file = AppendFile(files, path, end)
+        self._claim = claim
+        self._end = end
         self._gap: StoreError | None = None
         """The error that has cost records; what is appended behind them would be replayed without them."""
 
     @classmethod
-    def open(cls, path: Path, files: Files) -> tuple[Journal, list[bytes]]:
-        """Open the journal at `path`, created if there is none; returns it and the payloads of its intact records.
+    def open(cls, claim: Claim) -> tuple[Journal, list[bytes]]:
+        """Open a topic's journal, created if there is none; returns it and the payloads of its intact records.
 
         A torn tail is moved into a `.torn` file. If readable records follow the damage, the whole file is copied there.
 
@@ -70,12 +65,13 @@ class Journal:
             ForeignFile: it is of a newer format, another kind of file, or another topic's.
             StoreError: it cannot be read, created or repaired.
         """
+        files, path = claim.files, claim.layout.hot
         files.remove(path.with_name(path.name + TEMPORARY_SUFFIX))
         if files.size(path) is None:
             # Before the file is there, so that a crash in between is no reason to leave it out: the topic's directory
             # may be new, and a journal in a directory that a power cut takes is as good as none.
             files.sync_directory(path.parent.parent)
-            journal = cls(path, files, HEADER_BYTES, [])
+            journal = cls(claim, 0, [])
             journal.rewrite([])
             return journal, []
         data = files.read(path)
@@ -89,11 +85,12 @@ class Journal:
         if is_damaged:
             kept = save_torn_copy(files, path, data)
             message = f"is damaged; it was copied to {kept.name} and its {len(payloads)} readable records are used"
-            journal = cls(path, files, HEADER_BYTES, [Finding("damaged", str(path), message)])
+            journal = cls(claim, 0, [Finding("damaged", str(path), message)])
             journal.rewrite(payloads, extent)
             return journal, payloads
         torn = [cut_torn_tail(files, path, data, scanned.end)] if scanned.end < len(data) else []
-        return cls(path, files, scanned.end, torn, extent), payloads
+        claim.resume("hot", scanned.end)
+        return cls(claim, scanned.end, torn, extent), payloads
 
     def append(self, payloads: Sequence[bytes], extent: LogExtent | None = None) -> None:
         """Add records without making them durable.
@@ -107,11 +104,13 @@ class Journal:
             raise self._gap.with_traceback(None)
         is_new = extent is not None and extent != self.extent
         own = [_encoder.encode(extent)] if is_new else []
+        data = b"".join(map(encode_record, [*own, *payloads]))
         try:
-            self._file.append(b"".join(map(encode_record, [*own, *payloads])), sync=False)
+            self._claim.append("hot", self._end, data, sync=False)
         except StoreError as error:
             self._gap = error
             raise
+        self._end += len(data)
         self.extent = extent if is_new else self.extent
 
     def sync(self) -> None:
@@ -120,7 +119,7 @@ class Journal:
         Raises:
             StoreWriteFailed: how much is durable is not known; `rewrite` repairs it.
         """
-        self._file.sync()
+        self._claim.sync("hot")
 
     def rewrite(self, payloads: Sequence[bytes], extent: LogExtent | None = None, wiper: Wiper | None = None) -> None:
         """Replace the contents, durably: after a crash the journal is the old or the new one.
@@ -134,23 +133,14 @@ class Journal:
         """
         extent = extent or self.extent
         own = [] if extent is None else [_encoder.encode(extent)]
-        data = encode_header(self._header) + b"".join(map(encode_record, [*own, *payloads]))
-        self._file.close()
+        path = self._claim.layout.hot
+        data = encode_header(_header(path)) + b"".join(map(encode_record, [*own, *payloads]))
         try:
-            if wiper is None:
-                replace_file(self._files, self._path, data)
-            else:
-                wiper.replace(self._path, data)
-            self._file = AppendFile(self._files, self._path, len(data))
+            self._claim.roll("hot", write_beside(self._claim.files, path, data), wiper)
         except StoreError as error:
             self._gap = error
             raise
-        self._gap = None
-        self.extent = extent
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        self._end, self._gap, self.extent = len(data), None, extent
 
 
 def read_journal(path: Path, files: Files) -> list[bytes]:

@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from memd.entries import Entry, Status
 from memd.errors import CorruptFile, StoreError
-from memd.store.files import FileChecksum, Files, replace_file
+from memd.store.files import FileChecksum, Files, write_beside
 from memd.store.layout import TopicLayout
 from memd.store.log.columns import ROW, Floats, Records, Rows, UInts, digest_word, rows_from
 from memd.store.log.format import (
@@ -30,6 +30,7 @@ from memd.store.log.format import (
     payload_at,
     topic_tag,
 )
+from memd.store.shelf import Claim
 
 _CAPACITY_MIN = 64
 _TABLE_BYTES = 750
@@ -249,10 +250,11 @@ def new_header(layout: TopicLayout, model: ModelId, segment_id: int) -> Header:
     )
 
 
-def create_active(files: Files, layout: TopicLayout, model: ModelId, segment_id: int) -> GrowingSegment:
+def create_active(claim: Claim, model: ModelId, segment_id: int) -> GrowingSegment:
     """Create a new, empty, durable `active.bin`."""
+    files, layout = claim.files, claim.layout
     header = new_header(layout, model, segment_id)
-    replace_file(files, layout.active, encode_header(header))
+    claim.roll("log", write_beside(files, layout.active, encode_header(header)))
     files.sync_directory(layout.data_dir)  # the topic's own directory may be new
     return GrowingSegment(files, [layout.active, layout.bin(segment_id)], header, searchable=True)
 

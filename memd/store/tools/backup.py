@@ -293,7 +293,8 @@ class _BackupRun:
             for one, other in pairs if has_index else [log]:
                 self._link_or_copy(one, other)
         elif is_erasure_of(self._files.read(log[0]), self._files.read(log[1])):
-            Wiper(self._files).wipe_indexes(target, [segment_id])
+            for path in target.indexes_over(self._files, [segment_id]):
+                Wiper(self._files).wipe(path)
             self._erase(log[1], self._files.read(log[0]))
             for one, other in pairs[1:] if has_index else ():
                 self._link_or_copy(one, other)
