@@ -1,4 +1,4 @@
-"""A caller's choice of chunks, by time, speaker, kind, source and words; and the times that callers name.
+"""A caller's choice of chunks, by time, speaker, author, kind, source and words; and the times that callers name.
 
 Rule: pure but for the time zone of this machine, which a time without one is in. A choice never falls back to
 everything: what cannot be read is refused.
@@ -43,6 +43,8 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     """One of these at least."""
     contains: str = ""
     """Their text has this, in any case."""
+    authors: tuple[str, ...] = ()
+    """Whose they are: one of these principals'; the empty one stands for what has no author."""
 
     def __post_init__(self) -> None:
         if self.since is not None and self.until is not None and self.since >= self.until:
@@ -50,15 +52,28 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
         if unknown := [kind for kind in self.kinds if kind not in KINDS]:
             raise ValueError(f"there is no kind {unknown[0]!r:.40}; give {', '.join(KINDS)}")
 
+    @property
+    def reads_entries(self) -> bool:
+        """Whether columns cannot tell which chunks are wanted, but their entries must be read."""
+        return bool(self.contains or self.tags or self.authors)
+
     def admits_entry(self, entry: Entry) -> bool:
         """Whether the chunk of this entry is wanted."""
         if self == EVERYTHING:
             return True
         tags = () if entry.tags is UNSET else entry.tags
-        return self.admits(entry.said, entry.roles, entry.kind, entry.source, tags, entry.displayed)
+        text, author = entry.displayed, entry.author or ""
+        return self.admits(entry.said, entry.roles, entry.kind, entry.source, tags, text, author)
 
     def admits(
-        self, said: int, roles: Collection[str], kind: str, source: str | None, tags: Collection[str], text: str
+        self,
+        said: int,
+        roles: Collection[str],
+        kind: str,
+        source: str | None,
+        tags: Collection[str],
+        text: str,
+        author: str = "",
     ) -> bool:
         """Whether a chunk with these is wanted."""
         return (
@@ -68,6 +83,7 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
             and (not self.kinds or kind in self.kinds)
             and (not self.sources or source in self.sources)
             and (not self.tags or any(tag in tags for tag in self.tags))
+            and (not self.authors or author in self.authors)
             and (not self.contains or self.contains.casefold() in text.casefold())
         )
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -204,6 +205,14 @@ async def test_two_people_in_one_conversation_have_what_each_of_them_said(tmp_pa
         assert await authors(house) == {"user: The release word": "ann", "user: The rope for": "bob"}
         _, log = await house.ask("owner", "/memd/log?topic=team-a")
         assert [one["by"] for one in log["events"]] == ["bob", "ann"]
+        await house.ask("owner", "/memd/notes", {"topic_id": "team-a", "notes": [{"content": VAULT}]})
+        hers, his, owners = [await authors(house, f"{TOPIC}&author={name}") for name in ("ann", "bob", "owner")]
+        assert (set(hers.values()), set(his.values()), owners) == ({"ann"}, {"bob"}, {"The word for the": ""})
+        for name, text in (("ann", LAMP), ("bob", ROPE)):
+            for words in (LAMP, ROPE, "hello"):
+                _, found = await house.ask("owner", f"/memd/search?q={quote(words)}&author={name}&topic=team-a")
+                assert [text in one["content"] for one in found["chunks"]] == [True]
+        assert (await house.ask("owner", "/memd/transcript?author=ann"))[0] == 400, "it would read all for each page"
 
 
 async def test_a_correction_names_who_made_it_and_leaves_the_chunk_to_its_author(tmp_path: Path) -> None:

@@ -153,8 +153,8 @@ class ConversationRoutes:
     @get("/memd/transcript", "read")
     async def transcript(self, query: TranscriptQuery, who: Principal) -> Transcript:
         """The live chunks of a choice in the order in which they were said, oldest first."""
-        if query.contains:  # would read all of them, for every page
-            raise BadQuestion("what is read in order is not chosen by `contains`; GET /memd/chunks finds words")
+        if query.contains or query.author:  # would read all of them, for every page
+            raise BadQuestion("what is read in order is not chosen by `contains` or `author`; GET /memd/chunks is")
         async with self._topics.held(query.topic, who) as found:
             snapshots = [topic.log.snapshot() for topic in found]
             whole = await asyncio.to_thread(transcript, snapshots, query.wanted, query.skip, query.limit)

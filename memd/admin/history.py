@@ -150,7 +150,7 @@ def chunks_page(
             continue
         read += 1
         event = _event(snapshot, place)
-        if wanted.admits(event.said_at, event.roles, event.kind, event.source, event.tags, event.content):
+        if _is_wanted(event, wanted):
             events.append(event)
     return LogPage(events=tuple(events), next=None)
 
@@ -166,10 +166,7 @@ def transcript(snapshots: Sequence[Snapshot], wanted: Wanted, skip: int, limit: 
     table = np.concatenate(parts, axis=1) if parts else np.empty((5, 0), dtype=np.int64)
     some = table[:, np.lexsort((table[1], table[0]))][:, skip : skip + limit]
     events = [_event(snapshots[number], (segment, row)) for number, segment, row in some[2:].T.tolist()]
-    admitted = (
-        one for one in events if wanted.admits(one.said_at, one.roles, one.kind, one.source, one.tags, one.content)
-    )
-    return Transcript(tuple(admitted), table.shape[1])
+    return Transcript(tuple(one for one in events if _is_wanted(one, wanted)), table.shape[1])
 
 
 def said_days(snapshots: Sequence[Snapshot], wanted: Wanted) -> tuple[SaidDay, ...]:
@@ -281,6 +278,10 @@ def find(snapshot: Snapshot, chunk_id: str) -> tuple[Snapshot, bytes] | None:
         return named([snapshot], chunk_id)
     except (NotFound, BadQuestion):
         return None
+
+
+def _is_wanted(one: LogEvent, wanted: Wanted) -> bool:
+    return wanted.admits(one.said_at, one.roles, one.kind, one.source, one.tags, one.content, one.author)
 
 
 def _digits(chunk_id: str) -> str:

@@ -16,6 +16,7 @@ from multidict import MultiMapping
 
 from memd.entries import Moment
 from memd.errors import BadQuestion
+from memd.principals import OWNER_NAME
 from memd.store.audit.chain import ActKind
 from memd.wanted import Since, Until, Wanted, moment, since, until
 
@@ -66,6 +67,9 @@ class FilterQuery(TopicsQuery, frozen=True, kw_only=True):
     ] = ()
     source: Annotated[tuple[str, ...], Meta(description="Only from this source; may be given again.")] = ()
     tag: Annotated[tuple[str, ...], Meta(description="Only notes with this tag; may be given again.")] = ()
+    author: Annotated[
+        tuple[str, ...], Meta(description="Only what this principal said or wrote (owner); may be given again.")
+    ] = ()
     contains: Annotated[str, Meta(description="Only chunks whose text has this, in any case.")] = ""
 
     @property
@@ -76,7 +80,9 @@ class FilterQuery(TopicsQuery, frozen=True, kw_only=True):
             BadQuestion: it can admit nothing.
         """
         try:
-            return Wanted(self.since, self.to, self.role, self.kind, self.source, self.tag, self.contains)
+            authors = tuple("" if name == OWNER_NAME else name for name in self.author)
+            chosen = self.role, self.kind, self.source, self.tag, self.contains, authors
+            return Wanted(self.since, self.to, *chosen)
         except ValueError as error:
             raise BadQuestion(str(error)) from None
 

@@ -25,7 +25,7 @@ from memd.settings.model import Config
 from memd.wording import counted, for_terminal
 
 INDENT = 2
-_PARAMETERS = {"since": "from", "roles": "role", "kinds": "kind", "sources": "source", "tags": "tag"}
+_PARAMETERS = {"since": "from"} | {f"{name}s": name for name in ("role", "kind", "source", "tag", "author")}
 
 
 @click.command()
@@ -38,6 +38,7 @@ _PARAMETERS = {"since": "from", "roles": "role", "kinds": "kind", "sources": "so
 @click.option("--kind", "kinds", multiple=True, help="Only this kind (turn, note, document); may be given again.")
 @click.option("--source", "sources", multiple=True, help="Only from this source; may be given again.")
 @click.option("--tag", "tags", multiple=True, help="Only notes with this tag; may be given again.")
+@click.option("--author", "authors", multiple=True, help="Only what this token's holder said; may be given again.")
 @click.option("--contains", metavar="TEXT", help="Only chunks whose text has this, in any case.")
 @click.option("--limit", type=click.IntRange(min=1, max=PAGE_MAX), help=f"How many at most. Default: {PAGE_MAX}.")
 @click.option("--explain", is_flag=True, help="Also what would not be injected, with the parts of each score and why.")

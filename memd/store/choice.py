@@ -25,7 +25,7 @@ READ_AT_ONCE = 1_000
 def chosen(snapshot: Snapshot, wanted: Wanted) -> Snapshot:
     """Return the snapshot in which only wanted chunks count, for searching it.
 
-    Reads columns alone, unless words or tags are wanted: then the contents too of what the rest of the choice admits.
+    Reads columns alone, unless words, tags or authors are wanted: then the contents too of what the rest admits.
     """
     if wanted == EVERYTHING:
         return snapshot
@@ -95,7 +95,7 @@ def newest_by_source(snapshot: Snapshot, kind: str) -> Iterator[tuple[Entry, int
 
 def _wanted_rows(snapshot: Snapshot, number: int, view: SegmentView, wanted: Wanted) -> Bits:
     bits: Bits = ~view.dead & may_be_wanted(view.rows, wanted)
-    if wanted.contains or wanted.tags:
+    if wanted.reads_entries:
         rows = np.flatnonzero(bits)
         for start in range(0, len(rows), READ_AT_ONCE):
             places = [(number, row) for row in rows[start : start + READ_AT_ONCE].tolist()]

@@ -23,6 +23,8 @@ export type SearchFilter = MemoryFilter & {
   topics?: readonly string[];
   /** Only where one of these speaks: `user`, `assistant`, `tool`. */
   roles?: readonly string[];
+  /** Only what one of these principals said or wrote; `owner` is the owner. */
+  authors?: readonly string[];
   /** Only chunks whose text has this, in any case. */
   contains?: string;
   /** What was stored up to this time, or canonical_id. */
@@ -135,8 +137,8 @@ export class Routes {
   }
 
   async search(question: string, topics: readonly string[], filter: SearchFilter): Promise<SearchAnswer> {
-    const { from, to, roles, kinds, sources, tags, contains, as_of, limit } = filter;
-    const named = { topic: topics, role: roles, kind: kinds, source: sources, tag: tags };
+    const { from, to, roles, kinds, sources, tags, authors, contains, as_of, limit } = filter;
+    const named = { topic: topics, role: roles, kind: kinds, source: sources, tag: tags, author: authors };
     const answer = await this.#ask('/memd/search', { q: question, ...named, from, to, contains, as_of, limit });
     if (isRecord(answer) && areTexts(answer['chunks'])) return answer as SearchAnswer;
     throw this.#stranger();
