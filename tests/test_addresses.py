@@ -16,7 +16,7 @@ from recording_upstream import RecordingUpstream
 from reserved_port import reserved_port
 
 from memd.errors import MemdError
-from memd.proxy.addresses import addresses_of, bound, leads_back, own_port
+from memd.proxy.addresses import addresses_of, bound, leading_back, own_port
 from memd.settings.model import AdminSettings, Config, ListenSettings, UpstreamSettings
 
 
@@ -111,9 +111,9 @@ def test_an_address_that_cannot_be_taken_is_told_with_what_helps() -> None:
 @pytest.mark.process
 def test_memd_is_not_started_in_front_of_itself(tmp_path: Path) -> None:
     for listens, named in (("127.0.0.1", "localhost"), ("::1", "[::1]"), ("0.0.0.0", "127.0.0.1")):
-        assert leads_back(in_front_of(f"http://{named}:8765", listens))
+        assert leading_back(in_front_of(f"http://{named}:8765", listens))
     for other in ("http://127.0.0.1:8080", "http://127.0.0.2:8765", "http://model.example:8765", "https://localhost"):
-        assert not leads_back(in_front_of(other, "127.0.0.1"))
+        assert not leading_back(in_front_of(other, "127.0.0.1"))
     memd = DaemonProcess(tmp_path, None)
     refused = memd.run("serve", "--port", "18765", "--upstream", "http://127.0.0.1:18765/v1")
     assert refused.returncode == 2 and "in circles" in refused.stderr and "give the model server's" in refused.stderr

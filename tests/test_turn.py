@@ -173,7 +173,7 @@ async def test_a_prompt_refused_for_its_memory_is_sent_again_without_and_says_so
 
 async def test_without_an_upstream_the_client_is_told_and_what_it_said_stays(tmp_path: Path) -> None:
     async with daemon_in_process(tmp_path) as client:
-        client.daemon.upstream.url = "http://127.0.0.1:9"
+        client.daemon.upstream.first.url = "http://127.0.0.1:9"
         status, _, answer = await client.ask(FACT)
         assert status == 502 and "http://127.0.0.1:9" in answer["error"]["message"]
         await client.settled()

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from memd.principals import OWNER, SECRET_PREFIX, Principal, Principals
-from memd.settings.model import is_this_machine
+from memd.settings.url import is_this_machine
 
 TOKEN_HEADER = "X-Memory-Token"  # noqa: S105  # a header's name
 _BEARER = "bearer "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -47,9 +47,21 @@ class ServerFacts(Protocol):
     def window(self) -> int | None:
         """Tokens of its context; None if it does not say."""
 
+    @property
+    def model(self) -> str:
+        """Its name; empty if it does not say."""
+
+
+class ServerHealth(Protocol):
+    """The health of a model server, by the requests to it."""
+
+    @property
+    def reason(self) -> str:
+        """Why requests go elsewhere; empty if they do not."""
+
 
 class ModelServer(Protocol):
-    """The model server."""
+    """A model server."""
 
     @property
     def url(self) -> str:
@@ -59,14 +71,44 @@ class ModelServer(Protocol):
     def facts(self) -> ServerFacts:
         """The facts from its last answers."""
 
+    @property
+    def health(self) -> ServerHealth:
+        """Its health, by the requests to it."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it answered when it was last asked."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that it has been given and that have not ended."""
+
+
+class ModelServers(Protocol):
+    """All model servers."""
+
+    @property
+    def first(self) -> ModelServer:
+        """The first that is there."""
+
+    @property
+    def servers(self) -> Sequence[ModelServer]:
+        """All, in the order of the settings."""
+
 
 class UpstreamHealth(msgspec.Struct, frozen=True):
-    """The model server as last seen."""
+    """A model server as last seen."""
 
     url: str
     reachable: bool
     window: int | None
     """Tokens of its context; None: it does not say."""
+    model: str = ""
+    """Empty: it does not say, or has several."""
+    in_flight: int = 0
+    """Requests that it has been given and that have not ended."""
+    reason: str = ""
+    """Why requests go to other servers; empty if they do not."""
 
 
 class DaemonHealth(msgspec.Struct, frozen=True):
@@ -82,6 +124,9 @@ class DaemonHealth(msgspec.Struct, frozen=True):
     trouble: str | None
     """The last error that writing met with, until it works again."""
     upstream: UpstreamHealth
+    """The model server; of several the first that answers."""
+    upstreams: list[UpstreamHealth]
+    """All model servers."""
     model_url: str
     """The address for clients, without `/v1`."""
     own_url: str
@@ -172,7 +217,7 @@ class StatusRoutes:
         self,
         config: Config,
         topics: Topics,
-        upstream: ModelServer,
+        upstream: ModelServers,
         redactor: Redactor,
         tasks: Tasks,
         cache_bytes: Callable[[], int],
@@ -197,8 +242,6 @@ class StatusRoutes:
     @get("/memd/health", "any")
     async def health(self, who: Principal) -> DaemonHealth:
         """Whether the daemon runs, on which folder, and whether the model server answers."""
-        facts = self._upstream.facts
-        upstream = UpstreamHealth(self._upstream.url, facts.reachable, facts.window)
         data_dir = str(self._config.data_dir.resolve())
         topics = _visible(self._topics, who)
         trouble = next((str(topic.trouble) for topic in topics if topic.trouble is not None), None)
@@ -209,7 +252,8 @@ class StatusRoutes:
             topics=len(topics),
             memory="ok" if trouble is None else "degraded",
             trouble=trouble,
-            upstream=upstream,
+            upstream=_as_seen(self._upstream.first),
+            upstreams=[_as_seen(server) for server in self._upstream.servers],
             model_url=self._model_url,
             own_url=self._own_url,
         )
@@ -315,6 +359,11 @@ def _told(value: dict[str, Any], who: Principal) -> dict[str, Any]:
     others = {name: value[name] for name in ("related", "shown_from") if value.get(name)}
     told = value | {name: [one for one in given if who.may("read", one)] for name, given in others.items()}
     return told if "shown" not in value or told == value else told | {"shown": []}
+
+
+def _as_seen(server: ModelServer) -> UpstreamHealth:
+    facts = server.facts
+    return UpstreamHealth(server.url, server.is_up, facts.window, facts.model, server.in_flight, server.health.reason)
 
 
 def _visible(topics: Topics, who: Principal) -> list[Topic]:

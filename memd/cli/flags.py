@@ -56,6 +56,18 @@ def settings_flags(command: Command) -> Command:
     return config(data_dir(command))
 
 
+def upstream_flag(help_: str) -> Callable[[Command], Command]:
+    """Add the flag that names model servers, each time one."""
+    return click.option("--upstream", metavar="URL", multiple=True, help=help_)
+
+
+def servers_of(upstream: Sequence[str]) -> dict[str, object]:
+    """Return the setting that stands for the model servers of the command line; none if there are none."""
+    if len(upstream) > 1:
+        return {"upstream.urls": list(upstream)}
+    return {"upstream.url": upstream[0]} if upstream else {}
+
+
 def key_flag(command: Command) -> Command:
     """Add the flag that takes the master key of encryption from standard input; no flag takes it itself."""
     return click.option(

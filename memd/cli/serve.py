@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from memd.cli.flags import config_of, key_flag, key_of, settings_flags
+from memd.cli.flags import config_of, key_flag, key_of, servers_of, settings_flags, upstream_flag
 from memd.settings.loading import load_config, places_of_settings
 
 
@@ -23,7 +23,7 @@ from memd.settings.loading import load_config, places_of_settings
     type=click.IntRange(0, 65_535),
     help="Port of memd's own page. Default: one above --port, 8766.",
 )
-@click.option("--upstream", metavar="URL", help="The model server. Default: upstream.url, http://127.0.0.1:8080.")
+@upstream_flag("The model server, or several. Default: upstream.url, http://127.0.0.1:8080.")
 @click.option(
     "--model",
     metavar="FILE.gguf",
@@ -38,7 +38,7 @@ def serve(
     host: str | None,
     port: int | None,
     admin_port: int | None,
-    upstream: str | None,
+    upstream: tuple[str, ...],
     model: Path | None,
     key_stdin: bool,
     log_level: str | None,
@@ -47,14 +47,14 @@ def serve(
 
     Flags override environment variables (MEMD_LISTEN_PORT and so on), which override the settings file.
     """
-    if model is not None and upstream is not None:
+    if model is not None and upstream:
         raise click.UsageError("--model starts its own upstream; give either --model or --upstream")
     given = {
         "data_dir": data_dir,
         "listen.host": host,
         "listen.port": port,
         "admin.port": admin_port,
-        "upstream.url": upstream,
+        **servers_of(upstream),
         "log.level": log_level,
         "encryption.key": key_of(key_stdin),
     }

@@ -22,7 +22,8 @@ from memd.embedding.json_server import JsonServer
 from memd.embedding.prefixes import prefixes_of
 from memd.entries import Vector
 from memd.errors import EmbeddingError
-from memd.settings.model import EmbeddingSettings, without_credentials
+from memd.settings.model import EmbeddingSettings
+from memd.settings.url import without_credentials
 
 BATCH_TEXTS = 16
 CHARACTERS_MAX = 2_000

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from memd.errors import MemdError
-from memd.settings.model import basic_authorization, without_credentials
+from memd.settings.url import basic_authorization, without_credentials
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from memd.errors import MemdError
-from memd.settings.model import Config, is_this_machine
+from memd.settings.model import Config
+from memd.settings.url import is_this_machine
 
 PORT_MAX = 65_535
 EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # compared, not bound
@@ -101,9 +102,13 @@ def own_port(config: Config) -> int:
     return config.listen.port + 1 if 0 < config.listen.port < PORT_MAX else 0
 
 
-def leads_back(config: Config) -> bool:
-    """Whether `upstream.url` is where clients reach memd: each request would be passed on to memd again, for ever."""
-    url = urlsplit(config.upstream.url)
+def leading_back(config: Config) -> str | None:
+    """The address of a model server that is where clients reach memd: a request would go round for ever."""
+    return next((one.address for one in config.upstream.each() if _leads_back(one.url, config)), None)
+
+
+def _leads_back(upstream: str, config: Config) -> bool:
+    url = urlsplit(upstream)
     host, listens = url.hostname or "", config.listen.host
     if (url.port or {"http": 80, "https": 443}[url.scheme]) != config.listen.port:
         return False

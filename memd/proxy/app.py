@@ -35,13 +35,14 @@ from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.ingest.topics import Topics
 from memd.principals import Principals
 from memd.proxy import malloc
-from memd.proxy.addresses import IN_CIRCLES, Listeners, addresses_of, bound, leads_back, tls_of
+from memd.proxy.addresses import IN_CIRCLES, Listeners, addresses_of, bound, leading_back, tls_of
 from memd.proxy.connections import listen
 from memd.proxy.header_bytes import keep_header_bytes
 from memd.proxy.parts import Daemon, make_parts, own_routes_of, router_of
 from memd.proxy.relay import Relayed
 from memd.proxy.token_watch import AuthSource, TokenWatch
-from memd.proxy.upstream.client import ASK_SECONDS, window_unknown
+from memd.proxy.upstream.client import Upstream
+from memd.proxy.upstream.facts import ASK_SECONDS, window_unknown
 from memd.proxy.upstream.llama_child import LlamaChild
 from memd.recall.block import line_of
 from memd.recall.retrieve import Retriever
@@ -88,8 +89,8 @@ async def running(
     Raises:
         MemdError: the port, the data directory, the model or the embedding model cannot be used.
     """
-    if model is None and leads_back(config):
-        raise ConfigError(f"upstream.url is {config.upstream.address}, {IN_CIRCLES}; give the model server's address")
+    if model is None and (address := leading_back(config)):
+        raise ConfigError(f"upstream.url is {address}, {IN_CIRCLES}; give the model server's address")
     async with AsyncExitStack() as stack:
         tls, listeners = tls_of(config), bound(config)
         stack.callback(listeners.close)
@@ -101,7 +102,7 @@ async def running(
         encoding = loop.run_in_executor(None, lambda: cl100k_base(ranks_bytes()))
         if model is not None:
             child = await stack.enter_async_context(LlamaChild.started(model))
-            upstream_settings = msgspec.structs.replace(config.upstream, url=child.url)
+            upstream_settings = msgspec.structs.replace(config.upstream, url=child.url, urls=())
             config = msgspec.structs.replace(config, upstream=upstream_settings)
         embedder, counter = await embedding, TokenCounter(await encoding)
         redactor = Redactor.of(config.ingest)
@@ -156,6 +157,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
                 await loop.run_in_executor(None, files.remove, path)
         house.close()
         daemon.sources.stop()
+        daemon.upstream.stop()
         daemon.token_watch.stop()
         daemon.events.end()
         await asyncio.gather(*(runner.cleanup() for runner in runners))
@@ -242,7 +244,8 @@ def _announce(daemon: Daemon, seconds: float) -> None:
     topics = daemon.store.topic_count
     if config.log.format == "json":
         where = {"url": daemon.base_url, "own_url": daemon.own_url, "data_dir": config.data_dir, "topics": topics}
-        upstream = {"upstream": daemon.upstream.url, "reachable": facts.reachable, "window": facts.window}
+        urls = ", ".join(server.url for server in daemon.upstream.servers)
+        upstream = {"upstream": urls, "reachable": facts.reachable, "window": facts.window}
         log.info("listening", extra={"version": __version__, **where, **upstream, "ready_seconds": seconds})
         if facts.reachable and not facts.window:
             log.warning(window_unknown(facts))
@@ -255,18 +258,24 @@ def _announce(daemon: Daemon, seconds: float) -> None:
     ]
     if daemon.redactor:
         lines.append(f"  redacted before stored {', '.join(daemon.redactor.names)}")
-    if facts.reachable:
-        window = f"window {facts.window:,} tokens" if facts.window else "window unknown yet"
-        lines.append(f"  upstream               {daemon.upstream.url}  ({facts.model or 'model unknown'}, {window})")
-        if not facts.window:
-            lines.append(f"                         {window_unknown(facts)}")
-    elif facts.is_slow:
-        told = f"did not answer within {ASK_SECONDS:g} s: it is asked again in the background"
-        lines.append(f"  upstream               {daemon.upstream.url}  {told}")
-    else:
-        lines.append(f"  upstream               {daemon.upstream.url}  NOT REACHABLE yet: requests get 502 until it is")
+    for server in daemon.upstream.servers:
+        lines += _upstream_lines(server, is_one_of_several=daemon.upstream.has_several)
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
+
+
+def _upstream_lines(server: Upstream, *, is_one_of_several: bool) -> list[str]:
+    facts = server.facts
+    if server.is_up:
+        window = f"window {facts.window:,} tokens" if facts.window else "window unknown yet"
+        line = f"  upstream               {server.url}  ({facts.model or 'model unknown'}, {window})"
+        return [line] if facts.window else [line, f"                         {window_unknown(facts)}"]
+    if facts.is_slow:
+        told = f"did not answer within {ASK_SECONDS:g} s: it is asked again in the background"
+    else:
+        effect = "left out until it is" if is_one_of_several else "requests get 502 until it is"
+        told = f"NOT REACHABLE yet: {effect}"
+    return [f"  upstream               {server.url}  {told}"]
 
 
 def _embedder(config: Config, files: LocalDisk) -> Embedder:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from memd import __version__
 from memd.ingest.topics import Topics
-from memd.proxy.upstream.client import Upstream
+from memd.proxy.upstream.pool import UpstreamPool
 from memd.telemetry.metrics import Gauge, Metrics, gauge
 from memd.telemetry.tasks import Tasks
 
@@ -23,7 +23,7 @@ class Gauges:
     def __init__(
         self,
         metrics: Metrics,
-        upstream: Upstream,
+        upstream: UpstreamPool,
         topics: Topics,
         tasks: Tasks,
         *,
@@ -47,6 +47,12 @@ class Gauges:
         facts = self._upstream.facts
         yield gauge("memd_upstream_reachable", "Whether the model server answers: 1 or 0", facts.reachable)
         yield gauge("memd_upstream_window_tokens", "The model's window; 0 if not known", facts.window or 0)
+        servers = self._upstream.servers
+        up = {server.url: float(server.is_up) for server in servers}
+        yield Gauge("memd_upstream_up", "Whether requests go to a model server: 1 or 0", up, "server")
+        in_flight = {server.url: float(server.in_flight) for server in servers}
+        about = "Requests that a model server has been given and that have not ended"
+        yield Gauge("memd_upstream_in_flight", about, in_flight, "server")
         yield from self._buffer_gauges()
         yield from self._log_gauges()
         waiting = {name: queued() for name, queued in self._queues.items()}
@@ -91,7 +97,7 @@ def queued_in(executor: ThreadPoolExecutor) -> Callable[[], int]:
     return lambda: executor._work_queue.qsize()  # it does not say so otherwise
 
 
-async def exposition(metrics: Metrics, gauges: Gauges, upstream: Upstream, accept: str) -> tuple[bytes, str]:
+async def exposition(metrics: Metrics, gauges: Gauges, upstream: UpstreamPool, accept: str) -> tuple[bytes, str]:
     """See `telemetry.exposition.encode`; first asks the upstream whether it is there, unless that was asked lately."""
     await upstream.refresh(wait=True)
     await asyncio.to_thread(importlib.import_module, "memd.telemetry.exposition")  # the first time, 30 ms

@@ -63,7 +63,7 @@ from memd.proxy.room import RoomMaker
 from memd.proxy.routing import Router
 from memd.proxy.token_watch import TokenWatch
 from memd.proxy.turn import Forwarder, TurnRunner
-from memd.proxy.upstream.client import Upstream
+from memd.proxy.upstream.pool import UpstreamPool
 from memd.recall import echoes
 from memd.recall.rerank import Reranker
 from memd.recall.retrieve import Budget, Retriever
@@ -89,7 +89,7 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     encoder: Encoder
     counter: TokenCounter
     retriever: Retriever
-    upstream: Upstream
+    upstream: UpstreamPool
     archiver: Archiver
     taker: DocumentTaker
     sources: SourceTender
@@ -138,7 +138,7 @@ async def make_parts(
     auditor: Auditor,
 ) -> Daemon:
     """Make the parts, each with those that it needs; `stack` closes them in reverse."""
-    stack.push_async_callback((upstream := Upstream(config, tasks := Tasks(metrics := Metrics()))).close)
+    stack.push_async_callback((upstream := UpstreamPool(config, tasks := Tasks(metrics := Metrics()), metrics)).close)
     writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-write")
     note, ring = partial(note_turn, auditor), _receipt_ring(config, store, redactor)
     stack.callback((receipts := Receipts(ring, writer, redactor, events := Events(), note)).close)
@@ -212,6 +212,7 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
         daemon.topics,
         Receiver(
             daemon.topics,
+            daemon.upstream,
             counter,
             idempotency,
             daemon.speech,
@@ -219,7 +220,7 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
             global_topics=config.retrieval.global_topics,
         ),
         Corrector(idempotency, daemon.topics, daemon.encoder, archiver, metrics),
-        RoomMaker(config.buffer, config.injection, daemon.upstream, counter, archiver),
+        RoomMaker(config.buffer, config.injection, counter, archiver),
         Memory(config.injection, config.retrieval.timeout_ms / 1000, daemon.retriever, daemon.encoder, counter),
         forwarder,
         Rememberer(counter, archiver, daemon.receipts, daemon.speech, daemon.tasks, is_synced=is_synced),

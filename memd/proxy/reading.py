@@ -7,6 +7,8 @@ judge, and passes untouched.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -20,10 +22,13 @@ from memd.ingest.redaction.redactor import Redactor
 from memd.principals import Principal, Principals
 from memd.proxy.relay import forwarded_headers
 from memd.proxy.side_requests import SideRequests
+from memd.proxy.upstream.affinity import trail_of
+from memd.proxy.upstream.pool import Hints
 from memd.settings.model import Config, LimitsSettings
 from memd.speech import Speech
 from memd.telemetry.request_log import record_of
 from memd.wire.api import Api
+from memd.wire.lenient_json import UNREADABLE
 from memd.wire.message_cache import MessageCache
 from memd.wire.request import ModelRequest
 from memd.wire.sideband import MemoryIn
@@ -63,6 +68,7 @@ class Plain(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode
     status: str
     """For `X-Memory-Status`."""
+    hints: Callable[[], Hints] = partial(Hints, only_computes=True)
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +105,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             body=body,
             mode=self.mode,
             status=status,
+            hints=partial(_hints, self.request, self.session),
         )
 
 
@@ -164,7 +171,7 @@ class RequestReader:
             return Plain(turn_id=turn_id, target=target, headers=headers, body=body, mode=mode, status="none")
         memory_in, history = request.memory_in, client.headers.get(HISTORY_HEADER, self._history)
         is_thin = history.strip().lower() == "daemon"
-        session = self._redactor.identifier(_first_of(client, self._session_headers)[:SESSION_CHARACTERS_MAX])
+        session = self._session(client)
         topic_id, topic_from = self._topic(client, memory_in, path_topic)
         who = principal_of(client)
         is_held_back = mode == "full" and not who.may("write", topic_id)
@@ -188,6 +195,24 @@ class RequestReader:
         who.check("read", topic_id)
         return asked
 
+    def hints(self, client: web.Request, api: Api | None, body: bytes | None) -> Hints:
+        """Return the hints of a request that passes through unread.
+
+        What is asked of a server about itself goes to the first one, and so does what changes something in it.
+        """
+        if client.method in ("GET", "HEAD"):
+            return Hints(only_computes=True, is_spread=False)
+        if api is not None and body is not None and client.headers.get("Content-Encoding", "identity") == "identity":
+            try:
+                return _hints(api.parse(body), self._session(client))
+            except BadRequestBody:
+                pass
+        model = _named_model(body)
+        return Hints(model=model, only_computes=api is not None, is_spread=api is not None or bool(model))
+
+    def _session(self, client: web.Request) -> str:
+        return self._redactor.identifier(_first_of(client, self._session_headers)[:SESSION_CHARACTERS_MAX])
+
     def _topic(self, client: web.Request, memory_in: MemoryIn | None, path_topic: str | None) -> tuple[str, TopicFrom]:
         """The topic that a request names, the most particular first, and where."""
         if memory_in is not None and memory_in.topic_id is not None:
@@ -202,6 +227,27 @@ class RequestReader:
             log.warning("a request goes on without memory", extra={"turn": turn_id, "problem": problem})
             return "bad-memory-in"
         return "none" if self._side_requests.includes(request) else None
+
+
+class _Named(msgspec.Struct):
+    """The member in which a request names its model, in OpenAI's APIs and in Ollama's."""
+
+    model: str = ""
+    name: str = ""
+
+
+def _named_model(body: bytes | None) -> str:
+    """The model that the body of any request names; empty if there is none."""
+    try:
+        named = msgspec.json.decode(body or b"{}", type=_Named)
+    except UNREADABLE:
+        return ""
+    return named.model or named.name
+
+
+def _hints(request: ModelRequest, session: str | None) -> Hints:
+    trail = trail_of(request, (session,) if session else ())
+    return Hints(model=request.model, trail=trail, only_computes=True)
 
 
 def _first_of(client: web.Request, names: list[str]) -> str:

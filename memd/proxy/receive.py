@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from functools import partial
 
 import msgspec
 
@@ -22,6 +23,8 @@ from memd.proxy.idempotency import IdempotencyKeys, RequestKey
 from memd.proxy.live_turns import LiveTurns, with_live_turns
 from memd.proxy.prompt import Prompt
 from memd.proxy.reading import Asked
+from memd.proxy.upstream.affinity import trail_of
+from memd.proxy.upstream.pool import Assignment, Hints, UpstreamPool
 from memd.speech import Speech
 from memd.wire.request import ModelRequest, without_own_blocks
 
@@ -33,6 +36,8 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     """A request in its conversation."""
 
     asked: Asked
+    assignment: Assignment
+    """The model server that it goes to; to be released."""
     topic: Topic
     related: tuple[Topic, ...]
     at: int
@@ -70,6 +75,7 @@ class Receiver:
     def __init__(
         self,
         topics: Topics,
+        pool: UpstreamPool,
         counter: TokenCounter,
         idempotency: IdempotencyKeys,
         speech: Speech,
@@ -84,6 +90,7 @@ class Receiver:
         """
         self._speech = speech
         self._topics = topics
+        self._pool = pool
         self._counter = counter
         self._idempotency = idempotency
         self._freeze_seconds = freeze_seconds
@@ -122,10 +129,12 @@ class Receiver:
             key = RequestKey(topic.id, prompt.conversation.id, turn_key)
             if not is_retry:
                 self._idempotency.register(key)
+        related = await self._related(request, topic, asked.who)
         return Received(
             asked=asked,
+            assignment=self._pool.assign(partial(_hints, asked, arrival)),
             topic=topic,
-            related=await self._related(request, topic, asked.who),
+            related=related,
             at=at,
             arrival=arrival,
             prompt=prompt,
@@ -158,6 +167,17 @@ class Receiver:
         if characters <= COUNTED_AT_ONCE_CHARACTERS:
             return count_new()
         return await asyncio.get_running_loop().run_in_executor(None, count_new)
+
+
+def _hints(asked: Asked, arrival: Arrival) -> Hints:
+    """A conversation's names are memd's own: they outlast a restart, and a client that trims what it sends."""
+    conversation = arrival.conversation
+    origin = () if conversation.origin is None else (conversation.origin[0],)
+    names = (conversation.id, *origin) if asked.mode == "full" else origin
+    sent = conversation.messages[arrival.offset : arrival.end]
+    digests = [] if asked.is_thin else [item.digest for item in sent]
+    trail = trail_of(asked.request, names, digests, goes_on=asked.is_thin and not arrival.opened)
+    return Hints(model=asked.request.model, trail=trail, only_computes=True)
 
 
 def _memory_in_digest(request: ModelRequest) -> bytes:

@@ -19,8 +19,9 @@ from memd.principals import Principals
 from memd.proxy.cross_origin import let_page_read_own_headers
 from memd.proxy.header_bytes import decoded, printable, serialized
 from memd.proxy.passing import BrokenAnswer, Passing, parts_of
-from memd.proxy.upstream.client import HOP_BY_HOP, NOT_FORWARDED, Upstream
+from memd.proxy.upstream.client import HOP_BY_HOP, NOT_FORWARDED
 from memd.proxy.upstream.connection import Interim
+from memd.proxy.upstream.pool import Hints, UpstreamPool
 from memd.proxy.upstream.refusals import BODY_BYTES_MAX as REFUSAL_BYTES_MAX
 from memd.telemetry.request_log import record_of
 from memd.wire.api import Api
@@ -31,6 +32,8 @@ from memd.wire.sideband import MemoryOut, splice_memory_out_json
 log = logging.getLogger("memd")
 
 NO_REPLY = Reply(message=None)
+BROKEN = "broken_answer"
+"""The outcome of a request whose upstream died in mid-answer."""
 OWN_REQUEST_HEADERS = ("x-memory-mode", "x-memory-topic", "x-memory-session", "x-memory-history", "x-memory-token")
 READ_WHOLE_BYTES_MAX = 4 << 20
 """A body up to this size that passes through is read whole and then forwarded; a larger one is streamed. Streaming is
@@ -56,14 +59,18 @@ def forwarded_headers(request: web.BaseRequest, principals: Principals) -> CIMul
 async def pass_through(
     request: web.Request,
     headers: CIMultiDict[str],
-    upstream: Upstream,
+    pool: UpstreamPool,
     target: str,
     *,
+    hints: Callable[[bytes | None], Hints],
     idle_seconds: float,
     take: Take,
     extra: list[tuple[str, str]] | None = None,
 ) -> web.StreamResponse:
-    """Forward a request unchanged and relay the answer; a large body is streamed."""
+    """Forward a request unchanged and relay the answer; a large body is streamed.
+
+    `hints`: which server it should go to, by its body where that was read whole.
+    """
     body: AsyncIterator[bytes] | bytes | None = None
     if request.can_read_body:
         size = request.content_length
@@ -74,9 +81,11 @@ async def pass_through(
             body = body_parts(request, idle_seconds)
         if size is not None:
             headers["Content-Length"] = str(size)
-    answer = await upstream.send(request.method, target, headers, body, interim_to(request))
-    async with answer:
-        return await relay(request, answer, extra or [])
+    read = body if isinstance(body, bytes) else None
+    with pool.assign(lambda: hints(read)) as assignment:
+        answer = await assignment.send(request.method, target, headers, body, interim_to(request))
+        async with answer:
+            return await relay(request, answer, extra or [])
 
 
 async def relay(
@@ -296,7 +305,7 @@ async def _write_held(response: web.StreamResponse, stream: ReplyStream) -> None
 def break_off(request: web.BaseRequest, error: BrokenAnswer) -> None:
     """Abort the client's connection, so that it cannot take a part for the whole answer."""
     record = record_of(request)
-    record.outcome = "broken_answer"
+    record.outcome = BROKEN
     log.warning("the upstream broke off in mid-answer", extra={"turn": record.id or None, "error": error})
     if request.transport is not None:
         request.transport.abort()

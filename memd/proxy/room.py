@@ -17,7 +17,6 @@ from memd.conversation.conversation import Conversation, Counted
 from memd.conversation.tokens import ATTACHMENT_TOKENS, Drift, TokenCounter
 from memd.ingest.archiver import Archiver
 from memd.proxy.receive import Received
-from memd.proxy.upstream.client import Upstream
 from memd.proxy.upstream.refusals import LengthRefusal
 from memd.proxy.upstream.windows import Sent
 from memd.settings.model import BufferSettings, InjectionSettings
@@ -54,13 +53,11 @@ class RoomMaker:
         self,
         buffer: BufferSettings,
         injection: InjectionSettings,
-        upstream: Upstream,
         counter: TokenCounter,
         archiver: Archiver,
     ) -> None:
         self._buffer = buffer
         self._injection = injection
-        self._upstream = upstream
         self._counter = counter
         self._archiver = archiver
         self._left_out: weakref.WeakKeyDictionary[Conversation, int] = weakref.WeakKeyDictionary()
@@ -100,7 +97,7 @@ class RoomMaker:
         doubt = COUNT_DOUBT if drift.is_known(request.model) else COUNT_MARGIN_UNKNOWN
         attachments = prompt.attachments()
         sent = Sent(self._estimate(received)[0], max(0, request.max_tokens or 0), math.inf if attachments else doubt)
-        if not self._upstream.refused(request.model, refusal, sent):
+        if not received.assignment.server.refused(request.model, refusal, sent):
             return False
         least = 1 + (refusal.window or 0) - (sent.reply_tokens if refusal.counts_reply else 0)
         if refusal.prompt_tokens is not None:
@@ -112,7 +109,7 @@ class RoomMaker:
 
     async def _limits(self, received: Received) -> window.Thresholds:
         request = received.request
-        known = await self._upstream.window(request.model, received.asked.credentials)
+        known = await received.assignment.server.window(request.model, received.asked.credentials)
         return window.thresholds(
             window=request.window or known.tokens,
             counts_reply=known.counts_reply,
@@ -186,9 +183,9 @@ class RoomMaker:
         doubt = uncounted * (margin - 1)
         if estimate + doubt <= hard + standing or (drift.is_known(model) and estimate - doubt > hard + standing):
             return estimate - standing
-        asked = received.asked
-        body = partial(prompt.body, self._upstream.placement)
-        exact = await self._upstream.count_tokens(asked.api.count_path, body, asked.credentials)
+        asked, server = received.asked, received.assignment.server
+        body = partial(prompt.body, server.placement)
+        exact = await server.count_tokens(asked.api.count_path, body, asked.credentials)
         if exact is None:
             return estimate - standing
         count(drift, prompt.conversation, Counted(model, prompt.tokens(), exact, prompt.attachments()))

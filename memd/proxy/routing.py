@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 import re
+from functools import partial
 from urllib.parse import unquote
 
 import aiohttp
+import msgspec
 from aiohttp import HttpVersion11, web
 
 from memd.admin import page
@@ -34,8 +36,9 @@ from memd.proxy.reading import Plain, RequestReader
 from memd.proxy.relay import forwarded_headers, pass_through
 from memd.proxy.tunnel import tunnel, wants_websocket
 from memd.proxy.turn import Forwarder, TurnRunner
-from memd.proxy.upstream.client import Upstream
+from memd.proxy.upstream import model_lists
 from memd.proxy.upstream.connection import is_unreadable, transfer_codings
+from memd.proxy.upstream.pool import Unanswered, UpstreamPool
 from memd.settings.model import LimitsSettings
 from memd.telemetry.logging import Content
 from memd.telemetry.metrics import Metrics
@@ -79,7 +82,7 @@ class Router:
         self,
         principals: Principals,
         limits: LimitsSettings,
-        upstream: Upstream,
+        pool: UpstreamPool,
         reader: RequestReader,
         turns: TurnRunner,
         forwarder: Forwarder,
@@ -97,7 +100,7 @@ class Router:
         """
         self._principals = principals
         self._limits = limits
-        self._upstream = upstream
+        self._pool = pool
         self._reader = reader
         self._turns = turns
         self._forwarder = forwarder
@@ -129,11 +132,7 @@ class Router:
         if refusal is not None:
             return refusal
         prove(request)
-        if (
-            self._principals.is_open
-            and self._upstream.shows_credentials(request.headers)
-            and is_from_foreign_page(request)
-        ):
+        if self._principals.is_open and self._pool.shows_credentials(request.headers) and is_from_foreign_page(request):
             return error_response(403, FOREIGN_PAGE, "permission_error", api_of("POST", _path(target)) or CHAT)
         codings = transfer_codings(request.headers)
         if codings not in ("", "chunked") or (codings and request.version < HttpVersion11):
@@ -164,12 +163,12 @@ class Router:
     ) -> web.StreamResponse:
         """Pass the request through, or let memory have its part in it."""
         if api is None:
-            return await self._pass_through(request, target, take)
+            return await self._pass_through(request, api, target, take)
         record = record_of(request)
         mode, status = self._reader.mode(request)
         record.note_status(mode, status)
         if mode == "off" or request.headers.get("Content-Encoding", "identity") != "identity":
-            return await self._pass_through(request, target, take, _headers(record))
+            return await self._pass_through(request, api, target, take, _headers(record))
         limits = self._limits
         body = await read_body(request, limits.body_bytes_max, limits.idle_seconds, take)
         if body is None:
@@ -188,14 +187,25 @@ class Router:
         return await self._turns.answer(request, asked)
 
     async def _pass_through(
-        self, request: web.Request, target: str, take: Take, extra: list[tuple[str, str]] | None = None
+        self,
+        request: web.Request,
+        api: Api | None,
+        target: str,
+        take: Take,
+        extra: list[tuple[str, str]] | None = None,
     ) -> web.StreamResponse:
         headers = forwarded_headers(request, self._principals)
+        hints = partial(self._reader.hints, request, api)
         if wants_websocket(request):
-            return await tunnel(request, headers, self._upstream, target)
+            with self._pool.assign(partial(hints, None)) as assignment:
+                return await tunnel(request, headers, assignment, target)
+        if self._pool.has_several and request.method == "GET" and _path(target) in model_lists.PATHS:
+            listed = await self._pool.listed_models(target, headers)
+            if listed is not None:
+                return web.Response(body=msgspec.json.encode(listed), content_type="application/json")
         seconds = self._limits.idle_seconds
         return await pass_through(
-            request, headers, self._upstream, target, idle_seconds=seconds, take=take, extra=extra
+            request, headers, self._pool, target, hints=hints, idle_seconds=seconds, take=take, extra=extra
         )
 
     def _unanswered(
@@ -206,10 +216,13 @@ class Router:
             record.outcome = "interrupted"
             return web.Response(status=CLIENT_GONE)  # nobody reads it
         record.outcome = "unreachable"
-        url, reason = self._upstream.url, self._upstream.reason_of(error)
+        first = self._pool.servers[0]
+        url, reason = first.url, first.reason_of(error)
         fields = {"turn": record.id or None, "url": url, "error": Content(reason) if is_unreadable(error) else reason}
         log.warning("the upstream did not answer", extra=fields)
-        if is_unreadable(error):
+        if isinstance(error, Unanswered):
+            message = f"memd: no model server answered: {error}. Start one of them, or correct upstream.urls."
+        elif is_unreadable(error):
             message = f"memd: the model server at {url} gave an answer that memd cannot pass on: {reason}"
         else:
             message = (

@@ -20,7 +20,8 @@ from multidict import CIMultiDict
 from memd.admin.access import is_let_in_still
 from memd.proxy.header_bytes import decoded, printable
 from memd.proxy.relay import Relayed, named_in_connection, relay
-from memd.proxy.upstream.client import HOP_BY_HOP, Upstream
+from memd.proxy.upstream.client import HOP_BY_HOP
+from memd.proxy.upstream.pool import Assignment
 
 BUFFER_BYTES = 1 << 16
 """Of each direction, before its sender has to wait."""
@@ -38,11 +39,11 @@ def wants_websocket(request: web.BaseRequest) -> bool:
 
 
 async def tunnel(
-    request: web.Request, headers: CIMultiDict[str], upstream: Upstream, target: str
+    request: web.Request, headers: CIMultiDict[str], assignment: Assignment, target: str
 ) -> web.StreamResponse:
     """Offer the upgrade to the upstream; pass bytes if it agrees, else its answer."""
     upgrade = CIMultiDict(headers, Connection="Upgrade", Upgrade="websocket")
-    answer = await upstream.send("GET", target, upgrade, None)
+    answer = await assignment.send("GET", target, upgrade, None)
     try:
         if answer.status != SWITCHED or answer.connection is None or answer.connection.protocol is None:
             return await relay(request, answer, [])

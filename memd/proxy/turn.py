@@ -29,12 +29,14 @@ from memd.proxy.correct import CorrectionResult, Corrector
 from memd.proxy.memory import Memory, Recalled, SettledPrompt, forget_blocks, without_blocks
 from memd.proxy.reading import BAD_TOPIC, Asked, Plain
 from memd.proxy.receive import Received, Receiver
-from memd.proxy.relay import NO_REPLY, ModelRelay, interim_to, read_refusal, relay
+from memd.proxy.relay import BROKEN, NO_REPLY, ModelRelay, interim_to, read_refusal, relay
 from memd.proxy.remember import Answered, Rememberer
 from memd.proxy.room import PromptRoom, RoomMaker
-from memd.proxy.upstream.client import REFUSALS, Upstream
+from memd.proxy.upstream.client import REFUSALS
 from memd.proxy.upstream.connection import Interim
+from memd.proxy.upstream.pool import ELSEWHERE, NO_ANSWER, UpstreamPool
 from memd.proxy.upstream.refusals import LengthRefusal, may_be_for_memory, refusal_for_length
+from memd.proxy.upstream.window_answers import ModelWindow
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.request_log import RequestRecord, record_of
 from memd.telemetry.tasks import Tasks
@@ -71,7 +73,6 @@ class Offered(msgspec.Struct, frozen=True):
     """The error that came in place of a reply; empty if there is none."""
 
 
-NO_ANSWER = (aiohttp.ClientError, TimeoutError)
 Learn = Callable[[LengthRefusal], bool]
 """Learns from a refusal of the prompt for its length; False if it is not believed."""
 PrepareAgain = Callable[[], Awaitable[Prepared | None]]
@@ -118,6 +119,7 @@ class TurnRunner:
                 with self._priority.held():
                     self._memory.foresee(asked, topic)
                     received = await self._receiver.receive(asked, topic)
+                holding.callback(received.assignment.release)
                 record.end_step("receive")
                 corrected = await self._corrector.correct(received)
                 record.end_step("correct")
@@ -135,6 +137,7 @@ class TurnRunner:
             try:
                 return await forwarding.run(client, record)
             finally:  # also after a cancellation: what was said is remembered, without keeping anybody waiting
+                received.assignment.release()
                 room, recalled = forwarding.prepared.room, forwarding.prepared.recalled
                 answered, spans_ms = forwarding.answered, record.spans_ms
                 work = self._rememberer.remember(received, room, recalled, answered, spans_ms, holding.pop_all())
@@ -189,8 +192,8 @@ class TurnRunner:
 class Forwarder:
     """Sends requests to the upstream and relays the answers."""
 
-    def __init__(self, upstream: Upstream, capture_bytes_max: int) -> None:
-        self.upstream = upstream
+    def __init__(self, pool: UpstreamPool, capture_bytes_max: int) -> None:
+        self._pool = pool
         self.capture_bytes_max = capture_bytes_max
 
     async def without_memory(self, client: web.Request, plain: Plain) -> web.StreamResponse:
@@ -198,8 +201,9 @@ class Forwarder:
         record_of(client).note_status(plain.mode, plain.status)
         extra = memory_headers(status=plain.status, turn_id=plain.turn_id, mode=plain.mode)
         headers, on_interim = plain.headers, interim_to(client)
-        async with await self.upstream.send("POST", plain.target, headers, plain.body, on_interim) as answer:
-            return await relay(client, answer, extra)
+        with self._pool.assign(plain.hints) as assignment:
+            async with await assignment.send("POST", plain.target, headers, plain.body, on_interim) as answer:
+                return await relay(client, answer, extra)
 
 
 class Forwarding:
@@ -219,7 +223,7 @@ class Forwarding:
         self._saving = saving
         self._rememberer = rememberer
         self._kept: Conversation | None = None
-        self._upstream = forwarder.upstream
+        self._assignment = received.assignment
         self._capture_bytes_max = forwarder.capture_bytes_max
         self._received = received
         self.prepared = prepared
@@ -252,7 +256,7 @@ class Forwarding:
         received = self._received
         self._note(record, self.prepared.shown)
         with self._answers:
-            offered = self._offered = await self._accepted(interim_to(client))
+            offered = self._offered = await self._taken(interim_to(client))
             answer = offered.answer
             self._note(record, offered.shown)
             self._relay = ModelRelay(
@@ -269,6 +273,8 @@ class Forwarding:
                 return await self._relay.run(out, offered.shown.headers(received, self.prepared.recalled))
             finally:
                 record.usage = self._relay.reply.usage
+                if record.outcome == BROKEN:
+                    self._assignment.failed(aiohttp.ClientPayloadError("it broke off in mid-answer"))
                 self._note_outcome(offered, self._relay.reply)
 
     def _note_outcome(self, offered: Offered, reply: Reply) -> None:
@@ -277,7 +283,7 @@ class Forwarding:
             return
         if reply.error is None:
             if reply.message is not None and reply.usage is not None:
-                self._upstream.accepted(self._received.request.model, reply.usage.prompt_tokens)
+                self._assignment.server.accepted(self._received.request.model, reply.usage.prompt_tokens)
         elif not offered.error and (reply.message is None or not (reply.message.text or reply.message.tool_calls)):
             self._learned(msgspec.structs.replace(offered, error=reply.error.encode()))
 
@@ -293,6 +299,36 @@ class Forwarding:
         except Exception:  # a bug here must not cost the user the end of an answer
             log.exception("a reply is not in the journal yet", extra=self._received.log_fields())
 
+    async def _taken(self, on_interim: Interim) -> Offered:
+        """Offer the prompt to one server after another until one takes it; if none does, the first answer counts."""
+        first: Offered | None = None
+        while True:
+            window = self._assignment.server.known_window(self._received.request.model)
+            try:
+                offered = await self._accepted(on_interim)
+            except NO_ANSWER as error:
+                if not self._assignment.moves_on(error):
+                    if first is None:
+                        raise self._assignment.unanswered(error) from None
+                    return first
+            else:
+                status = offered.answer.status
+                if not self._assignment.moves_from(status):
+                    return first if first is not None and status in ELSEWHERE else offered
+                first = first or offered
+            await self._fit_again(window)
+
+    async def _fit_again(self, former: ModelWindow) -> None:
+        """Make the prompt fit the window of the server that it goes to now, if that is smaller."""
+        received = self._received
+        now = await self._assignment.server.window(received.request.model, received.asked.credentials)
+        is_smaller = now.tokens is not None and (former.tokens is None or now.tokens < former.tokens)
+        if is_smaller and (shorter := await self._prepare_again()) is not None:
+            self.prepared = self._freed_too(shorter)
+
+    def _freed_too(self, prepared: Prepared) -> Prepared:
+        return msgspec.structs.replace(prepared, freed_tokens=self.prepared.freed_tokens + prepared.freed_tokens)
+
     async def _accepted(self, on_interim: Interim) -> Offered:
         """Offer the prompt, once more with what fits where it is refused as too long.
 
@@ -305,8 +341,7 @@ class Forwarding:
         self._log_refusal(first, "nothing more may leave" if shorter is None else "sent again, shorter")
         if shorter is None:
             return first
-        freed_tokens = self.prepared.freed_tokens + shorter.freed_tokens
-        self.prepared = msgspec.structs.replace(shorter, freed_tokens=freed_tokens)
+        self.prepared = self._freed_too(shorter)
         try:
             second = await self._offer(on_interim)
         except NO_ANSWER as error:
@@ -330,7 +365,7 @@ class Forwarding:
         return believed
 
     def _log_refusal(self, offered: Offered, then: str) -> None:
-        window = self._upstream.known_window(self._received.request.model).tokens
+        window = self._assignment.server.known_window(self._received.request.model).tokens
         fields = {"turn": self._received.asked.turn_id, "window": window, "http_status": offered.answer.status}
         log.warning("the upstream refused a prompt as too long", extra={**fields, "then": then})
 
@@ -339,7 +374,7 @@ class Forwarding:
         asked, prompt, shown = self._received.asked, self._received.prompt, self.prepared.shown
         headers = asked.headers.copy()
         headers["Accept-Encoding"] = "identity"  # a compressed answer could not be read
-        preferred = self._upstream.placement
+        preferred = self._assignment.server.placement
         attempts: list[Placement | None] = [preferred]
         if shown.chunks:
             attempts = [preferred, None] if preferred == "merged" else [preferred, "merged", None]
@@ -379,17 +414,21 @@ class Forwarding:
         body: bytes,
         on_interim: Interim,
     ) -> Offered:
-        answer = await self._upstream.send("POST", self._received.asked.target, headers, body, on_interim)
+        answer = await self._assignment.ask("POST", self._received.asked.target, headers, body, on_interim)
         self._answers.callback(answer.close)
         if answer.status in REFUSALS:
             refusal = await read_refusal(answer)
             return Offered(shown, placement, answer, refusal, refusal)
         beginning = await read_beginning(answer) if answer.status == 200 else Beginning()
+        broken = answer.content.exception()
+        if isinstance(broken, aiohttp.ClientError) and not self._assignment.is_last:
+            self._assignment.failed(broken)
+            raise broken  # nothing of it has reached the client
         return Offered(shown, placement, answer, beginning.read, beginning.error)
 
     def _log_unanswered(self, refused: Offered, error: BaseException) -> None:
         fields = {"turn": self._received.asked.turn_id, "http_status": refused.answer.status}
-        reason = self._upstream.reason_of(error)
+        reason = self._assignment.server.reason_of(error)
         log.warning(
             "a refused prompt was sent again and not answered: its refusal is passed on",
             extra={**fields, "error": reason},

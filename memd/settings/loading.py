@@ -14,7 +14,6 @@ import string
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -26,12 +25,11 @@ from memd.settings.model import (
     IngestSettings,
     SourceSettings,
     Text,
-    is_this_machine,
-    without_credentials,
 )
 from memd.settings.redacted import LISTED_WORD, PATTERN_COUNTRY, PATTERN_NAME, PATTERN_WORD, RedactionName
 from memd.settings.sources import read_sources, source_problems
 from memd.settings.tokens import read_tokens, token_problems
+from memd.settings.url import base_of, is_this_machine, place_of, url_problem, without_credentials
 
 DEFAULT_PATH = Path("config.yaml")
 ENVIRONMENT_PREFIX = "MEMD_"
@@ -97,8 +95,7 @@ def load_config(
             sources = read_sources(setting, functools.partial(_absolute, setting))
             continue
         values[setting.key] = read_tokens(setting) if setting.key == "auth.tokens" else _checked(setting)
-        if setting.key == "encryption.key" and setting.value and setting.place not in _KEY_PLACES:
-            raise ConfigError(f"{setting.place}: {_NO_KEY_HERE}")
+        _drop_overridden(setting, values, places)
         places[setting.key] = setting.place
         if setting.key == "data_dir":
             data_dir = setting.folder / _expanded(setting)
@@ -107,6 +104,7 @@ def load_config(
         if setting.key == "embedding.model" and setting.value.startswith(_PATH):
             values[setting.key] = f"{_PATH}{_absolute(setting, setting.value.removeprefix(_PATH))}"
     values["sources"] = tuple(source for _, source in sources)
+    _check_one_choice(values, places)
     config = _built(values | {"data_dir": data_dir.absolute()})
     for key, problem in _contradictions(config):
         place = next(places[name] for name in (key, *_PARTNERS.get(key, ())) if name in places)
@@ -142,8 +140,10 @@ _COMMAND_LINE = "the command line"
 _KEY_PLACES = (variable_of("encryption.key"), _COMMAND_LINE)  # there it is from standard input: no flag takes a key
 _NO_KEY_HERE = "a key does not belong into a settings file; give encryption.key_file, or the variable " + _KEY_PLACES[0]
 _PATH = "path:"  # of embedding.model
+_SERVERS = ("upstream.url", "upstream.urls")  # one is given in place of the other
 _PARTNERS = {
     "listen.tls_cert": ("listen.tls_key",),
+    "upstream.url": ("upstream.urls",),
     "embedding.url": ("embedding.model",),
     "embedding.name": ("embedding.model",),
     "admin.port": ("listen.port",),
@@ -182,10 +182,33 @@ def _given(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, ob
         yield Setting(key, value, _COMMAND_LINE)
 
 
+def _drop_overridden(setting: Setting, values: dict[str, Any], places: Mapping[str, str]) -> None:
+    """Drop the other setting for the model servers where it was given in a place that this one's overrides."""
+    if setting.key not in _SERVERS or setting.value == []:
+        return
+    other = _SERVERS[1 - _SERVERS.index(setting.key)]
+    if other in values and _rank(places[other]) < _rank(setting.place):
+        del values[other]
+
+
+def _rank(place: str) -> int:
+    return 2 if place == _COMMAND_LINE else int(place in map(variable_of, _SERVERS))
+
+
+def _check_one_choice(values: Mapping[str, Any], places: Mapping[str, str]) -> None:
+    """Refuse `upstream.url` and `upstream.urls` together, where the one is not among the others."""
+    url, urls = values.get("upstream.url"), values.get("upstream.urls")
+    if url is not None and urls and all(base_of(url) != base_of(one) for one in urls):
+        said = f"upstream.urls is given, and upstream.url too, which is {without_credentials(url):.60}"
+        raise ConfigError(f"{places['upstream.urls']}: {said}; remove one of the two")
+
+
 def _checked(setting: Setting) -> Any:
     """Return the value in the type of its setting."""
     if setting.key not in _KEYS:
         raise ConfigError(f"{setting.place}: {_unknown(setting.key)}")
+    if setting.key == "encryption.key" and setting.value and setting.place not in _KEY_PLACES:
+        raise ConfigError(f"{setting.place}: {_NO_KEY_HERE}")
     expected = _KEYS[setting.key]
     try:
         return msgspec.convert(setting.value, expected)
@@ -267,19 +290,21 @@ def _built(values: Mapping[str, Any]) -> Config:
             inner = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
             groups[field.name] = field.type(**inner)
     config = Config(**groups)
-    url = config.upstream.url.rstrip("/").removesuffix("/v1").rstrip("/")
-    return msgspec.structs.replace(config, upstream=msgspec.structs.replace(config.upstream, url=url))
+    bases = [base_of(url) for url in config.upstream.urls or (config.upstream.url,)]
+    upstream = msgspec.structs.replace(config.upstream, url=bases[0], urls=tuple(bases) if len(bases) > 1 else ())
+    return msgspec.structs.replace(config, upstream=upstream)
 
 
 def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
     """Yield errors that the type of a single setting cannot express: the key, and what is wrong with it."""
-    problem = _url_problem(config.upstream.url)
-    if problem:
-        yield "upstream.url", f"is {config.upstream.address!r}: {problem}; give http://HOST:PORT"
-    if config.rerank.url and (problem := _url_problem(config.rerank.url)):
+    for one in config.upstream.each():
+        if problem := url_problem(one.url):
+            yield "upstream.url", f"is {one.address!r}: {problem}; give http://HOST:PORT"
+    yield from _same_servers(config.upstream.urls)
+    if config.rerank.url and (problem := url_problem(config.rerank.url)):
         yield "rerank.url", f"is {without_credentials(config.rerank.url)!r}: {problem}; give http://HOST:PORT"
     if config.embedding.model == "http":
-        problem = _url_problem(config.embedding.url)
+        problem = url_problem(config.embedding.url)
         if problem:
             yield "embedding.url", f"is {without_credentials(config.embedding.url)!r}: {problem}; give http://HOST:PORT"
         if not config.embedding.name:
@@ -309,6 +334,14 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
     yield from _of_redaction(config.ingest)
 
 
+def _same_servers(urls: Collection[str]) -> Iterator[tuple[str, str]]:
+    known: set[object] = set()
+    for url in urls:
+        if (place := place_of(url)) in known:
+            yield "upstream.urls", f"has {without_credentials(url)} twice; name each server once"
+        known.add(place)
+
+
 def _of_redaction(ingest: IngestSettings) -> Iterator[tuple[str, str]]:
     taken = {*get_args(RedactionName), *ingest.redact_persons, *((LISTED_WORD,) if ingest.redact_words else ())}
     for name, pattern in ingest.redact_patterns.items():
@@ -329,18 +362,4 @@ def _redaction_problem(name: str, pattern: str, taken: Collection[str]) -> str |
         return f"which is no regular expression ({error}); correct it"
     if any(found.start() == found.end() for probe in ("", string.printable) for found in compiled.finditer(probe)):
         return "which matches the empty string, so there is nothing to replace; say what has to be there (+ for *)"
-    return None
-
-
-def _url_problem(url: str) -> str | None:
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        # A `/` or `#` in a password has probably ended the host too early, and the error quotes it.
-        return "a user and password have to be percent-encoded" if "@" in url else str(error)
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        return "not the address of an HTTP server"
-    if parts.query or parts.fragment or "@" in parts.path or " " in url:
-        return "more than an address (a user and password have to be percent-encoded)"
     return None

@@ -6,12 +6,8 @@ checks the settings that users wrote.
 
 from __future__ import annotations
 
-import base64
-import ipaddress
-import re
 from pathlib import Path
 from typing import Annotated, Literal, get_args
-from urllib.parse import unquote_to_bytes, urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -20,6 +16,7 @@ from memd.settings.clients import IGNORED_BY_DEFAULT, IGNORED_SYSTEM_BY_DEFAULT,
 from memd.settings.encryption import EncryptionSettings
 from memd.settings.redacted import CountryCode, ListedWord, PatternName, PersonName, RedactionName
 from memd.settings.tokens import AuthSettings
+from memd.settings.url import basic_authorization, without_credentials
 
 Seconds = Annotated[float, Meta(ge=0, le=604_800)]
 PositiveSeconds = Annotated[float, Meta(ge=0.01, le=3_600)]
@@ -31,6 +28,7 @@ HeaderName = Annotated[str, Meta(max_length=200, pattern=r"^[A-Za-z0-9!#$%&'*+.^
 Text = Annotated[str, Meta(min_length=1, max_length=4_096, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
+UPSTREAMS_MAX = 64
 UTILITY_STEPS_LIMIT = 100
 """No chunk is more steps than this above or below none, whatever the settings allow: the log has a byte for them."""
 TopicName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
@@ -39,17 +37,6 @@ AUTO_TOPIC = "auto"
 BEGINNING_OF_TOPIC = r"^(?:[A-Za-z0-9][A-Za-z0-9._-]{0,127})?\*?$"
 TopicBeginning = Annotated[str, Meta(pattern=BEGINNING_OF_TOPIC, min_length=1)]
 """The name of a topic, or what it begins with and `*`."""
-
-
-def without_credentials(url: str) -> str:
-    """An address without user and password, also one that is none."""
-    return re.sub(r"(?<=//).*@", "", url)
-
-
-def basic_authorization(url: str) -> str | None:
-    """The value of the header for the user and password in an address (RFC 7617); None if it has none."""
-    user, at, _ = urlsplit(url).netloc.rpartition("@")
-    return f"Basic {base64.b64encode(unquote_to_bytes(user)).decode()}" if at else None
 
 
 class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +66,8 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     url: Text = "http://127.0.0.1:8080"
     """The server's address, without a trailing `/` or `/v1` (both are dropped if given). A user and password in it are
     shown to the server where a client shows nothing."""
+    urls: Annotated[tuple[Text, ...], Meta(max_length=UPSTREAMS_MAX)] = ()
+    """The addresses of several servers, in place of `url`."""
     window: Literal["auto"] | Tokens | dict[Text, Tokens] = "auto"
     """The context of a request in tokens, or that of each model by its name; auto: what the server tells."""
     api_key: str = ""
@@ -97,6 +86,12 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     def authorization(self) -> str | None:
         """The header's value for the user and password in `url` (RFC 7617); None if it has none."""
         return basic_authorization(self.url)
+
+    def each(self) -> tuple[UpstreamSettings, ...]:
+        """The settings of each server, with its address as `url` and no `urls`; the same where there is one."""
+        if not self.urls:
+            return (self,)
+        return tuple(msgspec.structs.replace(self, url=url, urls=()) for url in self.urls)
 
 
 class BufferSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -437,14 +432,3 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     audit: AuditSettings = AuditSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
-
-
-def is_this_machine(host: str) -> bool:
-    """Whether a host, as it stands in an address, is reached from this machine only.
-
-    Decided by the name alone, never by asking a resolver, whose answer may change a moment later.
-    """
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")

@@ -100,6 +100,8 @@ class Metrics:
         self.prompt_tokens = Count("memd_upstream_prompt_tokens", "Prompt tokens, as the upstream tells them")
         self.cached_tokens = Count("memd_upstream_cached_tokens", "Those that it did not have to read again")
         self.completion_tokens = Count("memd_upstream_completion_tokens", "Tokens of its answers")
+        self.count_upstreams([])
+        self.upstream_moves = Count("memd_upstream_moves", "Requests whose conversation went to another model server")
         self.compactions = Distribution(
             "memd_compaction_duration_seconds",
             "Moving the oldest turns into the log; a request waits for those of the trigger hard",
@@ -113,6 +115,13 @@ class Metrics:
         self.ingested_chunks = Count("memd_ingested_chunks", "Chunks that were made of them")
         self.in_flight = 0
         """Requests that are being answered."""
+
+    def count_upstreams(self, urls: Sequence[str]) -> None:
+        """Count what is sent to each of these model servers."""
+        about = "What was sent to a model server, again after another one too"
+        self.upstream_requests = Count("memd_upstream_requests", about, server=urls)
+        about = "Those that it did not answer, broke off, or could not take"
+        self.upstream_failures = Count("memd_upstream_failures", about, server=urls)
 
     def count_corrections(self, corrections: Sequence[Correction], failed: int) -> None:
         """Count the chunks that the corrections of one request name; `failed` of them could not be corrected."""

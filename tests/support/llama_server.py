@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -28,6 +29,7 @@ class Llama:
         self._asked: IO[bytes] = process.stdin
         self._told: IO[bytes] = process.stdout
         self._log = log
+        self._process = process
         self.url = self._listening()
         """Without `/v1`."""
 
@@ -37,6 +39,12 @@ class Llama:
         self._asked.write(json.dumps(wanted).encode() + b"\n")
         self._asked.flush()
         self.url = self._listening()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the server's process; who kills it waits for its end."""
+        self._process.send_signal(number)
+        if number == signal.SIGKILL:
+            self._process.wait()
 
     def _listening(self) -> str:
         for line in self._told:  # llama.cpp writes here too; ends with the process

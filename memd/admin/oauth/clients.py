@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from memd.errors import OAuthRefused
-from memd.settings.model import is_this_machine
+from memd.settings.url import is_this_machine
 
 NAME_CHARACTERS_MAX = 60
 REDIRECT_URIS_MAX = 10

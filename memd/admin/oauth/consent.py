@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from memd.admin.oauth.clients import told_host
 from memd.admin.oauth.protocol import AUTHORIZE, SCOPES, Permission
-from memd.settings.model import is_this_machine
+from memd.settings.url import is_this_machine
 
 HEADERS = {
     "Content-Security-Policy": (

@@ -38,7 +38,7 @@ from memd.admin.routing import get, post
 from memd.admin.wrong_tokens import WrongTokens
 from memd.errors import NotFound, OAuthRefused, StoreError
 from memd.principals import Principal, Principals, digest_of
-from memd.settings.model import is_this_machine
+from memd.settings.url import is_this_machine
 
 BODY_BYTES_MAX = 32_768
 UNAUTHORIZED = 401

@@ -13,17 +13,17 @@ import click
 import msgspec
 from click.shell_completion import get_completion_class
 
-from memd.cli.flags import FOUND_SOMETHING, settings_flags
+from memd.cli.flags import FOUND_SOMETHING, servers_of, settings_flags, upstream_flag
 
 SHELLS = ("bash", "zsh", "fish")
 
 
 @click.command()
 @settings_flags
-@click.option("--upstream", metavar="URL", help="The model server. Default: the running daemon's, else upstream.url.")
+@upstream_flag("The model server, or several. Default: the running daemon's, else upstream.url.")
 @click.option("--live", is_flag=True, help="Also hold a short conversation with the model, in a temporary folder.")
 @click.option("--json", "as_json", is_flag=True, help="All outcomes as one JSON object.")
-def check(config_path: Path | None, data_dir: str | None, upstream: str | None, live: bool, as_json: bool) -> int:
+def check(config_path: Path | None, data_dir: str | None, upstream: tuple[str, ...], live: bool, as_json: bool) -> int:
     """Say whether everything is ready, and if not, what to do.
 
     Works with and without a daemon and changes nothing; exit code 1 if anything failed.
@@ -32,7 +32,7 @@ def check(config_path: Path | None, data_dir: str | None, upstream: str | None, 
 
     logging.getLogger("memd").addHandler(logging.NullHandler())  # the results say it
     found = []
-    flags = {"data_dir": data_dir, "upstream.url": upstream}
+    flags = {"data_dir": data_dir, **servers_of(upstream)}
     given = {name: value for name, value in flags.items() if value is not None}
     for outcome in outcomes(config_path, os.environ, given, live=live):
         found.append(outcome)

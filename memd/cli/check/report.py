@@ -67,7 +67,7 @@ def outcomes(
             yield ok(data.ENCRYPTION, f"{config.data_dir} is encrypted, and the key that is given is its own")
         yield from _stored(config, daemon, disk)
     yield settings.address(config, daemon)
-    is_served = daemon is not None and "upstream.url" not in given
+    is_served = daemon is not None and not given.keys() & {"upstream.url", "upstream.urls"}
     if daemon is not None and is_served:
         config = upstream.as_served(config, daemon)
     probe, told = upstream.upstream(config, daemon if is_served else None)

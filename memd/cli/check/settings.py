@@ -13,8 +13,9 @@ from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import MemdError
 from memd.proxy.addresses import bound, own_port, tls_of
-from memd.settings.model import Config, is_this_machine
+from memd.settings.model import Config
 from memd.settings.tokens import REMEDY_IF_SHORT
+from memd.settings.url import is_this_machine
 from memd.wording import counted
 
 SETTINGS, ACCESS, ADDRESS = "settings", "access", "address"

@@ -14,7 +14,7 @@ from memd.cli.check.loop import HeldLoop, hold_a_loop
 from memd.cli.check.result import CheckResult, failed, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import MemdError
-from memd.proxy.addresses import IN_CIRCLES, leads_back
+from memd.proxy.addresses import IN_CIRCLES, leading_back
 from memd.proxy.upstream.probing import UpstreamProbe, probe_upstream
 from memd.settings.loading import variable_of
 from memd.settings.model import Config
@@ -60,7 +60,7 @@ def upstream(config: Config, daemon: RunningDaemon | None) -> tuple[UpstreamProb
     if probe.is_memd:
         said = f"{probe.url} is not a model server but memd: requests would go round in circles"
         return probe, [failed(UPSTREAM, said, SERVER_ITSELF)]
-    if daemon is None and leads_back(config):
+    if daemon is None and leading_back(config):
         return probe, [failed(UPSTREAM, f"{probe.url} is {IN_CIRCLES}", SERVER_ITSELF)]
     if probe.problem:
         problem, _, remedy = probe.problem.partition("; ")

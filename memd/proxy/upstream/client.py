@@ -8,7 +8,6 @@ rise to it, else `upstream.api_key`; neither is kept.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections import OrderedDict
@@ -22,10 +21,19 @@ import msgspec
 from multidict import CIMultiDict
 from yarl import URL
 
-from memd.proxy.upstream.connection import Attempt, Interim, attempt_of_task, new_session, reason_of
+from memd.proxy.upstream.connection import (
+    Attempt,
+    Interim,
+    UpstreamConnector,
+    attempt_of_task,
+    new_session,
+    reason_of,
+)
+from memd.proxy.upstream.facts import ASK_SECONDS, UpstreamFacts, facts_from, window_unknown
+from memd.proxy.upstream.health import Health
 from memd.proxy.upstream.refusals import LengthRefusal
 from memd.proxy.upstream.template_probe import Messages, shows_in_place
-from memd.proxy.upstream.window_answers import ModelWindow, is_router
+from memd.proxy.upstream.window_answers import ModelWindow, models_of
 from memd.proxy.upstream.windows import KnownWindows, Sent, ask_windows
 from memd.settings.model import Config
 from memd.telemetry.tasks import Tasks
@@ -34,7 +42,6 @@ from memd.wire.lenient_json import UNREADABLE
 
 log = logging.getLogger("memd")
 
-ASK_SECONDS = 2.0
 PROBE_SECONDS = 30.0
 """The longest that a probe in the background waits for an answer: a server may be busy with a prompt."""
 REFRESH_SECONDS = 30.0
@@ -47,6 +54,8 @@ TOLD_BYTES_MAX = 16 << 20
 """Of an answer to a question of memd's own; a list of all the models of a large gateway has a megabyte."""
 LOADING = 503
 """llama-server's answer to everything until its model is loaded."""
+GATEWAYS = frozenset({502, 504})
+"""The words of a gateway for a server that does not answer it."""
 WANTS_KEY = frozenset({401, 403})
 REFUSALS = frozenset({400, 422, 500})
 """Statuses with which an upstream may refuse a prompt because of the memory in it (an error of its chat template)."""
@@ -68,41 +77,21 @@ HOP_BY_HOP = frozenset(
 NOT_FORWARDED = HOP_BY_HOP | {"host", "expect", "content-length"}
 
 
-class UpstreamFacts(msgspec.Struct, frozen=True):
-    """Facts that the upstream told; the defaults stand for an upstream that tells nothing."""
-
-    reachable: bool = False
-    window: int | None = None
-    """The window in tokens of `model`, or of all models; None if it is not known or differs from model to model."""
-    wants_key: bool = False
-    """It tells nothing without a key."""
-    key_refused: bool = False
-    """It tells nothing for the key that the latest probe carried."""
-    is_slow: bool = False
-    """It has not answered the latest probe within `ASK_SECONDS`, or not yet."""
-    model: str = ""
-    template: bytes = b""
-    """The 16-byte digest of the chat template; empty if unknown."""
-    shows_separate: bool | None = None
-    """Whether this model's template renders a separate memory message in its place; None if not probed."""
-
-
-def window_unknown(facts: UpstreamFacts) -> str:
-    """Say why no window is known, what that means, and what to do."""
-    reason = "without a key the server tells nothing" if facts.wants_key else "the server tells no window"
-    if facts.key_refused:
-        reason = "the server refuses the key that it was shown"
-    elif facts.is_slow:
-        reason = f"the server has not told its window within {ASK_SECONDS:g} s and is asked again in the background"
-    remedy = "set upstream.api_key, or upstream.window" if facts.wants_key else "set upstream.window"
-    return f"{reason}: nothing leaves the prompt until it is known; {remedy}"
-
-
 class Upstream:
     """Requests to the model server. Create it inside a running event loop and close it there."""
 
     def __init__(self, config: Config, tasks: Tasks) -> None:
         self.url = config.upstream.address.rstrip("/").removesuffix("/v1").rstrip("/")
+        self.health = Health()
+        self.in_flight = 0
+        """Requests that it has been given and that have not ended."""
+        self.placed = 0.0
+        """New conversations that it got, the latest counting most."""
+        self.waiting: set[asyncio.Timeout] = set()
+        """The patience of the requests that it keeps waiting."""
+        self.models: frozenset[str] = frozenset()
+        """The models that it lists, as clients call them; empty if that is not known."""
+        self._on_away: Callable[[str], None] | None = None
         self._authorization = config.upstream.authorization
         self._facts = UpstreamFacts()
         self._latest_model = ""  # the one that a request named last
@@ -139,9 +128,53 @@ class Upstream:
         """
         return "separate" if self._wants_separate and self._facts.shows_separate is not False else "merged"
 
+    @property
+    def is_up(self) -> bool:
+        """Whether it answered when it was last asked."""
+        return self._facts.reachable and not self.health.is_out
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a request may go to it: it is well, or on trial and free."""
+        return not self.health.is_out and not (self.health.is_on_trial and self.in_flight)
+
+    def watch(self, on_away: Callable[[str], None]) -> None:
+        """Learn which models it has with each probe, and tell why where it does not answer one."""
+        self._on_away = on_away
+
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
+
+    async def ask_anew(self) -> None:
+        """Ask now, whenever it was asked last: it may have come back as another one."""
+        self._asked_at.clear()
+        await self.refresh(wait=True)
+
+    def received_bytes(self) -> int:
+        """The bytes that came on the connections in use; another number than before means that something came."""
+        assert isinstance(self._session.connector, UpstreamConnector)
+        return self._session.connector.received_bytes()
+
+    async def ask_health(self, seconds: float) -> int | str:
+        """Ask whether it can take requests: the status of what it answers so soon, or why nothing came.
+
+        Model servers answer `/health` while they work; one without that address answers 404.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await self.send("GET", "/health", self.with_key(None), None)
+                answer.close()
+                return answer.status
+        except TimeoutError:
+            return f"nothing came within {seconds:g} s"
+        except aiohttp.ClientError as error:
+            return self.reason_of(error)
+
+    def renew(self) -> None:
+        """Start a probe if what is known is old; nobody waits for it."""
+        if self._asking is None and not self.health.is_out:
+            self._probe_if_due("", self._asked_at.get(""), False, None)
 
     def reason_of(self, error: BaseException) -> str:
         """Why there is no answer, in words for people."""
@@ -239,13 +272,11 @@ class Upstream:
         """Have llama-server count the prompt tokens of a request body; None if it does not, now or a moment ago."""
         if time.monotonic() < self._uncounted_until.get(path, 0.0):
             return None
-        answer = await self._ask_json("POST", path, body(), self.with_key(credentials))
+        answer = await self.ask_json("POST", path, body(), self.with_key(credentials))
         count = answer.get("input_tokens") if isinstance(answer, dict) else None
         if isinstance(count, int):
             return count
-        self._uncounted_until[path] = (
-            time.monotonic() + RETRY_SECONDS
-        )  # most servers never do, and the body may be large
+        self._uncounted_until[path] = time.monotonic() + RETRY_SECONDS  # most never do, and the body may be large
         return None
 
     def with_key(self, credentials: CIMultiDict[str] | None) -> CIMultiDict[str]:
@@ -274,7 +305,9 @@ class Upstream:
             facts, props = await self._read_props(headers)
             self._is_settled = props is not None
             if props is not None:
-                ask = partial(self._ask_json, headers=headers, seconds=PROBE_SECONDS)
+                ask = partial(self.ask_json, headers=headers, seconds=PROBE_SECONDS)
+                if self._on_away is not None:
+                    self.models = models_of(await ask("GET", "/v1/models", None)) or self.models
                 windows = await ask_windows(ask, props, model)
                 if windows or not facts.wants_key:
                     self._windows.told(windows)
@@ -303,17 +336,23 @@ class Upstream:
                     told = await told_by(answer)
         except TimeoutError:
             return msgspec.structs.replace(self._facts, is_slow=True), None
-        except aiohttp.ClientError:
+        except aiohttp.ClientError as error:
             self._windows.forget_refusals()
+            self._tell_away(self.reason_of(error))
             return msgspec.structs.replace(self._facts, reachable=False, is_slow=False), None
         if answer.status == LOADING:
+            self._tell_away("it is loading its model")
             return msgspec.structs.replace(self._facts, reachable=True, is_slow=False), None
         if answer.status in WANTS_KEY:
             refused = any(name in headers for name in ("Authorization", "X-Api-Key"))
             known = msgspec.structs.replace(self._facts, reachable=True, is_slow=False)
             return msgspec.structs.replace(known, wants_key=True, key_refused=refused), {}
         props = told if answer.status == 200 and isinstance(told, dict) else {}
-        return self._with_known_placement(_facts_from(props)), props
+        return self._with_known_placement(facts_from(props)), props
+
+    def _tell_away(self, reason: str) -> None:
+        if self._on_away is not None:
+            self._on_away(reason)
 
     def _with_known_placement(self, facts: UpstreamFacts) -> UpstreamFacts:
         """Keep the result of the placement probe as long as the same model has the same template."""
@@ -336,9 +375,10 @@ class Upstream:
         prompt = told.get("prompt") if isinstance(told, dict) and answer.status == 200 else None
         return prompt if isinstance(prompt, str) else None
 
-    async def _ask_json(
+    async def ask_json(
         self, method: str, path: str, body: bytes | None, headers: CIMultiDict[str], seconds: float = ASK_SECONDS
     ) -> Any:
+        """Ask a question of memd's own; the JSON value of an answer with status 200, else None."""
         sent = CIMultiDict(headers)
         if body is not None:
             sent["Content-Type"] = "application/json"
@@ -372,12 +412,3 @@ async def told_by(answer: aiohttp.ClientResponse) -> Any:
         return msgspec.json.decode(body)
     except UNREADABLE:
         return None
-
-
-def _facts_from(props: dict[str, Any]) -> UpstreamFacts:
-    template = str(props.get("chat_template") or "")
-    return UpstreamFacts(
-        reachable=True,
-        model="" if is_router(props) else str(props.get("model_alias") or props.get("model_path") or ""),
-        template=hashlib.blake2b(template.encode(), digest_size=16).digest() if template else b"",
-    )

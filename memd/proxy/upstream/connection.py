@@ -65,6 +65,11 @@ class UpstreamConnection(ResponseHandler):
     _attempt: Attempt | None = None
     _is_in_head = False
 
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that came for the present request."""
+        return 0 if self._attempt is None else self._attempt.received_bytes
+
     def set_response_params(self, **params: Any) -> None:
         """Begin a request (aiohttp's name for it)."""
         attempt = attempt_of_task.get()
@@ -139,6 +144,10 @@ class UpstreamConnector(aiohttp.TCPConnector):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._factory: Any = functools.partial(UpstreamConnection, loop=self._loop)
+
+    def received_bytes(self) -> int:
+        """Bytes that came for the requests that are under way."""
+        return sum(one.received_bytes for one in self._acquired if isinstance(one, UpstreamConnection))
 
     async def _get(self, key: Any, traces: Any) -> Any:
         if attempt_of_task.get().wants_new:

@@ -12,7 +12,8 @@ import aiohttp
 import msgspec
 from multidict import CIMultiDict
 
-from memd.proxy.upstream.client import ASK_SECONDS, REFUSALS, Upstream, told_by
+from memd.proxy.upstream.client import REFUSALS, Upstream, told_by
+from memd.proxy.upstream.facts import ASK_SECONDS
 from memd.recall import block
 from memd.settings.model import Config
 from memd.telemetry.metrics import Metrics

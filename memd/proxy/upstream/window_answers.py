@@ -62,6 +62,12 @@ def of_models(answer: Any) -> dict[str, ModelWindow]:
     return windows
 
 
+def models_of(answer: Any) -> frozenset[str]:
+    """The names under which clients ask for the models of `/v1/models`; Ollama takes one without its `:latest`."""
+    names = {name for card in _dicts(answer, "data") for name in _names(card)}
+    return frozenset(names | {name.removesuffix(":latest") for name in names})
+
+
 def of_lm_studio(answer: Any) -> dict[str, ModelWindow]:
     """Windows of the loaded models from LM Studio's `/api/v0/models`."""
     loaded = ((card.get("id"), _positive(card.get("loaded_context_length"))) for card in _dicts(answer, "data"))
