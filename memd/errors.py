@@ -174,3 +174,15 @@ class ShortLogFile(CorruptFile):
 
 class ForeignFile(StoreError):
     """A file that this version must not touch: not memd's, of a newer format, or of another vector dimension."""
+
+
+class BucketError(StoreError):
+    """The bucket of the backup could not be read or written; nothing on the disk is affected."""
+
+
+class NotOurBucket(BucketError):
+    """There is another backup at the bucket's prefix, or another daemon writes there: nothing was written."""
+
+
+class ObjectMissing(BucketError):
+    """An object that another one names is not in the bucket, or a round between two that are there."""

@@ -25,6 +25,7 @@ from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topics import Topic, Topics
 from memd.principals import Principal
 from memd.settings.model import Config
+from memd.store.bucket.tending import BackupHealth, BucketTender
 from memd.store.disk import LocalDisk
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.store.topic_stats import TopicStats
@@ -151,6 +152,8 @@ class DaemonStats(msgspec.Struct, frozen=True):
     """Messages that are in a journal and not in the log yet."""
     redacted: dict[str, int] | None
     """By pattern the number of redactions since the start, of the whole daemon; None also where redaction is off."""
+    backup: BackupHealth | None
+    """To the bucket of the settings; None: they name none, or who asks has not every topic."""
     topics: dict[str, TopicStats]
 
 
@@ -221,6 +224,7 @@ class StatusRoutes:
         redactor: Redactor,
         tasks: Tasks,
         cache_bytes: Callable[[], int],
+        backup: BucketTender | None,
         *,
         model_url: str,
         own_url: str,
@@ -238,6 +242,7 @@ class StatusRoutes:
         self._redactor = redactor
         self._tasks = tasks
         self._cache_bytes = cache_bytes
+        self._backup = backup
 
     @get("/memd/health", "any")
     async def health(self, who: Principal) -> DaemonHealth:
@@ -273,6 +278,7 @@ class StatusRoutes:
             background_tasks=len(self._tasks) if is_all else None,
             unstored=sum(topic.buffer.unstored_count for topic in visible),
             redacted=dict(self._redactor.counts) if self._redactor and is_all else None,
+            backup=self._backup.health if self._backup is not None and is_all else None,
             topics=topics,
         )
 

@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rekey": ("encryption", "Give the encrypted data directory another master key."),
     "related": ("views", "Show what belongs to the chunk ID without being said beside it."),
     "remember": ("remember", "Remember TEXT, without a chat."),
+    "restore": ("restoring", "Restore a data directory from the bucket FROM into DIR."),
     "search": ("search", "Show the chunks that a new chat with QUESTION would get."),
     "serve": ("serve", "Run the daemon until Ctrl-C or SIGTERM."),
     "show": ("history", "Show the versions of the chunk ID, and where it was shown."),

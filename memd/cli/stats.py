@@ -25,7 +25,7 @@ from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import disk_of
 from memd.store.layout import models_dir
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
-from memd.wording import sized, tallied, unsearched
+from memd.wording import counted, sized, tallied, unsearched
 
 
 @click.command()
@@ -124,6 +124,10 @@ def _table(figures: StoredFigures) -> list[RenderableType]:
     notes += [sentence for topic in in_memory.values() for sentence in topic["damage"]]
     used, allowed = figures.daemon["memory_bytes"], figures.daemon["memory_bytes_max"]
     told = [f"The daemon at {figures.daemon_url} has {sized(used)} of at most {sized(allowed)} loaded."]
+    if backup := figures.daemon.get("backup"):
+        left = f", {counted(backup['topics_left'], 'topic')} still to be compared" if backup["topics_left"] else ""
+        trouble = f": {backup['trouble']}" if backup["trouble"] else ""
+        told.append(f"The backup in {backup['bucket']} is {backup['lag_seconds']:.0f} s behind{left}{trouble}.")
     redacted = figures.daemon.get("redacted")
     if redacted is not None:
         told.append(f"Redacted in what it has stored since its start: {tallied(redacted) or 'nothing'}.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import ssl
 import sys
@@ -50,6 +51,8 @@ from memd.settings.model import Config
 from memd.settings.tokens import REMEDY_IF_SHORT
 from memd.store import descriptors
 from memd.store.audit.book import AuditBook
+from memd.store.bucket.noting_disk import NotingDisk
+from memd.store.bucket.tending import BucketTender
 from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.encryption.opening import disk_of
 from memd.store.files import Files, replace_file
@@ -97,7 +100,7 @@ async def running(
         if listeners.moved:
             log.warning("memd's own address is not the usual one", extra={"problem": listeners.moved})
         loop = asyncio.get_running_loop()
-        disk = disk_of(config, files, creating=True)
+        backup, disk = _disk(config, files, command)
         embedding = loop.run_in_executor(None, _embedder, config, disk)
         encoding = loop.run_in_executor(None, lambda: cl100k_base(ranks_bytes()))
         if model is not None:
@@ -108,11 +111,15 @@ async def running(
         redactor = Redactor.of(config.ingest)
         store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, counter, disk))
         stack.callback(store.close)
+        if backup is not None:
+            stack.push_async_callback(asyncio.to_thread, backup.stop, config.shutdown.grace_seconds)
+            backup.start()
         watch = TokenWatch(config.auth, DiskFiles(), config.data_dir, auth_source)
         watch.load()
         addresses = addresses_of(config, listeners)
         auditor = _auditor(config, store, watch.principals, command)
         daemon = await make_parts(stack, config, store, embedder, counter, redactor, addresses, watch, auditor)
+        daemon = msgspec.structs.replace(daemon, backup=backup)
         await daemon.upstream.refresh(wait=True)
         async with _listening(daemon, listeners, tls):
             yield daemon
@@ -276,6 +283,13 @@ def _upstream_lines(server: Upstream, *, is_one_of_several: bool) -> list[str]:
         effect = "left out until it is" if is_one_of_several else "requests get 502 until it is"
         told = f"NOT REACHABLE yet: {effect}"
     return [f"  upstream               {server.url}  {told}"]
+
+
+def _disk(config: Config, files: LocalDisk | None, command: str) -> tuple[BucketTender | None, LocalDisk]:
+    """The backup to a bucket, if the settings want one, and the disk of the data directory."""
+    backs_up = config.backup.is_on and files is None and not command  # what a command changes, the next daemon finds
+    plain = NotingDisk(config.data_dir) if backs_up else files or DiskFiles()
+    return BucketTender.of(config, plain, os.environ), disk_of(config, plain, creating=True)
 
 
 def _embedder(config: Config, files: LocalDisk) -> Embedder:

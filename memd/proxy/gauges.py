@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from memd import __version__
 from memd.ingest.topics import Topics
 from memd.proxy.upstream.pool import UpstreamPool
+from memd.store.bucket.tending import BucketTender
 from memd.telemetry.metrics import Gauge, Metrics, gauge
 from memd.telemetry.tasks import Tasks
 
@@ -30,6 +31,7 @@ class Gauges:
         queues: Mapping[str, Callable[[], int]],
         cache_bytes: Callable[[], int],
         memory_bytes_max: int,
+        backup: BucketTender | None,
     ) -> None:
         """`queues`: by name, how much work waits in each."""
         self._metrics = metrics
@@ -39,6 +41,7 @@ class Gauges:
         self._queues = queues
         self._cache_bytes = cache_bytes
         self._memory_bytes_max = memory_bytes_max
+        self._backup = backup
 
     def read(self) -> Iterator[Gauge]:
         """Yield them as they are now."""
@@ -58,6 +61,8 @@ class Gauges:
         waiting = {name: queued() for name, queued in self._queues.items()}
         yield Gauge("memd_queue_depth", "Work that waits; of the indexer also what is under way", waiting, "queue")
         yield gauge("memd_background_tasks", "Tasks that nobody waits for", len(self._tasks))
+        lag_seconds = 0.0 if self._backup is None else self._backup.lag_seconds
+        yield gauge("memd_backup_lag_seconds", "Age of what the bucket lacks; 0 without a backup", lag_seconds)
         yield gauge("memd_tasks", "All tasks: connections, requests, work in the background", len(asyncio.all_tasks()))
 
     def _buffer_gauges(self) -> Iterator[Gauge]:

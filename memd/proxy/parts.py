@@ -69,6 +69,7 @@ from memd.recall.rerank import Reranker
 from memd.recall.retrieve import Budget, Retriever
 from memd.settings.model import Config
 from memd.speech import Speech
+from memd.store.bucket.tending import BucketTender
 from memd.store.layout import GRANTS_NAME
 from memd.store.receipts import ReceiptRing
 from memd.store.store import Store
@@ -103,6 +104,7 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Metrics
     tasks: Tasks
     writer: ThreadPoolExecutor
+    backup: BucketTender | None = None
 
     @property
     def principals(self) -> Principals:
@@ -256,6 +258,7 @@ def _gauges_of(daemon: Daemon) -> Gauges:
         queues=queues,
         cache_bytes=lambda: daemon.cache_bytes,
         memory_bytes_max=daemon.config.store.memory_bytes_max,
+        backup=daemon.backup,
     )
 
 
@@ -267,6 +270,7 @@ def _status_of(daemon: Daemon) -> StatusRoutes:
         daemon.redactor,
         daemon.tasks,
         lambda: daemon.cache_bytes,
+        daemon.backup,
         model_url=daemon.base_url,
         own_url=daemon.own_url,
     )

@@ -134,7 +134,9 @@ _WRITTEN = {
     PATTERN_WORD: "a word or phrase of at most 100 characters, without signs and spaces at its ends",
 }
 """Texts that a pattern describes, in words."""
-_SECRET = frozenset({"auth.token", "upstream.api_key", "embedding.api_key", "rerank.api_key", "encryption.key"})
+_SECRET = frozenset(
+    {"auth.token", "upstream.api_key", "embedding.api_key", "rerank.api_key", "encryption.key", "backup.secret_key"}
+)
 _PATHS = frozenset({"listen.tls_cert", "listen.tls_key", "encryption.key_file"})
 _COMMAND_LINE = "the command line"
 _KEY_PLACES = (variable_of("encryption.key"), _COMMAND_LINE)  # there it is from standard input: no flag takes a key
@@ -144,6 +146,7 @@ _SERVERS = ("upstream.url", "upstream.urls")  # one is given in place of the oth
 _PARTNERS = {
     "listen.tls_cert": ("listen.tls_key",),
     "upstream.url": ("upstream.urls",),
+    "backup.access_key": ("backup.secret_key",),
     "embedding.url": ("embedding.model",),
     "embedding.name": ("embedding.model",),
     "admin.port": ("listen.port",),
@@ -309,6 +312,10 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
             yield "embedding.url", f"is {without_credentials(config.embedding.url)!r}: {problem}; give http://HOST:PORT"
         if not config.embedding.name:
             yield "embedding.name", "is empty; give the name of the model at embedding.url (llama-server takes any)"
+    if config.backup.endpoint and (problem := _url_problem(config.backup.endpoint)):
+        yield "backup.endpoint", f"is {without_credentials(config.backup.endpoint)!r}: {problem}; give http://HOST:PORT"
+    if bool(config.backup.access_key) != bool(config.backup.secret_key):
+        yield "backup.access_key", "and backup.secret_key belong together: set both, or neither to use AWS's variables"
     if not config.auth.is_closed and not is_this_machine(config.listen.host):
         yield "listen.host", f"is {config.listen.host!r}, which others can reach: set auth.token, or use 127.0.0.1"
     for number, problem in token_problems(config.auth.tokens, config.auth.token):

@@ -12,6 +12,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
+from memd.settings.backup import BackupSettings
 from memd.settings.clients import IGNORED_BY_DEFAULT, IGNORED_SYSTEM_BY_DEFAULT, STRIPPED_BY_DEFAULT
 from memd.settings.encryption import EncryptionSettings
 from memd.settings.redacted import CountryCode, ListedWord, PatternName, PersonName, RedactionName
@@ -325,8 +326,7 @@ class RerankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A reranker that puts the best candidates into its own order."""
 
     url: str = ""
-    """The server's address; `/v1/rerank` (llama-server, vLLM, Jina) or TEI's `/rerank` is found out, or may be given.
-    Empty: none."""
+    """The server's address; `/v1/rerank` or TEI's `/rerank` is found out, or may be given. Empty: none."""
     name: Annotated[str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
     """The model's name there, where the server wants one."""
     api_key: str = ""
@@ -347,8 +347,7 @@ class LimitsSettings(msgspec.Struct, frozen=True, kw_only=True):
     header_bytes_max: Annotated[int, Meta(ge=4_096, le=1 << 20)] = 64 * 1024
     """Request headers, all together; larger ones are answered 431."""
     capture_bytes_max: Annotated[int, Meta(ge=1_024, le=1 << 30)] = 8 * 1024 * 1024
-    """How much of a reply is kept to be remembered; the client gets all of it. A longer one that is no stream is not
-    read."""
+    """How much of a reply is kept to be remembered; the client gets all. A longer one that is no stream is not read."""
     corrections_max: Annotated[int, Meta(ge=1, le=100_000)] = 1000
     """Chunks that are corrected in one request."""
     related_topics_max: Annotated[int, Meta(ge=0, le=10_000)] = 64
@@ -427,6 +426,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     rerank: RerankSettings = RerankSettings()
     auth: AuthSettings = AuthSettings()
     encryption: EncryptionSettings = EncryptionSettings()
+    backup: BackupSettings = BackupSettings()
     limits: LimitsSettings = LimitsSettings()
     receipts: ReceiptsSettings = ReceiptsSettings()
     audit: AuditSettings = AuditSettings()

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from memd.entries import TOPIC_ID_PATTERN, checked_topic_id
-from memd.errors import BadTopicId, ForeignFile
+from memd.errors import BadTopicId, ForeignFile, StoreError
 from memd.store.files import TEMPORARY_SUFFIX, Files
 from memd.store.log.format import Header, topic_tag
 
@@ -49,7 +49,11 @@ ERASURES_NAME = "memd.erasures"
 """The folder of what was erased, and of what is being erased."""
 DIGESTS_SUFFIX = ".digests"
 """In that folder: of the messages of an erasure that is not done."""
-_REPLACED = (ADDRESS_NAME, SECRET_NAME, RECENT_NAME, GRANTS_NAME, KEY_NAME, TOKENS_NAME)
+BUCKET_NAME = "memd.bucket"
+"""The id under which this data directory is backed up to a bucket, so that no other one is written over it."""
+RESTORING_NAME = ".memd-restoring"
+"""In a folder that is being restored from a bucket and is not whole yet; no topic can have this name."""
+_REPLACED = (ADDRESS_NAME, SECRET_NAME, RECENT_NAME, GRANTS_NAME, KEY_NAME, TOKENS_NAME, BUCKET_NAME)
 _OWN_NAMES = {
     *(
         LOCK_NAME,
@@ -260,6 +264,22 @@ class TopicNames:
     def _list(self) -> None:
         self._names = set(topic_names_in(self._files, self._data_dir))
         self._by_folded = {name.casefold(): name for name in self._names}
+
+
+def check_restored(files: Files, data_dir: Path) -> None:
+    """Make sure that a folder is no restoration that was interrupted.
+
+    Raises:
+        StoreError: it is.
+    """
+    if files.size(data_dir / RESTORING_NAME) is not None:
+        raise StoreError(f"{data_dir}: its restoration is not finished: run memd restore again until it ends")
+
+
+def topic_of(name: str) -> str:
+    """Return the topic whose file or folder a path in the data directory is, written with slashes; empty: none."""
+    first = name.partition("/")[0]
+    return first if TOPIC_ID_PATTERN.fullmatch(first) and first not in _OWN_NAMES else ""
 
 
 def topic_names_in(files: Files, data_dir: Path) -> list[str]:

@@ -22,7 +22,8 @@ export async function show(main, { topics, again }) {
   main.replaceChildren(...[el("h1", {}, "Topics"),
     facts({ Folder: el("code", {}, health.data_dir), Version: health.version, Topics: number(all.length),
       Chunks: number(all.reduce((sum, topic) => sum + topic.chunks, 0)), Log: bytes(all.reduce((sum, topic) => sum + topic.log_bytes, 0)),
-      "In memory": `${bytes(stats.memory_bytes)} of at most ${bytes(stats.memory_bytes_max)}` }),
+      "In memory": `${bytes(stats.memory_bytes)} of at most ${bytes(stats.memory_bytes_max)}`,
+      ...(stats.backup && { Backup: stats.backup.trouble ?? `${Math.round(stats.backup.lag_seconds)} s behind, in ${stats.backup.bucket}` }) }),
     all.length ? el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Topics and their sizes" },
       el("table", {}, el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, all.map(row))))
       : el("p", { class: "empty" }, "No topic yet."),

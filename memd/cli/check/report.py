@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from memd.cli.check import data, installation, settings, sources, upstream
+from memd.cli.check import bucket, data, installation, settings, sources, upstream
 from memd.cli.check.result import CheckResult, Mark, failed, failed_with, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import ConfigError, StoreError
@@ -65,7 +65,7 @@ def outcomes(
     else:
         if disk.encrypts(config.data_dir / RECEIPTS_NAME):
             yield ok(data.ENCRYPTION, f"{config.data_dir} is encrypted, and the key that is given is its own")
-        yield from _stored(config, daemon, disk)
+        yield from _stored(config, env, daemon, disk)
     yield settings.address(config, daemon)
     is_served = daemon is not None and not given.keys() & {"upstream.url", "upstream.urls"}
     if daemon is not None and is_served:
@@ -78,7 +78,9 @@ def outcomes(
         yield failed(upstream.LIVE, "not tried", "mend the upstream first")
 
 
-def _stored(config: Config, daemon: RunningDaemon | None, files: LocalDisk) -> Iterator[CheckResult]:
+def _stored(
+    config: Config, env: Mapping[str, str], daemon: RunningDaemon | None, files: LocalDisk
+) -> Iterator[CheckResult]:
     """The data directory, and the embedding model, whose vectors are in it."""
     folder = data.directory(config.data_dir, files)
     yield folder
@@ -92,6 +94,7 @@ def _stored(config: Config, daemon: RunningDaemon | None, files: LocalDisk) -> I
     else:
         yield from data.log(config.data_dir, topics, files)
     yield from data.audit(config.data_dir, files)
+    yield from bucket.backup(config, env, daemon)
     yield from installation.embedding_model(config, topics, files)
     yield from installation.reranker(config)
 

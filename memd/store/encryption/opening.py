@@ -14,7 +14,7 @@ from memd.errors import StoreError, WrongKey
 from memd.settings.encryption import EncryptionSettings
 from memd.settings.model import Config
 from memd.store.disk import DiskFiles, LocalDisk
-from memd.store.layout import KEY_NAME, LOCK_NAME, RECEIPTS_NAME, TopicLayout, topic_folders_in
+from memd.store.layout import KEY_NAME, LOCK_NAME, RECEIPTS_NAME, TopicLayout, check_restored, topic_folders_in
 from memd.wording import counted
 
 if TYPE_CHECKING:
@@ -47,9 +47,10 @@ def disk_for(
 
     Raises:
         WrongKey: the key is missing, or not the one of this directory; or it is not encrypted yet.
-        StoreError: encryption is asked for, and its package is not installed.
+        StoreError: encryption is asked for, and its package is not installed; or it is a restoration that is not whole.
     """
     disk = plain or DiskFiles()
+    check_restored(disk, data_dir)
     is_encrypted = disk.size(data_dir / KEY_NAME) is not None
     if not is_encrypted and not settings.is_on:
         return disk

@@ -1,0 +1,167 @@
+"""Compares a folder of the data directory with what the bucket has of it, beside the daemon that writes to it.
+
+Rule: the journal is read before the log, so that the log has everything that the journal counts as stored, and the
+active file before the full ones are listed. Where a file was replaced or rotated meanwhile, all of it is done again.
+What is read is what is on the disk: of an encrypted directory, encrypted. Merged and lexical indexes are left out: they
+are built again, as are `.torn` files, which nobody reads.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from memd.errors import StoreError
+from memd.store.bucket.changes import FileNote, merged
+from memd.store.bucket.format import KnownFile
+from memd.store.bucket.noting_disk import NotingDisk
+from memd.store.layout import AUDIT_NAME, KEY_NAME, AuditLayout, TopicLayout, erasures_dir
+
+PIECE_BYTES = 8 << 20
+_TRIES = 4
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Bytes of a file that the bucket lacks."""
+
+    name: str
+    path: Path
+    start: int
+    """All before it stays as it is in the bucket."""
+    end: int
+    changed_at: int
+    is_final: bool
+    """Whether the file is never appended to again."""
+    identity: object
+    known: KnownFile | None
+    """The part that stays, if any."""
+
+
+class FolderChanges(msgspec.Struct, frozen=True):
+    """The difference of one folder."""
+
+    pieces: list[Piece]
+    gone: list[str]
+    notes: dict[str, FileNote]
+    """The notes of it, which are taken."""
+
+
+class MovedMeanwhile(StoreError):
+    """A file was replaced while it was read."""
+
+
+class Looker:
+    """Compares folders with what the bucket has of them."""
+
+    def __init__(self, disk: NotingDisk, data_dir: Path) -> None:
+        self._disk = disk
+        self._data_dir = data_dir
+
+    def look(self, folder: str, known: dict[str, KnownFile], *, all_of_it: bool) -> FolderChanges:
+        """Return what has changed in a folder; with `all_of_it`, also what was changed before it was noted.
+
+        Raises:
+            StoreError: it cannot be read now; what was noted of it is noted again.
+        """
+        notes: dict[str, FileNote] = {}
+        try:
+            for _ in range(_TRIES):
+                notes = merged(notes, self._disk.changed.take(folder))
+                if (found := self._once(folder, known, notes, all_of_it)) is not None:
+                    return found
+        except StoreError:
+            self._disk.changed.give_back(folder, notes)
+            raise
+        self._disk.changed.give_back(folder, notes)
+        raise MovedMeanwhile(f"{self._data_dir / folder}: changes faster than it can be read; it is tried again")
+
+    def _once(
+        self, folder: str, known: dict[str, KnownFile], notes: dict[str, FileNote], every: bool
+    ) -> FolderChanges | None:
+        """None: the folder was changed meanwhile."""
+        pieces, there = [], set()
+        every = every or "" in notes  # the folder itself was put in its place, or away
+        active = self._data_dir / folder / "active.bin" if folder else None
+        before = self._disk.identity(active) if active is not None else None
+        for name, path, is_final in self._names(folder):
+            if name == "active.bin":
+                notes |= merged(notes, self._disk.changed.take(folder))  # what the journal counts as stored is noted
+                before = self._disk.identity(path)
+            there.add(name)
+            piece = self._piece(name, path, is_final, known.get(name), notes.get(name), every)
+            if piece is not None:
+                pieces.append(piece)
+        if active is not None and self._disk.identity(active) != before:
+            return None
+        return FolderChanges(pieces, [name for name in known if name not in there], notes)
+
+    def _names(self, folder: str) -> Iterator[tuple[str, Path, bool]]:
+        """The files of a folder that are there: name, path, and whether it is never appended to."""
+        disk = self._disk
+        if not folder:
+            audit = AuditLayout(self._data_dir)
+            paths = [self._data_dir / KEY_NAME, *(audit.folder / name for name in audit.names(disk)), audit.head]
+            ledger = erasures_dir(self._data_dir)
+            paths += [ledger / name for name in disk.names(ledger) if name.endswith(".json")]
+            found = [(path.relative_to(self._data_dir).as_posix(), path, False) for path in paths]
+        else:
+            layout = TopicLayout(self._data_dir, folder)
+            # The key first: nothing of the topic can be read without it.
+            first = (layout.key, layout.former_names, layout.forbidden, layout.hot, layout.active)
+            found = [(path.name, path, False) for path in first]
+        yield from (one for one in found if disk.size(one[1]) is not None)
+        if folder:
+            for number in layout.segment_ids(disk):
+                for path in (layout.bin(number), layout.hnsw(number), layout.meta(number)):
+                    if disk.size(path) is not None:
+                        yield path.relative_to(layout.directory).as_posix(), path, True
+
+    def _piece(
+        self, name: str, path: Path, is_final: bool, known: KnownFile | None, note: FileNote | None, every: bool
+    ) -> Piece | None:
+        disk, size = self._disk, self._disk.size(path) or 0
+        if known is None:
+            return self._made(name, path, 0, min(size, note.end) if note is not None else size, is_final, None)
+        if note is not None and note.is_replaced:
+            return self._made(name, path, 0, min(size, note.end), is_final, None)
+        if note is None and not every:
+            is_audit = name.startswith(f"{AUDIT_NAME}/") and name.endswith(".jsonl")
+            # Of what another process appends to there are no notes.
+            return self._made(name, path, known.size, size, is_final, known) if is_audit and size > known.size else None
+        end = min(size, note.end) if note is not None else size
+        if every and end == known.size and disk.changed_at(path) == known.changed_at:
+            return None
+        if end < known.size or (every and self._crc(path, known.size) != known.crc):
+            return self._made(name, path, 0, end, is_final, None)
+        return self._made(name, path, known.size, end, is_final, known) if end > known.size else None
+
+    def _made(self, name: str, path: Path, start: int, end: int, is_final: bool, known: KnownFile | None) -> Piece:
+        disk = self._disk
+        return Piece(name, path, start, end, disk.changed_at(path), is_final, disk.identity(path), known)
+
+    def _crc(self, path: Path, size: int) -> int:
+        crc = 0
+        for offset in range(0, size, PIECE_BYTES):
+            crc = zlib.crc32(self._disk.read_at(path, offset, min(PIECE_BYTES, size - offset)), crc)
+        return crc
+
+    def read(self, piece: Piece) -> Iterator[bytes]:
+        """Yield its bytes.
+
+        Raises:
+            MovedMeanwhile: the path names another file by now, or a shorter one.
+        """
+        for offset in range(piece.start, piece.end, PIECE_BYTES):
+            wanted = min(PIECE_BYTES, piece.end - offset)
+            try:
+                data = self._disk.read_at(piece.path, offset, wanted)
+            except StoreError as error:
+                if self._disk.size(piece.path) is not None:
+                    raise
+                raise MovedMeanwhile(str(error)) from error
+            if len(data) < wanted or self._disk.identity(piece.path) != piece.identity:
+                raise MovedMeanwhile(f"{piece.path}: was replaced while it was read")
+            yield data

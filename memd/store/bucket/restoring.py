@@ -1,0 +1,252 @@
+"""Restoring a data directory from a bucket.
+
+Rule: the folder is new, empty, or one whose restoration was interrupted: what is in it by then is compared and kept. As
+long as it is not whole it has a mark, and nothing serves from it. Each file is checked before it gets its name. Of a
+topic from which something was erased later than the time that is asked for, the first state after that is taken: what
+it was before is gone. The ledger of erasures is always the latest.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from memd.errors import BadQuestion, CorruptFile, DiskFull, StoreError
+from memd.store.bucket.catalog import READERS, Catalog, Rounds
+from memd.store.bucket.format import IDENTITY_KEY, KnownFile, RoundName, Stretch
+from memd.store.bucket.objects import Bucket
+from memd.store.bucket.writing import read_identity
+from memd.store.disk import LocalDisk
+from memd.store.files import TEMPORARY_SUFFIX, checksum_of, only_whole, replace_file
+from memd.store.layout import BUCKET_NAME, ERASURES_NAME, RESTORING_NAME
+from memd.wording import counted, day_and_time
+
+_WHOLE_BYTES = 256 << 10
+"""Rounds up to this are read as a whole: pieces of many files are in them."""
+_KEPT_BYTES = 64 << 20
+_PIECE_BYTES = 8 << 20
+
+
+class RestoreReport(msgspec.Struct, kw_only=True):
+    """The outcome of `restore`."""
+
+    at: int
+    """The moment that was restored, in microseconds since the epoch."""
+    topics: int
+    files: int
+    bytes: int
+    kept: int
+    """Files that an interrupted restoration had brought already."""
+    notes: list[str]
+    """For its owner to know, in sentences."""
+
+
+def restore(
+    bucket: Bucket,
+    target: Path,
+    files: LocalDisk,
+    until: int | None = None,
+    tell: Callable[[int, int], None] = lambda done, of: None,
+) -> RestoreReport:
+    """Restore the data directory as it was at a time, or at the last one that the bucket has, into `target`.
+
+    Args:
+        until: microseconds since the epoch.
+        tell: called with the bytes that are done, and all of them.
+
+    Raises:
+        BadQuestion: the bucket has nothing of that time.
+        NotOurBucket: it has no backup.
+        StoreError: the folder is not empty, the bucket cannot be read or the disk not written (DiskFull): run it again.
+    """
+    identity = read_identity(bucket.get(IDENTITY_KEY), bucket)
+    rounds = Rounds(bucket)
+    last = _chosen(rounds, bucket, until)
+    catalog, notes = _state(rounds, last, until)
+    _begin(target, files)
+    plan = {target / folder / name: file for folder in catalog.topics for name, file in catalog.files(folder).items()}
+    run = _Restoration(bucket, files, rounds, plan, tell)
+    run.make_folders(target)
+    run.remove_others(target)
+    run.files()
+    replace_file(files, target / BUCKET_NAME, f"{identity.directory}\n".encode())
+    files.remove(target / RESTORING_NAME)
+    files.sync_directory(target)
+    topics = sum(bool(folder) for folder in catalog.topics)
+    size = sum(file.size for file in plan.values())
+    return RestoreReport(at=last.at, topics=topics, files=len(plan), bytes=size, kept=run.kept, notes=notes)
+
+
+def _chosen(rounds: Rounds, bucket: Bucket, until: int | None) -> RoundName:
+    moments = rounds.moments
+    if not moments:
+        raise BadQuestion(f"{bucket.url}: the backup was begun, and nothing is in it yet")
+    found = moments[-1] if until is None else rounds.upto(until)
+    if found is None:
+        first, latest = (day_and_time(at) for at in (min(one.at for one in moments), max(one.at for one in moments)))
+        raise BadQuestion(
+            f"{bucket.url}: has nothing from before that time; the earliest is {first}, the latest {latest}"
+        )
+    return found
+
+
+def _state(rounds: Rounds, last: RoundName, until: int | None) -> tuple[Catalog, list[str]]:
+    """The files at a moment; of what was erased since, those of the first moment after."""
+    whole = [False]
+    catalog = rounds.catalog(last, lambda header: whole.append(header.is_whole))
+    notes = []
+    if not whole[-1]:
+        notes.append(
+            "at that time the bucket did not have everything of the folder yet: topics may be missing or older"
+        )
+    older = [one for one in rounds.names if one < last and one.generation != last.generation and one.at > last.at]
+    if older and until is None:
+        notes.append(
+            f"another daemon has written later than the one that was restored, until {day_and_time(older[-1].at)}: was "
+            "a second one at work? Its last state: --until that time, before the other one began"
+        )
+    later = Catalog()
+    later.topics = dict(catalog.topics)
+    erased: dict[str, bytes | None] = {}
+    for name, header in rounds.headers(rounds.after(last)):
+        later.apply(header, name.key)
+        for folder in header.stated_anew:
+            erased.setdefault(folder, later.topics.get(folder))
+    for folder, packed in erased.items():
+        if packed is None:
+            catalog.topics.pop(folder, None)
+        else:
+            catalog.topics[folder] = packed
+    if erased:
+        notes.append(
+            f"{counted(len(erased), 'topic')} from which something was erased since ({', '.join(sorted(erased)[:5])}) "
+            "are as they were right after that"
+        )
+    ledger = {name: one for name, one in later.files("").items() if name.startswith(f"{ERASURES_NAME}/")}
+    if ledger:
+        own = {name: one for name, one in catalog.files("").items() if not name.startswith(f"{ERASURES_NAME}/")}
+        catalog.put("", own | ledger)
+    return catalog, notes
+
+
+def _begin(target: Path, files: LocalDisk) -> None:
+    """Make the folder, with the mark that it is not whole."""
+    names = files.names(target)
+    if names and RESTORING_NAME not in names:
+        raise StoreError(f"{target}: is not empty; choose an empty or a new folder")
+    for folder in reversed([target, *target.parents]):
+        if not files.is_directory(folder):
+            files.make_directory(folder)
+            files.sync_directory(folder.parent)
+    replace_file(files, target / RESTORING_NAME, b"")
+
+
+class _Restoration:
+    def __init__(
+        self,
+        bucket: Bucket,
+        files: LocalDisk,
+        rounds: Rounds,
+        plan: dict[Path, KnownFile],
+        tell: Callable[[int, int], None],
+    ) -> None:
+        self._files, self._plan, self._tell = files, plan, tell
+        self._pieces = _Pieces(bucket, {name.key: name.size for name in rounds.names})
+        self._lock = threading.Lock()
+        self._done, self._total = 0, sum(file.size for file in plan.values())
+        self.kept = 0
+
+    def make_folders(self, target: Path) -> None:
+        """Make the folders of the plan; the disk must have room for what is in it."""
+        present = sum(self._files.size(path) or 0 for path in self._plan)
+        free = self._files.free_bytes(target)
+        if free < self._total - present:
+            raise DiskFull(
+                f"{target}: has room for {free:,} bytes, and {self._total - present:,} are to be restored; make room, "
+                "or choose another disk, and run it again"
+            )
+        folders = {folder for path in self._plan for folder in path.parents if folder.is_relative_to(target)}
+        for folder in sorted(folders - {target}):
+            self._files.make_directory(folder)
+            self._files.sync_directory(folder.parent)
+
+    def remove_others(self, folder: Path) -> None:
+        """Remove what an earlier attempt, to another time, has brought."""
+        for name in self._files.names(folder):
+            path = folder / name
+            if self._files.is_directory(path):
+                self.remove_others(path)
+            elif path not in self._plan and name != RESTORING_NAME:
+                self._files.remove(path)
+
+    def files(self) -> None:
+        """Restore all files, some at once."""
+        with ThreadPoolExecutor(READERS, thread_name_prefix="memd-restore") as workers:
+            try:
+                for _ in workers.map(self._file, sorted(self._plan)):
+                    pass
+            except BaseException:
+                workers.shutdown(cancel_futures=True)
+                raise
+
+    def _file(self, path: Path) -> None:
+        known, files = self._plan[path], self._files
+        is_there = files.size(path) == known.size and checksum_of(files, path, known.size).crc == known.crc
+        if not is_there:
+            temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+            crc = 0
+            with only_whole(files, temporary):
+                with closing(files.create(temporary)) as appender:
+                    for data in self._pieces.of(known):
+                        crc = zlib.crc32(data, crc)
+                        appender.write(data)
+                    appender.sync()
+                if crc != known.crc or files.size(temporary) != known.size:
+                    raise CorruptFile(f"{path.name}: is damaged in the bucket; restore to another time with --until")
+                files.rename(temporary, path)
+            files.sync_directory(path.parent)
+        with self._lock:
+            self.kept += is_there
+            self._done += known.size
+            self._tell(self._done, self._total)
+
+
+class _Pieces:
+    """Reads extents; small objects are kept for the next file that has a piece in them. For any thread."""
+
+    def __init__(self, bucket: Bucket, sizes: dict[str, int]) -> None:
+        self._bucket, self._sizes = bucket, sizes
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._kept_bytes = 0
+        self._lock = threading.Lock()
+
+    def of(self, file: KnownFile) -> Iterator[bytes]:
+        """Yield the bytes of a file."""
+        for extent in file.extents:
+            if self._sizes.get(extent.key, _WHOLE_BYTES + 1) <= _WHOLE_BYTES:
+                yield self._whole(extent)
+            else:
+                end = extent.offset + extent.length
+                for start in range(extent.offset, end, _PIECE_BYTES):
+                    yield self._bucket.read(extent.key, start, min(end, start + _PIECE_BYTES))
+
+    def _whole(self, extent: Stretch) -> bytes:
+        with self._lock:
+            data = self._kept.get(extent.key)
+            if data is not None:
+                self._kept.move_to_end(extent.key)
+        if data is None:
+            data = self._bucket.read(extent.key, 0, self._sizes[extent.key])
+            with self._lock:
+                self._kept_bytes += len(data) if extent.key not in self._kept else 0
+                self._kept[extent.key] = data
+                while self._kept_bytes > _KEPT_BYTES:
+                    self._kept_bytes -= len(self._kept.popitem(last=False)[1])
+        return data[extent.offset : extent.offset + extent.length]

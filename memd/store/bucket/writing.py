@@ -1,0 +1,405 @@
+"""Writes what has changed in a data directory to a bucket, round by round.
+
+Rule: one thread. A round that fails has changed nothing in the bucket that counts, and what it wanted to write is noted
+again. The data is read from the disk when it is sent and never held for later, so a bucket that is away costs a note
+for each changed file. Before it writes, a round looks whether another daemon has begun to write here: then it never
+writes again.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from memd.errors import CorruptFile, NotOurBucket, ObjectMissing, StoreError
+from memd.store.bucket.catalog import Catalog, Rounds
+from memd.store.bucket.changes import FileNote
+from memd.store.bucket.cleaning import clean
+from memd.store.bucket.erasing import blank
+from memd.store.bucket.format import (
+    FILES,
+    IDENTITY_KEY,
+    OWNER_KEY,
+    FileChange,
+    Identity,
+    KnownFile,
+    Owner,
+    RoundHeader,
+    RoundName,
+    Stretch,
+    encode_round,
+    generation_name,
+    generation_number,
+)
+from memd.store.bucket.looking import Looker, MovedMeanwhile, Piece
+from memd.store.bucket.noting_disk import NotingDisk
+from memd.store.bucket.objects import Bucket
+from memd.store.encryption.opening import key_id_of
+from memd.store.erasure.ledger import read_erasures
+from memd.store.files import replace_file
+from memd.store.layout import BUCKET_NAME, erasures_dir, topic_names_in
+
+log = logging.getLogger("memd")
+
+ALONE_BYTES = 4 << 20
+"""A longer file gets an object of its own, sent in parts."""
+BATCH_BYTES = 16 << 20
+"""A round object has no more than this and one folder's pieces."""
+COMPARED_AT_ONCE = 500
+"""Folders of an earlier time that a round compares before what has just changed has its turn again."""
+EXTENTS_MAX = 512
+"""A file in more pieces is written anew as one: its restoration takes a request for each."""
+FULL_AFTER_ROUNDS = 360
+FULL_AFTER_US = 86_400_000_000
+CLEAN_AFTER_US = 86_400_000_000
+
+
+class _Batch:
+    """A round that is being put together."""
+
+    def __init__(self) -> None:
+        self.changes: list[FileChange] = []
+        self.data: list[bytes] = []
+        self.size = 0
+        self.notes: dict[str, dict[str, FileNote]] = {}
+        """By folder: what is noted again if it fails."""
+
+    def add(self, data: list[bytes]) -> Stretch:
+        """Add bytes; where they will be."""
+        extent = Stretch("", self.size, sum(map(len, data)))
+        self.data += data
+        self.size += extent.length
+        return extent
+
+
+class BucketWriter:
+    """Keeps the backup of one data directory up to date."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        disk: NotingDisk,
+        data_dir: Path,
+        keep_days: int,
+        now_us: Callable[[], int],
+        random: Callable[[int], bytes],
+    ) -> None:
+        self.bucket = bucket
+        self._disk, self._data_dir, self._keep_days = disk, data_dir, keep_days
+        self._now_us, self._random = now_us, random
+        self._looker = Looker(disk, data_dir)
+        self._catalog = Catalog()
+        self._generation = ""
+        self._number = self._last_at = self._sent = 0
+        self._to_compare: deque[str] = deque()
+        self._compared: list[str] = []
+        """Of the batch: folders that were compared, not noted."""
+        self._batch = _Batch()
+        self._alone: dict[tuple[str, str, object, int], KnownFile] = {}
+        """Files that were sent, in a round that is not written yet."""
+        self._unread: set[str] = set()
+        """Folders that could not be read in this round; and those of which that was said."""
+        self._told: set[str] = set()
+        self._may_erase = False
+        self._is_whole = False
+        """Whether all that there was at some time is in the bucket."""
+        self._full_at = self._cleaned_at = 0
+        self._full_bytes = self._header_bytes = self._rounds_since = 0
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether `begin` has succeeded."""
+        return bool(self._generation)
+
+    @property
+    def to_compare(self) -> int:
+        """How many folders are to be compared since the start."""
+        return len(self._to_compare) + len(self._compared)
+
+    def begin(self) -> None:
+        """Begin a generation: what the bucket has is known then, and the next rounds compare all folders with it.
+
+        Raises:
+            NotOurBucket: it has the backup of another directory.
+            BucketError: it cannot be read or written; it may be tried again.
+            StoreError: the data directory cannot be read.
+        """
+        self._identify()
+        rounds = Rounds(self.bucket)
+        owner = self._owner()
+        numbers = [name.generation_number for name in rounds.names]
+        numbers += [generation_number(owner.generation)] if owner is not None else []
+        generation = generation_name(max(numbers, default=0) + 1, self._random(4))
+        self.bucket.put(OWNER_KEY, msgspec.json.encode(Owner(generation)))
+        last = rounds.moments[-1] if rounds.moments else None
+        self._catalog, self._is_whole = self._found(rounds, last)
+        self._number, self._last_at = 0, last.at if last is not None else 0
+        self._generation = generation
+        try:
+            self._write_full()
+        except StoreError:
+            self._generation = ""
+            raise
+        there = topic_names_in(self._disk, self._data_dir)
+        self._to_compare = deque(dict.fromkeys(["", *there, *self._catalog.topics]))
+
+    def round(self) -> bool:
+        """Write what has changed since the last round; whether nothing is left of what there was when it began.
+
+        Raises:
+            NotOurBucket: another daemon writes here by now.
+            BucketError: the bucket is away; what was to be written is noted again.
+        """
+        changed = self._disk.changed.folders()
+        if not (changed or self._to_compare):
+            return True
+        self._check_owner()
+        at, self._unread = self._now_us(), set()
+        try:
+            for folder in changed:
+                self._add(folder, at, every=False)
+            for _ in range(min(COMPARED_AT_ONCE, len(self._to_compare))):
+                folder = self._to_compare.popleft()
+                self._compared.append(folder)
+                self._add(folder, at, every=True)
+            self._flush(at)
+        except BaseException:
+            self._undo()
+            raise
+        return not (self._to_compare or self._unread)
+
+    def tidy(self) -> None:
+        """Erase in the bucket what was erased on the disk, remove what is too old, and write a full round, where due.
+
+        Raises:
+            BucketError: something is left to do, and is done by the next call.
+        """
+        if self._to_compare or not self._rounds_since:
+            return
+        at = self._now_us()
+        if self._may_erase:
+            self._erase(at)
+            self._may_erase = False
+        is_worth_it = self._rounds_since >= FULL_AFTER_ROUNDS and self._header_bytes >= self._full_bytes
+        if is_worth_it or at - self._full_at >= FULL_AFTER_US:
+            self._write_full()
+        if at - self._cleaned_at >= CLEAN_AFTER_US:
+            for folder, name in clean(self.bucket, self._catalog, at - self._keep_days * 86_400_000_000):
+                self._disk.changed.replaced(folder, name, self._disk.size(self._data_dir / folder / name) or 0)
+            self._cleaned_at = at
+
+    # -- a round ---------------------------------------------------------------------------------------------------
+
+    def _add(self, folder: str, at: int, *, every: bool) -> None:
+        """Add what has changed in a folder to the batch; what cannot be read now is left for the next round."""
+        if folder in self._batch.notes:
+            self._flush(at)
+        known = self._catalog.files(folder)
+        try:
+            found = self._looker.look(folder, known, all_of_it=every)
+        except StoreError as error:
+            if folder not in self._told:
+                log.warning(
+                    "a folder cannot be backed up now; it is tried again", extra={"topic": folder, "error": error}
+                )
+            self._told.add(folder)
+            self._unread.add(folder)
+            if every:
+                self._disk.changed.replaced(folder, "", 0)
+            return
+        self._told.discard(folder)
+        self._may_erase |= not folder
+        self._batch.notes[folder] = found.notes
+        for piece in found.pieces:
+            try:
+                self._batch.changes.append(self._change(folder, piece))
+            except MovedMeanwhile:
+                self._disk.changed.replaced(folder, piece.name, self._disk.size(piece.path) or 0)
+        self._batch.changes += [FileChange(folder, name, "gone") for name in found.gone]
+        if self._batch.size >= BATCH_BYTES:
+            self._flush(at)
+
+    def _change(self, folder: str, piece: Piece) -> FileChange:
+        """Read a piece, and send it if it gets an object of its own."""
+        known = piece.known
+        if piece.is_final or piece.end - piece.start > ALONE_BYTES:
+            file = self._sent_alone(folder, piece)
+        else:
+            data = list(self._looker.read(piece))
+            crc = known.crc if known is not None else 0
+            for one in data:
+                crc = zlib.crc32(one, crc)
+            file = KnownFile(piece.end, crc, piece.changed_at, (self._batch.add(data),))
+        if known is not None and len(known.extents) >= EXTENTS_MAX:
+            self._disk.changed.replaced(folder, piece.name, piece.end)
+        return FileChange(folder, piece.name, "grown" if known is not None else "new", file)
+
+    def _sent_alone(self, folder: str, piece: Piece) -> KnownFile:
+        mark = (folder, piece.name, piece.identity, piece.end)
+        if mark in self._alone:
+            return self._alone[mark]
+        self._sent += 1
+        key = f"{FILES}{folder or '_'}/{piece.name}.{self._generation}-{self._sent:06d}"
+        crc = _RunningCrc(piece.known.crc if piece.known is not None else 0)
+        if piece.end - piece.start <= ALONE_BYTES:
+            self.bucket.put(key, b"".join(map(crc.over, self._looker.read(piece))))
+        else:
+            failed: list[StoreError] = []
+            try:
+                self.bucket.put(key, crc.through(self._looker.read(piece), failed))
+            except StoreError as error:
+                raise (failed[0] if failed else error) from None
+        extent = Stretch(key, 0, piece.end - piece.start)
+        self._alone[mark] = KnownFile(piece.end, crc.value, piece.changed_at, (extent,))
+        return self._alone[mark]
+
+    def _flush(self, at: int) -> None:
+        """Write the batch as a round, unless it has nothing."""
+        batch = self._batch
+        is_whole = self._is_whole or not self._to_compare
+        if batch.changes or is_whole != self._is_whole:
+            self._write(RoundHeader(at=at, is_whole=is_whole, changes=tuple(batch.changes)), batch.data)
+        self._is_whole = is_whole
+        self._batch, self._compared, self._alone = _Batch(), [], {}
+
+    def _undo(self) -> None:
+        """Note again what is in the batch."""
+        for folder, notes in self._batch.notes.items():
+            if notes:
+                self._disk.changed.give_back(folder, notes)
+        self._to_compare.extendleft(self._compared)
+        self._batch, self._compared = _Batch(), []
+
+    def _write(self, header: RoundHeader, data: list[bytes]) -> None:
+        at = self._last_at = max(header.at, self._last_at + 1)
+        header = msgspec.structs.replace(header, at=at)
+        name = RoundName(
+            generation_number(self._generation), self._generation, self._number, at, header.topics is not None
+        )
+        encoded = encode_round(header, data)
+        self.bucket.put(name.key, encoded, new=True)  # one that is there is ours: the answer to it was lost
+        self._number += 1
+        self._rounds_since += 1
+        self._header_bytes += len(encoded) - sum(map(len, data))
+        self._catalog.apply(header, name.key)
+
+    # -- beside the rounds -----------------------------------------------------------------------------------------
+
+    def _write_full(self) -> None:
+        before = self._header_bytes
+        header = RoundHeader(
+            at=self._now_us(),
+            is_whole=self._is_whole,
+            topics=dict(self._catalog.topics),
+            erasures=tuple(sorted(self._catalog.erasures)),
+        )
+        self._write(header, [])
+        self._full_bytes, self._header_bytes = self._header_bytes - before, 0
+        self._full_at, self._rounds_since = self._last_at, 0
+
+    def _erase(self, at: int) -> None:
+        """Carry out in the bucket what was erased on the disk since."""
+        found = read_erasures(self._disk, erasures_dir(self._data_dir))[0]
+        done = [one for one in found if one.done_at is not None]
+        new = [one for one in done if one.id not in self._catalog.erasures]
+        if not new:
+            return
+        folders = tuple(sorted({one.topic_id for one in new}))
+        files = [(folder, self._catalog.files(folder)) for folder in folders]
+        changes = [FileChange(one, name, "new", file) for one, known in files for name, file in known.items()]
+        self._write(RoundHeader(at=at, is_whole=True, changes=tuple(changes), stated_anew=folders), [])
+        blank(self.bucket, self._catalog, folders)
+        self._write(RoundHeader(at=at, is_whole=True, erasures=tuple(one.id for one in new)), [])
+        log.info("what was erased is erased in the bucket too", extra={"topics": len(folders)})
+
+    # -- whose it is -----------------------------------------------------------------------------------------------
+
+    def _identify(self) -> None:
+        """Make sure that the prefix is this directory's, or becomes it."""
+        path = self._data_dir / BUCKET_NAME
+        own = self._disk.read(path).decode("ascii", "replace").strip() if self._disk.size(path) else ""
+        stored = self.bucket.get(IDENTITY_KEY)
+        key_id = key_id_of(self._disk, self._data_dir)
+        if stored is None:
+            own = own or self._random(16).hex()
+            replace_file(self._disk, path, f"{own}\n".encode())
+            if self.bucket.put(IDENTITY_KEY, msgspec.json.encode(Identity(1, own, key_id)), new=True):
+                return
+            stored = self.bucket.get(IDENTITY_KEY)
+        identity = read_identity(stored, self.bucket)
+        if identity.directory != own:
+            raise NotOurBucket(
+                f"{self.bucket.url}: has the backup of another data directory than {self._data_dir}: choose another "
+                f"prefix, or, if the disk of that one was lost, stop memd and run memd restore {self.bucket.url} DIR"
+            )
+        if identity.key_id != key_id:
+            raise NotOurBucket(
+                f"{self.bucket.url}: is a backup from before the data directory was encrypted, decrypted or given new "
+                "keys; choose another prefix, and empty this one if it should not stay readable"
+            )
+
+    def _found(self, rounds: Rounds, last: RoundName | None) -> tuple[Catalog, bool]:
+        """The state of the bucket after the generations before, and whether that was whole once."""
+        whole = [False]
+        try:
+            if last is not None:
+                return rounds.catalog(last, lambda header: whole.append(header.is_whole)), whole[-1]
+        except (CorruptFile, ObjectMissing) as error:
+            log.warning("the backup is begun anew, as a part of it is missing", extra={"error": error})
+        return Catalog(), False
+
+    def _owner(self) -> Owner | None:
+        found = self.bucket.get(OWNER_KEY)
+        try:
+            return None if found is None else msgspec.json.decode(found, type=Owner)
+        except msgspec.MsgspecError:
+            raise CorruptFile(f"{self.bucket.url}/{OWNER_KEY}: cannot be read; remove it") from None
+
+    def _check_owner(self) -> None:
+        owner = self._owner()
+        if owner is not None and owner.generation != self._generation:
+            raise NotOurBucket(
+                f"{self.bucket.url}: another daemon has begun to write here; this one writes no more. If two folders "
+                "have become of one, give one of them another prefix and remove its memd.bucket"
+            )
+
+
+class _RunningCrc:
+    """The CRC32 of bytes that pass."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def over(self, data: bytes) -> bytes:
+        """The bytes, as they are."""
+        self.value = zlib.crc32(data, self.value)
+        return data
+
+    def through(self, pieces: Iterator[bytes], failed: list[StoreError]) -> Iterator[bytes]:
+        """Yield the pieces; an error of them is kept too, as the library that asks for them makes its own of it."""
+        try:
+            for piece in pieces:
+                yield self.over(piece)
+        except StoreError as error:
+            failed.append(error)
+            raise
+
+
+def read_identity(stored: bytes | None, bucket: Bucket) -> Identity:
+    """Return whose backup it is.
+
+    Raises:
+        NotOurBucket: it is none of memd's, or of a newer one.
+    """
+    try:
+        identity = msgspec.json.decode(stored or b"", type=Identity)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        identity = None
+    if identity is None or identity.format != 1:
+        raise NotOurBucket(f"{bucket.url}: has no backup that this memd can read; correct the address, or update memd")
+    return identity

@@ -1,0 +1,104 @@
+"""A real S3 server in this process, with one fresh bucket for whoever asks, and buckets that fail when told to."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from obstore.store import MemoryStore
+
+from memd.errors import BucketError
+from memd.settings.backup import BackupSettings
+from memd.store.bucket.noting_disk import NotingDisk
+from memd.store.bucket.objects import Bucket
+from memd.store.bucket.writing import BucketWriter
+
+_numbers = itertools.count(1)
+
+
+class S3Server:
+    """The server; keys are not checked."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def settings(self, prefix: str = "memd") -> BackupSettings:
+        """The settings of a backup into a new bucket."""
+        name = f"bucket-{next(_numbers)}"
+        urllib.request.urlopen(urllib.request.Request(f"{self.url}/{name}", method="PUT")).close()
+        return self.settings_of(f"s3://{name}/{prefix}")
+
+    def settings_of(self, url: str) -> BackupSettings:
+        return BackupSettings(bucket=url, endpoint=self.url, region="us-east-1", access_key="any", secret_key="any")
+
+    def bucket(self) -> Bucket:
+        return Bucket.of(self.settings(), {})
+
+
+@contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """A server on a free port, until the block ends."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield S3Server(f"http://{host}:{port}")
+    finally:
+        server.stop()
+
+
+class FaultyBucket(Bucket):
+    """A bucket in memory whose n-th request from `fail_from` on fails, before or after it was carried out."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore(), "s3://faulty/memd")
+        self.calls = 0
+        self.fails: Callable[[int], bool] = lambda call: False
+        self.fails_after = False
+        """Whether a request that fails was carried out, and only its answer was lost."""
+        self.before_put: Callable[[str], None] = lambda key: None
+
+    def _count(self) -> bool:
+        self.calls += 1
+        is_failing = self.fails(self.calls)
+        if is_failing and not self.fails_after:
+            raise BucketError("s3://faulty/memd: SlowDown: it is tried again later")
+        return is_failing
+
+    def put(self, key: str, data: bytes | Iterable[bytes], *, new: bool = False) -> bool:
+        is_failing = self._count()
+        self.before_put(key)
+        done = super().put(key, data, new=new)
+        if is_failing:
+            raise BucketError("s3://faulty/memd: the answer was lost")
+        return done
+
+    def get(self, key: str) -> bytes | None:
+        if self._count():
+            raise BucketError("s3://faulty/memd: the answer was lost")
+        return super().get(key)
+
+    def read(self, key: str, start: int, end: int) -> bytes:
+        if self._count():
+            raise BucketError("s3://faulty/memd: the answer was lost")
+        return super().read(key, start, end)
+
+    def delete(self, keys: list[str]) -> None:
+        if self._count():
+            raise BucketError("s3://faulty/memd: the answer was lost")
+        super().delete(keys)
+
+
+def writer_for(
+    bucket: Bucket, disk: NotingDisk, data_dir: Path, now_us: Callable[[], int], *, keep_days: int = 7
+) -> BucketWriter:
+    """A writer whose generations have names that can be foretold."""
+    numbers = itertools.count(1)
+    return BucketWriter(bucket, disk, data_dir, keep_days, now_us, lambda length: next(numbers).to_bytes(length, "big"))

@@ -1,0 +1,368 @@
+"""The continuous backup to a bucket: what is restored is what was there, whatever happened on the way."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+from bucket_server import S3Server, s3_server, writer_for
+from drafts import draft, live_contents, open_store, seal_all, uuid_of
+
+from memd.entries import Erased
+from memd.errors import BadQuestion, BucketError, NotOurBucket, StoreError
+from memd.store.bucket.format import FILES, ROUNDS
+from memd.store.bucket.noting_disk import NotingDisk
+from memd.store.bucket.objects import Bucket
+from memd.store.bucket.restoring import RestoreReport, restore
+from memd.store.disk import DiskFiles
+from memd.store.erasure.forbidden import ForbiddenText
+from memd.store.erasure.ledger import Erasure
+from memd.store.erasure.wiping import Wiper
+from memd.store.files import replace_file
+from memd.store.log.journal import Journal
+from memd.store.store import TopicLog
+from memd.store.tools.export import export
+from memd.store.tools.verify import verify
+
+DISK = DiskFiles()
+DAY_US = 86_400_000_000
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with s3_server() as found:
+        yield found
+
+
+@pytest.fixture
+def bucket(server: S3Server) -> Bucket:
+    return server.bucket()
+
+
+class Clock:
+    """A time that a test sets."""
+
+    now = 1_800_000_000_000_000
+
+    def __call__(self) -> int:
+        self.now += 1
+        return self.now
+
+
+class Source:
+    """A data directory, and the writer that backs it up."""
+
+    def __init__(self, folder: Path, bucket: Bucket, *, keep_days: int = 7, entries_max: int = 5) -> None:
+        self.folder, self.bucket, self.keep_days = folder, bucket, keep_days
+        self.entries_max = entries_max
+        self.clock = Clock()
+        self.restart()
+
+    def restart(self) -> None:
+        self.disk = NotingDisk(self.folder)
+        self.store = open_store(self.disk, self.folder, segment_entries_max=self.entries_max)
+        self.writer = writer_for(self.bucket, self.disk, self.folder, self.clock, keep_days=self.keep_days)
+
+    def restart_writer(self) -> None:
+        """Begin another generation, with the store closed."""
+        self.disk = NotingDisk(self.folder)
+        self.writer = writer_for(self.bucket, self.disk, self.folder, self.clock, keep_days=self.keep_days)
+
+    def topic(self, name: str = "talk") -> TopicLog:
+        return self.store.topic(name)
+
+    def say(self, *numbers: int, topic: str = "talk") -> None:
+        for number in numbers:
+            self.topic(topic).append([draft(number)])
+            seal_all(self.topic(topic))
+
+    def back_up(self) -> int:
+        """Begin, if necessary, and write all; the time afterwards."""
+        if not self.writer.is_begun:
+            self.writer.begin()
+        while not self.writer.round():
+            pass
+        self.writer.tidy()
+        return self.clock()
+
+
+@pytest.fixture
+def source(tmp_path: Path, bucket: Bucket) -> Iterator[Source]:
+    made = Source(tmp_path / "memory", bucket)
+    yield made
+    made.store.close()
+
+
+def contents(folder: Path) -> list[str]:
+    return [entry["content"] for entry in export(folder, DISK, topic_id=None, live_only=False)]
+
+
+def chunks(*numbers: int) -> list[str]:
+    return [f"user: chunk {number}" for number in numbers]
+
+
+def restored(source: Source, name: str = "restored", until: int | None = None) -> tuple[Path, RestoreReport]:
+    target = source.folder.parent / name
+    report = restore(source.bucket, target, DISK, until)
+    assert verify(target, DISK).ok
+    return target, report
+
+
+def keys(bucket: Bucket, prefix: str) -> list[str]:
+    return [one.key for one in bucket.listed(prefix)]
+
+
+def bytes_in(bucket: Bucket) -> bytes:
+    every = [*keys(bucket, ROUNDS), *keys(bucket, FILES)]
+    return b"".join(bucket.get(key) or b"" for key in every)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """All that a backup has of a folder."""
+    kept = re.compile(r"memd\.(key|audit/.*|erasures/.*json)|[^/]+/(hot\.log|active\.bin|segments/seg.*|topic\.key)")
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {name: path.read_bytes() for path in paths if kept.fullmatch(name := path.relative_to(folder).as_posix())}
+
+
+def test_a_restored_folder_has_the_same_bytes_and_can_be_verified_and_served(source: Source) -> None:
+    source.say(*range(13))
+    source.say(20, 21, topic="other")
+    Journal.open(source.store.journal_of("talk"), source.disk)[0].append([b"a turn"])
+    source.back_up()
+    source.say(13, 14)
+    source.back_up()
+
+    target, report = restored(source)
+
+    assert files_of(target) == files_of(source.folder)
+    assert (report.topics, report.notes) == (2, [])
+    with closing(open_store(DISK, target)) as store:
+        assert live_contents(store.topic("talk")) == chunks(*range(15))
+
+
+def test_only_what_is_new_is_sent(source: Source) -> None:
+    source.say(*range(13))
+    source.back_up()
+    whole = source.bucket.bytes_sent
+    source.say(13)
+    source.back_up()
+    assert 0 < source.bucket.bytes_sent - whole < 1_000
+    assert len([key for key in keys(source.bucket, FILES) if ".bin" in key]) == 2
+
+
+def test_nothing_is_asked_of_the_bucket_while_nothing_changes(source: Source) -> None:
+    source.say(1)
+    source.back_up()
+    asked = source.bucket.requests
+    for _ in range(100):
+        assert source.writer.round()
+        source.writer.tidy()
+    assert source.bucket.requests == asked
+
+
+def test_a_start_sends_nothing_again(source: Source) -> None:
+    source.say(*range(13))
+    source.back_up()
+    source.store.close()
+    sent, files = source.bucket.bytes_sent, keys(source.bucket, FILES)
+    source.restart()
+    source.back_up()
+    assert source.bucket.bytes_sent - sent < 2_000
+    assert keys(source.bucket, FILES) == files
+    assert files_of(restored(source)[0]) == files_of(source.folder)
+
+
+def test_what_was_written_while_no_backup_ran_is_found_by_the_next_start(source: Source) -> None:
+    source.say(*range(3))
+    source.back_up()
+    source.store.close()
+    with closing(open_store(DISK, source.folder, segment_entries_max=5)) as store:
+        for number in range(3, 9):
+            store.topic("talk").append([draft(number)])
+        store.topic("new").append([draft(30)])
+    source.restart()
+    source.back_up()
+    assert sorted(contents(restored(source)[0])) == sorted(chunks(*range(9), 30))
+
+
+def test_a_large_file_is_sent_in_parts_and_restored(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memd.store.bucket.writing.ALONE_BYTES", 1000)
+    source.say(1)
+    journal = Journal.open(source.store.journal_of("talk"), source.disk)[0]
+    journal.append([bytes(9 << 20), b"end"])
+    source.back_up()
+    journal.append([bytes(9 << 20)])
+    source.back_up()
+    assert files_of(restored(source)[0]) == files_of(source.folder)
+
+
+def test_all_pages_of_a_listing_are_read(bucket: Bucket) -> None:
+    names = [f"{FILES}talk/{number:05d}" for number in range(1_003)]
+    with ThreadPoolExecutor(8) as senders:
+        list(senders.map(lambda name: bucket.put(name, b"x"), names))
+    assert keys(bucket, FILES) == names
+    bucket.delete(names)
+    assert keys(bucket, FILES) == []
+
+
+# whose it is
+
+
+def test_a_folder_that_begins_anew_does_not_replace_the_backup_of_a_lost_one(source: Source, tmp_path: Path) -> None:
+    source.say(1)
+    source.back_up()
+    other = Source(tmp_path / "new", source.bucket)
+    other.say(2)
+    with pytest.raises(NotOurBucket, match="memd restore s3://"):
+        other.back_up()
+    other.store.close()
+    assert contents(restored(source)[0]) == chunks(1)
+
+
+def test_a_restored_folder_goes_on_with_the_backup(source: Source) -> None:
+    source.say(*range(7))
+    source.back_up()
+    target, _ = restored(source)
+    again = Source(target, source.bucket)
+    again.say(7)
+    sent = source.bucket.bytes_sent
+    again.back_up()
+    again.store.close()
+    assert source.bucket.bytes_sent - sent < 2_500
+    assert contents(restored(source, "once more")[0]) == chunks(*range(8))
+
+
+def test_the_daemon_that_began_later_goes_on_and_the_other_one_stops(source: Source, tmp_path: Path) -> None:
+    source.say(1)
+    source.back_up()
+    shutil.copytree(source.folder, tmp_path / "copy")
+    (tmp_path / "copy" / "memd.lock").unlink()
+    later = Source(tmp_path / "copy", source.bucket)
+    later.back_up()
+    later.say(2)
+    later.back_up()
+    source.say(3)
+    with pytest.raises(NotOurBucket, match="another daemon"):
+        source.back_up()
+    later.say(4)
+    later.back_up()
+    later.store.close()
+    assert contents(restored(source)[0]) == chunks(1, 2, 4)
+
+
+def test_a_backup_from_before_the_folder_was_encrypted_is_not_mixed_with_one_from_after(
+    source: Source, tmp_path: Path
+) -> None:
+    source.say(1)
+    source.back_up()
+    source.store.close()
+    key = {"format": 1, "directory": "0" * 32, "master": "1" * 16, "key_id": "2" * 16, "state": "whole", "key": ""}
+    monkey = NotingDisk(source.folder)
+    replace_file(monkey, source.folder / "memd.key", msgspec.json.encode(key | {"former": "", "crc": 0}))
+    source.restart_writer()
+    with pytest.raises(StoreError):
+        source.back_up()
+    assert contents(restored(source)[0]) == chunks(1)
+
+
+# times
+
+
+def test_every_time_that_is_kept_can_be_restored(source: Source) -> None:
+    times = {}
+    for number in range(12):
+        source.say(number)
+        times[source.back_up()] = number + 1
+    for at, count in times.items():
+        target, report = restored(source, f"at {at}", at)
+        assert contents(target) == chunks(*range(count))
+        assert report.at <= at
+    with pytest.raises(BadQuestion, match="the earliest is 20"):
+        restored(source, "too early", min(times) - DAY_US)
+
+
+def test_what_no_kept_time_needs_is_removed(source: Source) -> None:
+    times = []
+    for number in range(30):
+        source.say(number)
+        times.append(source.back_up())
+        source.clock.now += DAY_US
+    source.back_up()
+    assert len(keys(source.bucket, ROUNDS)) < 40
+    for number in (29, 24):
+        assert contents(restored(source, f"{number}", times[number])[0]) == chunks(*range(number + 1))
+    with pytest.raises(BadQuestion, match="the earliest is"):
+        restored(source, "too old", times[5])
+
+
+def test_a_gap_in_a_listing_is_an_error_and_no_older_state(source: Source) -> None:
+    for number in range(4):
+        source.say(number)
+        source.back_up()
+    gone = keys(source.bucket, ROUNDS)[-2]
+    source.bucket.delete([gone])
+    with pytest.raises(BucketError, match="is missing"):
+        restored(source)
+    source.store.close()
+    source.restart()
+    source.back_up()
+    assert contents(restored(source, "anew")[0]) == chunks(*range(4))
+
+
+# erasing
+
+
+def erase(source: Source, *numbers: int) -> None:
+    """As the eraser does: the log, and the ledger last."""
+    uuids = {uuid_of(number) for number in numbers}
+    mark = Erased(at=source.clock(), by="ann")
+    source.topic().erase(uuids, mark, Wiper(source.disk))
+    erasure = Erasure(
+        id=source.store.new_id(), kind="chunks", topic_id="talk", at=mark.at, by="ann", chunks=1, uuids=b"".join(uuids)
+    )
+    source.store.ledger.write(msgspec.structs.replace(erasure, done_at=source.clock()))
+
+
+def test_what_is_erased_leaves_the_bucket_for_all_times(source: Source) -> None:
+    times = []
+    for number in range(12):
+        source.say(number)
+        source.say(200 + number, topic="other")
+        times.append(source.back_up())
+    assert b"chunk 3" in bytes_in(source.bucket)
+    erase(source, 3, 11)
+    after = source.back_up()
+
+    left = bytes_in(source.bucket)
+    assert b"user: chunk 3" not in left
+    assert b"user: chunk 11" not in left
+    assert b"user: chunk 4" in left
+    target, report = restored(source, "before", times[5])
+    assert contents(target)[:12] == contents(restored(source, "after", after)[0])[:12]
+    assert "right after that" in report.notes[-1]
+    assert "user: chunk 3" not in contents(target)
+    assert set(chunks(*range(200, 206))) <= set(contents(target))
+    assert set(chunks(206)) & set(contents(target)) == set()
+
+
+def test_an_erased_topic_leaves_the_bucket(source: Source) -> None:
+    source.say(1, 2)
+    source.say(*range(100, 107), topic="other")
+    before = source.back_up()
+    erasure = Erasure(id=source.store.new_id(), kind="topic", topic_id="other", at=source.clock(), by="ann", chunks=7)
+    source.store.ledger.write(erasure)
+    source.store.retire("other", Wiper(source.disk))
+    moved = source.store.put_topic_aside(erasure, ForbiddenText())
+    source.store.wipe_aside(moved, Wiper(source.disk))
+    source.store.ledger.write(msgspec.structs.replace(moved, is_moved=False, done_at=source.clock()))
+    source.back_up()
+    assert b"chunk 10" not in bytes_in(source.bucket)
+    assert keys(source.bucket, f"{FILES}other/") == []
+    for name, until in (("now", None), ("before", before)):
+        assert sorted(contents(restored(source, name, until)[0])) == chunks(1, 2)
