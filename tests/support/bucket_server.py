@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from moto.server import ThreadedMotoServer
 from obstore.store import MemoryStore
 
 from memd.errors import BucketError
@@ -42,8 +43,6 @@ class S3Server:
 @contextmanager
 def s3_server() -> Iterator[S3Server]:
     """A server on a free port, until the block ends."""
-    from moto.server import ThreadedMotoServer
-
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
