@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from bucket_server import S3Server, s3_server, writer_for
-from drafts import draft, live_contents, open_store, seal_all, uuid_of
+from drafts import draft, live_contents, open_journal, open_store, seal_all, uuid_of
 
 from memd.entries import Erased
 from memd.errors import BadQuestion, BucketError, NotOurBucket, StoreError
@@ -25,7 +25,6 @@ from memd.store.erasure.forbidden import ForbiddenText
 from memd.store.erasure.ledger import Erasure
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import replace_file
-from memd.store.log.journal import Journal
 from memd.store.store import TopicLog
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
@@ -133,7 +132,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def test_a_restored_folder_has_the_same_bytes_and_can_be_verified_and_served(source: Source) -> None:
     source.say(*range(13))
     source.say(20, 21, topic="other")
-    Journal.open(source.store.journal_of("talk"), source.disk)[0].append([b"a turn"])
+    open_journal(source.store.journal_of("talk"), source.disk)[0].append([b"a turn"])
     source.back_up()
     source.say(13, 14)
     source.back_up()
@@ -194,7 +193,7 @@ def test_what_was_written_while_no_backup_ran_is_found_by_the_next_start(source:
 def test_a_large_file_is_sent_in_parts_and_restored(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memd.store.bucket.writing.ALONE_BYTES", 1000)
     source.say(1)
-    journal = Journal.open(source.store.journal_of("talk"), source.disk)[0]
+    journal = open_journal(source.store.journal_of("talk"), source.disk)[0]
     journal.append([bytes(9 << 20), b"end"])
     source.back_up()
     journal.append([bytes(9 << 20)])
