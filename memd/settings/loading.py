@@ -312,7 +312,7 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
             yield "embedding.url", f"is {without_credentials(config.embedding.url)!r}: {problem}; give http://HOST:PORT"
         if not config.embedding.name:
             yield "embedding.name", "is empty; give the name of the model at embedding.url (llama-server takes any)"
-    if config.backup.endpoint and (problem := _url_problem(config.backup.endpoint)):
+    if config.backup.endpoint and (problem := url_problem(config.backup.endpoint)):
         yield "backup.endpoint", f"is {without_credentials(config.backup.endpoint)!r}: {problem}; give http://HOST:PORT"
     if bool(config.backup.access_key) != bool(config.backup.secret_key):
         yield "backup.access_key", "and backup.secret_key belong together: set both, or neither to use AWS's variables"
