@@ -196,6 +196,35 @@ async def test_each_way_into_memory_names_who_it_came_from(tmp_path: Path) -> No
         assert "cinnamon" in house.upstream.prompts[-1] and "ann" not in house.upstream.prompts[-1], "never in a prompt"
 
 
+async def test_the_author_is_who_asks_whatever_the_api_and_the_session(tmp_path: Path) -> None:
+    async with house_in(tmp_path) as house:
+
+        async def asked(name: str, path: str, body: dict[str, Any], **headers: str) -> int:
+            url, shown = f"{house.daemon.base_url}/t/team-a{path}", {"X-Memory-Token": secret_of(name), **headers}
+            async with aiohttp.ClientSession(headers=shown) as session, session.post(url, json=body) as answer:
+                return answer.status
+
+        def one(text: str) -> list[dict[str, str]]:
+            return [{"role": "user", "content": text, "author": "chief"}]
+
+        thin = {"X-Memory-Session": "shared", "X-Memory-History": "daemon"}
+        answers = [
+            await asked("ann", "/v1/messages", {"model": "x", "max_tokens": 100, "messages": one(LAMP)}),
+            await asked("bob", "/v1/responses", {"model": "x", "input": one(VAULT)}),
+            await asked("ann", "/api/chat", {"model": "x", "stream": False, "messages": one(ROPE)}),
+            await asked("ann", "/v1/chat/completions", {"messages": one("Ann's own words, of today.")}, **thin),
+            await asked("bob", "/v1/chat/completions", {"messages": one("Bob's own words, of today.")}, **thin),
+        ]
+        assert answers == [200] * 5
+        assert await authors(house) == {
+            "user: The release word": "ann",
+            "user: The word for": "bob",
+            "user: The rope for": "ann",
+            "user: Ann's own words,": "ann",
+            "user: Bob's own words,": "bob",
+        }
+
+
 async def test_two_people_in_one_conversation_have_what_each_of_them_said(tmp_path: Path) -> None:
     async with house_in(tmp_path) as house:
         _, _, answer = await house.chat("ann", LAMP)
@@ -338,6 +367,33 @@ async def test_nobody_writes_in_the_name_of_another(tmp_path: Path) -> None:
         document = {"source": "a.md", "hash": "00" * 32, "sections": [{"text": "A word."}], "author": "ann"}
         await house.ask("bob", "/memd/documents", {"topic_id": "team-a", "document": document})
         assert (await authors(house)).get("A word.", "bob") == "bob"
+
+
+async def test_an_import_without_the_right_to_correct_changes_no_chunk_of_another(tmp_path: Path) -> None:
+    async with house_in(tmp_path) as house:
+        for name, text in (("ann", LAMP), ("write", ROPE)):
+            await house.ask(name, "/memd/notes", {"topic_id": "team-a", "notes": [{"content": text}]})
+            await house.settled()
+        _, exported = await house.ask("owner", "/memd/export?topic=team-a")
+        hers, own = map(json.loads, exported.splitlines())
+
+        async def imported(name: str, line: dict[str, Any], **changes: Any) -> int:
+            body = {"topic_id": "team-a", "lines": [{"line": line | changes}]}
+            return (await house.ask(name, "/memd/import/entries", body))[0]
+
+        out = {"status": "Deprecated", "action": "Update", "author": "write"}
+        for changes in (out, {"content": "The word is turnip."}):
+            assert await imported("write", hers, **changes) == 403
+        assert await imported("write", hers) == 200, "which the topic has already"
+        assert await imported("write", own, **out) == 200
+        assert await imported("bob", hers, content="The word is turnip.") == 200
+        _, log = await house.ask("owner", "/memd/log?topic=team-a")
+        assert [(one["author"], one["by"]) for one in log["events"]] == [
+            ("bob", "bob"),
+            ("write", "write"),
+            ("write", "write"),
+            ("ann", "ann"),
+        ]
 
 
 def test_who_said_it_is_known_after_a_kill_between_arrival_and_storing(

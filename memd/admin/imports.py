@@ -6,7 +6,7 @@ Rule: the daemon reads no file that a request names. What is answered is durable
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -70,7 +70,7 @@ class ImportRoutes:
     @post("/memd/import/entries", "write", body_bytes_max=IMPORT_BYTES_MAX)
     async def take_entries(self, body: EntriesBody, who: Principal) -> LinesTaken:
         """Append the lines of an export that the topic does not have. Whom they name as authors is believed of whoever
-        has the right to admin in it; else they are the importer's."""
+        has the right to admin in it; else they are the importer's. What changes somebody else's chunk corrects it."""
         signed_by = None if who.may("admin", body.topic_id) else who.author
 
         def drafts(log: TopicLog, drafter: Drafter) -> Drafts:
@@ -81,6 +81,8 @@ class ImportRoutes:
             ids = [draft.origin_id for draft in made.drafts if draft.origin_id is not None]
             if not who.may_everywhere("write") and max(ids, default=0) > time.time_ns() // 1000 + AHEAD_MAX_US:
                 raise BadQuestion(AHEAD)
+            if not who.may("correct", body.topic_id) and _has_of_others(log, made.drafts, who):
+                who.check("correct", body.topic_id)
             for origin_id in ids:
                 self._observe_canonical_id(origin_id)
             return made
@@ -99,3 +101,10 @@ class ImportRoutes:
 
             await self._archiver.append_drafts(topic, drafts)
         return made[-1]
+
+
+def _has_of_others(log: TopicLog, drafts: Sequence[Draft], who: Principal) -> bool:
+    """Whether the topic has a chunk of these entries that is not the importer's own."""
+    snapshot = log.snapshot()
+    known = (snapshot.find(uuid) for uuid in {draft.uuid for draft in drafts})
+    return any(one is not None and (one.author or "") != who.author for one in known)
