@@ -28,6 +28,7 @@ RUNS: dict[str, list[str]] = {
     "overhead": [],
     "start": [],
     "encryption": [],
+    "rights": [],
     "ingest": [],
     "kv": ["--plot", "docs/images/prompt-cost"],
     "cases": [],

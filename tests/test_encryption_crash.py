@@ -225,9 +225,11 @@ def test_nothing_is_converted_under_a_running_daemon() -> None:
     assert KEY_NAME not in files.names(DATA_DIR)
 
 
-def test_a_directory_that_has_lost_its_key_is_not_encrypted_once_more() -> None:
+@pytest.mark.parametrize("lost", [[KEY_NAME], [KEY_NAME, "talk/topic.key", "walk/topic.key"]])
+def test_a_directory_that_has_lost_its_keys_is_not_encrypted_once_more(lost: list[str]) -> None:
     files = encrypted_directory()
-    files.remove(DATA_DIR / KEY_NAME)
+    for name in lost:
+        files.remove(DATA_DIR / name)
     before = files.contents()
     for attempt in (
         lambda: encrypt(DATA_DIR, OLD, files, _tell_nobody),

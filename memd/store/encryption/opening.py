@@ -14,7 +14,16 @@ from memd.errors import StoreError, WrongKey
 from memd.settings.encryption import EncryptionSettings
 from memd.settings.model import Config
 from memd.store.disk import DiskFiles, LocalDisk
-from memd.store.layout import KEY_NAME, LOCK_NAME, RECEIPTS_NAME, TopicLayout, check_restored, topic_folders_in
+from memd.store.layout import (
+    KEY_NAME,
+    LOCK_NAME,
+    RECEIPTS_NAME,
+    TOPIC_KEY_NAME,
+    TopicLayout,
+    check_restored,
+    topic_folders_in,
+)
+from memd.store.log.format import FLAG_ENCRYPTED, HEADER_BYTES, decode_any_header
 from memd.wording import counted
 
 if TYPE_CHECKING:
@@ -101,11 +110,21 @@ def check_not_lost(disk: LocalDisk, data_dir: Path) -> None:
         WrongKey: it has.
     """
     for topic_id in topic_folders_in(disk, data_dir):
-        if disk.size(TopicLayout(data_dir, topic_id).key) is not None:
+        layout = TopicLayout(data_dir, topic_id)
+        has_key = disk.size(layout.key) is not None
+        if has_key or _is_encrypted(disk, layout):
+            missing = "it" if has_key else f"it, and the {TOPIC_KEY_NAME} of each topic,"
             raise WrongKey(
-                f"{data_dir / KEY_NAME}: is missing, but {topic_id} is encrypted; put it back, out of a backup: "
-                "nothing can be read without it"
+                f"{data_dir / KEY_NAME}: is missing, but {topic_id} is encrypted; put {missing} back, out of a backup: "
+                "nothing can be read without that (where there is none, remove the folders of the topics)"
             )
+
+
+def _is_encrypted(disk: LocalDisk, layout: TopicLayout) -> bool:
+    """Whether a file of a topic that has no key says that it is encrypted."""
+    paths = (layout.active, layout.hot, layout.forbidden, *map(layout.bin, layout.segment_ids(disk)))
+    headers = (decode_any_header(disk.read_at(one, 0, HEADER_BYTES)) for one in paths if disk.size(one))
+    return any(one is not None and one.flags == FLAG_ENCRYPTED for one in headers)
 
 
 def check_disk(files: LocalDisk, data_dir: Path) -> None:
