@@ -82,11 +82,12 @@ class TokenWatch:
             if before[1] != self._seen[1]:
                 await asyncio.sleep(SETTLED_SECONDS)
             auth, kept, problems = await asyncio.to_thread(self._read, before[1])
-            known = set(self.principals.names)
+            before_names = set(self.principals.names)
             self._take(auth, kept)
-            gone = sorted(known.difference(self.principals.names))
-            told = {"tokens": len(auth.tokens) + len(kept), **({"gone": gone} if gone else {})}
-            log.info("the tokens were read again", extra=told)
+            names = set(self.principals.names)
+            changed = {"new": sorted(names - before_names), "gone": sorted(before_names - names)}
+            told = {word: some for word, some in changed.items() if some}
+            log.info("the tokens were read again", extra={"tokens": len(auth.tokens) + len(kept), **told})
             if problems:
                 raise problems[0]
 
