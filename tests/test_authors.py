@@ -396,6 +396,18 @@ async def test_an_import_without_the_right_to_correct_changes_no_chunk_of_anothe
         ]
 
 
+async def test_an_author_whose_name_is_redacted_stays_the_same_one(tmp_path: Path) -> None:
+    ingest = IngestSettings(redact=True, redact_patterns={"people": r"\bwrite\b"})
+    async with house_in(tmp_path, ingest=ingest) as house:
+        await house.ask("write", "/memd/notes", {"topic_id": "team-a", "notes": [{"content": ROPE}]})
+        assert [name.partition("-")[0] for name in (await authors(house)).values()] == ["redacted"]
+        _, exported = await house.ask("owner", "/memd/export?topic=team-a")
+        line = json.loads(exported) | {"content": "The rope hangs in the attic.", "author": "ann"}
+        body = {"topic_id": "team-a", "lines": [{"line": line}]}
+        assert (await house.ask("write", "/memd/import/entries", body))[0] == 200, "its own chunk"
+        assert len(set((await authors(house)).values())) == 1
+
+
 def test_who_said_it_is_known_after_a_kill_between_arrival_and_storing(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:

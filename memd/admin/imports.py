@@ -81,7 +81,8 @@ class ImportRoutes:
             ids = [draft.origin_id for draft in made.drafts if draft.origin_id is not None]
             if not who.may_everywhere("write") and max(ids, default=0) > time.time_ns() // 1000 + AHEAD_MAX_US:
                 raise BadQuestion(AHEAD)
-            if not who.may("correct", body.topic_id) and _has_of_others(log, made.drafts, who):
+            own = drafter.cutter.redactor.identifier(who.author)  # as the log has the name
+            if not who.may("correct", body.topic_id) and _has_of_others(log, made.drafts, own):
                 who.check("correct", body.topic_id)
             for origin_id in ids:
                 self._observe_canonical_id(origin_id)
@@ -103,8 +104,8 @@ class ImportRoutes:
         return made[-1]
 
 
-def _has_of_others(log: TopicLog, drafts: Sequence[Draft], who: Principal) -> bool:
-    """Whether the topic has a chunk of these entries that is not the importer's own."""
+def _has_of_others(log: TopicLog, drafts: Sequence[Draft], author: str) -> bool:
+    """Whether the topic has a chunk of these entries that is not this author's."""
     snapshot = log.snapshot()
     known = (snapshot.find(uuid) for uuid in {draft.uuid for draft in drafts})
-    return any(one is not None and (one.author or "") != who.author for one in known)
+    return any(one is not None and one.author != author for one in known)
