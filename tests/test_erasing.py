@@ -92,6 +92,7 @@ def test_a_chunk_of_a_live_chat_is_erased_everywhere_and_stays_away(
 
     shown = daemon.run("show", chunk)
     assert shown.returncode == 0 and "was erased on" in shown.stdout and "its text is gone" in shown.stdout
+    assert " by owner" in shown.stdout, "as in the audit: a command asks the daemon as its owner"
     assert "erased" in daemon.run("log").stdout and "vermilion" not in daemon.run("log").stdout
     assert "vermilion" not in daemon.run("search", "Where is the spare key of the foghorn?").stdout
     assert daemon.run("correct", chunk, "--helpful").returncode == 1

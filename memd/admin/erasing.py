@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import msgspec
 
 from memd.admin import history
-from memd.admin.auditing import user_name
 from memd.admin.routing import post
 from memd.admin.topics import NamedTopics
 from memd.errors import BadQuestion, StoreError
@@ -64,12 +63,21 @@ class ErasureAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class ErasingRoutes:
     """Erasure."""
 
-    def __init__(self, store: Store, topics: NamedTopics, archiver: Archiver, retention: Retention) -> None:
+    def __init__(
+        self,
+        store: Store,
+        topics: NamedTopics,
+        archiver: Archiver,
+        retention: Retention,
+        name_of: Callable[[Principal], str],
+    ) -> None:
+        """`name_of`: the name under which a principal's erasures are noted, in stubs as in the audit."""
         self._store = store
         self._topics = topics
         self._archiver = archiver
         self._eraser = retention.eraser
         self._retention = retention
+        self._name_of = name_of
 
     @post("/memd/erase", "admin")
     async def erase(self, body: ErasureBody, who: Principal) -> ErasureAnswer:
@@ -84,7 +92,7 @@ class ErasingRoutes:
             return ErasureAnswer(done=done)
         if body.retention:
             plans = await self._retention.plans()
-            done = () if body.dry_run else tuple(await self._retention.run(_name_of(who), confirmed=True))
+            done = () if body.dry_run else tuple(await self._retention.run(self._name_of(who), confirmed=True))
             return ErasureAnswer(plans=tuple(plans), done=done, remains=self._backups())
         if body.chunk_ids:
             answer = await self._chunks(body, who)
@@ -103,7 +111,9 @@ class ErasingRoutes:
                 remains = (*self._live_prompts(topic, None), *remains)
         except StoreError as error:
             remains = (f"the topic cannot be read: {error}", *remains)
-        done = () if body.dry_run else (await self._eraser.erase_topic(topic_id, _name_of(who), forbid=body.forbid),)
+        done = (
+            () if body.dry_run else (await self._eraser.erase_topic(topic_id, self._name_of(who), forbid=body.forbid),)
+        )
         return ErasureAnswer(plans=plans, done=done, remains=remains)
 
     async def _older(self, body: ErasureBody, topic_id: str, who: Principal) -> ErasureAnswer:
@@ -116,7 +126,7 @@ class ErasingRoutes:
             plan, uuids = await asyncio.to_thread(planning.older, topic.log.snapshot(), before, visible)
         done: tuple[ErasureDone, ...] = ()
         if uuids and not body.dry_run:
-            name = _name_of(who)
+            name = self._name_of(who)
             done = (await self._eraser.erase_chunks(topic_id, uuids, name, kind="age", forbid=body.forbid),)
         return ErasureAnswer(plans=(plan,), done=done, remains=self._backups())
 
@@ -137,7 +147,7 @@ class ErasingRoutes:
                 digests = await asyncio.to_thread(planning.digests_of, topic.log.snapshot(), uuids)
                 remains += self._live_prompts(topic, digests)
             remains += [*await asyncio.to_thread(_elsewhere, topics, mine, uuids, who), *self._backups()]
-        name, wanted = _name_of(who), [] if body.dry_run else [plan.topic_id for plan in plans]
+        name, wanted = self._name_of(who), [] if body.dry_run else [plan.topic_id for plan in plans]
         done = [await self._eraser.erase_chunks(one, uuids, name, forbid=body.forbid) for one in wanted]
         return ErasureAnswer(plans=tuple(plans), done=tuple(done), remains=tuple(remains))
 
@@ -183,11 +193,6 @@ def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes
     told += (f"other chunks with the same text: {_ids(found)} in topic {name}" for name, found in by_topic.items())
     told += (f"the file {name}, which is read again when it changes" for name in sorted(files))
     return tuple(told)
-
-
-def _name_of(who: Principal) -> str:
-    """The name under which an erasure is noted: the owner's is that of who runs memd."""
-    return who.author or user_name()
 
 
 def _without_words(plan: PlannedErasure) -> PlannedErasure:
