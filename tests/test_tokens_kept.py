@@ -74,6 +74,11 @@ def test_a_token_is_made_exchanged_and_taken_back_beside_a_running_daemon(daemon
             "revoked bob",
         )
     ]
+    acts = [json.loads(line) for line in daemon.run("audit", "--act", "settings", "--json").stdout.splitlines()[1:]]
+    taken = [one["detail"] for one in acts if one["detail"] != "no token has changed"]  # it was taken up just before
+    assert taken == [f"tokens {one}" for one in ("added: bob", "changed: ann", "gone: ann", "gone: bob")], (
+        "with ann it began"
+    )
 
 
 def test_a_command_without_the_right_token_changes_tokens_and_the_daemon_follows_by_itself(
@@ -105,6 +110,13 @@ def test_the_settings_are_read_again_and_a_wrong_list_changes_nothing(
     daemon.config.write_text(yaml.safe_dump(given))
     wait_until(lambda: status_of(daemon, "secret-of-bob") == 200, daemon.log.read_text)
     assert status_of(daemon, "secret-of-ann") == 401
+    audit = daemon.run("audit", "--act", "settings", "--json", "--config", str(daemon.config)).stdout.splitlines()[1:]
+    [taken] = map(json.loads, audit)
+    assert (taken["who"], taken["from"], taken["detail"]) == (
+        "memd",
+        str(daemon.config),
+        "tokens added: bob; gone: ann",
+    )
     assert (
         "stands in auth.tokens of the settings"
         in daemon.run("token", "revoke", "bob", "--config", str(daemon.config)).stderr

@@ -120,7 +120,12 @@ def extent_told(asked: Extent, answer: object) -> Extent:
     ids = _ids((*asked.ids, _member(answer, "uuid"), *chunks))
     counts = [_member(answer, name) for name in _COUNTS]
     known = [len(one) if isinstance(one, tuple) else one for one in counts if isinstance(one, tuple | int)]
-    return Extent(topics, ids, sum(known) if known else None if listed is None else len(items), asked.detail)
+    return Extent(topics, ids, sum(known) if known else None if listed is None else len(items), _detail(asked, answer))
+
+
+def _detail(asked: Extent, answer: object) -> str:
+    changes = _member(answer, "changes")  # of tokens that were read again
+    return asked.detail if changes is None else f"tokens {changes}" if changes else "no token has changed"
 
 
 def _items(answer: object) -> list[object] | None:

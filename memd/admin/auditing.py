@@ -25,7 +25,7 @@ from memd.admin.acts import ACTS, BEFOREHAND, COUNTED, ENDLESS, FORBIDDEN, exten
 from memd.admin.http import refusal_of
 from memd.admin.routing import Route
 from memd.errors import MemdError, StoreError
-from memd.principals import Principals
+from memd.principals import Principal, Principals
 from memd.settings.model import Config
 from memd.store.audit.book import AuditBook
 from memd.store.audit.chain import Act, Head
@@ -83,10 +83,13 @@ class Auditor:
 
     def by(self, request: web.BaseRequest, kind: str, what: str, **more: Any) -> Act:
         """An act of whoever sent a request."""
-        if self._command:
-            return Act(at=_now(), act=kind, who=user_name(), source=self._command, what=what, **more)
         who = principal_of(request)
-        return Act(at=_now(), act=kind, who=who.name, source=who.via or request.remote or "", what=what, **more)
+        source = self._command or who.via or request.remote or ""
+        return Act(at=_now(), act=kind, who=self.name_of(who), source=source, what=what, **more)
+
+    def name_of(self, who: Principal) -> str:
+        """The name that an act of a principal is noted under: of a command that opens the memory itself its user's."""
+        return user_name() if self._command else who.name
 
     def note_wrong_tokens(self, address: str, attempts: int) -> None:
         """Note requests that showed no token, or none that is known."""
@@ -103,6 +106,10 @@ class Auditor:
         """Note that a daemon starts, with which settings, and who has a token."""
         if not self._command and self.is_on:
             self.note(_start(config, names))
+
+    def note_tokens(self, files: str, changes: str) -> None:
+        """Note that a daemon took up tokens that were changed in files while it ran, by whomever."""
+        self.note(Act(at=_now(), act="settings", who="memd", source=files, detail=f"tokens {changes}"))
 
     async def record_token(self, request: web.BaseRequest, name: str, detail: str) -> None:
         """Write that a token was given in somebody's name, or taken back.

@@ -31,13 +31,15 @@ class TokensRead(msgspec.Struct, frozen=True):
     """The tokens are as the lists have them."""
 
     reloaded: bool = True
+    changes: str = ""
+    """The names of those that are new, gone or others than before, in words."""
 
 
 class TokenRoutes:
     """Tokens."""
 
-    def __init__(self, reload: Callable[[], Awaitable[None]]) -> None:
-        """`reload`: reads the lists again."""
+    def __init__(self, reload: Callable[[], Awaitable[str]]) -> None:
+        """`reload`: reads the lists again, and says what changed."""
         self._reload = reload
 
     @get("/memd/me", "any")
@@ -48,5 +50,4 @@ class TokenRoutes:
     @post("/memd/tokens/reload", "admin")
     async def reload_tokens(self, body: ReloadBody) -> TokensRead:
         """Read the tokens of the settings and of `memd token` again: one that was revoked is refused from now on."""
-        await self._reload()
-        return TokensRead()
+        return TokensRead(changes=await self._reload())

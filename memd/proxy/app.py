@@ -137,7 +137,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         tasks.spawn(daemon.retention.eraser.resume(), "unfinished erasures"),
         tasks.spawn(daemon.retention.tend(), "retention"),
     ]
-    daemon.token_watch.watch(tasks)
+    daemon.token_watch.watch(tasks, daemon.auditor.note_tokens)
     daemon.auditor.note_start(config, daemon.principals.names)
     wrong_tokens = WrongTokens(loop.call_later, daemon.auditor.note_wrong_tokens)
     own_routes = own_routes_of(daemon, wrong_tokens)

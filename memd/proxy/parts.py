@@ -282,6 +282,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
     named, principals = NamedTopics(topics, daemon.store.topic_ids), daemon.principals
     ledger = Ledger(files, config.data_dir / GRANTS_NAME, daemon.writer, principals.known)
 
+    oauth = OAuthEndpoint(ledger, principals, wrong_tokens, config.limits.idle_seconds, daemon.auditor.record_token)
     exposed = partial(exposition, daemon.metrics, _gauges_of(daemon), daemon.upstream)
     return OwnRoutes(
         config,
@@ -309,13 +310,13 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
             ImportRoutes(named, daemon.archiver, daemon.speech, daemon.store.observe_canonical_id),
             CorrectionRoutes(named, daemon.encoder, daemon.archiver),
             BackupRoutes(config.data_dir, files),
-            ErasingRoutes(daemon.store, named, daemon.archiver, daemon.retention),
+            ErasingRoutes(daemon.store, named, daemon.archiver, daemon.retention, daemon.auditor.name_of),
             TokenRoutes(daemon.token_watch.reload),
             ProofRoutes(daemon.token_watch.secret, daemon.addresses.local),
             GrantRoutes(ledger),
         ),
-        OAuthEndpoint(ledger, principals, wrong_tokens, config.limits.idle_seconds, daemon.auditor.record_token),
-        McpEndpoint(daemon.addresses.local, daemon.principals, config.limits.idle_seconds).answer,
+        oauth,
+        McpEndpoint(daemon.addresses.local, principals, config.limits.idle_seconds, oauth.leading_on).answer,
     )
 
 

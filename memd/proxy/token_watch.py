@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ import msgspec
 from memd.admin.proof import command_token, new_secret
 from memd.errors import ConfigError, MemdError
 from memd.principals import OWNER, Principals
-from memd.settings.tokens import AuthSettings, TokenSettings, known_principals, token_problems
+from memd.settings.tokens import AuthSettings, TokenSettings, known_principals, token_changes, token_problems
 from memd.store.files import Files
 from memd.store.layout import TOKENS_NAME
 from memd.store.token_list import kept_tokens
@@ -55,6 +56,8 @@ class TokenWatch:
         self._auth = auth
         """As last taken from the settings, and beside it the tokens that `memd token` kept then."""
         self._kept: tuple[TokenSettings, ...] = ()
+        self._taken = AuthSettings()
+        """Whom the principals are made of."""
         self._reading = asyncio.Lock()
         self._files = files
         self._data_dir = data_dir
@@ -71,7 +74,7 @@ class TokenWatch:
         self._seen = self._stamps()
         self._take(self._auth, kept_tokens(self._files, self._data_dir))
 
-    async def reload(self) -> None:
+    async def reload(self, noted: Callable[[str], None] = lambda changes: None) -> str:
         """Read the lists again: that of `memd token`, and the settings if they have changed and nobody writes them now.
 
         Raises:
@@ -83,32 +86,39 @@ class TokenWatch:
                 await asyncio.sleep(SETTLED_SECONDS)
             auth, kept, problems = await asyncio.to_thread(self._read, before[1])
             before_names = set(self.principals.names)
-            self._take(auth, kept)
+            if changes := self._take(auth, kept):
+                noted(changes)
             names = set(self.principals.names)
             changed = {"new": sorted(names - before_names), "gone": sorted(before_names - names)}
             told = {word: some for word, some in changed.items() if some}
             log.info("the tokens were read again", extra={"tokens": len(auth.tokens) + len(kept), **told})
             if problems:
                 raise problems[0]
+            return changes
 
-    def watch(self, tasks: Tasks) -> None:
-        """Look at the lists now and then from now on; not where no token is needed: then `memd token` has to tell."""
+    def watch(self, tasks: Tasks, noted: Callable[[str, str], None]) -> None:
+        """Look at the lists now and then from now on; not where no token is needed: then `memd token` has to tell.
+
+        Args:
+            noted: is told the files that changed, and which tokens are others than before.
+        """
         if self._watching is None and not self.principals.is_open:
-            self._watching = tasks.spawn(self._watch(), "tokens")
+            self._watching = tasks.spawn(self._watch(noted), "tokens")
 
     def stop(self) -> None:
         """Look no more."""
         if self._watching is not None:
             self._watching.cancel()
 
-    async def _watch(self) -> None:
+    async def _watch(self, noted: Callable[[str, str], None]) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             stamps = await asyncio.to_thread(self._stamps)
-            if stamps == self._seen:
+            others = [str(path) for path, now, then in zip(self._paths, stamps, self._seen, strict=True) if now != then]
+            if not others:
                 continue
             try:
-                await self.reload()
+                await self.reload(partial(noted, ", ".join(others)))
             except MemdError as error:
                 log.error("these tokens stay as they were", extra={"error": error})
 
@@ -136,15 +146,26 @@ class TokenWatch:
         self._seen = tokens_stamp, settings_stamp if is_settled else self._seen[1]
         return auth, kept, problems
 
-    def _take(self, auth: AuthSettings, kept: tuple[TokenSettings, ...]) -> None:
-        """Know these tokens from now on; raises ConfigError where they contradict each other: then those of before."""
+    def _take(self, auth: AuthSettings, kept: tuple[TokenSettings, ...]) -> str:
+        """Know these tokens from now on; raises ConfigError where they contradict each other: then those of before.
+
+        Returns:
+            Which are others than before, in words.
+        """
         self._auth, self._kept = auth, kept
         for _, problem in token_problems((*auth.tokens, *kept), auth.token):
             raise ConfigError(f"{self._data_dir / TOKENS_NAME} beside auth.tokens: {problem} (`memd token list`)")
-        self.principals.exchange(known_principals(msgspec.structs.replace(auth, tokens=(*auth.tokens, *kept))))
+        before, self._taken = self._taken, msgspec.structs.replace(auth, tokens=(*auth.tokens, *kept))
+        self.principals.exchange(known_principals(self._taken))
+        return token_changes(before, self._taken)
+
+    @property
+    def _paths(self) -> tuple[Path | None, Path | None]:
+        return self._data_dir / TOKENS_NAME, None if self._source is None else self._source.path
 
     def _stamps(self) -> tuple[Stamp, Stamp]:
-        return _stamp(self._data_dir / TOKENS_NAME), _stamp(None if self._source is None else self._source.path)
+        tokens, settings = self._paths
+        return _stamp(tokens), _stamp(settings)
 
 
 def _stamp(path: Path | None) -> Stamp:

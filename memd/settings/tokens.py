@@ -67,6 +67,19 @@ def known_principals(auth: AuthSettings) -> Mapping[bytes, Principal]:
     return known | ({digest_of(auth.token): OWNER} if auth.token else {})
 
 
+def token_changes(before: AuthSettings, now: AuthSettings) -> str:
+    """Say which tokens are new, gone or others than before, by their names; empty if none is."""
+    old, new = ({one.name: one for one in auth.tokens} for auth in (before, now))
+    changed = [name for name in old.keys() & new.keys() if _held(old[name]) != _held(new[name])]
+    if before.token and now.token and before.token != now.token:
+        changed.append(OWNER_NAME)
+    added, gone = new.keys() - old.keys(), old.keys() - new.keys()
+    if bool(before.token) != bool(now.token):
+        (added if now.token else gone).add(OWNER_NAME)
+    told = (("added", added), ("gone", gone), ("changed", changed))
+    return "; ".join(f"{word}: {', '.join(sorted(names))}" for word, names in told if names)
+
+
 def read_tokens(setting: Setting) -> tuple[TokenSettings, ...]:
     """Return the tokens of a list as YAML has it.
 
@@ -139,3 +152,7 @@ def _reason(error: Exception) -> str:
     if member not in allowed:
         return f"it is no token; give its {', '.join(allowed)}"
     return f"{member} is not what it should be; give {allowed[member]}"
+
+
+def _held(one: TokenSettings) -> tuple[object, ...]:
+    return one.token_sha256.lower(), one.topics, one.rights
