@@ -6,7 +6,7 @@ Rule: only for what people read; nothing is parsed back from it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 _PLURALS = {"entry": "entries", "other branch": "other branches"}
@@ -60,3 +60,8 @@ def name_for_terminal(name: str) -> str:
 def tallied(counts: Mapping[str, int]) -> str:
     """`api_key 2, password 1`."""
     return ", ".join(f"{name} {number:,}" for name, number in counts.items())
+
+
+def instructing_words(signs: Sequence[str]) -> str:
+    """Return the label of a chunk that looks like an instruction to a model, by its signs; empty without any."""
+    return f"looks like an instruction to a model ({', '.join(signs)})" if signs else ""

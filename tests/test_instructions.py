@@ -108,3 +108,12 @@ def test_the_label_is_in_receipts_searches_stories_conversations_and_lists(
     words = "looks like an instruction to a model (override, exfiltration)"
     assert words in daemon.run("show", injected["id"]).stdout
     assert words in daemon.run("search", "lamp oiled", "--topic", "work").stdout
+
+    for tool, arguments in (("search_memory", {"query": "lamp oiled"}), ("read_memory", {"id": injected["id"]})):
+        call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": arguments}}
+        headers = {"Accept": "application/json, text/event-stream"}
+        head, _, text = (
+            ask(f"{daemon.own_url}/mcp", call, headers=headers).json["result"]["content"][0]["text"].partition("\n")
+        )
+        assert head.startswith(f"[mem:{injected['id']}] work, ") and head.endswith(f", {words}"), head
+        assert ORDER in text, "the model reads all of it"

@@ -195,6 +195,26 @@ async def test_who_is_not_known_is_led_nowhere_and_a_person_is_told_why(routes: 
     assert wrong.status == 400 and "refresh" not in page and f'<a href="{CALLBACK}?error=unsupported' in page
 
 
+async def test_no_document_is_fetched_that_a_stranger_names(routes: Routes) -> None:
+    fetched: list[str] = []
+
+    async def document(request: web.Request) -> web.Response:
+        fetched.append(request.path)
+        return web.json_response({"client_id": named, "client_name": "An editor", "redirect_uris": [CALLBACK]})
+
+    elsewhere = web.Application()
+    elsewhere.router.add_get("/client.json", document)
+    async with TestServer(elsewhere) as server:
+        named = str(server.make_url("/client.json"))
+        answer = await routes.client.get(f"/oauth/authorize?{asked_of(named)}")
+        assert answer.status == 400 and "not registered here" in await answer.text()
+        assert await error_of(await routes.exchange("a code", named)) == (401, "invalid_client")
+    assert fetched == []
+    server_metadata = await (await routes.client.get("/.well-known/oauth-authorization-server")).json()
+    assert "registration_endpoint" in server_metadata
+    assert "client_id_metadata_document_supported" not in server_metadata
+
+
 async def test_errors_have_the_standards_names_and_say_what_to_do(routes: Routes) -> None:
     post, client_id = routes.client.post, await routes.client_id()
     assert await error_of(await post("/oauth/register", data=b"{")) == (400, "invalid_client_metadata")
@@ -288,6 +308,34 @@ def test_an_access_token_opens_mcp_and_nothing_else(make_daemon: MakeDaemon, ups
     assert ask(end, {"id": grant["id"]}, headers=owner).status == 200
     assert ask(end, {"id": grant["id"]}, headers=owner).status == 404
     assert ask(mcp, LIST, headers=shown).status == 401
+
+
+def call(tool: str, **arguments: str) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": arguments}}
+
+
+def test_a_tool_beyond_the_grant_says_once_where_to_ask_and_then_why_it_fails(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    ann = {"name": "ann", "token_sha256": digest_of(ANN).hex(), "topics": ["*"], "rights": ["read", "write"]}
+    daemon = make_daemon(upstream.url, {"auth": {"token": OWNER, "tokens": [ann]}}).start()
+    mcp, shown = f"{daemon.own_url}/mcp", bearer(tokens_of(daemon, token=ANN)["access_token"])
+    note = call("remember", content="The keeper is Ada.")
+    refused = ask(mcp, note, headers=shown)
+    assert refused.status == 403
+    assert refused.headers["WWW-Authenticate"] == (
+        f'Bearer error="insufficient_scope", resource_metadata="{daemon.own_url}/.well-known/oauth-protected-resource'
+        '/mcp", scope="read write"'
+    )
+    assert "was allowed read, and this tool needs write" in refused.json["error"]["message"]
+    again = ask(mcp, note, headers=shown).json["result"]
+    assert again["isError"] and "has no right to write" in again["content"][0]["text"]
+    correction = call("correct_memory", ids="a3f9", action="Helpful")
+    assert ask(mcp, correction, headers=shown).status == 200, "ann's own token has it not either"
+    assert ask(mcp, call("list_topics"), headers=shown).status == 200
+    assert ask(mcp, note, headers=bearer(ANN)).json["result"]["isError"] is False, "it is no grant"
+    told = daemon.run("audit", "--act", "refused", "--json", "--config", str(daemon.config)).stdout.splitlines()[1:]
+    assert next(json.loads(one).get("what") for one in told if '"ann"' in one) == "POST /mcp"
 
 
 def test_grants_outlive_a_kill_and_end_with_the_token_of_who_gave_them(

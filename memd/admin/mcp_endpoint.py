@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import secrets
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
@@ -21,7 +21,7 @@ from aiohttp import web
 from memd.admin.access import principal_of
 from memd.admin.asking import OwnRoutesClient
 from memd.admin.http import error_response, read_body
-from memd.principals import Principal, Principals
+from memd.principals import Principal, Principals, Right
 
 NOT_INSTALLED = "memd: programs that speak MCP need the extra: pip install 'memd-proxy[mcp]', and start memd again"
 BODY_BYTES_MAX = 4 << 20
@@ -42,9 +42,16 @@ class LentSecretClient(OwnRoutesClient):
 class McpEndpoint:
     """Answers requests to `/mcp`. The SDK is loaded with the first: it takes a second and 40 MB."""
 
-    def __init__(self, own_url: str, principals: Principals, idle_seconds: float) -> None:
+    def __init__(
+        self,
+        own_url: str,
+        principals: Principals,
+        idle_seconds: float,
+        leading_on: Callable[[web.Request, Right], web.Response | None],
+    ) -> None:
         """
         Args:
+            leading_on: leads a program on to where it can ask for a right that a tool needs; None if it cannot.
             own_url: memd's own address, whose routes the tools ask.
             principals: who may use memd.
             idle_seconds: how long a client may take for the next part of a body.
@@ -52,7 +59,9 @@ class McpEndpoint:
         self._client = LentSecretClient(own_url, "")
         self._principals = principals
         self._idle_seconds = idle_seconds
+        self._leading_on = leading_on
         self._server: Any = None
+        self._rights: dict[str, Right] = {}
         self._loading = asyncio.Lock()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -70,7 +79,10 @@ class McpEndpoint:
                     tools = await asyncio.to_thread(importlib.import_module, "memd.admin.mcp_tools")
                 except ModuleNotFoundError:
                     return error_response(501, NOT_INSTALLED, "not_installed")
-                self._server = tools.server_for(self._client)
+                self._server, self._rights = tools.server_for(self._client), tools.TOOL_RIGHTS
+        right = self._rights.get(_called_tool(body))
+        if right is not None and (refusal := self._leading_on(request, right)):
+            return refusal
         application = self._server.streamable_http_app(stateless_http=True, json_response=True, host="")
         asked = _Exchange(request, body)
         with self._lent_to(msgspec.structs.replace(principal_of(request), via=f"{request.remote} by MCP")):
@@ -91,6 +103,25 @@ class McpEndpoint:
         finally:
             self._principals.take_back(secret)
             _LENT_SECRET.reset(shown)
+
+
+class _Named(msgspec.Struct):
+    name: str = ""
+
+
+class _ToolCall(msgspec.Struct):
+    """The members of a call that tell which tool is meant (JSON-RPC)."""
+
+    params: _Named
+    method: Literal["tools/call"]
+
+
+def _called_tool(body: bytes) -> str:
+    """Return the tool that a request calls; empty if it is no call of one."""
+    try:
+        return msgspec.json.decode(body, type=_ToolCall).params.name
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # the SDK answers it
+        return ""
 
 
 class _Exchange:

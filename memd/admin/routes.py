@@ -17,6 +17,7 @@ from aiohttp import web
 
 from memd.admin import page
 from memd.admin.access import forwarding_header, is_from_another_page, is_own, principal_of, same_host
+from memd.admin.acts import FORBIDDEN
 from memd.admin.audit import AuditRoutes
 from memd.admin.auditing import Auditor, audited
 from memd.admin.background import BackgroundRoutes
@@ -150,7 +151,12 @@ class OwnRoutes:
         if request.path != MCP and not request.path.startswith(page.PREFIX):
             message = f"memd: there is no {request.path} at memd's own address; models are at {self._model_url}/v1"
             return error_response(404, message, "not_found")
-        return await (self._mcp(request) if request.path == MCP else self._answer_route(request))
+        if request.path != MCP:
+            return await self._answer_route(request)
+        answer = await self._mcp(request)
+        if answer.status == FORBIDDEN:
+            self._auditor.note_refused(request, f"{request.method} {request.path}")
+        return answer
 
     async def answer_at_model(self, request: web.Request, target: str) -> web.StreamResponse:
         """Answer a request for one of memd's own paths at the model's address.

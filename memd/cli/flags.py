@@ -16,7 +16,7 @@ import click
 from memd.errors import ConfigError
 from memd.settings.loading import load_config
 from memd.settings.model import Config
-from memd.wording import name_for_terminal
+from memd.wording import instructing_words, name_for_terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -103,7 +103,8 @@ def print_lines(lines: Sequence[RenderableType]) -> None:
 
 def warning_words(chunk: FoundChunk | LogEvent) -> str:
     """Say, behind two spaces, that a document or a tool's result looks like an instruction to a model."""
-    return f"  looks like an instruction to a model ({', '.join(chunk.instructs)})" if chunk.instructs else ""
+    words = instructing_words(chunk.instructs)
+    return f"  {words}" if words else ""
 
 
 def origin_words(chunk: FoundChunk | LogEvent) -> str:

@@ -77,6 +77,12 @@ class TokenWatch:
     async def reload(self, noted: Callable[[str], None] = lambda changes: None) -> str:
         """Read the lists again: that of `memd token`, and the settings if they have changed and nobody writes them now.
 
+        Args:
+            noted: is told which tokens are others than before, in words, also where it raises; not where none is.
+
+        Returns:
+            The same words; empty where none is.
+
         Raises:
             MemdError: a list is not what it should be, and its tokens stay; the other one has been taken.
         """

@@ -13,8 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 from aiohttp import web
 
-from memd.admin.access import is_from_another_page, let_in_as, shown_secrets
-from memd.admin.http import read_body
+from memd.admin.access import is_from_another_page, let_in_as, principal_of, shown_secrets
+from memd.admin.http import error_response, read_body
 from memd.admin.oauth import consent
 from memd.admin.oauth.clients import client_id_of, registered
 from memd.admin.oauth.grants import Allowed, GivenGrant
@@ -37,11 +37,15 @@ from memd.admin.oauth.protocol import (
 from memd.admin.routing import get, post
 from memd.admin.wrong_tokens import WrongTokens
 from memd.errors import NotFound, OAuthRefused, StoreError
-from memd.principals import Principal, Principals, digest_of
+from memd.principals import Principal, Principals, Right, digest_of
 from memd.settings.url import is_this_machine
 
 BODY_BYTES_MAX = 32_768
 UNAUTHORIZED = 401
+INSUFFICIENT = "insufficient_scope"
+LED_ON_MAX = 4_096
+_LEFT_OUT = web.RequestKey("left_out", frozenset)
+"""The id of the grant with each right that it lacks and the token has with which it was allowed."""
 _HOST = re.compile(r"(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::\d{1,5})?", re.IGNORECASE)
 _PATTERN = re.compile(r"[*A-Za-z0-9][*A-Za-z0-9._-]{0,127}")
 NO_TLS = "OAuth needs TLS beyond this machine (docs/reverse-proxy.md); with a token in a header it works without"
@@ -76,6 +80,7 @@ class OAuthEndpoint:
         self._wrong_tokens = wrong_tokens
         self._idle_seconds = idle_seconds
         self._recorded = recorded
+        self._led_on: set[tuple[str, Right]] = set()
 
     def serves(self, request: web.BaseRequest) -> bool:
         """Whether the request is for one of these routes, which are there only where a token is needed."""
@@ -88,15 +93,42 @@ class OAuthEndpoint:
             grant = None if self._principals.is_open else self._ledger.acting(token)
             whole = None if grant is None else self._principals.known(grant.principal_sha256)
             if grant is not None and whole is not None:
-                let_in_as(request, whole.narrowed(grant.rights, grant.topics))
+                let_in_as(request, acting := whole.narrowed(grant.rights, grant.topics))
+                left_out = whole.rights.intersection(SCOPES) - acting.rights
+                request[_LEFT_OUT] = frozenset((grant.id, right) for right in left_out)
                 return True
         return False
+
+    def leading_on(self, request: web.Request, right: Right) -> web.Response | None:
+        """Refuse a program a tool for which its grant lacks the right, and tell it where to ask the person for it.
+
+        None where that would not help: it has the right, or shows no access token, or the person's own token has it not
+        either. Also where it was told before: the person said no, or it is a program that does not ask (the official
+        client of TypeScript renews its token and tries again), and then its model is to hear the tool's own refusal.
+        The scopes that it has are named too: clients of earlier versions of MCP ask for those named alone.
+        """
+        issuer, has = issuer_of(request), principal_of(request).rights
+        asked = next((one for one in request.get(_LEFT_OUT, ()) if one[1] == right), None)
+        if asked is None or asked in self._led_on or not issuer:
+            return None
+        if len(self._led_on) >= LED_ON_MAX:
+            self._led_on.clear()
+        self._led_on.add(asked)
+        allowed = " and ".join(one for one in SCOPES if one in has) or "nothing"
+        message = (
+            f"memd: this program was allowed {allowed}, and this tool needs {right}; it can ask you in your browser"
+        )
+        refusal = error_response(403, message, INSUFFICIENT)
+        scopes = [one for one in SCOPES if one in has or one == right]
+        refusal.headers["WWW-Authenticate"] = challenge_of(issuer, INSUFFICIENT, scopes)
+        return refusal
 
     def leading(self, request: web.BaseRequest, refusal: web.Response) -> web.Response:
         """Return a refusal that tells a client of MCP where to ask for a token, if it can have one there."""
         issuer = issuer_of(request)
         if request.path == RESOURCE and refusal.status == UNAUTHORIZED and issuer:
-            refusal.headers["WWW-Authenticate"] = challenge_of(issuer, is_wrong="Authorization" in request.headers)
+            error = "invalid_token" if "Authorization" in request.headers else ""
+            refusal.headers["WWW-Authenticate"] = challenge_of(issuer, error)
         return refusal
 
     async def answer(self, request: web.Request) -> web.Response:

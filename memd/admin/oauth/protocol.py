@@ -12,7 +12,7 @@ import base64
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -107,10 +107,15 @@ def metadata(path: str, issuer: str) -> Mapping[str, Any] | None:
     }
 
 
-def challenge_of(issuer: str, *, is_wrong: bool) -> str:
-    """Return the header `WWW-Authenticate` that leads a client without a valid token here (RFC 9728 section 5.1)."""
-    error = 'error="invalid_token", ' if is_wrong else ""
-    return f'Bearer {error}resource_metadata="{issuer}{_RESOURCE_METADATA}{RESOURCE}", scope="{" ".join(SCOPES)}"'
+def challenge_of(issuer: str, error: str = "", scopes: Iterable[Right] = SCOPES) -> str:
+    """Return the header `WWW-Authenticate` that leads a client here (RFC 9728 section 5.1).
+
+    Args:
+        error: why its token does not do (RFC 6750 section 3.1); empty if it has shown none.
+        scopes: those to ask for.
+    """
+    told = f'error="{error}", ' if error else ""
+    return f'Bearer {told}resource_metadata="{issuer}{_RESOURCE_METADATA}{RESOURCE}", scope="{" ".join(scopes)}"'
 
 
 def permission_asked(query: str, key: bytes, issuer: str) -> Permission:
