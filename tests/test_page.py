@@ -370,15 +370,15 @@ def test_a_refusal_of_the_wrong_token_that_comes_after_the_right_one_does_not_as
     page = open_page(daemon, expected=("401",))
     dialog = page.get_by_role("dialog")
     held: list[Route] = []
-    page.route("**/memd/topics*", lambda route: route.continue_() if held else held.append(route))
+    page.route("**/memd/health*", lambda route: route.continue_() if held else held.append(route))
     dialog.get_by_label("Token").fill("wrong")
     dialog.get_by_role("button", name="Open").click()
     expect(dialog).to_contain_text("This token is wrong")
-    wait_until(lambda: page.evaluate("1") == 1 and held != [], lambda: "the topics were not asked for")
+    wait_until(lambda: page.evaluate("1") == 1 and held != [], lambda: "the health was not asked for")
     dialog.get_by_label("Token").fill("a secret of some length")
     dialog.get_by_role("button", name="Open").click()
     expect(dialog).to_be_hidden()
-    with page.expect_response(lambda answer: "/memd/topics" in answer.url and answer.status == 200):
+    with page.expect_response(lambda answer: "/memd/health" in answer.url and answer.status == 200):
         held[0].continue_()
     expect(page.get_by_text("Events live")).to_be_visible()
     expect(dialog).to_be_hidden()

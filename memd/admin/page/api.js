@@ -5,6 +5,8 @@ const SILENCE_MS_MAX = 40_000; // the daemon says `: ping` every 15 s
 const RETRY_MS_MAX = 15_000;
 
 let asking = null; // one dialog, however many requests were refused
+let accepted = null; // the token that was right the last time
+let onOther = () => {};
 
 /** An answer that is not what was asked for; the message is memd's own. */
 export class Refused extends Error {
@@ -32,6 +34,17 @@ export function hasToken() {
   return sessionStorage.getItem(TOKEN_KEY) !== null;
 }
 
+/** `act` is called when another token was given while the page was open. */
+export function whenOtherToken(act) {
+  onOther = act;
+}
+
+/** Forget the token, and begin anew. */
+export function otherToken() {
+  sessionStorage.removeItem(TOKEN_KEY);
+  location.reload();
+}
+
 /** Events for as long as the page is seen: `onEvent(name, data)`, `onState(isLive)`. */
 export async function listen(onEvent, onState) {
   for (let failures = 0; ; failures += 1) {
@@ -42,7 +55,7 @@ export async function listen(onEvent, onState) {
         onEvent(name, data);
       }, onState);
     } catch (error) {
-      if (error instanceof Refused && error.status === 404) return;
+      if (error instanceof Refused && [403, 404].includes(error.status)) return;
     }
     onState(false);
     if (!document.hidden) await pause(Math.min(RETRY_MS_MAX, 500 * 2 ** Math.min(failures, 10)));
@@ -97,10 +110,12 @@ async function ask(path, options = {}) {
       if (error.name === "AbortError") throw error;
       throw new Refused(0, "memd does not answer. Is it still running? The page tries again automatically.");
     }
+    if (answer.status !== 401 && answer.status !== 429) accepted = token;
     if (answer.ok) return answer;
-    if (answer.status !== 401) throw new Refused(answer.status, await reason(answer));
+    const words = await reason(answer);
+    if (answer.status !== 401 && answer.status !== 429) throw new Refused(answer.status, words);
     if (sessionStorage.getItem(TOKEN_KEY) !== token) continue; // another one was given meanwhile
-    asking ??= askToken(token !== null).finally(() => (asking = null));
+    asking ??= askToken(token, answer, words).finally(() => (asking = null));
     await asking;
   }
 }
@@ -113,10 +128,24 @@ async function reason(answer) {
   }
 }
 
-function askToken(wasWrong) {
+/** Ask for a token, in place of one that was refused; of too many wrong ones the next has to wait. */
+function askToken(token, answer, words) {
   const dialog = document.getElementById("token");
   const form = dialog.querySelector("form");
-  if (wasWrong) document.getElementById("token-why").textContent = "This token is wrong, or it was taken back. If you have no other, ask who gave it to you; the owner's is the setting auth.token.";
+  const waitUntil = Date.now() + 1000 * (answer.status === 429 ? Number(answer.headers.get("Retry-After")) : 0);
+  const wrong = "This token is wrong, or it was taken back. If you have no other, ask who gave it to you; the owner's is the setting auth.token.";
+  const gone = "This token is no longer valid: it was revoked, or exchanged for another. Give another one to go on; what you see and have typed in stays as it is.";
+  const title = document.getElementById("token-title");
+  if (answer.status === 429) document.getElementById("token-why").textContent = words.replace(/^memd: t/, "T").replace(/;.*/, ".");
+  else if (token !== null) document.getElementById("token-why").textContent = token === accepted ? gone : wrong;
+  if (token !== null && token === accepted) title.textContent = "This token is no longer valid";
+  const button = form.querySelector("button");
+  const count = () => {
+    const seconds = Math.ceil((waitUntil - Date.now()) / 1000);
+    button.disabled = seconds > 0;
+    button.textContent = seconds > 0 ? `Try again in ${seconds} s` : "Open";
+    if (seconds > 0) setTimeout(count, 250);
+  };
   return new Promise((resolve) => {
     dialog.addEventListener("cancel", (event) => event.preventDefault()); // there is nothing to see without it
     form.onsubmit = (event) => {
@@ -125,7 +154,10 @@ function askToken(wasWrong) {
       form.reset();
       dialog.close();
       resolve();
+      onOther();
     };
+    count();
+    if (answer.status === 429) form.token.value = token;
     dialog.showModal();
   });
 }

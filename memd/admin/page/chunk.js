@@ -2,6 +2,7 @@
 
 import { get, post } from "./api.js";
 import { announce, badge, chunkLink, count, el, facts, line, number, origin, plain, problem, said, turnLink, warning, when, whose } from "./dom.js";
+import { may } from "./rights.js";
 
 const DONE = { Helpful: "Marked as helpful.", Unhelpful: "Marked as unhelpful.", Update: "Updated.", out: "Taken out.", undo: "Undone." };
 
@@ -32,12 +33,12 @@ export async function show(main, { id, topic }, outcome = "") {
   };
   const undo = (canonical_id) => () => done("undo", () => post("/memd/undo", { topic_id: told.topic_id, canonical_id, reason: reason.value }));
   const button = (text, act, kind = "") => el("button", { type: "button", class: kind, click: act }, text);
-  main.replaceChildren(
+  main.replaceChildren(...[
     el("h1", {}, "Chunk ", el("code", {}, told.id), " ", told.live ? badge("live", "on") : badge("taken out", "bad"), " ", warning(present.instructs)),
     facts({ Topic: told.topic_id, Uuid: el("code", {}, told.uuid), Said: when(told.versions[0].said_at), Author: present.author && line(present.author), From: from && el("span", {}, from, present.kind === "document" && [" ", el("a", { href: `#/document/${encodeURIComponent(told.topic_id)}/${encodeURIComponent(present.source)}` }, "all of it")]), Multiplier: number(present.multiplier),
       "Replaced by": ids(told.topic_id, told.replaced_by), Replaces: ids(told.topic_id, told.replaces) }),
     said(present.content),
-    el("form", { class: "fields", "aria-label": "Correct this chunk", submit: (event) => event.preventDefault() },
+    may("correct", told.topic_id) && el("form", { class: "fields", "aria-label": "Correct this chunk", submit: (event) => event.preventDefault() },
       el("label", { class: "wide" }, "Reason (kept in the log, never interpreted)", reason),
       el("div", { class: "buttons" }, told.live && [button("Helpful", correct("Helpful")), button("Pin", correct("Helpful", { steps: 10 })), button("Unhelpful", correct("Unhelpful")), button("Take out", correct("out"))],
         told.versions.length > 1 && button("Undo the last change", undo(present.canonical_id))),
@@ -48,7 +49,7 @@ export async function show(main, { id, topic }, outcome = "") {
     el("ol", { class: "log" }, told.versions.map((event, place) => version(event, told.versions[place - 1])).reverse()),
     el("h2", {}, "Said around it"), el("div", { class: "columns" }, neighbour("Before", told.before), neighbour("After", told.after)),
     el("h2", {}, `Injected in ${count(told.turns.length, "turn")}`),
-    told.turns.length ? el("p", { class: "ids" }, told.turns.map(turnLink)) : el("p", { class: "empty" }, "In none of the turns that memd still knows."));
+    told.turns.length ? el("p", { class: "ids" }, told.turns.map(turnLink)) : el("p", { class: "empty" }, "In none of the turns that memd still knows.")].filter(Boolean));
 }
 
 function ids(topicId, list) {

@@ -2,7 +2,7 @@
 // shown, the topic included. A view fills `main` and may return a function that takes events; one that was left gets no
 // more of them.
 
-import { get, listen } from "./api.js";
+import { get, listen, otherToken, whenOtherToken } from "./api.js";
 import { bytes, count, el, hashOf, number, problem } from "./dom.js";
 import { listenToKeys } from "./keys.js";
 import { show as chunk } from "./chunk.js";
@@ -10,6 +10,7 @@ import { show as conversations, showOne as conversation } from "./conversations.
 import { show as figures } from "./figures.js";
 import { show as note } from "./note.js";
 import { show as read } from "./read.js";
+import { drawIdentity, learnRights, may, rightsInWords } from "./rights.js";
 import { show as search } from "./search.js";
 import { show as sources, showDocument } from "./sources.js";
 import { show as timeline } from "./timeline.js";
@@ -18,6 +19,7 @@ import { show as turns } from "./turns.js";
 
 const HEALTH_MS = 20_000;
 const NARROWED = ["turns", "conversations", "timeline", "search", "figures", "topics", "sources", "note", "read"]; // by the topic of the address
+const NEEDED = { note: "write" }; // any other view reads
 const THEMES = { system: "light dark", light: "light", dark: "dark" };
 
 const main = document.getElementById("main");
@@ -25,7 +27,9 @@ const chosen = document.getElementById("topic");
 const themes = document.getElementById("theme");
 let topics = [];
 let health = null;
+let refusal = null; // why there is no health
 let isLive = false;
+let isFollowing = false;
 let shown = 0; // counts navigations: an answer that comes late must not replace a newer view
 let takesEvents = null;
 let missed = []; // events that came while a view was being filled
@@ -54,10 +58,11 @@ async function navigate(moved = true) {
   const [path, asked] = location.hash.slice(2).split("?");
   const [name, ...names] = path.split("/").map(decodeURIComponent);
   const query = new URLSearchParams(asked);
-  const view = Object.hasOwn(VIEWS, name) ? name : "turns";
+  const view = Object.hasOwn(VIEWS, name) ? name : may("read") ? "turns" : "note";
   if (query.has("topic") || (NARROWED.includes(view) && !names.length)) choose(query.get("topic") ?? "");
   for (const link of document.querySelectorAll("nav a")) {
     const own = link.hash.slice(2).split("?")[0];
+    link.hidden = !may(NEEDED[own] ?? "read");
     link.href = hashOf(own, { topic: chosen.value });
     link.removeAttribute("aria-current");
     if (own === view || `${view}s` === own) link.setAttribute("aria-current", "page");
@@ -71,7 +76,9 @@ async function navigate(moved = true) {
   main.replaceChildren(into);
   if (moved) main.focus({ preventScroll: true });
   try {
-    const handler = await VIEWS[view](into, context);
+    const needed = NEEDED[view] ?? "read";
+    const handler = may(needed) ? await VIEWS[view](into, context) : into.replaceChildren(el("h1", {}, "Not with this token"),
+      el("p", { class: "empty" }, `It may ${rightsInWords()}. This view needs the right to ${needed}.`), el("button", { type: "button", click: otherToken }, "Use another token"));
     if (mine === shown) {
       takesEvents = handler ?? null;
       for (const [event, data] of missed.splice(0)) tell(event, data);
@@ -95,15 +102,35 @@ function narrow() {
   location.hash = hashOf(!NARROWED.includes(name) || names.length ? "turns" : name, { ...query, topic: chosen.value });
 }
 
+/** Look at the health, the topics and the rights of the token; where those are others than before, all is drawn anew. */
 async function refresh() {
+  let areOther = false;
   try {
-    [health, { topics }] = await Promise.all([get("/memd/health"), get("/memd/topics")]);
+    [areOther, health] = await Promise.all([learnRights(), get("/memd/health")]);
+    topics = may("read") ? (await get("/memd/topics")).topics : [];
+    if (areOther) chosen.replaceChildren(...[...chosen.options].filter(({ value }) => !value || topics.some((one) => one.topic_id === value)));
     const known = new Set([...chosen.options].map((option) => option.value));
     chosen.append(...topics.filter((one) => !known.has(one.topic_id)).map((one) => el("option", { value: one.topic_id }, one.topic_id)));
-  } catch {
-    health = null;
+  } catch (error) {
+    [health, refusal] = [null, error];
   }
+  chosen.parentElement.hidden = !may("read");
+  drawIdentity();
   drawHealth();
+  if (!areOther || !shown) return;
+  follow();
+  navigate(false);
+}
+
+/** Follow the events, if the token may read them. */
+function follow() {
+  if (isFollowing || !may("read")) return;
+  isFollowing = true;
+  listen(take, (live) => {
+    isLive = live;
+    drawHealth();
+    if (!shown || (live && takesEvents)) navigate(false); // after the stream has begun, so that nothing falls in between
+  }).then(() => (isFollowing = false));
 }
 
 function drawHealth() {
@@ -111,11 +138,12 @@ function drawHealth() {
   const upstream = health?.upstream;
   const size = topics.reduce((sum, topic) => sum + topic.log_bytes, 0);
   const items = health
-    ? [item("Store", health.status === "ok", `${health.status}, ${count(topics.length, "topic")}, ${bytes(size)}`),
+    ? [item("Store", health.status === "ok", may("read") ? `${health.status}, ${count(topics.length, "topic")}, ${bytes(size)}` : health.status),
       item("Model", upstream.reachable, upstream.window ? `window of ${number(upstream.window)} tokens` : "window unknown: nothing leaves the prompt; set upstream.window"),
       item("Upstream", upstream.reachable, `${upstream.url} ${upstream.reachable ? "answers" : "does not answer"}`)]
-    : [item("memd", false, "does not answer")];
-  document.getElementById("health").replaceChildren(...items, item("Events", isLive, isLive ? "live" : "reconnecting …"));
+    : [item("memd", false, refusal?.status ? refusal.message.replace(/^memd: /, "") : "does not answer")];
+  const events = may("read") ? [item("Events", isLive, isLive ? "live" : "reconnecting …")] : [];
+  document.getElementById("health").replaceChildren(...items, ...events);
 }
 
 /** Events in the order in which they came; one look at the topics serves all that came meanwhile. */
@@ -173,9 +201,7 @@ listenToKeys(() => {
 });
 
 await refresh();
+whenOtherToken(refresh);
 setInterval(() => document.hidden || refresh(), HEALTH_MS);
-listen(take, (live) => {
-  isLive = live;
-  drawHealth();
-  if (!shown || (live && takesEvents)) navigate(false); // after the stream has begun, so that nothing falls in between
-});
+follow();
+if (!isFollowing) navigate(false);

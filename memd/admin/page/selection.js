@@ -3,8 +3,9 @@
 
 import { post } from "./api.js";
 import { announce, count, el, problem } from "./dom.js";
+import { may } from "./rights.js";
 
-/** `box(chunk)` is the checkbox of a chunk, `bar` the buttons; `done` is called when the list has to be drawn again. */
+/** `box(chunk)` is the checkbox of a chunk, if the token may take it out, `bar` the buttons; `done` is called when the list has to be drawn again. */
 export function selection(list, done) {
   const chosen = new Map();
   const reason = el("input", { maxlength: 2000, autocomplete: "off" });
@@ -51,7 +52,7 @@ export function selection(list, done) {
     outcome.replaceChildren(el("p", {}, words));
     announce(words);
   };
-  const box = (chunk) => el("input", { type: "checkbox", "aria-label": `Select chunk ${chunk.id}`, change: (event) => {
+  const box = (chunk) => may("correct", chunk.topic_id) && el("input", { type: "checkbox", "aria-label": `Select chunk ${chunk.id}`, change: (event) => {
     if (event.target.checked) chosen.set(chunk.uuid, chunk);
     else chosen.delete(chunk.uuid);
     draw();

@@ -2,6 +2,7 @@
 
 import { get, post } from "./api.js";
 import { announce, badge, bytes, chunkLink, count, el, line, number, plain, problem, said, when } from "./dom.js";
+import { may, mayEverywhere, topicField } from "./rights.js";
 
 const PAGE = 100;
 const FILE_BYTES_MAX = 20_000_000; // base64 of it fits into what the route takes
@@ -25,13 +26,13 @@ export async function show(main, { topic, again }) {
     const { taken_out } = await post("/memd/documents/remove", { topic_id: one.topic_id, sources: [one.name], below: true });
     return `${one.name}: ${count(taken_out, "chunk")} taken out.`;
   });
-  main.replaceChildren(el("h1", {}, "Sources"), dropZone(topic, outcome, again), outcome,
+  main.replaceChildren(...[el("h1", {}, "Sources"), may("write") && dropZone(topic, outcome, again), outcome,
     el("h2", {}, "Folders of config.yaml"),
-    ...(told.sources.length ? [el("ol", { class: "rows configured", "aria-label": "Folders of config.yaml" }, told.sources.map(configured)), el("button", { type: "button", click: look }, "Look at them now")]
+    ...(told.sources.length ? [el("ol", { class: "rows configured", "aria-label": "Folders of config.yaml" }, told.sources.map(configured)), mayEverywhere("admin") && el("button", { type: "button", click: look }, "Look at them now")]
       : [el("p", { class: "empty" }, "None. Folders in ", el("code", {}, "sources:"), " of config.yaml are read by themselves, and again when they change.")]),
     el("h2", {}, "Remembered documents"),
     told.known.length ? el("ol", { class: "rows", "aria-label": "Remembered documents" }, told.known.map((one) => known(one, told.sources, remove(one))))
-      : el("p", { class: "empty" }, "Nothing yet. Drop a file above, or run ", el("code", {}, "memd add PATH"), "."));
+      : el("p", { class: "empty" }, "Nothing yet.", may("write") && [" Drop a file above, or run ", el("code", {}, "memd add PATH"), "."])].filter(Boolean));
   const poll = async () => { // only how far it is: what is known may be thousands of documents
     if (!main.isConnected) return;
     const { sources } = await get("/memd/index");
@@ -77,7 +78,7 @@ function known(one, sources, remove) {
   return el("li", { class: "source" },
     el("details", { toggle: open }, el("summary", {}, el("b", { dir: "auto" }, line(one.name))), list),
     el("div", { class: "meta" }, el("span", {}, `topic ${one.topic_id}`), el("span", {}, `${count(one.documents, "document")}, ${count(one.chunks, "chunk")}`), el("span", {}, "changed ", when(one.at)),
-      isOfSettings ? badge("of the settings") : [ask, sure]));
+      isOfSettings ? badge("of the settings") : may("write", one.topic_id) && [ask, sure]));
 }
 
 function documentLink(topicId, source) {
@@ -86,9 +87,10 @@ function documentLink(topicId, source) {
 
 /** Where files are dropped, or chosen. */
 function dropZone(topic, outcome, again) {
-  const where = el("input", { name: "topic", required: true, maxlength: 128, value: topic || "default", autocomplete: "off" });
+  const where = topicField(topic);
   const files = el("input", { type: "file", multiple: true, change: () => take([...files.files]) });
   const take = async (given) => {
+    if (!where.reportValidity()) return;
     const done = [];
     for (const file of given) {
       outcome.replaceChildren(el("p", {}, `Reading ${file.name} …`));
