@@ -105,14 +105,14 @@ class McpEndpoint:
             _LENT_SECRET.reset(shown)
 
 
-class _Named(msgspec.Struct):
+class _CalledTool(msgspec.Struct):
     name: str = ""
 
 
 class _ToolCall(msgspec.Struct):
     """The members of a call that tell which tool is meant (JSON-RPC)."""
 
-    params: _Named
+    params: _CalledTool
     method: Literal["tools/call"]
 
 
