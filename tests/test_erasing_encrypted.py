@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import signal
 import subprocess
 import sys
@@ -189,6 +190,26 @@ def test_erasing_an_encrypted_directory_and_what_comes_after(tmp_path: Path, mon
     told = memory.run("audit", "--act", "settings", "--act", "erase").output
     for command in ("memd erase", "memd rekey", "memd decrypt", "memd encrypt"):
         assert command in told
+
+
+@pytest.mark.process
+def test_an_encrypted_topic_out_of_a_backup_is_erased_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, backup = Memory(tmp_path, monkeypatch), tmp_path / "backup"
+    new_key_file(tmp_path / "key")
+    memory.give("key")
+    memory.folder.mkdir()
+    memory.note("team", SECRET)
+    memory.note("default", OTHER)
+    memory.run("backup", backup)
+    for how in (["--before", "2100-01-01"], []):
+        memory.run("erase", "team", *how, "--yes")
+        assert SECRET not in memory.exported() and OTHER in memory.exported()
+        shutil.rmtree(memory.folder / "team", ignore_errors=True)
+        shutil.copytree(backup / "team", memory.folder / "team")
+        assert "is there again" in memory.run("verify", code=1).output
+        memory.run("erase", "--resume", "--yes")
+        memory.run("verify")
+        assert SECRET not in memory.exported() and OTHER in memory.exported()
 
 
 KILLED = """
