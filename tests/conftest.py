@@ -16,6 +16,7 @@ import pytest
 from daemon_process import DaemonProcess
 from llama_server import running_llama
 from loaded_once import load_once
+from pooled_servers import Server, two_servers
 from raw_wire import Peer, RawUpstream, connected, raw_upstream
 from recording_upstream import RecordingUpstream, recording_upstream
 
@@ -40,6 +41,7 @@ MARKER_OF_FIXTURE = {
     "make_daemon": "process",
     "memd": "process",
     "llama": "llama",
+    "two_llamas": "llama",
     "calling_llama": "llama",
     "calling_gguf": "llama",
     "scripted_gguf": "llama",
@@ -167,6 +169,20 @@ def calling_llama(calling_gguf: Path) -> Iterator[str]:
     """The base URL of a real llama.cpp with that model."""
     with running_llama(calling_gguf, context=WINDOW, log=calling_gguf.with_suffix(".log")) as url:
         yield url
+
+
+@pytest.fixture
+def two_llamas(scripted_gguf: Path, tmp_path: Path) -> Iterator[tuple[Server, Server]]:
+    """Two real llama.cpp, each at an address that stays its own while it is away."""
+    with two_servers(scripted_gguf, tmp_path) as servers:
+        yield servers
+
+
+@pytest.fixture
+def two_upstreams() -> Iterator[tuple[RecordingUpstream, RecordingUpstream]]:
+    """Two servers that record what they are sent."""
+    with recording_upstream() as one, recording_upstream() as other:
+        yield one, other
 
 
 @pytest.fixture

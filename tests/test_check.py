@@ -335,6 +335,22 @@ def test_memd_in_front_of_memd_is_recognised(tmp_path: Path, daemon: DaemonProce
     assert set(failures) == {"upstream"} and "in circles" in failures["upstream"]
 
 
+def test_each_of_several_servers_has_a_line_and_one_that_is_away_is_a_warning(tmp_path: Path, llama: str) -> None:
+    with recording_upstream(window=2048) as other:
+        other.answer = lambda _: Response((b'{"data": [{"id": "recorded"}]}',))
+        place = Place(tmp_path, {"upstream": {"urls": [llama, NOWHERE, other.url]}})
+        code, found = place.check()
+        told = {outcome["said"]: outcome for outcome in found["upstream"]}
+        assert code == 0 and f"{llama} answers: tiny, window {WINDOW:,} tokens" in told
+        assert f"{other.url} answers: recorded, window 2,048 tokens" in told
+        assert [one["mark"] for one in found["upstream"]] == ["ok", "warning", "ok"]
+        assert f"{NOWHERE} does not answer" in place.warnings()["upstream"]
+        [differ] = found["model"]
+        assert "lists tiny" in differ["said"] and "lists recorded" in differ["said"] and "--alias" in differ["remedy"]
+    failures = Place(tmp_path, {"upstream": {"urls": [NOWHERE, "http://127.0.0.1:7"]}}).failures()
+    assert set(failures) == {"upstream"}, "none answers"
+
+
 def test_memd_s_own_address_as_upstream_is_recognised_before_it_runs(tmp_path: Path) -> None:
     with reserved_port() as port:
         settings = {"listen": {"port": port}, "upstream": {"url": f"http://localhost:{port}/v1"}}

@@ -18,7 +18,7 @@ from memd.entries import TOPIC_ID_PATTERN
 from memd.errors import ConfigError
 from memd.settings.file import read_settings
 from memd.settings.loading import known_keys, load_config, variable_of
-from memd.settings.model import ChunkingSettings, Config, SourceSettings, TopicName
+from memd.settings.model import ChunkingSettings, Config, SourceSettings, TopicName, UpstreamSettings
 
 SHIPPED = Path(__file__).parent.parent / "config.yaml"
 
@@ -185,6 +185,20 @@ def test_the_upstream_may_be_given_with_or_without_v1(config_file: Path, url: st
     assert loaded(config_file, MEMD_UPSTREAM_URL=url).upstream.url == "http://h:1"
 
 
+def test_several_upstreams_stand_in_place_of_one_and_the_later_source_counts(config_file: Path) -> None:
+    both, one = "[http://h:1/v1, http://h:2/]", "http://h:3"
+    upstream = loaded(config_file, f"upstream:\n  urls: {both}").upstream
+    assert [server.url for server in upstream.each()] == ["http://h:1", "http://h:2"]
+    assert all(server.urls == () for server in upstream.each())
+    assert loaded(config_file, f"upstream:\n  url: {one}", MEMD_UPSTREAM_URLS=both).upstream.urls == upstream.urls
+    assert loaded(config_file, f"upstream:\n  urls: {both}", MEMD_UPSTREAM_URL=one).upstream.each()[0].url == one
+    assert load_config(config_file, {"MEMD_UPSTREAM_URLS": both}, {"upstream.url": one}).upstream.urls == ()
+    for same in ("upstream: {url: http://h:2, urls: [http://h:1, http://h:2]}", f"upstream: {{urls: {both}}}"):
+        assert len(loaded(config_file, same).upstream.each()) == 2
+    assert loaded(config_file, f"upstream: {{url: '{one}', urls: []}}").upstream.each()[0].url == one
+    assert loaded(config_file, f"upstream: {{urls: ['{one}']}}").upstream == UpstreamSettings(url=one)
+
+
 # What is said about a wrong setting
 
 WRONG = {
@@ -239,6 +253,11 @@ WRONG = {
     "upstream: {url: 'h:8080'}": "not the address of an HTTP server",
     "upstream: {url: 'http://h:99999'}": "Port out of range",
     "upstream: {url: 'http://h/?a=b'}": "more than an address",
+    "upstream:\n  urls: [http://h:1, 'h:2']": "line 2: upstream.urls has 'h:2': not the address of an HTTP server",
+    "upstream:\n  urls: ['h:2']": "line 2: upstream.url is 'h:2': not the address of an HTTP server; give",
+    "upstream: {urls: [http://h:1, http://me:pass@h/v1, http://H:80]}": "upstream.urls has http://H:80 twice",
+    "upstream: {urls: http://h}": "upstream.urls is 'http://h'; give a list of at most 64, each of its items one line",
+    "upstream:\n  url: http://h:1\n  urls: [http://h:2, http://h:3]": "line 3: upstream.urls is given, and",
     "chunking:\n  max_tokens: 50": "config.yaml, line 2: chunking.min_tokens is 50; it must be below max_tokens 50",
     "buffer: {soft_tokens: 5000, hard_tokens: 4000}": "buffer.soft_tokens is 5000, above buffer.hard_tokens 4000",
     "listen:\n  port: 1\n  port: 2": "line 3: listen.port is given twice, first in line 2; remove one",

@@ -145,7 +145,7 @@ _PATH = "path:"  # of embedding.model
 _SERVERS = ("upstream.url", "upstream.urls")  # one is given in place of the other
 _PARTNERS = {
     "listen.tls_cert": ("listen.tls_key",),
-    "upstream.url": ("upstream.urls",),
+    "upstream.url": ("upstream.urls",),  # a list of one
     "backup.access_key": ("backup.secret_key",),
     "embedding.url": ("embedding.model",),
     "embedding.name": ("embedding.model",),
@@ -302,7 +302,8 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
     """Yield errors that the type of a single setting cannot express: the key, and what is wrong with it."""
     for one in config.upstream.each():
         if problem := url_problem(one.url):
-            yield "upstream.url", f"is {one.address!r}: {problem}; give http://HOST:PORT"
+            key, verb = ("upstream.urls", "has") if config.upstream.urls else ("upstream.url", "is")
+            yield key, f"{verb} {one.address!r}: {problem}; give http://HOST:PORT"
     yield from _same_servers(config.upstream.urls)
     if config.rerank.url and (problem := url_problem(config.rerank.url)):
         yield "rerank.url", f"is {without_credentials(config.rerank.url)!r}: {problem}; give http://HOST:PORT"

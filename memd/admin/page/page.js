@@ -140,7 +140,8 @@ function drawHealth() {
   const items = health
     ? [item("Store", health.status === "ok", may("read") ? `${health.status}, ${count(topics.length, "topic")}, ${bytes(size)}` : health.status),
       item("Model", upstream.reachable, upstream.window ? `window of ${number(upstream.window)} tokens` : "window unknown: nothing leaves the prompt; set upstream.window"),
-      item("Upstream", upstream.reachable, `${upstream.url} ${upstream.reachable ? "answers" : "does not answer"}`)]
+      ...health.upstreams.map((one) => item("Upstream", one.reachable, `${one.url} ${one.reachable ? "answers" : "does not answer"}${
+        health.upstreams.length > 1 ? `, ${number(one.in_flight)} in flight${one.reason && `; left out: ${one.reason}`}` : ""}`))]
     : [item("memd", false, refusal?.status ? refusal.message.replace(/^memd: /, "") : "does not answer")];
   const events = may("read") ? [item("Events", isLive, isLive ? "live" : "reconnecting …")] : [];
   document.getElementById("health").replaceChildren(...items, ...events);

@@ -32,29 +32,67 @@ SET_WINDOW = "set upstream.window to what the model can take, for example upstre
 
 
 def as_served(config: Config, daemon: RunningDaemon) -> Config:
-    """Return the settings with the running daemon's model server: it may have been started with `--upstream`."""
-    told = daemon.health().get("upstream")
-    url = told.get("url") if isinstance(told, dict) else None
-    if not isinstance(url, str) or url in ("", config.upstream.address):
+    """Return the settings with the running daemon's model servers: it may have been started with `--upstream`."""
+    urls = tuple(served_windows(daemon))
+    if not urls or urls == tuple(one.address for one in config.upstream.each()):
         return config
-    return msgspec.structs.replace(config, upstream=msgspec.structs.replace(config.upstream, url=url))
+    several = urls if len(urls) > 1 else ()
+    return msgspec.structs.replace(config, upstream=msgspec.structs.replace(config.upstream, url=urls[0], urls=several))
 
 
-def served_window(daemon: RunningDaemon) -> int | None:
-    """The window that a running daemon knows: a client's key may have told it, or a refusal."""
-    told = daemon.health().get("upstream")
-    window = told.get("window") if isinstance(told, dict) else None
-    return window if isinstance(window, int) else None
+def served_windows(daemon: RunningDaemon) -> dict[str, int | None]:
+    """The windows that a running daemon knows, by model server: a client's key or a refusal may have told them."""
+    told = daemon.health().get("upstreams")
+    known = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+    return {str(one.get("url")): one["window"] if isinstance(one.get("window"), int) else None for one in known}
 
 
 def upstream(config: Config, daemon: RunningDaemon | None) -> tuple[UpstreamProbe, list[CheckResult]]:
-    """Check everything that needs no generation.
+    """Check everything that needs no generation; of several model servers each, and what they have in common.
 
     Args:
-        daemon: the running one, if this is its model server.
+        daemon: the running one, if these are its model servers.
+
+    Returns:
+        The probe of the first one that can be used, and the results.
     """
+    served = {} if daemon is None else served_windows(daemon)
+    each = [msgspec.structs.replace(config, upstream=one) for one in config.upstream.each()]
+    checked = [_server(one, daemon, served.get(one.upstream.address)) for one in each]
+    if len(checked) == 1:
+        return checked[0]
+    well = [probe for probe, told in checked if all(one.mark != "failed" for one in told)]
+    results = [line for probe, told in checked for line in _of_several(probe, told, others_serve=bool(well))]
+    return (well[0] if well else checked[0][0]), [*results, *_in_common(well)]
+
+
+def _of_several(probe: UpstreamProbe, told: list[CheckResult], *, others_serve: bool) -> Iterator[CheckResult]:
+    """The results of one of several servers, each with its address; one line where all is well."""
+    if all(one.mark == "ok" for one in told):
+        window = f", window {counted(probe.window, 'token')}" if probe.window else ""
+        yield ok(UPSTREAM, f"{probe.url} answers: {probe.model or 'a model that the server does not name'}{window}")
+    for one in told:
+        if one.mark == "ok":
+            continue
+        said = one.said if probe.url in one.said else f"{probe.url}: {one.said}"
+        mark = "warning" if others_serve and one.check == UPSTREAM and not probe.is_memd else one.mark
+        yield msgspec.structs.replace(one, said=said, mark=mark)
+
+
+def _in_common(probes: list[UpstreamProbe]) -> Iterator[CheckResult]:
+    """Say that servers list different models: where their names alone differ, half of the servers stand idle."""
+    lists = {probe.url: probe.models for probe in probes if probe.models}
+    if len({frozenset(models) for models in lists.values()}) > 1:
+        said = "; ".join(f"{url} lists {', '.join(models[:5])}" for url, models in lists.items())
+        hint = "a model is asked of the servers that list it: give llama-servers with the same one the same --alias"
+        yield ok(WINDOW, said, hint)
+
+
+def _server(
+    config: Config, daemon: RunningDaemon | None, served: int | None
+) -> tuple[UpstreamProbe, list[CheckResult]]:
+    """Check one model server. `served`: the window that the running daemon knows."""
     probe = probe_upstream(config)
-    served = None if daemon is None else served_window(daemon)
     if probe.window is None and served is not None:
         probe = msgspec.structs.replace(probe, window=served, window_source=FROM_DAEMON)
     if probe.is_memd:

@@ -14,6 +14,7 @@ from multidict import CIMultiDict
 
 from memd.proxy.upstream.client import REFUSALS, Upstream, told_by
 from memd.proxy.upstream.facts import ASK_SECONDS
+from memd.proxy.upstream.window_answers import models_of
 from memd.recall import block
 from memd.settings.model import Config
 from memd.telemetry.metrics import Metrics
@@ -51,6 +52,8 @@ class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
     wants_key: bool = False
     model: str = ""
     """Empty: unknown."""
+    models: tuple[str, ...] = ()
+    """Those that it lists; none: unknown."""
     window: int | None = None
     """Tokens; None: unknown."""
     window_source: str = ""
@@ -96,6 +99,7 @@ async def _probe(config: Config) -> UpstreamProbe:
             is_loading=health.status == LOADING,
             wants_key=facts.wants_key or models.status in REFUSED,
             model=model,
+            models=tuple(sorted(models_of(models.value))),
             window=window.tokens,
             window_source=window.source,
             counts_exactly=count is not None,
