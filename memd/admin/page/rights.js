@@ -45,9 +45,12 @@ export function drawIdentity() {
   button.hidden = !hasToken();
   button.textContent = me.name;
   button.ariaLabel = `Your token: ${me.name}`;
-  dialog.querySelector("div").replaceChildren(facts({ "It may": me.rights.join(", "), "In the topics": me.topics.includes("*") ? "all" : me.topics.join(", ") }));
-  dialog.querySelector("h2").textContent = `Your token: ${me.name}`;
-  button.onclick = () => dialog.showModal();
+  button.onclick = () => {
+    dialog.querySelector("h2").textContent = `Your token: ${me.name}`;
+    dialog.querySelector("div").replaceChildren(facts({ "It may": me.rights.join(", "), "In the topics": me.topics.includes("*") ? "all" : me.topics.join(", ") }));
+    dialog.showModal();
+  };
+  dialog.onclose = () => dialog.querySelector("div").replaceChildren();
   dialog.querySelector("[name=other]").onclick = otherToken;
 }
 
