@@ -13,12 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 from conftest import REPLY_WITH_MEMORY, MakeDaemon
-from daemon_process import DaemonProcess
+from daemon_process import DaemonProcess, ask
 from ollama_server import ollama_answer
 from recording_upstream import RecordingUpstream, Request, Response
 from typescript_package import TypeScriptPackage
 
 from memd.admin.history import LogEvent, LogPage
+from memd.principals import digest_of
 from memd.recall.explained import FoundChunk, SearchAnswer
 
 CORRECTION = {"chunk_ids": ["ffffffff"], "action": "Helpful", "reason": "it answered the question"}
@@ -291,7 +292,33 @@ def test_a_token_opens_memd_s_own_address_also_where_the_model_s_leads_there(
         assert found["told"]["chunks"][0]["content"] == NOTE
     [refused] = memd_client.steps("routes.ts", [{"call": "log"}], url=daemon.own_url)
     assert refused["told"]["status"] == 401
-    assert refused["told"]["error"].endswith(": give memd's auth.token as token")
+    assert refused["told"]["error"].endswith(": give memd's auth.token as token, or that of `memd token add`")
+    assert refused["told"]["name"] == "UnknownToken"
+
+
+def test_a_token_that_may_only_read_is_told_so_and_the_chat_goes_on(
+    memd_client: TypeScriptPackage, make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    secret = "reader-has-a-token-of-this-length"
+    reader = {"name": "reader", "token_sha256": digest_of(secret).hex(), "topics": ["*"], "rights": ["read"]}
+    auth: Json = {"token": "a-token-of-this-test", "tokens": [reader]}
+    daemon = make_daemon(upstream.url, {"auth": auth}).start()
+    note, owner = {"notes": [{"content": NOTE}]}, {"X-Memory-Token": auth["token"]}
+    assert ask(f"{daemon.own_url}/memd/notes", note, headers=owner).status == 200
+    steps: list[Json] = [{"call": "flush", **note}, {"call": "search", "question": QUESTION}]
+    refused, found = memd_client.steps("routes.ts", steps, url=daemon.own_url, token=secret)
+    assert (refused["told"]["name"], refused["told"]["status"]) == ("RightMissing", 403)
+    assert refused["told"]["error"].startswith("memd-client: the token 'reader' has no right to write")
+    assert refused["notes"] == note["notes"] and found["told"]["chunks"][0]["content"] == NOTE
+    headers = {"authorization": f"Bearer {secret}"}
+    told = handed(memd_client, daemon.base_url, "request", headers=headers, corrections=[CORRECTION])
+    assert told["body"] and told["mode"] == "readonly" and told["pending"] == [CORRECTION]
+    log = [{"call": "log"}]
+    for number in range(60):
+        ask(f"{daemon.own_url}/memd/me", headers={"X-Memory-Token": f"guess {number}"})
+    [many] = memd_client.steps("routes.ts", log, url=daemon.own_url, token="a wrong one")
+    assert (many["told"]["name"], many["told"]["status"]) == ("TooManyAttempts", 429)
+    assert many["told"]["retry_after"] >= 1 and "try again in" in many["told"]["error"]
 
 
 ODD = [b"", b"<html>", b"[]", b'{"chunks": {}}', b'{"chunks": [{"id": 1}]}', b'{"events": 1}', b'{"notes": [1]}']

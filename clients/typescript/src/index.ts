@@ -20,6 +20,9 @@ export {
 } from './protocol.ts';
 export {
   MemdError,
+  RightMissing,
+  TooManyAttempts,
+  UnknownToken,
   type FoundChunk,
   type LogEvent,
   type LogPage,

@@ -24,7 +24,7 @@ export interface MemoryOptions {
   session?: string | undefined;
   /** memd's own address, for `search`, `log` and `flush`. Default: `http://127.0.0.1:8766`. */
   url?: string | undefined;
-  /** memd's `auth.token`, for `url`. Requests to a model carry it as the SDK's API key. */
+  /** memd's `auth.token`, or one of `memd token add`, for `url`. Requests to a model carry it as the SDK's API key. */
   token?: string | undefined;
   /** What sends the requests. Default: the global `fetch`. */
   fetch?: typeof globalThis.fetch | undefined;

@@ -7,13 +7,35 @@ import { isRecord, type Correction, type MemoryFilter, type Note, type NoteOut }
 
 /** memd did not do what it was asked. */
 export class MemdError extends Error {
-  override readonly name = 'MemdError';
+  override readonly name: string = 'MemdError';
   /** The HTTP status of the answer; undefined if there was none. */
   readonly status: number | undefined;
 
   constructor(message: string, status?: number, cause?: unknown) {
     super(`memd-client: ${message}`, { cause });
     this.status = status;
+  }
+}
+
+/** The token was not known, or none was given (401): it was revoked or exchanged, or never was memd's. */
+export class UnknownToken extends MemdError {
+  override readonly name = 'UnknownToken';
+}
+
+/** The token may not do this, or not in this topic (403); the message says which right it lacks. */
+export class RightMissing extends MemdError {
+  override readonly name = 'RightMissing';
+}
+
+/** Too many wrong tokens came from this address (429). */
+export class TooManyAttempts extends MemdError {
+  override readonly name = 'TooManyAttempts';
+  /** After so many seconds the next attempt counts. */
+  readonly retryAfterSeconds: number;
+
+  constructor(message: string, status: number, retryAfterSeconds: number) {
+    super(message, status);
+    this.retryAfterSeconds = retryAfterSeconds;
   }
 }
 
@@ -184,14 +206,21 @@ export class Routes {
     if (answer.ok) return told;
     const error = isRecord(told) ? told['error'] : undefined;
     if (!isRecord(error) || typeof error['message'] !== 'string') throw this.#stranger(answer.status);
-    const remedy = answer.status === 401 ? ": give memd's auth.token as token" : '';
-    throw new MemdError(`${error['message'].replace(/^memd: /, '')}${remedy}`, answer.status);
+    throw refused(answer, error['message'].replace(/^memd: /, ''));
   }
 
   #stranger(status?: number): MemdError {
     const told = status === undefined ? '' : ` (status ${status})`;
     return new MemdError(`${this.#address} does not answer like memd${told}: give its own address (admin.port) as url`, status);
   }
+}
+
+/** The error of an answer that says why memd did not do what it was asked. */
+function refused({ status, headers }: Response, why: string): MemdError {
+  if (status === 401) return new UnknownToken(`${why}: give memd's auth.token as token, or that of \`memd token add\``, status);
+  if (status === 403) return new RightMissing(why, status);
+  if (status === 429) return new TooManyAttempts(why, status, Number(headers.get('retry-after') ?? 1));
+  return new MemdError(why, status);
 }
 
 type Value = string | number | readonly string[] | undefined;

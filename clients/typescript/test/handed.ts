@@ -8,7 +8,7 @@ import { text } from 'node:stream/consumers';
 import ky from 'ky';
 import createClient from 'openapi-fetch';
 import { Ollama } from 'ollama';
-import { Memory } from 'memd-client';
+import { Memory, memoryHeaders } from 'memd-client';
 import type { Correction, MemoryOptions } from 'memd-client';
 
 interface Asked {
@@ -38,10 +38,15 @@ async function sent(given: RequestInit): Promise<string> {
   return (await memory.fetch(url, { ...init, ...given })).text();
 }
 
+let mode: string | undefined;
+
 async function told(): Promise<string> {
   switch (asked.way) {
-    case 'request':
-      return (await memory.fetch(new Request(url, { ...init, body: json }))).text();
+    case 'request': {
+      const answer = await memory.fetch(new Request(url, { ...init, body: json }));
+      mode = memoryHeaders(answer.headers)?.mode;
+      return answer.text();
+    }
     case 'request and init': // init counts before the request, as fetch has it
       return (await memory.fetch(new Request(url, { method: 'PUT', body: 'old' }), { ...init, body: json })).text();
     case 'bytes':
@@ -70,4 +75,4 @@ async function told(): Promise<string> {
   }
 }
 
-console.log(JSON.stringify({ body: await told(), pending: memory.pending }));
+console.log(JSON.stringify({ body: await told(), pending: memory.pending, mode }));

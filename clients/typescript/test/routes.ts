@@ -5,7 +5,7 @@
  * Prints one JSON object: what each call told, and what waited after it.
  */
 import { text } from 'node:stream/consumers';
-import { MemdError, Memory } from 'memd-client';
+import { MemdError, Memory, TooManyAttempts } from 'memd-client';
 import type { Correction, LogPart, MemoryOptions, Note, SearchFilter } from 'memd-client';
 
 type Call =
@@ -28,7 +28,8 @@ const steps: object[] = [];
 for (const step of asked.steps) {
   const told = await called(step).catch((error: unknown) => {
     if (!(error instanceof MemdError)) throw error;
-    return { error: error.message, status: error.status ?? null };
+    const wait = error instanceof TooManyAttempts ? { retry_after: error.retryAfterSeconds } : {};
+    return { error: error.message, status: error.status ?? null, ...(error.name !== 'MemdError' && { name: error.name }), ...wait };
   });
   const { pending, refused, pendingNotes, refusedNotes } = memory;
   const queues = { pending, refused, notes: pendingNotes, refused_notes: refusedNotes };
