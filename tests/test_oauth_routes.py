@@ -21,6 +21,7 @@ from conftest import MakeDaemon
 from crash_files import CrashFiles
 from daemon_process import DaemonProcess, ask
 from recording_upstream import RecordingUpstream
+from typescript_client import TypeScriptClient
 from yarl import URL
 
 from memd.admin.oauth.endpoint import OAuthEndpoint
@@ -336,6 +337,22 @@ def test_a_tool_beyond_the_grant_says_once_where_to_ask_and_then_why_it_fails(
     assert ask(mcp, note, headers=bearer(ANN)).json["result"]["isError"] is False, "it is no grant"
     told = daemon.run("audit", "--act", "refused", "--json", "--config", str(daemon.config)).stdout.splitlines()[1:]
     assert next(json.loads(one).get("what") for one in told if '"ann"' in one) == "POST /mcp"
+
+
+@pytest.mark.parametrize("renews", [True, False])
+def test_the_official_client_asks_for_more_or_tells_its_model_why_not(
+    typescript: TypeScriptClient, make_daemon: MakeDaemon, upstream: RecordingUpstream, renews: bool
+) -> None:
+    daemon = make_daemon(upstream.url, {"auth": {"token": OWNER}}).start()
+    given = tokens_of(daemon)
+    tokens = {name: given[name] for name in ("access_token", "token_type", *(["refresh_token"] if renews else []))}
+    asked = {"tokens": tokens, "client_id": given["client_id"]}
+    told = typescript.run("mcp_step_up.ts", f"{daemon.own_url}/mcp", asked)
+    if renews:  # it renews its token before it asks anybody, and comes back with the same rights
+        assert "has no right to write" in told["told"] and told["opened"] == ""
+    else:
+        assert told["told"] == "UnauthorizedError"
+        assert parse_qs(urlsplit(told["opened"]).query)["scope"] == ["read write"]
 
 
 def test_grants_outlive_a_kill_and_end_with_the_token_of_who_gave_them(
