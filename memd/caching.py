@@ -36,6 +36,11 @@ class ByteCache(Generic[Key, Value]):
         held = self._held.get(key)
         return None if held is None else held[0]
 
+    def get_many(self, keys: Iterable[Key]) -> dict[Key, Value]:
+        """Return the values of those keys that have one; as `get`, no use of them."""
+        get = self._held.get
+        return {key: held[0] for key in keys if (held := get(key)) is not None}
+
     def use(self, keys: Iterable[Key]) -> list[Value | None]:
         """Return the values of keys, which are the last to be dropped now; there may be thousands."""
         with self._lock:

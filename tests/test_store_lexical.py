@@ -103,6 +103,22 @@ def test_only_a_rare_identifier_as_a_whole_is_exact(tmp_path: Path) -> None:
     assert [hit.is_exact for hit in topic.lexical_query("bicycle").best(1)] == [False]
 
 
+@pytest.mark.parametrize("unwanted", [1, 40, 250, 10_000])
+def test_what_is_found_does_not_depend_on_how_many_are_looked_up_at_once(tmp_path: Path, unwanted: int) -> None:
+    chosen = random.Random(5)  # few words: many chunks score the same
+    texts = (" ".join(chosen.choices(["bicycle", "tyre", "river", "walk", "lamp"], k=6)) for _ in range(300))
+    topic = filled(tmp_path, {f"{number}": text for number, text in enumerate(texts)}).topic("talk")
+    topic.index_terms()
+    rejected = set(chosen.sample([hit.canonical_id for hit in best(topic, "bicycle tyre", 400)], 200))
+
+    def found(unwanted: int) -> list[LexicalHit]:
+        query, live = topic.lexical_query("bicycle tyre"), topic.snapshot().live_places
+        some = query.best(10, lambda ids: live([one for one in ids if one not in rejected]), unwanted=unwanted)
+        return some + query.best(10, live)
+
+    assert found(unwanted) == found(0)
+
+
 def test_english_words_are_found_in_every_form(tmp_path: Path) -> None:
     topic = filled(tmp_path).topic("talk")
     assert found(topic, "bicycles") == ["The red bicycle has a flat tyre."]

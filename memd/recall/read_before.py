@@ -35,9 +35,8 @@ class ReadBefore:
 
     def read(self, snapshot: Snapshot, places: Sequence[Place]) -> dict[Place, Entry]:
         """See `Snapshot.read_many`."""
-        keys = [(snapshot.topic_id, one) for one in snapshot.ids_of(places)]
-        known = zip(places, map(self._entries.get, keys), strict=True)
-        found = {place: entry for place, entry in known if entry is not None}
+        keys = {(snapshot.topic_id, one): place for one, place in zip(snapshot.ids_of(places), places, strict=True)}
+        found = {keys[key]: entry for key, entry in self._entries.get_many(keys).items()}
         read = snapshot.read_many(place for place in places if place not in found)
         for entry in read.values():
             size = _ENTRY_BYTES + len(entry.vector) + sys.getsizeof(entry.content)

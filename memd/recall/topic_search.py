@@ -142,7 +142,7 @@ class TopicSearch:
         """
         self.snapshot = snapshot
         self._chosen = chosen(snapshot, wanted)
-        self._visible = places_of(self._chosen, visible_digests)
+        self._visible = dict.fromkeys(places_of(self._chosen, visible_digests))
         self._searched = without(self._chosen, self._visible)
         self._favoured = [(span, chosen(self._searched, Wanted(*span))) for span in favoured]
         self._is_few = wanted != EVERYTHING and self._chosen.live_count <= AMONG_MAX
@@ -263,7 +263,7 @@ class TopicSearch:
         words = {one.canonical_id: one for one in lexical.values()}
         beside: dict[Place, tuple[Place, ...]] = {}
         if settings.neighbour_weight:
-            count = k + len(hits.keys() & set(self._visible))
+            count = k + len(hits.keys() & self._visible.keys())
             beside = self._beside(self._strongest(hits, words, settings, math.ceil(NEIGHBOURED_SHARE * count)), hits)
             hits |= self._hits_at([place for place in beside if place not in hits])
         return list(hits.values()), _evidence(hits, self._words_of(hits.values(), words), beside)
@@ -273,10 +273,9 @@ class TopicSearch:
         if not len(self._queries) or not self._visible:
             return []
         least = dense[-1].score if len(dense) == k else 0.0
-        found = self.snapshot.hits_at(self._queries, self._visible, least=least).values()
+        found = self.snapshot.hits_at(self._queries, self._visible, least=least, most=k).values()
         best = sorted([*dense, *found], key=lambda hit: (-hit.score, hit.canonical_id))[:k]
-        visible = set(self._visible)
-        return [hit for hit in best if (hit.segment, hit.row) in visible]
+        return [hit for hit in best if (hit.segment, hit.row) in self._visible]
 
     def _of_favoured_times(self, k: int) -> dict[Place, Hit]:
         """The best `k` by meaning of each time, without a question's vector the latest, and what is pending since."""
@@ -372,7 +371,7 @@ class TopicSearch:
 
         try:
             among = live_ids(self._chosen) if self._is_few else None
-            best = self._words.best(k, partial(live, self._searched), among)
+            best = self._words.best(k, partial(live, self._searched), among, len(self._visible))
             self._last_by_words = None if len(best) < k else places[best[-1].canonical_id]
             if self._visible:
                 best += self._words.best(k, partial(live, self._chosen), among)

@@ -49,8 +49,9 @@ def places_of(snapshot: Snapshot, digests: Collection[bytes]) -> list[Place]:
     found: list[Place] = []
     for number, view in snapshot.views.items():
         if isinstance(view.segment, GrowingSegment):
-            rows = view.segment.rows_of_messages(words)
-            found += [(number, row) for row in rows if row < len(view.rows) and not view.dead[row]]
+            rows = np.array(view.segment.rows_of_messages(words), np.intp)
+            rows = rows[rows < len(view.rows)]
+            found += [(number, row) for row in rows[~view.dead[rows]].tolist()]
     return found
 
 

@@ -24,6 +24,7 @@ from memd.store.index.vectors import cosines, multipliers, scores_of
 from memd.store.log.columns import ROW, Floats, Records, Rows, UInts, may_be_wanted, uuid_bytes
 from memd.store.log.extent import LogExtent
 from memd.store.log.segment import GrowingSegment
+from memd.store.neighbours import NeighbourSearch
 from memd.store.views import IndexView, SegmentView
 from memd.wanted import Wanted
 
@@ -47,41 +48,6 @@ class Hit(msgspec.Struct, frozen=True, gc=False):
     """max(0, cosine) x multiplier."""
     segment: int
     row: int
-
-
-class _NeighbourSearch:
-    """The nearest smaller and larger origin_ids found so far for some origin_ids, and their places."""
-
-    def __init__(self, origins: UInts) -> None:
-        self._origins = origins
-        self._lower = np.zeros(len(origins), dtype=np.uint64)
-        self._upper = np.full(len(origins), np.iinfo(np.uint64).max, dtype=np.uint64)
-        self._before: list[Place | None] = [None] * len(origins)
-        self._after: list[Place | None] = [None] * len(origins)
-
-    def to_compare(self, view: SegmentView, done: Rows) -> Rows:
-        """Return the positions for which the view may have a nearer chunk."""
-        known, _ = view.chronology
-        if not len(known):
-            return np.empty(0, dtype=np.intp)
-        wanted = (known[-1] > self._lower) & (known[0] < self._upper)
-        wanted[done] = False
-        return np.flatnonzero(wanted)
-
-    def update(self, segment_id: int, view: SegmentView, positions: Rows) -> None:
-        """Compare the view's chunks for these positions."""
-        known, rows = view.chronology
-        origins = self._origins[positions]
-        starts, stops = known.searchsorted(origins, "left").tolist(), known.searchsorted(origins, "right").tolist()
-        for i, start, stop in zip(positions.tolist(), starts, stops, strict=True):
-            if start > 0 and (self._before[i] is None or known[start - 1] > self._lower[i]):
-                self._lower[i], self._before[i] = known[start - 1], (segment_id, int(rows[start - 1]))
-            if stop < len(known) and (self._after[i] is None or known[stop] < self._upper[i]):
-                self._upper[i], self._after[i] = known[stop], (segment_id, int(rows[stop]))
-
-    def pairs(self) -> list[tuple[Place | None, Place | None]]:
-        """Return (before, after) in the order of the origin_ids."""
-        return list(zip(self._before, self._after, strict=True))
 
 
 class SearchTimes:
@@ -176,7 +142,7 @@ class Snapshot:
 
     def live_places(self, canonical_ids: Sequence[int]) -> dict[int, Place]:
         """Return the places of those of these entries that count."""
-        wanted = np.unique(np.array(canonical_ids, dtype=np.uint64))
+        wanted = np.sort(np.array(canonical_ids, dtype=np.uint64))
         found: dict[int, Place] = {}
         segment_ids, lasts = self._filled
         starts = [0, *wanted.searchsorted(lasts, "right").tolist()]
@@ -252,10 +218,11 @@ class Snapshot:
     def hits_at(
         self,
         queries: Floats,
-        places: Sequence[Place],
+        places: Iterable[Place],
         entries: Mapping[Place, Entry] | None = None,
         *,
         least: float = 0.0,
+        most: int | None = None,
     ) -> dict[Place, Hit]:
         """Return hits for the entries at these places, with their exact cosines.
 
@@ -264,6 +231,7 @@ class Snapshot:
         Args:
             entries: those that the caller has read already.
             least: without hits of a lower score.
+            most: only so many of the highest scores, and what ties with the lowest of them; None: all.
         """
         places = list(dict.fromkeys(places))
         if not places:
@@ -271,7 +239,10 @@ class Snapshot:
         cosine = self._cosines_at(np.ascontiguousarray(queries, dtype=np.float32), places, entries or {})
         records = self._records_at(at := np.array(places, dtype=np.intp))
         multiplier = multipliers(records["utility_steps"], self.utility)
-        known = scores_of(cosine, multiplier) >= least  # not those without a cosine
+        score = scores_of(cosine, multiplier)
+        known = np.flatnonzero(score >= least)  # not those without a cosine
+        if most is not None:
+            known = known[_contenders(score[known], most)]
         hits = _hits(at[known], records[known], cosine[known], multiplier[known])
         return {(hit.segment, hit.row): hit for hit in hits}
 
@@ -286,7 +257,7 @@ class Snapshot:
     def neighbours(self, places: Sequence[Place]) -> list[tuple[Place | None, Place | None]]:
         """Return for each place the live chunks stored just before and just after its chunk, by origin_id."""
         origins = np.array([self.views[s].rows[row]["origin_id"] for s, row in places], dtype=np.uint64)
-        nearest = _NeighbourSearch(origins)
+        nearest = NeighbourSearch(origins)
         own: dict[int, list[int]] = {}
         for position, (segment_id, _) in enumerate(places):
             own.setdefault(segment_id, []).append(position)
@@ -384,8 +355,12 @@ class Snapshot:
     def _records_at(self, places: Rows) -> Records:
         """The columns of the entries at `places`, shape (n, 2)."""
         segment_ids, rows = places.T
+        held = set(segment_ids.tolist())
+        if len(held) == 1:
+            only: Records = self.views[held.pop()].rows[rows]
+            return only
         records: Records = np.empty(len(places), dtype=ROW)
-        for segment_id in set(segment_ids.tolist()):
+        for segment_id in held:
             own = segment_ids == segment_id
             records[own] = self.views[segment_id].rows[rows[own]]
         return records

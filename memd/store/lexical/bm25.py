@@ -139,9 +139,10 @@ class IndexTermsCache(NamedTuple):
     cache: TermsCache
     number: int
 
-    def get(self, canonical_id: int) -> ChunkTerms | None:
-        """Return the terms of a chunk, if they are cached."""
-        return self.cache.get((self.number, canonical_id))
+    def get_many(self, canonical_ids: Iterable[int]) -> dict[int, ChunkTerms]:
+        """Return the terms of those chunks that are cached."""
+        keys = ((self.number, one) for one in canonical_ids)
+        return {one: terms for (_, one), terms in self.cache.get_many(keys).items()}
 
     def put(self, canonical_id: int, terms: ChunkTerms) -> None:
         """Cache the terms of a chunk; the oldest entries make room, as to note each use takes longer than to read."""
@@ -234,27 +235,29 @@ class LexicalQuery:
         self._terms = sorted(weighed[:QUERY_TERMS_MAX])
         self._clauses = self._clause_masses(text)
         self._hits: dict[int, LexicalHit] = {}  # a wider search finds the same chunks again
-        self._found: dict[tuple[int, tuple[int, ...] | None], dict[int, tantivy.DocAddress]] = {}
-        """The index's best, by how many were looked for and among which: with what the prompt shows, and without."""
+        self._found: dict[tuple[int, ...] | None, tuple[int, dict[int, tantivy.DocAddress]]] = {}
+        """The index's best, best first, by among which, with how many were looked for."""
 
     def best(
         self,
         k: int,
         wanted: Callable[[Sequence[int]], Container[int]] = lambda canonical_ids: canonical_ids,
         among: Sequence[int] | None = None,
+        unwanted: int = 0,
     ) -> list[LexicalHit]:
         """Return the best `k` chunks by score; ties by canonical_id.
 
         Args:
-            wanted: returns those of some chunks that may be among them.
+            wanted: returns those of some chunks that may be among them; of each by itself.
             among: the canonical_ids of all indexed chunks that may be, where these are few.
+            unwanted: how many may not be and match well; changes nothing but the time.
 
         Raises:
             CorruptFile: the index cannot be read.
         """
         if not self._terms or k < 1:
             return []
-        hits = {hit.canonical_id: hit for hit in self._best_indexed(k, wanted, among)}
+        hits = {hit.canonical_id: hit for hit in self._best_indexed(k, wanted, among, unwanted)}
         kept = wanted(list(self._fresh))
         hits |= {hit.canonical_id: hit for hit in self._fresh_hits(one for one in self._fresh if one in kept)}
         return sorted(hits.values(), key=lambda hit: (-hit.score, hit.canonical_id))[:k]
@@ -267,33 +270,37 @@ class LexicalQuery:
         """
         if not self._terms or not canonical_ids:
             return {}
-        known, rest = {}, []
-        for one in canonical_ids:
-            terms = self._fresh.get(one) or self._terms_cache.get(one)  # a chunk's terms never change
-            if terms is None:
-                rest.append(one)
-            else:
-                known[one] = terms
+        known = self._terms_cache.get_many(canonical_ids)  # a chunk's terms never change
+        known |= {one: self._fresh[one] for one in canonical_ids if one in self._fresh}
+        rest = [one for one in canonical_ids if one not in known]
         if self._postings is not None and rest:
             addresses = _addresses(self._postings.searcher, _any_of(rest), len(rest))
             known |= _terms_at(self._postings.searcher, addresses, self._terms_cache)
         return {hit.canonical_id: hit for hit in self._hits_for(known) if hit.score > 0}
 
     def _best_indexed(
-        self, k: int, wanted: Callable[[Sequence[int]], Container[int]], among: Sequence[int] | None
+        self, k: int, wanted: Callable[[Sequence[int]], Container[int]], among: Sequence[int] | None, unwanted: int
     ) -> list[LexicalHit]:
         if self._postings is None or (among is not None and not among):
             return []
-        limit = k * SLACK
+        limit, found, kept = k * SLACK, dict[int, tantivy.DocAddress](), wanted([])
         while True:
-            looked_for = limit, None if among is None else tuple(among)
-            if (found := self._found.get(looked_for)) is None:
-                found = self._found[looked_for] = _addresses(self._postings.searcher, self._any_term(among), limit)
-            kept = wanted(list(found))
-            places = {canonical_id: address for canonical_id, address in found.items() if canonical_id in kept}
+            if limit > len(found):  # as many at once as it is likely to take: a search finds what a smaller one finds
+                found = self._indexed(limit * SLACK ** math.ceil(math.log(1 + unwanted / limit, SLACK)), among)
+                kept = wanted(list(found))
+            first = itertools.islice(found.items(), limit)
+            places = {canonical_id: address for canonical_id, address in first if canonical_id in kept}
             if len(places) >= k or len(found) < limit:
                 return self._hits_for(_terms_at(self._postings.searcher, places, self._terms_cache))
             limit *= SLACK
+
+    def _indexed(self, limit: int, among: Sequence[int] | None) -> dict[int, tantivy.DocAddress]:
+        key = None if among is None else tuple(among)
+        looked_for, found = self._found.get(key, (0, dict[int, tantivy.DocAddress]()))
+        if looked_for < limit and self._postings is not None:
+            found = _addresses(self._postings.searcher, self._any_term(among), limit)
+            self._found[key] = limit, found
+        return found if len(found) <= limit else dict(itertools.islice(found.items(), limit))
 
     def _any_term(self, among: Sequence[int] | None) -> tantivy.Query:
         clauses = [
@@ -404,15 +411,13 @@ def _terms_at(
     searcher: tantivy.Searcher, addresses: Mapping[int, tantivy.DocAddress], cache: IndexTermsCache
 ) -> dict[int, ChunkTerms]:
     """Canonical_id → terms of chunks by their addresses."""
-    found = {}
+    known = cache.get_many(addresses)
     with native("lexical"):
         for canonical_id, address in addresses.items():
-            terms = cache.get(canonical_id)
-            if terms is None:
-                terms = ChunkTerms.stored(searcher.doc(address)["terms"][0])
+            if canonical_id not in known:
+                terms = known[canonical_id] = ChunkTerms.stored(searcher.doc(address)["terms"][0])
                 cache.put(canonical_id, terms)
-            found[canonical_id] = terms
-    return found
+    return {canonical_id: known[canonical_id] for canonical_id in addresses}
 
 
 def _documents(searcher: tantivy.Searcher, query: tantivy.Query, limit: int) -> dict[int, list[str]]:

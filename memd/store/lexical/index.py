@@ -176,12 +176,13 @@ class LexicalIndex:
     def _fresh(self, snapshot: Snapshot, later: Sequence[Place]) -> dict[int, ChunkTerms]:
         """Canonical_id → terms of the live entries at these places."""
         fresh: dict[int, ChunkTerms] = {}
+        known = self._terms_cache.get_many(_canonical_id(snapshot, place) for place in later)
         for segment_id, row in later:
             view = snapshot.views[segment_id]
             if view.dead[row]:
                 continue
             canonical_id = int(view.rows[row]["canonical_id"])
-            terms = self._terms_cache.get(canonical_id) or self._read(view, row)
+            terms = known.get(canonical_id) or self._read(view, row)
             if terms is not None:
                 fresh[canonical_id] = terms
         return fresh
