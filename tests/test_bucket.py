@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from bucket_server import S3Server, s3_server, writer_for
-from drafts import draft, live_contents, open_journal, open_store, seal_all, uuid_of
+from bucket_server import S3Server, Source, s3_server
+from drafts import draft, live_contents, open_journal, open_store, uuid_of
 
 from memd.entries import Erased
 from memd.errors import BadQuestion, BucketError, NotOurBucket, StoreError
@@ -25,7 +25,6 @@ from memd.store.erasure.forbidden import ForbiddenText
 from memd.store.erasure.ledger import Erasure
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import replace_file
-from memd.store.store import TopicLog
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
@@ -42,53 +41,6 @@ def server() -> Iterator[S3Server]:
 @pytest.fixture
 def bucket(server: S3Server) -> Bucket:
     return server.bucket()
-
-
-class Clock:
-    """A time that a test sets."""
-
-    now = 1_800_000_000_000_000
-
-    def __call__(self) -> int:
-        self.now += 1
-        return self.now
-
-
-class Source:
-    """A data directory, and the writer that backs it up."""
-
-    def __init__(self, folder: Path, bucket: Bucket, *, keep_days: int = 7, entries_max: int = 5) -> None:
-        self.folder, self.bucket, self.keep_days = folder, bucket, keep_days
-        self.entries_max = entries_max
-        self.clock = Clock()
-        self.restart()
-
-    def restart(self) -> None:
-        self.disk = NotingDisk(self.folder)
-        self.store = open_store(self.disk, self.folder, segment_entries_max=self.entries_max)
-        self.writer = writer_for(self.bucket, self.disk, self.folder, self.clock, keep_days=self.keep_days)
-
-    def restart_writer(self) -> None:
-        """Begin another generation, with the store closed."""
-        self.disk = NotingDisk(self.folder)
-        self.writer = writer_for(self.bucket, self.disk, self.folder, self.clock, keep_days=self.keep_days)
-
-    def topic(self, name: str = "talk") -> TopicLog:
-        return self.store.topic(name)
-
-    def say(self, *numbers: int, topic: str = "talk") -> None:
-        for number in numbers:
-            self.topic(topic).append([draft(number)])
-            seal_all(self.topic(topic))
-
-    def back_up(self) -> int:
-        """Begin, if necessary, and write all; the time afterwards."""
-        if not self.writer.is_begun:
-            self.writer.begin()
-        while not self.writer.round():
-            pass
-        self.writer.tidy()
-        return self.clock()
 
 
 @pytest.fixture

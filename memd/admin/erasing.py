@@ -70,14 +70,20 @@ class ErasingRoutes:
         archiver: Archiver,
         retention: Retention,
         name_of: Callable[[Principal], str],
+        bucket: str,
     ) -> None:
-        """`name_of`: the name under which a principal's erasures are noted, in stubs as in the audit."""
+        """
+        Args:
+            name_of: the name under which a principal's erasures are noted, in stubs as in the audit.
+            bucket: of the continuous backup; empty: there is none.
+        """
         self._store = store
         self._topics = topics
         self._archiver = archiver
         self._eraser = retention.eraser
         self._retention = retention
         self._name_of = name_of
+        self._bucket = bucket
 
     @post("/memd/erase", "admin")
     async def erase(self, body: ErasureBody, who: Principal) -> ErasureAnswer:
@@ -165,10 +171,10 @@ class ErasingRoutes:
         return [f"the prompts of {has} of topic {topic.id}: {again}"]
 
     def _backups(self) -> tuple[str, ...]:
-        return tuple(
-            f"the backup in {one}, until the next `memd backup` into it"
-            for one in known_backups(self._store.data_dir, self._store.files)
-        )
+        until = "until one of its next rounds, and where the bucket keeps versions, until those are removed"
+        bucket = (f"the backup in {self._bucket}, {until}",) if self._bucket else ()
+        folders = known_backups(self._store.data_dir, self._store.files)
+        return (*bucket, *(f"the backup in {one}, until the next `memd backup` into it" for one in folders))
 
 
 def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes], who: Principal) -> tuple[str, ...]:

@@ -310,7 +310,9 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
             ImportRoutes(named, daemon.archiver, daemon.speech, daemon.store.observe_canonical_id),
             CorrectionRoutes(named, daemon.encoder, daemon.archiver),
             BackupRoutes(config.data_dir, files),
-            ErasingRoutes(daemon.store, named, daemon.archiver, daemon.retention, daemon.auditor.name_of),
+            ErasingRoutes(
+                daemon.store, named, daemon.archiver, daemon.retention, daemon.auditor.name_of, config.backup.bucket
+            ),
             TokenRoutes(daemon.token_watch.reload),
             ProofRoutes(daemon.token_watch.secret, daemon.addresses.local),
             GrantRoutes(ledger),

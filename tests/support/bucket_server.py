@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from drafts import draft, open_store, seal_all
 from moto.server import ThreadedMotoServer
 from obstore.store import MemoryStore
 
@@ -17,6 +18,7 @@ from memd.settings.backup import BackupSettings
 from memd.store.bucket.noting_disk import NotingDisk
 from memd.store.bucket.objects import Bucket
 from memd.store.bucket.writing import BucketWriter
+from memd.store.topic import TopicLog
 
 _numbers = itertools.count(1)
 
@@ -101,3 +103,50 @@ def writer_for(
     """A writer whose generations have names that can be foretold."""
     numbers = itertools.count(1)
     return BucketWriter(bucket, disk, data_dir, keep_days, now_us, lambda length: next(numbers).to_bytes(length, "big"))
+
+
+class Clock:
+    """A time that a test sets."""
+
+    now = 1_800_000_000_000_000
+
+    def __call__(self) -> int:
+        self.now += 1
+        return self.now
+
+
+class Source:
+    """A data directory, and the writer that backs it up."""
+
+    def __init__(self, folder: Path, bucket: Bucket, *, keep_days: int = 7, entries_max: int = 5) -> None:
+        self.folder, self.bucket, self.keep_days = folder, bucket, keep_days
+        self.entries_max = entries_max
+        self.clock = Clock()
+        self.restart()
+
+    def restart(self) -> None:
+        self.disk = NotingDisk(self.folder)
+        self.store = open_store(self.disk, self.folder, segment_entries_max=self.entries_max)
+        self.writer = writer_for(self.bucket, self.disk, self.folder, self.clock, keep_days=self.keep_days)
+
+    def restart_writer(self) -> None:
+        """Begin another generation, with the store closed."""
+        self.disk = NotingDisk(self.folder)
+        self.writer = writer_for(self.bucket, self.disk, self.folder, self.clock, keep_days=self.keep_days)
+
+    def topic(self, name: str = "talk") -> TopicLog:
+        return self.store.topic(name)
+
+    def say(self, *numbers: int, topic: str = "talk") -> None:
+        for number in numbers:
+            self.topic(topic).append([draft(number)])
+            seal_all(self.topic(topic))
+
+    def back_up(self) -> int:
+        """Begin, if necessary, and write all; the time afterwards."""
+        if not self.writer.is_begun:
+            self.writer.begin()
+        while not self.writer.round():
+            pass
+        self.writer.tidy()
+        return self.clock()

@@ -179,12 +179,14 @@ class BucketWriter:
         Raises:
             BucketError: something is left to do, and is done by the next call.
         """
-        if self._to_compare or not self._rounds_since:
+        if self._to_compare:
             return
         at = self._now_us()
         if self._may_erase:
             self._erase(at)
             self._may_erase = False
+        if not self._rounds_since:
+            return
         is_worth_it = self._rounds_since >= FULL_AFTER_ROUNDS and self._header_bytes >= self._full_bytes
         if is_worth_it or at - self._full_at >= FULL_AFTER_US:
             self._write_full()

@@ -1,0 +1,306 @@
+"""Faults of a bucket: nothing that is acknowledged is lost but what the lag says, whatever request fails, and whenever
+memd is killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+from bucket_server import FaultyBucket, Source
+from drafts import draft, open_store, uuid_of
+from effort import steps
+
+from memd.entries import Erased
+from memd.errors import BucketError, DiskFull, StoreError
+from memd.store.bucket.format import ROUNDS
+from memd.store.bucket.restoring import restore
+from memd.store.bucket.tending import BucketTender
+from memd.store.disk import DiskFiles
+from memd.store.erasure.ledger import Erasure
+from memd.store.erasure.wiping import Wiper
+from memd.store.layout import RESTORING_NAME
+from memd.store.tools.export import export
+from memd.store.tools.verify import verify
+
+DISK = DiskFiles()
+
+
+class KilledError(BaseException):
+    """The process ended here."""
+
+
+def contents(folder: Path) -> list[str]:
+    return [entry["content"] for entry in export(folder, DISK, topic_id=None, live_only=False)]
+
+
+def chunks(count: int) -> list[str]:
+    return [f"user: chunk {number}" for number in range(count)]
+
+
+def made(tmp_path: Path, name: str = "memory") -> tuple[Source, FaultyBucket]:
+    bucket = FaultyBucket()
+    return Source(tmp_path / name, bucket), bucket
+
+
+def retried(source: Source) -> None:
+    """Back up as the daemon does: again, until it works."""
+    for _ in range(20):
+        try:
+            source.back_up()
+        except BucketError:
+            continue
+        return
+    raise AssertionError("it never works")
+
+
+def calls_of(tmp_path: Path) -> int:
+    """The requests of the history below."""
+    source, bucket = made(tmp_path, "counted")
+    history(source)
+    source.store.close()
+    return bucket.calls
+
+
+def history(source: Source) -> None:
+    source.say(*range(4))
+    retried(source)
+    source.say(*range(4, 13))
+    retried(source)
+    source.say(13)
+    retried(source)
+
+
+@pytest.mark.parametrize("was_done", [False, True], ids=["refused", "answer lost"])
+def test_whatever_request_fails_once_the_backup_is_whole(tmp_path: Path, was_done: bool) -> None:
+    for call in steps(1, calls_of(tmp_path) + 1):
+        source, bucket = made(tmp_path, f"memory {call}")
+        bucket.fails, bucket.fails_after = call.__eq__, was_done
+        history(source)
+        source.store.close()
+        target = tmp_path / f"restored {call}"
+        restore(bucket, target, DISK)
+        assert contents(target) == chunks(14)
+        assert verify(target, DISK).ok
+
+
+def test_wherever_memd_is_killed_what_the_last_round_had_is_there(tmp_path: Path) -> None:
+    for call in steps(1, calls_of(tmp_path) + 1):
+        source, bucket = made(tmp_path, f"memory {call}")
+        safe = [0]
+
+        def killing(now: int, call: int = call) -> bool:
+            if now == call:
+                raise KilledError
+            return False
+
+        bucket.fails = killing
+
+        def live(source: Source = source, safe: list[int] = safe) -> None:
+            for count in (4, 13, 14):
+                source.say(*range(len(contents(source.folder)), count))
+                source.back_up()
+                safe.append(count)
+
+        with pytest.raises(KilledError):
+            live()
+        bucket.fails = lambda now: False
+        if safe[-1]:
+            lost = tmp_path / f"lost {call}"
+            restore(bucket, lost, DISK)
+            assert len(contents(lost)) >= safe[-1]
+            assert contents(lost) == chunks(len(contents(lost)))
+            assert verify(lost, DISK).ok
+        source.store.close()
+        source.restart()
+        source.back_up()
+        source.store.close()
+        target = tmp_path / f"restored {call}"
+        restore(bucket, target, DISK)
+        assert contents(target) == contents(source.folder)
+
+
+def test_every_round_beside_a_busy_writer_can_be_restored_and_has_all_that_was_acknowledged_before(
+    tmp_path: Path,
+) -> None:
+    source, bucket = made(tmp_path)
+    acknowledged, done = [0], threading.Event()
+
+    def write() -> None:
+        for number in range(120):
+            source.say(number)
+            acknowledged[0] = number + 1
+        done.set()
+
+    source.say(0)
+    source.back_up()
+    writer = threading.Thread(target=write)
+    writer.start()
+    known = {}
+    while not done.is_set():
+        before = acknowledged[0]
+        known[source.back_up()] = before
+    writer.join()
+    source.store.close()
+    for at, before in list(known.items())[:: max(1, len(known) // 12)]:
+        target = tmp_path / str(at)
+        restore(bucket, target, DISK, at)
+        found = contents(target)
+        assert len(found) >= before
+        assert verify(target, DISK).ok
+
+
+def test_a_bucket_that_is_away_costs_one_line_and_a_growing_lag(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, bucket = made(tmp_path)
+    now = [0.0]
+    tender = BucketTender(source.writer, 10.0, lambda: now[0])
+    source.say(1)
+    assert tender.step() == 10.0
+    bucket.fails = lambda call: True
+    source.say(2)
+    waits: list[float] = []
+    with caplog.at_level(logging.INFO, "memd"):
+        for _ in range(30):
+            now[0] += 120
+            source.say(len(waits) + 3)
+            waits.append(tender.step())
+        assert [record.message for record in caplog.records] == [
+            "the backup to the bucket fails; requests go on, and it is tried again"
+        ]
+        assert (waits[0], waits[-1]) == (20.0, 60.0)
+        assert tender.lag_seconds == 3600.0
+        assert tender.health.trouble is not None
+        bucket.fails = lambda call: False
+        assert tender.step() == 10.0
+        assert caplog.records[-1].message == "the backup to the bucket works again"
+    assert tender.health.lag_seconds == 0.0
+    assert "trouble" not in repr(tender.health).replace("trouble=None", "")
+    source.store.close()
+    restore(bucket, tmp_path / "restored", DISK)
+    assert len(contents(tmp_path / "restored")) == 32
+
+
+def test_a_restoration_that_is_interrupted_goes_on_and_nothing_serves_from_it(tmp_path: Path) -> None:
+    source, bucket = made(tmp_path)
+    source.say(*range(23))
+    source.back_up()
+    source.store.close()
+    target = tmp_path / "restored"
+    kept = []
+    for call in range(1, 1_000):
+        bucket.fails = (bucket.calls + call).__le__
+        try:
+            kept.append(restore(bucket, target, DISK).kept)
+            break
+        except BucketError:
+            assert call < 4 or (target / RESTORING_NAME).exists()
+    assert kept[0] > 0
+    bucket.fails = lambda now: False
+    assert contents(target) == chunks(23)
+    with pytest.raises(StoreError, match="is not empty"):
+        restore(bucket, target, DISK)
+
+
+def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    class Small(DiskFiles):
+        def free_bytes(self, directory: Path) -> int:
+            return 1_000
+
+    source, bucket = made(tmp_path)
+    source.say(*range(9))
+    source.back_up()
+    source.store.close()
+    with pytest.raises(DiskFull, match=r"has room for 1,000 bytes, and [\d,]+ are to be restored"):
+        restore(bucket, tmp_path / "restored", Small())
+    restore(bucket, tmp_path / "restored", DISK)
+    assert contents(tmp_path / "restored") == chunks(9)
+
+
+def test_an_erasure_that_is_interrupted_in_the_bucket_is_finished(tmp_path: Path) -> None:
+    def erased(name: str, call: int | None) -> tuple[Source, FaultyBucket, int]:
+        source, bucket = made(tmp_path, name)
+        for number in range(12):
+            source.say(number)
+            source.back_up()
+        uuid, at = uuid_of(2), source.clock()
+        source.topic().erase({uuid}, Erased(at=at, by="ann"), Wiper(source.disk))
+        source.store.ledger.write(
+            Erasure(
+                id=source.store.new_id(),
+                kind="chunks",
+                topic_id="talk",
+                at=at,
+                by="ann",
+                chunks=1,
+                uuids=uuid,
+                done_at=at,
+            )
+        )
+        begun = bucket.calls
+        if call is not None:
+
+            def killing(now: int) -> bool:
+                if now == begun + call:
+                    raise KilledError
+                return False
+
+            bucket.fails = killing
+            with pytest.raises(KilledError):
+                source.back_up()
+            bucket.fails = lambda now: False
+            source.store.close()
+            source.restart()
+        source.back_up()
+        source.store.close()
+        return source, bucket, bucket.calls - begun
+
+    calls = erased("counted", None)[2]
+    for call in steps(1, calls + 1):
+        source, bucket, _ = erased(f"memory {call}", call)
+        objects = [bucket.get(one.key) or b"" for prefix in (ROUNDS, "files/") for one in bucket.listed(prefix)]
+        assert not any(b"user: chunk 2" in one for one in objects)
+        assert any(b"user: chunk 3" in one for one in objects)
+        target = tmp_path / f"restored {call}"
+        restore(bucket, target, DISK)
+        assert contents(target) == contents(source.folder)
+
+
+def test_a_folder_that_cannot_be_read_holds_up_no_other_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, bucket = made(tmp_path)
+    source.say(1)
+    source.say(2, topic="bad")
+    names = source.disk.names
+    bad = source.folder / "bad" / "segments"
+
+    def failing(directory: Path) -> list[str]:
+        if directory == bad:
+            raise StoreError("bad: cannot be read")
+        return names(directory)
+
+    monkeypatch.setattr(source.disk, "names", failing)
+    source.writer.begin()
+    assert not source.writer.round()
+    assert not source.writer.round()
+    assert sum("cannot be backed up" in record.message for record in caplog.records) == 1
+    monkeypatch.undo()
+    assert source.writer.round()
+    source.store.close()
+    restore(bucket, tmp_path / "restored", DISK)
+    assert sorted(contents(tmp_path / "restored")) == ["user: chunk 1", "user: chunk 2"]
+
+
+def test_a_server_without_conditions_is_written_to_all_the_same(tmp_path: Path) -> None:
+    source, bucket = made(tmp_path)
+    bucket.has_conditions = False
+    source.say(1)
+    source.back_up()
+    source.store.close()
+    restore(bucket, tmp_path / "restored", DISK)
+    assert draft(1).content in contents(tmp_path / "restored")
+    open_store(DISK, tmp_path / "restored").close()
