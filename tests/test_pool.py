@@ -140,13 +140,16 @@ def test_health_leaves_out_ever_longer_and_a_request_that_is_answered_makes_up_f
     assert health.retry_at == 1
     health.answered()
     for count in range(ERRORS_MAX - 1):
-        health.erred(0.0)
+        health.erred(0.0, bytes([count]))
         assert not health.is_out, count
     health.answered()
-    for _ in range(ERRORS_MAX - 1):
-        health.erred(0.0)
+    for count in range(ERRORS_MAX - 1):
+        health.erred(0.0, bytes([count]))
     assert not health.is_out
-    health.erred(0.0)
+    for _ in range(20):
+        health.erred(0.0, bytes([0]))
+        assert not health.is_out, "one that is tried again and again"
+    health.erred(0.0, b"another")
     assert health.is_out
 
 

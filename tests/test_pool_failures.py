@@ -107,6 +107,25 @@ def test_when_all_servers_are_away_the_error_names_each_with_its_reason(make_dae
             assert all(f"{url} (Connection refused)" in message for url in urls), message
 
 
+def test_a_model_that_only_one_server_lists_is_not_asked_of_another_that_would_answer_with_its_own(
+    make_daemon: MakeDaemon, two_upstreams: tuple[RecordingUpstream, RecordingUpstream]
+) -> None:
+    for fake in two_upstreams:
+        fake.answer = partial(lists_and_dies, model=fake.url)
+    daemon = pooled(make_daemon, *two_upstreams)
+    answer = daemon.chat([{"role": "user", "content": "Hello"}], model=two_upstreams[0].url)
+    message = answer.json["error"]["message"]
+    assert answer.status == 502 and f"{two_upstreams[1].url} was not asked: it does not list" in message
+    assert not two_upstreams[1].chats
+
+
+def lists_and_dies(request: Request, model: str) -> Response:
+    """Lists one model, and dies of each chat."""
+    if request.target == "/v1/models":
+        return Response((json.dumps({"data": [{"id": model}]}).encode(),))
+    return hangs_up(request)
+
+
 def test_an_error_of_one_request_is_the_clients_and_says_nothing_about_its_server(
     make_daemon: MakeDaemon, two_upstreams: tuple[RecordingUpstream, RecordingUpstream]
 ) -> None:
@@ -134,7 +153,7 @@ def test_a_server_that_answers_every_request_with_an_error_does_not_get_them_all
     daemon = pooled(make_daemon, *two_upstreams)
     answers = [daemon.chat([{"role": "user", "content": f"Conversation {number}"}]).status for number in range(30)]
     assert 3 <= answers.count(500) <= 8 and answers[-8:].count(200) >= 6, answers
-    assert daemon.log.read_text().count("requests running with errors") >= 1
+    assert daemon.log.read_text().count("conversations running with errors") >= 1
 
 
 def test_a_request_that_may_have_killed_a_server_is_sent_to_one_more_only(make_daemon: MakeDaemon) -> None:

@@ -84,6 +84,7 @@ async def pass_through(
     read = body if isinstance(body, bytes) else None
     with pool.assign(lambda: hints(read)) as assignment:
         answer = await assignment.send(request.method, target, headers, body, interim_to(request))
+        record_of(request).server = assignment.shown
         async with answer:
             return await relay(request, answer, extra or [])
 

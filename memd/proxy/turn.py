@@ -203,6 +203,7 @@ class Forwarder:
         headers, on_interim = plain.headers, interim_to(client)
         with self._pool.assign(plain.hints) as assignment:
             async with await assignment.send("POST", plain.target, headers, plain.body, on_interim) as answer:
+                record_of(client).server = assignment.shown
                 return await relay(client, answer, extra)
 
 
@@ -259,6 +260,7 @@ class Forwarding:
             offered = self._offered = await self._taken(interim_to(client))
             answer = offered.answer
             self._note(record, offered.shown)
+            record.server = self._assignment.shown
             self._relay = ModelRelay(
                 received.asked.api,
                 client,
@@ -307,7 +309,7 @@ class Forwarding:
             try:
                 offered = await self._accepted(on_interim)
             except NO_ANSWER as error:
-                if not self._assignment.moves_on(error):
+                if not self._assignment.moves_on():
                     if first is None:
                         raise self._assignment.unanswered(error) from None
                     return first

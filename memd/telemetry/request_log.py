@@ -39,6 +39,8 @@ class RequestRecord:
         """As in `X-Memory-Status`."""
         self.outcome = "complete"
         self.http_status = INTERNAL
+        self.server = ""
+        """The model server that answered, where there are several."""
         self.injected = 0
         """Chunks in the prompt's memory blocks."""
         self.injected_tokens = 0
@@ -156,6 +158,7 @@ def _log_fields(record: RequestRecord) -> dict[str, object]:
         "mode": record.mode,
         "status": record.status,
         "http_status": record.http_status,
+        "server": record.server or None,
         "outcome": record.outcome,
         "injected": record.injected,
         "injected_tokens": record.injected_tokens,

@@ -10,7 +10,7 @@ from __future__ import annotations
 RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 10.0
 """The first pause before a server that failed is asked again, doubled with each failure, and the longest."""
 ERRORS_MAX = 3
-"""Errors (500) one after the other, and no answer between them: it is the server, hardly the requests."""
+"""So many conversations that got errors (500), and no answer between them: it is the server, hardly the requests."""
 
 
 class Health:
@@ -22,7 +22,7 @@ class Health:
         self.retry_at = 0.0
         """When it is asked again."""
         self._failures = 0
-        self._errors = 0
+        self._erred: set[bytes] = set()
 
     @property
     def is_out(self) -> bool:
@@ -36,13 +36,15 @@ class Health:
 
     def answered(self) -> None:
         """A request was answered."""
-        self.reason, self._failures, self._errors = "", 0, 0
+        self.reason, self._failures = "", 0
+        self._erred.clear()
 
-    def erred(self, now: float) -> None:
-        """A request was answered with an error of the server."""
-        self._errors += 1
-        if self._errors >= ERRORS_MAX:
-            self.failed(now, f"it answered {self._errors} requests running with errors")
+    def erred(self, now: float, conversation: bytes) -> None:
+        """A request was answered with an error of the server; a client that repeats one counts once."""
+        self._erred.add(conversation)
+        if len(self._erred) >= ERRORS_MAX and not self.is_out:
+            self._erred.clear()
+            self.failed(now, f"it answered {ERRORS_MAX} conversations running with errors")
 
     def failed(self, now: float, reason: str) -> None:
         """It did not answer, or said that it cannot now."""

@@ -73,11 +73,11 @@ class Assignment:
     """The server that one request goes to, and those that are left if it does not answer."""
 
     def __init__(self, pool: UpstreamPool, hints: Hints, servers: Sequence[Upstream]) -> None:
-        """`servers`: the best first, at least one."""
+        """`servers`: the best first, at least one; the others do not have the model."""
         self._pool = pool
         self._hints = hints
-        self._left = iter(servers[1:])
-        self._next = next(self._left, None)
+        self._servers = servers
+        self._number = 0
         self._tried: list[str] = []
         self._was_read = True
         self._was_risked = False
@@ -98,9 +98,14 @@ class Assignment:
             self.server.in_flight -= 1
 
     @property
+    def shown(self) -> str:
+        """The address of the present server, where there are others."""
+        return self.server.url if self._pool.has_several else ""
+
+    @property
     def is_last(self) -> bool:
         """Whether there is no other server to go to."""
-        return self._next is None
+        return self._number == len(self._servers) - 1
 
     async def ask(
         self,
@@ -138,11 +143,11 @@ class Assignment:
     def failed(self, error: BaseException) -> None:
         """The present server did not answer, or broke off."""
         self._pool.metrics.upstream_failures.add(self.server.url)
+        self._tried.append(f"{self.server.url} ({self.server.reason_of(error)})")
         self._pool.leave_out(self.server, self.server.reason_of(error))
 
-    def moves_on(self, error: BaseException) -> bool:
+    def moves_on(self) -> bool:
         """Go to the next server after this one did not answer; False if that must not be, or there is none."""
-        self._tried.append(f"{self.server.url} ({self.server.reason_of(error)})")
         if self._was_read:
             if self._was_risked or not self._hints.only_computes:
                 return False
@@ -157,16 +162,21 @@ class Assignment:
         return self._moves()
 
     def _moves(self) -> bool:
-        if self._next is None:
+        if self.is_last:
             return False
         self.server.in_flight -= self._is_held
-        self.server, self._next = self._next, next(self._left, None)
+        self._number += 1
+        self.server = self._servers[self._number]
         self.server.in_flight += self._is_held
         return True
 
     def unanswered(self, error: BaseException) -> BaseException:
         """The error for the client: of several servers it names each."""
-        return error if not self._pool.has_several else Unanswered("; ".join(self._tried))
+        if not self._pool.has_several:
+            return error
+        others = (server.url for server in self._pool.servers if server not in self._servers)
+        unasked = [f"{url} was not asked: it does not list {self._hints.model!r:.80}" for url in others]
+        return Unanswered("; ".join([*self._tried, *unasked]))
 
     async def send(
         self,
@@ -181,6 +191,8 @@ class Assignment:
         Raises:
             aiohttp.ClientError, TimeoutError: no answer came.
         """
+        if not self._pool.has_several:
+            return await self.ask(method, target, headers, body, on_interim)
         first: aiohttp.ClientResponse | None = None
         may_repeat = not isinstance(body, AsyncIterable)
         try:
@@ -188,7 +200,7 @@ class Assignment:
                 try:
                     answer = await self.ask(method, target, headers, body, on_interim)
                 except NO_ANSWER as error:
-                    if (may_repeat or not self._was_read) and self.moves_on(error):
+                    if (may_repeat or not self._was_read) and self.moves_on():
                         continue
                     if first is None:
                         raise self.unanswered(error) from None
@@ -213,10 +225,11 @@ class UpstreamPool:
         each = (msgspec.structs.replace(config, upstream=one) for one in config.upstream.each())
         self.servers = tuple(Upstream(one, tasks) for one in each)
         self.has_several = len(self.servers) > 1
+        self._have_credentials = any(server.shows_credentials({}) for server in self.servers)
         self.metrics = metrics
         self.affinity = Affinity()
         self._tasks = tasks
-        self._tending: set[asyncio.Task[Any]] = set()
+        self._tending: dict[str, asyncio.Task[Any]] = {}
         self._is_stopped = False
         self._dealt = 0
         metrics.count_upstreams([server.url for server in self.servers])
@@ -241,7 +254,7 @@ class UpstreamPool:
 
     def shows_credentials(self, headers: Mapping[str, str]) -> bool:
         """Whether a request with these headers is sent with the user and password of a server's address."""
-        return any(server.shows_credentials(headers) for server in self.servers)
+        return self._have_credentials and "Authorization" not in headers
 
     async def refresh(self, *, wait: bool) -> UpstreamFacts:
         """Ask all servers what they have to tell, see `Upstream.refresh`."""
@@ -270,7 +283,7 @@ class UpstreamPool:
             return
         elif status == ERROR:
             was_out = server.health.is_out
-            server.health.erred(time.monotonic())
+            server.health.erred(time.monotonic(), b"" if hints.trail is None else hints.trail.opening)
             if server.health.is_out and not was_out:
                 self._note_left_out(server)
         elif status not in ELSEWHERE:
@@ -327,8 +340,7 @@ class UpstreamPool:
 
     def _stalled(self, server: Upstream, patience: asyncio.Timeout) -> None:
         server.waiting.add(patience)
-        if len(server.waiting) == 1:
-            self._tend(self._watch(server), "watch a model server")
+        self._tend(self._watch, server, "watch a model server")
 
     async def _watch(self, server: Upstream) -> None:
         """See whether a server is there that lets requests wait."""
@@ -346,7 +358,7 @@ class UpstreamPool:
     def _note_left_out(self, server: Upstream) -> None:
         fields = {"url": server.url, "reason": server.health.reason}
         log.warning("a model server is left out until it answers again", extra=fields)
-        self._tend(self._bring_back(server), "bring a model server back")
+        self._tend(self._bring_back, server, "bring a model server back")
 
     async def _bring_back(self, server: Upstream) -> None:
         """Ask a server that was left out, ever more rarely, until it answers; requests may have brought it back too."""
@@ -361,18 +373,17 @@ class UpstreamPool:
                 reason = told if isinstance(told, str) else f"it answers {told}"
                 server.health.failed(time.monotonic(), reason)
 
-    def _tend(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        if not self._is_stopped:
-            task = self._tasks.spawn(work, name)
-            self._tending.add(task)
-            task.add_done_callback(self._tending.discard)
-        else:
-            work.close()
+    def _tend(self, work: Callable[[Upstream], Coroutine[Any, Any, None]], server: Upstream, name: str) -> None:
+        """Do this for a server in the background, unless it is being done."""
+        key = f"{name}: {server.url}"
+        if not self._is_stopped and key not in self._tending:
+            task = self._tending[key] = self._tasks.spawn(work(server), name)
+            task.add_done_callback(lambda _: self._tending.pop(key))
 
     def stop(self) -> None:
         """Ask no server any more that was left out."""
         self._is_stopped = True
-        for task in self._tending:
+        for task in self._tending.values():
             task.cancel()
 
 
