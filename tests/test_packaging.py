@@ -75,7 +75,7 @@ def test_no_package_of_an_extra_is_imported_before_somebody_wants_what_it_is_for
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     optional = {
         canonicalize_name(Requirement(line).name)
-        for extra in ("llama", "mcp", "bucket", "documents", "encryption", "persons")
+        for extra in ("llama", "mcp", "bucket", "cluster", "documents", "encryption", "persons")
         for line in groups[extra]
     }
     names = {

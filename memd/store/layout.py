@@ -53,7 +53,9 @@ BUCKET_NAME = "memd.bucket"
 """The id under which this data directory is backed up to a bucket, so that no other one is written over it."""
 RESTORING_NAME = ".memd-restoring"
 """In a folder that is being restored from a bucket and is not whole yet; no topic can have this name."""
-_REPLACED = (ADDRESS_NAME, SECRET_NAME, RECENT_NAME, GRANTS_NAME, KEY_NAME, TOKENS_NAME, BUCKET_NAME)
+CLUSTER_NAME = "memd.cluster"
+"""In a directory that is the cache of a cluster: which one it is."""
+_REPLACED = (CLUSTER_NAME, ADDRESS_NAME, SECRET_NAME, RECENT_NAME, GRANTS_NAME, KEY_NAME, TOKENS_NAME, BUCKET_NAME)
 _OWN_NAMES = {
     *(
         LOCK_NAME,

@@ -33,21 +33,21 @@ class LocalClaim:
 
     def resume(self, stream: Stream, at: int) -> None:
         """See Claim."""
-        self._check()
+        self.check()
         self._ends[stream] = AppendFile(self.files, self._path(stream), at)
 
     def append(self, stream: Stream, at: int, data: bytes, *, sync: bool = True) -> None:
         """See Claim."""
         file = self._ends.get(stream)
         if file is None or file.end != at:
-            self._check()
+            self.check()
             found = "is not open" if file is None else f"ends at {file.end}, not at {at}"
             raise Fenced(f"{self._path(stream)}: {found}: something else writes it; nothing is appended, restart memd")
         file.append(data, sync=sync)
 
     def sync(self, stream: Stream) -> None:
         """See Claim."""
-        self._check()
+        self.check()
         if file := self._ends.get(stream):
             file.sync()
 
@@ -61,7 +61,7 @@ class LocalClaim:
 
     def rotate(self, segment_id: int) -> None:
         """See Claim."""
-        self._check()
+        self.check()
         if file := self._ends.get("log"):
             file.close()
         rotate(self.files, self.layout, segment_id)
@@ -71,7 +71,7 @@ class LocalClaim:
         """See Claim."""
         put = {path: temporary for path, temporary in written.items() if temporary != path}
         with only_whole(self.files, *put.values()):
-            self._check()
+            self.check()
             for path in trims:
                 self.files.remove(path) if wiper is None else wiper.wipe(path)
             for path, temporary in put.items():
@@ -87,12 +87,13 @@ class LocalClaim:
             file.close()
         self._ends = {}
 
-    def _path(self, stream: Stream) -> Path:
-        return self.layout.active if stream == "log" else self.layout.hot
-
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise Fenced unless it is still the claim to its topic."""
         if self._is_released:
             raise Fenced(f"topic {self.layout.topic_id}: was closed, or opened anew since; nothing is written")
+
+    def _path(self, stream: Stream) -> Path:
+        return self.layout.active if stream == "log" else self.layout.hot
 
 
 class LocalShelf:
@@ -105,7 +106,7 @@ class LocalShelf:
         self._claims: WeakValueDictionary[str, LocalClaim] = WeakValueDictionary()
         """Those that somebody has."""
 
-    def claim(self, topic_id: str, *, steal: bool = False) -> Claim:
+    def claim(self, topic_id: str, *, gone: str = "") -> LocalClaim:
         """See Shelf."""
         earlier = self._claims.get(topic_id)
         if earlier is not None:

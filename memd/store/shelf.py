@@ -98,11 +98,11 @@ class Claim(Protocol):
 class Shelf(Protocol):
     """Keeps topics. It raises StoreError where it cannot be read, StoreWriteFailed where it cannot be written."""
 
-    def claim(self, topic_id: str, *, steal: bool = False) -> Claim:
+    def claim(self, topic_id: str, *, gone: str = "") -> Claim:
         """Claim a topic and bring its folder, made if necessary, up to date. A claim that was granted here before ends.
 
         Args:
-            steal: also from a daemon that still holds it, because it is known to be gone.
+            gone: the URL of a daemon that is known to be gone: from it the topic is taken at once.
 
         Raises:
             TopicHeld: another daemon has it.

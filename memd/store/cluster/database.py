@@ -1,0 +1,199 @@
+"""The database of a cluster: its connections, its schema, and what its errors mean.
+
+Rule: whoever sees a newer schema than his own touches nothing. After a lost connection nobody knows whether the last
+statement was carried out, so `again` does work once more, and that work must be such that it can be done twice.
+
+    memd_version   the version of the schema, and the name of the cluster
+    memd_topic     one row a topic: who has it and until when, and where its streams end
+    memd_log       one row a group: the bytes of the streams, as far as no object has them
+    memd_object    the manifest: the only thing by which an object of the bucket counts
+    memd_garbage   every other object that may be in the bucket, until it has been removed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias, TypeVar
+
+from memd.errors import DiskFull, InDoubt, StoreError, StoreWriteFailed
+
+SCHEMA_VERSION = 1
+_MIGRATIONS = (
+    """
+    CREATE TABLE memd_version (version int NOT NULL, cluster text NOT NULL);
+    INSERT INTO memd_version VALUES (0, gen_random_uuid()::text);
+    CREATE TABLE memd_topic (
+        topic text COLLATE "C" PRIMARY KEY,
+        epoch bigint NOT NULL,
+        url text,
+        lease_until timestamptz NOT NULL,
+        log_number int NOT NULL DEFAULT 1,
+        log_end bigint NOT NULL DEFAULT 0,
+        hot_number int NOT NULL DEFAULT 0,
+        hot_end bigint NOT NULL DEFAULT 0
+    );
+    CREATE TABLE memd_log (
+        topic text COLLATE "C" NOT NULL,
+        stream text NOT NULL,
+        number int NOT NULL,
+        start bigint NOT NULL,
+        epoch bigint NOT NULL,
+        data bytea NOT NULL,
+        PRIMARY KEY (topic, stream, number, start)
+    ) PARTITION BY HASH (topic);
+    ALTER TABLE memd_log ALTER COLUMN data SET STORAGE EXTERNAL;
+    DO $$ BEGIN
+        FOR part IN 0..15 LOOP
+            EXECUTE format(
+                'CREATE TABLE memd_log_%s PARTITION OF memd_log FOR VALUES WITH (MODULUS 16, REMAINDER %s)', part, part
+            );
+        END LOOP;
+    END $$;
+    CREATE TABLE memd_object (
+        topic text COLLATE "C" NOT NULL,
+        name text NOT NULL,
+        key text NOT NULL,
+        crc bigint NOT NULL,
+        bytes bigint NOT NULL,
+        PRIMARY KEY (topic, name)
+    );
+    CREATE TABLE memd_garbage (
+        topic text COLLATE "C" NOT NULL,
+        key text NOT NULL,
+        epoch bigint NOT NULL,
+        PRIMARY KEY (topic, key)
+    );
+    """,
+)
+"""The n-th leads from version n to the next. One that was released is never changed."""
+_CUT_OFF = ("08", "57P")
+"""SQLSTATEs of a connection that ended, and of a server that stops: they do not say how far it came."""
+_SCHEMA_LOCK = 0x6D656D64
+_TRIES = 3
+_INSTALL = "a store that several daemons share needs more packages: pip install 'memd-proxy[cluster]'"
+CONNECT_SECONDS = 5.0
+_AWAY_SECONDS = 0.1
+"""Instead of that, after nobody has answered and until somebody does: a daemon with many topics has to end, too."""
+_STATEMENT_MS = 15_000
+Result = TypeVar("Result")
+Connection: TypeAlias = Any
+"""psycopg.Connection, which is imported when somebody wants one."""
+
+
+class Database:
+    """Connections to the database. For any thread."""
+
+    def __init__(self, url: str, *, connections_max: int = 4, connect_seconds: float = CONNECT_SECONDS) -> None:
+        """Connect, and bring the schema up to date.
+
+        Args:
+            connect_seconds: how long a write waits for a connection.
+
+        Raises:
+            StoreError: the database cannot be reached, refuses memd, or has the schema of a newer memd.
+        """
+        try:
+            import psycopg
+            import psycopg_pool
+        except ImportError:
+            raise StoreError(_INSTALL) from None
+        settings = {
+            "connect_timeout": max(2, round(connect_seconds)),
+            "options": f"-c statement_timeout={_STATEMENT_MS}",
+        }
+        try:
+            with psycopg.connect(url, **settings) as connection:
+                self.place = f"PostgreSQL at {connection.info.host or 'a socket'}, {connection.info.dbname}"
+                self.cluster = _migrate(connection, self.place)
+                """Tells this database from all others."""
+        except psycopg.Error as error:
+            # Of a URL that cannot be read the error quotes a part, which may be the password.
+            told = "the URL cannot be read" if isinstance(error, psycopg.ProgrammingError) else _words(error)
+            raise StoreError(
+                f"PostgreSQL cannot be used ({told}): check that store.url is right, that the server runs and "
+                "that this user may create tables in it"
+            ) from error
+        self._connect_seconds = connect_seconds
+        self._is_away = False
+        self._pool = psycopg_pool.ConnectionPool(
+            url,
+            min_size=1,
+            max_size=connections_max,
+            reconnect_timeout=_AWAY_SECONDS,  # then who writes next tries anew, and not the pool after minutes
+            kwargs={**settings, "autocommit": True},
+            check=psycopg_pool.ConnectionPool.check_connection,
+            open=True,
+        )
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """A connection on which each statement outside of a transaction is one of its own."""
+        with self._pool.connection(_AWAY_SECONDS if self._is_away else self._connect_seconds) as connection:
+            self._is_away = False
+            yield connection
+
+    def again(self, work: Callable[[Connection], Result]) -> Result:
+        """Do work that writes, and once more where the connection was lost meanwhile.
+
+        Raises:
+            InDoubt: whether it was done is not known.
+            StoreWriteFailed: it was not (DiskFull if the disk of the database is full).
+        """
+        import psycopg
+        import psycopg_pool
+
+        was_lost = False
+        for _ in range(_TRIES):
+            try:
+                with self.connection() as connection:
+                    return work(connection)
+            except (psycopg_pool.PoolTimeout, psycopg_pool.PoolClosed) as error:
+                problem: Exception = error
+                self._is_away = True
+                break
+            except psycopg.Error as error:
+                problem = error
+                if error.sqlstate is not None and not error.sqlstate.startswith(_CUT_OFF):
+                    break  # it was refused, and nothing of it was done
+                was_lost = True
+        told = f"{self.place}: {_words(problem)}"
+        if was_lost:
+            raise InDoubt(f"{told}; whether the last write is stored is looked at when the topic is opened again")
+        if isinstance(problem, psycopg.errors.DiskFull):
+            raise DiskFull(f"{told}; free some space there, it is tried again") from problem
+        raise StoreWriteFailed(f"{told}; check the database, what could not be stored is kept") from problem
+
+    def ask(self, work: Callable[[Connection], Result]) -> Result:
+        """Do work that only reads. Raises StoreError where the database cannot be asked."""
+        try:
+            return self.again(work)
+        except InDoubt as error:
+            raise StoreError(f"{self.place}: cannot be asked; check that it runs") from error
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.close()
+
+
+def _migrate(connection: Connection, place: str) -> str:
+    """Bring the schema up to date, in one transaction; return the name of the cluster."""
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", (_SCHEMA_LOCK,))
+    is_new = connection.execute("SELECT to_regclass('memd_version') IS NULL").fetchone()[0]
+    found = 0 if is_new else connection.execute("SELECT version FROM memd_version").fetchone()[0]
+    if found > SCHEMA_VERSION:
+        raise StoreError(
+            f"{place}: has schema {found}, and this memd knows schemas up to {SCHEMA_VERSION}: a newer memd has been "
+            "here; update this one, nothing was changed"
+        )
+    for migration in _MIGRATIONS[found:]:
+        connection.execute(migration)
+    if found < SCHEMA_VERSION:
+        connection.execute("UPDATE memd_version SET version = %s", (SCHEMA_VERSION,))
+    return str(connection.execute("SELECT cluster FROM memd_version").fetchone()[0])
+
+
+def _words(error: Exception) -> str:
+    """The words of an error, without its details: those quote the row that was refused."""
+    primary = getattr(getattr(error, "diag", None), "message_primary", None)
+    return primary or str(error).strip().partition("\n")[0] or type(error).__name__

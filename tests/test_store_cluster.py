@@ -1,0 +1,382 @@
+"""The contract of shelves, kept by PostgreSQL and a bucket, and what only a shelf has that several daemons share."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from crash_files import CrashFiles, PowerCutError
+from cut_connections import LosingRelay
+from drafts import DATA_DIR, counting_clock, draft, live_contents, seal_all
+from effort import steps
+from obstore.store import MemoryStore
+from postgres_server import PostgresServer, running_postgres
+from shelf_contract import MODEL, TOPIC, Ground, Log, ShelfContract, group, groups_in
+
+from memd.entries import Erased
+from memd.errors import Fenced, InDoubt, StoreError, StoreWriteFailed, TopicHeld
+from memd.store.bucket.objects import Bucket
+from memd.store.clock import SharedClock
+from memd.store.cluster.database import SCHEMA_VERSION, Connection, Database
+from memd.store.cluster.postgres_shelf import PostgresShelf
+from memd.store.disk import LocalDisk
+from memd.store.erasure.wiping import Wiper
+from memd.store.layout import LOCK_NAME
+from memd.store.parts import StoreShared
+from memd.store.shelf import Shelf
+from memd.store.topic import TopicLog
+
+pytestmark = pytest.mark.process
+Result = TypeVar("Result")
+
+
+class Steps:
+    """Counts what is done outside of the folder, and cuts the power there."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.cut_after: int | None = None
+
+    def step(self) -> None:
+        self.count += 1
+        if self.cut_after is not None and self.count > self.cut_after:
+            raise PowerCutError
+
+
+class CutDatabase(Database):
+    """The power may fail before work, and after it, when nobody has heard of it yet."""
+
+    steps = Steps()
+
+    def again(self, work: Callable[[Connection], Result]) -> Result:
+        self.steps.step()
+        result = super().again(work)
+        self.steps.step()
+        return result
+
+
+class CutBucket(Bucket):
+    steps = Steps()
+
+    def put(self, key: str, data: bytes | Iterable[bytes], *, new: bool = False) -> bool:
+        self.steps.step()
+        done = super().put(key, data, new=new)
+        self.steps.step()
+        return done
+
+    def delete(self, keys: list[str]) -> None:
+        self.steps.step()
+        super().delete(keys)
+
+
+class Cluster:
+    """A database and a bucket, empty. See Ground."""
+
+    def __init__(self, database: CutDatabase, relay: LosingRelay) -> None:
+        self.database = database
+        self._relay = relay
+        self.clear()
+
+    def clear(self) -> None:
+        self.steps = self.database.steps = Steps()
+        with self.database.connection() as connection:
+            connection.execute("TRUNCATE memd_topic, memd_log, memd_object, memd_garbage")
+        self.objects = MemoryStore()
+
+    def daemon(self, name: str, files: LocalDisk | None = None, *, lease_seconds: float = 60.0) -> PostgresShelf:
+        """The shelf of a daemon with a folder of its own."""
+        files = files or on_disk()
+        files.lock(DATA_DIR / LOCK_NAME)
+        bucket = CutBucket(self.objects, "memory://")
+        bucket.steps = self.steps
+        return PostgresShelf(self.database, bucket, files, DATA_DIR, url=f"http://{name}", lease_seconds=lease_seconds)
+
+    def shelf(self) -> Shelf:
+        return self.daemon("one")
+
+    def another(self) -> Shelf:
+        return self.daemon("two")
+
+    def lose_answer(self, name: str = "two", *, times: int = 1) -> None:
+        self._relay.lose_answer_to(f"chunk {name}.0".encode(), times=times)
+
+    def crashes(self, work: Callable[[Shelf], object]) -> Iterator[Shelf]:
+        self.clear()
+        files = on_disk()
+        shelf = self.daemon("one", files, lease_seconds=0)
+        start = files.operations
+        work(shelf)
+        counts = self.steps.count, files.operations
+        for cut in steps(0, counts[0]):
+            yield self._crashed(work, outside=cut, inside=None)
+        for cut in steps(start, counts[1]):
+            yield self._crashed(work, outside=None, inside=cut)
+
+    def no_object_is_forgotten(self) -> bool:
+        """Whether each object in the bucket counts, or is known to be garbage."""
+        known = {key for (key,) in self.rows("SELECT key FROM memd_object UNION SELECT key FROM memd_garbage")}
+        return {one["path"] for page in self.objects.list() for one in page} <= known
+
+    def _crashed(self, work: Callable[[Shelf], object], *, outside: int | None, inside: int | None) -> Shelf:
+        """The shelf of whoever has the topic next: every other time with a folder that knows nothing of it."""
+        self.clear()
+        files = on_disk()
+        shelf = self.daemon("one", files, lease_seconds=0)
+        self.steps.cut_after, files.cut_after = outside, inside
+        with pytest.raises(PowerCutError):
+            work(shelf)
+        self.steps.cut_after = None
+        assert self.no_object_is_forgotten()
+        is_other = ((outside or 0) + (inside or 0)) % 2
+        return self.daemon("two" if is_other else "one", on_disk() if is_other else files.after_power_cut("torn"))
+
+    def rows(self, statement: str) -> list[tuple[object, ...]]:
+        with self.database.connection() as connection:
+            return list(connection.execute(statement).fetchall())
+
+
+def on_disk() -> CrashFiles:
+    files = CrashFiles()
+    files.make_directory(DATA_DIR)
+    files.sync_directory(DATA_DIR.parent)
+    return files
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with running_postgres() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def database(server: PostgresServer) -> Iterator[tuple[CutDatabase, LosingRelay]]:
+    with tempfile.TemporaryDirectory(prefix="memd-") as folder:
+        relay = LosingRelay(Path(folder), server.socket)
+        database = CutDatabase(server.url(folder=folder), connect_seconds=1.0)
+        yield database, relay
+        database.close()
+        relay.close()
+
+
+@pytest.fixture
+def cluster(database: tuple[CutDatabase, LosingRelay]) -> Cluster:
+    return Cluster(*database)
+
+
+class TestPostgresShelf(ShelfContract):
+    """The contract, in a cluster."""
+
+    @pytest.fixture
+    def ground(self, cluster: Cluster) -> Ground:
+        return cluster
+
+
+def open_log(shelf: Shelf, *, segment_entries_max: int = 5, gone: str = "") -> TopicLog:
+    """A topic as the store opens it."""
+    claim = shelf.claim(TOPIC, gone=gone)
+    shared = StoreShared(
+        files=claim.files,
+        shelf=shelf,
+        model=MODEL,
+        clock=SharedClock(counting_clock()),
+        segment_entries_max=segment_entries_max,
+    )
+    return TopicLog(shared, claim)
+
+
+def test_a_topic_is_had_by_another_daemon_once_it_is_let_go_or_its_lease_has_ended_or_its_owner_is_gone(
+    cluster: Cluster,
+) -> None:
+    one, two = cluster.daemon("one"), cluster.daemon("two")
+    log = Log(one.claim(TOPIC))
+    log.append("one")
+    with pytest.raises(TopicHeld, match="http://one has it") as held:
+        two.claim(TOPIC)
+    assert held.value.url == "http://one"
+    with pytest.raises(TopicHeld):
+        two.claim(TOPIC, gone="http://three")
+    second = Log(two.claim(TOPIC, gone="http://one"))
+    with pytest.raises(Fenced, match="http://two has it by now"):
+        log.append("three")  # also while the end is where it was
+    second.append("two")
+    with pytest.raises(Fenced):
+        log.append("three")
+    assert one.renew([log.claim]) == [log.claim]
+    assert two.renew([second.claim]) == []
+    second.claim.release()
+    third = Log(one.claim(TOPIC))
+    third.append("four")
+    assert groups_in(two, 1) == ["one", "two", "four"]
+    cluster.rows("UPDATE memd_topic SET lease_until = clock_timestamp() - interval '1 second' RETURNING 1")
+    assert one.renew([third.claim]) == []
+    with pytest.raises(TopicHeld):
+        two.claim(TOPIC)
+    cluster.rows("UPDATE memd_topic SET lease_until = clock_timestamp() - interval '1 second' RETURNING 1")
+    Log(two.claim(TOPIC)).append("five")
+    assert one.renew([third.claim]) == [third.claim]
+
+
+def test_a_whole_topic_is_there_on_a_machine_that_never_had_it(cluster: Cluster) -> None:
+    here = cluster.daemon("one")
+    log = open_log(here)
+    entries = []
+    for number in range(10):
+        entries += log.append([draft(f"{number}.{i}") for i in range(2)])
+        seal_all(log)
+    log.merge([1, 2])
+    erased = [entries[0].uuid, entries[-1].uuid]
+    assert log.erase(erased, Erased(at=1, by="test"), Wiper(log.claim.files)) == 2
+    seal_all(log)
+    contents = live_contents(log)
+    names = cluster.rows("SELECT name FROM memd_object ORDER BY name")
+    log.close()
+    there = open_log(cluster.daemon("two"))
+    assert there.findings == [] and there.unsealed() == []
+    assert live_contents(there) == contents
+    assert len(contents) == 18
+    assert cluster.rows("SELECT name FROM memd_object ORDER BY name") == names
+    assert {name for (name,) in names} >= {"segments/seg_0001.bin", "segments/seg_0001.meta", "segments/seg_0001.hnsw"}
+    assert {row for (row,) in cluster.rows("SELECT DISTINCT number FROM memd_log WHERE stream = 'log'")} == {4}
+    there.append([draft("later")])
+    assert len(live_contents(there)) == 19
+    listed = {key for (key,) in cluster.rows("SELECT key FROM memd_object")}
+    assert {one["path"] for page in cluster.objects.list() for one in page} == listed
+
+
+def test_a_cache_that_was_changed_is_made_equal_again(cluster: Cluster) -> None:
+    files = on_disk()
+    log = open_log(cluster.daemon("one", files))
+    for number in range(4):
+        log.append([draft(f"{number}.{i}") for i in range(3)])
+        seal_all(log)
+    log.append([draft("last")])
+    contents, layout = live_contents(log), log.claim.layout
+    log.close()
+    files.flip(layout.bin(1), 100)
+    files.put(layout.meta(7), b"of nobody")
+    files.put(layout.active, files.read(layout.active) + group("never acknowledged"))
+    again = open_log(cluster.daemon("one", files.after_power_cut("lost")))
+    assert again.findings == []
+    assert live_contents(again) == contents
+
+
+def test_a_directory_with_topics_of_its_own_is_no_cache(cluster: Cluster) -> None:
+    files = on_disk()
+    files.make_directory(DATA_DIR / "mine")
+    files.put(DATA_DIR / "mine" / "active.bin", b"of great worth")
+    with pytest.raises(StoreError, match="choose an empty data_dir"):
+        cluster.daemon("one", files)
+    assert files.read(DATA_DIR / "mine" / "active.bin") == b"of great worth"
+
+
+def test_an_object_that_was_written_by_a_fenced_claim_counts_for_nothing(cluster: Cluster) -> None:
+    one, two = cluster.daemon("one"), cluster.daemon("two")
+    late = open_log(one, segment_entries_max=3)
+    late.append([draft(number) for number in range(3)])
+    now = open_log(two, segment_entries_max=3, gone="http://one")
+    assert now.unsealed() == [1]
+    with pytest.raises(Fenced):
+        late.seal(1)
+    assert cluster.rows("SELECT name FROM memd_object") == []
+    assert len(live_contents(now)) == 3
+    now.seal(1)
+    assert len(cluster.rows("SELECT name FROM memd_object")) == 3
+
+
+def test_rows_are_not_trimmed_for_an_object_that_is_not_as_long(cluster: Cluster) -> None:
+    files = on_disk()
+    log = open_log(cluster.daemon("one", files), segment_entries_max=3)
+    log.append([draft(number) for number in range(3)])
+    path = log.claim.layout.bin(1)
+    files.put(path, files.read(path) + b"changed")
+    with pytest.raises(StoreError, match="something else changed the folder; nothing was published"):
+        log.seal(1)
+    assert cluster.rows("SELECT name FROM memd_object") == []
+    log.close()
+    assert len(live_contents(open_log(cluster.daemon("two")))) == 3
+
+
+def test_a_lost_answer_is_settled_at_once_where_the_database_can_be_asked(cluster: Cluster) -> None:
+    log = Log(cluster.daemon("one").claim(TOPIC))
+    cluster.lose_answer("one")
+    log.append("one")
+    log.append("two")
+    assert groups_in(cluster.daemon("two"), 1) == ["one", "two"]
+
+
+def test_an_append_in_doubt_ends_the_claim_and_the_next_one_says_what_is_stored(cluster: Cluster) -> None:
+    shelf = cluster.daemon("one")
+    log = Log(shelf.claim(TOPIC))
+    log.append("one")
+    cluster.lose_answer(times=3)
+    for name in ("two", "three"):
+        with pytest.raises(InDoubt, match="looked at when the topic is opened again"):
+            log.append(name)
+    again = Log(shelf.claim(TOPIC))
+    assert groups_in(shelf, 1) == ["one", "two"]
+    again.append("four")
+    assert groups_in(shelf, 1) == ["one", "two", "four"]
+
+
+def until_it_works(work: Callable[[], object]) -> None:
+    """Do work that waits for a connection, again and again until there is one."""
+    for _ in range(500):
+        with suppress(StoreWriteFailed):
+            work()
+            return
+    work()
+
+
+def test_while_the_database_is_away_nothing_is_stored_and_afterwards_it_goes_on(
+    cluster: Cluster, server: PostgresServer
+) -> None:
+    shelf = cluster.daemon("one")
+    log = Log(shelf.claim(TOPIC))
+    log.append("one")
+    server.stop()
+    try:
+        with pytest.raises(StoreWriteFailed, match="check the database") as failed:
+            log.append("two")
+        with pytest.raises(StoreError):
+            shelf.heads([TOPIC])
+    finally:
+        server.start()
+    assert not isinstance(failed.value, InDoubt), "nothing was sent"
+    until_it_works(lambda: log.append("two"))
+    assert groups_in(shelf, 1) == ["one", "two"]
+
+
+def test_what_the_database_refuses_is_not_in_doubt(cluster: Cluster) -> None:
+    log = Log(cluster.daemon("one").claim(TOPIC))
+    with cluster.database.connection() as connection:
+        connection.execute("ALTER TABLE memd_log ADD CONSTRAINT none CHECK (stream = 'hot') NOT VALID")
+    try:
+        with pytest.raises(StoreWriteFailed, match="violates check constraint") as failed:
+            log.append("one")
+        assert not isinstance(failed.value, InDoubt)
+        assert "talk" not in str(failed.value), "nothing is told of what was to be stored"
+    finally:
+        with cluster.database.connection() as connection:
+            connection.execute("ALTER TABLE memd_log DROP CONSTRAINT none")
+    log.append("two")
+    assert groups_in(cluster.daemon("two"), 1) == ["two"]
+
+
+def test_the_schema_is_made_once_and_a_newer_one_is_refused(server: PostgresServer) -> None:
+    url = server.database("of_a_newer_memd")
+    first = Database(url)
+    assert Database(url).cluster == first.cluster
+    with first.connection() as connection:
+        connection.execute("UPDATE memd_version SET version = %s", (SCHEMA_VERSION + 1,))
+    with pytest.raises(StoreError, match=r"has schema 2, and this memd knows schemas up to 1.*update this one"):
+        Database(url)
+
+
+def test_a_database_that_cannot_be_used_is_named_with_the_remedy(server: PostgresServer) -> None:
+    for url in ("postgresql://memd@127.0.0.1:9/postgres", server.url("no_such_database"), "postgresql://%%%"):
+        with pytest.raises(StoreError, match=r"PostgreSQL cannot be used.*check that store.url is right"):
+            Database(url)
