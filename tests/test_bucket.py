@@ -11,16 +11,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from bucket_server import S3Server, Source, s3_server
-from drafts import draft, live_contents, open_journal, open_store, uuid_of
+from bucket_server import Clock, S3Server, Source, s3_server, writer_for
+from drafts import draft, live_contents, open_journal, open_store, seal_all, uuid_of
 
 from memd.entries import Erased
 from memd.errors import BadQuestion, BucketError, NotOurBucket, StoreError
+from memd.settings.encryption import EncryptionSettings
 from memd.store.bucket.format import FILES, ROUNDS
 from memd.store.bucket.noting_disk import NotingDisk
 from memd.store.bucket.objects import Bucket
 from memd.store.bucket.restoring import RestoreReport, restore
 from memd.store.disk import DiskFiles
+from memd.store.encryption.opening import disk_for
 from memd.store.erasure.forbidden import ForbiddenText
 from memd.store.erasure.ledger import Erasure
 from memd.store.erasure.wiping import Wiper
@@ -317,3 +319,34 @@ def test_an_erased_topic_leaves_the_bucket(source: Source) -> None:
     assert keys(source.bucket, f"{FILES}other/") == []
     for name, until in (("now", None), ("before", before)):
         assert sorted(contents(restored(source, name, until)[0])) == chunks(1, 2)
+
+
+# encryption
+
+
+def test_of_an_encrypted_folder_the_bucket_gets_no_plain_text_and_it_is_restored_without_the_key(
+    tmp_path: Path, bucket: Bucket
+) -> None:
+    folder, key = tmp_path / "memory", tmp_path / "key"
+    key.touch(0o600)
+    key.write_bytes(bytes(range(32)))
+    settings, disk = EncryptionSettings(key_file=str(key)), NotingDisk(folder)
+    store = open_store(disk_for(folder, settings, disk, creating=True), folder, segment_entries_max=5)
+    writer = writer_for(bucket, disk, folder, Clock())
+    writer.begin()
+    for number in range(13):
+        store.topic("talk").append([draft(number)])
+        seal_all(store.topic("talk"))
+        while not writer.round():
+            pass
+    store.close()
+    assert b"chunk" not in bytes_in(bucket)
+    assert bytes(range(32)) not in bytes_in(bucket)
+
+    target = tmp_path / "restored"
+    restore(bucket, target, DISK)
+    assert files_of(target) == files_of(folder)
+    files = disk_for(target, settings)
+    assert verify(target, files).ok
+    with closing(open_store(files, target)) as again:
+        assert live_contents(again.topic("talk")) == chunks(*range(13))

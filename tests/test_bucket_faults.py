@@ -75,7 +75,7 @@ def history(source: Source) -> None:
 
 @pytest.mark.parametrize("was_done", [False, True], ids=["refused", "answer lost"])
 def test_whatever_request_fails_once_the_backup_is_whole(tmp_path: Path, was_done: bool) -> None:
-    for call in steps(1, calls_of(tmp_path) + 1):
+    for call in range(1, calls_of(tmp_path) + 1):
         source, bucket = made(tmp_path, f"memory {call}")
         bucket.fails, bucket.fails_after = call.__eq__, was_done
         history(source)
@@ -87,7 +87,7 @@ def test_whatever_request_fails_once_the_backup_is_whole(tmp_path: Path, was_don
 
 
 def test_wherever_memd_is_killed_what_the_last_round_had_is_there(tmp_path: Path) -> None:
-    for call in steps(1, calls_of(tmp_path) + 1):
+    for call in range(1, calls_of(tmp_path) + 1):
         source, bucket = made(tmp_path, f"memory {call}")
         safe = [0]
 

@@ -99,7 +99,10 @@ class Rounds:
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
         found = (round_name(one.key, one.size) for one in bucket.listed(ROUNDS))
-        self.names: list[RoundName] = sorted(one for one in found if one is not None)
+        self.every: list[RoundName] = sorted(one for one in found if one is not None)
+        by_number = {(one.generation, one.number): one for one in self.every}
+        self.names = list(by_number.values())
+        """Those that count: of two with one number the later, as of the other one only the answer was lost."""
 
     def header(self, name: RoundName) -> RoundHeader:
         """Read the header of a round."""

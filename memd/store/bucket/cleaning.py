@@ -29,7 +29,7 @@ def clean(bucket: Bucket, catalog: Catalog, since: int) -> list[tuple[str, str]]
         return []
     base = bases[-1]
     needed = catalog.keys() | rounds.catalog(base).keys()
-    gone = [name.key for name in rounds.names if name < base and name.key not in needed]
+    gone = [name.key for name in rounds.every if name < base and name.key not in needed]
     alone = (one for one in bucket.listed(FILES) if one.changed_at < base.at - MARGIN_US)
     gone += [one.key for one in alone if one.key not in needed]
     if gone:

@@ -22,7 +22,7 @@ def blank(bucket: Bucket, catalog: Catalog, folders: Collection[str]) -> None:
     """
     in_use = {extent for folder in folders for file in catalog.files(folder).values() for extent in file.extents}
     rounds = Rounds(bucket)
-    for name, header in rounds.headers([one for one in rounds.names if not one.is_full]):
+    for name, header in rounds.headers([one for one in rounds.every if not one.is_full]):
         spans = [span for span in _own_spans(header, name, folders) if span not in in_use]
         if spans:
             _blank_round(bucket, name, spans)

@@ -1,7 +1,7 @@
 """A bucket: keys and bytes, on any server that speaks S3.
 
 Rule: the only module that knows obstore, which is imported when somebody wants a bucket. Every failure is a
-`BucketError` that says what to do. A request ends within a minute or so, whatever the server does.
+`BucketError` that says what to do. A request ends within some minutes, whatever the server does.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 _INSTALL = "a backup to a bucket needs the obstore package: pip install 'memd-proxy[bucket]'"
 _KEYS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or MEMD_BACKUP_ACCESS_KEY and MEMD_BACKUP_SECRET_KEY"
-_SECONDS_CONNECT, _SECONDS_REQUEST, _SECONDS_RETRY, _RETRIES = 5, 60, 20, 4
-_PART_BYTES, _PARTS_AT_ONCE = 8 << 20, 2
+_SECONDS_CONNECT, _SECONDS_RETRY, _RETRIES = 5, 20, 4
+_SECONDS_REQUEST = 180
+"""Of 8 MB, the largest round, over a line of 50 KB a second."""
+_PART_BYTES, _PARTS_AT_ONCE = 5 << 20, 2
 _REMEDIES = {
     "NoSuchBucket": "the bucket does not exist; create it, or correct backup.bucket",
     "InvalidAccessKeyId": f"the server does not know the key; correct {_KEYS}",

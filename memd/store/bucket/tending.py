@@ -117,9 +117,14 @@ class BucketTender:
                 return 0.0
         except StoreError as error:
             return self._failed(error)
+        except Exception as error:  # a bug must not end the backup in silence
+            log.exception("the backup met a bug; it is tried again")
+            return self._failed(StoreError(f"a bug: {type(error).__name__}; the log has its traceback"))
         self._worked()
         try:
             self._writer.tidy()
+        except NotOurBucket as error:
+            return self._failed(error)
         except StoreError as error:
             log.warning("the backup could not be tidied up; it is tried again", extra={"error": error})
             return min(RETRY_SECONDS_MAX, 6 * self._seconds)

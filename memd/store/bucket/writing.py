@@ -48,7 +48,7 @@ log = logging.getLogger("memd")
 
 ALONE_BYTES = 4 << 20
 """A longer file gets an object of its own, sent in parts."""
-BATCH_BYTES = 16 << 20
+BATCH_BYTES = 8 << 20
 """A round object has no more than this and one folder's pieces."""
 COMPARED_AT_ONCE = 500
 """Folders of an earlier time that a round compares before what has just changed has its turn again."""
@@ -182,15 +182,18 @@ class BucketWriter:
         if self._to_compare:
             return
         at = self._now_us()
+        is_worth_it = self._rounds_since >= FULL_AFTER_ROUNDS and self._header_bytes >= self._full_bytes
+        is_full_due = is_worth_it or (self._rounds_since > 0 and at - self._full_at >= FULL_AFTER_US)
+        is_cleaning_due = self._rounds_since > 0 and at - self._cleaned_at >= CLEAN_AFTER_US
+        if not (self._may_erase or is_full_due or is_cleaning_due):
+            return
+        self._check_owner()
         if self._may_erase:
             self._erase(at)
             self._may_erase = False
-        if not self._rounds_since:
-            return
-        is_worth_it = self._rounds_since >= FULL_AFTER_ROUNDS and self._header_bytes >= self._full_bytes
-        if is_worth_it or at - self._full_at >= FULL_AFTER_US:
+        if is_full_due:
             self._write_full()
-        if at - self._cleaned_at >= CLEAN_AFTER_US:
+        if is_cleaning_due:
             for folder, name in clean(self.bucket, self._catalog, at - self._keep_days * 86_400_000_000):
                 self._disk.changed.replaced(folder, name, self._disk.size(self._data_dir / folder / name) or 0)
             self._cleaned_at = at
