@@ -47,6 +47,7 @@ def test_a_conversation_whose_server_is_killed_goes_on_elsewhere_and_stays_there
     wait_until(lambda: is_up(daemon, home.url), lambda: repr(daemon))
     talk.turn()
     assert talk.homes[-1] == other.url, "its cache is there now"
+    assert "\nmemd_upstream_moves_total 1.0\n" in ask(f"{daemon.own_url}/memd/metrics").body.decode()
     for number in range(6):
         daemon.chat([{"role": "user", "content": f"A new conversation, number {number}"}])
     used = figures(daemon, "memd_upstream_requests_total")

@@ -79,13 +79,15 @@ class Affinity:
         keys = chain(trail.names, reversed(trail.digests))
         return next((self._known[key] for key in keys if key in self._known), None)
 
-    def answered(self, trail: Trail, url: str) -> None:
-        """A server answered a request of the conversation."""
+    def answered(self, trail: Trail, url: str) -> bool:
+        """A server answered a request of the conversation; whether that is another one than before."""
+        has_moved = self.home(trail) not in (None, url)
         for key in (*trail.names[:1], *trail.digests[-1:]):
             self._known[key] = url
             self._known.move_to_end(key)
         while len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
+        return has_moved
 
 
 def rank(opening: bytes, url: str) -> bytes:

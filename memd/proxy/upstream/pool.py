@@ -288,8 +288,8 @@ class UpstreamPool:
                 self._note_left_out(server)
         elif status not in ELSEWHERE:
             server.health.answered()
-            if hints.trail is not None:
-                self.affinity.answered(hints.trail, server.url)
+            if hints.trail is not None and self.affinity.answered(hints.trail, server.url):
+                self.metrics.upstream_moves.add()
 
     def leave_out(self, server: Upstream, reason: str) -> None:
         """Send requests elsewhere until the server answers a question again."""
@@ -321,8 +321,6 @@ class UpstreamPool:
         if here and trail is not None and not trail.goes_on:
             for server in self.servers:
                 server.placed = server.placed * PLACED_DECAY + (server is here[0])
-        if home is not None and here and here[0].url != home:
-            self.metrics.upstream_moves.add()
         return [*here, *away, *unknown]
 
     @contextmanager
