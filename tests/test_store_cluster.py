@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -13,7 +16,7 @@ from crash_files import CrashFiles, PowerCutError
 from cut_connections import LosingRelay
 from drafts import DATA_DIR, counting_clock, draft, live_contents, seal_all
 from effort import steps
-from obstore.store import MemoryStore
+from obstore.store import LocalStore, MemoryStore
 from postgres_server import PostgresServer, running_postgres
 from shelf_contract import MODEL, TOPIC, Ground, Log, ShelfContract, group, groups_in
 
@@ -23,7 +26,7 @@ from memd.store.bucket.objects import Bucket
 from memd.store.clock import SharedClock
 from memd.store.cluster.database import SCHEMA_VERSION, Connection, Database
 from memd.store.cluster.postgres_shelf import PostgresShelf
-from memd.store.disk import LocalDisk
+from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.erasure.wiping import Wiper
 from memd.store.layout import LOCK_NAME
 from memd.store.parts import StoreShared
@@ -298,6 +301,63 @@ def test_rows_are_not_trimmed_for_an_object_that_is_not_as_long(cluster: Cluster
     assert cluster.rows("SELECT name FROM memd_object") == []
     log.close()
     assert len(live_contents(open_log(cluster.daemon("two")))) == 3
+
+
+INGEST = """
+import sys
+from pathlib import Path
+from drafts import draft, seal_all
+from obstore.store import LocalStore
+from test_store_cluster import open_log
+from memd.store.bucket.objects import Bucket
+from memd.store.cluster.database import Database
+from memd.store.cluster.postgres_shelf import PostgresShelf
+from memd.store.disk import DiskFiles
+url, folder, bucket, name, gone = sys.argv[1:]
+files = DiskFiles()
+files.lock(Path(folder) / "memd.lock")
+kept = Bucket(LocalStore(bucket), "file://")
+shelf = PostgresShelf(Database(url), kept, files, Path(folder), url=name, lease_seconds=60)
+log = open_log(shelf, segment_entries_max=7, gone=gone)
+for number in range(100_000):
+    log.append([draft(f"{name} {number} {i}") for i in range(3)])
+    print(number, flush=True)
+    seal_all(log)
+"""
+
+
+def test_daemons_that_are_killed_one_after_the_other_lose_nothing_that_they_acknowledged(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    url, wanted, gone = server.database("of_the_killed"), list[str](), "nobody"
+    folders = {name: tmp_path / name for name in ("bucket", "first", "second", "last")}
+    for folder in folders.values():
+        folder.mkdir()
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [here / "support", here, here.parent]))}
+    for name in ("first", "second", "first again"):
+        arguments = [url, str(folders[name.split()[0]]), str(folders["bucket"]), name, gone]
+        command = [sys.executable, "-c", INGEST, *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.stdout is not None
+            for _ in range(20):
+                assert process.stdout.readline()
+            process.kill()
+            acknowledged = 20 + len(process.stdout.read().split())
+        wanted += [f"user: chunk {name} {number} {i}" for number in range(acknowledged) for i in range(3)]
+        gone = name
+        # Whoever comes next has all of it, each once, and at most one group that was not acknowledged any more.
+        files = DiskFiles()
+        bucket = Bucket(LocalStore(str(folders["bucket"])), "file://")
+        database = Database(url)
+        looking = PostgresShelf(database, bucket, files, folders["last"], url="looking", lease_seconds=60)
+        log = open_log(looking, segment_entries_max=7, gone=gone)
+        found = live_contents(log)
+        assert found[: len(wanted)] == wanted
+        assert len(found) in (len(wanted), len(wanted) + 3)
+        wanted, gone = found, "looking"
+        log.close()
+        database.close()
 
 
 def test_a_lost_answer_is_settled_at_once_where_the_database_can_be_asked(cluster: Cluster) -> None:
