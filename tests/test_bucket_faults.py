@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from bucket_server import FaultyBucket, Source
-from drafts import draft, open_store, uuid_of
+from drafts import draft, open_journal, open_store, uuid_of
 from effort import steps
 
 from memd.entries import Erased
@@ -304,3 +304,26 @@ def test_a_server_without_conditions_is_written_to_all_the_same(tmp_path: Path) 
     restore(bucket, tmp_path / "restored", DISK)
     assert draft(1).content in contents(tmp_path / "restored")
     open_store(DISK, tmp_path / "restored").close()
+
+
+def test_what_is_appended_to_the_journal_while_a_topic_is_looked_at_is_in_the_next_round(tmp_path: Path) -> None:
+    source, bucket = made(tmp_path)
+    source.say(1)
+    journal = open_journal(source.store.journal_of("talk"), source.disk)[0]
+    source.back_up()
+    size, waiting = source.disk.size, [b"said meanwhile"]
+
+    def busy(path: Path) -> int | None:
+        if path.name == "active.bin" and waiting:  # the journal was looked at a moment ago
+            journal.append([waiting.pop()])
+        return size(path)
+
+    journal.append([b"said before"])
+    source.disk.size = busy  # type: ignore[method-assign]  # the moment between two steps
+    source.back_up()
+    source.back_up()
+    source.store.close()
+    restore(bucket, tmp_path / "restored", DISK)
+    journals = [folder / "talk" / "hot.log" for folder in (source.folder, tmp_path / "restored")]
+    assert journals[0].read_bytes() == journals[1].read_bytes()
+    assert not waiting

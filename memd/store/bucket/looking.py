@@ -88,7 +88,7 @@ class Looker:
         before = self._disk.identity(active) if active is not None else None
         for name, path, is_final in self._names(folder):
             if name == "active.bin":
-                notes |= merged(notes, self._disk.changed.take(folder))  # what the journal counts as stored is noted
+                self._take_again(folder, notes)  # what the journal counts as stored is noted by now
                 before = self._disk.identity(path)
             there.add(name)
             piece = self._piece(name, path, is_final, known.get(name), notes.get(name), every)
@@ -97,6 +97,14 @@ class Looker:
         if active is not None and self._disk.identity(active) != before:
             return None
         return FolderChanges(pieces, [name for name in known if name not in there], notes)
+
+    def _take_again(self, folder: str, notes: dict[str, FileNote]) -> None:
+        """Take what was noted since of the log; of files that were looked at before it, the next look takes it."""
+        newer = self._disk.changed.take(folder)
+        of_the_log = {name: note for name, note in newer.items() if name == "active.bin" or "/" in name}
+        if later := {name: note for name, note in newer.items() if name not in of_the_log}:
+            self._disk.changed.give_back(folder, later)
+        notes |= merged(notes, of_the_log)
 
     def _names(self, folder: str) -> Iterator[tuple[str, Path, bool]]:
         """The files of a folder that are there: name, path, and whether it is never appended to."""

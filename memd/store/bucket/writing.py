@@ -220,11 +220,13 @@ class BucketWriter:
         self._told.discard(folder)
         self._may_erase |= not folder
         self._batch.notes[folder] = found.notes
-        for piece in found.pieces:
-            try:
-                self._batch.changes.append(self._change(folder, piece))
-            except MovedMeanwhile:
-                self._disk.changed.replaced(folder, piece.name, self._disk.size(piece.path) or 0)
+        try:
+            self._batch.changes += [self._change(folder, piece) for piece in found.pieces]
+        except MovedMeanwhile:  # none of it, as the journal must not be newer than the log
+            self._disk.changed.give_back(folder, self._batch.notes.pop(folder))
+            self._disk.changed.replaced(folder, "", 0)
+            self._unread.add(folder)
+            return
         self._batch.changes += [FileChange(folder, name, "gone") for name in found.gone]
         if self._batch.size >= BATCH_BYTES:
             self._flush(at)
