@@ -65,6 +65,8 @@ class PiecewiseEmbedder(Embedder):
     def pieces(self, text: str) -> list[str]:
         """Cut `text` into pieces that the model reads whole, at the start of a word where possible; at least one, and
         joined they give `text`."""
+        if text.isascii() and len(text) < self._words_max:
+            return [text]  # most questions: a token has a character at least, and one more may open the text
         encoding = self._tokenizer.encode(_readable(text), add_special_tokens=False)
         if len(encoding) <= self._words_max:
             return [text]
