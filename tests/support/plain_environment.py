@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-_OF_OTHERS = ("MEMD_", "OPENAI_", "ANTHROPIC_", "OLLAMA_", "XDG_CONFIG", "XDG_STATE", "XDG_DATA")
+_OF_OTHERS = ("MEMD_", "OPENAI_", "ANTHROPIC_", "OLLAMA_", "PG", "XDG_CONFIG", "XDG_STATE", "XDG_DATA")
 _OF_A_TERMINAL = ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR")
 _HERE = ("127.0.0.1", "localhost", "::1")
 
