@@ -71,8 +71,8 @@ class Team:
     def ask(self, who: str, path: str, body: object = None) -> Answer:
         return ask(f"{self.daemon.own_url}{path}", body, headers={"X-Memory-Token": SECRETS[who]})
 
-    def say(self, who: str, text: str) -> Answer:
-        body = {"model": "tiny", "messages": [{"role": "user", "content": text}]}
+    def say(self, who: str, text: str, metadata: dict[str, str] | None = None) -> Answer:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "metadata": metadata or {}}
         return ask(f"{self.daemon.base_url}/v1/chat/completions", body, headers={"X-Memory-Token": SECRETS[who]})
 
     def call(self, who: str, tool: str, **arguments: str) -> Answer:
@@ -145,6 +145,29 @@ def test_the_audit_says_who_did_what_and_quotes_nothing(team: Team, tmp_path: Pa
     assert "memd.audit: " in team.run("verify").stdout
     copied = read_book(DiskFiles(), tmp_path / "backup", lambda _: True)
     assert copied is not None and copied.findings == () and str(copied.head) == str(noted(tmp_path / "backup"))
+
+
+def test_a_correction_that_failed_is_not_told_as_one_that_was_made(team: Team) -> None:
+    [note] = team.ask("ann", "/memd/notes", {"notes": [{"content": "The crane needs oil."}]}).json["notes"]
+    [chunk] = note["chunk_ids"]
+    wrong = {"chunk_ids": [chunk, "ffff"], "action": "Unhelpful", "reason": "no"}
+    for who in ("bob", "ann"):
+        assert chunk in team.say(who, "What does the crane need?").headers["X-Memory-Injected"]
+        team.say(who, f"Is it so, {who}?", {"memory_in": json.dumps({"corrections": [wrong]})})
+    told = [(one["who"], one["ids"], one.get("detail", "")) for one in team.acts("--act", "correct")]
+    failed = "not corrected"
+    assert told == [("bob", [chunk, "ffff"], failed), ("ann", [chunk], ""), ("ann", ["ffff"], failed)]
+
+
+def test_an_erasure_counts_the_chunks_of_all_its_topics(team: Team) -> None:
+    told = [
+        team.ask("ann", "/memd/notes", {"topic_id": topic, "notes": [{"content": f"{topic} {n}"}]}).json["notes"]
+        for topic, n in (("cranes", 1), ("cranes", 2), ("boats", 3))
+    ]
+    chunks = [chunk for [note] in told for chunk in note["chunk_ids"]]
+    assert team.ask("owner", "/memd/erase", {"chunk_ids": chunks}).status == 200
+    [act] = team.acts("--act", "erase")
+    assert act["count"] == 3 and set(act["topics"]) == {"cranes", "boats"}
 
 
 def noted(data_dir: Path) -> Head | None:

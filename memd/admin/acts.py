@@ -79,7 +79,7 @@ ENDLESS = frozenset({"/memd/events"})
 COUNTED = web.RequestKey("counted", int)
 """Where the handler of a streamed answer says how many entries it sent."""
 _CHUNK_ID = re.compile("[0-9A-Fa-f-]{2,36}")
-_COUNTS = ("applied", "appended", "written", "taken_out", "linked", "copied", "kept")
+_COUNTS = ("applied", "appended", "written", "taken_out", "linked", "copied", "kept", "erased")
 """Members of answers that count what was done."""
 
 

@@ -66,6 +66,11 @@ class _ReceiptCorrection(msgspec.Struct):
     chunk_ids: tuple[str, ...] = ()
 
 
+class _ReceiptSignal(msgspec.Struct):
+    type: str = ""
+    chunk_id: str | None = None
+
+
 class _ToldReceipt(msgspec.Struct):
     """The members of a receipt that are of interest."""
 
@@ -82,6 +87,7 @@ class _ToldReceipt(msgspec.Struct):
     candidates: tuple[_ReceiptCandidate, ...] = ()
     shown: tuple[str, ...] = ()
     corrections: tuple[_ReceiptCorrection, ...] = ()
+    signals: tuple[_ReceiptSignal, ...] = ()
 
 
 _receipts = msgspec.json.Decoder(_ToldReceipt)
@@ -220,6 +226,12 @@ def _acts_of(receipt: _ToldReceipt) -> Iterator[Act]:
         yield Act(act="read", topics=(*topic, *receipt.related), ids=ids, count=len(receipt.shown or injected), **facts)
     if receipt.conversation and receipt.mode == "full" and not receipt.is_retry:
         yield Act(act="write", topics=topic, **facts)
-    if receipt.corrections:
-        ids = tuple(one for correction in receipt.corrections for one in correction.chunk_ids)
-        yield Act(act="correct", topics=topic, ids=ids[:IDS_MAX], count=len(ids), **facts)
+    failed = {one.chunk_id for one in receipt.signals if one.type == "correction_failed"}
+    asked = [one for correction in receipt.corrections for one in correction.chunk_ids]
+    for detail, named in (
+        ("", [one for one in asked if one not in failed]),
+        ("not corrected", [one for one in asked if one in failed]),
+    ):
+        if named:
+            some = tuple(named[:IDS_MAX])
+            yield Act(act="correct", topics=topic, ids=some, count=len(named), detail=detail, **facts)

@@ -59,6 +59,11 @@ class ErasureAnswer(msgspec.Struct, frozen=True, kw_only=True):
     remains: tuple[str, ...] = ()
     """Where the words may still be, in sentences."""
 
+    @property
+    def erased(self) -> int:
+        """How many chunks that is."""
+        return sum(one.chunks for one in self.done or self.plans)
+
 
 class ErasingRoutes:
     """Erasure."""

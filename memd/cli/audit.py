@@ -129,6 +129,7 @@ def _extent(act: AuditedAct) -> str:
         f"answered {act.status}" if act.status is not None and act.status >= FIRST_ERROR else "",
         counted(act.times, "attempt") if act.act == "refused" else "",
         "begun, and no end is recorded" if act.begins else "",
+        "a new file of the audit begins" if act.act == "file" else "",
         act.detail,
     ]
     return ", ".join(filter(None, words))
