@@ -116,6 +116,17 @@ def encrypted(tmp_path: Path) -> Path:
     return folder
 
 
+def test_a_command_that_asks_the_running_daemon_needs_no_key(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
+) -> None:
+    daemon = make_daemon(upstream.url, {"encryption": {"key_file": str(key_file(tmp_path))}}).start()
+    body = {"notes": [{"content": "The crane needs oil."}]}
+    assert ask(f"{daemon.own_url}/memd/notes", body).status == 200
+    for command in (("log",), ("search", "What does the crane need?")):
+        told = memd(*command, "--data-dir", daemon.data_dir)
+        assert told.exit_code == 0 and "The crane needs oil." in told.output, told.output
+
+
 @pytest.mark.parametrize("command", REFUSED, ids=lambda command: command[0])
 def test_without_the_key_or_with_a_wrong_one_a_command_says_so_and_writes_nothing(
     encrypted: Path, command: list[str], monkeypatch: pytest.MonkeyPatch

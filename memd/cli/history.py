@@ -6,6 +6,7 @@ Rule: the daemon reads and appends; these commands only show its answers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from memd.cli.flags import FOUND_SOMETHING, config_of_existing, origin_words, pr
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.cli.waiting import waiting_messages, waiting_note
 from memd.entries import CORRECTION_STEPS_MAX
-from memd.errors import BadQuestion, NotFound
+from memd.errors import BadQuestion, NotFound, WrongKey
 from memd.settings.model import Config
 from memd.store.encryption.opening import disk_of
 from memd.wording import counted, for_terminal, name_for_terminal
@@ -153,9 +154,10 @@ def _log(config: Config, topics: Sequence[str], before: str | None, limit: int) 
     lines: Lines = [_event(event) for event in page.events]
     if not lines:
         lines.append("Nothing is stored.")
-    waiting = [waiting_messages(config.data_dir, disk_of(config), topic) for topic in topics or (None,)]
-    if note := waiting_note(sum(waiting)):
-        lines.append(note)
+    with suppress(WrongKey):  # the daemon has the key, this command need not: it says less
+        waiting = [waiting_messages(config.data_dir, disk_of(config), topic) for topic in topics or (None,)]
+        if note := waiting_note(sum(waiting)):
+            lines.append(note)
     if page.next is not None:
         lines.append(f"There is more: --before {page.next}")
     return told, lines

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from memd.store.encryption.master_key import MasterKey
 
 _INSTALL = "encryption needs the cryptography package: pip install 'memd-proxy[encryption]'"
-_PLACES = "encryption.key_file, MEMD_ENCRYPTION_KEY or --key-stdin"
+_PLACES = "encryption.key_file, MEMD_ENCRYPTION_KEY or, where the command takes it, --key-stdin"
 _GIVE = f"give its key with {_PLACES}"
 _UNFINISHED = {
     "encrypting": "`memd encrypt`",
