@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -157,12 +157,12 @@ def server() -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="module")
 def database(server: PostgresServer) -> Iterator[tuple[CutDatabase, LosingRelay]]:
-    with tempfile.TemporaryDirectory(prefix="memd-") as folder:
-        relay = LosingRelay(Path(folder), server.socket)
-        database = CutDatabase(server.url(folder=folder), connect_seconds=1.0)
+    with (
+        tempfile.TemporaryDirectory(prefix="memd-") as folder,
+        closing(LosingRelay(Path(folder), server.socket)) as relay,
+        closing(CutDatabase(server.url(folder=folder), connect_seconds=1.0)) as database,
+    ):
         yield database, relay
-        database.close()
-        relay.close()
 
 
 @pytest.fixture
