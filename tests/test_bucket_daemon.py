@@ -19,7 +19,19 @@ from memd.cli.main import main
 from memd.store.bucket.objects import Bucket
 
 SECONDS = 0.2
-WORDS = ["none", "brass", "copper", "green", "broken", "sold", "dark", "ours", "new", "old"]
+SAID = (
+    "",
+    "the keeper has two dogs",
+    "paint is cheaper in Brest",
+    "the stairs were counted in June: 214",
+    "oil comes by boat on Fridays",
+    "nobody knows who broke the lens",
+    "rent is 400 euros a month",
+    "the radio needs new batteries",
+    "Ann plays the violin upstairs",
+    "a museum wants to buy it",
+)
+"""Nothing is like another: what is nearly the same, and stored together, is stored once."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +53,7 @@ def health(daemon: DaemonProcess) -> dict[str, Any]:
 
 
 def remember(daemon: DaemonProcess, *numbers: int) -> None:
-    notes = [{"content": f"The lamp of lighthouse number {number} is {WORDS[number]}."} for number in numbers]
+    notes = [{"content": f"Of lighthouse number {number} : {SAID[number]}."} for number in numbers]
     assert ask(f"{daemon.own_url}/memd/notes", {"notes": notes, "topic_id": "lamps"}).status == 200
 
 
@@ -82,10 +94,15 @@ def test_a_disk_that_is_lost_under_a_killed_daemon_comes_back_out_of_the_bucket(
     assert told.exit_code == 0, told.stderr
     assert json.loads(told.stdout)["topics"] == 1
     assert daemon.run("verify", str(daemon.data_dir)).returncode == 0
+    there = b"".join(path.read_bytes() for path in daemon.data_dir.rglob("*") if path.is_file()).decode(
+        "utf-8", "ignore"
+    )
+    told_of = [f"Of lighthouse number {number} : {SAID[number]}." for number in range(1, 8)]
+    assert [text for text in told_of if text not in there] == []
     daemon.start()
-    found = [entry["content"] for entry in daemon.export()]  # what was in the journal alone is stored by now
-    for number in range(1, 8):
-        assert sum(f"lighthouse number {number} is" in one for one in found) == 1
+    daemon.wait_stored(*told_of)  # what was in the journal alone is stored by the start
+    found = [entry["content"] for entry in daemon.export()]
+    assert [sum(text in one for one in found) for text in told_of] == [1] * 7
     remember(daemon, 9)
     wait_until(lambda: has(bucket, "lighthouse number 9 "), lambda: f"{health(daemon)}")
 
@@ -147,6 +164,9 @@ def test_the_check_says_how_the_bucket_is(
         return [one for one in json.loads(told.stdout)["checks"] if one["check"] == "backup"]
 
     assert [one["mark"] for one in checked()] == ["ok", "ok"]
+    server.keep_versions(server.settings_of(settings["backup"]["bucket"]))
+    assert checked()[0]["mark"] == "warning"
+    assert "keeps versions" in checked()[0]["said"]
     daemon.terminate()
     daemon.configure(settings | {"backup": settings["backup"] | {"bucket": "s3://bucket-none/memd"}})
     [failed] = checked()

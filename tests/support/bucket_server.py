@@ -38,6 +38,13 @@ class S3Server:
     def settings_of(self, url: str) -> BackupSettings:
         return BackupSettings(bucket=url, endpoint=self.url, region="us-east-1", access_key="any", secret_key="any")
 
+    def keep_versions(self, settings: BackupSettings) -> None:
+        """Let the bucket of these settings keep what is overwritten."""
+        name, kind = settings.bucket.split("/")[2], {"Content-Type": "application/xml"}
+        on = b"<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
+        url = f"{self.url}/{name}?versioning"
+        urllib.request.urlopen(urllib.request.Request(url, on, kind, method="PUT")).close()
+
     def bucket(self) -> Bucket:
         return Bucket.of(self.settings(), {})
 
