@@ -369,33 +369,6 @@ async def test_nobody_writes_in_the_name_of_another(tmp_path: Path) -> None:
         assert (await authors(house)).get("A word.", "bob") == "bob"
 
 
-async def test_an_import_without_the_right_to_correct_changes_no_chunk_of_another(tmp_path: Path) -> None:
-    async with house_in(tmp_path) as house:
-        for name, text in (("ann", LAMP), ("write", ROPE)):
-            await house.ask(name, "/memd/notes", {"topic_id": "team-a", "notes": [{"content": text}]})
-            await house.settled()
-        _, exported = await house.ask("owner", "/memd/export?topic=team-a")
-        hers, own = map(json.loads, exported.splitlines())
-
-        async def imported(name: str, line: dict[str, Any], **changes: Any) -> int:
-            body = {"topic_id": "team-a", "lines": [{"line": line | changes}]}
-            return (await house.ask(name, "/memd/import/entries", body))[0]
-
-        out = {"status": "Deprecated", "action": "Update", "author": "write"}
-        for changes in (out, {"content": "The word is turnip."}):
-            assert await imported("write", hers, **changes) == 403
-        assert await imported("write", hers) == 200, "which the topic has already"
-        assert await imported("write", own, **out) == 200
-        assert await imported("bob", hers, content="The word is turnip.") == 200
-        _, log = await house.ask("owner", "/memd/log?topic=team-a")
-        assert [(one["author"], one["by"]) for one in log["events"]] == [
-            ("bob", "bob"),
-            ("write", "write"),
-            ("write", "write"),
-            ("ann", "ann"),
-        ]
-
-
 async def test_an_author_whose_name_is_redacted_stays_the_same_one(tmp_path: Path) -> None:
     ingest = IngestSettings(redact=True, redact_patterns={"people": r"\bwrite\b"})
     async with house_in(tmp_path, ingest=ingest) as house:

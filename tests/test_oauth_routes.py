@@ -171,6 +171,7 @@ async def test_a_person_narrows_what_a_program_gets(routes: Routes) -> None:
         ({"right": ["correct"]}, 422, "none of these rights; it has read, write"),
         ({"topics": "team-a secret"}, 422, "no topic like secret; it has team-*"),
         ({"topics": "../x"}, 422, "no name of a topic"),
+        ({"topics": "team-a " * 65}, 422, "more than 64 names of topics"),
     ],
 )
 async def test_an_answer_that_cannot_be_taken_is_asked_for_again(

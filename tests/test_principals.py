@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memd.errors import ConfigError
 from memd.principals import OWNER, Principal, Principals, overlapping
@@ -25,6 +28,19 @@ def test_a_right_holds_in_the_topics_of_its_patterns_and_nowhere_else() -> None:
     assert OWNER.may_everywhere("admin")
     assert Principal("x", ("a.b",), frozenset({"read"})).may("read", "a.b")
     assert not Principal("x", ("a.b",), frozenset({"read"})).may("read", "axb"), "a dot is a dot"
+
+
+@given(st.text("ab-*", min_size=1, max_size=7), st.text("ab-/", max_size=9))
+def test_a_star_stands_for_any_characters(pattern: str, name: str) -> None:
+    wanted = re.fullmatch("[^/]*".join(map(re.escape, pattern.split("*"))), name) is not None
+    assert Principal("x", (pattern,), frozenset({"read"})).may("read", name) == wanted
+
+
+def test_no_pattern_makes_a_long_name_take_long() -> None:
+    """A regular expression takes four minutes for 40 letters. Whoever lets a program in chooses both."""
+    [pattern] = ANN.narrowed(("read",), (f"team-{'*a' * 60}b",)).topics
+    greedy = Principal("x", (pattern, "*a*a*a*a*a*a*a*a-"), frozenset({"read"}))
+    assert not greedy.may("read", f"team-{'a' * 120}") and greedy.may("read", f"team-{'a' * 120}b")
 
 
 def test_a_table_can_be_exchanged_and_never_opens_again() -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
 from memd.admin.queries import DocumentQuery, TopicsQuery
 from memd.admin.routing import get, post
-from memd.admin.topics import NamedTopics
+from memd.admin.topics import NamedTopics, check_changes
 from memd.documents import GivenDocument, GivenFile
 from memd.entries import DEFAULT_TOPIC_ID, Entry, Section
 from memd.errors import BadQuestion, NotFound
@@ -107,7 +108,8 @@ class DocumentRoutes:
 
     @post("/memd/documents", "write", DOCUMENT_BYTES_MAX)
     async def take_document(self, body: DocumentBody, who: Principal) -> TakenDocument:
-        """Remember a document as it is now; of one that was known only what changed is embedded and written."""
+        """Remember a document as it is now; of one that was known only what changed is embedded and written. What
+        changes or takes out somebody else's chunks needs the right to correct."""
         if (body.document is None) == (body.file is None):
             raise BadQuestion("give either a document (its text in sections) or a file (its name and bytes)")
         async with self._topics.held_or_new(body.topic_id, who) as topic:
@@ -115,11 +117,11 @@ class DocumentRoutes:
             if document is None:
                 assert body.file is not None
                 document = await asyncio.to_thread(_dropped, topic, body.file)
-            return await self._taker.take(topic, document, who.author)
+            return await self._taker.take(topic, document, who.author, partial(check_changes, who))
 
     @post("/memd/documents/remove", "write")
     async def remove_documents(self, body: RemovalBody, who: Principal) -> TakenDocument:
-        """Take out all chunks of documents; the log keeps them."""
+        """Take out all chunks of documents; the log keeps them. Those of others need the right to correct."""
         who.check("write", body.topic_id)
         wanted = {source.rstrip("/") for source in body.sources}
         if back := [source for source in wanted if self._tender.has(body.topic_id, source)]:
@@ -136,7 +138,7 @@ class DocumentRoutes:
             gone = 0
             for start in range(0, len(sources), REMOVED_AT_ONCE):
                 some = sources[start : start + REMOVED_AT_ONCE]
-                gone += (await self._taker.remove(topic, some, who.author)).taken_out
+                gone += (await self._taker.remove(topic, some, who.author, partial(check_changes, who))).taken_out
         if not gone:
             raise NotFound(_no_document(body.topic_id, ", ".join(sorted(wanted))))
         return TakenDocument(0, gone, sources[0])

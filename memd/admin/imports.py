@@ -5,13 +5,14 @@ Rule: the daemon reads no file that a request names. What is answered is durable
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from memd.admin.routing import post
-from memd.admin.topics import NamedTopics
+from memd.admin.topics import NamedTopics, check_changes
 from memd.entries import DEFAULT_TOPIC_ID, Draft
 from memd.errors import BadQuestion
 from memd.ingest.archiver import Archiver
@@ -19,9 +20,11 @@ from memd.ingest.imports.items import ITEM_BYTES_MAX
 from memd.ingest.imports.sending import LinesTaken, PartTaken
 from memd.ingest.imports.taking import Drafts, GivenLine, GivenPart, line_drafts, part_drafts
 from memd.ingest.pipeline import Drafter
+from memd.ingest.unstored import BufferedText
 from memd.principals import Principal
 from memd.speech import Speech
 from memd.store.store import TopicLog
+from memd.wire.lenient_json import decode_or_none
 
 IMPORT_BYTES_MAX = 2 * ITEM_BYTES_MAX
 AHEAD_MAX_US = 86_400_000_000
@@ -44,6 +47,16 @@ class EntriesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     lines: tuple[GivenLine, ...]
     topic_id: str
+
+
+class _Named(msgspec.Struct):
+    """The members of a line by which it meets a chunk that is still to be stored."""
+
+    uuid: str
+    content: str = ""
+
+
+_named_decoder = msgspec.json.Decoder(_Named)
 
 
 class ImportRoutes:
@@ -82,19 +95,27 @@ class ImportRoutes:
             if not who.may_everywhere("write") and max(ids, default=0) > time.time_ns() // 1000 + AHEAD_MAX_US:
                 raise BadQuestion(AHEAD)
             own = drafter.cutter.redactor.identifier(who.author)  # as the log has the name
-            if not who.may("correct", body.topic_id) and _has_of_others(log, made.drafts, own):
-                who.check("correct", body.topic_id)
+            check_changes(who, log, made.drafts, own)
             for origin_id in ids:
                 self._observe_canonical_id(origin_id)
             return made
 
-        made = await self._appended(body.topic_id, who, drafts)
+        made = await self._appended(body.topic_id, who, drafts, body.lines)
         return LinesTaken(len(made.drafts), made.known, made.places, dict(made.redacted))
 
-    async def _appended(self, topic_id: str, who: Principal, make: Callable[[TopicLog, Drafter], Drafts]) -> Drafts:
+    async def _appended(
+        self,
+        topic_id: str,
+        who: Principal,
+        make: Callable[[TopicLog, Drafter], Drafts],
+        lines: Sequence[GivenLine] = (),
+    ) -> Drafts:
+        """Append what `make` returns, behind all that is still to be stored and that these lines name or repeat."""
         made: list[Drafts] = []
 
         async with self._topics.held_or_new(topic_id, who) as topic:
+            named = await asyncio.to_thread(_named_pending, topic.unstored(), lines)
+            await self._archiver.store_named(topic, named)  # so that it is known whose it is
 
             def drafts(drafter: Drafter) -> list[Draft]:
                 made.append(make(topic.log, drafter))
@@ -104,8 +125,11 @@ class ImportRoutes:
         return made[-1]
 
 
-def _has_of_others(log: TopicLog, drafts: Sequence[Draft], author: str) -> bool:
-    """Whether the topic has a chunk of these entries that is not this author's."""
-    snapshot = log.snapshot()
-    known = (snapshot.find(uuid) for uuid in {draft.uuid for draft in drafts})
-    return any(one is not None and one.author != author for one in known)
+def _named_pending(unstored: BufferedText, lines: Sequence[GivenLine]) -> list[str]:
+    """The uuids of the chunks that are still to be stored and whose uuid or text a line has. Called in a thread."""
+    if not lines or not unstored:
+        return []
+    read = [one for line in lines if (one := decode_or_none(_named_decoder, bytes(line.line))) is not None]
+    uuids, texts = {one.uuid for one in read}, {one.content for one in read}
+    waiting = (chunk.entry for run in unstored.chunks() for chunk in run)
+    return [one.uuid.hex() for one in waiting if one.uuid.hex() in uuids or one.content in texts]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
-from memd.entries import checked_topic_id
+from memd.entries import Draft, checked_topic_id
 from memd.errors import BadQuestion, UnknownTopic
 from memd.ingest.topics import Topic, Topics
 from memd.principals import Principal, Right
+from memd.store.store import TopicLog
 from memd.wording import no_topic
 
 
@@ -100,3 +101,20 @@ class NamedTopics:
     async def _allowed(self, who: Principal, rights: Sequence[Right]) -> list[str]:
         there = await asyncio.get_running_loop().run_in_executor(None, self._topic_ids)
         return [name for name in there if any(who.may(right, name) for right in rights)]
+
+
+def check_changes(who: Principal, topic: TopicLog, drafts: Iterable[Draft], author: str) -> None:
+    """Make sure that `who` may append these entries where they change chunks of others in the topic.
+
+    Args:
+        author: `who` as the log names them.
+
+    Raises:
+        Forbidden: `who` has no right to correct there.
+        StoreError: an entry cannot be read.
+    """
+    if not who.may("correct", topic.topic_id):
+        snapshot = topic.snapshot()
+        known = (snapshot.find(uuid) for uuid in {draft.uuid for draft in drafts})
+        if any(one is not None and one.author != author for one in known):
+            who.check("correct", topic.topic_id)

@@ -41,6 +41,7 @@ from memd.principals import Principal, Principals, Right, digest_of
 from memd.settings.url import is_this_machine
 
 BODY_BYTES_MAX = 32_768
+TOPICS_MAX = 64
 UNAUTHORIZED = 401
 INSUFFICIENT = "insufficient_scope"
 LED_ON_MAX = 4_096
@@ -296,6 +297,8 @@ def _problem_with(whole: Principal | None, rights: tuple[str, ...], topics: list
         return "Choose at least one thing that the program may do, or refuse."
     if not whole.rights.intersection(rights):
         return f"This token has none of these rights; it has {', '.join(sorted(whole.rights))}."
+    if len(topics) > TOPICS_MAX:
+        return f"These are more than {TOPICS_MAX} names of topics; leave the field empty, or use *."
     if wrong := next((one for one in topics if not _PATTERN.fullmatch(one)), None):
         return f"{wrong[:80]} is no name of a topic: letters, digits, “.”, “_” and “-”, and * for any characters."
     if outside := next((one for one in topics if not whole.narrowed(SCOPES, (one,)).topics), None):

@@ -23,8 +23,11 @@ from memd.ingest.indexer import background_thread
 from memd.ingest.pipeline import Cutter
 from memd.ingest.sources.documents import CutDocument, drafts_of, removal_of, with_vectors, without_vectors
 from memd.ingest.topics import Topic
+from memd.store.store import TopicLog
 
 Result = TypeVar("Result")
+Check = Callable[[TopicLog, Sequence[Draft], str], None]
+"""Raises an error where these entries may not be appended for whom the log knows by this name."""
 
 EMBEDDED_AT_ONCE = 8
 """Texts of one step: a fifth of a second with the bundled model, for which turns that are to be stored wait."""
@@ -53,11 +56,14 @@ class DocumentTaker:
         self._turn = encoder.priority.for_background()
         self._is_stopping = False
 
-    async def take(self, topic: Topic, document: GivenDocument, author: str = "") -> TakenDocument:
+    async def take(
+        self, topic: Topic, document: GivenDocument, author: str = "", check: Check = lambda log, drafts, author: None
+    ) -> TakenDocument:
         """Remember a document as it is now; of one that was known only what changed is embedded and written.
 
         Args:
             author: the principal that handed it over (`Principal.author`).
+            check: is asked about the entries before they are appended, and may refuse them.
 
         Raises:
             BadDocument: it is too large.
@@ -69,7 +75,13 @@ class DocumentTaker:
         log, fingerprint = topic.log, self._encoder.fingerprint
         allowed = [draft for draft in cut.drafts if not log.forbidden.has_text(draft.content)]
         cut = msgspec.structs.replace(cut, drafts=allowed)
-        drafts = await _in(self._cutting, lambda: drafts_of(log.snapshot(), cut, fingerprint))
+
+        def allowed_drafts() -> list[Draft]:
+            drafts = drafts_of(log.snapshot(), cut, fingerprint)
+            check(log, drafts, self._cutter.redactor.identifier(author))
+            return drafts
+
+        drafts = await _in(self._cutting, allowed_drafts)
         if not drafts:
             return TakenDocument(0, 0, cut.source)
         vectors: dict[str, bytes] = {}
@@ -80,18 +92,26 @@ class DocumentTaker:
             vectors |= await _in(self._encoder.ingestion, partial(self._embedded, some))
 
         def made() -> list[Draft]:
-            drafts = with_vectors(drafts_of(log.snapshot(), cut, fingerprint), vectors)
+            drafts = with_vectors(allowed_drafts(), vectors)
             return with_vectors(drafts, self._embedded(without_vectors(drafts)))  # what has changed here meanwhile
 
         return _told(await self._archiver.append_drafts(topic, lambda _: made()), cut.source)
 
-    async def remove(self, topic: Topic, sources: Sequence[str], by: str = "") -> TakenDocument:
-        """Take out all chunks of documents, as a principal asks; the log keeps them.
+    async def remove(
+        self, topic: Topic, sources: Sequence[str], by: str = "", check: Check = lambda log, drafts, author: None
+    ) -> TakenDocument:
+        """Take out all chunks of documents, as a principal asks; the log keeps them. For `check` see `take`.
 
         Raises:
             StoreError: nothing was written.
         """
-        entries = await self._archiver.append_drafts(topic, lambda _: removal_of(topic.log.snapshot(), sources, by))
+
+        def made() -> list[Draft]:
+            drafts = removal_of(topic.log.snapshot(), sources, by)
+            check(topic.log, drafts, self._cutter.redactor.identifier(by))
+            return drafts
+
+        entries = await self._archiver.append_drafts(topic, lambda _: made())
         return _told(entries, sources[0] if sources else "")
 
     def stop(self) -> None:
