@@ -49,14 +49,14 @@ class EntriesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     topic_id: str
 
 
-class _Named(msgspec.Struct):
+class _MetChunk(msgspec.Struct):
     """The members of a line by which it meets a chunk that is still to be stored."""
 
     uuid: str
     content: str = ""
 
 
-_named_decoder = msgspec.json.Decoder(_Named)
+_met_decoder = msgspec.json.Decoder(_MetChunk)
 
 
 class ImportRoutes:
@@ -129,7 +129,7 @@ def _named_pending(unstored: BufferedText, lines: Sequence[GivenLine]) -> list[s
     """The uuids of the chunks that are still to be stored and whose uuid or text a line has. Called in a thread."""
     if not lines or not unstored:
         return []
-    read = [one for line in lines if (one := decode_or_none(_named_decoder, bytes(line.line))) is not None]
+    read = [one for line in lines if (one := decode_or_none(_met_decoder, bytes(line.line))) is not None]
     uuids, texts = {one.uuid for one in read}, {one.content for one in read}
     waiting = (chunk.entry for run in unstored.chunks() for chunk in run)
     return [one.uuid.hex() for one in waiting if one.uuid.hex() in uuids or one.content in texts]
