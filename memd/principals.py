@@ -47,7 +47,8 @@ class Principal(msgspec.Struct, frozen=True):
         """
         if not self.may(right, topic_id):
             message = f"the token {self.name!r} has no right to {right} in the topic {topic_id[:140]!r}"
-            raise Forbidden(message, topic_id)
+            where = f", only in {', '.join(self.topics)}" if right in self.rights else ""
+            raise Forbidden(message + where, topic_id)
 
     def check_somewhere(self, right: Right) -> None:
         """Make sure of the right in some topics.

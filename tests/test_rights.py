@@ -247,7 +247,7 @@ async def test_a_chat_needs_the_right_to_read_its_topic_and_is_remembered_with_t
         refused.append(await house.chat("write", "Hello there!"))
         assert [status for status, *_ in refused] == [403] * 5
         assert refused[0][2]["error"]["message"].startswith(
-            "memd: the token 'ann' has no right to read in the topic 'secret'; name another one in the path"
+            "memd: the token 'ann' has no right to read in the topic 'secret', only in team-*, ann; name another one"
         )
         assert not house.upstream.prompts and (await house.ask("owner", "/memd/topics"))[1]["topics"] == []
         status, memory, _ = await house.chat("ann", "Hi", path="/v1", headers={"X-Memory-Mode": "off"})
