@@ -29,6 +29,7 @@ from memd.store.erasure.wiping import Wiper
 from memd.store.files import replace_file
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
+from memd.wanted import until as time_of
 
 DISK = DiskFiles()
 DAY_US = 86_400_000_000
@@ -236,8 +237,10 @@ def test_every_time_that_is_kept_can_be_restored(source: Source) -> None:
         target, report = restored(source, f"at {at}", at)
         assert contents(target) == chunks(*range(count))
         assert report.at <= at
-    with pytest.raises(BadQuestion, match="the earliest is 20"):
+    with pytest.raises(BadQuestion, match="the earliest is 20") as told:
         restored(source, "too early", min(times) - DAY_US)
+    [earliest] = re.findall("the earliest is ([^,]+),", str(told.value))
+    assert restored(source, "as it was told", int(time_of(earliest)))[1].topics
 
 
 def test_what_no_kept_time_needs_is_removed(source: Source) -> None:

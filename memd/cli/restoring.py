@@ -58,6 +58,7 @@ def restore(config_path: Path | None, until: str | None, as_json: bool, source: 
         f"{folder}: {counted(report.topics, 'topic')} as of {day_and_time(report.at)}: {counted(report.files, 'file')}"
         f"{kept}, {sized(report.bytes)}"
     )
+    click.echo("Tokens are in no backup. Those of `memd token` have to be made again, before others can reach it.")
     key = ", with its master key" if (folder / KEY_NAME).exists() else ""
     click.echo(f"Look at it with: memd verify {folder}; then: memd serve --data-dir {folder}{key}")
     return 0

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -90,11 +91,16 @@ def _chosen(rounds: Rounds, bucket: Bucket, until: int | None) -> RoundName:
         raise BadQuestion(f"{bucket.url}: the backup was begun, and nothing is in it yet")
     found = moments[-1] if until is None else rounds.upto(until)
     if found is None:
-        first, latest = (day_and_time(at) for at in (min(one.at for one in moments), max(one.at for one in moments)))
+        first, latest = (_second_after(at) for at in (min(one.at for one in moments), max(one.at for one in moments)))
         raise BadQuestion(
             f"{bucket.url}: has nothing from before that time; the earliest is {first}, the latest {latest}"
         )
     return found
+
+
+def _second_after(at: int) -> str:
+    """The first full second that is not before a time; given as `--until` it reaches what was then."""
+    return datetime.fromtimestamp(-(-at // 1_000_000), UTC).astimezone().strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _state(rounds: Rounds, last: RoundName, until: int | None) -> tuple[Catalog, list[str]]:
