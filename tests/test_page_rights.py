@@ -82,6 +82,17 @@ def chunk_of(daemon: DaemonProcess, topic: str) -> str:
     return f"#/chunk/{topic}/{taken['chunk_ids'][0]}"
 
 
+def test_a_turn_says_who_asked(daemon: DaemonProcess, enter: Enter) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Where does the key hang?"}]}
+    for name in ("owner", "reader"):
+        url = f"{daemon.base_url}/t/team-a/v1/chat/completions"
+        assert ask(url, body, headers={"X-Memory-Token": secret_of(name)}).status == 200
+    rows = enter("team", "#/turns").locator("[data-turn]")
+    expect(rows).to_have_count(2)
+    expect(rows.first).to_contain_text("by reader")
+    expect(rows.nth(1)).not_to_contain_text("by ")
+
+
 def views(page: Page) -> Locator:
     return page.get_by_role("navigation", name="Views").get_by_role("link")
 

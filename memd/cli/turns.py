@@ -23,7 +23,7 @@ from memd.cli.running import daemon_for
 from memd.errors import BadQuestion
 from memd.recall.explained import SearchAnswer
 from memd.settings.model import Config
-from memd.wording import counted, for_terminal
+from memd.wording import counted, for_terminal, name_for_terminal
 
 QUESTION_CHARACTERS = 60
 
@@ -132,8 +132,10 @@ def _replayed(config: Config, turn_id: str, *, then: bool) -> tuple[bytes, Lines
 def _lines(one: Receipt) -> Lines:
     kind = " (a step of its turn)" if one.is_step else " (a retry)" if one.is_retry else ""
     answered = "no answer" if one.http_status is None else f"HTTP {one.http_status}"
+    by = f"  by {name_for_terminal(one.author)}" if one.author else ""
+    head = (f"  {time_of(one.at)}  ", (one.topic_id, "cyan"), f"  {one.status}{kind}{by}")
     lines: Lines = [
-        Text.assemble((one.turn_id, "bold"), f"  {time_of(one.at)}  ", (one.topic_id, "cyan"), f"  {one.status}{kind}"),
+        Text.assemble((one.turn_id, "bold"), *head),
         Text(f"{one.api}, mode {one.mode}, model {for_terminal(one.model) or '-'}, {answered}"),
         _costs(one),
         *_left(one),

@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { candidates } from "./candidates.js";
 import { bars, meter } from "./charts.js";
-import { announce, badge, chunkLink, conversationLink, count, el, facts, hashOf, line, ms, number, plain, problem, said, when } from "./dom.js";
+import { announce, badge, chunkLink, conversationLink, count, el, facts, hashOf, line, ms, number, plain, problem, said, when, whose } from "./dom.js";
 import { welcome } from "./welcome.js";
 
 const SHOWN_MAX = 200; // turns in the list; older ones on request
@@ -95,7 +95,7 @@ function row(turn, open = false) {
       el("span", {}, el("span", { class: "question", dir: "auto" }, line(turn.is_step ? `${asked(turn).slice(0, STEP_CHARACTERS)} …` : asked(turn))),
         Boolean(turn.reply) && el("span", { class: "answered", dir: "auto" }, line(turn.reply))),
       el("span", { class: "meta" },
-        when(turn.at), el("span", {}, turn.topic_id),
+        when(turn.at), el("span", {}, turn.topic_id), whose(turn),
         badge(turn.status, kind(turn.status)), turn.mode !== "full" && badge(`memory ${turn.mode}`),
         el("span", {}, shownWords(turn)),
         el("span", { class: "steps" }, turn.steps ? count(turn.steps, "tool step") : ""), turn.is_step && badge("tool step"), turn.is_retry && badge("retry"), turn.interrupted && badge("interrupted", "bad"),

@@ -22,7 +22,8 @@ from memd.wording import counted
 
 UPSTREAM, WINDOW, COUNTS, PLACEMENT, LIVE = "upstream", "model", "exact counts", "placement", "live"
 START_IT = (
-    "start it there (for llama.cpp: llama-server -m MODEL.gguf --port 8080), or set upstream.url to where it runs"
+    "start it there (for llama.cpp: llama-server -m MODEL.gguf --port 8080), or correct its address in the settings "
+    "(upstream.url, or upstream.urls where there are several)"
 )
 SERVER_ITSELF = "set upstream.url to the model server itself"
 FROM_DAEMON = "as the running daemon knows"
