@@ -127,6 +127,7 @@ def test_the_audit_says_who_did_what_and_quotes_nothing(team: Team, tmp_path: Pa
     assert (search["who"], search["topics"], search["from"]) == ("bob", ["default"], "127.0.0.1")
     [turn] = [one for one in acts if one["act"] == "write" and one.get("turn")]
     assert "n" not in turn and turn["who"] == "ann" and team.ask("owner", f"/memd/turns/{turn['turn']}").status == 200
+    assert "  by ann" in team.run("turn", turn["turn"]).stdout.splitlines()[0]
     [export] = [one for one in acts if one["act"] == "export"]
     assert export["who"] == "owner" and export["ends"] and export["count"] == len(exported)
     assert [one["act"] for one in team.acts("--who", "bob")] == ["search", "read", "refused"]

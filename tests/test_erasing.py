@@ -82,6 +82,9 @@ def test_a_chunk_of_a_live_chat_is_erased_everywhere_and_stays_away(
         "The vermilion walrus" in planned.stdout
         and "the prompts of 1 live conversation of topic default" in planned.stdout
     )
+    assert "stored again in a new chat without --forbid" in planned.stdout
+    forbidden = daemon.run("erase", "--chunk", chunk, "--forbid", "--dry-run").stdout
+    assert "but it is not stored again" in forbidden and "--forbid" not in forbidden
     assert found_in(daemon.data_dir), "a dry run erases nothing"
     refused = daemon.run("erase", "--chunk", chunk)
     assert refused.returncode == 1 and found_in(daemon.data_dir), "nobody has confirmed it"

@@ -119,7 +119,7 @@ class ErasingRoutes:
         try:
             async with self._topics.held_one(topic_id, who, "admin") as topic:
                 plans = (await asyncio.to_thread(planning.all_of, topic.log.snapshot(), topic_id),)
-                remains = (*self._live_prompts(topic, None), *remains)
+                remains = (*self._live_prompts(topic, None, forbid=body.forbid), *remains)
         except StoreError as error:
             remains = (f"the topic cannot be read: {error}", *remains)
         done = (
@@ -156,13 +156,13 @@ class ErasingRoutes:
             remains = [f"a copy in topic {topic.id}" for topic in having if topic not in mine]
             for topic in mine:
                 digests = await asyncio.to_thread(planning.digests_of, topic.log.snapshot(), uuids)
-                remains += self._live_prompts(topic, digests)
+                remains += self._live_prompts(topic, digests, forbid=body.forbid)
             remains += [*await asyncio.to_thread(_elsewhere, topics, mine, uuids, who), *self._backups()]
         name, wanted = self._name_of(who), [] if body.dry_run else [plan.topic_id for plan in plans]
         done = [await self._eraser.erase_chunks(one, uuids, name, forbid=body.forbid) for one in wanted]
         return ErasureAnswer(plans=tuple(plans), done=tuple(done), remains=tuple(remains))
 
-    def _live_prompts(self, topic: Topic, digests: Collection[bytes] | None) -> list[str]:
+    def _live_prompts(self, topic: Topic, digests: Collection[bytes] | None, *, forbid: bool) -> list[str]:
         """`digests`: of the messages that count; None: all."""
         live = [
             one
@@ -172,8 +172,8 @@ class ErasingRoutes:
         if not live:
             return []
         has = counted(len(live), "live conversation")
-        again = "what a client sends is its own, and it may send it again (--forbid: it is not stored again)"
-        return [f"the prompts of {has} of topic {topic.id}: {again}"]
+        then = "but it is not stored again" if forbid else "and it is stored again in a new chat without --forbid"
+        return [f"the prompts of {has} of topic {topic.id}: a client may send again what it has, {then}"]
 
     def _backups(self) -> tuple[str, ...]:
         until = "until one of its next rounds, and where the bucket keeps versions, until those are removed"
