@@ -30,7 +30,7 @@ _REMEDIES = {
     "NoSuchBucket": "the bucket does not exist; create it, or correct backup.bucket",
     "InvalidAccessKeyId": f"the server does not know the key; correct {_KEYS}",
     "SignatureDoesNotMatch": f"the secret is not that of the key; correct {_KEYS}",
-    "ExpiredToken": "the credentials have expired; renew them and start memd again",
+    "ExpiredToken": f"the credentials have expired; renew {_KEYS} and start memd again",
     "RequestTimeTooSkewed": "the clock of this machine is wrong; set it",
     "SlowDown": "the server wants fewer requests; it is tried again later",
     "PermanentRedirect": "the bucket is in another region; correct backup.region",
