@@ -43,7 +43,7 @@ NOT_RUN = {
     r"(systemctl|loginctl|journalctl|launchctl) .*|tail -f .*": "services of a whole machine",
     r"curl .*https://memd\.example\.com.*": "another machine; test_reverse_proxy.py asks through nginx",
     r"python bench/.*": "they measure for minutes",
-    r"memd restore .*|memd verify memory": "there is no bucket here; test_bucket_daemon.py loses a disk and restores it",
+    r"memd restore .*|memd verify memory": "no bucket here; test_bucket_daemon.py loses a disk and restores it",
     r"mv memory/work memory/office .*": "while no daemon runs; test_topic_names.py has it",
 }
 """What is not run: a pattern of whole lines, and why. Those that begin with `memd` are parsed all the same."""
