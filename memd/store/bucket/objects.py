@@ -26,11 +26,12 @@ _SECONDS_CONNECT, _SECONDS_RETRY, _RETRIES = 5, 20, 4
 _SECONDS_REQUEST = 180
 """Of 8 MB, the largest round, over a line of 50 KB a second."""
 _PART_BYTES, _PARTS_AT_ONCE = 5 << 20, 2
+_EXPIRED = f"the credentials have expired; renew {_KEYS} and start memd again"
 _REMEDIES = {
     "NoSuchBucket": "the bucket does not exist; create it, or correct backup.bucket",
     "InvalidAccessKeyId": f"the server does not know the key; correct {_KEYS}",
     "SignatureDoesNotMatch": f"the secret is not that of the key; correct {_KEYS}",
-    "ExpiredToken": f"the credentials have expired; renew {_KEYS} and start memd again",
+    "ExpiredToken": _EXPIRED,
     "RequestTimeTooSkewed": "the clock of this machine is wrong; set it",
     "SlowDown": "the server wants fewer requests; it is tried again later",
     "PermanentRedirect": "the bucket is in another region; correct backup.region",
