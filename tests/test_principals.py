@@ -98,6 +98,8 @@ def test_tokens_of_the_settings_are_read(tmp_path: Path) -> None:
         (item(topics="[a, a]"), "the topics of ann have a twice; remove one"),
         (item(topics="[]"), "topics is not what it should be; give a list of one or more names of topics"),
         (item(topics="[../a]"), "topics is not what it should be"),
+        (item(topics='["a\\n"]'), "topics is not what it should be"),
+        (item(name='"owner\\n"'), "name is not what it should be"),
         (
             item(rights="[]"),
             "rights is not what it should be; give a list of one or more of read, write, correct, admin",

@@ -18,9 +18,9 @@ from memd.settings.file import Setting
 TOKEN_CHARACTERS_MIN = 16
 REMEDY_IF_SHORT = "take a longer one, for example what `openssl rand -hex 24` prints"
 TOKENS_MAX = 10_000
-PRINCIPAL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$"
+PRINCIPAL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$(?!\n)"
 PRINCIPAL_NAME_RULE = "1 to 64 letters, digits, '.', '_', '@' or '-', beginning with a letter or digit"
-TopicPattern = Annotated[str, Meta(pattern=r"^[*A-Za-z0-9][*A-Za-z0-9._-]{0,127}$")]
+TopicPattern = Annotated[str, Meta(pattern=r"^[*A-Za-z0-9][*A-Za-z0-9._-]{0,127}$(?!\n)")]
 _STARS_MAX = 8
 """Of one pattern: more slow the matching down, and nobody needs them."""
 
