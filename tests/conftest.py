@@ -6,6 +6,7 @@ a process is marked so: its fixtures mark it, or the test does, or it fails.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from pathlib import Path
@@ -100,6 +101,11 @@ def _refuse_unmarked_processes(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 sys.addaudithook(_refuse_unmarked_processes)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Half as many again as there are cores: a test that has started a process waits for it about half of its time."""
+    return (os.cpu_count() or 2) * 3 // 2
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
