@@ -132,6 +132,9 @@ LEFT_ALONE = [
     "GPIO PIN: 1013",
     "the otp is 2024",
     "https://x.y/?code=python-3-12-release-notes",
+    '{"invalidToken": "Your token is invalid, please log in again", "resetPassword": "Reset your password"}',
+    "wrong_password = 'The password is wrong.'",
+    "confirm-password: 'Please repeat the password'",
 ]
 
 

@@ -59,6 +59,9 @@ _PATH = re.compile(r"[A-Za-z_$][\w$]*+(?:(?:\.|->|::|\?\.)[A-Za-z_$][\w$]*+)++")
 _CALL = re.compile(r"(?:[A-Za-z_$][\w$]*+(?:(?:\.|->|::|\?\.)[A-Za-z_$][\w$]*+)*+)?[(\[{]")
 _NUMBER = re.compile(r"[0-9]++(?:\.[0-9]++)")
 _FLAG = re.compile(r"(?:--[\w-]*|(?:^|[^\w-])-[\w-]*)$")
+_COMPLAINT = re.compile(
+    r"(?:invalid|expired|wrong|missing|incorrect|bad|forgot(?:ten)?|confirm|repeat|reset|change)[ _-]?\Z", re.IGNORECASE
+)
 _IN_CODE_MARKS = re.compile(r"`[\w.-]*+\Z")
 _SPACES = " \t"
 
@@ -125,7 +128,7 @@ def _is_secret(found: re.Match[str], text: str, value: str, end: int, *, quoted:
     if len(value) < TOKEN_CHARACTERS_MIN and (key == "token" or (value.isdecimal() and not is_password)):
         return False
     if quoted:
-        return True
+        return not _is_message(before, value, key)
     if len(value) < VALUE_CHARACTERS_MIN or (key == "pwd" and value[0] in "/~"):
         return False
     if separator == "=" and found["key"].isupper():
@@ -137,6 +140,12 @@ def _is_flag(text: str, position: int) -> bool:
     """Whether the word at `position` is a command's flag: --password, --db-password."""
     word = text[max(0, position - _FLAG_CHARACTERS_MAX) : position]
     return bool(_FLAG.search(word))
+
+
+def _is_message(before: str, value: str, key: str) -> bool:
+    """Whether a program says this to people, of the secret that it names: `"invalidToken": "This token is unknown"`."""
+    named = _COMPLAINT.search(before) is not None and key.replace("_", " ") in value.lower()
+    return named and " " in value and not any(map(str.isdigit, value))
 
 
 def _is_expression(value: str, text: str, end: int) -> bool:
