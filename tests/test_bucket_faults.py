@@ -16,6 +16,7 @@ from effort import steps
 from memd.entries import Erased
 from memd.errors import BucketError, DiskFull, StoreError
 from memd.store.bucket.format import ROUNDS
+from memd.store.bucket.noting_disk import NotingDisk
 from memd.store.bucket.restoring import restore
 from memd.store.bucket.tending import BucketTender
 from memd.store.disk import DiskFiles
@@ -150,6 +151,31 @@ def test_every_round_beside_a_busy_writer_can_be_restored_and_has_all_that_was_a
         found = contents(target)
         assert len(found) >= before
         assert verify(target, DISK).ok
+
+
+def test_a_round_between_the_two_steps_of_a_rotation_has_no_half_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, bucket = made(tmp_path)
+    times: list[int] = []
+    noted = NotingDisk._note
+
+    def note_late(disk: NotingDisk, path: Path) -> None:
+        if path.name == "active.bin" and disk.size(path):  # it is in its place, and not noted yet
+            source.writer.round()
+            times.append(source.clock())
+        noted(disk, path)
+
+    source.say(0)
+    source.back_up()
+    monkeypatch.setattr(NotingDisk, "_note", note_late)
+    source.say(*range(1, 30))
+    monkeypatch.undo()
+    source.store.close()
+    assert times
+    for at in times:
+        restore(bucket, tmp_path / str(at), DISK, at)
+        assert verify(tmp_path / str(at), DISK).ok
 
 
 def test_a_bucket_that_is_away_costs_one_line_and_a_growing_lag(

@@ -88,8 +88,10 @@ class Looker:
         before = self._disk.identity(active) if active is not None else None
         for name, path, is_final in self._names(folder):
             if name == "active.bin":
+                before = self._disk.identity(path)  # one that takes its place later is noticed in the end
                 self._take_again(folder, notes)  # what the journal counts as stored is noted by now
-                before = self._disk.identity(path)
+                if (note := notes.get(name)) is not None and note.end == 0 and self._disk.size(path):
+                    return None  # the former one went, and it is not noted yet how much this one has
             there.add(name)
             piece = self._piece(name, path, is_final, known.get(name), notes.get(name), every)
             if piece is not None:
