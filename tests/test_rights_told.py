@@ -50,6 +50,7 @@ async def test_figures_of_the_whole_daemon_are_for_who_may_read_all_of_it(tmp_pa
     async with house_in(tmp_path, ingest=settings.IngestSettings(redact=True)) as house:
         await told(house, "secret", "The key is AKIAIOSFODNN7EXAMPLE.")
         await told(house, "team-a", LAMP)
+        await house.settled()
         _, whole = await house.ask("owner", "/memd/stats")
         assert sum(whole["redacted"].values()) == 1 and whole["tasks"] and whole["cache_bytes"] is not None
         _, own = await house.ask("ann", "/memd/stats")
