@@ -101,8 +101,8 @@ def test_stored_text_does_nothing_to_a_terminal(told: DaemonProcess) -> None:
 def test_where_nothing_is_known_nothing_is_shown(told: DaemonProcess) -> None:
     answer = told.run("search", "How many moons does Jupiter have?")
     assert answer.returncode == 1 and "Nothing would be injected" in answer.stdout
-    assert answer.stdout.endswith("All topics were searched; --topic names one.\n")
-    assert "All topics" not in told.run("search", "--topic", "work", QUESTION).stdout
+    assert answer.stdout.endswith("Every topic that you may read was searched; --topic names one.\n")
+    assert "Every topic" not in told.run("search", "--topic", "work", QUESTION).stdout
     for end in (told.terminate, lambda: None):
         refused = told.run("search", "--topic", "nowhere", QUESTION)
         assert refused.returncode == 2 and "there is no topic 'nowhere'" in refused.stderr

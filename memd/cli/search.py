@@ -100,7 +100,7 @@ def _lines(answer: SearchAnswer, topics: Sequence[str], *, explain: bool, is_fil
         tokens = f"{answer.tokens:,} of {answer.budget_tokens:,} tokens"
         shown.append(f"{counted(len(injected), 'chunk')}, {tokens}, would be injected.")
     if not topics:
-        shown.append("All topics were searched; --topic names one.")
+        shown.append("Every topic that you may read was searched; --topic names one.")
     if answer.note is not None:
         shown.append(answer.note)
     return shown
