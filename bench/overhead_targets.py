@@ -263,12 +263,13 @@ def resident_bytes(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def memd_serving(folder: Path, upstream: str) -> Iterator[tuple[str, int]]:
-    """memd on `folder`; its URL and process id."""
+def memd_serving(folder: Path, *upstreams: str) -> Iterator[tuple[str, int]]:
+    """memd on `folder`, before one model server or several; its URL and process id."""
     config = folder / "config.yaml"
     buffer = {"soft_tokens": WINDOW_TOKENS // 4, "hard_tokens": WINDOW_TOKENS // 2}
     config.write_text(yaml.safe_dump({"data_dir": str(folder / "memory"), "buffer": buffer, "log": {"level": "error"}}))
-    command = [sys.executable, "-m", "memd", "serve", "--config", str(config), "--port", "0", "--upstream", upstream]
+    before = [part for url in upstreams for part in ("--upstream", url)]
+    command = [sys.executable, "-m", "memd", "serve", "--config", str(config), "--port", "0", *before]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None, "it was asked for"

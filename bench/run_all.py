@@ -29,6 +29,7 @@ RUNS: dict[str, list[str]] = {
     "start": [],
     "encryption": [],
     "rights": [],
+    "pool": [],
     "ingest": [],
     "kv": ["--plot", "docs/images/prompt-cost"],
     "cases": [],
