@@ -250,6 +250,29 @@ def test_a_whole_topic_is_there_on_a_machine_that_never_had_it(cluster: Cluster)
     assert {one["path"] for page in cluster.objects.list() for one in page} == listed
 
 
+def test_the_heads_tell_when_something_else_than_an_append_has_happened(cluster: Cluster) -> None:
+    shelf = cluster.daemon("one")
+    log = open_log(shelf)
+    log.append([draft("first")])
+    revisions = [shelf.heads([TOPIC])[TOPIC].revision]
+    log.append([draft("second")])
+    assert shelf.heads([TOPIC])[TOPIC].revision == revisions[0]
+    for work in (
+        lambda: log.erase([draft("first").uuid], Erased(at=1, by="test"), Wiper(log.claim.files)),
+        lambda: log.append([draft(number) for number in range(5)]),  # that fills the file
+        lambda: log.append([draft("third")]),
+        lambda: seal_all(log),
+    ):
+        ends = shelf.heads([TOPIC])[TOPIC].log
+        work()
+        now = shelf.heads([TOPIC])[TOPIC]
+        assert now.revision not in revisions or now.log.number != ends.number
+        revisions.append(now.revision)
+    cluster.rows("DELETE FROM memd_topic WHERE topic = 'talk' RETURNING 1")
+    open_log(shelf).append([draft("of another topic of this name")])
+    assert shelf.heads([TOPIC])[TOPIC].revision not in revisions
+
+
 def test_a_cache_that_was_changed_is_made_equal_again(cluster: Cluster) -> None:
     files = on_disk()
     log = open_log(cluster.daemon("one", files))

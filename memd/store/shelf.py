@@ -40,6 +40,8 @@ class Heads(msgspec.Struct, frozen=True):
     """Of the latest claim; 0: nobody has one."""
     log: Position
     hot: Position
+    revision: int = 0
+    """Another one after anything but an append or a new journal, where the shelf counts that."""
 
 
 class Claim(Protocol):

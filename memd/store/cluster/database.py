@@ -4,7 +4,8 @@ Rule: whoever sees a newer schema than his own touches nothing. After a lost con
 statement was carried out, so `again` does work once more, and that work must be such that it can be done twice.
 
     memd_version   the version of the schema, and the name of the cluster
-    memd_topic     one row a topic: who has it and until when, and where its streams end
+    memd_topic     one row a topic: who has it and until when, and where its streams end; `revision` is another one, of
+                   all that there ever were, after anything but an append
     memd_log       one row a group: the bytes of the streams, as far as no object has them
     memd_object    the manifest: the only thing by which an object of the bucket counts
     memd_garbage   every other object that may be in the bucket, until it has been removed
@@ -23,9 +24,11 @@ _MIGRATIONS = (
     """
     CREATE TABLE memd_version (version int NOT NULL, cluster text NOT NULL);
     INSERT INTO memd_version VALUES (0, gen_random_uuid()::text);
+    CREATE SEQUENCE memd_revision;
     CREATE TABLE memd_topic (
         topic text COLLATE "C" PRIMARY KEY,
         epoch bigint NOT NULL,
+        revision bigint NOT NULL DEFAULT nextval('memd_revision'),
         url text,
         lease_until timestamptz NOT NULL,
         log_number int NOT NULL DEFAULT 1,

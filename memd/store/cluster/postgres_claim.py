@@ -186,6 +186,12 @@ class PostgresClaim:
                 (self._topic, stream, end.number, self.epoch, data),
             )
             self._set_end(connection, stream, end)
+            if stream == "log":
+                self._revise(connection)
+
+    def _revise(self, connection: Connection) -> None:
+        """Let replicas see that more has changed than what follows the ends they know."""
+        connection.execute("UPDATE memd_topic SET revision = nextval('memd_revision') WHERE topic = %s", (self._topic,))
 
     def _set_end(self, connection: Connection, stream: Stream, end: Position) -> None:
         place = f"UPDATE memd_topic SET {stream}_number = %s, {stream}_end = %s WHERE topic = %s"  # noqa: S608
@@ -208,6 +214,7 @@ class PostgresClaim:
                 )
                 if (number := segment_in(one.name)) is not None:
                     self._trim(connection, number, one)
+            self._revise(connection)
 
     def _announce(self, connection: Connection, kept: list[KeptObject]) -> None:
         """Note the objects that are about to be written, as garbage: that is what a crash makes of them."""

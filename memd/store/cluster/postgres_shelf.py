@@ -89,12 +89,13 @@ class PostgresShelf:
         """See Shelf."""
         rows = self._database.ask(
             lambda connection: connection.execute(
-                "SELECT topic, CASE WHEN url IS NULL THEN 0 ELSE epoch END, log_number, log_end, hot_number, hot_end"
-                " FROM memd_topic WHERE topic = ANY(%s) AND (log_end > 0 OR log_number > 1 OR hot_end > 0)",
+                "SELECT topic, CASE WHEN url IS NULL THEN 0 ELSE epoch END, revision,"
+                " log_number, log_end, hot_number, hot_end FROM memd_topic"
+                " WHERE topic = ANY(%s) AND (log_end > 0 OR log_number > 1 OR hot_end > 0)",
                 (list(topic_ids),),
             ).fetchall()
         )
-        return {row[0]: Heads(row[1], **places(row[2:])) for row in rows}
+        return {row[0]: Heads(row[1], **places(row[3:]), revision=row[2]) for row in rows}
 
     def read(self, topic_id: str, stream: Stream, after: Position) -> bytes:
         """See Shelf."""
