@@ -456,10 +456,10 @@ def test_the_schema_is_made_once_and_a_newer_one_is_refused(server: PostgresServ
     with first.connection() as connection:
         connection.execute("UPDATE memd_version SET version = %s", (SCHEMA_VERSION + 1,))
     with pytest.raises(StoreError, match=r"has schema 2, and this memd knows schemas up to 1.*update this one"):
-        Database(url)
+        Database(url).connect()
 
 
 def test_a_database_that_cannot_be_used_is_named_with_the_remedy(server: PostgresServer) -> None:
     for url in ("postgresql://memd@127.0.0.1:9/postgres", server.url("no_such_database"), "postgresql://%%%"):
         with pytest.raises(StoreError, match=r"PostgreSQL cannot be used.*check that store.url is right"):
-            Database(url)
+            Database(url).connect()

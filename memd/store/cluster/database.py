@@ -1,7 +1,8 @@
 """The database of a cluster: its connections, its schema, and what its errors mean.
 
 Rule: whoever sees a newer schema than his own touches nothing. After a lost connection nobody knows whether the last
-statement was carried out, so `again` does work once more, and that work must be such that it can be done twice.
+statement was carried out, so `again` does work once more, and that work must be such that it can be done twice. A
+database that is away is connected to when it is asked for the next time.
 
     memd_version   the version of the schema, and the name of the cluster
     memd_topic     one row a topic: who has it and until when, and where its streams end; `revision` is another one, of
@@ -13,6 +14,7 @@ statement was carried out, so `again` does work once more, and that work must be
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar
@@ -88,50 +90,83 @@ class Database:
     """Connections to the database. For any thread."""
 
     def __init__(self, url: str, *, connections_max: int = 4, connect_seconds: float = CONNECT_SECONDS) -> None:
-        """Connect, and bring the schema up to date.
+        """Nothing is asked of it yet.
 
         Args:
             connect_seconds: how long a write waits for a connection.
 
         Raises:
-            StoreError: the database cannot be reached, refuses memd, or has the schema of a newer memd.
+            StoreError: the packages are missing, or the URL cannot be read.
         """
         try:
             import psycopg
             import psycopg_pool
         except ImportError:
             raise StoreError(_INSTALL) from None
-        settings = {
+        try:
+            told = psycopg.conninfo.conninfo_to_dict(url)
+        except psycopg.ProgrammingError:  # it quotes a part of the URL, which may be the password
+            raise StoreError(_unusable("the URL cannot be read")) from None
+        self.place = f"PostgreSQL at {told.get('host') or 'a socket'}, {told.get('dbname') or 'the default database'}"
+        self._url = url
+        self._cluster = ""
+        self._settings = {
             "connect_timeout": max(2, round(connect_seconds)),
             "options": f"-c statement_timeout={_STATEMENT_MS}",
         }
-        try:
-            with psycopg.connect(url, **settings) as connection:
-                self.place = f"PostgreSQL at {connection.info.host or 'a socket'}, {connection.info.dbname}"
-                self.cluster = _migrate(connection, self.place)
-                """Tells this database from all others."""
-        except psycopg.Error as error:
-            # Of a URL that cannot be read the error quotes a part, which may be the password.
-            told = "the URL cannot be read" if isinstance(error, psycopg.ProgrammingError) else _words(error)
-            raise StoreError(
-                f"PostgreSQL cannot be used ({told}): check that store.url is right, that the server runs and "
-                "that this user may create tables in it"
-            ) from error
         self._connect_seconds = connect_seconds
         self._is_away = False
+        self._is_closed = False
+        self._connecting = threading.Lock()
         self._pool = psycopg_pool.ConnectionPool(
             url,
             min_size=1,
             max_size=connections_max,
             reconnect_timeout=_AWAY_SECONDS,  # then who writes next tries anew, and not the pool after minutes
-            kwargs={**settings, "autocommit": True},
+            kwargs={**self._settings, "autocommit": True},
             check=psycopg_pool.ConnectionPool.check_connection,
-            open=True,
+            open=False,
         )
+
+    @property
+    def cluster(self) -> str:
+        """Tells this database from all others; connects. Raises as `connect`."""
+        self.connect()
+        return self._cluster
+
+    def connect(self) -> None:
+        """Connect and bring the schema up to date, unless that was done.
+
+        Raises:
+            StoreError: the database cannot be reached, refuses memd, or has the schema of a newer memd.
+        """
+        if self._cluster:
+            return
+        if not self._connecting.acquire(blocking=not self._is_away):
+            raise StoreError(_unusable(f"{self.place} does not answer"))
+        try:
+            self._cluster = self._cluster or self._connected()
+        finally:
+            self._connecting.release()
+
+    def _connected(self) -> str:
+        import psycopg
+
+        try:
+            with psycopg.connect(self._url, **self._settings) as connection:
+                cluster = _migrate(connection, self.place)
+        except psycopg.Error as error:
+            self._is_away = True
+            raise StoreError(_unusable(_words(error))) from error
+        self._is_away = False
+        if not self._is_closed:
+            self._pool.open()
+        return cluster
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         """A connection on which each statement outside of a transaction is one of its own."""
+        self.connect()
         with self._pool.connection(_AWAY_SECONDS if self._is_away else self._connect_seconds) as connection:
             self._is_away = False
             yield connection
@@ -176,6 +211,7 @@ class Database:
 
     def close(self) -> None:
         """Close the connections."""
+        self._is_closed = True
         self._pool.close()
 
 
@@ -194,6 +230,13 @@ def _migrate(connection: Connection, place: str) -> str:
     if found < SCHEMA_VERSION:
         connection.execute("UPDATE memd_version SET version = %s", (SCHEMA_VERSION,))
     return str(connection.execute("SELECT cluster FROM memd_version").fetchone()[0])
+
+
+def _unusable(problem: str) -> str:
+    return (
+        f"PostgreSQL cannot be used ({problem}): check that store.url is right, that the server runs and that this "
+        "user may create tables in it"
+    )
 
 
 def _words(error: Exception) -> str:

@@ -41,13 +41,15 @@ class PostgresShelf:
         self._files = files
         self._data_dir = data_dir
         self._cached = LocalShelf(files, data_dir)
-        self._own_directory()
+        self._is_owned = False
+        self._check_directory()
         self._url = url
         self._lease = f"{lease_seconds} seconds"
 
     def claim(self, topic_id: str, *, gone: str = "") -> Claim:
         """See Shelf."""
         TopicLayout(self._data_dir, topic_id)  # a name that can be one
+        self._own_directory()
         taken = (
             "INSERT INTO memd_topic AS t (topic, epoch, url, lease_until)"
             " VALUES (%(topic)s, 1, %(url)s, clock_timestamp() + %(lease)s::interval)"
@@ -123,16 +125,29 @@ class PostgresShelf:
         rows = self._database.ask(lambda connection: connection.execute(page, (after, limit)).fetchall())
         return [row[0] for row in rows]
 
+    def _check_directory(self) -> None:
+        """Raise StoreError if the directory is no cache, and holds topics."""
+        marker = self._data_dir / CLUSTER_NAME
+        if self._files.size(marker) is None and topic_names_in(self._files, self._data_dir):
+            raise self._no_cache()
+
     def _own_directory(self) -> None:
-        """Note whose cache the directory is; raises StoreError if it is no cache, or another cluster's."""
+        """Note whose cache the directory is; raises StoreError if it is another cluster's."""
+        if self._is_owned:
+            return
         marker, own = self._data_dir / CLUSTER_NAME, self._database.cluster.encode()
-        if self._files.size(marker) is None and not topic_names_in(self._files, self._data_dir):
+        if self._files.size(marker) is None:
+            self._check_directory()
             replace_file(self._files, marker, own)
-        if self._files.size(marker) is None or self._files.read(marker) != own:
-            raise StoreError(
-                f"{self._data_dir}: holds topics that this cluster does not keep, and they would be removed: choose an "
-                "empty data_dir"
-            )
+        if self._files.read(marker) != own:
+            raise self._no_cache()
+        self._is_owned = True
+
+    def _no_cache(self) -> StoreError:
+        return StoreError(
+            f"{self._data_dir}: holds topics that this cluster does not keep, and they would be removed: choose an "
+            "empty data_dir"
+        )
 
     # -- the cache ------------------------------------------------------------------------------------------------
 
