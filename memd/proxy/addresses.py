@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 from memd.errors import MemdError
 from memd.settings.model import Config
-from memd.settings.url import is_this_machine
+from memd.settings.url import WILDCARDS, is_this_machine
 
 PORT_MAX = 65_535
-EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # compared, not bound
+EVERYWHERE = dict(zip(WILDCARDS, ("127.0.0.1", "127.0.0.1", "::1"), strict=True))
 """The hosts that mean every address of this machine, each with the one by which programs on it get there."""
 IN_CIRCLES = "where memd itself listens: requests would go round in circles"
 

@@ -11,11 +11,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+BucketUrl = Annotated[str, Meta(pattern=r"^(?:s3://[A-Za-z0-9][A-Za-z0-9.-]*(?:/[A-Za-z0-9._-]+)*/?)?$")]
+
 
 class BackupSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The continuous backup to a bucket."""
 
-    bucket: Annotated[str, Meta(pattern=r"^(?:s3://[A-Za-z0-9][A-Za-z0-9.-]*(?:/[A-Za-z0-9._-]+)*/?)?$")] = ""
+    bucket: BucketUrl = ""
     """Where it goes: s3://BUCKET/PREFIX; empty: nowhere."""
     endpoint: str = ""
     """The server's address, where it is not Amazon's (MinIO, Garage, Ceph, R2); empty: what AWS_ENDPOINT_URL says."""

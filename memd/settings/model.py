@@ -16,6 +16,7 @@ from memd.settings.backup import BackupSettings
 from memd.settings.clients import IGNORED_BY_DEFAULT, IGNORED_SYSTEM_BY_DEFAULT, STRIPPED_BY_DEFAULT
 from memd.settings.encryption import EncryptionSettings
 from memd.settings.redacted import CountryCode, ListedWord, PatternName, PersonName, RedactionName
+from memd.settings.store import StoreSettings
 from memd.settings.tokens import AuthSettings
 from memd.settings.url import basic_authorization, without_credentials
 
@@ -142,15 +143,6 @@ class SegmentSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     max_entries: Annotated[int, Meta(ge=2, le=1_000_000)] = 5000
     """Entries after which a segment is sealed and gets its vector index."""
-
-
-class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The open topics that are kept in memory."""
-
-    topic_idle_seconds: PositiveSeconds = 600.0
-    """A topic without a request for this long is closed; its next request reads it from disk."""
-    memory_bytes_max: Annotated[int, Meta(ge=1 << 20, le=1 << 50)] = 4 << 30
-    """Above this the least recently used topics are closed sooner; never one in use."""
 
 
 class RetrievalSettings(msgspec.Struct, frozen=True, kw_only=True):

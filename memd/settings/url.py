@@ -10,6 +10,9 @@ import ipaddress
 import re
 from urllib.parse import unquote_to_bytes, urlsplit
 
+WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104  # compared, not bound
+"""The hosts that mean every address of this machine."""
+
 
 def without_credentials(url: str) -> str:
     """An address without user and password, also one that is none."""

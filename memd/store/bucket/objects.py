@@ -20,7 +20,7 @@ from memd.settings.backup import BackupSettings
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-_INSTALL = "a backup to a bucket needs the obstore package: pip install 'memd-proxy[bucket]'"
+_INSTALL = "a bucket needs the obstore package: pip install 'memd-proxy[bucket]'"
 _KEYS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or MEMD_BACKUP_ACCESS_KEY and MEMD_BACKUP_SECRET_KEY"
 _SECONDS_CONNECT, _SECONDS_RETRY, _RETRIES = 5, 20, 4
 _SECONDS_REQUEST = 180
@@ -53,8 +53,13 @@ class StoredObject(msgspec.Struct, frozen=True):
 class Bucket:
     """The objects under one prefix. Any thread may use it."""
 
-    def __init__(self, store: ObjectStore, url: str) -> None:
-        """`url`: what to call it."""
+    def __init__(self, store: ObjectStore, url: str, group: str = "backup") -> None:
+        """
+        Args:
+            url: what to call it.
+            group: of the settings that it comes from.
+        """
+        self._group = group
         self._store = store
         self._has_versions = url.startswith("s3://")  # a folder or memory calls other things so
         self.url = url
@@ -66,8 +71,11 @@ class Bucket:
         self.bytes_sent = 0
 
     @classmethod
-    def of(cls, settings: BackupSettings, env: Mapping[str, str]) -> Bucket:
+    def of(cls, settings: BackupSettings, env: Mapping[str, str], group: str = "backup") -> Bucket:
         """Return the bucket of the settings; nothing is asked of it yet.
+
+        Args:
+            group: of the settings that they come from, which errors name.
 
         Raises:
             BucketError: the package is not there, or the settings contradict each other.
@@ -98,9 +106,9 @@ class Bucket:
             )
         except Exception as error:
             raise BucketError(
-                f"{settings.bucket}: {_first_line(error)}; correct backup.bucket and what goes with it"
+                f"{settings.bucket}: {_first_line(error)}; correct {group}.bucket and what goes with it"
             ) from None
-        return cls(store, settings.bucket.rstrip("/"))
+        return cls(store, settings.bucket.rstrip("/"), group)
 
     def put(self, key: str, data: bytes | Iterable[bytes], *, new: bool = False) -> bool:
         """Write an object: all of it, or none.
@@ -211,7 +219,8 @@ class Bucket:
             remedy = f"there are no credentials; set {_KEYS}"
         else:
             remedy = "see whether backup.endpoint is right and the server can be reached"
-        return BucketError(f"{self.url}: {code or _first_line(error)}: {remedy}")
+        named = remedy.replace("backup.", f"{self._group}.").replace("_BACKUP_", f"_{self._group.upper()}_")
+        return BucketError(f"{self.url}: {code or _first_line(error)}: {named}")
 
 
 def at_url(settings: BackupSettings, url: str) -> BackupSettings:
