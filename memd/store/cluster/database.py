@@ -6,7 +6,7 @@ database that is away is connected to when it is asked for the next time.
 
     memd_version   the version of the schema, and the name of the cluster
     memd_topic     one row a topic: who has it and until when, and where its streams end; `revision` is another one, of
-                   all that there ever were, after anything but an append
+                   all that there ever were, after anything but an append, `log_revision` that of the log's last `roll`
     memd_log       one row a group: the bytes of the streams, as far as no object has them
     memd_object    the manifest: the only thing by which an object of the bucket counts
     memd_garbage   every other object that may be in the bucket, until it has been removed
@@ -31,6 +31,7 @@ _MIGRATIONS = (
         topic text COLLATE "C" PRIMARY KEY,
         epoch bigint NOT NULL,
         revision bigint NOT NULL DEFAULT nextval('memd_revision'),
+        log_revision bigint NOT NULL DEFAULT 0,
         url text,
         lease_until timestamptz NOT NULL,
         log_number int NOT NULL DEFAULT 1,

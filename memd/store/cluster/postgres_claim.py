@@ -39,6 +39,16 @@ class KeptObject(msgspec.Struct, frozen=True):
     checksum: FileChecksum
 
 
+class Listing(msgspec.Struct, frozen=True):
+    """The files of a topic that are kept as objects, at one moment."""
+
+    revision: int
+    """See `Heads.revision`."""
+    log_revision: int
+    """The one since which the log's stream was only appended to."""
+    objects: tuple[KeptObject, ...]
+
+
 class PostgresClaim:
     """A claim to a topic of a cluster. See Claim."""
 
@@ -188,10 +198,13 @@ class PostgresClaim:
             self._set_end(connection, stream, end)
             if stream == "log":
                 self._revise(connection)
+                rolled = "UPDATE memd_topic SET log_revision = revision WHERE topic = %s"
+                connection.execute(rolled, (self._topic,))
 
     def _revise(self, connection: Connection) -> None:
-        """Let replicas see that more has changed than what follows the ends they know."""
-        connection.execute("UPDATE memd_topic SET revision = nextval('memd_revision') WHERE topic = %s", (self._topic,))
+        """Let replicas see that more has changed than what is behind the ends that they know."""
+        revised = "UPDATE memd_topic SET revision = nextval('memd_revision') WHERE topic = %s"
+        connection.execute(revised, (self._topic,))
 
     def _set_end(self, connection: Connection, stream: Stream, end: Position) -> None:
         place = f"UPDATE memd_topic SET {stream}_number = %s, {stream}_end = %s WHERE topic = %s"  # noqa: S608

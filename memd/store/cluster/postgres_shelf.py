@@ -16,7 +16,15 @@ from pathlib import Path
 from memd.errors import CorruptFile, StoreError, TopicHeld
 from memd.store.bucket.objects import Bucket
 from memd.store.cluster.database import Connection, Database
-from memd.store.cluster.postgres_claim import PIECE_BYTES, KeptObject, PostgresClaim, places, read_manifest, segment_in
+from memd.store.cluster.postgres_claim import (
+    PIECE_BYTES,
+    KeptObject,
+    Listing,
+    PostgresClaim,
+    places,
+    read_manifest,
+    segment_in,
+)
 from memd.store.disk import LocalDisk
 from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, checksum_of, only_whole, put_in_place, replace_file
 from memd.store.layout import CLUSTER_NAME, TopicLayout, topic_names_in
@@ -113,8 +121,18 @@ class PostgresShelf:
 
         rows, kept = self._database.ask(read)
         if kept is not None:
-            return b"".join(self._pieces(kept))[after.end :]
+            return b"".join(self.pieces(kept))[after.end :]
         return b"".join(data for _, data in rows)[max(0, after.end - rows[0][0]) :] if rows else b""
+
+    def listing(self, topic_id: str) -> Listing | None:
+        """Return the files of a topic that are kept as objects; None if there is no such topic."""
+        asked = (
+            "SELECT t.revision, t.log_revision, o.name, o.key, o.bytes, o.crc FROM memd_topic t"
+            " LEFT JOIN memd_object o USING (topic) WHERE topic = %s ORDER BY o.name"
+        )
+        rows = self._database.ask(lambda connection: connection.execute(asked, (topic_id,)).fetchall())
+        objects = (KeptObject(row[2], row[3], FileChecksum(row[4], row[5])) for row in rows if row[2] is not None)
+        return Listing(rows[0][0], rows[0][1], tuple(objects)) if rows else None
 
     def topics(self, after: str, limit: int) -> list[str]:
         """See Shelf."""
@@ -174,11 +192,12 @@ class PostgresShelf:
         for path, data in streams.items():
             self._put(path, FileChecksum(len(data), zlib.crc32(data)), partial(iter, [data]))
         for path, one in paths.items():
-            self._put(path, one.checksum, partial(self._pieces, one))
+            self._put(path, one.checksum, partial(self.pieces, one))
         for folder in (layout.segments, layout.directory, layout.data_dir):
             self._files.sync_directory(folder)
 
-    def _pieces(self, kept: KeptObject) -> Iterator[bytes]:
+    def pieces(self, kept: KeptObject) -> Iterator[bytes]:
+        """Read an object, piece by piece. StoreError is raised also where it was replaced and removed meanwhile."""
         size = kept.checksum.bytes
         return (self._bucket.read(kept.key, at, min(at + PIECE_BYTES, size)) for at in range(0, size, PIECE_BYTES))
 
