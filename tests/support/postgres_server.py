@@ -12,6 +12,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +50,7 @@ class PostgresServer:
         arguments = ["-D", str(self._data), "-U", "memd", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
         subprocess.run([BIN / "initdb", *arguments], check=True, capture_output=True, **self._child)
         self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
 
     @property
     def _child(self) -> dict[str, Any]:
@@ -73,16 +76,30 @@ class PostgresServer:
         command: list[str | Path] = [BIN / "postgres", "-D", self._data, "-k", self._socket, *options]
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **self._child)
         assert self._process is not None and self._process.stderr is not None
+        said: list[str] = []
         for line in self._process.stderr:
             if "ready to accept connections" in line:
+                # What it says later is read too, or it would wait for a reader when the pipe is full.
+                self._reader = threading.Thread(target=deque, args=[self._process.stderr, 0], daemon=True)
+                self._reader.start()
                 return
-        raise AssertionError("PostgreSQL did not start")
+            said.append(line)
+        raise AssertionError(f"PostgreSQL did not start: {said}")
 
     def stop(self) -> None:
         """At once: whoever is connected is cut off."""
+        self._end(signal.SIGQUIT)
+
+    def kill(self) -> None:
+        """`kill -9`: its processes end as soon as they notice, and the next start recovers."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> None:
         if self._process is not None:
-            self._process.send_signal(signal.SIGQUIT)
-            self._process.communicate()
+            self._process.send_signal(number)
+            self._process.wait()
+            if self._reader is not None:
+                self._reader.join()  # until the last of its processes has ended, or the next start would meet them
             self._process = None
 
 

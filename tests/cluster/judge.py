@@ -1,0 +1,133 @@
+"""The judge outside of a cluster: reads the database and the bucket, no daemon, and compares with what was promised.
+
+Rule: every acknowledged fact is live exactly once, none twice whatever became of its request; what is stored together
+is there together; the log of a topic has no gap and no half group, and its ids ascend; a correction was applied as
+often as somebody was told so, and one in doubt at most once more.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ledger import Fact, Ledger
+
+from memd.store.disk import DiskFiles
+from memd.store.layout import TopicLayout
+from memd.store.log.recovery import LogFile, read_log_file
+from memd.store.shelf import Position, Shelf
+from memd.store.tools.export import export
+from memd.store.tools.export_line import EXPORTED_RATIO
+
+NAME = re.compile(r"\bF-[a-z0-9]+-\d+(?:/\d+)?\b")
+PAGE = 1000
+Line = dict[str, Any]
+
+
+class Verdict(NamedTuple):
+    """What is wrong, and what is not there yet, which may still be in a journal."""
+
+    wrong: list[str]
+    missing: list[str]
+    entries: int
+
+
+def read_topics(shelf: Shelf, folder: Path) -> Iterator[tuple[str, list[LogFile]]]:
+    """Write the logs of all topics into a folder of a data directory's form; their files, oldest first."""
+    files, after = DiskFiles(), ""
+    while names := shelf.topics(after, PAGE):
+        after = names[-1]
+        for topic, heads in sorted(shelf.heads(names).items()):
+            layout = TopicLayout(folder, topic)
+            layout.segments.mkdir(parents=True, exist_ok=True)
+            read: list[LogFile] = []
+            for number in range(1, heads.log.number + 1):
+                data = shelf.read(topic, "log", Position(number, 0))
+                is_active = number == heads.log.number
+                if is_active and not heads.log.end:
+                    continue  # a rotation that is under way: the next stream begins with its header
+                path = layout.active if is_active else layout.bin(number)
+                path.write_bytes(data[: heads.log.end] if is_active else data)
+                read.append(read_log_file(files.read(path), name=path.name, dimension=None))
+            yield topic, read
+
+
+def claimed_topics(shelf: Shelf, folder: Path) -> Iterator[tuple[str, list[LogFile]]]:
+    """Claim all topics, when no daemon has any, with a shelf whose folder this is; the files of their logs."""
+    after = ""
+    while names := shelf.topics(after, PAGE):
+        after = names[-1]
+        for topic in names:
+            claim = shelf.claim(topic)
+            numbered = sorted(claim.layout.segments.glob("seg_*.bin")), [claim.layout.active]
+            paths = [path for several in numbered for path in several if path.exists()]
+            yield topic, [read_log_file(path.read_bytes(), name=path.name, dimension=None) for path in paths]
+            claim.release()
+
+
+def judged(read: Callable[[Path], Iterator[tuple[str, list[LogFile]]]], ledger: Ledger, folder: Path) -> Verdict:
+    """Compare what `read` writes into a folder with what was promised."""
+    wrong, ids, entries = [], Counter[int](), 0
+    for topic, files in read(folder):
+        own = [entry.canonical_id for file in files for entry in file.entries]
+        wrong += [f"{topic}: id {after} behind {before}" for before, after in pairwise(own) if after <= before]
+        wrong += [
+            f"{topic}/{file.name}: gaps {file.gaps}, half groups {file.broken_groups}" for file in files if damage(file)
+        ]
+        ids.update(own)
+        entries += len(own)
+    wrong += [f"id {one} was given {count} times" for one, count in ids.items() if count > 1]
+    live = [line for line in export(folder, DiskFiles(), topic_id=None, live_only=False) if line["live"]]
+    found, missing = compared(live, ledger)
+    return Verdict(wrong + found, missing, entries)
+
+
+def damage(file: LogFile) -> bool:
+    """Whether a log has anything but whole groups."""
+    return bool(file.gaps or file.broken_groups or file.has_tail)
+
+
+def compared(live: list[Line], ledger: Ledger) -> tuple[list[str], list[str]]:
+    """What is wrong with the live chunks, and which acknowledged facts are not among them."""
+    places: dict[str, list[Line]] = {}
+    for line in live:
+        for name in NAME.findall(line["content"]):
+            places.setdefault(name, []).append(line)
+    wrong: list[str] = []
+    missing: list[str] = []
+    known = list(ledger.facts.values())
+    for fact in known:
+        counts = [len(places.get(name, ())) for name in fact.names]
+        wrong += [
+            f"{name} is there {count} times: {[line['canonical_id'] for line in places[name]]}"
+            for name, count in zip(fact.names, counts, strict=True)
+            if count > 1
+        ]
+        if fact.acknowledged and 0 in counts:
+            missing.append(f"{fact.key} ({fact.topic}) is not there: {counts}")
+        elif 0 in counts and any(counts):
+            wrong.append(f"{fact.key}: a part of it is there: {counts}")
+        elif any(counts):
+            wrong += state_of(fact, places)
+    strange = places.keys() - {name for fact in known for name in fact.names}
+    return wrong + [f"{name} was never said" for name in sorted(strange)], missing
+
+
+def state_of(fact: Fact, places: dict[str, list[Line]]) -> list[str]:
+    """What is wrong with a fact that is there: its topic, its word, its corrections."""
+    wrong = []
+    for name in fact.names:
+        [*_, line] = places[name]
+        steps = round(math.log(line["utility_multiplier"], EXPORTED_RATIO))
+        if line["topic_id"] != fact.topic:
+            wrong.append(f"{name} is in {line['topic_id']}, not in {fact.topic}")
+        if not any(word in line["content"] for word in fact.words):
+            wrong.append(f"{name} has another word than {sorted(fact.words)}: {line['content'][:120]!r}")
+        if not fact.steps <= steps <= fact.steps + fact.steps_in_doubt:
+            wrong.append(f"{name} has {steps} steps; {fact.steps} were promised, {fact.steps_in_doubt} are in doubt")
+    return wrong
