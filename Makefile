@@ -6,7 +6,7 @@ SHELL := /bin/bash
 # The tests start hundreds of processes; without bytecode each of them would compile all of memd.
 export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
-.PHONY: demo quick test llama-tests fuzz faults lint constraints clean help
+.PHONY: demo quick test llama-tests fuzz faults cluster lint constraints clean help
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
@@ -35,6 +35,9 @@ fuzz: .venv/installed-test ## Many more random inputs to what reads untrusted by
 
 faults: .venv/installed-test ## Let every call on a file fail once, under a running daemon (an hour; FAULTS_FLAGS="--every 9": a part)
 	@$(PY) tests/faults/matrix.py $(FAULTS_FLAGS)
+
+cluster: .venv/installed-test ## Two passes of troubles in a cluster of real processes under load (a quarter of an hour; CLUSTER_FLAGS="--only kill")
+	@$(PY) tests/cluster/rounds.py $(CLUSTER_FLAGS)
 
 lint: .venv/installed-test ## Lint, layout and types only
 	$(RUFF)

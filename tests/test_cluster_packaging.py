@@ -42,10 +42,10 @@ def test_the_settings_of_each_daemon_are_settings_of_memd(name: str) -> None:
     given = compose()["services"][name]["environment"]
     assert set(given) <= {variable_of(key) for key in known_keys()}
     in_container = {"MEMD_DATA_DIR": "/data", "MEMD_LISTEN_HOST": "0.0.0.0"}
-    loaded = load_config(None, {key: filled(value) for key, value in given.items()} | in_container)
-    own = urlsplit(loaded.config.store.own_url)
-    assert own.hostname == name and own.port == loaded.config.listen.port
-    assert loaded.config.store.is_shared
+    loaded = load_config(None, {key: filled(value) for key, value in given.items()} | in_container, {})
+    own = urlsplit(loaded.store.own_url)
+    assert own.hostname == name and own.port == loaded.listen.port
+    assert loaded.store.is_shared
 
 
 def test_all_that_the_daemons_need_of_each_other_is_there() -> None:
