@@ -40,7 +40,7 @@ NOT_RUN = {
     r"llama-server .*": "tests/support/llama_server.py starts one",
     r"claude mcp add .*": "Claude Code's own command",
     r"docker .*": "there is no container here; test_packaging.py reads the Dockerfile",
-    r"(cp packaging/cluster/|export (MEMD_STORE|AWS)_).*|curl .*:8776/.*": "a cluster; test_cluster_packaging.py has one",
+    r"(cp packaging/cluster/|export (MEMD_STORE|AWS)_).*|curl .*:8776/.*": "test_cluster_packaging.py has a cluster",
     r"(systemctl|loginctl|journalctl|launchctl) .*|tail -f .*": "services of a whole machine",
     r"curl .*https://memd\.example\.com.*": "another machine; test_reverse_proxy.py asks through nginx",
     r"python bench/.*": "they measure for minutes",
