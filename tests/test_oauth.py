@@ -281,7 +281,7 @@ class Stage:
 
     async def tokens(self) -> Tokens:
         """Tokens of a new grant."""
-        return await self.exchange(self.ledger.allow(permission(), ALLOWED))
+        return await self.exchange(await self.ledger.allow(permission(), ALLOWED))
 
     async def exchange(self, code: str, /, **changed: str) -> Tokens:
         form = {"grant_type": "authorization_code", "code": code, "code_verifier": VERIFIER, "redirect_uri": CALLBACK}
@@ -329,19 +329,19 @@ async def test_a_code_becomes_tokens_that_act_for_whom_allowed_it(stage: Stage) 
     ],
 )
 async def test_a_code_serves_only_whom_it_was_given_to(stage: Stage, changed: dict[str, str], told: str) -> None:
-    code = stage.ledger.allow(permission(), ALLOWED)
+    code = await stage.ledger.allow(permission(), ALLOWED)
     assert (await stage.refusal_of(stage.exchange(code, **changed))).startswith(told)
     assert stage.ledger.live() == ()
 
 
 async def test_a_code_that_was_shown_with_a_wrong_verifier_serves_no_more(stage: Stage) -> None:
-    code = stage.ledger.allow(permission(), ALLOWED)
+    code = await stage.ledger.allow(permission(), ALLOWED)
     await stage.refusal_of(stage.exchange(code, code_verifier="x" * 43))
     assert "served before" in await stage.refusal_of(stage.exchange(code))
 
 
 async def test_a_code_that_comes_twice_takes_its_tokens_away(stage: Stage) -> None:
-    code = stage.ledger.allow(permission(), ALLOWED)
+    code = await stage.ledger.allow(permission(), ALLOWED)
     tokens = await stage.exchange(code)
     assert "served before" in await stage.refusal_of(stage.exchange(code))
     assert stage.ledger.acting(tokens.access_token) is None
@@ -351,7 +351,7 @@ async def test_a_code_that_comes_twice_takes_its_tokens_away(stage: Stage) -> No
 
 
 async def test_codes_and_tokens_have_their_time(stage: Stage) -> None:
-    code = stage.ledger.allow(permission(), ALLOWED)
+    code = await stage.ledger.allow(permission(), ALLOWED)
     stage.now += CODE_SECONDS
     assert "older than 60 s" in await stage.refusal_of(stage.exchange(code))
     tokens = await stage.tokens()

@@ -18,7 +18,7 @@ from memd.admin.access import headers_with_token
 from memd.errors import StoreError
 from memd.principals import OWNER, Principals, digest_of
 from memd.store.disk import DiskFiles
-from memd.store.token_list import kept_tokens
+from memd.store.token_list import TokenFile
 
 NOTE = {"topic_id": "team-a", "notes": [{"content": "The lamp is in the attic."}]}
 
@@ -149,4 +149,4 @@ def test_a_token_that_was_taken_back_does_not_reach_the_upstream_beside_one_that
 def test_a_list_of_a_later_version_is_not_read_as_this_one(tmp_path: Path) -> None:
     (tmp_path / "memd.tokens").write_text('{"tokens": [], "version": 2}')
     with pytest.raises(StoreError, match="is no list of tokens"):
-        kept_tokens(DiskFiles(), tmp_path)
+        TokenFile(DiskFiles(), tmp_path).read()

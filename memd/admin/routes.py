@@ -137,7 +137,7 @@ class OwnRoutes:
         leads_on = request.path in ("", "/") and request.method in ("GET", "HEAD")
         # No data: a browser that opens an address can show no token, and a command shows it only after the proof.
         is_open = leads_on or page.is_page(request) or request.path == PROOF
-        acts = request.path == MCP and self._oauth.lets_in(request)
+        acts = request.path == MCP and await self._oauth.lets_in(request)
         if not (is_open or acts) and (unknown := self._wrong_tokens.refusal(request, self._principals)):
             return self._oauth.leading(request, unknown)
         if refusal := self._refusal(request):

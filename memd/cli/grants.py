@@ -1,20 +1,25 @@
 """Grants of programs over OAuth, as `memd token` lists and ends them.
 
-Rule: a running daemon ends a grant itself; without one the file is changed while nobody else can start on it.
+Rule: a running daemon ends a grant itself; without one the file is changed while nobody else can start on it. In a
+cluster the database is changed, and all daemons follow.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 
 import msgspec
 
 from memd.admin.oauth.endpoint import GivenGrants
-from memd.admin.oauth.grants import GivenGrant
+from memd.admin.oauth.grants import GivenGrant, Grant
 from memd.admin.oauth.ledger import end_kept, kept_file
+from memd.admin.oauth.shared_ledger import rows_of, state_in
+from memd.cli.acting import command_act
 from memd.cli.running import RunningDaemon
+from memd.cli.sharing import shared_book
 from memd.errors import DaemonError
 from memd.settings.model import Config
 from memd.store.disk import DiskFiles
@@ -27,6 +32,9 @@ def live_grants(config: Config) -> tuple[GivenGrant, ...]:
     Raises:
         StoreError: the list cannot be read.
     """
+    if config.store.is_shared:
+        with shared_book(config, "grants") as book:
+            return tuple(one.given for one in state_in(book.read().rows).grants if time.time() < one.refresh_until)
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     with contextlib.suppress(DaemonError):  # it does not let this token ask; the file is there all the same
         if daemon is not None:
@@ -42,6 +50,10 @@ def end_grant(config: Config, grant_id: str) -> None:
         DaemonError: the running daemon refuses.
         StoreError: it cannot be written.
     """
+    if config.store.is_shared:
+        with command_act(config, "token", "", f"ended the grant {grant_id}"):
+            _end_shared(config, lambda one: one.id == grant_id)
+        return
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     if daemon is not None:
         daemon.post("/memd/grants/end", {"id": grant_id})
@@ -52,6 +64,25 @@ def end_grant(config: Config, grant_id: str) -> None:
         end_kept(files, config.data_dir / GRANTS_NAME, grant_id)
     finally:
         lock.release()
+
+
+def end_grants_of(config: Config, tokens_sha256: Collection[str]) -> None:
+    """End in a cluster what was allowed with tokens that are gone. (Elsewhere the daemon does it by itself.)
+
+    Raises:
+        StoreError: it cannot be written. Nobody is let in by these grants all the same.
+    """
+    if config.store.is_shared and tokens_sha256:
+        _end_shared(config, lambda one: one.principal_sha256 in tokens_sha256)
+
+
+def _end_shared(config: Config, is_over: Callable[[Grant], bool]) -> None:
+    def left(rows: Mapping[str, str]) -> Mapping[str, str]:
+        state = state_in(rows)
+        return rows_of(msgspec.structs.replace(state, grants=tuple(one for one in state.grants if not is_over(one))))
+
+    with shared_book(config, "grants") as book:
+        book.change(left)
 
 
 def grant_line(grant: GivenGrant) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
@@ -18,16 +19,17 @@ import msgspec
 
 from memd.cli.acting import command_act
 from memd.cli.flags import WholeSentences, config_of, config_of_existing, settings_flags
-from memd.cli.grants import end_grant, grant_line, live_grants
+from memd.cli.grants import end_grant, end_grants_of, grant_line, live_grants
 from memd.cli.running import RunningDaemon
+from memd.cli.sharing import token_list
 from memd.errors import BadQuestion, ConfigError, DaemonError, NotFound, RightMissing
 from memd.principals import SECRET_PREFIX, Right, digest_of
 from memd.settings.file import Setting
 from memd.settings.model import Config
 from memd.settings.tokens import TokenSettings, read_tokens, token_problems
-from memd.store.disk import DiskFiles
-from memd.store.token_list import KeptToken, changing_tokens, keep_tokens, kept_tokens
+from memd.store.token_list import KeptToken
 
+Tokens = tuple[KeptToken, ...]
 SECRET_BYTES = 32
 ONCE = "This is the token; it is shown this once, and memd keeps no more than its SHA-256."
 
@@ -53,12 +55,14 @@ def add(name: str, topics: str, rights: str, config_path: Path | None, data_dir:
     config.data_dir.mkdir(parents=True, exist_ok=True)
     secret = _new_secret()
     made = _checked(name, topics, rights, secret)
-    with changing_tokens(DiskFiles(), config.data_dir):
-        kept = kept_tokens(DiskFiles(), config.data_dir)
+
+    def added(kept: Tokens) -> Tokens:
         if any(one.name == name for one in (*config.auth.tokens, *kept)):
             raise BadQuestion(f"there is a token {name} already; `memd token rotate {name}` gives it another secret")
-        is_first = not (config.auth.is_closed or kept)
-        _keep(config, (*kept, made), f"added {name}: {', '.join(made.rights)} in {', '.join(made.topics)}")
+        return (*kept, made)
+
+    before = _change(config, added, f"added {name}: {', '.join(made.rights)} in {', '.join(made.topics)}")
+    is_first = not (config.auth.is_closed or before)
     _show(secret)
     if _tell(config) and is_first:
         click.echo("From now on every request to memd needs a token; commands on this machine need none.", err=True)
@@ -72,14 +76,13 @@ def rotate(name: str, config_path: Path | None, data_dir: str | None) -> int:
     """Make another secret for the token NAME and print it; the one before is refused from now on."""
     config = config_of_existing(config_path, data_dir)
     secret = _new_secret()
-    with changing_tokens(DiskFiles(), config.data_dir):
-        kept = kept_tokens(DiskFiles(), config.data_dir)
+    new = {"token_sha256": digest_of(secret).hex(), "since": time.time_ns() // 1000}
+
+    def rotated(kept: Tokens) -> Tokens:
         _make_sure(config, kept, name)
-        digest, since = digest_of(secret).hex(), time.time_ns() // 1000
-        changed = {
-            name: [msgspec.structs.replace(one, token_sha256=digest, since=since) for one in kept if one.name == name]
-        }
-        _keep(config, [one for other in kept for one in changed.get(other.name, [other])], f"rotated {name}")
+        return tuple(msgspec.structs.replace(one, **new) if one.name == name else one for one in kept)
+
+    _change(config, rotated, f"rotated {name}")
     _show(secret)
     _tell(config)
     return 0
@@ -98,12 +101,14 @@ def revoke(name: str, config_path: Path | None, data_dir: str | None) -> int:
         end_grant(config, name)
         click.echo(f"revoked {name}")
         return 0
-    with changing_tokens(DiskFiles(), config.data_dir):
-        kept = kept_tokens(DiskFiles(), config.data_dir)
+
+    def left(kept: Tokens) -> Tokens:
         _make_sure(config, kept, name)
-        _keep(config, [one for one in kept if one.name != name], f"revoked {name}")
+        return tuple(one for one in kept if one.name != name)
+
+    before = _change(config, left, f"revoked {name}")
     click.echo(f"revoked {name}")
-    if len(kept) == 1 and not config.auth.is_closed:
+    if len(before) == 1 and not config.auth.is_closed:
         click.echo("That was the last token: a daemon that is started now needs none, as before the first.", err=True)
     _tell(config)
     return 0
@@ -115,7 +120,7 @@ def revoke(name: str, config_path: Path | None, data_dir: str | None) -> int:
 def list_(as_json: bool, config_path: Path | None, data_dir: str | None) -> int:
     """List the tokens with their topics and rights, and the grants of programs (OAuth); never the secrets."""
     config = config_of_existing(config_path, data_dir)
-    tokens: list[TokenSettings] = [*config.auth.tokens, *kept_tokens(DiskFiles(), config.data_dir)]
+    tokens: list[TokenSettings] = [*config.auth.tokens, *_kept(config)]
     grants = live_grants(config)
     if as_json:
         click.echo(json.dumps([*map(_fields, tokens), *map(msgspec.to_builtins, grants)], indent=2))
@@ -145,15 +150,35 @@ def _checked(name: str, topics: str, rights: str, secret: str) -> KeptToken:
     return KeptToken(**msgspec.structs.asdict(one), since=time.time_ns() // 1000)
 
 
-def _keep(config: Config, tokens: list[KeptToken] | tuple[KeptToken, ...], act: str) -> None:
-    """Exchange the list; `act` says for the audit what is another."""
-    for _, problem in token_problems([*config.auth.tokens, *tokens], config.auth.token):
-        raise ConfigError(problem)
-    with command_act(config, "token", "", act):
-        keep_tokens(DiskFiles(), config.data_dir, tokens)
+def _change(config: Config, work: Callable[[Tokens], Tokens], act: str) -> Tokens:
+    """Change the list; `act` says for the audit what is another. Returns the list before."""
+    before: Tokens = ()
+    after: Tokens = ()
+
+    def checked(kept: Tokens) -> Tokens:
+        nonlocal before, after
+        before, after = kept, work(kept)
+        for _, problem in token_problems([*config.auth.tokens, *after], config.auth.token):
+            raise ConfigError(problem)
+        return after
+
+    before, after = Tokens(), Tokens()
+
+    with token_list(config) as listed:
+        checked(listed.read())  # what cannot be done leaves no line in the audit
+        with command_act(config, "token", "", act):
+            listed.change(checked)
+    left = {one.token_sha256 for one in after}
+    end_grants_of(config, {one.token_sha256 for one in before} - left)
+    return before
 
 
-def _make_sure(config: Config, kept: tuple[KeptToken, ...], name: str) -> None:
+def _kept(config: Config) -> Tokens:
+    with token_list(config) as listed:
+        return listed.read()
+
+
+def _make_sure(config: Config, kept: Tokens, name: str) -> None:
     """Make sure that a token can be changed here."""
     if any(one.name == name for one in config.auth.tokens):
         raise BadQuestion(f"the token {name} stands in auth.tokens of the settings; change it there")
@@ -163,7 +188,7 @@ def _make_sure(config: Config, kept: tuple[KeptToken, ...], name: str) -> None:
 
 def _is_grant(config: Config, name: str) -> bool:
     """Whether it is a grant's id, and no token's name."""
-    tokens = (*config.auth.tokens, *kept_tokens(DiskFiles(), config.data_dir))
+    tokens = (*config.auth.tokens, *_kept(config))
     return all(one.name != name for one in tokens) and any(one.id == name for one in live_grants(config))
 
 

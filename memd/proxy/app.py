@@ -58,6 +58,7 @@ from memd.store.encryption.opening import disk_of
 from memd.store.files import Files, replace_file
 from memd.store.layout import ADDRESS_NAME, SECRET_NAME, models_dir
 from memd.store.store import Store
+from memd.store.token_list import TokenFile
 from memd.telemetry.logging import configure_logging
 from memd.telemetry.metrics import Metrics
 from memd.wording import counted
@@ -114,7 +115,7 @@ async def running(
         if backup is not None:
             stack.push_async_callback(asyncio.to_thread, backup.stop, config.shutdown.grace_seconds)
             backup.start()
-        watch = TokenWatch(config.auth, DiskFiles(), config.data_dir, auth_source)
+        watch = TokenWatch(config.auth, TokenFile(DiskFiles(), config.data_dir), auth_source)
         watch.load()
         addresses = addresses_of(config, listeners)
         auditor = _auditor(config, store, watch.principals, command)

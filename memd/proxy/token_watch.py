@@ -2,27 +2,26 @@
 
 Rule: a list that cannot be read, or is being written, changes nothing: whoever it let in before is let in still, and
 the log says why; the other list counts all the same, so that a token is taken back also while the settings are wrong.
-What was closed is never opened by a list that is gone.
+What was closed is never opened by a list that is gone. A list that other daemons have too is looked at whether or not
+a token is needed yet.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from memd.admin.proof import command_token, new_secret
-from memd.errors import ConfigError, MemdError
+from memd.errors import ConfigError, MemdError, StoreError
 from memd.principals import OWNER, Principals
+from memd.settings.file import FileStamp, stamp_of
 from memd.settings.tokens import AuthSettings, TokenSettings, known_principals, token_changes, token_problems
-from memd.store.files import Files
-from memd.store.layout import TOKENS_NAME
-from memd.store.token_list import kept_tokens
+from memd.store.token_list import TokenList
 from memd.telemetry.tasks import Tasks
 
 log = logging.getLogger("memd")
@@ -30,8 +29,8 @@ log = logging.getLogger("memd")
 LOOK_SECONDS = 1.0
 SETTLED_SECONDS = 0.5
 """A settings file that has not changed for so long is read: editors empty it before they write."""
-Stamp = tuple[int, int, int] | None
-"""By what a file is told from itself before: its time, size and number; None: there is none."""
+Stamps = tuple[object, FileStamp]
+"""Of the list of `memd token`, and of the settings file."""
 
 
 class AuthSource(msgspec.Struct, frozen=True):
@@ -46,8 +45,13 @@ class AuthSource(msgspec.Struct, frozen=True):
 class TokenWatch:
     """Keeps the principals as the lists have them. Belongs to the event loop."""
 
-    def __init__(self, auth: AuthSettings, files: Files, data_dir: Path, source: AuthSource | None) -> None:
-        """`auth`: the settings at the start; `source`: where they are read again, None if nowhere."""
+    def __init__(self, auth: AuthSettings, listed: TokenList, source: AuthSource | None) -> None:
+        """
+        Args:
+            auth: the settings at the start.
+            listed: the list of `memd token`.
+            source: where the settings are read again, None if nowhere.
+        """
         self.principals = Principals()
         self.secret = new_secret()
         """With which the daemon proves to commands that it has the data directory."""
@@ -59,11 +63,13 @@ class TokenWatch:
         self._taken = AuthSettings()
         """Whom the principals are made of."""
         self._reading = asyncio.Lock()
-        self._files = files
-        self._data_dir = data_dir
+        self._listed = listed
         self._source = source
-        self._seen: tuple[Stamp, Stamp] = (None, None)
+        self._seen: Stamps = (None, None)
+        self._trouble: StoreError | None = None
+        """Why the list cannot be asked now whether it has changed."""
         self._watching: asyncio.Task[None] | None = None
+        self._followers: list[Callable[[], Awaitable[None]]] = []
 
     def load(self) -> None:
         """Read the lists at the start, in this thread.
@@ -72,7 +78,11 @@ class TokenWatch:
             MemdError: a list is not what it should be.
         """
         self._seen = self._stamps()
-        self._take(self._auth, kept_tokens(self._files, self._data_dir))
+        self._take(self._auth, self._listed.read_at_start())
+
+    def also(self, follower: Callable[[], Awaitable[None]]) -> None:
+        """Have something else that daemons share looked at whenever the lists are."""
+        self._followers.append(follower)
 
     async def reload(self, noted: Callable[[str], None] = lambda changes: None) -> str:
         """Read the lists again: that of `memd token`, and the settings if they have changed and nobody writes them now.
@@ -87,6 +97,8 @@ class TokenWatch:
             MemdError: a list is not what it should be, and its tokens stay; the other one has been taken.
         """
         async with self._reading:
+            for follower in self._followers:
+                await follower()
             before = await asyncio.to_thread(self._stamps)
             if before[1] != self._seen[1]:
                 await asyncio.sleep(SETTLED_SECONDS)
@@ -108,7 +120,7 @@ class TokenWatch:
         Args:
             noted: is told the files that changed, and which tokens are others than before.
         """
-        if self._watching is None and not self.principals.is_open:
+        if self._watching is None and (self._listed.is_shared or not self.principals.is_open):
             self._watching = tasks.spawn(self._watch(noted), "tokens")
 
     def stop(self) -> None:
@@ -119,8 +131,14 @@ class TokenWatch:
     async def _watch(self, noted: Callable[[str, str], None]) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
+            for follower in self._followers:
+                await follower()
+            had_trouble = self._trouble is not None
             stamps = await asyncio.to_thread(self._stamps)
-            others = [str(path) for path, now, then in zip(self._paths, stamps, self._seen, strict=True) if now != then]
+            if had_trouble != (self._trouble is not None):
+                told = "the tokens cannot be asked for" if self._trouble else "the tokens can be asked for again"
+                log.warning(told, extra={"known": len(self.principals.names), "error": self._trouble or "none"})
+            others = [place for place, now, then in zip(self._places, stamps, self._seen, strict=True) if now != then]
             if not others:
                 continue
             try:
@@ -128,12 +146,12 @@ class TokenWatch:
             except MemdError as error:
                 log.error("these tokens stay as they were", extra={"error": error})
 
-    def _read(self, settled: Stamp) -> tuple[AuthSettings, tuple[TokenSettings, ...], list[MemdError]]:
+    def _read(self, settled: FileStamp) -> tuple[AuthSettings, tuple[TokenSettings, ...], list[MemdError]]:
         """The lists as they are now, or as they were where one cannot be read; `settled`: the settings' file before."""
         auth, kept, problems = self._auth, self._kept, list[MemdError]()
         tokens_stamp, settings_stamp = self._stamps()
         try:
-            kept = kept_tokens(self._files, self._data_dir)
+            kept = self._listed.read()
         except MemdError as error:
             problems.append(error)
         is_settled = settings_stamp == settled
@@ -160,23 +178,19 @@ class TokenWatch:
         """
         self._auth, self._kept = auth, kept
         for _, problem in token_problems((*auth.tokens, *kept), auth.token):
-            raise ConfigError(f"{self._data_dir / TOKENS_NAME} beside auth.tokens: {problem} (`memd token list`)")
+            raise ConfigError(f"{self._listed.place} beside auth.tokens: {problem} (`memd token list`)")
         before, self._taken = self._taken, msgspec.structs.replace(auth, tokens=(*auth.tokens, *kept))
         self.principals.exchange(known_principals(self._taken))
         return token_changes(before, self._taken)
 
     @property
-    def _paths(self) -> tuple[Path | None, Path | None]:
-        return self._data_dir / TOKENS_NAME, None if self._source is None else self._source.path
+    def _places(self) -> tuple[str, str]:
+        return self._listed.place, "" if self._source is None else str(self._source.path)
 
-    def _stamps(self) -> tuple[Stamp, Stamp]:
-        tokens, settings = self._paths
-        return _stamp(tokens), _stamp(settings)
-
-
-def _stamp(path: Path | None) -> Stamp:
-    if path is not None:
-        with contextlib.suppress(OSError):
-            found = path.stat()
-            return found.st_mtime_ns, found.st_size, found.st_ino
-    return None
+    def _stamps(self) -> Stamps:
+        """The stamps; of a list that cannot be asked the one that was seen."""
+        try:
+            listed, self._trouble = self._listed.stamp(), None
+        except StoreError as error:
+            listed, self._trouble = self._seen[0], error
+        return listed, stamp_of(None if self._source is None else self._source.path)

@@ -6,6 +6,7 @@ places. `loading.py` decides their meaning.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ import yaml
 from memd.errors import ConfigError
 
 FILE_BYTES_MAX = 1 << 20  # a config file is a page long; anything bigger is the wrong file
+
+FileStamp = tuple[int, int, int] | None
+"""By what a file is told from itself before: its time, size and number; None: there is none."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -66,6 +70,15 @@ def parse_value(text: str, place: str) -> Any:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"{place}: {text[:60]!r} is not a YAML value; put text in quotes") from None
+
+
+def stamp_of(path: Path | None) -> FileStamp:
+    """Return the stamp of a file, if there is one."""
+    if path is not None:
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            return found.st_mtime_ns, found.st_size, found.st_ino
+    return None
 
 
 def _read_text(path: Path) -> str:

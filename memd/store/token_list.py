@@ -1,22 +1,23 @@
-"""The tokens that `memd token` keeps: one file in the data directory, of whoever may read that.
+"""The tokens that `memd token` keeps: a file in the data directory, of whoever may read that; or, in a cluster, a book
+of the database (`cluster/tokens.py`).
 
-Rule: replaced as a whole, by one command at a time; no secret is in it, only what SHA-256 makes of it. The settings'
-own list is `auth.tokens`; a name or a token that is in both is refused by whoever reads them.
+Rule: changed by one command at a time, and as a whole or not at all; no secret is in it, only what SHA-256 makes of it.
+The settings' own list is `auth.tokens`; a name or a token that is in both is refused by whoever reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
 from memd.errors import StoreError, StoreLocked
+from memd.settings.file import stamp_of
 from memd.settings.tokens import TokenSettings
 from memd.store.disk import LocalDisk
-from memd.store.files import Files, replace_file
+from memd.store.files import replace_file
 from memd.store.layout import TOKENS_LOCK_NAME, TOKENS_NAME
 
 
@@ -31,45 +32,78 @@ class _TokenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Literal[1] = 1
 
 
-def kept_tokens(files: Files, data_dir: Path) -> tuple[KeptToken, ...]:
-    """Return the tokens; none where there is no file.
+class TokenList(Protocol):
+    """Where the tokens are kept. Any thread."""
 
-    Raises:
-        StoreError: the file cannot be read, or is not what it should be.
-    """
-    path = data_dir / TOKENS_NAME
-    if files.size(path) is None:
-        return ()
-    try:
-        return msgspec.json.decode(files.read(path), type=_TokenFile).tokens
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StoreError(
-            f"{path}: is no list of tokens ({error}); put back the file as it was, or remove it and make the tokens "
-            "anew with `memd token add`"
-        ) from None
+    place: str
+    """For people."""
+    is_shared: bool
+    """Whether other daemons have it too, so that it may change without a command on this machine."""
+
+    def stamp(self) -> object:
+        """By what the list is told from itself before. Raises StoreError where it cannot be asked."""
+
+    def read(self) -> tuple[KeptToken, ...]:
+        """Return the tokens.
+
+        Raises:
+            StoreError: it cannot be read, or is not what it should be.
+        """
+
+    def read_at_start(self) -> tuple[KeptToken, ...]:
+        """Return the tokens, as this machine knew them last where nobody can be asked; raises as `read`."""
+
+    def change(self, work: Callable[[tuple[KeptToken, ...]], Sequence[KeptToken]]) -> None:
+        """Replace the list by what `work` makes of it, durably; an exception of it leaves the list as it was.
+
+        Raises:
+            StoreError: the list is as it was (StoreLocked: another command changes it now).
+            InDoubt: nobody knows whether it is.
+        """
 
 
-def keep_tokens(files: Files, data_dir: Path, tokens: Sequence[KeptToken]) -> None:
-    """Replace the list, durably.
+class TokenFile:
+    """The tokens in the data directory. See TokenList."""
 
-    Raises:
-        StoreWriteFailed: it is as it was.
-    """
-    replace_file(files, data_dir / TOKENS_NAME, msgspec.json.format(msgspec.json.encode(_TokenFile(tuple(tokens)))))
+    is_shared = False
 
+    def __init__(self, files: LocalDisk, data_dir: Path) -> None:
+        self.path = data_dir / TOKENS_NAME
+        self.place = str(self.path)
+        self._files = files
+        self._lock = data_dir / TOKENS_LOCK_NAME
 
-@contextmanager
-def changing_tokens(files: LocalDisk, data_dir: Path) -> Iterator[None]:
-    """Keep other commands from changing the list while the block runs.
+    def stamp(self) -> object:
+        """See TokenList."""
+        return stamp_of(self.path)
 
-    Raises:
-        StoreLocked: one does it now.
-    """
-    try:
-        lock = files.lock(data_dir / TOKENS_LOCK_NAME)
-    except StoreLocked:
-        raise StoreLocked(f"{data_dir}: another `memd token` changes the tokens now; try again") from None
-    try:
-        yield
-    finally:
-        lock.release()
+    def read(self) -> tuple[KeptToken, ...]:
+        """See TokenList; none where there is no file."""
+        if self._files.size(self.path) is None:
+            return ()
+        try:
+            return msgspec.json.decode(self._files.read(self.path), type=_TokenFile).tokens
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise StoreError(
+                f"{self.path}: is no list of tokens ({error}); put back the file as it was, or remove it and make the "
+                "tokens anew with `memd token add`"
+            ) from None
+
+    def read_at_start(self) -> tuple[KeptToken, ...]:
+        """See TokenList."""
+        return self.read()
+
+    def change(self, work: Callable[[tuple[KeptToken, ...]], Sequence[KeptToken]]) -> None:
+        """See TokenList."""
+        try:
+            lock = self._files.lock(self._lock)
+        except StoreLocked:
+            raise StoreLocked(f"{self.path.parent}: another `memd token` changes the tokens now; try again") from None
+        try:
+            self.keep(work(self.read()))
+        finally:
+            lock.release()
+
+    def keep(self, tokens: Sequence[KeptToken]) -> None:
+        """Replace the list, durably. Raises StoreWriteFailed: it is as it was."""
+        replace_file(self._files, self.path, msgspec.json.format(msgspec.json.encode(_TokenFile(tuple(tokens)))))

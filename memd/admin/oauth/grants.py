@@ -8,7 +8,7 @@ section 4.3.1).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated
 
 import msgspec
@@ -98,7 +98,9 @@ class Allowed(msgspec.Struct, frozen=True, kw_only=True):
     topics: tuple[str, ...]
 
 
-class _Code(msgspec.Struct, frozen=True):
+class GivenCode(msgspec.Struct, frozen=True):
+    """A code on its way to a program."""
+
     permission: Permission
     allowed: Allowed
     until: int
@@ -109,19 +111,27 @@ class _Code(msgspec.Struct, frozen=True):
 class Grants:
     """All grants and the codes on their way."""
 
-    def __init__(self, new_secret: Callable[[], str], kept: Iterable[Grant] = ()) -> None:
+    def __init__(
+        self, new_secret: Callable[[], str], kept: Iterable[Grant] = (), codes: Mapping[str, GivenCode] | None = None
+    ) -> None:
         """
         Args:
             new_secret: returns another secret of 256 bits each time.
             kept: the grants of before.
+            codes: by their SHA-256.
         """
         self._new_secret = new_secret
         self._grants = {one.id: one for one in kept}
-        self._codes: dict[str, _Code] = {}
+        self._codes = dict(codes or {})
 
     def all(self) -> tuple[Grant, ...]:
         """Return the grants, oldest first."""
         return tuple(self._grants.values())
+
+    @property
+    def codes(self) -> Mapping[str, GivenCode]:
+        """The codes by their SHA-256, the oldest first."""
+        return self._codes
 
     def take_back(self, before: Iterable[Grant]) -> None:
         """Undo what was given since `before`; a grant that ended since stays ended."""
@@ -133,7 +143,7 @@ class Grants:
         while len(self._codes) >= CODES_MAX:
             self._codes.pop(next(iter(self._codes)))
         code = self._new_secret()
-        self._codes[sha256_of(code)] = _Code(permission, allowed, now + CODE_SECONDS)
+        self._codes[sha256_of(code)] = GivenCode(permission, allowed, now + CODE_SECONDS)
         return code
 
     def tokens_for(self, asked: TokenRequest, now: int) -> Tokens:

@@ -68,7 +68,10 @@ def end_kept(files: Files, path: Path, grant_id: str) -> bool:
 
 
 class Ledger:
-    """The grants, each change of which is on the disk before anybody hears of it."""
+    """The grants, each change of which is on the disk before anybody hears of it. See `SharedLedger` too."""
+
+    is_shared = False
+    """Whether other daemons give and end grants, too."""
 
     def __init__(
         self,
@@ -94,6 +97,9 @@ class Ledger:
         """Seals the ids of clients; empty before the first one registered."""
         self._grants = self._read()
 
+    async def catch_up(self) -> None:
+        """Know what other daemons have given and ended meanwhile; where nobody can be asked, what was known."""
+
     def live(self) -> tuple[Grant, ...]:
         """Return the grants that are not over, oldest first."""
         return tuple(one for one in self._grants.all() if self._now() < one.refresh_until and self._is_somebodys(one))
@@ -111,8 +117,12 @@ class Ledger:
                 self.key = key
             return self.key
 
-    def allow(self, permission: Permission, allowed: Allowed) -> str:
-        """Return the code for a client that a person allowed to go on; it is not kept over a restart."""
+    async def allow(self, permission: Permission, allowed: Allowed) -> str:
+        """Return the code for a client that a person allowed to go on; it is not kept over a restart.
+
+        Raises:
+            StoreError: it cannot be told to the other daemons.
+        """
         return self._grants.allow(permission, allowed, self._now())
 
     async def tokens_for(self, asked: TokenRequest) -> Tokens:
@@ -122,7 +132,7 @@ class Ledger:
             OAuthRefused: there are none for it.
             StoreError: they cannot be kept, so they are not given.
         """
-        return await self._changed(lambda: self._grants.tokens_for(asked, self._now()))
+        return await self._changed(lambda grants: grants.tokens_for(asked, self._now()))
 
     def acting(self, access_token: str) -> Grant | None:
         """Return the grant for which an access token stands now; None if it stands for none."""
@@ -135,7 +145,7 @@ class Ledger:
         Raises:
             StoreError: it has ended, but may be back after a restart.
         """
-        await self._changed(lambda: self._grants.revoke(token))
+        await self._changed(lambda grants: grants.revoke(token))
 
     async def end(self, grant_id: str) -> bool:
         """End a grant; whether there was one.
@@ -143,16 +153,16 @@ class Ledger:
         Raises:
             StoreError: it has ended, but may be back after a restart.
         """
-        return await self._changed(lambda: self._grants.end(grant_id))
+        return await self._changed(lambda grants: grants.end(grant_id))
 
-    async def _changed(self, change: Callable[[], Result]) -> Result:
+    async def _changed(self, change: Callable[[Grants], Result]) -> Result:
         async with self._changing:
             before = self._grants.all()
             for one in before:
                 if not self._is_somebodys(one):
                     self._grants.end(one.id)
             try:
-                return change()
+                return change(self._grants)
             finally:  # also where it refuses: that may have ended a grant
                 if self._grants.all() != before:
                     await self._save_or_take_back(before)
@@ -164,7 +174,7 @@ class Ledger:
             self._grants.take_back(before)
             raise
         finally:
-            _tell(before, self._grants.all())
+            tell_changes(before, self._grants.all())
 
     async def _save(self, key: bytes) -> None:
         data = msgspec.json.encode(LedgerFile(key=key.hex(), grants=self._grants.all()))
@@ -180,7 +190,7 @@ class Ledger:
             log.warning("the programs that were allowed to use memory have to ask again", extra={"error": error})
         if kept is not None:
             self.key = bytes.fromhex(kept.key)
-        return Grants(lambda: secrets.token_urlsafe(SECRET_BYTES), kept.grants if kept is not None else ())
+        return Grants(new_secret, kept.grants if kept is not None else ())
 
     def _is_somebodys(self, grant: Grant) -> bool:
         """Whether the token with which it was allowed is one of memd's still."""
@@ -190,7 +200,12 @@ class Ledger:
         return int(self._clock())
 
 
-def _tell(before: Iterable[Grant], after: Iterable[Grant]) -> None:
+def new_secret() -> str:
+    """Another code or token, of 256 bits."""
+    return secrets.token_urlsafe(SECRET_BYTES)
+
+
+def tell_changes(before: Iterable[Grant], after: Iterable[Grant]) -> None:
     """Log which programs may use the memory now and could not before, and the other way round."""
     old, new = {one.id: one for one in before}, {one.id: one for one in after}
     for told, grants, others in (

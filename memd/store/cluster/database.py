@@ -10,6 +10,8 @@ database that is away is connected to when it is asked for the next time.
     memd_log       one row a group: the bytes of the streams, as far as no object has them
     memd_object    the manifest: the only thing by which an object of the bucket counts
     memd_garbage   every other object that may be in the bucket, until it has been removed
+    memd_book      what all daemons know: tokens, grants, erasures, one row each, in JSON
+    memd_count     how often each of these books was changed
 """
 
 from __future__ import annotations
@@ -70,6 +72,16 @@ _MIGRATIONS = (
         epoch bigint NOT NULL,
         PRIMARY KEY (topic, key)
     );
+    CREATE TABLE memd_book (
+        book text NOT NULL,
+        name text COLLATE "C" NOT NULL,
+        data text NOT NULL,
+        changed bigint NOT NULL,
+        PRIMARY KEY (book, name)
+    );
+    CREATE INDEX ON memd_book (book, changed);
+    CREATE TABLE memd_count (book text PRIMARY KEY, changes bigint NOT NULL);
+    INSERT INTO memd_count VALUES ('tokens', 0), ('grants', 0), ('erasures', 0), ('retention', 0), ('daemons', 0);
     """,
 )
 """The n-th leads from version n to the next. One that was released is never changed."""
