@@ -21,16 +21,19 @@ from postgres_server import PostgresServer, running_postgres
 from shelf_contract import MODEL, TOPIC, Ground, Log, ShelfContract, group, groups_in
 
 from memd.entries import Erased
-from memd.errors import Fenced, InDoubt, StoreError, StoreWriteFailed, TopicHeld
+from memd.errors import BucketError, Fenced, InDoubt, StoreError, StoreWriteFailed, TopicHeld
 from memd.store.bucket.objects import Bucket
 from memd.store.clock import SharedClock
 from memd.store.cluster.database import SCHEMA_VERSION, Connection, Database
 from memd.store.cluster.postgres_shelf import PostgresShelf
 from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.erasure.wiping import Wiper
+from memd.store.files import write_beside
 from memd.store.layout import LOCK_NAME
+from memd.store.log.format import HEADER_BYTES
+from memd.store.log.journal import Journal
 from memd.store.parts import StoreShared
-from memd.store.shelf import Shelf
+from memd.store.shelf import Position, Shelf
 from memd.store.topic import TopicLog
 
 pytestmark = pytest.mark.process
@@ -64,12 +67,23 @@ class CutDatabase(Database):
 
 class CutBucket(Bucket):
     steps = Steps()
+    cluster: Cluster
 
     def put(self, key: str, data: bytes | Iterable[bytes], *, new: bool = False) -> bool:
         self.steps.step()
+        self.cluster.attempts += 1
+        self._look()
         done = super().put(key, data, new=new)
         self.steps.step()
         return done
+
+    def read(self, key: str, start: int, end: int) -> bytes:
+        self._look()
+        return super().read(key, start, end)
+
+    def _look(self) -> None:
+        if self.cluster.bucket_is_away:
+            raise BucketError("memory://: does not answer")
 
     def delete(self, keys: list[str]) -> None:
         self.steps.step()
@@ -89,13 +103,14 @@ class Cluster:
         with self.database.connection() as connection:
             connection.execute("TRUNCATE memd_topic, memd_log, memd_object, memd_garbage")
         self.objects = MemoryStore()
+        self.bucket_is_away, self.attempts = False, 0
 
     def daemon(self, name: str, files: LocalDisk | None = None, *, lease_seconds: float = 60.0) -> PostgresShelf:
         """The shelf of a daemon with a folder of its own."""
         files = files or on_disk()
         files.lock(DATA_DIR / LOCK_NAME)
         bucket = CutBucket(self.objects, "memory://")
-        bucket.steps = self.steps
+        bucket.steps, bucket.cluster = self.steps, self
         return PostgresShelf(self.database, bucket, files, DATA_DIR, url=f"http://{name}", lease_seconds=lease_seconds)
 
     def shelf(self) -> Shelf:
@@ -122,7 +137,18 @@ class Cluster:
     def no_object_is_forgotten(self) -> bool:
         """Whether each object in the bucket counts, or is known to be garbage."""
         known = {key for (key,) in self.rows("SELECT key FROM memd_object UNION SELECT key FROM memd_garbage")}
-        return {one["path"] for page in self.objects.list() for one in page} <= known
+        return self.keys() <= known
+
+    def keys(self) -> set[str]:
+        """Of the objects in the bucket."""
+        return {one["path"] for page in self.objects.list() for one in page}
+
+    def finds(self, text: bytes) -> bool:
+        """Whether it is anywhere in the bucket, or in a row."""
+        rows = self.rows("SELECT encode(data, 'escape') FROM memd_log")
+        tables = [self.rows(f"SELECT t::text FROM memd_{table} AS t") for table in ("topic", "object", "garbage")]
+        found = [bytes(self.objects.get(key).bytes()) for key in self.keys()]
+        return any(text in data for data in found) or text.decode() in str([rows, tables])
 
     def _crashed(self, work: Callable[[Shelf], object], *, outside: int | None, inside: int | None) -> Shelf:
         """The shelf of whoever has the topic next: every other time with a folder that knows nothing of it."""
@@ -241,10 +267,12 @@ def test_a_whole_topic_is_there_on_a_machine_that_never_had_it(cluster: Cluster)
     assert there.findings == [] and there.unsealed() == []
     assert live_contents(there) == contents
     assert len(contents) == 18
-    assert cluster.rows("SELECT name FROM memd_object ORDER BY name") == names
+    frozen = {("hot.log",), ("segments/seg_0004.bin",)}
+    assert set(cluster.rows("SELECT name FROM memd_object")) - frozen == set(names)
     assert {name for (name,) in names} >= {"segments/seg_0001.bin", "segments/seg_0001.meta", "segments/seg_0001.hnsw"}
-    assert {row for (row,) in cluster.rows("SELECT DISTINCT number FROM memd_log WHERE stream = 'log'")} == {4}
+    assert cluster.rows("SELECT * FROM memd_log") == []
     there.append([draft("later")])
+    assert cluster.rows("SELECT stream, number FROM memd_log") == [("log", 4)]
     assert len(live_contents(there)) == 19
     listed = {key for (key,) in cluster.rows("SELECT key FROM memd_object")}
     assert {one["path"] for page in cluster.objects.list() for one in page} == listed
@@ -268,7 +296,8 @@ def test_the_heads_tell_when_something_else_than_an_append_has_happened(cluster:
         now = shelf.heads([TOPIC])[TOPIC]
         assert now.revision not in revisions or now.log.number != ends.number
         revisions.append(now.revision)
-    cluster.rows("DELETE FROM memd_topic WHERE topic = 'talk' RETURNING 1")
+    for table in ("topic", "log", "object"):
+        cluster.rows(f"DELETE FROM memd_{table} WHERE topic = 'talk' RETURNING 1")
     open_log(shelf).append([draft("of another topic of this name")])
     assert shelf.heads([TOPIC])[TOPIC].revision not in revisions
 
@@ -288,6 +317,150 @@ def test_a_cache_that_was_changed_is_made_equal_again(cluster: Cluster) -> None:
     again = open_log(cluster.daemon("one", files.after_power_cut("lost")))
     assert again.findings == []
     assert live_contents(again) == contents
+
+
+def test_a_topic_that_is_let_go_costs_no_rows_and_goes_on_where_it_ended(cluster: Cluster) -> None:
+    one, two = cluster.daemon("one"), cluster.daemon("two")
+    names: list[str] = []
+    for number, shelf in enumerate((one, two, two, one, two)):
+        log = Log(shelf.claim(TOPIC))
+        journal, payloads = Journal.open(log.claim)
+        assert payloads == [name.encode() for name in names[-1:]]
+        names.append(f"turn {number}")
+        log.append(names[-1])
+        journal.rewrite([names[-1].encode()])
+        assert groups_in(shelf, log.segment) == names
+        if number == 2:
+            log.rotate()
+        log.claim.release()
+        assert cluster.rows("SELECT * FROM memd_log") == []
+        keys = cluster.keys()
+        assert len(keys) == len(cluster.rows("SELECT DISTINCT key FROM memd_object")) == (1 if number < 2 else 2)
+        ended = shelf.heads([TOPIC])[TOPIC].log.end
+        assert groups_in(shelf, log.segment) == names
+        whole = shelf.read(TOPIC, "log", Position(log.segment, 0))
+        assert [shelf.read(TOPIC, "log", Position(log.segment, at)) for at in (9, ended - 7)] == [whole[9:], whole[-7:]]
+    for nothing_written in (one, two):
+        nothing_written.claim(TOPIC).release()
+        assert cluster.keys() == keys
+    assert cluster.rows("SELECT key FROM memd_garbage") == []
+
+
+def test_a_claim_that_was_taken_over_freezes_nothing(cluster: Cluster) -> None:
+    log = Log(cluster.daemon("one").claim(TOPIC))
+    log.append("one")
+    later = Log(cluster.daemon("two").claim(TOPIC, gone="http://one"))
+    later.append("two")
+    log.claim.release()
+    assert cluster.rows("SELECT key FROM memd_object") == []
+    later.append("three")
+    later.claim.release()
+    assert groups_in(cluster.daemon("three"), 1) == ["one", "two", "three"]
+    assert len(cluster.keys()) == 1, "what was written for nothing is removed with the next claim"
+
+
+def test_while_the_bucket_is_away_topics_are_let_go_as_they_are(cluster: Cluster) -> None:
+    shelf = cluster.daemon("one")
+    logs = [Log(shelf.claim(topic)) for topic in (TOPIC, "other")]
+    logs[0].append("one")
+    cluster.bucket_is_away = True
+    logs[0].claim.release()
+    attempts = cluster.attempts
+    logs[1].claim.release()
+    assert attempts == cluster.attempts == 1, "of many topics one waits for the bucket"
+    assert len(cluster.rows("SELECT * FROM memd_topic WHERE url IS NULL")) == 2
+    cluster.bucket_is_away = False
+    assert groups_in(shelf, 1) == ["one"]
+    log = Log(cluster.daemon("two").claim(TOPIC))
+    log.append("two")
+    log.claim.release()
+    assert cluster.rows("SELECT * FROM memd_log WHERE topic = 'talk'") == []
+    assert groups_in(shelf, 1) == ["one", "two"]
+
+
+def test_what_something_else_has_written_into_a_stream_is_never_frozen(cluster: Cluster) -> None:
+    files = on_disk()
+    log = Log(cluster.daemon("one", files).claim(TOPIC))
+    log.append("one")
+    files.flip(log.claim.layout.active, HEADER_BYTES + 40)
+    log.claim.release()
+    assert cluster.rows("SELECT key FROM memd_object") == []
+    assert groups_in(cluster.daemon("two"), 1) == ["one"]
+
+
+def test_a_claim_reads_nothing_of_what_this_folder_is_known_to_have(cluster: Cluster) -> None:
+    files = on_disk()
+    log = open_log(cluster.daemon("one", files))
+    for number in range(12):
+        log.append([draft(number)])
+        seal_all(log)
+    log.close()
+    layout = log.claim.layout
+    again = files.after_power_cut("kept")
+    shelf = cluster.daemon("one", again)
+    cluster.bucket_is_away = True
+    claim = shelf.claim(TOPIC)
+    assert {name for name, count in again.bytes_read.items() if count} == {"active.bin", "cached", "memd.cluster"}
+    assert again.bytes_read["active.bin"] == HEADER_BYTES
+    claim.release()
+    again.put(layout.hnsw(1), again.read(layout.hnsw(1)))
+    again.bytes_read.clear()
+    shelf.claim(TOPIC).release()
+    assert again.bytes_read[layout.hnsw(1).name] == again.size(layout.hnsw(1)), "it was written since"
+    cluster.bucket_is_away = False
+    for path in (layout.meta(1), layout.active):
+        again.put(path, again.read(path)[:-9])
+    assert live_contents(open_log(shelf)) == live_contents(log)
+
+
+def test_what_was_erased_elsewhere_leaves_the_cache_and_its_lexical_index(cluster: Cluster) -> None:
+    files = on_disk()
+    shelf, there = cluster.daemon("one", files), cluster.daemon("two")
+    log = open_log(shelf)
+    entries = [log.append([draft(f"secret {number}")])[0] for number in range(7)]
+    seal_all(log)
+    log.close()
+    files.make_directory(log.claim.layout.lexical)
+    files.put(log.claim.layout.lexical / "terms", b"secret 3")
+    kept = files.names(log.claim.layout.lexical)
+    open_log(shelf).close()
+    assert files.names(log.claim.layout.lexical) == kept
+    other = open_log(there)
+    other.append([draft(f"later {number}") for number in range(4)])  # that fills the file
+    other.close()
+    open_log(shelf).close()
+    assert files.names(log.claim.layout.lexical) == kept, "more was said, and nothing is gone"
+    other = open_log(there)
+    other.erase([entries[3].uuid, entries[5].uuid], Erased(at=1, by="test"), Wiper(other.claim.files))
+    other.close()
+    assert cluster.finds(b"secret 2") and not cluster.finds(b"secret 3") and not cluster.finds(b"secret 5")
+    shelf.claim(TOPIC)
+    assert files.names(log.claim.layout.lexical) == []
+    assert not [path for path, data in files.contents().items() if b"secret 3" in data or b"secret 5" in data]
+
+
+def test_a_journal_that_is_wiped_leaves_the_object_that_it_was_frozen_into(cluster: Cluster) -> None:
+    for wiped in ("hot", "log"):
+        cluster.clear()
+        shelf = cluster.daemon(f"one of {wiped}")
+        log = Log(shelf.claim(TOPIC))
+        log.append("one")
+        Journal.open(log.claim)[0].rewrite([b"whisper"])
+        log.claim.release()
+        claim = shelf.claim(TOPIC)
+        layout, files, wiper = claim.layout, claim.files, Wiper(claim.files)
+        if wiped == "hot":
+            Journal.open(claim)[0].rewrite([b"..."], wiper=wiper)
+            assert not cluster.finds(b"whisper") and cluster.finds(b"chunk one.0")
+        else:
+            Log(claim)
+            claim.roll("log", write_beside(files, layout.active, files.read(layout.active)[:HEADER_BYTES]), wiper)
+            assert not cluster.finds(b"chunk one.0") and cluster.finds(b"whisper")
+        assert wiper.left == []
+        Log(claim).append("two")
+        claim.release()
+        assert groups_in(shelf, 1) == (["one", "two"] if wiped == "hot" else ["two"])
+        assert Journal.open(shelf.claim(TOPIC))[1] == [b"..." if wiped == "hot" else b"whisper"]
 
 
 def test_a_directory_with_topics_of_its_own_is_no_cache(cluster: Cluster) -> None:
@@ -319,7 +492,7 @@ def test_rows_are_not_trimmed_for_an_object_that_is_not_as_long(cluster: Cluster
     log.append([draft(number) for number in range(3)])
     path = log.claim.layout.bin(1)
     files.put(path, files.read(path) + b"changed")
-    with pytest.raises(StoreError, match="something else changed the folder; nothing was published"):
+    with pytest.raises(StoreError, match="something else changed it; nothing was published"):
         log.seal(1)
     assert cluster.rows("SELECT name FROM memd_object") == []
     log.close()

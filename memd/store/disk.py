@@ -48,6 +48,9 @@ class LocalDisk(Files, Protocol):
     def link(self, old: Path, new: Path) -> bool:
         """Give a file a second name, not durably; False where the two places cannot share a file."""
 
+    def changed_at(self, path: Path) -> int:
+        """When a file was last changed, in nanoseconds, by the file system's clock; 0 where there is none."""
+
     def is_same_file(self, one: Path, other: Path) -> bool:
         """Whether both paths are names of the same file; False if either does not exist."""
 
@@ -190,6 +193,14 @@ class DiskFiles:
                     raise
                 return False
             return True
+
+    def changed_at(self, path: Path) -> int:
+        """See LocalDisk."""
+        with reading(path):
+            try:
+                return path.stat().st_mtime_ns
+            except (FileNotFoundError, NotADirectoryError):
+                return 0
 
     def is_same_file(self, one: Path, other: Path) -> bool:
         """See LocalDisk."""

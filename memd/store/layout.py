@@ -43,6 +43,8 @@ FORMER_NAMES = "former_names"
 """Beside `active.bin`: the names that the topic had before, one on each line. People write it, memd reads it."""
 FORBIDDEN = "forbidden"
 """Beside `active.bin`: digests of what is never to be stored again."""
+CACHED_NAME = "cached"
+"""Beside `active.bin`, in the cache of a cluster: which files are equal to what is kept."""
 BACKUPS_NAME = "memd.backups"
 """The folders of backups that were made, one on each line."""
 ERASURES_NAME = "memd.erasures"
@@ -119,6 +121,7 @@ class TopicLayout:
         self.former_names = self.directory / FORMER_NAMES
         self.key = self.directory / TOPIC_KEY_NAME
         self.forbidden = self.directory / FORBIDDEN
+        self.cached = self.directory / CACHED_NAME
         self.lexical = self.directory / "lexical"
         """The folder of the lexical index; only lexical/ knows the files in it."""
 

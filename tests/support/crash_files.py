@@ -13,6 +13,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -31,10 +32,19 @@ class PowerCutError(Exception):
     """The machine is off: raised by the operation that was under way, and by every later one."""
 
 
+_changes = count(1)
+
+
 class Inode:
-    def __init__(self, data: bytes = b"") -> None:
+    def __init__(self, data: bytes = b"", changed_at: int | None = None) -> None:
         self.live = bytearray(data)
         self.durable = bytes(data)
+        self.changed_at = next(_changes) if changed_at is None else changed_at
+        """As strict as can be: after a power cut it is that of what is lost."""
+
+    def change(self) -> bytearray:
+        self.changed_at = next(_changes)
+        return self.live
 
 
 class CrashFiles:
@@ -67,7 +77,8 @@ class CrashFiles:
         if loss == "reordered":
             losses = [LOSSES[(self.operations // 2 + number) % 4] for number in range(len(files))]
         inodes = {
-            key: Inode(_left_of(inode, own_loss)) for (key, inode), own_loss in zip(files.items(), losses, strict=True)
+            key: Inode(_left_of(inode, own_loss), inode.changed_at)
+            for (key, inode), own_loss in zip(files.items(), losses, strict=True)
         }
         image = {path: None if inode is None else inodes[id(inode)] for path, inode in names.items()}
         reachable = {path: node for path, node in image.items() if all(parent in image for parent in path.parents)}
@@ -81,7 +92,7 @@ class CrashFiles:
     def flip(self, path: Path, offset: int) -> None:
         """Flip one bit on disk."""
         inode = self._file(path)
-        inode.live[offset] ^= 0x10
+        inode.change()[offset] ^= 0x10
         inode.durable = bytes(inode.live)
 
     def put(self, path: Path, data: bytes) -> None:
@@ -123,7 +134,7 @@ class CrashFiles:
         inode = self._live.get(path)
         if inode is None:
             inode = self._live[path] = Inode()
-        inode.live = bytearray()
+        inode.change()[:] = b""
         return _CrashAppender(self, path, inode)
 
     def append_to(self, path: Path) -> Appender:
@@ -167,6 +178,10 @@ class CrashFiles:
 
     def link(self, old: Path, new: Path) -> bool:
         return False  # the harder way: a copy, which takes several steps
+
+    def changed_at(self, path: Path) -> int:
+        inode = self._live.get(path)
+        return 0 if inode is None else inode.changed_at
 
     def is_same_file(self, one: Path, other: Path) -> bool:
         return one in self._live and self._live[one] is self._live.get(other)
@@ -299,18 +314,18 @@ class _CrashAppender:
     def write(self, data: bytes) -> None:
         room = self._files.bytes_left
         if room is not None and len(data) > room:
-            self._inode.live += data[:room]
+            self._inode.change().extend(data[:room])
             self._files.bytes_left = 0
             raise DiskFull(f"{self._path}: the disk is full")
         try:
             self._files._step(f"write {self._path.name}", self._path)
         except StoreWriteFailed:
-            self._inode.live += data[: len(data) // 2]
+            self._inode.change().extend(data[: len(data) // 2])
             raise
         except PowerCutError:
-            self._inode.live += data  # how much of it is left is for `after_power_cut` to say
+            self._inode.change().extend(data)  # how much of it is left is for `after_power_cut` to say
             raise
-        self._inode.live += data
+        self._inode.change().extend(data)
         if room is not None:
             self._files.bytes_left = room - len(data)
 
@@ -320,7 +335,7 @@ class _CrashAppender:
 
     def truncate(self, size: int) -> None:
         self._files._step(f"truncate {self._path.name}", self._path)
-        del self._inode.live[size:]
+        del self._inode.change()[size:]
 
     def close(self) -> None:
         pass

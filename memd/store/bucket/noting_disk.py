@@ -11,7 +11,6 @@ from pathlib import Path
 from memd.store.bucket.changes import ChangedFiles
 from memd.store.disk import DiskFiles
 from memd.store.files import Appender
-from memd.store.syscalls import reading
 
 
 class NotingDisk(DiskFiles):
@@ -20,14 +19,6 @@ class NotingDisk(DiskFiles):
     def __init__(self, data_dir: Path) -> None:
         super().__init__()
         self.changed = ChangedFiles(data_dir)
-
-    def changed_at(self, path: Path) -> int:
-        """When a file was last changed, in nanoseconds, by the file system's clock; 0 where there is none."""
-        with reading(path):
-            try:
-                return path.stat().st_mtime_ns
-            except (FileNotFoundError, NotADirectoryError):
-                return 0
 
     def create(self, path: Path) -> Appender:
         """See Files."""

@@ -8,7 +8,8 @@ database that is away is connected to when it is asked for the next time.
     memd_topic     one row a topic: who has it and until when, and where its streams end; `revision` is another one, of
                    all that there ever were, after anything but an append, `log_revision` that of the log's last `roll`
     memd_log       one row a group: the bytes of the streams, as far as no object has them
-    memd_object    the manifest: the only thing by which an object of the bucket counts
+    memd_object    the manifest: the only thing by which an object of the bucket counts. A file is an object from `at`
+                   on, and what is last in both streams of a topic that was let go is in one
     memd_garbage   every other object that may be in the bucket, until it has been removed
     memd_book      what all daemons know: tokens, grants, erasures, one row each, in JSON
     memd_count     how often each of these books was changed
@@ -64,6 +65,7 @@ _MIGRATIONS = (
         key text NOT NULL,
         crc bigint NOT NULL,
         bytes bigint NOT NULL,
+        at bigint NOT NULL,
         PRIMARY KEY (topic, name)
     );
     CREATE TABLE memd_garbage (

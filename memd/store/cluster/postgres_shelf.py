@@ -1,36 +1,40 @@
 """The shelf that several daemons share: topics are had with leases, and a claim makes the topic's folder equal to what
 is kept.
 
-Rule: leases are on the clock of the database alone. The folder is a cache: before a claim is given out, each of its
-files is compared with what is kept, and replaced or removed. So it must never have been anything else (`memd.cluster`).
+Rule: leases are on the clock of the database alone. The folder is a cache: before a claim is given out, its files are
+made equal to what is kept. So it must never have been anything else (`memd.cluster`).
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Collection, Iterator
-from contextlib import closing
-from functools import partial
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from memd.errors import CorruptFile, StoreError, TopicHeld
+from memd.errors import ObjectMissing, StoreError, TopicHeld
 from memd.store.bucket.objects import Bucket
+from memd.store.cluster.cached_folder import CachedFolder
 from memd.store.cluster.database import Connection, Database
-from memd.store.cluster.postgres_claim import (
-    PIECE_BYTES,
+from memd.store.cluster.fenced_topic import FencedTopic
+from memd.store.cluster.kept import (
     KeptObject,
+    KeptTopic,
     Listing,
-    PostgresClaim,
+    Places,
     places,
-    read_manifest,
-    segment_in,
+    read_listing,
+    read_stream,
+    read_topic,
 )
+from memd.store.cluster.object_keeper import ObjectKeeper
+from memd.store.cluster.postgres_claim import PostgresClaim
 from memd.store.disk import LocalDisk
-from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, checksum_of, only_whole, put_in_place, replace_file
+from memd.store.files import replace_file
 from memd.store.layout import CLUSTER_NAME, TopicLayout, topic_names_in
 from memd.store.local_shelf import LocalShelf
-from memd.store.log.recovery import torn_files
 from memd.store.shelf import Claim, Heads, Position, Stream
+
+_READ_TRIES = 3
 
 
 class PostgresShelf:
@@ -45,7 +49,7 @@ class PostgresShelf:
             url: at which other daemons reach this one; it has a topic until `lease_seconds` after the last `renew`.
         """
         self._database = database
-        self._bucket = bucket
+        self._objects = ObjectKeeper(bucket)
         self._files = files
         self._data_dir = data_dir
         self._cached = LocalShelf(files, data_dir)
@@ -72,17 +76,24 @@ class PostgresShelf:
             owner = "SELECT url FROM memd_topic WHERE topic = %s"
             held = self._database.ask(lambda connection: connection.execute(owner, (topic_id,)).fetchone())
             raise TopicHeld(topic_id, (held and held[0]) or "another daemon")
-        cache = self._cached.claim(topic_id)
-        claim = PostgresClaim(cache, self._database, self._bucket, row[0], places(row[1:]))
+        topic = FencedTopic(self._database, topic_id, row[0])
         try:
-            self._refresh(cache.layout)
-            garbage = "SELECT key FROM memd_garbage WHERE topic = %s AND epoch < %s"
-            keys = self._database.ask(lambda connection: connection.execute(garbage, (topic_id, row[0])).fetchall())
-            claim.remove_objects([key for (key,) in keys])
+            kept, garbage = self._database.ask(lambda connection: self._kept(connection, topic, places(row[1:])))
+            cache = self._cached.claim(topic_id)
+            CachedFolder(self._files, cache.layout).make_equal(kept.files(cache.layout), self._objects.pieces)
         except BaseException:
-            claim.release()
+            with suppress(StoreError):
+                topic.release()
             raise
+        claim = PostgresClaim(cache, topic, self._objects, kept)
+        claim.remove_objects(garbage)
         return claim
+
+    def _kept(self, connection: Connection, topic: FencedTopic, ends: Places) -> tuple[KeptTopic, list[str]]:
+        """A topic as it is kept, and the keys of what earlier claims to it have left."""
+        garbage = "SELECT key FROM memd_garbage WHERE topic = %s AND epoch < %s"
+        keys = [key for (key,) in connection.execute(garbage, (topic.topic_id, topic.epoch))]
+        return read_topic(connection, topic.topic_id, ends), keys
 
     def renew(self, claims: Collection[Claim]) -> list[Claim]:
         """See Shelf."""
@@ -110,29 +121,22 @@ class PostgresShelf:
     def read(self, topic_id: str, stream: Stream, after: Position) -> bytes:
         """See Shelf."""
 
-        def read(connection: Connection) -> tuple[list[tuple[int, bytes]], KeptObject | None]:
-            rows = connection.execute(
-                "SELECT start, data FROM memd_log WHERE topic = %s AND stream = %s AND number = %s"
-                " AND start + length(data) > %s ORDER BY start",
-                (topic_id, stream, after.number, after.end),
-            ).fetchall()
-            known = [] if rows or stream == "hot" else read_manifest(connection, topic_id)
-            return rows, next((one for one in known if segment_in(one.name) == after.number), None)
-
-        rows, kept = self._database.ask(read)
-        if kept is not None:
-            return b"".join(self.pieces(kept))[after.end :]
-        return b"".join(data for _, data in rows)[max(0, after.end - rows[0][0]) :] if rows else b""
+        layout = TopicLayout(self._data_dir, topic_id)
+        for _ in range(_READ_TRIES):
+            first, rows = self._database.ask(lambda connection: read_stream(connection, layout, stream, after))
+            with suppress(ObjectMissing):  # it was replaced at this moment
+                found = [] if first is None else list(self._objects.pieces(first, after.end))
+                start = after.end + sum(map(len, found))
+                return b"".join([*found, *(data[max(0, start - at) :] for at, data in rows)])
+        raise StoreError(f"topic {topic_id}: an object of its {stream} is missing in the bucket; restore the bucket")
 
     def listing(self, topic_id: str) -> Listing | None:
         """Return the files of a topic that are kept as objects; None if there is no such topic."""
-        asked = (
-            "SELECT t.revision, t.log_revision, o.name, o.key, o.bytes, o.crc FROM memd_topic t"
-            " LEFT JOIN memd_object o USING (topic) WHERE topic = %s ORDER BY o.name"
-        )
-        rows = self._database.ask(lambda connection: connection.execute(asked, (topic_id,)).fetchall())
-        objects = (KeptObject(row[2], row[3], FileChecksum(row[4], row[5])) for row in rows if row[2] is not None)
-        return Listing(rows[0][0], rows[0][1], tuple(objects)) if rows else None
+        return self._database.ask(lambda connection: read_listing(connection, topic_id))
+
+    def pieces(self, kept: KeptObject) -> Iterator[bytes]:
+        """Read an object, piece by piece. StoreError is raised also where it was replaced and removed meanwhile."""
+        return self._objects.pieces(kept)
 
     def topics(self, after: str, limit: int) -> list[str]:
         """See Shelf."""
@@ -166,55 +170,3 @@ class PostgresShelf:
             f"{self._data_dir}: holds topics that this cluster does not keep, and they would be removed: choose an "
             "empty data_dir"
         )
-
-    # -- the cache ------------------------------------------------------------------------------------------------
-
-    def _refresh(self, layout: TopicLayout) -> None:
-        """Make the folder of a topic equal to what is kept."""
-
-        def kept(connection: Connection) -> tuple[list[KeptObject], dict[Path, bytes]]:
-            rows = "SELECT stream, number, data FROM memd_log WHERE topic = %s ORDER BY stream, number, start"
-            number = "SELECT log_number FROM memd_topic WHERE topic = %s"
-            current = connection.execute(number, (layout.topic_id,)).fetchone()
-            streams: dict[Path, list[bytes]] = {}
-            for stream, found, data in connection.execute(rows, (layout.topic_id,)):
-                full = layout.active if current and found == current[0] else layout.bin(found)
-                streams.setdefault(layout.hot if stream == "hot" else full, []).append(data)
-            return read_manifest(connection, layout.topic_id), {path: b"".join(data) for path, data in streams.items()}
-
-        objects, streams = self._database.ask(kept)
-        paths = {layout.directory / one.name: one for one in objects}
-        torn = torn_files(self._files, [layout.segments])
-        own = [layout.active, layout.hot, layout.forbidden]
-        for path in [*own, *(layout.segments / name for name in self._files.names(layout.segments))]:
-            if path not in paths and path not in streams and path not in torn:
-                self._files.remove(path)
-        for path, data in streams.items():
-            self._put(path, FileChecksum(len(data), zlib.crc32(data)), partial(iter, [data]))
-        for path, one in paths.items():
-            self._put(path, one.checksum, partial(self.pieces, one))
-        for folder in (layout.segments, layout.directory, layout.data_dir):
-            self._files.sync_directory(folder)
-
-    def pieces(self, kept: KeptObject) -> Iterator[bytes]:
-        """Read an object, piece by piece. StoreError is raised also where it was replaced and removed meanwhile."""
-        size = kept.checksum.bytes
-        return (self._bucket.read(kept.key, at, min(at + PIECE_BYTES, size)) for at in range(0, size, PIECE_BYTES))
-
-    def _put(self, path: Path, checksum: FileChecksum, pieces: Callable[[], Iterator[bytes]]) -> None:
-        """Bring one file of the cache up to date."""
-        files = self._files
-        if files.size(path) == checksum.bytes and checksum_of(files, path, checksum.bytes) == checksum:
-            return
-        temporary, crc, size = path.with_name(path.name + TEMPORARY_SUFFIX), 0, 0
-        with only_whole(files, temporary):
-            with closing(files.create(temporary)) as appender:
-                for piece in pieces():
-                    appender.write(piece)
-                    crc, size = zlib.crc32(piece, crc), size + len(piece)
-                appender.sync()
-            if FileChecksum(size, crc) != checksum:
-                raise CorruptFile(
-                    f"{path.name}: its object in the bucket does not match its checksum; restore the bucket"
-                )
-        put_in_place(files, temporary, path)

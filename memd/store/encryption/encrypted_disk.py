@@ -188,6 +188,10 @@ class EncryptedDisk:
         """See Files."""
         return self.plain_files.is_directory(path)
 
+    def changed_at(self, path: Path) -> int:
+        """See LocalDisk."""
+        return self.plain_files.changed_at(path)
+
     def is_same_file(self, one: Path, other: Path) -> bool:
         """See LocalDisk."""
         return self.plain_files.is_same_file(one, other)
