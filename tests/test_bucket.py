@@ -274,14 +274,16 @@ def test_a_gap_in_a_listing_is_an_error_and_no_older_state(source: Source) -> No
 # erasing
 
 
-def erase(source: Source, *numbers: int) -> None:
+def _erasure_of(source: Source, *numbers: int) -> Erasure:
+    uuids = b"".join(map(uuid_of, numbers))
+    at = source.clock()
+    return Erasure(id=source.store.new_id(), kind="chunks", topic_id="talk", at=at, by="ann", chunks=1, uuids=uuids)
+
+
+def erase(source: Source, *numbers: int, erasure: Erasure | None = None) -> None:
     """As the eraser does: the log, and the ledger last."""
-    uuids = {uuid_of(number) for number in numbers}
-    mark = Erased(at=source.clock(), by="ann")
-    source.topic().erase(uuids, mark, Wiper(source.disk))
-    erasure = Erasure(
-        id=source.store.new_id(), kind="chunks", topic_id="talk", at=mark.at, by="ann", chunks=1, uuids=b"".join(uuids)
-    )
+    erasure = erasure or _erasure_of(source, *numbers)
+    source.topic().erase(set(map(uuid_of, numbers)), erasure.mark, Wiper(source.disk))
     source.store.ledger.write(msgspec.structs.replace(erasure, done_at=source.clock()))
 
 
@@ -305,6 +307,18 @@ def test_what_is_erased_leaves_the_bucket_for_all_times(source: Source) -> None:
     assert "user: chunk 3" not in contents(target)
     assert set(chunks(*range(200, 206))) <= set(contents(target))
     assert set(chunks(206)) & set(contents(target)) == set()
+
+
+def test_what_is_erased_while_a_round_is_written_leaves_the_bucket_too(source: Source) -> None:
+    source.say(*range(4))
+    source.back_up()
+    erasure = _erasure_of(source, 2)
+    source.store.ledger.write(erasure)
+    assert source.writer.round(), "which sees that an erasure has begun, and the folder as it was before"
+    erase(source, 2, erasure=erasure)
+    source.writer.tidy()
+    assert b"user: chunk 2" not in bytes_in(source.bucket)
+    assert contents(restored(source)[0]) == contents(source.folder)
 
 
 def test_an_erased_topic_leaves_the_bucket(source: Source) -> None:

@@ -189,8 +189,7 @@ class BucketWriter:
             return
         self._check_owner()
         if self._may_erase:
-            self._erase(at)
-            self._may_erase = False
+            self._may_erase = not self._erase()
         if is_full_due:
             self._write_full()
         if is_cleaning_due:
@@ -309,13 +308,16 @@ class BucketWriter:
         self._full_bytes, self._header_bytes = self._header_bytes - before, 0
         self._full_at, self._rounds_since = self._last_at, 0
 
-    def _erase(self, at: int) -> None:
-        """Carry out in the bucket what was erased on the disk since."""
+    def _erase(self) -> bool:
+        """Carry out in the bucket what was erased on the disk since; whether that could be done."""
         found = read_erasures(self._disk, erasures_dir(self._data_dir))[0]
         done = [one for one in found if one.done_at is not None]
         new = [one for one in done if one.id not in self._catalog.erasures]
         if not new:
-            return
+            return True
+        if not self.round():  # the last one may have looked at a folder before it was erased in
+            return False
+        at = self._now_us()
         folders = tuple(sorted({one.topic_id for one in new}))
         files = [(folder, self._catalog.files(folder)) for folder in folders]
         changes = [FileChange(one, name, "new", file) for one, known in files for name, file in known.items()]
@@ -323,6 +325,7 @@ class BucketWriter:
         blank(self.bucket, self._catalog, folders)
         self._write(RoundHeader(at=at, is_whole=True, erasures=tuple(one.id for one in new)), [])
         log.info("what was erased is erased in the bucket too", extra={"topics": len(folders)})
+        return True
 
     # -- whose it is -----------------------------------------------------------------------------------------------
 
