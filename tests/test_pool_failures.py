@@ -153,8 +153,9 @@ def test_a_server_that_answers_every_request_with_an_error_does_not_get_them_all
     two_upstreams[0].answer = lambda request: failing(request, 500)
     daemon = pooled(make_daemon, *two_upstreams)
     answers = [daemon.chat([{"role": "user", "content": f"Conversation {number}"}]).status for number in range(30)]
-    assert 3 <= answers.count(500) <= 8 and answers[-8:].count(200) >= 6, answers
-    assert daemon.log.read_text().count("conversations running with errors") >= 1
+    told = daemon.log.read_text()
+    assert "it answered 3 conversations running with errors" in told
+    assert 3 <= answers.count(500) <= 3 + told.count("a model server answers again"), answers
 
 
 def test_a_request_that_may_have_killed_a_server_is_sent_to_one_more_only(make_daemon: MakeDaemon) -> None:

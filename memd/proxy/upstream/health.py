@@ -7,10 +7,13 @@ left out is to come last, never to be refused: where no server is well, all are 
 
 from __future__ import annotations
 
+from memd.wording import counted
+
 RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 10.0
 """The first pause before a server that failed is asked again, doubled with each failure, and the longest."""
 ERRORS_MAX = 3
-"""So many conversations that got errors (500), and no answer between them: it is the server, hardly the requests."""
+"""So many conversations that got errors (500), and no answer between them: it is the server, hardly the requests. On
+trial one is enough: else a server that does nothing but fail gets as many each time it says that it is well."""
 
 
 class Health:
@@ -42,9 +45,9 @@ class Health:
     def erred(self, now: float, conversation: bytes) -> None:
         """A request was answered with an error of the server; a client that repeats one counts once."""
         self._erred.add(conversation)
-        if len(self._erred) >= ERRORS_MAX and not self.is_out:
+        if len(self._erred) >= (1 if self.is_on_trial else ERRORS_MAX) and not self.is_out:
+            self.failed(now, f"it answered {counted(len(self._erred), 'conversation')} running with errors")
             self._erred.clear()
-            self.failed(now, f"it answered {ERRORS_MAX} conversations running with errors")
 
     def failed(self, now: float, reason: str) -> None:
         """It did not answer, or said that it cannot now."""
