@@ -14,7 +14,6 @@ import pytest
 from bucket_server import Clock, S3Server, Source, s3_server, writer_for
 from drafts import draft, live_contents, open_journal, open_store, seal_all, uuid_of
 
-from memd.entries import Erased
 from memd.errors import BadQuestion, BucketError, NotOurBucket, StoreError
 from memd.settings.encryption import EncryptionSettings
 from memd.store.bucket.format import FILES, ROUNDS
