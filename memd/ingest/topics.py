@@ -1,278 +1,63 @@
 """The open topics: each one's log, hot buffer and journal, opened once and kept together.
 
-Rule: only the event loop touches the buffer; only the one writer thread writes the log and the journal.
+Rule: only the event loop touches the buffer; only one thread at a time writes a topic's log and journal. That is one
+writer thread for all topics, and in a cluster, where a topic may wait for others' machines, a lane for each (lanes.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
 
 import msgspec
 
 from memd import __version__
-from memd.conversation.events import BufferEvent, decode_event, encode_event
+from memd.conversation.events import decode_event
 from memd.conversation.hot_buffer import HotBuffer
-from memd.entries import Draft, Entry, checked_topic_id
-from memd.errors import StoreError
-from memd.ingest.erasing.unforbidden import without_forbidden
+from memd.entries import checked_topic_id
+from memd.errors import StoreError, TopicHeld
+from memd.ingest.claims import ClaimTender
+from memd.ingest.lanes import TopicLanes
 from memd.ingest.pieces import Count
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
-from memd.ingest.turns import StoringLock
-from memd.ingest.unstored import BufferedText, ListedParts, PartCutter
+from memd.ingest.topic import Topic
 from memd.settings.model import Config
-from memd.store.erasure.wiping import Wiper
 from memd.store.log.journal import Journal, read_journal
-from memd.store.store import Store, TopicLog
+from memd.store.shelf import Claim
+from memd.store.store import Store
+
+__all__ = ["Topic", "Topics"]
 
 log = logging.getLogger("memd")
 Result = TypeVar("Result")
 
 OPEN_MAX = 256
 """Topics that stay open between two requests: each takes a thread, in which tantivy watches its files."""
-CHUNK_IDS_MAX = 4_096
-"""Messages whose chunks' ids are kept in memory: those of some long tool loops."""
-
-
-class Topic:
-    """One topic while the daemon runs."""
-
-    def __init__(
-        self,
-        log_: TopicLog,
-        buffer: HotBuffer,
-        journal: Journal,
-        writer: ThreadPoolExecutor,
-        redactor: Redactor,
-        cutter: Cutter,
-        *,
-        before_write: Callable[[], None],
-        journal_behind: bool = False,
-    ) -> None:
-        """Use `Topics.get`.
-
-        Args:
-            before_write: called in the writer thread, before each write to the log or the journal.
-            journal_behind: the journal's file differs from the buffer and must be rewritten.
-        """
-        self.id = log_.topic_id
-        self.log = log_
-        self.buffer = buffer
-        self._troubles: dict[str, StoreError] = {}
-        self.storing = StoringLock()
-        """Held while messages are stored: branches share messages, and each must see what the other has stored."""
-        self.noting = asyncio.Lock()
-        """Held while a note is taken: of two equal ones the second must see the first."""
-        self.chunk_ids: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
-        """The public ids of the chunks that came from each of the messages stored last, by the message's digest."""
-        self.being_stored: frozenset[bytes] = frozenset()
-        """Digests of the messages of an append that is under way: which of their chunks stay is not known yet."""
-        self.cutter = PartCutter(log_, cutter)
-        self.listed_parts = ListedParts()
-        log_.unstored = self.unstored
-        self._journal = journal
-        self._redactor = redactor
-        self._journal_behind = journal_behind
-        """Events were lost to a failed write: only a rewrite brings the file up to date."""
-        self._journal_unsynced = False
-        self._has_ended = False
-        """Its folder is another topic's now, or nobody's."""
-        self._writer = writer
-        self._before_write = before_write
-        self._holders = 0
-        self._used_at = time.monotonic()
-
-    def hold(self) -> None:
-        """Keep the topic open until `release`."""
-        self._holders += 1
-
-    def release(self) -> None:
-        """End one `hold`."""
-        self._holders -= 1
-        self._used_at = time.monotonic()
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """Keep the topic open while the block runs."""
-        self.hold()
-        try:
-            yield
-        finally:
-            self.release()
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep the topic open while the block runs, without counting as a use of it."""
-        self._holders += 1
-        try:
-            yield
-        finally:
-            self._holders -= 1
-
-    @property
-    def idle_seconds(self) -> float:
-        """Seconds since its last use; 0 while somebody holds it."""
-        return 0.0 if self._holders else time.monotonic() - self._used_at
-
-    @property
-    def is_on_disk(self) -> bool:
-        """Whether the topic can be closed without losing anything."""
-        return not self._journal_behind and not self._journal_unsynced and not self.buffer.unstored_count
-
-    @property
-    def risk(self) -> str:
-        """The danger to what was said and cannot be stored now."""
-        return "what is said now is lost if memd ends before that works" if self._journal_behind else "nothing is lost"
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Memory of the open conversations, beside the texts of their messages, and of the chunks that are pending."""
-        return self.buffer.memory_bytes + self.cutter.memory_bytes
-
-    def unstored(self) -> BufferedText:
-        """All that was said and is not in the log, as of now: every search of the topic's log asks for it."""
-        return BufferedText(self.buffer, self.cutter, self.listed_parts)
-
-    def ids_of(self, digest: bytes) -> tuple[str, ...]:
-        """The public ids of the chunks that came from a message: of those stored lately, or of pending ones."""
-        return self.chunk_ids.get(digest) or (() if digest in self.being_stored else self.cutter.ids_of(digest))
-
-    @property
-    def trouble(self) -> StoreError | None:
-        """The last error of a write to the log or the journal, until one to the same file succeeds again."""
-        return next(iter(self._troubles.values()), None)
-
-    async def append(self, drafts: Sequence[Draft]) -> list[Entry]:
-        """Append to the log, in the writer thread; see `TopicLog.append`."""
-
-        def append() -> list[Entry]:
-            entries = self.log.append(drafts)
-            self.cutter.note_stored(drafts)
-            return entries
-
-        return await self._write("log", append)
-
-    async def _write(self, file: str, work: Callable[[], Result]) -> Result:
-        """Run `work`, which writes to the log or the journal, in the writer thread, and keep its error as `trouble`."""
-
-        def write() -> Result:
-            if self._has_ended:
-                raise StoreError(f"topic {self.id} was erased: what was under way in it is not stored")
-            self._before_write()
-            return work()
-
-        try:
-            result = await asyncio.get_running_loop().run_in_executor(self._writer, write)
-        except StoreError as error:
-            if file not in self._troubles:
-                log.error("writing failed", extra={"topic": self.id, "error": error})
-            self._troubles[file] = error
-            raise
-        if self._troubles.pop(file, None) is not None:
-            log.info("writing works again", extra={"topic": self.id, "file": file})
-        return result
-
-    async def save(self, *, sync: bool = False) -> None:
-        """Journal the buffer's changes. After a failure the journal is rewritten, at once and by the next saves."""
-        events = self.buffer.take_unsaved()
-        if not events and not (self._journal_behind or (sync and self._journal_unsynced)):
-            return
-        if self._journal_behind:
-            await self.rewrite_journal()
-            return
-        self._journal_unsynced = not sync
-
-        def append() -> None:
-            if events:
-                self._journal.append(self._payloads(events), self.log.snapshot().extent)
-            if sync:
-                self._journal.sync()
-
-        try:
-            await self._write("journal", append)
-        except StoreError:
-            self._journal_behind = True
-            await self.rewrite_journal()
-
-    async def make_durable(self) -> bool:
-        """Force all that the buffer has to disk, in the journal; False if that failed (the disk is full, …).
-
-        Unlike `save` it also waits for what others are writing: True means that no crash can lose what is said so far.
-        """
-        self._journal_unsynced = True  # also where a sync is under way, whose end must be waited for
-        await self.save(sync=True)
-        return not self._journal_behind
-
-    async def rewrite_journal(self) -> None:
-        """Replace `hot.log` by the shortest journal of the present buffer, durably."""
-        self.buffer.take_unsaved()  # the whole buffer is written, and these events with it
-        events = self.buffer.as_events()
-        self._journal_unsynced = False
-
-        def rewrite() -> None:
-            self._journal.rewrite(self._payloads(events), self.log.snapshot().extent)
-
-        try:
-            await self._write("journal", rewrite)
-            self._journal_behind = False
-        except StoreError:
-            self._journal_behind = True
-
-    async def forget(self, digests: Collection[bytes], uuids: Collection[bytes], wiper: Wiper) -> None:
-        """Drop the text of erased messages, and the blocks that show one of these chunks, here and in `hot.log`, and
-        overwrite what that was.
-
-        Raises:
-            StoreError: the journal cannot be written, or what it was may still be there.
-        """
-        self.buffer.forget(digests, uuids)
-        for digest in digests:
-            self.chunk_ids.pop(digest, None)
-        self.buffer.take_unsaved()
-        events = self.buffer.as_events()
-
-        def rewrite() -> None:
-            self._journal.rewrite(self._payloads(events), self.log.snapshot().extent, wiper)
-
-        self._journal_behind = True
-        await self._write("journal", rewrite)
-        self._journal_behind = self._journal_unsynced = False
-
-    def note_chunks(self, entries: Sequence[Entry]) -> None:
-        """Note which chunks came from which messages, for `chunk_ids`."""
-        for entry in entries:
-            for digest in entry.digests:
-                self.chunk_ids[digest] = (*self.chunk_ids.get(digest, ()), entry.public_id)
-        while len(self.chunk_ids) > CHUNK_IDS_MAX:
-            self.chunk_ids.popitem(last=False)
-
-    def end(self) -> None:
-        """Write nothing any more, in the writer thread: the topic is erased."""
-        self._has_ended = True
-
-    def _payloads(self, events: Sequence[BufferEvent]) -> list[bytes]:
-        """Redact and encode events, in the writer thread; events are immutable."""
-        if forbidden := self.log.forbidden:
-            events = [without_forbidden(event, forbidden) for event in events]
-        return [encode_event(self._redactor.event(event)) for event in events]
 
 
 class Topics:
     """Opens topics on first use."""
 
     def __init__(
-        self, store: Store, config: Config, writer: ThreadPoolExecutor, redactor: Redactor, count: Count
+        self,
+        store: Store,
+        config: Config,
+        writer: Executor,
+        redactor: Redactor,
+        count: Count,
+        claims: ClaimTender | None = None,
     ) -> None:
-        """`count`: raw tokens of a text; called from several threads."""
+        """
+        Args:
+            count: raw tokens of a text; called from several threads.
+            claims: renews the claims to the topics; None where they are this daemon's alone.
+        """
         self._cutter = Cutter(config.chunking, count, redactor)
         self._store = store
         self._redactor = redactor
@@ -280,13 +65,24 @@ class Topics:
         self._writer = writer
         self._open: dict[str, Topic] = {}
         self._opening: dict[str, asyncio.Future[Topic]] = {}
+        self.claims = claims
+        """None where there are none to be renewed."""
+        self._lanes = None if claims is None else TopicLanes()
+
+    def start(self) -> None:
+        """Begin to renew claims, on the event loop; nothing where there are none."""
+        if self.claims is not None:
+            self.claims.start(self._note_round)
 
     async def wake(self) -> Topic | None:
         """Open the topics that have work: unstored turns, unsealed segments, chunks of another embedding model, or a
         journal that must be redacted.
 
         Returns the most recently used topic, opened as well, because it is the most likely one to be asked for next.
+        In a cluster only requests, and what somebody has left unfinished, open topics.
         """
+        if self.claims is not None:
+            return None
         loop = asyncio.get_running_loop()
         used_last: tuple[float, str] | None = None
         at_rest, state = [], self._state
@@ -320,9 +116,17 @@ class Topics:
                 memory_bytes -= topic.log.stats().memory_bytes if await self._let_go(topic) else 0
 
     async def close(self) -> None:
-        """Journal all buffers."""
+        """Journal all buffers, and in a cluster let others have the topics."""
         for topic in self.opened():
             await topic.rewrite_journal()
+        if self.claims is None or self._lanes is None:
+            return
+        loop, closing, self._open = asyncio.get_running_loop(), self.opened(), {}
+        for topic in closing:
+            close = partial(self._store.close_topic, topic.id, unfinished=not topic.is_on_disk)
+            await loop.run_in_executor(topic.writer, close)
+        await loop.run_in_executor(None, self.claims.stop, self.claims.wait_seconds)
+        await loop.run_in_executor(None, self._lanes.close)
 
     async def end(self, topic_id: str, put_aside: Callable[[], Result]) -> Result:
         """Close a topic for good and put its folder aside; the next `get` begins another one.
@@ -340,38 +144,82 @@ class Topics:
             return put_aside()
 
         # In the thread in which topics are read and written, so that nothing comes in between.
-        return await asyncio.get_running_loop().run_in_executor(self._writer, ended)
+        return await asyncio.get_running_loop().run_in_executor(self._writer_of(topic_id), ended)
 
     def opened(self) -> list[Topic]:
         """The topics that are open now."""
         return list(self._open.values())
 
-    async def get(self, topic_id: str) -> Topic:
+    async def get(self, topic_id: str, gone: str = "") -> Topic:
         """The topic, opened or created. Concurrent callers share one opening.
+
+        Args:
+            gone: the URL of a daemon of the cluster that is known to be gone: from it the topic is taken at once.
 
         Raises:
             BadTopicId: not a topic name.
-            StoreError: its files cannot be read or created.
+            TopicHeld: another daemon has it.
+            StoreError: its files cannot be read or created, or not in the time that a request has.
         """
         topic = self._open.get(topic_id)
-        if topic is not None:
+        if topic is not None and (self.claims is None or self.claims.is_current):
             return topic
+        if self.claims is None:
+            return await asyncio.shield(self._opening_of(topic_id))
+        if topic is not None:
+            await self.claims.renewed()
+            if (topic := self._open.get(topic_id)) is not None:
+                return topic
+        try:
+            return await self._claimed(topic_id, gone)
+        except TopicHeld as error:
+            if not gone or error.url != gone:
+                raise
+            return await self._claimed(topic_id, gone)  # whose opening was waited for did not know
+
+    async def _claimed(self, topic_id: str, gone: str) -> Topic:
+        assert self.claims is not None, "in a cluster"
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._opening_of(topic_id, gone)), self.claims.wait_seconds)
+        except TimeoutError:
+            raise StoreError(
+                f"topic {topic_id}: the cluster has not handed it over yet; it goes on in the background"
+            ) from None
+
+    def _opening_of(self, topic_id: str, gone: str = "") -> asyncio.Future[Topic]:
         checked_topic_id(topic_id)
         opening = self._opening.get(topic_id)
         if opening is None:
             loop = asyncio.get_running_loop()
-            opening = loop.run_in_executor(self._writer, self._read, topic_id)
+            opening = loop.run_in_executor(writer := self._writer_of(topic_id), self._read, topic_id, writer, gone)
             self._opening[topic_id] = opening
             opening.add_done_callback(partial(self._opened, topic_id))
-        return await asyncio.shield(opening)
+        return opening
+
+    def _writer_of(self, topic_id: str) -> Executor:
+        return self._writer if self._lanes is None else self._lanes.of(topic_id)
 
     async def existing(self, topic_id: str) -> Topic | None:
-        """The topic if it is open or on disk, else None; nothing is created."""
+        """The topic if it is open or on disk, else None; nothing is created. Raises as `get`."""
         if topic_id not in self._open:
-            loop = asyncio.get_running_loop()
-            if not await loop.run_in_executor(None, self._store.has_topic, topic_id):
-                return None
+            asked = asyncio.get_running_loop().run_in_executor(None, self._store.has_topic, topic_id)
+            try:
+                if not await asyncio.wait_for(asked, None if self.claims is None else self.claims.wait_seconds):
+                    return None
+            except TimeoutError:
+                raise StoreError(f"topic {topic_id}: the cluster does not say whether it exists") from None
         return await self.get(topic_id)
+
+    # -- in a cluster ---------------------------------------------------------------------------------------------
+
+    def _note_round(self, lost: Collection[Claim], is_renewed: bool) -> None:
+        """After each renewal of the claims."""
+        for claim in lost:
+            topic = self._open.get(claim.layout.topic_id)
+            if topic is not None and topic.log.claim is claim:
+                log.warning("another daemon has taken a topic", extra={"topic": topic.id})
+                del self._open[topic.id]
+                topic.writer.submit(self._store.close_topic, topic.id)
 
     def _opened(self, topic_id: str, opening: asyncio.Future[Topic]) -> None:
         """Before its callers go on: one that comes between must not open it again, with a buffer of its own."""
@@ -388,19 +236,19 @@ class Topics:
         del self._open[topic.id]
 
         # In the thread in which topics are read, so that the next `get` comes after it.
-        await asyncio.get_running_loop().run_in_executor(self._writer, self._store.close_topic, topic.id)
+        await asyncio.get_running_loop().run_in_executor(topic.writer, self._store.close_topic, topic.id)
         log.info("a topic is let go from memory", extra={"topic": topic.id})
         return True
 
-    def _read(self, topic_id: str) -> Topic:
-        log_ = self._store.topic(topic_id)
+    def _read(self, topic_id: str, writer: Executor, gone: str) -> Topic:
+        log_ = self._store.topic(topic_id, gone)
         journal, payloads = Journal.open(log_.claim)
         buffer, is_as_kept = self._buffer_of(topic_id, payloads)
         if has_lost := log_.has_lost_entries(journal):
             buffer.lower_marks(log_.has_digest)
         for finding in log_.findings:
             log.warning("found in the log", extra={"topic": topic_id, "finding": finding})
-        parts = log_, buffer, journal, self._writer, self._redactor, self._cutter
+        parts = log_, buffer, journal, writer, self._redactor, self._cutter
         return Topic(*parts, before_write=self._store.before_write, journal_behind=has_lost or not is_as_kept)
 
     def _last_use_and_work(self, topic_id: str) -> tuple[float | None, bool]:

@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
@@ -63,6 +64,9 @@ from memd.telemetry.logging import configure_logging
 from memd.telemetry.metrics import Metrics
 from memd.wording import counted
 
+if TYPE_CHECKING:
+    from memd.store.cluster.joining import Cluster
+
 log = logging.getLogger("memd")
 
 QUESTION_SHARE = 0.4
@@ -96,31 +100,31 @@ async def running(
     if model is None and (address := leading_back(config)):
         raise ConfigError(f"upstream.url is {address}, {IN_CIRCLES}; give the model server's address")
     async with AsyncExitStack() as stack:
-        tls, listeners = tls_of(config), bound(config)
+        tls, listeners, loop = tls_of(config), bound(config), asyncio.get_running_loop()
         stack.callback(listeners.close)
         if listeners.moved:
             log.warning("memd's own address is not the usual one", extra={"problem": listeners.moved})
-        loop = asyncio.get_running_loop()
         backup, disk = _disk(config, files, command)
         embedding = loop.run_in_executor(None, _embedder, config, disk)
         encoding = loop.run_in_executor(None, lambda: cl100k_base(ranks_bytes()))
         if model is not None:
             child = await stack.enter_async_context(LlamaChild.started(model))
-            upstream_settings = msgspec.structs.replace(config.upstream, url=child.url, urls=())
-            config = msgspec.structs.replace(config, upstream=upstream_settings)
+            config = _in_front_of(child, config)
         embedder, counter = await embedding, TokenCounter(await encoding)
         redactor = Redactor.of(config.ingest)
-        store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, counter, disk))
+        cluster = await loop.run_in_executor(None, _joined, stack, config, listeners)
+        store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, counter, disk, cluster))
         stack.callback(store.close)
         if backup is not None:
             stack.push_async_callback(asyncio.to_thread, backup.stop, config.shutdown.grace_seconds)
             backup.start()
         watch = TokenWatch(config.auth, TokenFile(DiskFiles(), config.data_dir), auth_source)
         watch.load()
-        addresses = addresses_of(config, listeners)
         auditor = _auditor(config, store, watch.principals, command)
-        daemon = await make_parts(stack, config, store, embedder, counter, redactor, addresses, watch, auditor)
-        daemon = msgspec.structs.replace(daemon, backup=backup)
+        daemon = await make_parts(
+            stack, config, store, embedder, counter, redactor, addresses_of(config, listeners), watch, auditor
+        )
+        daemon = msgspec.structs.replace(daemon, backup=backup, cluster=cluster)
         await daemon.upstream.refresh(wait=True)
         async with _listening(daemon, listeners, tls):
             yield daemon
@@ -130,6 +134,7 @@ async def running(
 async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext | None) -> AsyncIterator[None]:
     """The daemon at work: it tends its topics and answers; in the end, replies in flight have their time of grace."""
     config, tasks, loop = daemon.config, daemon.tasks, asyncio.get_running_loop()
+    daemon.topics.start()
     tending = [
         tasks.spawn(_wake(daemon.topics, daemon.retriever), "wake"),
         tasks.spawn(daemon.archiver.tend(daemon.topics), "tend"),
@@ -264,6 +269,8 @@ def _announce(daemon: Daemon, seconds: float) -> None:
         f"  look into memory at    {daemon.own_url}/memd/",
         f"  memory in              {config.data_dir}  ({counted(topics, 'topic')})",
     ]
+    if daemon.cluster is not None:
+        lines[-1] = f"  memory in              {daemon.cluster.place}, as {daemon.cluster.own_url}"
     if daemon.redactor:
         lines.append(f"  redacted before stored {', '.join(daemon.redactor.names)}")
     for server in daemon.upstream.servers:
@@ -304,7 +311,28 @@ def _embedder(config: Config, files: LocalDisk) -> Embedder:
     return embedder
 
 
-def _opened(config: Config, embedder: Embedder, redactor: Redactor, counter: TokenCounter, files: LocalDisk) -> Store:
+def _in_front_of(child: LlamaChild, config: Config) -> Config:
+    return msgspec.structs.replace(config, upstream=msgspec.structs.replace(config.upstream, url=child.url, urls=()))
+
+
+def _joined(stack: AsyncExitStack, config: Config, listeners: Listeners) -> Cluster | None:
+    if not config.store.is_shared:
+        return None
+    from memd.store.cluster.joining import Cluster
+
+    cluster = Cluster.joined(config.store, os.environ, addresses_of(config, listeners).model)
+    stack.callback(cluster.database.close)
+    return cluster
+
+
+def _opened(
+    config: Config,
+    embedder: Embedder,
+    redactor: Redactor,
+    counter: TokenCounter,
+    files: LocalDisk,
+    cluster: Cluster | None,
+) -> Store:
     return Store.open(
         config.data_dir,
         dimension=embedder.dimension,
@@ -314,6 +342,7 @@ def _opened(config: Config, embedder: Embedder, redactor: Redactor, counter: Tok
         draft_filter=last_look(redactor),
         line_tokens=lambda entry: counter.count(line_of(entry)),
         files=files,
+        shelf=None if cluster is None else cluster.shelf,
     )
 
 

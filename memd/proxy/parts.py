@@ -10,6 +10,7 @@ import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -42,6 +43,7 @@ from memd.conversation.window import injection_budget
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.ingest.archiver import Archiver
+from memd.ingest.claims import ClaimTender
 from memd.ingest.erasing.eraser import Eraser
 from memd.ingest.erasing.retention import BY, Retention
 from memd.ingest.indexer import Indexer
@@ -77,6 +79,9 @@ from memd.telemetry.events import Events
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
 
+if TYPE_CHECKING:
+    from memd.store.cluster.joining import Cluster
+
 
 class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     """A daemon that listens."""
@@ -105,6 +110,8 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     tasks: Tasks
     writer: ThreadPoolExecutor
     backup: BucketTender | None = None
+    cluster: Cluster | None = None
+    """None: the topics are this daemon's alone."""
 
     @property
     def principals(self) -> Principals:
@@ -148,7 +155,7 @@ async def make_parts(
     stack.callback((encoder := Encoder(embedder)).close)
     stack.callback((indexer := Indexer(tasks, encoder.priority, config.retrieval, metrics)).close)
     stack.callback((retriever := _retriever(config, encoder, counter)).close)
-    topics, speech = Topics(store, config, writer, redactor, counter.count), Speech(config.ingest.strip)
+    topics = Topics(store, config, writer, redactor, counter.count, _claims_of(config, store))
     stack.push_async_callback(topics.close)
     stack.callback((archiver := Archiver(config, encoder, counter, tasks, indexer, redactor, metrics, events)).close)
     stack.callback((taker := DocumentTaker(archiver, encoder, Cutter(config.chunking, counter.count, redactor))).close)
@@ -171,13 +178,19 @@ async def make_parts(
         indexer=indexer,
         receipts=receipts,
         auditor=auditor,
-        reader=RequestReader(config, watch.principals, redactor, speech),
+        reader=RequestReader(config, watch.principals, redactor, speech := Speech(config.ingest.strip)),
         speech=speech,
         events=events,
         metrics=metrics,
         tasks=tasks,
         writer=writer,
     )
+
+
+def _claims_of(config: Config, store: Store) -> ClaimTender | None:
+    if not store.is_shared:
+        return None
+    return ClaimTender(store.renew, config.store.lease_seconds, config.retrieval.timeout_ms / 1000)
 
 
 def _retention(
@@ -208,7 +221,8 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
     """Build the steps of a turn and the router."""
     config, counter, archiver, metrics = daemon.config, daemon.counter, daemon.archiver, daemon.metrics
     idempotency = IdempotencyKeys(daemon.tasks, config.injection.freeze_seconds)
-    is_synced = config.buffer.journal_fsync == "always"
+    # In a cluster another daemon may go on with the next turn, and knows what the database has.
+    is_synced = config.buffer.journal_fsync == "always" or daemon.store.is_shared
     forwarder = Forwarder(daemon.upstream, config.limits.capture_bytes_max)
     turns = TurnRunner(
         daemon.topics,

@@ -28,6 +28,7 @@ class LocalClaim:
         self.files = files
         self.layout = layout
         self.epoch = epoch
+        self.since = 1
         self._ends: dict[Stream, AppendFile] = {}
         self._is_released = False
 
@@ -80,7 +81,7 @@ class LocalClaim:
                 else:
                     wiper.put_in_place(temporary, path)
 
-    def release(self) -> None:
+    def release(self, *, unfinished: bool = False) -> None:
         """See Claim."""
         self._is_released = True
         for file in self._ends.values():
@@ -155,3 +156,7 @@ class LocalShelf:
         """See Shelf."""
         names = (name for name in topic_names_in(self._files, self._data_dir) if name > after)
         return list(islice((name for name in names if has_files(self._files, self._data_dir / name)), limit))
+
+    def unfinished(self, limit: int) -> list[str]:
+        """See Shelf. Here recent.py knows."""
+        return []

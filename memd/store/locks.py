@@ -14,19 +14,21 @@ from types import TracebackType
 class LockOrder(IntEnum):
     """The places, in the order in which a thread takes the locks."""
 
-    TOPICS = 0
+    OPEN = 0
+    """Opening or closing one topic (Store)."""
+    TOPICS = 1
     """The table of open topics (Store)."""
-    RECENT = 1
+    RECENT = 2
     """The list of topics that a start has to look at (RecentTopics)."""
-    MERGE = 2
+    MERGE = 3
     """Building a merged index (TopicLog)."""
-    SEAL = 3
+    SEAL = 4
     """Sealing a segment, or dropping a damaged index (TopicLog)."""
-    LOAD = 4
+    LOAD = 5
     """Loading one index into memory (SealedIndex)."""
-    STATE = 5
+    STATE = 6
     """Making the next snapshot (TopicLog): appends wait for it, so nothing slow happens under it."""
-    MARK = 6
+    MARK = 7
     """Marking rows of one index as dead (SealedIndex)."""
 
 

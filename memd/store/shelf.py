@@ -57,6 +57,8 @@ class Claim(Protocol):
     """The folder, which was brought up to date."""
     epoch: int
     """Higher than that of any earlier claim to the topic by which somebody might still write."""
+    since: int
+    """The epoch from which on nobody but this daemon had the topic."""
 
     def resume(self, stream: Stream, at: int) -> None:
         """Go on at the end of a stream that was read, and mended where an interrupted write had torn it."""
@@ -93,8 +95,12 @@ class Claim(Protocol):
             wiper: overwrites what is removed or replaced.
         """
 
-    def release(self) -> None:
-        """Let others have the topic; later writes are Fenced. A second call does nothing."""
+    def release(self, *, unfinished: bool = False) -> None:
+        """Let others have the topic; later writes are Fenced. A second call does nothing.
+
+        Args:
+            unfinished: something is left to do in it: `Shelf.unfinished` tells of it.
+        """
 
 
 class Shelf(Protocol):
@@ -121,3 +127,7 @@ class Shelf(Protocol):
 
     def topics(self, after: str, limit: int) -> list[str]:
         """Return the names of the first topics behind a name, sorted."""
+
+    def unfinished(self, limit: int) -> list[str]:
+        """Return topics that nobody has by now, and that were left with something to do, as far as is known: a daemon
+        that had them has died, or ended before it was done."""

@@ -1,7 +1,8 @@
 """The store: one directory and its topics, held by one daemon at a time.
 
 Rule: a topic is read from disk when it is first asked for, never before, and can be closed again; whatever was
-acknowledged is on disk. The log itself is in topic.py.
+acknowledged is on disk. The log itself is in topic.py. In a cluster the directory is a cache: which topics there are,
+and in which of them is work to do, only the shelf knows.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import hashlib
 import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from memd.entries import Entry
-from memd.errors import StoreWriteFailed
+from memd.errors import StoreError, StoreWriteFailed
 from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
 from memd.store.clock import SharedClock
 from memd.store.directory_lock import Lock
@@ -25,7 +27,7 @@ from memd.store.erasure.forbidden import ForbiddenText
 from memd.store.erasure.ledger import Erasure, ErasureLedger, returned
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import Files
-from memd.store.layout import LOCK_NAME, TopicLayout, TopicNames, topic_ids_in
+from memd.store.layout import CLUSTER_NAME, LOCK_NAME, TopicLayout, TopicNames, topic_ids_in
 from memd.store.local_shelf import LocalShelf
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.columns import Records
@@ -34,11 +36,17 @@ from memd.store.log.recovery import Finding
 from memd.store.log.segment import read_header
 from memd.store.opening import highest_id_on_disk
 from memd.store.parts import DraftFilter, StoreShared, keep_draft
-from memd.store.recent import RecentTopics, read_recent
+from memd.store.recent import Recent, RecentTopics, read_recent
+from memd.store.shelf import Claim, Shelf
 from memd.store.snapshot import Hit, Snapshot
 from memd.store.topic import TopicLog
 
 __all__ = ["Finding", "Hit", "Snapshot", "Store", "TopicLog"]
+
+
+MakeShelf = Callable[[LocalDisk, Path], Shelf]
+"""Makes the shelf of a directory that is a cache."""
+_PAGE = 10_000
 
 
 def _now_us() -> int:
@@ -56,8 +64,12 @@ class Store:
         names: TopicNames,
         recent: RecentTopics,
         ledger: ErasureLedger,
+        *,
+        is_shared: bool,
     ) -> None:
         """Use `Store.open`."""
+        self.is_shared = is_shared
+        """Whether its topics are a cluster's."""
         self.ledger = ledger
         """The erasures, done and under way."""
         self.data_dir = data_dir
@@ -70,6 +82,7 @@ class Store:
         self._recent = recent
         self._topics: dict[str, TopicLog] = {}
         self._topics_lock = OrderedLock(LockOrder.TOPICS)
+        self._opening: WeakValueDictionary[str, OrderedLock] = WeakValueDictionary()
 
     @classmethod
     def open(
@@ -83,12 +96,13 @@ class Store:
         line_tokens: Callable[[Entry], int] | None = None,
         utility: UtilitySettings = DEFAULT_UTILITY,
         files: LocalDisk | None = None,
+        shelf: MakeShelf | None = None,
         now_us: Callable[[], int] = _now_us,
     ) -> Store:
         """Lock and open the directory, created if necessary.
 
         `dimension` and `fingerprint` (at most 32 ASCII characters) are those of the embedding model in use; every draft
-        goes through `draft_filter` before it is written, and of every entry `line_tokens` are.
+        goes through `draft_filter` before it is written; `line_tokens` are each entry's; with `shelf` it is a cache.
 
         Raises:
             StoreLocked: another daemon holds it.
@@ -102,18 +116,16 @@ class Store:
         lock = files.lock(data_dir / LOCK_NAME)
         try:
             clock, names = SharedClock(now_us), TopicNames(files, data_dir)
+            kept = _local_shelf(files, data_dir) if shelf is None else shelf(files, data_dir)
             ledger = ErasureLedger(files, data_dir)
             clock.observe(ledger.highest_id)
-            found = read_recent(files, data_dir, len(names))
-            clock.observe(0 if found is None else found.highest_id)
-            for topic_id in names if found is None else found.names:
-                clock.observe(highest_id_on_disk(files, TopicLayout(data_dir, topic_id), dimension))
+            found = None if shelf is not None else _recent(files, data_dir, names, clock, dimension)
         except BaseException:
             lock.release()
             raise
         shared = StoreShared(
             files=files,
-            shelf=LocalShelf(files, data_dir),
+            shelf=kept,
             model=ModelId(dimension, fingerprint),
             clock=clock,
             segment_entries_max=segment_entries_max,
@@ -121,31 +133,67 @@ class Store:
             draft_filter=draft_filter,
             line_tokens=line_tokens,
         )
-        return cls(data_dir, shared, lock, names, RecentTopics(files, data_dir, found), ledger)
+        recent = RecentTopics(files, data_dir, found)
+        return cls(data_dir, shared, lock, names, recent, ledger, is_shared=shelf is not None)
 
-    def topic(self, topic_id: str) -> TopicLog:
+    def topic(self, topic_id: str, gone: str = "") -> TopicLog:
         """Return the topic's log, recovered from disk at the first call, created if there is none.
+
+        Args:
+            gone: see `Shelf.claim`.
 
         Raises:
             BadTopicId: not a topic name, or one that differs only in case from that of another topic.
             ForeignFile: its `active.bin` is not for this version of memd.
             StoreError: its files cannot be read, repaired or created.
+            TopicHeld: another daemon has it.
         """
+        with self._opening_of(topic_id):
+            topic = self._topics.get(topic_id)
+            if topic is None:
+                topic = self._opened(topic_id, gone)
+            return topic
+
+    def reopen(self, topic_id: str) -> TopicLog:
+        """Claim an open topic again, and read it from disk; what it was until now is closed. Raises as `topic`."""
+        with self._opening_of(topic_id):
+            before = self._topics.get(topic_id)
+            topic = self._opened(topic_id)
+            if before is not None:
+                before.close()
+            return topic
+
+    def _opening_of(self, topic_id: str) -> OrderedLock:
+        """Held while a topic is opened or closed, which may take long where others are not to wait for it."""
+        with self._topics_lock:
+            return self._opening.setdefault(topic_id, OrderedLock(LockOrder.OPEN))
+
+    def _opened(self, topic_id: str, gone: str = "") -> TopicLog:
         layout = TopicLayout(self.data_dir, topic_id)
         with self._topics_lock:
-            if topic_id not in self._topics:
-                self._recent.add(topic_id, is_new=self._names.add(topic_id))
-                topic = self._topics[topic_id] = self._opened(topic_id)
-                topic.findings += returned(list(self.ledger), layout, _rows_of(topic))
-            return self._topics[topic_id]
-
-    def _opened(self, topic_id: str) -> TopicLog:
-        claim = self._shared.shelf.claim(topic_id)
+            self._recent.add(topic_id, is_new=self._names.add(topic_id))
+        claim = self._shared.shelf.claim(topic_id, gone=gone)
         try:
-            return TopicLog(self._shared, claim)
+            topic = TopicLog(self._shared, claim)
         except BaseException:
             claim.release()
             raise
+        topic.findings += returned(list(self.ledger), layout, _rows_of(topic))
+        with self._topics_lock:
+            self._topics[topic_id] = topic
+        return topic
+
+    def renew(self) -> list[Claim]:
+        """Keep the claims to all open topics; return those that are lost.
+
+        Raises:
+            StoreError: nobody can say.
+        """
+        return self._shared.shelf.renew([topic.claim for topic in self._topics.copy().values()])
+
+    def unfinished(self, limit: int) -> list[str]:
+        """See `Shelf.unfinished`; topics that are open here are left out."""
+        return [name for name in self._shared.shelf.unfinished(limit) if name not in self._topics]
 
     @property
     def findings(self) -> list[Finding]:
@@ -172,13 +220,20 @@ class Store:
         headers = (read_header(self.files, path) for path in paths)
         return any(header is not None and not self.model.wrote(header) for header in headers)
 
-    def close_topic(self, topic_id: str) -> None:
-        """Close a topic; the next call of `topic` reads it from disk. Its snapshots stay valid."""
-        with self._topics_lock:
-            topic = self._topics.pop(topic_id, None)
-        if topic is None:
+    def close_topic(self, topic_id: str, *, unfinished: bool = False) -> None:
+        """Close a topic; the next call of `topic` reads it from disk. Its snapshots stay valid.
+
+        Args:
+            unfinished: there is more to do in it than can be seen in its log.
+        """
+        with self._opening_of(topic_id):
+            with self._topics_lock:
+                topic = self._topics.pop(topic_id, None)
+            if topic is None:
+                return
+            topic.close(unfinished=unfinished or (self.is_shared and self.has_unsealed(topic_id)))
+        if self.is_shared:
             return
-        topic.close()
         if not self.has_unsealed(topic_id) and not self.has_other_model(topic_id):
             with self._topics_lock:
                 if topic_id not in self._topics and self._recent.rest(topic_id):
@@ -239,7 +294,7 @@ class Store:
             StoreError: the topic is as it was, closed.
         """
         layout = TopicLayout(self.data_dir, erasure.topic_id)
-        with self._topics_lock:
+        with self._opening_of(erasure.topic_id), self._topics_lock:
             if topic := self._topics.pop(erasure.topic_id, None):
                 topic.close()
             if not self.is_aside(erasure):
@@ -264,16 +319,23 @@ class Store:
         self._shared.clock.observe(canonical_id)
 
     def topic_ids(self) -> list[str]:
-        """Return the topics on disk, sorted. It takes a look at each of them: not for what answers a request."""
-        return topic_ids_in(self.files, self.data_dir)
+        """Return all topics, sorted. It takes a look at each of them: not for what answers a request."""
+        if not self.is_shared:
+            return topic_ids_in(self.files, self.data_dir)
+        found = page = self._shared.shelf.topics("", _PAGE)
+        while len(page) == _PAGE:
+            found += (page := self._shared.shelf.topics(page[-1], _PAGE))
+        return found
 
     def has_topic(self, topic_id: str) -> bool:
-        """Whether there is a topic of this name on disk."""
-        return self._names.has(topic_id)
+        """Whether there is a topic of this name."""
+        if not self.is_shared:
+            return self._names.has(topic_id)
+        return topic_id in self._topics or topic_id in self._shared.shelf.heads([topic_id])
 
     @property
     def topic_count(self) -> int:
-        """How many topics there are."""
+        """How many topics the directory has."""
         return len(self._names)
 
     def close(self) -> None:
@@ -283,6 +345,24 @@ class Store:
                 topic.close()
             self._recent.close()
         self._lock.release()
+
+
+def _recent(files: Files, data_dir: Path, names: TopicNames, clock: SharedClock, dimension: int) -> Recent | None:
+    """Read the list of recent topics, and let the clock see all ids. In a cluster each claim does that."""
+    found = read_recent(files, data_dir, len(names))
+    clock.observe(0 if found is None else found.highest_id)
+    for topic_id in names if found is None else found.names:
+        clock.observe(highest_id_on_disk(files, TopicLayout(data_dir, topic_id), dimension))
+    return found
+
+
+def _local_shelf(files: LocalDisk, data_dir: Path) -> LocalShelf:
+    if files.size(data_dir / CLUSTER_NAME) is not None:
+        raise StoreError(
+            f"{data_dir}: is the cache of a cluster, which has the topics: give store.url and store.bucket, or another "
+            "data_dir"
+        )
+    return LocalShelf(files, data_dir)
 
 
 def models_in(data_dir: Path, files: Files | None = None) -> set[ModelId]:

@@ -383,11 +383,11 @@ class TopicLog:
             self._snapshot, damage, unsealed=len(self.unsealed()), unindexed=self._lexical.behind(self._snapshot)
         )
 
-    def close(self) -> None:
-        """Let go of the topic; later appends fail."""
+    def close(self, *, unfinished: bool = False) -> None:
+        """Let go of the topic; later appends fail. `unfinished`: see `Claim.release`."""
         with self._state:
             self._closed = True
-            self.claim.release()
+            self.claim.release(unfinished=unfinished)
         self._lexical.close()
 
     def _entry(self, draft: Draft, public_id: str, group_left: int) -> Entry:

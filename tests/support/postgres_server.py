@@ -100,6 +100,8 @@ class PostgresServer:
             self._process.wait()
             if self._reader is not None:
                 self._reader.join()  # until the last of its processes has ended, or the next start would meet them
+            if self._process.stderr is not None:
+                self._process.stderr.close()
             self._process = None
 
 

@@ -37,11 +37,14 @@ _MIGRATIONS = (
         log_revision bigint NOT NULL DEFAULT 0,
         url text,
         lease_until timestamptz NOT NULL,
+        owner text NOT NULL,
+        since bigint NOT NULL,
         log_number int NOT NULL DEFAULT 1,
         log_end bigint NOT NULL DEFAULT 0,
         hot_number int NOT NULL DEFAULT 0,
         hot_end bigint NOT NULL DEFAULT 0
     );
+    CREATE INDEX memd_topic_left ON memd_topic (lease_until) WHERE url IS NOT NULL OR lease_until = '-infinity';
     CREATE TABLE memd_log (
         topic text COLLATE "C" NOT NULL,
         stream text NOT NULL,
@@ -130,7 +133,8 @@ class Database:
             "options": f"-c statement_timeout={_STATEMENT_MS}",
         }
         self._connect_seconds = connect_seconds
-        self._is_away = False
+        self.is_away = False
+        """Whether nobody has answered the last time."""
         self._is_closed = False
         self._connecting = threading.Lock()
         self._pool = psycopg_pool.ConnectionPool(
@@ -157,7 +161,7 @@ class Database:
         """
         if self._cluster:
             return
-        if not self._connecting.acquire(blocking=not self._is_away):
+        if not self._connecting.acquire(blocking=not self.is_away):
             raise StoreError(_unusable(f"{self.place} does not answer"))
         try:
             self._cluster = self._cluster or self._connected()
@@ -171,9 +175,9 @@ class Database:
             with psycopg.connect(self._url, **self._settings) as connection:
                 cluster = _migrate(connection, self.place)
         except psycopg.Error as error:
-            self._is_away = True
+            self.is_away = True
             raise StoreError(_unusable(_words(error))) from error
-        self._is_away = False
+        self.is_away = False
         if not self._is_closed:
             self._pool.open()
         return cluster
@@ -182,8 +186,8 @@ class Database:
     def connection(self) -> Iterator[Connection]:
         """A connection on which each statement outside of a transaction is one of its own."""
         self.connect()
-        with self._pool.connection(_AWAY_SECONDS if self._is_away else self._connect_seconds) as connection:
-            self._is_away = False
+        with self._pool.connection(_AWAY_SECONDS if self.is_away else self._connect_seconds) as connection:
+            self.is_away = False
             yield connection
 
     def again(self, work: Callable[[Connection], Result]) -> Result:
@@ -203,7 +207,7 @@ class Database:
                     return work(connection)
             except (psycopg_pool.PoolTimeout, psycopg_pool.PoolClosed) as error:
                 problem: Exception = error
-                self._is_away = True
+                self.is_away = True
                 break
             except psycopg.Error as error:
                 problem = error

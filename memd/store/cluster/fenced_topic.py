@@ -119,7 +119,7 @@ class FencedTopic:
 
         self._database.again(publish)
 
-    def freeze(self, objects: Sequence[KeptObject], ends: Places) -> None:
+    def freeze(self, objects: Sequence[KeptObject], ends: Places, *, unfinished: bool) -> None:
         """Write the manifest, trim what its objects have of both streams, which end there, and let the topic go."""
 
         def freeze(connection: Connection) -> None:
@@ -127,13 +127,13 @@ class FencedTopic:
                 for stream, end in ends.items():
                     self._expect(found, stream, end)
                 self._list(connection, objects, [one.name for one in objects])
-                self._let_go(connection)
+                self._let_go(connection, unfinished=unfinished)
 
         self._database.again(freeze)
 
-    def release(self) -> None:
+    def release(self, *, unfinished: bool = False) -> None:
         """Let the topic go; nothing is done if another claim was granted since."""
-        self._database.again(self._let_go)
+        self._database.again(lambda connection: self._let_go(connection, unfinished=unfinished))
 
     def forget_garbage(self, keys: Collection[str]) -> None:
         """Note that objects are gone."""
@@ -173,9 +173,12 @@ class FencedTopic:
         revised = "UPDATE memd_topic SET revision = nextval('memd_revision') WHERE topic = %s"
         connection.execute(revised, (self.topic_id,))
 
-    def _let_go(self, connection: Connection) -> None:
-        free = "UPDATE memd_topic SET url = NULL, epoch = epoch + 1 WHERE topic = %s AND epoch = %s"
-        connection.execute(free, (self.topic_id, self.epoch))
+    def _let_go(self, connection: Connection, *, unfinished: bool) -> None:
+        free = (
+            "UPDATE memd_topic SET url = NULL, epoch = epoch + 1,"
+            " lease_until = CASE WHEN %s THEN '-infinity' ELSE lease_until END WHERE topic = %s AND epoch = %s"
+        )
+        connection.execute(free, (unfinished, self.topic_id, self.epoch))
 
     def _list(self, connection: Connection, objects: Sequence[KeptObject], gone: Collection[str]) -> None:
         keys = {one.key for one in objects}

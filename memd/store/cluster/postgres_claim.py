@@ -33,11 +33,14 @@ from memd.store.shelf import Position, Stream
 class PostgresClaim:
     """A claim to a topic of a cluster. See Claim."""
 
-    def __init__(self, cache: LocalClaim, topic: FencedTopic, objects: ObjectKeeper, kept: KeptTopic) -> None:
+    def __init__(
+        self, cache: LocalClaim, topic: FencedTopic, objects: ObjectKeeper, kept: KeptTopic, since: int
+    ) -> None:
         """`kept`: of the topic, to which the folder is made equal before anything is written."""
         self.files = cache.files
         self.layout = cache.layout
         self.epoch = topic.epoch
+        self.since = since
         self._cache = cache
         self._cached = CachedFolder(cache.files, cache.layout)
         self._topic = topic
@@ -135,7 +138,7 @@ class PostgresClaim:
         self._drop(gone, wiper, kept)
         self._cache.publish(written, trimmed, wiper)
 
-    def release(self) -> None:
+    def release(self, *, unfinished: bool = False) -> None:
         """See Claim."""
         if self._is_let_go:
             return
@@ -143,13 +146,13 @@ class PostgresClaim:
         with suppress(StoreError):
             for stream in self._paths:
                 self.sync(stream)
-            is_free = self._freeze()
+            is_free = self._freeze(unfinished=unfinished)
         self._cache.release()
         if not is_free:
             with suppress(StoreError):  # else the lease ends by itself
-                self._topic.release()
+                self._topic.release(unfinished=unfinished)
 
-    def _freeze(self) -> bool:
+    def _freeze(self, *, unfinished: bool) -> bool:
         """Put all that has rows into objects, and let the topic go; False: it has to be let go without."""
         ends, key, at = self._ends, self._new_key(FROZEN), 0
         tail: list[Iterator[bytes]] = []
@@ -173,7 +176,7 @@ class PostgresClaim:
         self._cached.note(self._cached_objects(kept))
         if not kept:
             return False
-        self._topic.freeze(kept, ends)
+        self._topic.freeze(kept, ends, unfinished=unfinished)
         self._drop([one.name for one in kept], None, kept)
         return True
 

@@ -54,6 +54,8 @@ class PostgresShelf:
         self._data_dir = data_dir
         self._cached = LocalShelf(files, data_dir)
         self._is_owned = False
+        self._refreshing: dict[str, FencedTopic] = {}
+        """Granted, and not given out yet: to bring a large topic's folder up to date may take longer than a lease."""
         self._check_directory()
         self._url = url
         self._lease = f"{lease_seconds} seconds"
@@ -63,12 +65,13 @@ class PostgresShelf:
         TopicLayout(self._data_dir, topic_id)  # a name that can be one
         self._own_directory()
         taken = (
-            "INSERT INTO memd_topic AS t (topic, epoch, url, lease_until)"
-            " VALUES (%(topic)s, 1, %(url)s, clock_timestamp() + %(lease)s::interval)"
-            " ON CONFLICT (topic) DO UPDATE"
-            " SET epoch = t.epoch + 1, url = excluded.url, lease_until = excluded.lease_until"
+            "INSERT INTO memd_topic AS t (topic, epoch, url, lease_until, owner, since)"
+            " VALUES (%(topic)s, 1, %(url)s, clock_timestamp() + %(lease)s::interval, %(url)s, 1)"
+            " ON CONFLICT (topic) DO UPDATE SET epoch = t.epoch + 1, url = excluded.url,"
+            " lease_until = excluded.lease_until, owner = excluded.owner,"
+            " since = CASE WHEN t.owner = excluded.owner THEN t.since ELSE t.epoch + 1 END"
             " WHERE t.url IS NULL OR t.url IN (excluded.url, %(gone)s) OR t.lease_until < clock_timestamp()"
-            " RETURNING epoch, log_number, log_end, hot_number, hot_end"
+            " RETURNING epoch, since, log_number, log_end, hot_number, hot_end"
         )
         asked = {"topic": topic_id, "url": self._url, "lease": self._lease, "gone": gone}
         row = self._database.again(lambda connection: connection.execute(taken, asked).fetchone())
@@ -77,15 +80,18 @@ class PostgresShelf:
             held = self._database.ask(lambda connection: connection.execute(owner, (topic_id,)).fetchone())
             raise TopicHeld(topic_id, (held and held[0]) or "another daemon")
         topic = FencedTopic(self._database, topic_id, row[0])
+        self._refreshing[topic_id] = topic
         try:
-            kept, garbage = self._database.ask(lambda connection: self._kept(connection, topic, places(row[1:])))
+            kept, garbage = self._database.ask(lambda connection: self._kept(connection, topic, places(row[2:])))
             cache = self._cached.claim(topic_id)
             CachedFolder(self._files, cache.layout).make_equal(kept.files(cache.layout), self._objects.pieces)
         except BaseException:
             with suppress(StoreError):
                 topic.release()
             raise
-        claim = PostgresClaim(cache, topic, self._objects, kept)
+        finally:
+            del self._refreshing[topic_id]
+        claim = PostgresClaim(cache, topic, self._objects, kept, row[1])
         claim.remove_objects(garbage)
         return claim
 
@@ -102,7 +108,9 @@ class PostgresShelf:
             " FROM unnest(%s::text[], %s::bigint[]) AS mine (topic, epoch)"
             " WHERE t.topic = mine.topic AND t.epoch = mine.epoch AND t.url IS NOT NULL RETURNING t.topic, t.epoch"
         )
-        topics, epochs = [one.layout.topic_id for one in claims], [one.epoch for one in claims]
+        mine = [(one.layout.topic_id, one.epoch) for one in claims]
+        mine += [(one.topic_id, one.epoch) for one in self._refreshing.copy().values()]
+        topics, epochs = [topic for topic, _ in mine], [epoch for _, epoch in mine]
         found = self._database.again(lambda connection: set(connection.execute(longer, (self._lease, topics, epochs))))
         return [one for one in claims if (one.layout.topic_id, one.epoch) not in found]
 
@@ -145,6 +153,15 @@ class PostgresShelf:
             " ORDER BY topic LIMIT %s"
         )
         rows = self._database.ask(lambda connection: connection.execute(page, (after, limit)).fetchall())
+        return [row[0] for row in rows]
+
+    def unfinished(self, limit: int) -> list[str]:
+        """See Shelf."""
+        left = (
+            "SELECT topic FROM memd_topic WHERE (url IS NOT NULL OR lease_until = '-infinity')"
+            " AND (lease_until < clock_timestamp() OR url = %s) ORDER BY lease_until LIMIT %s"
+        )
+        rows = self._database.ask(lambda connection: connection.execute(left, (self._url, limit)).fetchall())
         return [row[0] for row in rows]
 
     def _check_directory(self) -> None:

@@ -1,0 +1,140 @@
+"""The claims that a daemon of a cluster has to its open topics: renewed all together, in a thread of their own.
+
+Rule: a topic that is open here may be another daemon's by now if its lease could not be renewed in time: whoever wants
+to answer from it asks for a renewal first. Only a database that does not answer leaves that open; then what is here
+goes on being read, and nothing of it is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable, Collection
+
+from memd.clock import steady_now
+from memd.errors import StoreError
+from memd.store.shelf import Claim
+
+log = logging.getLogger("memd")
+
+ROUNDS_PER_LEASE = 3
+_END = None
+
+
+class ClaimTender:
+    """Renews the claims of a daemon until it is stopped."""
+
+    def __init__(
+        self,
+        renew: Callable[[], Collection[Claim]],
+        lease_seconds: float,
+        wait_seconds: float,
+        clock: Callable[[], float] = steady_now,
+    ) -> None:
+        """
+        Args:
+            renew: see `Store.renew`; called in the thread.
+            wait_seconds: the longest that a request waits for a renewal.
+        """
+        self._renew = renew
+        self._lease_seconds = lease_seconds
+        self.wait_seconds = wait_seconds
+        self._clock = clock
+        self._renewed_at = self._failed_at = float("-inf")
+        self._trouble: StoreError | None = None
+        self._asked: queue.SimpleQueue[asyncio.Future[None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="memd-claims", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_round: Callable[[Collection[Claim], bool], None] = lambda lost, is_renewed: None
+
+    def start(self, on_round: Callable[[Collection[Claim], bool], None]) -> None:
+        """Begin, on the event loop.
+
+        Args:
+            on_round: called there after each round with those that are lost, and whether the others are renewed.
+        """
+        self._loop, self._on_round = asyncio.get_running_loop(), on_round
+        self._thread.start()
+
+    def stop(self, seconds_max: float) -> None:
+        """End the thread; not on the event loop."""
+        self._asked.put(_END)
+        if self._thread.is_alive():
+            self._thread.join(seconds_max)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether no lease can be over."""
+        return self._clock() - self._renewed_at < self._lease_seconds
+
+    @property
+    def trouble(self) -> StoreError | None:
+        """The error of the last round, if it failed."""
+        return self._trouble
+
+    @property
+    def age_seconds(self) -> float:
+        """Seconds since the claims were last renewed."""
+        return self._clock() - self._renewed_at
+
+    async def renewed(self) -> bool:
+        """Make sure that no claim is over, waiting no longer than a request should; False if nobody can say."""
+        pause = self._lease_seconds / ROUNDS_PER_LEASE
+        if not self.is_current and self._clock() - self._failed_at > pause:
+            future = asyncio.get_running_loop().create_future()
+            self._asked.put(future)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(future, self.wait_seconds)
+        return self.is_current
+
+    def hurry(self) -> None:
+        """Begin the next round now."""
+        self._asked.put(asyncio.get_running_loop().create_future())
+
+    def _run(self) -> None:
+        assert self._loop is not None, "it was started"
+        while True:
+            asked = []
+            with contextlib.suppress(queue.Empty):
+                asked.append(self._asked.get(timeout=self._lease_seconds / ROUNDS_PER_LEASE))
+                while True:
+                    asked.append(self._asked.get_nowait())
+            if _END in asked:
+                return
+            lost, is_renewed = self._round()
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._tell, lost, is_renewed, asked)
+
+    def _round(self) -> tuple[Collection[Claim], bool]:
+        began = self._clock()
+        try:
+            lost = self._renew()
+        except StoreError as error:
+            self._failed(error)
+            return (), False
+        except Exception as error:  # a bug must not end the renewals in silence
+            log.exception("renewing claims met a bug; it is tried again")
+            self._failed(StoreError(f"a bug: {type(error).__name__}; the log has its traceback"))
+            return (), False
+        self._renewed_at = began
+        if self._trouble is not None:
+            log.info("the cluster's database answers again")
+            self._trouble = None
+        return lost, True
+
+    def _failed(self, error: StoreError) -> None:
+        self._failed_at = self._clock()
+        if self._trouble is None:
+            log.error(
+                "claims to topics cannot be renewed; requests go on, and it is tried again", extra={"error": error}
+            )
+        self._trouble = error
+
+    def _tell(self, lost: Collection[Claim], is_renewed: bool, asked: Collection[asyncio.Future[None] | None]) -> None:
+        self._on_round(lost, is_renewed)
+        for future in asked:
+            if future is not None and not future.done():
+                future.set_result(None)

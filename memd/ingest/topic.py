@@ -1,0 +1,259 @@
+"""One open topic: its log, hot buffer and journal.
+
+Rule: only the event loop touches the buffer; log and journal are written in `writer` alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from typing import TypeVar
+
+from memd.conversation.events import BufferEvent, encode_event
+from memd.conversation.hot_buffer import HotBuffer
+from memd.entries import Draft, Entry
+from memd.errors import StoreError
+from memd.ingest.erasing.unforbidden import without_forbidden
+from memd.ingest.pipeline import Cutter
+from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.turns import StoringLock
+from memd.ingest.unstored import BufferedText, ListedParts, PartCutter
+from memd.store.erasure.wiping import Wiper
+from memd.store.log.journal import Journal
+from memd.store.store import TopicLog
+
+log = logging.getLogger("memd")
+Result = TypeVar("Result")
+
+CHUNK_IDS_MAX = 4_096
+"""Messages whose chunks' ids are kept in memory: those of some long tool loops."""
+
+
+class Topic:
+    """One topic while the daemon runs."""
+
+    def __init__(
+        self,
+        log_: TopicLog,
+        buffer: HotBuffer,
+        journal: Journal,
+        writer: Executor,
+        redactor: Redactor,
+        cutter: Cutter,
+        *,
+        before_write: Callable[[], None],
+        journal_behind: bool = False,
+    ) -> None:
+        """Use `Topics.get`.
+
+        Args:
+            writer: in which the topic is written.
+            before_write: called there, before each write to the log or the journal.
+            journal_behind: the journal's file differs from the buffer and must be rewritten.
+        """
+        self.id = log_.topic_id
+        self.log = log_
+        self.buffer = buffer
+        self._troubles: dict[str, StoreError] = {}
+        self.storing = StoringLock()
+        """Held while messages are stored: branches share messages, and each must see what the other has stored."""
+        self.noting = asyncio.Lock()
+        """Held while a note is taken: of two equal ones the second must see the first."""
+        self.chunk_ids: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
+        """The public ids of the chunks that came from each of the messages stored last, by the message's digest."""
+        self.being_stored: frozenset[bytes] = frozenset()
+        """Digests of the messages of an append that is under way: which of their chunks stay is not known yet."""
+        self.cutter = PartCutter(log_, cutter)
+        self.listed_parts = ListedParts()
+        log_.unstored = self.unstored
+        self._journal = journal
+        self._redactor = redactor
+        self._journal_behind = journal_behind
+        """Events were lost to a failed write: only a rewrite brings the file up to date."""
+        self._journal_unsynced = False
+        self._has_ended = False
+        """Its folder is another topic's now, or nobody's."""
+        self.writer = writer
+        """The thread, or what stands for one, in which it is opened, written and closed."""
+        self._before_write = before_write
+        self._holders = 0
+        self._used_at = time.monotonic()
+
+    def hold(self) -> None:
+        """Keep the topic open until `release`."""
+        self._holders += 1
+
+    def release(self) -> None:
+        """End one `hold`."""
+        self._holders -= 1
+        self._used_at = time.monotonic()
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Keep the topic open while the block runs."""
+        self.hold()
+        try:
+            yield
+        finally:
+            self.release()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the topic open while the block runs, without counting as a use of it."""
+        self._holders += 1
+        try:
+            yield
+        finally:
+            self._holders -= 1
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds since its last use; 0 while somebody holds it."""
+        return 0.0 if self._holders else time.monotonic() - self._used_at
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether the topic can be closed without losing anything."""
+        return not self._journal_behind and not self._journal_unsynced and not self.buffer.unstored_count
+
+    @property
+    def risk(self) -> str:
+        """The danger to what was said and cannot be stored now."""
+        return "what is said now is lost if memd ends before that works" if self._journal_behind else "nothing is lost"
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory of the open conversations, beside the texts of their messages, and of the chunks that are pending."""
+        return self.buffer.memory_bytes + self.cutter.memory_bytes
+
+    def unstored(self) -> BufferedText:
+        """All that was said and is not in the log, as of now: every search of the topic's log asks for it."""
+        return BufferedText(self.buffer, self.cutter, self.listed_parts)
+
+    def ids_of(self, digest: bytes) -> tuple[str, ...]:
+        """The public ids of the chunks that came from a message: of those stored lately, or of pending ones."""
+        return self.chunk_ids.get(digest) or (() if digest in self.being_stored else self.cutter.ids_of(digest))
+
+    @property
+    def trouble(self) -> StoreError | None:
+        """The last error of a write to the log or the journal, until one to the same file succeeds again."""
+        return next(iter(self._troubles.values()), None)
+
+    async def append(self, drafts: Sequence[Draft]) -> list[Entry]:
+        """Append to the log, in the writer thread; see `TopicLog.append`."""
+
+        def append() -> list[Entry]:
+            entries = self.log.append(drafts)
+            self.cutter.note_stored(drafts)
+            return entries
+
+        return await self._write("log", append)
+
+    async def _write(self, file: str, work: Callable[[], Result]) -> Result:
+        """Run `work`, which writes to the log or the journal, in the writer thread, and keep its error as `trouble`."""
+
+        def write() -> Result:
+            if self._has_ended:
+                raise StoreError(f"topic {self.id} was erased: what was under way in it is not stored")
+            self._before_write()
+            return work()
+
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(self.writer, write)
+        except StoreError as error:
+            if file not in self._troubles:
+                log.error("writing failed", extra={"topic": self.id, "error": error})
+            self._troubles[file] = error
+            raise
+        if self._troubles.pop(file, None) is not None:
+            log.info("writing works again", extra={"topic": self.id, "file": file})
+        return result
+
+    async def save(self, *, sync: bool = False) -> None:
+        """Journal the buffer's changes. After a failure the journal is rewritten, at once and by the next saves."""
+        events = self.buffer.take_unsaved()
+        if not events and not (self._journal_behind or (sync and self._journal_unsynced)):
+            return
+        if self._journal_behind:
+            await self.rewrite_journal()
+            return
+        self._journal_unsynced = not sync
+
+        def append() -> None:
+            if events:
+                self._journal.append(self._payloads(events), self.log.snapshot().extent)
+            if sync:
+                self._journal.sync()
+
+        try:
+            await self._write("journal", append)
+        except StoreError:
+            self._journal_behind = True
+            await self.rewrite_journal()
+
+    async def make_durable(self) -> bool:
+        """Force all that the buffer has to disk, in the journal; False if that failed (the disk is full, …).
+
+        Unlike `save` it also waits for what others are writing: True means that no crash can lose what is said so far.
+        """
+        self._journal_unsynced = True  # also where a sync is under way, whose end must be waited for
+        await self.save(sync=True)
+        return not self._journal_behind
+
+    async def rewrite_journal(self) -> None:
+        """Replace `hot.log` by the shortest journal of the present buffer, durably."""
+        self.buffer.take_unsaved()  # the whole buffer is written, and these events with it
+        events = self.buffer.as_events()
+        self._journal_unsynced = False
+
+        def rewrite() -> None:
+            self._journal.rewrite(self._payloads(events), self.log.snapshot().extent)
+
+        try:
+            await self._write("journal", rewrite)
+            self._journal_behind = False
+        except StoreError:
+            self._journal_behind = True
+
+    async def forget(self, digests: Collection[bytes], uuids: Collection[bytes], wiper: Wiper) -> None:
+        """Drop the text of erased messages, and the blocks that show one of these chunks, here and in `hot.log`, and
+        overwrite what that was.
+
+        Raises:
+            StoreError: the journal cannot be written, or what it was may still be there.
+        """
+        self.buffer.forget(digests, uuids)
+        for digest in digests:
+            self.chunk_ids.pop(digest, None)
+        self.buffer.take_unsaved()
+        events = self.buffer.as_events()
+
+        def rewrite() -> None:
+            self._journal.rewrite(self._payloads(events), self.log.snapshot().extent, wiper)
+
+        self._journal_behind = True
+        await self._write("journal", rewrite)
+        self._journal_behind = self._journal_unsynced = False
+
+    def note_chunks(self, entries: Sequence[Entry]) -> None:
+        """Note which chunks came from which messages, for `chunk_ids`."""
+        for entry in entries:
+            for digest in entry.digests:
+                self.chunk_ids[digest] = (*self.chunk_ids.get(digest, ()), entry.public_id)
+        while len(self.chunk_ids) > CHUNK_IDS_MAX:
+            self.chunk_ids.popitem(last=False)
+
+    def end(self) -> None:
+        """Write nothing any more, in the writer thread: the topic is erased."""
+        self._has_ended = True
+
+    def _payloads(self, events: Sequence[BufferEvent]) -> list[bytes]:
+        """Redact and encode events, in the writer thread; events are immutable."""
+        if forbidden := self.log.forbidden:
+            events = [without_forbidden(event, forbidden) for event in events]
+        return [encode_event(self._redactor.event(event)) for event in events]

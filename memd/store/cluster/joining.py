@@ -1,0 +1,66 @@
+"""A daemon's part in a cluster: the database, the bucket, and its own address among the others'.
+
+Rule: a daemon starts also while the database is away; but not with settings that cannot be right.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from memd.errors import StoreError
+from memd.settings.store import StoreSettings
+from memd.store.bucket.objects import Bucket
+from memd.store.cluster.database import Database
+from memd.store.cluster.postgres_shelf import PostgresShelf
+from memd.store.disk import LocalDisk
+
+log = logging.getLogger("memd")
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the daemons of a cluster share, as one of them has it."""
+
+    database: Database
+    bucket: Bucket
+    own_url: str
+    """At which the other daemons reach the model address of this one."""
+    lease_seconds: float
+
+    @classmethod
+    def joined(cls, settings: StoreSettings, env: Mapping[str, str], own_url: str) -> Cluster:
+        """Return the cluster of the settings, which need not be reachable now. May take some seconds.
+
+        Args:
+            own_url: where the settings do not say it.
+
+        Raises:
+            StoreError: packages are missing, a URL cannot be read, or the database has the schema of a newer memd.
+        """
+        cluster = cls(
+            database=Database(settings.url),
+            bucket=Bucket.of(settings.bucket_settings, env, "store"),
+            own_url=settings.own_url.rstrip("/") or own_url,
+            lease_seconds=settings.lease_seconds,
+        )
+        try:
+            cluster.database.connect()
+        except StoreError as error:
+            if not cluster.database.is_away:
+                raise
+            log.error("the cluster cannot be reached yet; requests go on without memory", extra={"error": error})
+        return cluster
+
+    def shelf(self, files: LocalDisk, data_dir: Path) -> PostgresShelf:
+        """The topics of the cluster, with this directory as their cache."""
+        return PostgresShelf(
+            self.database, self.bucket, files, data_dir, url=self.own_url, lease_seconds=self.lease_seconds
+        )
+
+    @property
+    def place(self) -> str:
+        """Where memory is, in words."""
+        return f"{self.database.place} and {self.bucket.url}"
