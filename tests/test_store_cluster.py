@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -29,7 +30,7 @@ from memd.store.cluster.postgres_shelf import PostgresShelf
 from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import write_beside
-from memd.store.layout import LOCK_NAME
+from memd.store.layout import CLUSTER_NAME, LOCK_NAME
 from memd.store.log.format import HEADER_BYTES
 from memd.store.log.journal import Journal
 from memd.store.parts import StoreShared
@@ -470,6 +471,16 @@ def test_a_directory_with_topics_of_its_own_is_no_cache(cluster: Cluster) -> Non
     with pytest.raises(StoreError, match="choose an empty data_dir"):
         cluster.daemon("one", files)
     assert files.read(DATA_DIR / "mine" / "active.bin") == b"of great worth"
+
+
+def test_the_first_claims_of_a_folder_may_come_all_at_once(cluster: Cluster, tmp_path: Path) -> None:
+    for attempt in range(20):
+        (folder := tmp_path / str(attempt)).mkdir()
+        bucket = Bucket(cluster.objects, "memory://")
+        shelf = PostgresShelf(cluster.database, bucket, DiskFiles(), folder, url="http://one", lease_seconds=60)
+        with ThreadPoolExecutor(8) as threads:
+            assert len(list(threads.map(shelf.claim, (f"talk-{number}" for number in range(8))))) == 8
+        assert (folder / CLUSTER_NAME).read_bytes() == cluster.database.cluster.encode()
 
 
 def test_an_object_that_was_written_by_a_fenced_claim_counts_for_nothing(cluster: Cluster) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 
 from memd.errors import ObjectMissing, StoreError, TopicHeld
 from memd.store.bucket.objects import Bucket
@@ -56,6 +57,7 @@ class PostgresShelf:
         self._is_owned = False
         self._refreshing: dict[str, FencedTopic] = {}
         """Granted, and not given out yet: to bring a large topic's folder up to date may take longer than a lease."""
+        self._owning = Lock()  # topics are claimed in several threads
         self._check_directory()
         self._url = url
         self._lease = f"{lease_seconds} seconds"
@@ -172,15 +174,16 @@ class PostgresShelf:
 
     def _own_directory(self) -> None:
         """Note whose cache the directory is; raises StoreError if it is another cluster's."""
-        if self._is_owned:
-            return
-        marker, own = self._data_dir / CLUSTER_NAME, self._database.cluster.encode()
-        if self._files.size(marker) is None:
-            self._check_directory()
-            replace_file(self._files, marker, own)
-        if self._files.read(marker) != own:
-            raise self._no_cache()
-        self._is_owned = True
+        with self._owning:
+            if self._is_owned:
+                return
+            marker, own = self._data_dir / CLUSTER_NAME, self._database.cluster.encode()
+            if self._files.size(marker) is None:
+                self._check_directory()
+                replace_file(self._files, marker, own)
+            if self._files.read(marker) != own:
+                raise self._no_cache()
+            self._is_owned = True
 
     def _no_cache(self) -> StoreError:
         return StoreError(
