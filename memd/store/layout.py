@@ -57,6 +57,10 @@ RESTORING_NAME = ".memd-restoring"
 """In a folder that is being restored from a bucket and is not whole yet; no topic can have this name."""
 CLUSTER_NAME = "memd.cluster"
 """In a directory that is the cache of a cluster: which one it is."""
+REPLICAS_NAME = "memd.replicas"
+"""In such a directory the folder of topics that other daemons have, as far as they were read here."""
+REPLICA_NAME = "replica"
+"""In the folder of such a topic: what it was equal to."""
 _REPLACED = (CLUSTER_NAME, ADDRESS_NAME, SECRET_NAME, RECENT_NAME, GRANTS_NAME, KEY_NAME, TOKENS_NAME, BUCKET_NAME)
 _OWN_NAMES = {
     *(
@@ -68,6 +72,7 @@ _OWN_NAMES = {
         TOKENS_LOCK_NAME,
         BACKUPS_NAME,
         ERASURES_NAME,
+        REPLICAS_NAME,
         *_REPLACED,
     ),
     *(name + TEMPORARY_SUFFIX for name in (*_REPLACED, BACKUPS_NAME)),
@@ -87,6 +92,11 @@ def models_dir(data_dir: Path) -> Path:
 def erasures_dir(data_dir: Path) -> Path:
     """The folder of erasures; it need not be there."""
     return data_dir / ERASURES_NAME
+
+
+def replicas_dir(data_dir: Path) -> Path:
+    """The folder of replicas, each like a topic's; it need not be there."""
+    return data_dir / REPLICAS_NAME
 
 
 class AuditLayout:

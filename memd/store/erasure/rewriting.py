@@ -114,7 +114,7 @@ class ActiveRewriting:
                     appender.sync()
             self._claim.roll("log", self._temporary, self._wiper)
         self.count += found.entries
-        self._segment.extend(*_records(found.data, self._end))
+        self._segment.extend(*records_in(found.data, self._end))
         return self._segment
 
     def give_up(self) -> None:
@@ -123,7 +123,7 @@ class ActiveRewriting:
             self._claim.files.remove(self._temporary)
 
 
-def _records(data: bytes, start: int) -> tuple[Sequence[Entry], Sequence[Span]]:
+def records_in(data: bytes, start: int) -> tuple[Sequence[Entry], Sequence[Span]]:
     """The entries in the last bytes of a log file, which begin at `start` in it."""
     entries, spans = [], []
     for span in scan_records(data, 0).spans:

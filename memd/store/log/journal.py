@@ -23,6 +23,7 @@ from memd.store.files import TEMPORARY_SUFFIX, Files, write_beside
 from memd.store.layout import check_topic
 from memd.store.log.extent import LogExtent
 from memd.store.log.format import (
+    HEADER_BYTES,
     MAGIC_JOURNAL,
     Header,
     Scan,
@@ -156,6 +157,11 @@ def read_journal(path: Path, files: Files) -> list[bytes]:
     with suppress(CorruptFile):  # its records may be readable all the same
         check_topic(files, path.parent, decode_header(data, magic=MAGIC_JOURNAL, name=str(path)), path)
     return _payloads(data, scan_records(data))[0]
+
+
+def payloads_in(data: bytes, start: int = HEADER_BYTES) -> list[bytes]:
+    """Return the payloads of the intact records in these bytes of a journal."""
+    return _payloads(data, scan_records(data, start))[0]
 
 
 def extent_in(data: bytes) -> LogExtent | None:

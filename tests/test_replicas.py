@@ -1,0 +1,364 @@
+"""Replicas: what another daemon has acknowledged is found here in the next request, and what it has erased is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from crash_files import LOSSES, CrashFiles, PowerCutError
+from drafts import DATA_DIR, adjusted, counting_clock, draft, live_contents, seal_all
+from effort import steps
+from obstore.store import MemoryStore
+from postgres_server import PostgresServer, running_postgres
+from shelf_contract import MODEL, TOPIC
+
+from memd.entries import Entry, Erased
+from memd.errors import StoreError, StoreWriteFailed
+from memd.store.bucket.objects import Bucket
+from memd.store.clock import SharedClock
+from memd.store.cluster.database import Database
+from memd.store.cluster.kept import KeptObject, Listing
+from memd.store.cluster.postgres_shelf import PostgresShelf
+from memd.store.cluster.replica import Refreshed, Replica
+from memd.store.cluster.replica_log import ReplicaLog
+from memd.store.disk import DiskFiles, LocalDisk
+from memd.store.erasure.wiping import Wiper
+from memd.store.layout import replicas_dir
+from memd.store.local_shelf import LocalShelf
+from memd.store.log.journal import Journal
+from memd.store.parts import StoreShared
+from memd.store.shelf import Heads, Position, Shelf, Stream
+from memd.store.topic import TopicLog
+
+pytestmark = pytest.mark.process
+
+
+class Watched:
+    """A shelf as replicas see it, that counts what they read and is away when told so."""
+
+    def __init__(self, shelf: PostgresShelf) -> None:
+        self.shelf = shelf
+        self.streams: list[tuple[Stream, Position]] = []
+        self.objects: list[str] = []
+        self.statements = 0
+        self.before_read: Callable[[], None] = lambda: None
+        self.is_away = False
+
+    def heads(self, topic_ids: Collection[str]) -> dict[str, Heads]:
+        self.statements += 1
+        if self.is_away:
+            raise StoreError("the database is away")
+        return self.shelf.heads(topic_ids)
+
+    def read(self, topic_id: str, stream: Stream, after: Position) -> bytes:
+        self.statements += 1
+        self.streams.append((stream, after))
+        self.before_read()
+        return self.shelf.read(topic_id, stream, after)
+
+    def listing(self, topic_id: str) -> Listing | None:
+        self.statements += 1
+        return self.shelf.listing(topic_id)
+
+    def pieces(self, kept: KeptObject) -> Iterator[bytes]:
+        self.objects.append(kept.name)
+        yield from self.shelf.pieces(kept)
+
+
+class Two:
+    """A daemon that owns a topic, and another one that reads it."""
+
+    def __init__(self, database: Database, folder: Path) -> None:
+        self._database = database
+        self._folder = folder
+        self._objects = MemoryStore()
+        self.files: LocalDisk = DiskFiles()
+        self.begin()
+        self.source = Watched(self._shelf("two", self.files, folder / "two"))
+        self.replica = self.begun(self.files, folder / "two")
+        self.found: ReplicaLog | None = None
+
+    def begin(self) -> None:
+        """Begin a topic in an empty cluster."""
+        with self._database.connection() as connection:
+            connection.execute("TRUNCATE memd_topic, memd_log, memd_object, memd_garbage")
+        files = in_memory()
+        self.log = self.opened(self._shelf("one", files, DATA_DIR))
+        self.journal, _ = Journal.open(self.log.claim)
+
+    def _shelf(self, name: str, files: LocalDisk, folder: Path) -> PostgresShelf:
+        files.make_directory(folder)
+        bucket = Bucket(self._objects, "memory://")
+        return PostgresShelf(self._database, bucket, files, folder, url=f"http://{name}", lease_seconds=60)
+
+    def opened(self, shelf: Shelf) -> TopicLog:
+        claim = shelf.claim(TOPIC)
+        shared = StoreShared(
+            files=claim.files, shelf=shelf, model=MODEL, clock=SharedClock(counting_clock()), segment_entries_max=5
+        )
+        return TopicLog(shared, claim)
+
+    def begun(self, files: LocalDisk, folder: Path) -> Replica:
+        """The replica as a daemon begins it that has just been started."""
+        self.clock = SharedClock(counting_clock(0))
+        shared = StoreShared(
+            files=files, shelf=LocalShelf(files, folder), model=MODEL, clock=self.clock, segment_entries_max=5
+        )
+        self.folder = replicas_dir(folder)
+        return Replica(self.source, shared, folder, TOPIC)
+
+    def refresh(self) -> Refreshed | None:
+        refreshed = self.replica.refresh(self.source.heads([TOPIC])[TOPIC])
+        if refreshed is not None:
+            self.found = refreshed.log
+        return refreshed
+
+    def contents(self) -> list[str]:
+        """Of the replica, brought up to date."""
+        self.refresh()
+        assert self.found is not None
+        return live_contents(self.found)
+
+    def erase(self, entries: Collection[Entry]) -> None:
+        uuids = [entry.uuid for entry in entries]
+        assert self.log.erase(uuids, Erased(at=1, by="test"), Wiper(self.log.claim.files)) == len(entries)
+
+    def on_disk(self) -> bytes:
+        """All bytes of the replica's folder."""
+        return b"".join(path.read_bytes() for path in sorted(self.folder.rglob("*")) if path.is_file())
+
+
+def in_memory() -> CrashFiles:
+    files = CrashFiles()
+    files.make_directory(DATA_DIR)
+    files.sync_directory(DATA_DIR.parent)
+    return files
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with running_postgres() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def database(server: PostgresServer) -> Iterator[Database]:
+    with closing(Database(server.url(), connect_seconds=1.0)) as database:
+        yield database
+
+
+@pytest.fixture
+def two(database: Database, tmp_path: Path) -> Two:
+    return Two(database, tmp_path)
+
+
+def test_what_was_appended_is_read_in_the_next_moment_and_only_that_is_fetched(two: Two) -> None:
+    two.log.append([draft("first")])
+    assert two.contents() == ["user: chunk first"]
+    two.source.streams.clear()
+    known = two.found
+    end = two.source.heads([TOPIC])[TOPIC].log
+    entries = two.log.append([draft(name) for name in ("second", "third")])
+    assert two.contents() == live_contents(two.log)
+    assert two.found is known, "it was extended, not opened anew"
+    assert two.source.streams == [("log", end)]
+    two.log.append([adjusted(entries[0], 2)])
+    assert two.contents() == live_contents(two.log)
+    assert two.clock.next() > entries[-1].canonical_id, "later ids are higher at all daemons"
+    two.source.statements = 0
+    assert two.refresh() is None
+    assert two.source.statements == 1
+
+
+def test_full_segments_seals_and_merges_are_followed_and_no_object_is_fetched_twice(two: Two) -> None:
+    contents = []
+    for number in range(6):
+        two.log.append([draft(f"{number}.{i}") for i in range(3)])
+        assert two.contents() == live_contents(two.log)
+        if number == 3:
+            continue  # one that is full and not sealed
+        seal_all(two.log)
+        contents = two.contents()
+        assert contents == live_contents(two.log)
+    two.log.merge([1, 2])
+    assert two.contents() == contents
+    assert two.found is not None and [len(one.index.segment_ids) for one in two.found.snapshot().indexes] == [2, 1]
+    assert len(two.source.objects) == len(set(two.source.objects))
+    two.replica.sweep()
+    kept = {path.name for path in (two.folder / TOPIC / "segments").iterdir()}
+    assert kept == set(two.log.claim.files.names(two.log.claim.layout.segments))
+
+
+def test_a_replica_that_begins_late_fetches_objects_and_rows(two: Two) -> None:
+    for number in range(5):
+        two.log.append([draft(f"{number}.{i}") for i in range(3)])
+        seal_all(two.log)
+    two.log.append([draft("last")])
+    assert two.contents() == live_contents(two.log)
+    assert "segments/seg_0001.bin" in two.source.objects
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_what_was_erased_is_gone_from_the_replica_and_its_folder(two: Two, is_sealed: bool) -> None:
+    entries = two.log.append([draft(name) for name in ("one", "two", "three")])
+    if is_sealed:
+        two.log.append([draft(name) for name in ("four", "five", "six")])
+        seal_all(two.log)
+    assert "user: chunk two" in two.contents()
+    assert two.found is not None
+    two.found.index_terms()
+    assert b"chunk two" in two.on_disk()
+    two.erase([entries[1]])
+    refreshed = two.refresh()
+    assert refreshed is not None and refreshed.has_erased
+    two.replica.sweep()
+    assert two.contents() == live_contents(two.log)
+    assert "user: chunk two" not in two.contents()
+    assert b"chunk two" not in two.on_disk() and b"chunk one" in two.on_disk()
+    assert two.found.has_unindexed_terms, "words are looked up in the new text"
+    seal_all(two.log)
+    refreshed = two.refresh()
+    assert refreshed is None or not refreshed.has_erased
+
+
+def test_a_topic_that_is_gone_is_overwritten(two: Two) -> None:
+    two.log.append([draft("first")])
+    two.contents()
+    two.replica.remove()
+    assert not (two.folder / TOPIC).exists()
+    two.log.append([draft("second")])
+    assert two.contents() == live_contents(two.log)
+
+
+def test_a_topic_that_was_begun_anew_is_another_one(two: Two) -> None:
+    two.log.append([draft("first")])
+    two.contents()
+    two.begin()
+    two.log.append([draft("other"), draft("still other")])
+    assert two.contents() == ["user: chunk other", "user: chunk still other"]
+    assert b"chunk first" not in two.on_disk()
+
+
+def test_the_journal_is_told_from_the_end_that_is_known_on_and_is_not_on_disk(two: Two) -> None:
+    two.journal.append([b"one", b"two"], two.log.snapshot().extent)
+    two.journal.sync()
+    refreshed = two.refresh()
+    assert refreshed is not None and (refreshed.payloads, refreshed.is_new_journal) == ((b"one", b"two"), True)
+    two.journal.append([b"three"])
+    assert two.refresh() is None, "nobody was told that it is durable"
+    two.journal.sync()
+    refreshed = two.refresh()
+    assert refreshed is not None and (refreshed.payloads, refreshed.is_new_journal) == ((b"three",), False)
+    two.journal.rewrite([b"four"])
+    refreshed = two.refresh()
+    assert refreshed is not None and (refreshed.payloads, refreshed.is_new_journal) == ((b"four",), True)
+    assert b"four" not in two.on_disk()
+
+
+def test_a_topic_that_changes_while_it_is_read_is_read_again(two: Two) -> None:
+    two.log.append([draft("first")])
+    two.contents()
+    works: list[Callable[[], object]] = [
+        lambda: two.log.append([draft(number) for number in range(5)]),
+        lambda: seal_all(two.log),
+        lambda: two.log.append([draft("last")]),
+        lambda: two.journal.rewrite([b"new"]),
+    ]
+
+    def work() -> None:
+        if works:
+            works.pop(0)()
+
+    two.source.before_read = work
+    two.log.append([draft("second")])
+    two.journal.append([b"old"])
+    two.journal.sync()
+    refreshed = two.refresh()
+    assert refreshed is not None
+    assert works == [] or two.refresh() is not None
+    assert two.contents() == live_contents(two.log)
+
+
+def test_what_the_database_has_lost_is_lost_here_too(two: Two, database: Database) -> None:
+    two.log.append([draft("first")])
+    end = two.source.heads([TOPIC])[TOPIC].log.end
+    two.log.append([draft("second")])
+    two.contents()
+    with database.connection() as connection:
+        connection.execute("DELETE FROM memd_log WHERE start >= %s AND stream = 'log'", (end,))
+        connection.execute("UPDATE memd_topic SET log_end = %s", (end,))
+    assert two.contents() == ["user: chunk first"]
+    assert b"chunk second" not in two.on_disk()
+
+
+def test_a_replica_writes_nothing(two: Two) -> None:
+    two.log.append([draft("first")])
+    two.contents()
+    assert two.found is not None
+    with pytest.raises(StoreWriteFailed, match="another daemon writes it"):
+        two.found.append([draft("second")])
+    assert two.found.unsealed() == []
+    assert two.contents() == live_contents(two.log)
+
+
+def test_a_refresh_that_fails_leaves_the_log_as_it_was(two: Two) -> None:
+    two.log.append([draft("first")])
+    two.contents()
+    found = two.found
+    two.log.append([draft(number) for number in range(5)])
+    seal_all(two.log)
+    heads = two.source.heads([TOPIC])[TOPIC]
+    two.source.is_away = True
+    with pytest.raises(StoreError, match="away"):
+        two.replica.refresh(heads)
+    assert found is not None and live_contents(found) == ["user: chunk first"]
+    two.source.is_away = False
+    assert two.contents() == live_contents(two.log)
+
+
+def test_a_folder_is_compared_after_a_restart_and_what_was_changed_in_it_is_fetched(two: Two) -> None:
+    for number in range(3):
+        two.log.append([draft(f"{number}.{i}") for i in range(3)])
+        seal_all(two.log)
+    two.contents()
+    two.replica.let_go()
+    two.replica = two.begun(two.files, two._folder / "two")
+    assert two.replica.is_equal_to(two.source.heads([TOPIC])[TOPIC])
+    two.source.objects.clear()
+    changed = two.folder / TOPIC / "segments" / "seg_0001.meta"
+    changed.write_bytes(changed.read_bytes()[:-1])
+    (two.folder / TOPIC / "segments" / "seg_0007.meta").write_bytes(b"of nobody")
+    (two.folder / TOPIC / "active.bin").write_bytes(b"changed")
+    assert two.contents() == live_contents(two.log)
+    assert two.source.objects == ["segments/seg_0001.meta"]
+    assert two.found is not None and two.found.findings == []
+
+
+def test_a_crash_at_any_step_of_a_refresh_leaves_nothing_wrong(two: Two) -> None:
+    def life(files: CrashFiles) -> None:
+        two.begin()
+        replica = two.begun(files, DATA_DIR)
+        entries = two.log.append([draft("first"), draft("second")])
+        replica.refresh(two.source.heads([TOPIC])[TOPIC])
+        two.log.append([draft(number) for number in range(4)])
+        seal_all(two.log)
+        two.log.append([draft("last")])
+        replica.refresh(two.source.heads([TOPIC])[TOPIC])
+        two.erase(entries[:1])
+        replica.refresh(two.source.heads([TOPIC])[TOPIC])
+        replica.sweep()
+
+    whole = in_memory()
+    life(whole)
+    for cut in steps(0, whole.operations):
+        files = in_memory()
+        files.cut_after = cut
+        with pytest.raises(PowerCutError):
+            life(files)
+        after = files.after_power_cut(LOSSES[cut % len(LOSSES)])
+        refreshed = two.begun(after, DATA_DIR).refresh(two.source.heads([TOPIC])[TOPIC])
+        assert refreshed is not None
+        assert live_contents(refreshed.log) == live_contents(two.log)
+        assert refreshed.log.findings == []
