@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from conftest import MakeDaemon
-from daemon_process import Answer, DaemonProcess, ask
+from daemon_process import Answer, DaemonProcess, ask, wait_until
 from full_disk import FullDisk
 from recording_upstream import RecordingUpstream
 
@@ -202,6 +202,7 @@ def test_after_a_kill_the_audit_goes_on_and_settings_that_changed_in_between_are
     changed["auth"]["tokens"].pop()
     team.daemon.configure(changed | {"retrieval": {"top_k": 7}})
     team.daemon.start()
+    wait_until(lambda: month.read_text().count('"act":"start"') == 2, month.read_text)  # beside its work
     acts = team.acts()
     assert [one["act"] for one in acts if one["who"] == "memd"] == ["file", "recovered"]
     assert [one["detail"] for one in acts if one["act"] in ("token", "settings")] == ["changed: retrieval", "gone: bob"]
