@@ -59,9 +59,9 @@ class CutDatabase(Database):
 
     steps = Steps()
 
-    def again(self, work: Callable[[Connection], Result]) -> Result:
+    def again(self, work: Callable[[Connection], Result], *, urgent_seconds: float = 0.0) -> Result:
         self.steps.step()
-        result = super().again(work)
+        result = super().again(work, urgent_seconds=urgent_seconds)
         self.steps.step()
         return result
 

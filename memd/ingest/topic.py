@@ -18,6 +18,7 @@ from memd.conversation.events import BufferEvent, encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Entry
 from memd.errors import StoreError
+from memd.ingest.claims import ClaimTender
 from memd.ingest.erasing.unforbidden import without_forbidden
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
@@ -37,6 +38,9 @@ CHUNK_IDS_MAX = 4_096
 class Topic:
     """One topic while the daemon runs."""
 
+    is_adopted = False
+    """Whether it was opened because work was left in it, and nobody has used it since."""
+
     def __init__(
         self,
         log_: TopicLog,
@@ -48,6 +52,7 @@ class Topic:
         *,
         before_write: Callable[[], None],
         journal_behind: bool = False,
+        claims: ClaimTender | None = None,
     ) -> None:
         """Use `Topics.get`.
 
@@ -55,6 +60,7 @@ class Topic:
             writer: in which the topic is written.
             before_write: called there, before each write to the log or the journal.
             journal_behind: the journal's file differs from the buffer and must be rewritten.
+            claims: renews the topic's claim; None where it needs none.
         """
         self.id = log_.topic_id
         self.log = log_
@@ -72,6 +78,7 @@ class Topic:
         self.listed_parts = ListedParts()
         log_.unstored = self.unstored
         self._journal = journal
+        self._claims = claims
         self._redactor = redactor
         self._journal_behind = journal_behind
         """Events were lost to a failed write: only a rewrite brings the file up to date."""
@@ -96,6 +103,7 @@ class Topic:
     @contextmanager
     def used(self) -> Iterator[None]:
         """Keep the topic open while the block runs."""
+        self.is_adopted = False
         self.hold()
         try:
             yield
@@ -141,8 +149,10 @@ class Topic:
 
     @property
     def trouble(self) -> StoreError | None:
-        """The last error of a write to the log or the journal, until one to the same file succeeds again."""
-        return next(iter(self._troubles.values()), None)
+        """The last error of a write to the log or the journal, until one to the same file succeeds again; or why it is
+        not known whether the topic is another daemon's by now."""
+        trouble = next(iter(self._troubles.values()), None)
+        return trouble if trouble is not None or self._claims is None else self._claims.trouble
 
     async def append(self, drafts: Sequence[Draft]) -> list[Entry]:
         """Append to the log, in the writer thread; see `TopicLog.append`."""
@@ -169,6 +179,8 @@ class Topic:
             if file not in self._troubles:
                 log.error("writing failed", extra={"topic": self.id, "error": error})
             self._troubles[file] = error
+            if self._claims is not None and self.log.claim.is_over:
+                self._claims.hurry()  # after its next round the topic is opened anew
             raise
         if self._troubles.pop(file, None) is not None:
             log.info("writing works again", extra={"topic": self.id, "file": file})
@@ -247,6 +259,16 @@ class Topic:
                 self.chunk_ids[digest] = (*self.chunk_ids.get(digest, ()), entry.public_id)
         while len(self.chunk_ids) > CHUNK_IDS_MAX:
             self.chunk_ids.popitem(last=False)
+
+    async def reopened(self, log_: TopicLog, journal: Journal, cutter: Cutter) -> None:
+        """Go on with another claim, before which nobody else wrote: the buffer has all that was said since."""
+        self.log, self._journal = log_, journal
+        self.cutter = PartCutter(log_, cutter)
+        log_.unstored = self.unstored
+        if log_.has_lost_entries(journal):
+            self.buffer.lower_marks(log_.has_digest)
+        await self.rewrite_journal()
+        self._troubles.clear()
 
     def end(self) -> None:
         """Write nothing any more, in the writer thread: the topic is erased."""

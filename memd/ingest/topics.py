@@ -7,6 +7,7 @@ writer thread for all topics, and in a cluster, where a topic may wait for other
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from collections.abc import Callable, Collection, Sequence
@@ -21,7 +22,7 @@ from memd.conversation.events import decode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import checked_topic_id
 from memd.errors import StoreError, TopicHeld
-from memd.ingest.claims import ClaimTender
+from memd.ingest.claims import ROUNDS_PER_LEASE, ClaimTender
 from memd.ingest.lanes import TopicLanes
 from memd.ingest.pieces import Count
 from memd.ingest.pipeline import Cutter
@@ -30,7 +31,8 @@ from memd.ingest.topic import Topic
 from memd.settings.model import Config
 from memd.store.log.journal import Journal, read_journal
 from memd.store.shelf import Claim
-from memd.store.store import Store
+from memd.store.store import Store, TopicLog
+from memd.telemetry.tasks import Tasks
 
 __all__ = ["Topic", "Topics"]
 
@@ -39,6 +41,8 @@ Result = TypeVar("Result")
 
 OPEN_MAX = 256
 """Topics that stay open between two requests: each takes a thread, in which tantivy watches its files."""
+ADOPTED_AT_ONCE = 8
+_ADOPTING = "adopting topics"
 
 
 class Topics:
@@ -68,11 +72,13 @@ class Topics:
         self.claims = claims
         """None where there are none to be renewed."""
         self._lanes = None if claims is None else TopicLanes()
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._rounds = 0
 
-    def start(self) -> None:
+    def start(self, tasks: Tasks) -> None:
         """Begin to renew claims, on the event loop; nothing where there are none."""
         if self.claims is not None:
-            self.claims.start(self._note_round)
+            self.claims.start(partial(self._note_round, tasks))
 
     async def wake(self) -> Topic | None:
         """Open the topics that have work: unstored turns, unsealed segments, chunks of another embedding model, or a
@@ -112,19 +118,24 @@ class Topics:
         memory_bytes = sum(topic.log.stats().memory_bytes for topic in self._open.values())
         for topic in sorted(self._open.values(), key=lambda topic: -topic.idle_seconds):
             over = memory_bytes > settings.memory_bytes_max or len(self._open) > OPEN_MAX
+            over |= topic.is_adopted and topic.is_on_disk and not topic.log.unsealed()
             if topic.idle_seconds > 0 and (over or topic.idle_seconds >= settings.topic_idle_seconds):
                 memory_bytes -= topic.log.stats().memory_bytes if await self._let_go(topic) else 0
 
     async def close(self) -> None:
         """Journal all buffers, and in a cluster let others have the topics."""
-        for topic in self.opened():
-            await topic.rewrite_journal()
         if self.claims is None or self._lanes is None:
+            for topic in self.opened():
+                await topic.rewrite_journal()
             return
         loop, closing, self._open = asyncio.get_running_loop(), self.opened(), {}
-        for topic in closing:
-            close = partial(self._store.close_topic, topic.id, unfinished=not topic.is_on_disk)
-            await loop.run_in_executor(topic.writer, close)
+
+        async def close(topic: Topic) -> None:
+            await topic.rewrite_journal()
+            released = partial(self._store.close_topic, topic.id, unfinished=not topic.is_on_disk)
+            await loop.run_in_executor(topic.writer, released)
+
+        await asyncio.gather(*map(close, closing))
         await loop.run_in_executor(None, self.claims.stop, self.claims.wait_seconds)
         await loop.run_in_executor(None, self._lanes.close)
 
@@ -212,14 +223,58 @@ class Topics:
 
     # -- in a cluster ---------------------------------------------------------------------------------------------
 
-    def _note_round(self, lost: Collection[Claim], is_renewed: bool) -> None:
+    def _note_round(self, tasks: Tasks, lost: Collection[Claim], is_renewed: bool) -> None:
         """After each renewal of the claims."""
-        for claim in lost:
-            topic = self._open.get(claim.layout.topic_id)
-            if topic is not None and topic.log.claim is claim:
-                log.warning("another daemon has taken a topic", extra={"topic": topic.id})
-                del self._open[topic.id]
-                topic.writer.submit(self._store.close_topic, topic.id)
+        self._under_way = {name: task for name, task in self._under_way.items() if not task.done()}
+        gone = {id(claim) for claim in lost}
+        for topic in self.opened():
+            claim, work = topic.log.claim, f"reopening {topic.id}"
+            if id(claim) in gone and not claim.is_over:
+                self._drop(topic)
+            elif claim.is_over and is_renewed and work not in self._under_way:
+                self._under_way[work] = tasks.spawn(self._reopen(topic), work)
+        self._rounds += is_renewed
+        if is_renewed and self._rounds % ROUNDS_PER_LEASE == 0 and _ADOPTING not in self._under_way:
+            self._under_way[_ADOPTING] = tasks.spawn(self._adopt(), _ADOPTING)
+
+    async def _adopt(self) -> None:
+        """Open topics that nobody has, and in which work was left; they are let go as soon as it is done."""
+        with contextlib.suppress(StoreError):
+            for topic_id in await asyncio.to_thread(self._store.unfinished, ADOPTED_AT_ONCE):
+                if topic_id not in self._open:
+                    with contextlib.suppress(StoreError):  # another daemon was faster, or nobody can have it
+                        (await self.get(topic_id)).is_adopted = True
+
+    def _drop(self, topic: Topic) -> None:
+        """Close a topic that is another daemon's. Who holds it can write nothing any more."""
+        if self._open.get(topic.id) is topic:
+            log.warning("another daemon has taken a topic", extra={"topic": topic.id})
+            del self._open[topic.id]
+            topic.writer.submit(self._store.close_topic, topic.id)
+
+    async def _reopen(self, topic: Topic) -> None:
+        """Claim a topic again whose claim is over, in place if nobody has had it since."""
+        before = topic.log.claim
+
+        def reopened() -> tuple[TopicLog, Journal]:
+            log_ = self._store.reopen(topic.id)
+            return log_, Journal.open(log_.claim)[0]
+
+        with topic.held():
+            try:
+                log_, journal = await asyncio.get_running_loop().run_in_executor(topic.writer, reopened)
+            except TopicHeld:
+                self._drop(topic)
+                return
+            except StoreError as error:  # after the next round it is tried again
+                log.warning("a topic cannot be opened again yet", extra={"topic": topic.id, "error": error})
+                return
+            if log_.claim.since <= before.epoch:
+                await topic.reopened(log_, journal, self._cutter)
+                log.info("a topic was opened again", extra={"topic": topic.id})
+            elif self._open.get(topic.id) is topic:
+                del self._open[topic.id]  # the next request reads the buffer from the journal
+                await self.get(topic.id)
 
     def _opened(self, topic_id: str, opening: asyncio.Future[Topic]) -> None:
         """Before its callers go on: one that comes between must not open it again, with a buffer of its own."""
@@ -248,8 +303,17 @@ class Topics:
             buffer.lower_marks(log_.has_digest)
         for finding in log_.findings:
             log.warning("found in the log", extra={"topic": topic_id, "finding": finding})
-        parts = log_, buffer, journal, writer, self._redactor, self._cutter
-        return Topic(*parts, before_write=self._store.before_write, journal_behind=has_lost or not is_as_kept)
+        return Topic(
+            log_,
+            buffer,
+            journal,
+            writer,
+            self._redactor,
+            self._cutter,
+            before_write=self._store.before_write,
+            journal_behind=has_lost or not is_as_kept,
+            claims=self.claims,
+        )
 
     def _last_use_and_work(self, topic_id: str) -> tuple[float | None, bool]:
         """When the topic was last used, by its journal, and whether there is work to do in it."""

@@ -32,6 +32,11 @@ class LocalClaim:
         self._ends: dict[Stream, AppendFile] = {}
         self._is_released = False
 
+    @property
+    def is_over(self) -> bool:
+        """See Claim."""
+        return self._is_released
+
     def resume(self, stream: Stream, at: int) -> None:
         """See Claim."""
         self.check()

@@ -60,6 +60,10 @@ class Claim(Protocol):
     since: int
     """The epoch from which on nobody but this daemon had the topic."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it is known that nothing can be written by it any more: it was released, Fenced or InDoubt."""
+
     def resume(self, stream: Stream, at: int) -> None:
         """Go on at the end of a stream that was read, and mended where an interrupted write had torn it."""
 

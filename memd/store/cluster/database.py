@@ -18,11 +18,13 @@ database that is away is connected to when it is asked for the next time.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias, TypeVar
 
 from memd.errors import DiskFull, InDoubt, StoreError, StoreWriteFailed
+from memd.store.cluster.deadlines import ConnectionDeadlines
 
 SCHEMA_VERSION = 1
 _MIGRATIONS = (
@@ -98,7 +100,9 @@ _INSTALL = "a store that several daemons share needs more packages: pip install 
 CONNECT_SECONDS = 5.0
 _AWAY_SECONDS = 0.1
 """Instead of that, after nobody has answered and until somebody does: a daemon with many topics has to end, too."""
-_STATEMENT_MS = 15_000
+_STATEMENT_MS = 10_000
+_WORK_SECONDS = 12.0
+"""The longest that work waits for a server that is there and says nothing."""
 Result = TypeVar("Result")
 Connection: TypeAlias = Any
 """psycopg.Connection, which is imported when somebody wants one."""
@@ -107,7 +111,7 @@ Connection: TypeAlias = Any
 class Database:
     """Connections to the database. For any thread."""
 
-    def __init__(self, url: str, *, connections_max: int = 4, connect_seconds: float = CONNECT_SECONDS) -> None:
+    def __init__(self, url: str, *, connections_max: int = 8, connect_seconds: float = CONNECT_SECONDS) -> None:
         """Nothing is asked of it yet.
 
         Args:
@@ -136,14 +140,16 @@ class Database:
         self.is_away = False
         """Whether nobody has answered the last time."""
         self._is_closed = False
+        self._deadlines = ConnectionDeadlines()
+        self._ordinary = threading.BoundedSemaphore(connections_max)
         self._connecting = threading.Lock()
         self._pool = psycopg_pool.ConnectionPool(
             url,
             min_size=1,
-            max_size=connections_max,
+            max_size=connections_max + 1,  # one is kept for what is urgent
             reconnect_timeout=_AWAY_SECONDS,  # then who writes next tries anew, and not the pool after minutes
             kwargs={**self._settings, "autocommit": True},
-            check=psycopg_pool.ConnectionPool.check_connection,
+            check=self._check,
             open=False,
         )
 
@@ -182,28 +188,46 @@ class Database:
             self._pool.open()
         return cluster
 
+    def _check(self, connection: Connection) -> None:
+        import psycopg_pool
+
+        with self._deadlines.within(connection, _AWAY_SECONDS if self.is_away else self._connect_seconds):
+            psycopg_pool.ConnectionPool.check_connection(connection)
+
     @contextmanager
-    def connection(self) -> Iterator[Connection]:
-        """A connection on which each statement outside of a transaction is one of its own."""
+    def connection(self, seconds: float = _WORK_SECONDS) -> Iterator[Connection]:
+        """A connection on which each statement outside of a transaction is one of its own; for so long at most."""
         self.connect()
         with self._pool.connection(_AWAY_SECONDS if self.is_away else self._connect_seconds) as connection:
             self.is_away = False
-            yield connection
+            with self._deadlines.within(connection, seconds):
+                yield connection
 
-    def again(self, work: Callable[[Connection], Result]) -> Result:
+    def again(self, work: Callable[[Connection], Result], *, urgent_seconds: float = 0.0) -> Result:
         """Do work that writes, and once more where the connection was lost meanwhile.
+
+        Args:
+            urgent_seconds: it takes no longer, and there is a connection for it at once; 0: that is not so.
 
         Raises:
             InDoubt: whether it was done is not known.
             StoreWriteFailed: it was not (DiskFull if the disk of the database is full).
         """
+        with ExitStack() as turn:
+            if not urgent_seconds:
+                if not self._ordinary.acquire(timeout=self._connect_seconds):
+                    raise StoreWriteFailed(f"{self.place}: has no connection left; what could not be stored is kept")
+                turn.callback(self._ordinary.release)
+            return self._again(work, time.monotonic() + (urgent_seconds or _WORK_SECONDS))
+
+    def _again(self, work: Callable[[Connection], Result], until: float) -> Result:
         import psycopg
         import psycopg_pool
 
         was_lost = False
         for _ in range(_TRIES):
             try:
-                with self.connection() as connection:
+                with self.connection(until - time.monotonic()) as connection:
                     return work(connection)
             except (psycopg_pool.PoolTimeout, psycopg_pool.PoolClosed) as error:
                 problem: Exception = error
@@ -214,6 +238,9 @@ class Database:
                 if error.sqlstate is not None and not error.sqlstate.startswith(_CUT_OFF):
                     break  # it was refused, and nothing of it was done
                 was_lost = True
+                if time.monotonic() > until:
+                    self.is_away = True
+                    break
         told = f"{self.place}: {_words(problem)}"
         if was_lost:
             raise InDoubt(f"{told}; whether the last write is stored is looked at when the topic is opened again")

@@ -56,6 +56,11 @@ class PostgresClaim:
         self._doubt: InDoubt | None = None
         self._is_let_go = False
 
+    @property
+    def is_over(self) -> bool:
+        """See Claim."""
+        return self._doubt is not None or self._cache.is_over
+
     def resume(self, stream: Stream, at: int) -> None:
         """See Claim."""
         if at != (end := self._ends[stream].end):

@@ -60,6 +60,7 @@ class PostgresShelf:
         self._owning = Lock()  # topics are claimed in several threads
         self._check_directory()
         self._url = url
+        self._lease_seconds = lease_seconds
         self._lease = f"{lease_seconds} seconds"
 
     def claim(self, topic_id: str, *, gone: str = "") -> Claim:
@@ -113,7 +114,10 @@ class PostgresShelf:
         mine = [(one.layout.topic_id, one.epoch) for one in claims]
         mine += [(one.topic_id, one.epoch) for one in self._refreshing.copy().values()]
         topics, epochs = [topic for topic, _ in mine], [epoch for _, epoch in mine]
-        found = self._database.again(lambda connection: set(connection.execute(longer, (self._lease, topics, epochs))))
+        asked = (self._lease, topics, epochs)
+        found = self._database.again(
+            lambda connection: set(connection.execute(longer, asked)), urgent_seconds=self._lease_seconds
+        )
         return [one for one in claims if (one.layout.topic_id, one.epoch) not in found]
 
     def heads(self, topic_ids: Collection[str]) -> dict[str, Heads]:
@@ -161,9 +165,10 @@ class PostgresShelf:
         """See Shelf."""
         left = (
             "SELECT topic FROM memd_topic WHERE (url IS NOT NULL OR lease_until = '-infinity')"
-            " AND (lease_until < clock_timestamp() OR url = %s) ORDER BY lease_until LIMIT %s"
+            " AND (lease_until < clock_timestamp() - %s::interval OR url = %s) ORDER BY lease_until LIMIT %s"
         )
-        rows = self._database.ask(lambda connection: connection.execute(left, (self._url, limit)).fetchall())
+        asked = (self._lease, self._url, limit)  # a lease later, so that who asks for a topic gets it
+        rows = self._database.ask(lambda connection: connection.execute(left, asked).fetchall())
         return [row[0] for row in rows]
 
     def _check_directory(self) -> None:
