@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from bucket_server import S3Server, s3_server
 from conftest import MakeDaemon
+from cut_connections import LosingRelay
 from daemon_process import DaemonProcess, ask, wait_until
 from postgres_server import PostgresServer, running_postgres
 from recording_upstream import RecordingUpstream
@@ -64,3 +68,102 @@ def test_a_topic_is_had_by_one_daemon_and_goes_to_another_when_that_ends(
     assert first.terminate() == 0
     assert chat(second, "Where was the lamp of the lighthouse made?") == "injected"
     assert "made in Paris" in found(second, "lamp Paris")
+
+
+def test_a_killed_daemon_loses_its_topics_with_its_lease_and_nothing_that_was_said(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, settings: dict[str, Any]
+) -> None:
+    first, second = (make_daemon(upstream.url, settings).start() for _ in range(2))
+    assert chat(first, "The lamp was made in Paris.") == "none"
+    first.kill()
+    wait_until(lambda: chat(second, "Where was the lamp made?") == "injected", lambda: repr(second))
+    assert chat(second, "The lens was ground in Brest.") in ("none", "injected")
+    first.start()
+    assert chat(first, "Where was the lens ground?") == "degraded:store"
+    assert second.terminate() == 0
+    assert chat(first, "Where was the lens ground?") == "injected"
+    ids = [entry["canonical_id"] for entry in first.export()]
+    assert ids == sorted(set(ids))
+
+
+def test_work_that_a_killed_daemon_left_is_done_by_another_one_that_nobody_asks(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, settings: dict[str, Any]
+) -> None:
+    settings["buffer"]["store_after_seconds"] = 3_600.0
+    first = make_daemon(upstream.url, settings).start()
+    assert chat(first, "The lamp was made in Paris.") == "none"
+    first.kill()
+    settings["buffer"]["store_after_seconds"] = 0.0
+    second = make_daemon(upstream.url, settings).start()
+    wait_until(lambda: any("made in Paris" in text for text in second.said()), lambda: repr(second))
+    wait_until(lambda: "is let go from memory" in second.log.read_text(), lambda: repr(second))
+
+
+def test_a_daemon_that_was_stopped_does_not_answer_from_what_it_remembers(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, settings: dict[str, Any]
+) -> None:
+    first, second = (make_daemon(upstream.url, settings).start() for _ in range(2))
+    assert chat(first, "The lamp was made in Paris.") == "none"
+    first.send_signal(signal.SIGSTOP)
+    wait_until(lambda: chat(second, "Where was the lamp made?") == "injected", lambda: repr(second))
+    first.send_signal(signal.SIGCONT)
+    assert chat(first, "Where was the lamp made?") == "degraded:store"
+    assert second.terminate() == 0
+    assert chat(first, "Where was the lamp made?") == "injected"
+
+
+def test_requests_go_on_while_the_database_is_away_and_what_is_said_meanwhile_is_stored_afterwards(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, settings: dict[str, Any], postgres: PostgresServer
+) -> None:
+    first = make_daemon(upstream.url, settings).start()
+    assert chat(first, "The lamp was made in Paris.") == "none"
+    postgres.stop()
+    try:
+        late = make_daemon(upstream.url, settings).start()
+        assert chat(late, "Where was the lamp made?", topic="other") == "degraded:store"
+        wait_until(lambda: chat(first, "The lens was ground in Brest.") == "degraded:store", lambda: repr(first))
+    finally:
+        postgres.start()
+    wait_until(lambda: chat(late, "The oil comes by boat.", topic="other") == "none", lambda: repr(late))
+    wait_until(lambda: chat(first, "Who broke the lens?") in ("none", "injected"), lambda: repr(first))
+    first.wait_stored("made in Paris", "ground in Brest")
+    assert first.terminate() == 0
+    assert "ground in Brest" in found(late, "lens ground in Brest")
+    assert sum("ground in Brest" in text for text in late.said()) == 1
+
+
+def test_a_topic_whose_last_write_is_in_doubt_is_opened_again_with_all_that_was_said(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, settings: dict[str, Any], postgres: PostgresServer
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="memd-") as folder:
+        relay = LosingRelay(Path(folder), postgres.socket)
+        try:
+            settings["store"]["url"] = settings["store"]["url"].replace(str(postgres.socket.parent), folder)
+            first = make_daemon(upstream.url, settings).start()
+            assert chat(first, "The lamp was made in Paris.") == "none"
+            first.wait_stored("made in Paris")
+            relay.lose_answer_to(b"ground in Brest", times=3)
+            chat(first, "The lens was ground in Brest.")
+            wait_until(lambda: "a topic was opened again" in first.log.read_text(), lambda: repr(first))
+            first.wait_stored("ground in Brest")
+            assert [sum(words in text for text in first.said()) for words in ("in Paris", "in Brest")] == [1, 1]
+            first.terminate()
+        finally:
+            relay.close()
+
+
+def test_a_folder_is_a_cache_or_a_data_directory_and_never_both(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, settings: dict[str, Any]
+) -> None:
+    first = make_daemon(upstream.url, settings).start()
+    assert chat(first, "The lamp was made in Paris.") == "none"
+    first.terminate()
+    first.configure({})
+    with pytest.raises(AssertionError, match=r"is the cache of a cluster.*give store\.url"):
+        first.start()
+    alone = make_daemon(upstream.url).start()
+    assert chat(alone, "The lamp was made in Paris.") == "none"
+    alone.terminate()
+    alone.configure(settings)
+    with pytest.raises(AssertionError, match="holds topics that this cluster does not keep"):
+        alone.start()
