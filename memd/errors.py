@@ -159,6 +159,18 @@ class TopicHeld(StoreError):
         self.url = url
 
 
+class TopicMoving(StoreError):
+    """The topic is not whole here: it is being moved, or that was interrupted."""
+
+    def __init__(self, topic_id: str, mover: str) -> None:
+        """`mover`: who moves it, in words."""
+        super().__init__(f"topic {topic_id}: is being moved by {mover}; wait for that, or run it again until it ends")
+
+
+class MoveRefused(StoreError):
+    """A topic that is not moved, because something would be lost; others may be."""
+
+
 class CorruptFile(StoreError):
     """A file's bytes do not match their checksums where an interrupted write cannot be the reason."""
 

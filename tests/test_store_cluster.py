@@ -34,7 +34,7 @@ from memd.store.layout import CLUSTER_NAME, LOCK_NAME
 from memd.store.log.format import HEADER_BYTES
 from memd.store.log.journal import Journal
 from memd.store.parts import StoreShared
-from memd.store.shelf import Position, Shelf
+from memd.store.shelf import Claim, Position, Shelf
 from memd.store.topic import TopicLog
 
 pytestmark = pytest.mark.process
@@ -207,7 +207,10 @@ class TestPostgresShelf(ShelfContract):
 
 def open_log(shelf: Shelf, *, segment_entries_max: int = 5, gone: str = "") -> TopicLog:
     """A topic as the store opens it."""
-    claim = shelf.claim(TOPIC, gone=gone)
+    return log_of(shelf, shelf.claim(TOPIC, gone=gone), segment_entries_max=segment_entries_max)
+
+
+def log_of(shelf: Shelf, claim: Claim, *, segment_entries_max: int = 5) -> TopicLog:
     shared = StoreShared(
         files=claim.files,
         shelf=shelf,

@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "log": ("history", "Show what happened to the memory, newest first."),
     "mcp": ("mcp", "Speak MCP on standard input and output, for agents."),
     "model": ("model", "Add an embedding model, list or remove those that were added."),
+    "move": ("move", "Move topics between a folder and a cluster."),
     "reembed": ("ingest", "Re-embed chunks that another model embedded."),
     "rekey": ("encryption", "Give the encrypted data directory another master key."),
     "related": ("views", "Show what belongs to the chunk ID without being said beside it."),

@@ -61,6 +61,9 @@ REPLICAS_NAME = "memd.replicas"
 """In such a directory the folder of topics that other daemons have, as far as they were read here."""
 REPLICA_NAME = "replica"
 """In the folder of such a topic: what it was equal to."""
+MOVING_NAME = ".memd-moving"
+"""The folder in which it is noted which topics were moved between the data directory and a cluster; no topic can have
+this name."""
 _REPLACED = (CLUSTER_NAME, ADDRESS_NAME, SECRET_NAME, RECENT_NAME, GRANTS_NAME, KEY_NAME, TOKENS_NAME, BUCKET_NAME)
 _OWN_NAMES = {
     *(
@@ -126,6 +129,8 @@ class TopicLayout:
         self.data_dir = data_dir
         self.directory = data_dir / topic_id
         self.segments = self.directory / _SEGMENTS
+        self.moving = self.segments / "moving"
+        """As long as the topic is moved to here and is not whole: by whom, in words."""
         self.active = self.directory / "active.bin"
         self.hot = self.directory / "hot.log"
         self.former_names = self.directory / FORMER_NAMES

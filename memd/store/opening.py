@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from memd.entries import Entry
-from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError
+from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError, TopicMoving
 from memd.store.files import Files
 from memd.store.index.meta import (
     IndexFile,
@@ -65,9 +65,12 @@ def open_topic(claim: Claim, model: ModelId) -> OpenedTopic:
 
     Raises:
         ForeignFile: `active.bin` has a newer format, is not memd's or is another topic's.
+        TopicMoving: it is not whole yet.
         StoreError: a file cannot be read, or a torn tail cannot be moved.
     """
     files, layout = claim.files, claim.layout
+    if files.size(layout.moving) is not None:
+        raise TopicMoving(layout.topic_id, files.read(layout.moving).decode(errors="replace"))
     remove_temporaries(files, layout.directory)
     remove_temporaries(files, layout.segments)
     header = read_header(files, layout.active)

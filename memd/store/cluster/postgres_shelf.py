@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
-from memd.errors import ObjectMissing, StoreError, TopicHeld
+from memd.errors import ObjectMissing, StoreError, TopicHeld, TopicMoving
 from memd.store.bucket.objects import Bucket
 from memd.store.cluster.cached_folder import CachedFolder
 from memd.store.cluster.database import Connection, Database
@@ -35,6 +35,8 @@ from memd.store.layout import CLUSTER_NAME, TopicLayout, topic_names_in
 from memd.store.local_shelf import LocalShelf
 from memd.store.shelf import Claim, Heads, Position, Stream
 
+MOVER = "memd move"
+"""Begins what `memd move` has in the place of a URL: it answers nobody."""
 _READ_TRIES = 3
 
 
@@ -81,7 +83,10 @@ class PostgresShelf:
         if row is None:
             owner = "SELECT url FROM memd_topic WHERE topic = %s"
             held = self._database.ask(lambda connection: connection.execute(owner, (topic_id,)).fetchone())
-            raise TopicHeld(topic_id, (held and held[0]) or "another daemon")
+            holder = (held and held[0]) or "another daemon"
+            if holder.startswith(MOVER):
+                raise TopicMoving(topic_id, holder)
+            raise TopicHeld(topic_id, holder)
         topic = FencedTopic(self._database, topic_id, row[0])
         self._refreshing[topic_id] = topic
         try:
