@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import subprocess
 import sys
 import tempfile
@@ -12,18 +13,22 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from urllib.parse import urlencode
 
+import msgspec
 import pytest
+from aiohttp.test_utils import make_mocked_request
 from crash_files import CrashFiles
 from cut_connections import LosingRelay
 from postgres_server import PostgresServer, running_postgres
 from test_oauth import ALLOWED, ANN, CALLBACK, CLIENT, FILE, ISSUER, VERIFIER, query
 
+from memd.admin.access import acting_headers, headers_with_token, let_in
 from memd.admin.oauth.clients import client_id_of
 from memd.admin.oauth.grants import Tokens
 from memd.admin.oauth.protocol import permission_asked, token_asked
 from memd.admin.oauth.shared_ledger import SharedLedger
 from memd.errors import BadQuestion, InDoubt, OAuthRefused, StoreError
-from memd.principals import Principal, digest_of
+from memd.principals import OWNER, Acting, Principal, Principals, digest_of
+from memd.proxy.sharing import DaemonTrust
 from memd.proxy.token_watch import TokenWatch
 from memd.settings.tokens import AuthSettings, TokenSettings, auth_mark
 from memd.store.cluster.book import SharedBook
@@ -307,3 +312,64 @@ async def test_a_grant_whose_token_a_daemon_does_not_know_gets_nothing_there_and
         await refresh(pair[1], client_id, given.refresh_token)
     shared.principals[ANN] = ann
     assert await refresh(pair[1], client_id, given.refresh_token)
+
+
+# -- one daemon in somebody's name at another -------------------------------------------------------------------------
+
+
+def passed_on(principals: Principals, to: Principals, **headers: str) -> Principal | None:
+    """Who it is that asks, where one daemon passes a request on to another."""
+    request = make_mocked_request("GET", "/memd/me", headers=headers)
+    assert let_in(request, principals) is not None
+    hopped = make_mocked_request("GET", "/memd/me", headers=acting_headers(request, principals))
+    assert headers_with_token(hopped, to) == {"x-memory-daemon", "x-memory-acting"}
+    return let_in(hopped, to)
+
+
+async def test_a_daemon_is_believed_in_whose_name_it_asks_until_it_ends_or_the_token_is_taken_back(
+    shared: Shared,
+) -> None:
+    ann = Principal("ann", ("team-*",), frozenset({"read"}))
+    one, two = (Principals({digest_of("ann's"): ann}) for _ in range(2))
+    first, second = (DaemonTrust(shared.book("daemons"), f"http://{id(each)}", each) for each in (one, two))
+    for each in (first, second):
+        await each.catch_up()
+    one.lend("a secret of its own", msgspec.structs.replace(ann, via="MCP"))
+    shown = {"X-Memory-Token": "ann's"}
+    assert passed_on(one, two, **shown) == ann
+    lent = passed_on(one, two, **{"X-Memory-Token": "a secret of its own"})
+    assert lent is not None and lent.via == "MCP" and lent.name == "ann"
+    assert passed_on(two, one, **shown) is None, "before the first has heard of the second"
+    await first.catch_up()
+    assert passed_on(two, one, **shown) == ann
+    assert one.own_secret not in str(shared.rows()) and two.own_secret != one.own_secret
+    two.exchange({})
+    assert passed_on(one, two, **shown) is None, "taken back at the one that is asked"
+    await first.end()
+    await second.catch_up()
+    assert passed_on(one, two, **{"X-Memory-Token": "a secret of its own"}) is None
+
+
+def test_nobody_becomes_a_daemon_by_a_header() -> None:
+    principals = Principals({digest_of("ann's"): Principal("ann", ("*",), frozenset({"read"}))})
+    told = base64.b64encode(msgspec.json.encode(Acting(OWNER))).decode()
+    for daemons in ((), (digest_of("theirs"),)):
+        principals.daemons = frozenset(daemons)
+        for secret in ("", "mine", "theirs "):
+            headers = {"X-Memory-Daemon": secret, "X-Memory-Acting": told}
+            assert let_in(make_mocked_request("GET", "/", headers=headers), principals) is None
+    for wrong in ("", "ä", "e30=", told[1:]):
+        assert principals.acting("theirs", wrong) is None
+    assert principals.acting("theirs", told) == OWNER
+
+
+def test_the_tokens_are_known_before_anybody_else_uses_a_database_that_was_away(shared: Shared) -> None:
+    shared.tokens().change(lambda kept: (token("a"),))
+    with closing(Database(shared.url)) as database:
+        seen: list[list[str]] = []
+        tokens = SharedTokens(SharedBook(database, "tokens"))
+        database.at_first = lambda connection: seen.append([one.name for one in tokens.read_on(connection)])
+        with database.connection():
+            assert seen == [["a"]]
+        database.connect()
+        assert len(seen) == 1

@@ -137,7 +137,9 @@ class OwnRoutes:
         leads_on = request.path in ("", "/") and request.method in ("GET", "HEAD")
         # No data: a browser that opens an address can show no token, and a command shows it only after the proof.
         is_open = leads_on or page.is_page(request) or request.path == PROOF
-        acts = request.path == MCP and await self._oauth.lets_in(request)
+        if self._wrong_tokens.catch_up is not None and not is_open:
+            await self._wrong_tokens.make_sure(request, self._principals)
+        acts = request.path == MCP and self._oauth.lets_in(request)
         if not (is_open or acts) and (unknown := self._wrong_tokens.refusal(request, self._principals)):
             return self._oauth.leading(request, unknown)
         if refusal := self._refusal(request):

@@ -12,11 +12,11 @@ import ipaddress
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from memd.admin.access import let_in, shown_secrets
+from memd.admin.access import UNGUESSABLE_CHARACTERS, is_unheard_of, let_in, shown_secrets
 from memd.admin.http import TOKEN_IN_ADDRESS, error_response, token_refusal
 from memd.clock import steady_now
 from memd.principals import Principal, Principals
@@ -34,8 +34,6 @@ ATTEMPTS_MAX = 30
 ATTEMPT_SECONDS = 1.0
 LIMITED_MAX = 4_096
 """Addresses whose attempts are limited at a time; beyond that the one that tried longest ago begins anew."""
-UNGUESSABLE_CHARACTERS = 32
-"""Characters; the secrets that `memd token add` makes are longer."""
 _TOKEN_NAMES = frozenset(
     {"token", "access_token", "auth_token", "auth", "authorization", "bearer", "api_key", "apikey"}
 )
@@ -59,10 +57,20 @@ class WrongTokens:
         self._later = later
         self._audited = audited
         self._clock = clock
+        self.catch_up: Callable[[], Awaitable[None]] | None = None
+        """Hears of the tokens that other daemons know; None where there are none."""
         self._untold: dict[str, int] = {}
         """By address, since its last line; an address without one has not been seen for a minute."""
         self._tried: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """By address: attempts that count at a time, and the time. The one that tried longest ago comes first."""
+
+    async def make_sure(self, request: web.BaseRequest, principals: Principals) -> None:
+        """In a cluster: hear of a token that another daemon knows, before a request that shows it is refused.
+
+        Whoever tries tokens makes no more work with it than one question at a time.
+        """
+        if self.catch_up is not None and is_unheard_of(request, principals) and not self.wait_seconds(request.remote):
+            await self.catch_up()
 
     def refusal(
         self,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from memd.settings.model import Config
 from memd.store.disk import DiskFiles
+from memd.store.layout import check_no_cluster
 from memd.store.token_list import TokenFile, TokenList
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def shared_book(config: Config, name: BookName) -> Iterator[SharedBook]:
 def token_list(config: Config) -> Iterator[TokenList]:
     """The list of `memd token`; raises StoreError where the database cannot be used."""
     if not config.store.is_shared:
+        check_no_cluster(DiskFiles(), config.data_dir)
         yield TokenFile(DiskFiles(), config.data_dir)
         return
     from memd.store.cluster.tokens import SharedTokens  # as above

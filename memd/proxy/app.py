@@ -65,6 +65,7 @@ from memd.telemetry.metrics import Metrics
 from memd.wording import counted
 
 if TYPE_CHECKING:
+    from memd.proxy.sharing import SharedRights
     from memd.store.cluster.joining import Cluster
 
 log = logging.getLogger("memd")
@@ -118,13 +119,12 @@ async def running(
         if backup is not None:
             stack.push_async_callback(asyncio.to_thread, backup.stop, config.shutdown.grace_seconds)
             backup.start()
-        watch = TokenWatch(config.auth, TokenFile(DiskFiles(), config.data_dir), auth_source)
-        watch.load()
+        rights, watch = await _rights(stack, cluster, config, auth_source)
         auditor = _auditor(config, store, watch.principals, command)
         daemon = await make_parts(
             stack, config, store, embedder, counter, redactor, addresses_of(config, listeners), watch, auditor
         )
-        daemon = msgspec.structs.replace(daemon, backup=backup, cluster=cluster)
+        daemon = msgspec.structs.replace(daemon, backup=backup, cluster=cluster, rights=rights)
         await daemon.upstream.refresh(wait=True)
         async with _listening(daemon, listeners, tls):
             yield daemon
@@ -147,6 +147,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
     daemon.auditor.note_start(config, daemon.principals.names)
     wrong_tokens = WrongTokens(loop.call_later, daemon.auditor.note_wrong_tokens)
     own_routes = own_routes_of(daemon, wrong_tokens)
+    await _share_rights(daemon, wrong_tokens)
     router = router_of(daemon, own_routes, wrong_tokens)
     grace_seconds = config.shutdown.grace_seconds
     runners = [_runner(answer, daemon.metrics, grace_seconds) for answer in (router.route, own_routes.answer)]
@@ -313,6 +314,30 @@ def _embedder(config: Config, files: LocalDisk) -> Embedder:
 
 def _in_front_of(child: LlamaChild, config: Config) -> Config:
     return msgspec.structs.replace(config, upstream=msgspec.structs.replace(config.upstream, url=child.url, urls=()))
+
+
+async def _rights(
+    stack: AsyncExitStack, cluster: Cluster | None, config: Config, source: AuthSource | None
+) -> tuple[SharedRights | None, TokenWatch]:
+    """The tokens, and in a cluster what else of rights its daemons share."""
+    loop = asyncio.get_running_loop()
+    if cluster is None:
+        rights, watch = None, TokenWatch(config.auth, TokenFile(DiskFiles(), config.data_dir), source)
+    else:
+        from memd.proxy.sharing import SharedRights
+
+        rights = SharedRights(cluster, config.data_dir)
+        watch = TokenWatch(config.auth, rights.tokens, source)
+        rights.expect(watch)
+        stack.push_async_callback(rights.end)
+    await loop.run_in_executor(None, watch.load)
+    return rights, watch
+
+
+async def _share_rights(daemon: Daemon, wrong_tokens: WrongTokens) -> None:
+    if daemon.rights is not None:
+        wrong_tokens.catch_up = daemon.token_watch.hear
+        await daemon.rights.begin(daemon.token_watch)
 
 
 def _joined(stack: AsyncExitStack, config: Config, listeners: Listeners) -> Cluster | None:

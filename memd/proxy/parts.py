@@ -80,6 +80,7 @@ from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
 
 if TYPE_CHECKING:
+    from memd.proxy.sharing import SharedRights
     from memd.store.cluster.joining import Cluster
 
 
@@ -110,6 +111,8 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     tasks: Tasks
     writer: ThreadPoolExecutor
     backup: BucketTender | None = None
+    rights: SharedRights | None = None
+    """In a cluster."""
     cluster: Cluster | None = None
     """None: the topics are this daemon's alone."""
 
@@ -294,8 +297,10 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
     """Build what answers at memd's own address."""
     config, topics, files = daemon.config, daemon.topics, daemon.store.files
     named, principals = NamedTopics(topics, daemon.store.topic_ids), daemon.principals
-    ledger = Ledger(files, config.data_dir / GRANTS_NAME, daemon.writer, principals.known)
-
+    if daemon.rights is None:
+        ledger = Ledger(files, config.data_dir / GRANTS_NAME, daemon.writer, principals.known)
+    else:
+        ledger = daemon.rights.ledger(files, daemon.writer, daemon.token_watch)
     oauth = OAuthEndpoint(ledger, principals, wrong_tokens, config.limits.idle_seconds, daemon.auditor.record_token)
     exposed = partial(exposition, daemon.metrics, _gauges_of(daemon), daemon.upstream)
     return OwnRoutes(

@@ -128,6 +128,8 @@ class Router:
         return response
 
     async def _answer(self, request: web.Request, target: str) -> web.StreamResponse:
+        if self._wrong_tokens.catch_up is not None:
+            await self._wrong_tokens.make_sure(request, self._principals)
         refusal = self._wrong_tokens.refusal(request, self._principals, lambda: api_of("POST", _path(target)) or CHAT)
         if refusal is not None:
             return refusal

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from memd.admin.proof import command_token, new_secret
+from memd.clock import steady_now
 from memd.errors import ConfigError, MemdError, StoreError
 from memd.principals import OWNER, Principals
 from memd.settings.file import FileStamp, stamp_of
@@ -27,6 +28,8 @@ from memd.telemetry.tasks import Tasks
 log = logging.getLogger("memd")
 
 LOOK_SECONDS = 1.0
+HEAR_SECONDS = 1.0
+"""The longest that a request with a token that is not known waits to hear whether another daemon knows it."""
 SETTLED_SECONDS = 0.5
 """A settings file that has not changed for so long is read: editors empty it before they write."""
 Stamps = tuple[object, FileStamp]
@@ -70,6 +73,10 @@ class TokenWatch:
         """Why the list cannot be asked now whether it has changed."""
         self._watching: asyncio.Task[None] | None = None
         self._followers: list[Callable[[], Awaitable[None]]] = []
+        self._tasks: Tasks | None = None
+        self._noted: Callable[[str, str], None] = lambda places, changes: None
+        self._looking = asyncio.Lock()
+        self._looks, self._look_began = 0, 0.0
 
     def load(self) -> None:
         """Read the lists at the start, in this thread.
@@ -79,6 +86,13 @@ class TokenWatch:
         """
         self._seen = self._stamps()
         self._take(self._auth, self._listed.read_at_start())
+
+    def take(self, kept: tuple[TokenSettings, ...]) -> None:
+        """Know these as the list of `memd token`, beside what is known of the settings."""
+        try:
+            self._take(self._auth, kept)
+        except ConfigError as error:
+            log.error("these tokens stay as they were", extra={"error": error})
 
     def also(self, follower: Callable[[], Awaitable[None]]) -> None:
         """Have something else that daemons share looked at whenever the lists are."""
@@ -121,30 +135,48 @@ class TokenWatch:
             noted: is told the files that changed, and which tokens are others than before.
         """
         if self._watching is None and (self._listed.is_shared or not self.principals.is_open):
-            self._watching = tasks.spawn(self._watch(noted), "tokens")
+            self._tasks, self._noted = tasks, noted
+            self._watching = tasks.spawn(self._watch(), "tokens")
 
     def stop(self) -> None:
         """Look no more."""
         if self._watching is not None:
             self._watching.cancel()
 
-    async def _watch(self, noted: Callable[[str, str], None]) -> None:
+    async def hear(self) -> None:
+        """Look at the lists before a request is refused, waiting no longer than a request should."""
+        is_stuck = self._looking.locked() and steady_now() - self._look_began > HEAR_SECONDS
+        if self._tasks is not None and self._trouble is None and not is_stuck:
+            await asyncio.wait([self._tasks.spawn(self.catch_up(), "hearing of tokens")], timeout=HEAR_SECONDS)
+
+    async def catch_up(self) -> None:
+        """Look at the lists once, unless somebody else has begun to since this was called."""
+        looks = self._looks
+        async with self._looking:
+            if self._looks == looks:
+                self._looks, self._look_began = looks + 1, steady_now()
+                await self._look()
+
+    async def _watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            for follower in self._followers:
-                await follower()
-            had_trouble = self._trouble is not None
-            stamps = await asyncio.to_thread(self._stamps)
-            if had_trouble != (self._trouble is not None):
-                told = "the tokens cannot be asked for" if self._trouble else "the tokens can be asked for again"
-                log.warning(told, extra={"known": len(self.principals.names), "error": self._trouble or "none"})
-            others = [place for place, now, then in zip(self._places, stamps, self._seen, strict=True) if now != then]
-            if not others:
-                continue
+            await self.catch_up()
+
+    async def _look(self) -> None:
+        had_trouble = self._trouble is not None
+        stamps = await asyncio.to_thread(self._stamps)
+        if had_trouble != (self._trouble is not None):
+            told = "the tokens cannot be asked for" if self._trouble else "the tokens can be asked for again"
+            log.warning(told, extra={"known": len(self.principals.names), "error": self._trouble or "none"})
+        others = [place for place, now, then in zip(self._places, stamps, self._seen, strict=True) if now != then]
+        if others:
             try:
-                await self.reload(partial(noted, ", ".join(others)))
+                await self.reload(partial(self._noted, ", ".join(others)))
             except MemdError as error:
                 log.error("these tokens stay as they were", extra={"error": error})
+        elif self._trouble is None:
+            for follower in self._followers:
+                await follower()
 
     def _read(self, settled: FileStamp) -> tuple[AuthSettings, tuple[TokenSettings, ...], list[MemdError]]:
         """The lists as they are now, or as they were where one cannot be read; `settled`: the settings' file before."""

@@ -102,6 +102,11 @@ def replicas_dir(data_dir: Path) -> Path:
     return data_dir / REPLICAS_NAME
 
 
+def followed_file(data_dir: Path) -> Path:
+    """In the cache of a cluster: which of its erasures have been followed here."""
+    return erasures_dir(data_dir) / "followed"
+
+
 class AuditLayout:
     """The files of the audit."""
 
@@ -294,6 +299,19 @@ def check_restored(files: Files, data_dir: Path) -> None:
     """
     if files.size(data_dir / RESTORING_NAME) is not None:
         raise StoreError(f"{data_dir}: its restoration is not finished: run memd restore again until it ends")
+
+
+def check_no_cluster(files: Files, data_dir: Path) -> None:
+    """Make sure that a folder is no cache of a cluster, for whoever has no settings of one.
+
+    Raises:
+        StoreError: it is.
+    """
+    if files.size(data_dir / CLUSTER_NAME) is not None:
+        raise StoreError(
+            f"{data_dir}: is the cache of a cluster, which has the topics and tokens: give store.url and store.bucket "
+            "(--config), or another data_dir"
+        )
 
 
 def topic_of(name: str) -> str:

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from memd.entries import Entry
-from memd.errors import StoreError, StoreWriteFailed
+from memd.errors import StoreWriteFailed
 from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
 from memd.store.clock import SharedClock
 from memd.store.directory_lock import Lock
@@ -27,7 +27,7 @@ from memd.store.erasure.forbidden import ForbiddenText
 from memd.store.erasure.ledger import Erasure, ErasureLedger, returned
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import Files
-from memd.store.layout import CLUSTER_NAME, LOCK_NAME, TopicLayout, TopicNames, topic_ids_in
+from memd.store.layout import LOCK_NAME, TopicLayout, TopicNames, check_no_cluster, topic_ids_in
 from memd.store.local_shelf import LocalShelf
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.columns import Records
@@ -357,11 +357,7 @@ def _recent(files: Files, data_dir: Path, names: TopicNames, clock: SharedClock,
 
 
 def _local_shelf(files: LocalDisk, data_dir: Path) -> LocalShelf:
-    if files.size(data_dir / CLUSTER_NAME) is not None:
-        raise StoreError(
-            f"{data_dir}: is the cache of a cluster, which has the topics: give store.url and store.bucket, or another "
-            "data_dir"
-        )
+    check_no_cluster(files, data_dir)
     return LocalShelf(files, data_dir)
 
 

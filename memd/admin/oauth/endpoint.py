@@ -87,20 +87,9 @@ class OAuthEndpoint:
         """Whether the request is for one of these routes, which are there only where a token is needed."""
         return not self._principals.is_open and request.path in PATHS
 
-    async def lets_in(self, request: web.BaseRequest) -> bool:
+    def lets_in(self, request: web.BaseRequest) -> bool:
         """Whether a request to `/mcp` shows an access token; it comes from its principal then, with no more rights
         and topics than its grant has."""
-        if self._lets_in(request):
-            return True
-        is_one_perhaps = self._ledger.is_shared and any(
-            self._principals.find(secret) is None for _, secret in shown_secrets(request)
-        )
-        if is_one_perhaps and self._wrong_tokens.wait_seconds(request.remote) <= 0:
-            await self._ledger.catch_up()  # another daemon may have given it a moment ago
-            return self._lets_in(request)
-        return False
-
-    def _lets_in(self, request: web.BaseRequest) -> bool:
         for _, token in shown_secrets(request):
             grant = None if self._principals.is_open else self._ledger.acting(token)
             whole = None if grant is None else self._principals.known(grant.principal_sha256)
@@ -220,6 +209,8 @@ class OAuthEndpoint:
         topics = filled.get("topics", [""])[0]
         rights = tuple(right for right in permission.scopes if right in filled.get("right", []))
         token = filled.get("token", [""])[0].strip()
+        if self._wrong_tokens.catch_up is not None:
+            await self._wrong_tokens.catch_up()
         whole = self._wrong_tokens.look_up(request.remote, token, self._principals)
         if problem := _problem_with(whole, rights, topics.split()):
             asked_again = consent.asking(permission, query, rights=rights, topics=topics, problem=problem)

@@ -70,9 +70,6 @@ def end_kept(files: Files, path: Path, grant_id: str) -> bool:
 class Ledger:
     """The grants, each change of which is on the disk before anybody hears of it. See `SharedLedger` too."""
 
-    is_shared = False
-    """Whether other daemons give and end grants, too."""
-
     def __init__(
         self,
         files: Files,

@@ -52,8 +52,6 @@ class LedgerState(msgspec.Struct, frozen=True):
 class SharedLedger(Ledger):
     """The grants that all daemons of a cluster know."""
 
-    is_shared = True
-
     def __init__(self, book: GrantBook, *copied: Any, **more: Any) -> None:
         """`copied`, `more`: those of Ledger, for the copy."""
         super().__init__(*copied, **more)

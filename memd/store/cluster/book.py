@@ -46,12 +46,16 @@ class SharedBook:
 
     def read(self, after: int = 0) -> BookPage:
         """Return the rows that were written by later changes than the `after`th; what was removed is not told."""
+        return self._database.ask(lambda connection: self.read_on(connection, after))
+
+    def read_on(self, connection: Connection, after: int = 0) -> BookPage:
+        """See `read`; asked on this connection."""
         both = (
             "SELECT count.changes, book.name, book.data FROM memd_count count"
             " LEFT JOIN memd_book book ON book.book = count.book AND book.changed > %s"
             " WHERE count.book = %s ORDER BY book.name"
         )
-        found = self._database.ask(lambda connection: connection.execute(both, (after, self.name)).fetchall())
+        found = connection.execute(both, (after, self.name)).fetchall()
         return BookPage(found[0][0], {name: data for _, name, data in found if name is not None})
 
     def change(self, work: Callable[[Rows], Rows]) -> BookPage:

@@ -139,6 +139,8 @@ class Database:
         self._connect_seconds = connect_seconds
         self.is_away = False
         """Whether nobody has answered the last time."""
+        self.at_first: Callable[[Connection], None] = lambda connection: None
+        """Called with the first connection, before anybody else has one; its errors are those of `connect`."""
         self._is_closed = False
         self._deadlines = ConnectionDeadlines()
         self._ordinary = threading.BoundedSemaphore(connections_max)
@@ -180,6 +182,7 @@ class Database:
         try:
             with psycopg.connect(self._url, **self._settings) as connection:
                 cluster = _migrate(connection, self.place)
+                self.at_first(connection)
         except psycopg.Error as error:
             self.is_away = True
             raise StoreError(_unusable(_words(error))) from error

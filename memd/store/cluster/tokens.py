@@ -13,6 +13,7 @@ import msgspec
 
 from memd.errors import StoreError
 from memd.store.cluster.book import Rows, SharedBook
+from memd.store.cluster.database import Connection
 from memd.store.token_list import KeptToken, TokenFile
 
 
@@ -38,6 +39,10 @@ class SharedTokens:
             with suppress(StoreError):  # it is noted with the next change
                 self._copy.keep(tokens)
         return tokens
+
+    def read_on(self, connection: Connection) -> tuple[KeptToken, ...]:
+        """Return the tokens, asked for on this connection."""
+        return self._tokens(self._book.read_on(connection).rows)
 
     def read_at_start(self) -> tuple[KeptToken, ...]:
         """See TokenList."""

@@ -14,7 +14,7 @@ import msgspec
 from memd.errors import CorruptFile, ForeignFile, WrongKey
 from memd.store.disk import LocalDisk
 from memd.store.erasure.forbidden import ForbiddenText, encode_forbidden, read_forbidden
-from memd.store.erasure.ledger import Erasure, ErasureLedger
+from memd.store.erasure.ledger import Erasure, Erasures
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import replace_file
 from memd.store.layout import TOPIC_KEY_NAME, TopicLayout, erasures_dir
@@ -26,7 +26,7 @@ def aside_of(layout: TopicLayout, erasure: Erasure) -> TopicLayout:
 
 
 def put_aside(
-    files: LocalDisk, ledger: ErasureLedger, layout: TopicLayout, erasure: Erasure, forbidden: ForbiddenText
+    files: LocalDisk, ledger: Erasures, layout: TopicLayout, erasure: Erasure, forbidden: ForbiddenText
 ) -> Erasure:
     """Put the folder of a topic aside, which nobody has open; return the erasure as it is now in the ledger.
 

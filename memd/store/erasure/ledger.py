@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -76,8 +76,25 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{what}{where} {is_being}erased on {day_and_time(self.at)} by {self.by}"
 
 
+class Erasures(Protocol):
+    """All erasures, done and under way, oldest first. Any thread may read and write."""
+
+    def write(self, erasure: Erasure) -> None:
+        """Write an erasure, durably. Raises StoreWriteFailed: it is as it was."""
+
+    def __iter__(self) -> Iterator[Erasure]: ...
+
+    @property
+    def pending(self) -> list[Erasure]:
+        """Those that are not done, oldest first."""
+
+    @property
+    def highest_id(self) -> int:
+        """An id that all ids which were ever given out and erased are not above; 0 if none were."""
+
+
 class ErasureLedger:
-    """The erasures of one data directory. Any thread may read and write: each erasure has a file of its own."""
+    """The erasures of one data directory. See Erasures: each has a file of its own."""
 
     def __init__(self, files: LocalDisk, data_dir: Path) -> None:
         self._files = files
