@@ -83,6 +83,8 @@ class Store:
         self._topics: dict[str, TopicLog] = {}
         self._topics_lock = OrderedLock(LockOrder.TOPICS)
         self._opening: WeakValueDictionary[str, OrderedLock] = WeakValueDictionary()
+        self._claimed: dict[str, Claim] = {}
+        """Of topics that are being read."""
 
     @classmethod
     def open(
@@ -173,11 +175,14 @@ class Store:
         with self._topics_lock:
             self._recent.add(topic_id, is_new=self._names.add(topic_id))
         claim = self._shared.shelf.claim(topic_id, gone=gone)
+        self._claimed[topic_id] = claim
         try:
             topic = TopicLog(self._shared, claim)
         except BaseException:
             claim.release()
             raise
+        finally:
+            del self._claimed[topic_id]
         topic.findings += returned(list(self.ledger), layout, _rows_of(topic))
         with self._topics_lock:
             self._topics[topic_id] = topic
@@ -189,7 +194,8 @@ class Store:
         Raises:
             StoreError: nobody can say.
         """
-        return self._shared.shelf.renew([topic.claim for topic in self._topics.copy().values()])
+        claims = [*self._claimed.copy().values(), *(topic.claim for topic in self._topics.copy().values())]
+        return self._shared.shelf.renew(claims)
 
     def unfinished(self, limit: int) -> list[str]:
         """See `Shelf.unfinished`; topics that are open here are left out."""
