@@ -9,9 +9,11 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import psycopg
 import pytest
 from crash_files import CrashFiles, PowerCutError
 from cut_connections import LosingRelay
@@ -22,9 +24,10 @@ from postgres_server import PostgresServer, running_postgres
 from shelf_contract import MODEL, TOPIC, Ground, Log, ShelfContract, group, groups_in
 
 from memd.entries import Erased
-from memd.errors import BucketError, Fenced, InDoubt, StoreError, StoreWriteFailed, TopicHeld
+from memd.errors import BucketError, DiskFull, Fenced, InDoubt, StoreError, StoreWriteFailed, TopicHeld
 from memd.store.bucket.objects import Bucket
 from memd.store.clock import SharedClock
+from memd.store.cluster import database as database_module
 from memd.store.cluster.database import SCHEMA_VERSION, Connection, Database
 from memd.store.cluster.postgres_shelf import PostgresShelf
 from memd.store.disk import DiskFiles, LocalDisk
@@ -72,7 +75,7 @@ class CutBucket(Bucket):
 
     def put(self, key: str, data: bytes | Iterable[bytes], *, new: bool = False) -> bool:
         self.steps.step()
-        self.cluster.attempts += 1
+        self.cluster.attempts += not new
         self._look()
         done = super().put(key, data, new=new)
         self.steps.step()
@@ -81,6 +84,10 @@ class CutBucket(Bucket):
     def read(self, key: str, start: int, end: int) -> bytes:
         self._look()
         return super().read(key, start, end)
+
+    def get(self, key: str) -> bytes | None:
+        self._look()
+        return super().get(key)
 
     def _look(self) -> None:
         if self.cluster.bucket_is_away:
@@ -142,7 +149,7 @@ class Cluster:
 
     def keys(self) -> set[str]:
         """Of the objects in the bucket."""
-        return {one["path"] for page in self.objects.list() for one in page}
+        return {one["path"] for page in self.objects.list() for one in page} - {"memd.cluster"}
 
     def finds(self, text: bytes) -> bool:
         """Whether it is anywhere in the bucket, or in a row."""
@@ -205,17 +212,21 @@ class TestPostgresShelf(ShelfContract):
         return cluster
 
 
-def open_log(shelf: Shelf, *, segment_entries_max: int = 5, gone: str = "") -> TopicLog:
+def open_log(
+    shelf: Shelf, *, segment_entries_max: int = 5, gone: str = "", now_us: Callable[[], int] | None = None
+) -> TopicLog:
     """A topic as the store opens it."""
-    return log_of(shelf, shelf.claim(TOPIC, gone=gone), segment_entries_max=segment_entries_max)
+    return log_of(shelf, shelf.claim(TOPIC, gone=gone), segment_entries_max=segment_entries_max, now_us=now_us)
 
 
-def log_of(shelf: Shelf, claim: Claim, *, segment_entries_max: int = 5) -> TopicLog:
+def log_of(
+    shelf: Shelf, claim: Claim, *, segment_entries_max: int = 5, now_us: Callable[[], int] | None = None
+) -> TopicLog:
     shared = StoreShared(
         files=claim.files,
         shelf=shelf,
         model=MODEL,
-        clock=SharedClock(counting_clock()),
+        clock=SharedClock(now_us or counting_clock()),
         segment_entries_max=segment_entries_max,
     )
     return TopicLog(shared, claim)
@@ -279,7 +290,7 @@ def test_a_whole_topic_is_there_on_a_machine_that_never_had_it(cluster: Cluster)
     assert cluster.rows("SELECT stream, number FROM memd_log") == [("log", 4)]
     assert len(live_contents(there)) == 19
     listed = {key for (key,) in cluster.rows("SELECT key FROM memd_object")}
-    assert {one["path"] for page in cluster.objects.list() for one in page} == listed
+    assert cluster.keys() == listed
 
 
 def test_the_heads_tell_when_something_else_than_an_append_has_happened(cluster: Cluster) -> None:
@@ -480,10 +491,10 @@ def test_the_first_claims_of_a_folder_may_come_all_at_once(cluster: Cluster, tmp
     for attempt in range(20):
         (folder := tmp_path / str(attempt)).mkdir()
         bucket = Bucket(cluster.objects, "memory://")
-        shelf = PostgresShelf(cluster.database, bucket, DiskFiles(), folder, url="http://one", lease_seconds=60)
+        shelf = PostgresShelf(cluster.database, bucket, DiskFiles(), folder, url="http://one", lease_seconds=0)
         with ThreadPoolExecutor(8) as threads:
             assert len(list(threads.map(shelf.claim, (f"talk-{number}" for number in range(8))))) == 8
-        assert (folder / CLUSTER_NAME).read_bytes() == cluster.database.cluster.encode()
+        assert (folder / CLUSTER_NAME).read_text().startswith(cluster.database.cluster)
 
 
 def test_an_object_that_was_written_by_a_fenced_claim_counts_for_nothing(cluster: Cluster) -> None:
@@ -639,11 +650,175 @@ def test_what_the_database_refuses_is_not_in_doubt(cluster: Cluster) -> None:
 def test_the_schema_is_made_once_and_a_newer_one_is_refused(server: PostgresServer) -> None:
     url = server.database("of_a_newer_memd")
     first = Database(url)
-    assert Database(url).cluster == first.cluster
+    with closing(Database(url)) as second:
+        assert second.cluster == first.cluster
     with first.connection() as connection:
         connection.execute("UPDATE memd_version SET version = %s", (SCHEMA_VERSION + 1,))
     with pytest.raises(StoreError, match=r"has schema 2, and this memd knows schemas up to 1.*update this one"):
         Database(url).connect()
+
+
+def test_an_older_schema_is_brought_up_to_date_by_whoever_comes_first(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = server.database("of_an_older_memd")
+    before = Database(url)
+    before.connect()
+    monkeypatch.setattr(database_module, "_MIGRATIONS", (*database_module._MIGRATIONS, "CREATE TABLE memd_more ()"))
+    monkeypatch.setattr(database_module, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+    for _ in range(2):
+        with closing(Database(url)) as later, later.connection() as connection:
+            assert later.cluster == before.cluster
+            assert connection.execute("SELECT version FROM memd_version").fetchall() == [(SCHEMA_VERSION + 1,)]
+            connection.execute("SELECT FROM memd_more")
+    before.close()
+
+
+def test_two_clusters_share_a_database_in_schemas_of_their_own(server: PostgresServer) -> None:
+    url = server.database("of_two_clusters")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA blue; CREATE SCHEMA green")
+    clusters = [Database(f"{url}&options=-csearch_path%3D{name}") for name in ("blue", "green")]
+    assert clusters[0].cluster != clusters[1].cluster
+    for number, database in enumerate(clusters):
+        files = on_disk()
+        files.lock(DATA_DIR / LOCK_NAME)
+        bucket = Bucket(MemoryStore(), "memory://")
+        shelf = PostgresShelf(database, bucket, files, DATA_DIR, url="http://one", lease_seconds=60)
+        Log(shelf.claim(TOPIC)).append(f"of {number}")
+        assert groups_in(shelf, 1) == [f"of {number}"]
+        database.close()
+
+
+def test_the_bucket_of_another_cluster_is_refused(cluster: Cluster, server: PostgresServer) -> None:
+    shelf = cluster.daemon("one")
+    log = Log(shelf.claim(TOPIC))
+    log.append("one")
+    log.claim.release()
+    ours, cluster.objects = cluster.objects, MemoryStore()
+    with pytest.raises(StoreError, match=r"has nothing of the cluster in store.url.*correct store.bucket"):
+        cluster.daemon("two").claim(TOPIC)
+    cluster.objects.put("memd.cluster", b"of others")
+    with pytest.raises(StoreError, match=r"belongs to another cluster.*a prefix of its own"):
+        cluster.daemon("two").claim(TOPIC)
+    assert len(cluster.rows("SELECT FROM memd_topic")) == 1
+    cluster.objects = ours
+    cluster.daemon("two").claim(TOPIC)
+
+
+def test_two_daemons_that_call_themselves_the_same_do_not_take_topics_from_each_other(cluster: Cluster) -> None:
+    files = on_disk()
+    log = Log(cluster.daemon("one", files).claim(TOPIC))
+    log.append("one")
+    with pytest.raises(StoreError, match=r"calls itself http://one, too.*set store.own_url of each") as refused:
+        cluster.daemon("one").claim(TOPIC)
+    assert not isinstance(refused.value, TopicHeld), "nothing is sent to an address that may be one's own"
+    log.append("two")
+    again = Log(cluster.daemon("one", files.after_power_cut("lost")).claim(TOPIC))
+    again.append("three")  # the same one, started again, does not wait for its lease
+    with pytest.raises(Fenced):
+        log.append("never")
+    assert groups_in(cluster.daemon("two"), 1) == ["one", "two", "three"]
+
+
+def test_ids_ascend_from_one_daemon_to_the_next_though_their_clocks_are_apart(cluster: Cluster) -> None:
+    ids = []
+    for number, seconds in enumerate((5, -5, 0, 5)):
+        log = open_log(cluster.daemon(f"daemon {number}"), now_us=partial(int, 10**15 + seconds * 10**6))
+        ids += [entry.canonical_id for entry in log.append([draft(f"{number}.{i}") for i in range(3)])]
+        log.close()
+    assert ids == sorted(set(ids))
+
+
+def test_a_daemon_that_comes_back_after_an_hour_goes_on_only_where_nobody_was_in_between(cluster: Cluster) -> None:
+    one, two = cluster.daemon("one"), cluster.daemon("two")
+    untouched, taken = Log(one.claim(TOPIC)), Log(one.claim("taken"))
+    cluster.rows("UPDATE memd_topic SET lease_until = clock_timestamp() - interval '1 hour' RETURNING 1")
+    later = Log(two.claim("taken"))
+    with pytest.raises(Fenced):
+        taken.append("stale")
+    assert one.renew([untouched.claim, taken.claim]) == [taken.claim]
+    untouched.append("one")
+    later.append("two")
+    assert groups_in(two, 1) == ["one"]
+
+
+def test_nothing_is_asked_of_a_pooler_that_it_does_not_pass_on(cluster: Cluster) -> None:
+    with closing(Database(cluster.database._url)) as database, database.connection() as connection:
+        for _ in range(20):
+            connection.execute("SELECT %s", ("again",))
+        assert connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (0,)
+        asked = connection.execute("SELECT source FROM pg_settings WHERE name = 'statement_timeout'").fetchone()
+    assert asked == ("default",)
+
+
+def test_a_server_that_says_nothing_is_not_waited_for_long(cluster: Cluster) -> None:
+    log = Log(cluster.daemon("one").claim(TOPIC))
+    with closing(Database(cluster.database._url)) as database:
+        database.connect()
+        claim = "UPDATE memd_topic SET url = NULL"
+        with cluster.database.connection() as other, other.transaction():
+            other.execute("SELECT FROM memd_topic FOR UPDATE")
+            with pytest.raises(InDoubt, match="does not answer"):
+                database.again(lambda connection: connection.execute(claim), urgent_seconds=0.2)
+            assert database.is_away
+        until_it_works(lambda: database.again(lambda connection: connection.execute("SELECT 1")))
+    log.claim.release()
+
+
+def test_a_full_disk_of_the_database_is_named(cluster: Cluster) -> None:
+    log = Log(cluster.daemon("one").claim(TOPIC))
+    with cluster.database.connection() as connection:
+        connection.execute(
+            "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE EXCEPTION 'cannot extend file: No space left on device' USING ERRCODE = '53100'; END $$;"
+            "CREATE TRIGGER full_disk BEFORE INSERT ON memd_log FOR EACH ROW EXECUTE FUNCTION full_disk()"
+        )
+    try:
+        with pytest.raises(DiskFull, match=r"PostgreSQL at .*No space left on device; free some space there"):
+            log.append("one")
+    finally:
+        with cluster.database.connection() as connection:
+            connection.execute("DROP FUNCTION full_disk CASCADE")
+    log.append("two")
+    assert groups_in(cluster.daemon("two"), 1) == ["two"]
+
+
+def test_a_standby_and_a_database_that_is_read_only_are_named(server: PostgresServer) -> None:
+    url = server.database("of_a_standby")
+    with closing(Database(url)) as database:
+        database.connect()
+    server.database("of_nobody_yet")
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute("ALTER DATABASE of_a_standby SET default_transaction_read_only = on")
+    with (
+        closing(Database(url)) as database,
+        pytest.raises(StoreWriteFailed, match=r"read-only transaction; let store\.url"),
+    ):
+        database.again(lambda connection: connection.execute("DELETE FROM memd_topic"))
+    with running_postgres(of=server) as standby, closing(Database(standby.url("of_a_standby"))) as database:
+        with pytest.raises(StoreWriteFailed, match=r"read-only transaction; let store\.url lead to the primary"):
+            database.again(lambda connection: connection.execute("DELETE FROM memd_topic"))
+        with (
+            closing(Database(standby.url("of_nobody_yet"))) as other,
+            pytest.raises(StoreError, match=r"let store\.url lead to the prim"),
+        ):
+            other.connect()
+
+
+def test_a_wrong_password_is_named_and_not_told(server: PostgresServer) -> None:
+    rules = "local replication all trust", "local all known scram-sha-256", "local all all trust"
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute("CREATE ROLE known LOGIN PASSWORD 'right'")
+        connection.execute(f"COPY (SELECT unnest(ARRAY{list(rules)})) TO '{server.hba}'")
+        connection.execute("SELECT pg_reload_conf()")
+    said = ""
+    while "password" not in said:  # until the server has read them
+        with pytest.raises(StoreError) as failed:
+            Database(server.url().replace("memd@", "known:wr0ng@")).connect()
+        said = str(failed.value)
+    assert 'password authentication failed for user "known"): check that store.url is right' in said
+    assert "wr0ng" not in said
 
 
 def test_a_database_that_cannot_be_used_is_named_with_the_remedy(server: PostgresServer) -> None:

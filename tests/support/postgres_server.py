@@ -39,7 +39,8 @@ SETTINGS = {
 class PostgresServer:
     """A server that can be stopped and started again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, of: PostgresServer | None = None) -> None:
+        """`of`: it becomes the standby of that one."""
         self._data, self._socket = folder / "data", folder / "socket"
         # PostgreSQL refuses to run as root.
         self._user = "nobody" if os.geteuid() == 0 else None
@@ -47,14 +48,22 @@ class PostgresServer:
             made.mkdir(mode=0o700)
             if self._user is not None:
                 shutil.chown(made, self._user)
-        arguments = ["-D", str(self._data), "-U", "memd", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
-        subprocess.run([BIN / "initdb", *arguments], check=True, capture_output=True, **self._child)
+        command = [str(BIN / "initdb"), "-A", "trust", "-E", "UTF8", "--locale=C"]
+        if of is not None:
+            command = [str(BIN / "pg_basebackup"), "-R", "-h", str(of._socket), "-c", "fast"]
+        arguments = ["-D", str(self._data), "-U", "memd", "--no-sync"]
+        subprocess.run([*command, *arguments], check=True, capture_output=True, **self._child)
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
 
     @property
     def _child(self) -> dict[str, Any]:
         return {"user": self._user, "cwd": self._data, "env": {"LC_ALL": "C", "TZ": "UTC"}}
+
+    @property
+    def hba(self) -> Path:
+        """Its file of who may connect how."""
+        return self._data / "pg_hba.conf"
 
     @property
     def socket(self) -> Path:
@@ -78,7 +87,7 @@ class PostgresServer:
         assert self._process is not None and self._process.stderr is not None
         said: list[str] = []
         for line in self._process.stderr:
-            if "ready to accept connections" in line:
+            if "ready to accept" in line:
                 # What it says later is read too, or it would wait for a reader when the pipe is full.
                 self._reader = threading.Thread(target=deque, args=[self._process.stderr, 0], daemon=True)
                 self._reader.start()
@@ -106,11 +115,11 @@ class PostgresServer:
 
 
 @contextmanager
-def running_postgres() -> Iterator[PostgresServer]:
+def running_postgres(of: PostgresServer | None = None) -> Iterator[PostgresServer]:
     folder = Path(tempfile.mkdtemp(prefix="memd-pg-"))
     folder.chmod(0o711)
     try:
-        server = PostgresServer(folder)
+        server = PostgresServer(folder, of)
         server.start()
         try:
             yield server

@@ -17,14 +17,15 @@ database that is away is connected to when it is asked for the next time.
 
 from __future__ import annotations
 
+import math
+import selectors
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias, TypeVar
 
 from memd.errors import DiskFull, InDoubt, StoreError, StoreWriteFailed
-from memd.store.cluster.deadlines import ConnectionDeadlines
 
 SCHEMA_VERSION = 1
 _MIGRATIONS = (
@@ -94,13 +95,15 @@ _MIGRATIONS = (
 """The n-th leads from version n to the next. One that was released is never changed."""
 _CUT_OFF = ("08", "57P")
 """SQLSTATEs of a connection that ended, and of a server that stops: they do not say how far it came."""
+_NOT_PRIMARY = ("25006",)
+"""SQLSTATE of a server that is a standby, or a database that is read-only."""
+_TO_PRIMARY = "let store.url lead to the primary (of several hosts with target_session_attrs=read-write)"
 _SCHEMA_LOCK = 0x6D656D64
 _TRIES = 3
 _INSTALL = "a store that several daemons share needs more packages: pip install 'memd-proxy[cluster]'"
 CONNECT_SECONDS = 5.0
 _AWAY_SECONDS = 0.1
 """Instead of that, after nobody has answered and until somebody does: a daemon with many topics has to end, too."""
-_STATEMENT_MS = 10_000
 _WORK_SECONDS = 12.0
 """The longest that work waits for a server that is there and says nothing."""
 Result = TypeVar("Result")
@@ -116,6 +119,7 @@ class Database:
 
         Args:
             connect_seconds: how long a write waits for a connection.
+            statement_seconds: and then for the answer.
 
         Raises:
             StoreError: the packages are missing, or the URL cannot be read.
@@ -132,17 +136,20 @@ class Database:
         self.place = f"PostgreSQL at {told.get('host') or 'a socket'}, {told.get('dbname') or 'the default database'}"
         self._url = url
         self._cluster = ""
+        # Nothing that a pooler between memd and the server (PgBouncer) does not pass on: neither options nor prepared
+        # statements. So the limit of time is kept here, where it holds for a network that says nothing, too.
         self._settings = {
             "connect_timeout": max(2, round(connect_seconds)),
-            "options": f"-c statement_timeout={_STATEMENT_MS}",
+            "prepare_threshold": None,
+            "autocommit": True,
         }
+        self._kind = _impatient()
         self._connect_seconds = connect_seconds
         self.is_away = False
         """Whether nobody has answered the last time."""
         self.at_first: Callable[[Connection], None] = lambda connection: None
         """Called with the first connection, before anybody else has one; its errors are those of `connect`."""
         self._is_closed = False
-        self._deadlines = ConnectionDeadlines()
         self._ordinary = threading.BoundedSemaphore(connections_max)
         self._connecting = threading.Lock()
         self._pool = psycopg_pool.ConnectionPool(
@@ -150,8 +157,9 @@ class Database:
             min_size=1,
             max_size=connections_max + 1,  # one is kept for what is urgent
             reconnect_timeout=_AWAY_SECONDS,  # then who writes next tries anew, and not the pool after minutes
-            kwargs={**self._settings, "autocommit": True},
-            check=self._check,
+            connection_class=self._kind,
+            kwargs=self._settings,
+            check=_check_not_ended,
             open=False,
         )
 
@@ -180,22 +188,18 @@ class Database:
         import psycopg
 
         try:
-            with psycopg.connect(self._url, **self._settings) as connection:
+            with self._kind.connect(self._url, **self._settings) as connection, connection.transaction():
+                connection.until = time.monotonic() + _WORK_SECONDS
                 cluster = _migrate(connection, self.place)
                 self.at_first(connection)
         except psycopg.Error as error:
             self.is_away = True
-            raise StoreError(_unusable(_words(error))) from error
+            is_standby = getattr(error, "sqlstate", None) in _NOT_PRIMARY
+            raise StoreError(_unusable(f"{_words(error)}; {_TO_PRIMARY}" if is_standby else _words(error))) from error
         self.is_away = False
         if not self._is_closed:
             self._pool.open()
         return cluster
-
-    def _check(self, connection: Connection) -> None:
-        import psycopg_pool
-
-        with self._deadlines.within(connection, _AWAY_SECONDS if self.is_away else self._connect_seconds):
-            psycopg_pool.ConnectionPool.check_connection(connection)
 
     @contextmanager
     def connection(self, seconds: float = _WORK_SECONDS) -> Iterator[Connection]:
@@ -203,8 +207,8 @@ class Database:
         self.connect()
         with self._pool.connection(_AWAY_SECONDS if self.is_away else self._connect_seconds) as connection:
             self.is_away = False
-            with self._deadlines.within(connection, seconds):
-                yield connection
+            connection.until = time.monotonic() + seconds
+            yield connection
 
     def again(self, work: Callable[[Connection], Result], *, urgent_seconds: float = 0.0) -> Result:
         """Do work that writes, and once more where the connection was lost meanwhile.
@@ -238,18 +242,29 @@ class Database:
                 break
             except psycopg.Error as error:
                 problem = error
-                if error.sqlstate is not None and not error.sqlstate.startswith(_CUT_OFF):
+                if error.sqlstate in _NOT_PRIMARY:
+                    self._pool.drain()  # a new connection may lead to another server, which has taken over
+                elif error.sqlstate is not None and not error.sqlstate.startswith(_CUT_OFF):
                     break  # it was refused, and nothing of it was done
-                was_lost = True
-                if time.monotonic() > until:
-                    self.is_away = True
+                elif time.monotonic() > until:
+                    was_lost = self.is_away = True
+                    self._pool.drain()  # who asks next does not wait for the same again
                     break
+                else:
+                    was_lost = True
+        raise self._failure(problem, was_lost=was_lost) from problem
+
+    def _failure(self, problem: Exception, *, was_lost: bool) -> StoreWriteFailed:
+        import psycopg
+
         told = f"{self.place}: {_words(problem)}"
         if was_lost:
-            raise InDoubt(f"{told}; whether the last write is stored is looked at when the topic is opened again")
+            return InDoubt(f"{told}; whether the last write is stored is looked at when the topic is opened again")
         if isinstance(problem, psycopg.errors.DiskFull):
-            raise DiskFull(f"{told}; free some space there, it is tried again") from problem
-        raise StoreWriteFailed(f"{told}; check the database, what could not be stored is kept") from problem
+            return DiskFull(f"{told}; free some space there, it is tried again")
+        is_standby = getattr(problem, "sqlstate", None) in _NOT_PRIMARY
+        remedy = _TO_PRIMARY if is_standby else "check the database"
+        return StoreWriteFailed(f"{told}; {remedy}, what could not be stored is kept")
 
     def ask(self, work: Callable[[Connection], Result]) -> Result:
         """Do work that only reads. Raises StoreError where the database cannot be asked."""
@@ -262,6 +277,49 @@ class Database:
         """Close the connections."""
         self._is_closed = True
         self._pool.close()
+
+
+def _impatient() -> Any:
+    """Return the kind of connection that waits for answers no longer than `until`, and is closed then: there is no
+    other way out of a network that says nothing, or of a server that was stopped."""
+    import psycopg
+
+    def bounded(work: Any, until: float) -> Generator[Any, Any, Any]:
+        ready = None
+        while True:
+            try:
+                wanted = work.send(ready)
+            except StopIteration as ended:
+                return ended.value
+            ready = yield wanted
+            if not ready and time.monotonic() > until:
+                raise psycopg.OperationalError("it does not answer")
+
+    class Impatient(psycopg.Connection[Any]):  # type: ignore[misc]  # the package need not be there
+        until = math.inf
+
+        def wait(self, gen: Any, *arguments: Any, **named: Any) -> Any:
+            """See psycopg: runs what waits for the server's answer."""
+            try:
+                return super().wait(bounded(gen, self.until), *arguments, **named)
+            except psycopg.OperationalError:
+                if time.monotonic() > self.until:
+                    self.pgconn.finish()
+                raise
+
+    return Impatient
+
+
+def _check_not_ended(connection: Connection) -> None:
+    """Raise unless a connection that nobody used is still one, without asking the server, which would cost a write as
+    much again: it says nothing by itself but good-bye."""
+    import psycopg
+
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection.fileno(), selectors.EVENT_READ)
+        if selector.select(0):
+            connection.close()  # else it is taken for a good one again
+            raise psycopg.OperationalError("the server has ended the connection")
 
 
 def _migrate(connection: Connection, place: str) -> str:

@@ -297,7 +297,8 @@ class _Mover:
         self._plain_files.make_directory(path)
         disk = disk_for(path, self._folder.encryption, self._plain_files, creating=True)
         database, bucket = self._cluster.database, self._cluster.bucket
-        return PostgresShelf(database, bucket, disk, path, url=self._mover, lease_seconds=LEASE_SECONDS)
+        mover = self._mover
+        return PostgresShelf(database, bucket, disk, path, url=mover, lease_seconds=LEASE_SECONDS, seat=mover)
 
     @contextmanager
     def _claimed(self, name: str, folder: str = "cache") -> Iterator[Claim]:

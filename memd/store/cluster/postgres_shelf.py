@@ -7,6 +7,7 @@ made equal to what is kept. So it must never have been anything else (`memd.clus
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -44,12 +45,21 @@ class PostgresShelf:
     """The topics of a cluster, as one daemon has them. See Shelf."""
 
     def __init__(
-        self, database: Database, bucket: Bucket, files: LocalDisk, data_dir: Path, *, url: str, lease_seconds: float
+        self,
+        database: Database,
+        bucket: Bucket,
+        files: LocalDisk,
+        data_dir: Path,
+        *,
+        url: str,
+        lease_seconds: float,
+        seat: str = "",
     ) -> None:
         """
         Args:
             data_dir: its topics' folders are the cache; whoever lets this write holds the directory's lock.
             url: at which other daemons reach this one; it has a topic until `lease_seconds` after the last `renew`.
+            seat: tells it from all others, whatever their URLs are; else the directory, which has one daemon, does.
         """
         self._database = database
         self._objects = ObjectKeeper(bucket)
@@ -57,6 +67,7 @@ class PostgresShelf:
         self._data_dir = data_dir
         self._cached = LocalShelf(files, data_dir)
         self._is_owned = False
+        self._seat = seat
         self._refreshing: dict[str, FencedTopic] = {}
         """Granted, and not given out yet: to bring a large topic's folder up to date may take longer than a lease."""
         self._owning = Lock()  # topics are claimed in several threads
@@ -71,14 +82,14 @@ class PostgresShelf:
         self._own_directory()
         taken = (
             "INSERT INTO memd_topic AS t (topic, epoch, url, lease_until, owner, since)"
-            " VALUES (%(topic)s, 1, %(url)s, clock_timestamp() + %(lease)s::interval, %(url)s, 1)"
+            " VALUES (%(topic)s, 1, %(url)s, clock_timestamp() + %(lease)s::interval, %(seat)s, 1)"
             " ON CONFLICT (topic) DO UPDATE SET epoch = t.epoch + 1, url = excluded.url,"
             " lease_until = excluded.lease_until, owner = excluded.owner,"
             " since = CASE WHEN t.owner = excluded.owner THEN t.since ELSE t.epoch + 1 END"
-            " WHERE t.url IS NULL OR t.url IN (excluded.url, %(gone)s) OR t.lease_until < clock_timestamp()"
+            " WHERE t.url IS NULL OR t.owner = excluded.owner OR t.url = %(gone)s OR t.lease_until < clock_timestamp()"
             " RETURNING epoch, since, log_number, log_end, hot_number, hot_end"
         )
-        asked = {"topic": topic_id, "url": self._url, "lease": self._lease, "gone": gone}
+        asked = {"topic": topic_id, "url": self._url, "seat": self._seat, "lease": self._lease, "gone": gone}
         row = self._database.again(lambda connection: connection.execute(taken, asked).fetchone())
         if row is None:
             owner = "SELECT url FROM memd_topic WHERE topic = %s"
@@ -86,6 +97,12 @@ class PostgresShelf:
             holder = (held and held[0]) or "another daemon"
             if holder.startswith(MOVER):
                 raise TopicMoving(topic_id, holder)
+            if holder == self._url:
+                raise StoreError(
+                    f"topic {topic_id}: another daemon has it that calls itself {self._url}, too, or did so until a "
+                    "moment ago with another data_dir; if it still runs, set store.own_url of each daemon to its own "
+                    "address"
+                )
             raise TopicHeld(topic_id, holder)
         topic = FencedTopic(self._database, topic_id, row[0])
         self._refreshing[topic_id] = topic
@@ -168,11 +185,12 @@ class PostgresShelf:
 
     def unfinished(self, limit: int) -> list[str]:
         """See Shelf."""
+        self._own_directory()
         left = (
             "SELECT topic FROM memd_topic WHERE (url IS NOT NULL OR lease_until = '-infinity')"
-            " AND (lease_until < clock_timestamp() - %s::interval OR url = %s) ORDER BY lease_until LIMIT %s"
+            " AND (lease_until < clock_timestamp() - %s::interval OR owner = %s) ORDER BY lease_until LIMIT %s"
         )
-        asked = (self._lease, self._url, limit)  # a lease later, so that who asks for a topic gets it
+        asked = (self._lease, self._seat, limit)  # a lease later, so that who asks for a topic gets it
         rows = self._database.ask(lambda connection: connection.execute(left, asked).fetchall())
         return [row[0] for row in rows]
 
@@ -183,17 +201,21 @@ class PostgresShelf:
             raise self._no_cache()
 
     def _own_directory(self) -> None:
-        """Note whose cache the directory is; raises StoreError if it is another cluster's."""
+        """Note whose cache the directory is; raises StoreError if it, or the bucket, is another cluster's."""
         with self._owning:
             if self._is_owned:
                 return
-            marker, own = self._data_dir / CLUSTER_NAME, self._database.cluster.encode()
+            marker, own = self._data_dir / CLUSTER_NAME, self._database.cluster
             if self._files.size(marker) is None:
                 self._check_directory()
-                replace_file(self._files, marker, own)
-            if self._files.read(marker) != own:
+                replace_file(self._files, marker, f"{own} {uuid.uuid4().hex}\n".encode())
+            found, _, seat = self._files.read(marker).decode("ascii", "replace").strip().partition(" ")
+            if found != own or not seat:
                 raise self._no_cache()
-            self._is_owned = True
+            self._seat = self._seat or seat
+            any_object = "SELECT EXISTS (SELECT FROM memd_object)"
+            is_used = self._database.ask(lambda connection: connection.execute(any_object).fetchone()[0])
+            self._is_owned = self._objects.is_of(own, is_used=is_used)
 
     def _no_cache(self) -> StoreError:
         return StoreError(
