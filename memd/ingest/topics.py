@@ -9,20 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import uuid
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from memd import __version__
-from memd.conversation.events import decode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import checked_topic_id
 from memd.errors import StoreError, TopicHeld
 from memd.ingest.claims import ROUNDS_PER_LEASE, ClaimTender
+from memd.ingest.journaled import events_in, replayed
 from memd.ingest.lanes import TopicLanes
 from memd.ingest.pieces import Count
 from memd.ingest.pipeline import Cutter
@@ -43,6 +42,24 @@ OPEN_MAX = 256
 """Topics that stay open between two requests: each takes a thread, in which tantivy watches its files."""
 ADOPTED_AT_ONCE = 8
 _ADOPTING = "adopting topics"
+
+
+class Readable(NamedTuple):
+    """Topics to be read."""
+
+    topics: tuple[Topic, ...]
+    is_fresh: bool
+    """They are all there, with all that was acknowledged before they were asked for."""
+
+
+class TopicReader(Protocol):
+    """Opens topics of a cluster to be read, also those that other daemons have."""
+
+    async def readable(self, topic_ids: Sequence[str], own: Topics) -> Readable:
+        """See `Topics.readable`."""
+
+    async def tend(self) -> None:
+        """Let go of what is not read any more."""
 
 
 class Topics:
@@ -74,6 +91,8 @@ class Topics:
         self._lanes = None if claims is None else TopicLanes()
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._rounds = 0
+        self.replicas: TopicReader | None = None
+        """Of the topics that other daemons have; None where there are none."""
 
     def start(self, tasks: Tasks) -> None:
         """Begin to renew claims, on the event loop; nothing where there are none."""
@@ -121,6 +140,8 @@ class Topics:
             over |= topic.is_adopted and topic.is_on_disk and not topic.log.unsealed()
             if topic.idle_seconds > 0 and (over or topic.idle_seconds >= settings.topic_idle_seconds):
                 memory_bytes -= topic.log.stats().memory_bytes if await self._let_go(topic) else 0
+        if self.replicas is not None:
+            await self.replicas.tend()
 
     async def close(self) -> None:
         """Journal all buffers, and in a cluster let others have the topics."""
@@ -213,14 +234,28 @@ class Topics:
     async def existing(self, topic_id: str) -> Topic | None:
         """The topic if it is open or on disk, else None; nothing is created. Raises as `get`."""
         if topic_id not in self._open:
-            thread = None if self._lanes is None else self._lanes.of(topic_id)
-            asked = asyncio.get_running_loop().run_in_executor(thread, self._store.has_topic, topic_id)
+            asked = asyncio.get_running_loop().run_in_executor(None, self._store.has_topic, topic_id)
             try:
                 if not await asyncio.wait_for(asked, None if self.claims is None else self.claims.wait_seconds):
                     return None
             except TimeoutError:
                 raise StoreError(f"topic {topic_id}: the cluster does not say whether it exists") from None
         return await self.get(topic_id)
+
+    def is_open(self, topic_id: str) -> bool:
+        """Whether the topic is open here."""
+        return topic_id in self._open
+
+    async def readable(self, topic_ids: Sequence[str]) -> Readable:
+        """Those of these topics that there are, only to be read: in a cluster nothing is claimed for it.
+
+        Raises:
+            StoreError: one cannot be opened.
+        """
+        if self.replicas is not None:
+            return await self.replicas.readable(topic_ids, self)
+        found = [await self.existing(topic_id) for topic_id in topic_ids]
+        return Readable(tuple(topic for topic in found if topic is not None), is_fresh=True)
 
     # -- in a cluster ---------------------------------------------------------------------------------------------
 
@@ -292,9 +327,7 @@ class Topics:
         del self._open[topic.id]
 
         # In the thread in which topics are read, so that the next `get` comes after it.
-        closing = asyncio.get_running_loop().run_in_executor(topic.writer, self._store.close_topic, topic.id)
-        if self._lanes is None:  # else a bucket takes a part in it, for which no other topic waits
-            await closing
+        await asyncio.get_running_loop().run_in_executor(topic.writer, self._store.close_topic, topic.id)
         log.info("a topic is let go from memory", extra={"topic": topic.id})
         return True
 
@@ -328,14 +361,5 @@ class Topics:
 
     def _buffer_of(self, topic_id: str, payloads: Sequence[bytes]) -> tuple[HotBuffer, bool]:
         """Replay a journal; also say whether it may stay as it is, which it may not with something to redact in it."""
-        buffer = HotBuffer(lambda: uuid.uuid4().hex[:12], self._config.corrections.window_turns)
-        events = []
-        for payload in payloads:
-            try:
-                events.append(decode_event(payload))
-            except msgspec.DecodeError as error:
-                fields = {"topic": topic_id, "error": error}
-                log.warning("a record of hot.log is of another version and was left out", extra=fields)
-        kept = [self._redactor.event(event) for event in events]
-        buffer.replay(kept)
-        return buffer, kept == events
+        events, is_as_kept = events_in(payloads, topic_id, self._redactor)
+        return replayed(events, self._config.corrections.window_turns), is_as_kept

@@ -19,7 +19,7 @@ import msgspec
 from memd.conversation import compaction
 from memd.conversation.conversation import Buffered, Conversation
 from memd.conversation.hot_buffer import HotBuffer
-from memd.entries import Draft
+from memd.entries import Draft, Entry
 from memd.ingest.pipeline import Cutter, under_new_uuid, unstored_runs
 from memd.messages import Message
 from memd.notes import Note
@@ -200,7 +200,7 @@ class PartCutter:
             for key in self._known.keys() - wanted:
                 self._known.pop(key, None)
 
-    def note_stored(self, drafts: Sequence[Draft]) -> None:
+    def note_stored(self, drafts: Sequence[Draft | Entry]) -> None:
         """Drop the parts of which these, which were just appended to the log, are a part or a branch's: what is left
         of them is cut anew. Called in the writer thread, before anybody is told of the append."""
         stored = {digest for draft in drafts for digest in draft.digests}
@@ -357,6 +357,14 @@ class BufferedText(UnstoredText):
                     yield chunk
 
         return [list(new([part for part in parts if part.has_others_than(but)])) for parts in self._parts]
+
+    def entry_of(self, uuid: bytes) -> Entry | None:
+        """The pending chunk with this uuid, without its vector; None if it is not pending. Called in a thread."""
+        for parts in self._parts:
+            for chunk in (chunk for cut in self._cutter.cut(parts) for chunk in cut.chunks):
+                if chunk.entry.uuid == uuid:
+                    return chunk.entry
+        return None
 
     def part_with(self, chunk_id: str) -> Part | None:
         """The part with the chunk of this public id or uuid; None if it is not pending. Called in a thread."""

@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from memd.embedding.encoder import Encoder
-from memd.entries import Correction
+from memd.entries import Correction, Entry
 from memd.errors import BadNote, DiskFull, EmbeddingError, MemdError
 from memd.ingest.archiver import Archiver
 from memd.ingest.notes import take_note
@@ -129,7 +129,8 @@ class Corrector:
     async def _apply(
         self, topic: Topic, asked: Sequence[Correction], asked_by: bytes, resolve: Resolve, by: str = ""
     ) -> FailedIds:
-        await self._store_pending(topic, {one.uuid: one for one in map(resolve, _named(asked)) if one is not None})
+        shown = {one.uuid: one for one in map(resolve, _named(asked)) if one is not None}
+        pending = await self._store_pending(topic, shown)
         applied = await corrections.correct_shown(
             asked,
             own=topic.log.snapshot(),
@@ -139,21 +140,36 @@ class Corrector:
             append=partial(self._archiver.append_corrections, topic),
             asked_by=asked_by,
             by=by,
+            pending=pending,
         )
         return applied.failed
 
-    async def _store_pending(self, topic: Topic, shown: Mapping[bytes, BlockChunk]) -> None:
-        """Store the chunks that were shown before they were in a log: only what is there can be corrected."""
+    async def _store_pending(self, topic: Topic, shown: Mapping[bytes, BlockChunk]) -> Mapping[bytes, Entry]:
+        """Store the chunks that were shown before they were in a log: only what is there can be corrected.
+
+        Returns those of topics that another daemon stores, as they will be.
+        """
+        pending: dict[bytes, Entry] = {}
         for chunk in shown.values():
-            source = topic if chunk.topic_id == topic.id else await self._topics.existing(chunk.topic_id)
+            source = topic if chunk.topic_id == topic.id else await self._readable(chunk.topic_id)
             logs = [topic.log] if source is None else [topic.log, source.log]
-            if source is not None and not any(one.snapshot().knows(chunk.uuid) for one in logs):
+            if source is None or any(one.snapshot().knows(chunk.uuid) for one in logs):
+                continue
+            if source.is_writable:
                 with source.used():
                     await self._archiver.store_named(source, [chunk.uuid.hex()])
+                continue
+            find = source.unstored().entry_of
+            entry = await asyncio.get_running_loop().run_in_executor(None, find, chunk.uuid)
+            pending |= {} if entry is None else {chunk.uuid: entry}
+        return pending
 
     async def _snapshot_of(self, topic_id: str) -> Snapshot | None:
-        topic = await self._topics.existing(topic_id)
+        topic = await self._readable(topic_id)
         return None if topic is None else topic.log.snapshot()
+
+    async def _readable(self, topic_id: str) -> Topic | None:
+        return next(iter((await self._topics.readable([topic_id])).topics), None)
 
 
 def _named(asked: Sequence[Correction]) -> FailedIds:

@@ -172,7 +172,8 @@ class Memory:
         topic, prompt = received.topic, received.prompt
         chunks = tuple(prompt.chunks())
         found = "injected" if chunks else "degraded:store" if topic.log.is_incomplete else "none"
-        status = recalled.trouble or corrected.trouble or found
+        stale = None if received.is_fresh else "degraded:store"
+        status = recalled.trouble or corrected.trouble or stale or found
         if topic.trouble is not None and received.is_traced:
             status = degraded(topic.trouble)
         has_recalled = received.needs_block or recalled.question is not None

@@ -158,8 +158,7 @@ async def make_parts(
     stack.callback((encoder := Encoder(embedder)).close)
     stack.callback((indexer := Indexer(tasks, encoder.priority, config.retrieval, metrics)).close)
     stack.callback((retriever := _retriever(config, encoder, counter)).close)
-    topics = Topics(store, config, writer, redactor, counter.count, _claims_of(config, store))
-    stack.push_async_callback(topics.close)
+    topics = _topics_of(stack, config, store, writer, redactor, counter, tasks, indexer, retriever)
     stack.callback((archiver := Archiver(config, encoder, counter, tasks, indexer, redactor, metrics, events)).close)
     stack.callback((taker := DocumentTaker(archiver, encoder, Cutter(config.chunking, counter.count, redactor))).close)
     stack.push_async_callback((sources := SourceTender(config, topics, taker, encoder.priority, tasks, events)).close)
@@ -190,10 +189,33 @@ async def make_parts(
     )
 
 
-def _claims_of(config: Config, store: Store) -> ClaimTender | None:
-    if not store.is_shared:
-        return None
-    return ClaimTender(store.renew, config.store.lease_seconds, config.retrieval.timeout_ms / 1000)
+def _topics_of(
+    stack: AsyncExitStack,
+    config: Config,
+    store: Store,
+    writer: ThreadPoolExecutor,
+    redactor: Redactor,
+    counter: TokenCounter,
+    tasks: Tasks,
+    indexer: Indexer,
+    retriever: Retriever,
+) -> Topics:
+    """The topics; in a cluster with the claims to them, and with replicas of those that other daemons have."""
+    claims = None
+    if store.is_shared:
+        claims = ClaimTender(store.renew, config.store.lease_seconds, config.retrieval.timeout_ms / 1000)
+    topics = Topics(store, config, writer, redactor, counter.count, claims)
+    stack.push_async_callback(topics.close)
+    if store.is_shared:
+        from memd.ingest.replicas import Replicas
+        from memd.store.cluster.postgres_shelf import PostgresShelf
+
+        shelf = store.shared.shelf
+        assert isinstance(shelf, PostgresShelf), "of a cluster"
+        uses = tasks, indexer.look_after, retriever.read_before.forget
+        topics.replicas = replicas = Replicas(shelf, store.shared, config, redactor, counter.count, *uses)
+        stack.callback(replicas.close)
+    return topics
 
 
 def _retention(

@@ -16,7 +16,7 @@ from memd.clock import steady_now
 from memd.conversation.conversation import TurnKey
 from memd.conversation.hot_buffer import Arrival
 from memd.conversation.tokens import TokenCounter
-from memd.ingest.topics import Topic, Topics
+from memd.ingest.topics import Readable, Topic, Topics
 from memd.messages import leading_count
 from memd.principals import Principal
 from memd.proxy.idempotency import IdempotencyKeys, RequestKey
@@ -40,6 +40,8 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     """The model server that it goes to; to be released."""
     topic: Topic
     related: tuple[Topic, ...]
+    is_fresh: bool
+    """The related topics have all that was acknowledged; else another daemon's could not be brought up to date."""
     at: int
     """When it arrived, in microseconds since the epoch."""
     arrival: Arrival
@@ -134,7 +136,8 @@ class Receiver:
             asked=asked,
             assignment=self._pool.assign(partial(_hints, asked, arrival)),
             topic=topic,
-            related=related,
+            related=related.topics,
+            is_fresh=related.is_fresh,
             at=at,
             arrival=arrival,
             prompt=prompt,
@@ -144,13 +147,12 @@ class Receiver:
             is_step=prompt.has_results,
         )
 
-    async def _related(self, request: ModelRequest, own: Topic, who: Principal) -> tuple[Topic, ...]:
+    async def _related(self, request: ModelRequest, own: Topic, who: Principal) -> Readable:
         """The related topics that exist and may be read, each once; the others as if they did not exist."""
         named = () if request.memory_in is None else request.memory_in.related_topic_ids
         ids = dict.fromkeys((*named, *self._global_topics))
         readable = [topic_id for topic_id in ids if topic_id != own.id and who.may("read", topic_id)]
-        found = [await self._topics.existing(topic_id) for topic_id in readable]
-        return tuple(topic for topic in found if topic is not None)
+        return await self._topics.readable(readable)
 
     async def _count_messages(self, request: ModelRequest) -> list[int]:
         """Raw tokens of each message; text that was not counted before is counted in a thread if it is long."""

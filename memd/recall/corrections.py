@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -29,8 +29,9 @@ STEPS = {"Helpful": 1, "Unhelpful": -1}
 UNDO = "Undo"
 """The action of an entry that restores an earlier state of a chunk."""
 
-Find = Callable[[str], tuple[Snapshot, bytes] | None]
-"""The chunk that an id names, as the topic that has its present state and its uuid; None: it may not be corrected."""
+Find = Callable[[str], tuple[Snapshot, bytes] | Entry | None]
+"""The chunk that an id names, as the topic that has its present state and its uuid; one that another daemon is still to
+store as it will be, without its vector; None: it may not be corrected."""
 Append = Callable[[Sequence[Draft]], Awaitable[Sequence[Entry]]]
 """Appends the drafts as one group, durably; raises StoreError where nothing was written."""
 
@@ -83,6 +84,8 @@ async def correct(
 
     def present(chunk_id: str) -> Entry | None:
         found = find(chunk_id)
+        if isinstance(found, Entry):
+            return msgspec.structs.replace(found, vector=_embedded(encoder, found.embedded_text))
         return None if found is None else _present(*found, encoder)
 
     def planned() -> Plan:
@@ -110,6 +113,7 @@ async def correct_shown(
     append: Append,
     by: str = "",
     asked_by: bytes | UnsetType = UNSET,
+    pending: Mapping[bytes, Entry] | None = None,
 ) -> Applied:
     """Apply a client's corrections: only of chunks that it was shown recently; see `correct`.
 
@@ -117,6 +121,7 @@ async def correct_shown(
         own: the request's topic; its state of a chunk counts, and only where it has none that of the chunk's source.
         resolve: the recently shown chunk with this id, if any; called on the event loop.
         snapshot_of: a topic, if it still exists.
+        pending: by their uuids the chunks that another daemon is still to store.
     """
     ids = dict.fromkeys(chunk_id for correction in asked for chunk_id in correction.chunk_ids)
     shown = {chunk_id: chunk for chunk_id in ids if (chunk := resolve(chunk_id)) is not None}
@@ -124,12 +129,12 @@ async def correct_shown(
     for topic_id in {chunk.topic_id for chunk in shown.values()} - {own.topic_id}:
         snapshots[topic_id] = await snapshot_of(topic_id)
 
-    def find(chunk_id: str) -> tuple[Snapshot, bytes] | None:
+    def find(chunk_id: str) -> tuple[Snapshot, bytes] | Entry | None:
         chunk = shown.get(chunk_id)
         if chunk is None:
             return None
         known = (one for one in (own, snapshots[chunk.topic_id]) if one is not None and one.knows(chunk.uuid))
-        return next(((one, chunk.uuid) for one in known), None)
+        return next(((one, chunk.uuid) for one in known), (pending or {}).get(chunk.uuid))
 
     return await correct(
         asked, find=find, encoder=encoder, utility=own.utility, append=append, by=by, asked_by=asked_by

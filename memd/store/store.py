@@ -75,7 +75,8 @@ class Store:
         self.data_dir = data_dir
         self.files = shared.files
         self.model = shared.model
-        self._shared = shared
+        self.shared = shared
+        """The parts that all topics share."""
         self.terms_cache = shared.terms_cache
         self._lock = lock
         self._names = names
@@ -83,8 +84,6 @@ class Store:
         self._topics: dict[str, TopicLog] = {}
         self._topics_lock = OrderedLock(LockOrder.TOPICS)
         self._opening: WeakValueDictionary[str, OrderedLock] = WeakValueDictionary()
-        self._claimed: dict[str, Claim] = {}
-        """Of topics that are being read."""
 
     @classmethod
     def open(
@@ -174,15 +173,12 @@ class Store:
         layout = TopicLayout(self.data_dir, topic_id)
         with self._topics_lock:
             self._recent.add(topic_id, is_new=self._names.add(topic_id))
-        claim = self._shared.shelf.claim(topic_id, gone=gone)
-        self._claimed[topic_id] = claim
+        claim = self.shared.shelf.claim(topic_id, gone=gone)
         try:
-            topic = TopicLog(self._shared, claim)
+            topic = TopicLog(self.shared, claim)
         except BaseException:
             claim.release()
             raise
-        finally:
-            del self._claimed[topic_id]
         topic.findings += returned(list(self.ledger), layout, _rows_of(topic))
         with self._topics_lock:
             self._topics[topic_id] = topic
@@ -194,12 +190,11 @@ class Store:
         Raises:
             StoreError: nobody can say.
         """
-        claims = [*self._claimed.copy().values(), *(topic.claim for topic in self._topics.copy().values())]
-        return self._shared.shelf.renew(claims)
+        return self.shared.shelf.renew([topic.claim for topic in self._topics.copy().values()])
 
     def unfinished(self, limit: int) -> list[str]:
         """See `Shelf.unfinished`; topics that are open here are left out."""
-        return [name for name in self._shared.shelf.unfinished(limit) if name not in self._topics]
+        return [name for name in self.shared.shelf.unfinished(limit) if name not in self._topics]
 
     @property
     def findings(self) -> list[Finding]:
@@ -270,18 +265,18 @@ class Store:
             self._write_recent(set(topic_ids) - self._topics.keys(), self._state(state))
 
     def _write_recent(self, at_rest: Collection[str] = (), state: str | None = None) -> None:
-        self._recent.write(at_rest, highest_id=self._shared.clock.last, topics=len(self._names), state=state)
+        self._recent.write(at_rest, highest_id=self.shared.clock.last, topics=len(self._names), state=state)
 
     def _state(self, state: str) -> str:
         return hashlib.blake2b(f"{self.model}{state}".encode(), digest_size=16).hexdigest()
 
     def new_id(self) -> int:
         """Return a canonical_id that no entry has or will have."""
-        return self._shared.clock.next()
+        return self.shared.clock.next()
 
     def now_us(self) -> int:
         """Return the time in microseconds since the epoch."""
-        return self._shared.clock.now_us()
+        return self.shared.clock.now_us()
 
     def has_returned(self, erasure: Erasure) -> bool:
         """Whether the text of an erasure that is done is in its topic again, which is opened."""
@@ -322,22 +317,22 @@ class Store:
 
     def observe_canonical_id(self, canonical_id: int) -> None:
         """Keep the ids of all entries from now on above this one."""
-        self._shared.clock.observe(canonical_id)
+        self.shared.clock.observe(canonical_id)
 
     def topic_ids(self) -> list[str]:
         """Return all topics, sorted. It takes a look at each of them: not for what answers a request."""
         if not self.is_shared:
             return topic_ids_in(self.files, self.data_dir)
-        found = page = self._shared.shelf.topics("", _PAGE)
+        found = page = self.shared.shelf.topics("", _PAGE)
         while len(page) == _PAGE:
-            found += (page := self._shared.shelf.topics(page[-1], _PAGE))
+            found += (page := self.shared.shelf.topics(page[-1], _PAGE))
         return found
 
     def has_topic(self, topic_id: str) -> bool:
         """Whether there is a topic of this name."""
         if not self.is_shared:
             return self._names.has(topic_id)
-        return topic_id in self._topics or topic_id in self._shared.shelf.heads([topic_id])
+        return topic_id in self._topics or topic_id in self.shared.shelf.heads([topic_id])
 
     @property
     def topic_count(self) -> int:

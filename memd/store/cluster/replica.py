@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from memd.entries import Entry
 from memd.errors import CorruptFile, ObjectMissing, StoreError
 from memd.store.cluster.kept import KeptObject, Listing, segment_in
 from memd.store.cluster.replica_log import ReplicaLog
@@ -57,6 +58,8 @@ class Refreshed(msgspec.Struct, frozen=True, kw_only=True):
 
     log: ReplicaLog
     """Another one after anything but an append."""
+    entries: tuple[Entry, ...]
+    """By which it was extended."""
     payloads: tuple[bytes, ...]
     """New records of the journal."""
     is_new_journal: bool
@@ -140,10 +143,14 @@ class Replica:
         self.let_go()
         wiper.wipe_folder(self._layout.directory)
 
+    def is_current(self, heads: Heads) -> bool:
+        """Whether `refresh` would find nothing new."""
+        known = self._known
+        return known is not None and (known.revision, known.log, self._hot) == (heads.revision, heads.log, heads.hot)
+
     def sweep(self) -> None:
-        """Overwrite what is not needed any more. Slow, and nobody waits for it."""
+        """Overwrite what is not needed any more. Slow, and nobody waits for it: any thread may do it."""
         wiper = Wiper(self._files)
-        wiper.wipe_leftovers(self._layout)
         for folder in (self._layout.directory, self._layout.segments):
             for name in self._files.names(folder):
                 if name.endswith(GONE_SUFFIX):
@@ -160,20 +167,24 @@ class Replica:
         known, log = self._known, self._log
         if self._is_ahead_of(heads):
             raise _MovedError
-        is_same = known is not None and known.revision == heads.revision
-        if known is not None and is_same and (known.log, self._hot) == (heads.log, heads.hot):
+        if self.is_current(heads):
             return None
+        is_same = known is not None and known.revision == heads.revision
         # The journal first: what is stored meanwhile is in both then, and not in neither.
         hot, payloads, is_new_journal = self._journal(heads)
-        has_erased = False
+        has_erased, entries = False, tuple[Entry, ...]()
         is_extended = log is not None and known is not None and log.end == known.log
         is_extended &= known is not None and known.log.number == heads.log.number
         if log is None or known is None or not is_same or not (is_extended or known.log == heads.log):
             log, known, has_erased = self._renewed(heads)
         elif known.log != heads.log:
-            known = msgspec.structs.replace(known, log=self._follow(log, heads))
+            entries = self._follow(log, heads)
+            assert log.end is not None, "it was extended"
+            known = msgspec.structs.replace(known, log=log.end)
         self._log, self._known, self._hot = log, known, hot
-        return Refreshed(log=log, payloads=payloads, is_new_journal=is_new_journal, has_erased=has_erased)
+        return Refreshed(
+            log=log, entries=entries, payloads=payloads, is_new_journal=is_new_journal, has_erased=has_erased
+        )
 
     def _journal(self, heads: Heads) -> tuple[Position, tuple[bytes, ...], bool]:
         """Where the journal ends, its new records, and whether they are all that it has."""
@@ -186,12 +197,11 @@ class Replica:
         payloads = payloads_in(data, HEADER_BYTES if after.end == 0 else 0)
         return Position(after.number, after.end + len(data)), tuple(payloads), is_new
 
-    def _follow(self, log: ReplicaLog, heads: Heads) -> Position:
-        """Extend the log; return where it ends."""
+    def _follow(self, log: ReplicaLog, heads: Heads) -> tuple[Entry, ...]:
+        """Extend the log; return what came to it."""
         assert log.end is not None, "there is something to extend"
-        if data := self._behind("log", log.end, heads.log):
-            log.follow(data)
-        return log.end
+        data = self._behind("log", log.end, heads.log)
+        return log.follow(data) if data else ()
 
     def _behind(self, stream: Stream, after: Position, end: Position) -> bytes:
         """The bytes of a stream behind a position, at least up to another one in the same file."""
@@ -258,7 +268,8 @@ class Replica:
         fetched.kept.add(path)
         is_same = known is not None and known.log_revision == listing.log_revision
         if log is not None and known is not None and is_same and log.end == known.log:
-            return self._follow(log, heads)
+            self._follow(log, heads)
+            return log.end
         start = Position(heads.log.number, 0)
         data = self._behind("log", start, heads.log)
         fetched.add(path, _checksum(data), [data])
@@ -319,7 +330,13 @@ class _Fetched:
                 files.rename(temporary, path)
             else:
                 wiper.put_in_place(temporary, path)
-        own = [layout.active, layout.forbidden, *(layout.segments / name for name in files.names(layout.segments))]
+        leftover = layout.active.with_name(layout.active.name + TEMPORARY_SUFFIX)
+        own = [
+            layout.active,
+            leftover,
+            layout.forbidden,
+            *(layout.segments / name for name in files.names(layout.segments)),
+        ]
         for path in own:
             if path not in self.kept and path.suffix != GONE_SUFFIX and files.size(path) is not None:
                 files.rename(path, path.with_name(path.name + GONE_SUFFIX))

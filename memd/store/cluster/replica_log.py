@@ -51,8 +51,8 @@ class ReplicaLog(TopicLog):
     def due_merge(self, budget_ms: float) -> None:
         """None: as above."""
 
-    def follow(self, data: bytes) -> None:
-        """Take in what the owner has appended behind `end`: whole appends.
+    def follow(self, data: bytes) -> tuple[Entry, ...]:
+        """Take in what the owner has appended behind `end`, whole appends; return the entries.
 
         Raises:
             StoreError: it is not that, or the folder cannot be written; nothing was taken in.
@@ -75,6 +75,7 @@ class ReplicaLog(TopicLog):
                 self._reserved.pop(entry.uuid, None)
             self._public_ids.assign([entry.as_draft() for entry in entries if entry.uuid in fresh], {})
             self._shared.clock.observe(entries[-1].canonical_id)
+            return tuple(entries)
 
     def wipe_words(self, wiper: Wiper) -> None:
         """Wipe the lexical index, which has words of what was erased; see `LexicalIndex.wipe`."""
