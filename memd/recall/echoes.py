@@ -45,7 +45,7 @@ TOLD_MIN = 3
 FAR_MORE = 2
 """An older answer with more than so many times the own words of a newer one stays a candidate beside it."""
 SOURCE_MIN = 4
-"""A chunk that so many candidates had been shown, and that was not found itself, becomes a candidate."""
+"""A chunk that so many of those found had been shown, and that was not found itself, becomes a candidate."""
 SOURCES_MAX = 8
 REPEATING_SHARE, OWN_WORDS_SHARE = 0.5, 0.4
 """The most that a chunk loses in a turn under way for repeating the question, and for being the model's own words."""
@@ -134,10 +134,10 @@ class _Read:
         return len(self.said(entry)) + self.is_told(entry)
 
 
-def missing_sources(candidates: Sequence[Candidate], known: Collection[bytes]) -> list[bytes]:
-    """The chunks that many candidates had been shown and that are not `known`, those shown most often first."""
-    counts = Counter(itertools.chain.from_iterable(_shown(one.entry) for one in candidates))
-    often = [uuid for uuid, count in counts.items() if count >= SOURCE_MIN and uuid not in known]
+def missing_sources(found: Mapping[bytes, Entry]) -> list[bytes]:
+    """The chunks that many of those `found`, by uuid, had been shown and that are not among them, most often first."""
+    counts = Counter(itertools.chain.from_iterable(map(_shown, found.values())))
+    often = [uuid for uuid, count in counts.items() if count >= SOURCE_MIN and uuid not in found]
     return sorted(often, key=lambda uuid: -counts[uuid])[:SOURCES_MAX]
 
 

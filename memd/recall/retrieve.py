@@ -323,26 +323,26 @@ class Retriever:
 
         The first of `searches` is the request's own topic; `k` are looked at first.
         """
-        own, is_complete = searches[0], False
+        own, count = searches[0], k
+        sources = missing_sources(dict(itertools.chain(*(one.found(k, self._settings).items() for one in searches))))
+        for search in searches:
+            search.include(sources)
+        hits = self._hits(question, searches, k)
         while True:
-            hits = self._hits(question, searches, k)
             strong = [one for one in hits if one.parts.strength >= demands.min_score]
-            candidates, seen = read_hits(strong, own, filters.visible_digests, filters.wanted, k)
-            sources = [] if is_complete else missing_sources(candidates, {one.hit.uuid for one in hits})
-            is_complete = True
-            included = [search.include(sources) for search in searches] if sources else []
-            if any(included):
-                continue
+            candidates, seen = read_hits(strong, own, filters.visible_digests, filters.wanted, count)
             ranked = self._rank(question, candidates, searches, filters, demands)
             relevant = [one for one in ranked if one.excluded is None]
-            # Excluded ones took places among the best k: look further, unless there is nothing further.
-            is_exhausted = seen == len(strong) and all(
-                search.is_exhausted_by(one.hit for one in strong) for search in searches
-            )
             is_enough = len(relevant) >= demands.top_k or len(relevant) == seen
-            if is_enough or is_exhausted or any(one.excluded in ENDS for one in ranked):
+            if is_enough or any(one.excluded in ENDS for one in ranked):
                 break
-            k += max(seen - len(relevant), k // 2)
+            # Excluded ones took places among the best: look at more of what was found, then further.
+            count += max(seen - len(relevant), count // 2)
+            if seen == len(strong):
+                if all(search.is_exhausted_by(one.hit for one in strong) for search in searches):
+                    break
+                k = count
+                hits = self._hits(question, searches, k)
         is_unsupported = not relevant and any(one.excluded is Verdict.UNSUPPORTED for one in ranked)
         silence = Verdict.SMALL_TALK if demands.is_small_talk else Verdict.UNSUPPORTED if is_unsupported else None
         if filters.relevant_only:

@@ -153,7 +153,7 @@ class TopicSearch:
         self._words = words
         self._included: list[Place] = []
         self._lexical: tuple[int, dict[Place, LexicalHit]] = 0, {}
-        self._dense: tuple[int, list[Hit]] = 0, []
+        self._found: tuple[int, dict[Place, Hit]] = 0, {}
         self._hits: dict[Place, Hit] = {}
         self._read_before = read_before or ReadBefore()
         self._entries: dict[Place, Entry] = {}  # read for this question: an entry is needed up to three times
@@ -214,11 +214,10 @@ class TopicSearch:
             return any(begin <= said < end for (begin, end), _ in self._favoured)
         return any(then.is_live((hit.segment, hit.row)) for _, then in self._favoured)
 
-    def include(self, uuids: Iterable[bytes]) -> bool:
-        """Make the live ones of these chunks candidates, however they match; False if there is none."""
-        live = [place for uuid in uuids for place in self.snapshot.places(uuid) if self._chosen.is_live(place)]
-        self._included += live
-        return bool(live)
+    def include(self, uuids: Iterable[bytes]) -> None:
+        """Make the live ones of these chunks candidates, however they match."""
+        places = (place for uuid in uuids for place in self.snapshot.places(uuid))
+        self._included += filter(self._chosen.is_live, places)
 
     def superseded(self, uuids: Iterable[bytes]) -> dict[bytes, Superseded]:
         """Of some chunks those that an Update has taken out, with what it put in their place."""
@@ -247,26 +246,39 @@ class TopicSearch:
             last = new
         return None
 
+    def found(self, k: int, settings: RetrievalSettings) -> dict[bytes, Entry]:
+        """What `evidence` finds with this `k` beside neighbours and visible chunks, by uuid, as far as it can be read."""
+        hits = {place: hit for place, hit in self._find(k, settings).items() if place not in self._visible}
+        self.read_ahead(hits)
+        known = {place: self._entries.get(place) for place in hits}
+        known |= {place: self.read(place) for place in hits if place[0] == PENDING_SEGMENT}
+        return {hit.uuid: entry for place, hit in hits.items() if (entry := known[place]) is not None}
+
     def evidence(self, k: int, settings: RetrievalSettings) -> tuple[list[Hit], Evidence]:
         """Find the best `k` by meaning, the best `k` by words, and the neighbours of the strongest."""
-        if self._dense[0] != k:
-            self._dense = k, self._searched.search(self._queries, k)
-        dense = self._dense[1]
-        hits = {(hit.segment, hit.row): hit for hit in [*dense, *self._visible_by_meaning(dense, k)]}
-        hits |= self._of_favoured_times(k)
-        lexical = self._best_by_words(k)
-        if k >= LEXICAL_ROUNDS * settings.top_k:
-            self._last_by_words = None
-        self._has_all_by_meaning = len(dense) < k or dense[-1].score < settings.min_score
-        hits |= self._hits_at(place for place in lexical if place not in hits)
+        hits = self._find(k, settings)
         hits |= self._hits_at(place for place in self._included if place not in hits)
-        words = {one.canonical_id: one for one in lexical.values()}
+        words = {one.canonical_id: one for one in self._best_by_words(k).values()}
         beside: dict[Place, tuple[Place, ...]] = {}
         if settings.neighbour_weight:
             count = k + len(hits.keys() & self._visible.keys())
             beside = self._beside(self._strongest(hits, words, settings, math.ceil(NEIGHBOURED_SHARE * count)), hits)
             hits |= self._hits_at([place for place in beside if place not in hits])
         return list(hits.values()), _evidence(hits, self._words_of(hits.values(), words), beside)
+
+    def _find(self, k: int, settings: RetrievalSettings) -> dict[Place, Hit]:
+        """The best `k` by meaning, the best `k` by words, and those of the times that are favoured."""
+        if self._found[0] != k:
+            dense = self._searched.search(self._queries, k)
+            hits = {(hit.segment, hit.row): hit for hit in [*dense, *self._visible_by_meaning(dense, k)]}
+            hits |= self._of_favoured_times(k)
+            lexical = self._best_by_words(k)
+            if k >= LEXICAL_ROUNDS * settings.top_k:
+                self._last_by_words = None
+            self._has_all_by_meaning = len(dense) < k or dense[-1].score < settings.min_score
+            hits |= self._hits_at(place for place in lexical if place not in hits)
+            self._found = k, hits
+        return dict(self._found[1])
 
     def _visible_by_meaning(self, dense: Sequence[Hit], k: int) -> list[Hit]:
         """The visible chunks that are among the best `k`; `dense`: the best of the others."""
