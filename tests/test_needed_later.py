@@ -131,5 +131,6 @@ def test_in_a_turn_under_way_what_answers_the_question_comes_before_what_repeats
         candidate(f"a{number}", 0.5, text, speakers=(Speaker(0, role),))
         for number, (text, role) in enumerate([(mention, "assistant"), (mention, "tool"), (answer, "tool")])
     ]
-    own, repeated, told = (one.score for one in telling(found, frozenset(analyze_query(question))))
+    asked = frozenset(analyze_query(question))
+    own, repeated, told = (telling(one, asked).score for one in found)
     assert own == pytest.approx(0.15) and repeated == pytest.approx(0.25) and told > 0.4

@@ -146,6 +146,12 @@ def shown_to(candidates: Sequence[Candidate]) -> set[bytes]:
     return set().union(*(_shown(candidate.entry) for candidate in candidates))
 
 
+def by_itself(visible_digests: Collection[bytes], asked: frozenset[str] | None, candidate: Candidate) -> Candidate:
+    """The candidate with what it loses whatever else there is; `asked`: the words of a question within a turn."""
+    left = unseen(candidate, visible_digests)
+    return left if asked is None else telling(left, asked)
+
+
 def unseen(candidate: Candidate, visible_digests: Collection[bytes]) -> Candidate:
     """The candidate with the share of its score that is left for what the prompt does not show already."""
     entry = candidate.entry
@@ -158,19 +164,16 @@ def unseen(candidate: Candidate, visible_digests: Collection[bytes]) -> Candidat
     return _held(candidate, 1 - seen / len(entry.content), candidate.aside) if seen else candidate
 
 
-def telling(candidates: Sequence[Candidate], asked: frozenset[str]) -> list[Candidate]:
-    """The candidates of a question about a turn under way, with what those lose that only repeat its words, `asked`.
+def telling(candidate: Candidate, asked: frozenset[str]) -> Candidate:
+    """A candidate for a question about a turn under way, with what it loses if it only repeats its words, `asked`.
 
     A model at work says again and again what it looks for, and all that is as near to the question as the answer is:
     its own words count less than results, and of any chunk the lines that have words of the question and no others.
     (Measured with `bench/agents.py`: of 222 facts needed and no longer in the prompt blocks of 512 tokens show 131
     without either, 145 with the second, 173 with both.)
     """
-    told = []
-    for one in candidates:
-        left = 1 - REPEATING_SHARE * _repeating(one.entry.content, asked)
-        told.append(_held(one, left * (1 - OWN_WORDS_SHARE * _own_share(one.entry)), one.aside))
-    return told
+    left = 1 - REPEATING_SHARE * _repeating(candidate.entry.content, asked)
+    return _held(candidate, left * (1 - OWN_WORDS_SHARE * _own_share(candidate.entry)), candidate.aside)
 
 
 def without_echoes(

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import msgspec
@@ -25,7 +25,7 @@ from memd.embedding.encoder import Encoder
 from memd.errors import EmbeddingError
 from memd.recall import block
 from memd.recall.asked import embedded_texts
-from memd.recall.echoes import missing_sources, shown_to, telling, unseen, without_echoes
+from memd.recall.echoes import by_itself, missing_sources, shown_to, without_echoes
 from memd.recall.fusion import Evidence, Standing, fuse
 from memd.recall.ranking import Candidate, Demands, Judged, Ranked, Selection, Verdict, rank, select
 from memd.recall.read_before import ReadBefore
@@ -323,14 +323,16 @@ class Retriever:
 
         The first of `searches` is the request's own topic; `k` are looked at first.
         """
-        own, count = searches[0], k
+        told = partial(by_itself, filters.visible_digests, question.words if filters.in_turn else None)
+        read = partial(read_hits, searches[0], filters.wanted, told, demands.min_score)
+        count = k
         sources = missing_sources(dict(itertools.chain(*(one.found(k, self._settings).items() for one in searches))))
         for search in searches:
             search.include(sources)
         hits = self._hits(question, searches, k)
         while True:
             strong = [one for one in hits if one.parts.strength >= demands.min_score]
-            candidates, seen = read_hits(strong, own, filters.visible_digests, filters.wanted, count)
+            candidates, seen = read(strong, filters.visible_digests, count)
             ranked = self._rank(question, candidates, searches, filters, demands)
             relevant = [one for one in ranked if one.excluded is None]
             is_enough = len(relevant) >= demands.top_k or len(relevant) == seen
@@ -343,13 +345,12 @@ class Retriever:
                     break
                 k = count
                 hits = self._hits(question, searches, k)
-        is_unsupported = not relevant and any(one.excluded is Verdict.UNSUPPORTED for one in ranked)
-        silence = Verdict.SMALL_TALK if demands.is_small_talk else Verdict.UNSUPPORTED if is_unsupported else None
+        silence = Verdict.SMALL_TALK if demands.is_small_talk else None
+        if not relevant and any(one.excluded is Verdict.UNSUPPORTED for one in ranked):
+            silence = silence or Verdict.UNSUPPORTED
         if filters.relevant_only:
             return relevant, silence
-        ranked = self._rank(
-            question, read_hits(hits, own, (), filters.wanted, len(hits))[0], searches, filters, demands
-        )
+        ranked = self._rank(question, read(hits, (), len(hits))[0], searches, filters, demands)
         listed = EXPLAINED_TOP_KS * demands.top_k
         return [one for place, one in enumerate(ranked) if place < listed or one.excluded is None], silence
 
@@ -394,11 +395,8 @@ class Retriever:
     ) -> list[Ranked]:
         shown = shown_to(candidates)
         superseded = {uuid: old for search in searches for uuid, old in search.superseded(shown).items()}
-        told = [unseen(one, filters.visible_digests) for one in candidates]
-        if filters.in_turn:
-            told = telling(told, question.words)
         return rank(
-            without_echoes(told, question.words, superseded, min_score=self._settings.min_score),
+            without_echoes(candidates, question.words, superseded, min_score=self._settings.min_score),
             demands=demands,
             visible_digests=filters.visible_digests,
             same_cosine=self._encoder.same_cosine,

@@ -6,7 +6,7 @@ Rule: a damaged entry costs its own chunk and no other.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from memd.errors import StoreError
@@ -38,19 +38,29 @@ class ScoredHit(NamedTuple):
 
 
 def read_hits(
-    hits: Sequence[ScoredHit], own: TopicSearch, visible_digests: Collection[bytes], wanted: Wanted, count: int
+    own: TopicSearch,
+    wanted: Wanted,
+    told: Callable[[Candidate], Candidate],
+    min_score: float,
+    hits: Sequence[ScoredHit],
+    visible_digests: Collection[bytes],
+    count: int,
 ) -> tuple[list[Candidate], int]:
-    """Read the first `count` chunks that are wanted and not visible; returns them and how many hits were looked at."""
+    """Read chunks that are wanted and not visible until `count` have the strength `min_score`; how many were read, too.
+
+    `told`: a candidate with what it loses by itself, whatever else there is.
+    """
     candidates: list[Candidate] = []
     for search in {id(one.search): one.search for one in hits[:count]}.values():
         search.read_ahead((one.hit.segment, one.hit.row) for one in hits[:count] if one.search is search)
     for seen, one in enumerate(hits):
-        if len(candidates) == count:
+        if not count:
             return candidates, seen
         if one.search is own or not own.snapshot.knows(one.hit.uuid):
             candidate = one.read()
             if candidate is None or is_visible(candidate.entry, visible_digests):
                 continue
             if wanted.admits_entry(candidate.entry):
-                candidates.append(candidate)
+                candidates.append(told(candidate))
+                count -= candidates[-1].parts.strength >= min_score
     return candidates, len(hits)

@@ -247,7 +247,7 @@ class TopicSearch:
         return None
 
     def found(self, k: int, settings: RetrievalSettings) -> dict[bytes, Entry]:
-        """What `evidence` finds with this `k` beside neighbours and visible chunks, by uuid, as far as it can be read."""
+        """The chunks found with this `k` by meaning, words and time; not visible ones, nor what cannot be read."""
         hits = {place: hit for place, hit in self._find(k, settings).items() if place not in self._visible}
         self.read_ahead(hits)
         known = {place: self._entries.get(place) for place in hits}
