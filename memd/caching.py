@@ -71,12 +71,10 @@ class CachedFunction(Generic[Arguments, Value]):
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
         """Return the function's value."""
         assert not kwargs, "positional arguments only"
-        found = self._cache.get(args)
+        [found] = self._cache.use([args])
         if found is None:
             found = self._function(*args, **kwargs)
             self._cache.put(args, found, ENTRY_BYTES + sum(map(sys.getsizeof, args)) + self._size_of(found))
-        else:
-            self._cache.use([args])
         return found
 
     @property

@@ -11,6 +11,7 @@ Rule: nothing but memd says in a block who speaks, and when: stored text goes in
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 
 from msgspec import UNSET
 
@@ -44,11 +45,14 @@ def shown_text(entry: Entry) -> str:
     ends = [*(speaker.offset for speaker in entry.speakers), len(entry.content)]
     shown = neutralised(entry.content[: ends[0]])
     for speaker, end in zip(entry.speakers, ends[1:], strict=True):
-        role, name = speaker_name(plain(speaker.role)) or "unknown", plain(speaker.name)
-        opening = without_control(role_opening(role, name))
         shown += "\n" if shown and not shown.endswith("\n") else ""
-        shown += opening + neutralised(entry.content[speaker.offset : end])
+        shown += _opening(speaker.role, speaker.name) + neutralised(entry.content[speaker.offset : end])
     return shown
+
+
+@lru_cache(maxsize=64)
+def _opening(role: str, name: str) -> str:
+    return without_control(role_opening(speaker_name(plain(role)) or "unknown", plain(name)))
 
 
 def origin(entry: Entry) -> str:

@@ -5,7 +5,7 @@ Rule: pure but for the time zone. Any number is some day: a clock or an import m
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+from datetime import date
 from functools import lru_cache
 
 _SECONDS_MAX = 253_402_128_000
@@ -15,7 +15,7 @@ _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday",
 
 def day_of(at_us: int) -> date:
     """The day of a time in microseconds since the epoch."""
-    return _local(min(max(at_us, 0) // 1_000_000, _SECONDS_MAX)).date()
+    return date.fromtimestamp(min(max(at_us, 0) // 1_000_000, _SECONDS_MAX))
 
 
 def day_words(at_us: int) -> str:
@@ -26,7 +26,3 @@ def day_words(at_us: int) -> str:
 @lru_cache(maxsize=4096)
 def _words(day: date) -> str:
     return f"{_WEEKDAYS[day.weekday()]} {day.isoformat()}"
-
-
-def _local(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC).astimezone()

@@ -11,7 +11,6 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -373,20 +372,24 @@ class TopicSearch:
         if self._lexical[0] == k:
             return self._lexical[1]
         places: dict[int, Place] = {}
+        pending, seen = self._pending.places, set[int]()
 
-        def live(snapshot: Snapshot, canonical_ids: Sequence[int]) -> dict[int, Place]:
-            pending = self._pending.places
-            found = snapshot.live_places([one for one in canonical_ids if one not in pending])
-            found.update((one, pending[one]) for one in canonical_ids if one in pending)
-            places.update(found)
-            return found
+        def live(canonical_ids: Sequence[int]) -> dict[int, Place]:
+            if new := [one for one in canonical_ids if one not in seen]:
+                seen.update(new)
+                places.update(self._chosen.live_places([one for one in new if one not in pending]))
+                places.update((one, pending[one]) for one in new if one in pending)
+            return places
+
+        def unseen(canonical_ids: Sequence[int]) -> dict[int, Place]:
+            return {one: place for one, place in live(canonical_ids).items() if place not in self._visible}
 
         try:
             among = live_ids(self._chosen) if self._is_few else None
-            best = self._words.best(k, partial(live, self._searched), among, len(self._visible))
+            best = self._words.best(k, unseen if self._visible else live, among, len(self._visible))
             self._last_by_words = None if len(best) < k else places[best[-1].canonical_id]
             if self._visible:
-                best += self._words.best(k, partial(live, self._chosen), among)
+                best += self._words.best(k, live, among)
             self._lexical = k, {places[one.canonical_id]: one for one in best}
             return self._lexical[1]
         except StoreError as error:

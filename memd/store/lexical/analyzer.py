@@ -17,6 +17,7 @@ import itertools
 import re
 import unicodedata
 from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
 
 import tantivy
 
@@ -117,12 +118,11 @@ def analyze(text: str) -> list[str]:
 def analyze_query(text: str) -> dict[str, bool]:
     """Return the distinct terms of a query without stop words, in order, and whether each is exact."""
     words = _words(text)
-    found = [pair for word in words for pair in _told(word) if pair[0] not in _STOPWORDS]
-    found += [(name, False) for name in _names_among(words)]
     known: dict[str, bool] = {}
-    for (_, exact), stem in zip(found, _stemmed([term for term, _ in found]), strict=True):
-        known[stem] = known.get(stem, False) or exact
-    return known
+    for word in words:
+        for stem, exact in _asked(word) if len(word) <= TERM_CHARACTERS_MAX else _asked.__wrapped__(word):
+            known[stem] = known.get(stem, False) or exact
+    return known | dict.fromkeys(_names_among(words), False)
 
 
 def language_of_text(text: str) -> str | None:
@@ -180,6 +180,13 @@ def _names_among(words: Sequence[str]) -> list[str]:
             if lower in _STOPWORDS and lower not in _INTERJECTIONS:
                 names.append(NAME_MARK + lower)
     return names
+
+
+@lru_cache(maxsize=8192)
+def _asked(word: str) -> tuple[tuple[str, bool], ...]:
+    """The terms of a word in a query, and whether each is exact."""
+    found = [pair for pair in _told(word) if pair[0] not in _STOPWORDS]
+    return tuple((stem, exact) for (_, exact), stem in zip(found, _stemmed([term for term, _ in found]), strict=True))
 
 
 def _told(word: str) -> Iterator[tuple[str, bool]]:
