@@ -21,6 +21,7 @@ from memd.admin.routing import get
 from memd.clock import shown_time
 from memd.conversation.conversation import Conversation
 from memd.entries import checked_topic_id
+from memd.ingest.claims import ClusterHealth
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topics import Topic, Topics
 from memd.principals import Principal
@@ -154,6 +155,8 @@ class DaemonStats(msgspec.Struct, frozen=True):
     """By pattern the number of redactions since the start, of the whole daemon; None also where redaction is off."""
     backup: BackupHealth | None
     """To the bucket of the settings; None: they name none, or who asks has not every topic."""
+    cluster: ClusterHealth | None
+    """None: topics are in this folder alone, or who asks has not every topic."""
     topics: dict[str, TopicStats]
 
 
@@ -225,6 +228,7 @@ class StatusRoutes:
         tasks: Tasks,
         cache_bytes: Callable[[], int],
         backup: BucketTender | None,
+        cluster: Callable[[], ClusterHealth | None],
         *,
         model_url: str,
         own_url: str,
@@ -243,6 +247,7 @@ class StatusRoutes:
         self._tasks = tasks
         self._cache_bytes = cache_bytes
         self._backup = backup
+        self._cluster = cluster
 
     @get("/memd/health", "any")
     async def health(self, who: Principal) -> DaemonHealth:
@@ -279,6 +284,7 @@ class StatusRoutes:
             unstored=sum(topic.buffer.unstored_count for topic in visible),
             redacted=dict(self._redactor.counts) if self._redactor and is_all else None,
             backup=self._backup.health if self._backup is not None and is_all else None,
+            cluster=self._cluster() if is_all else None,
             topics=topics,
         )
 

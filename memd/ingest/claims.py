@@ -14,6 +14,8 @@ import queue
 import threading
 from collections.abc import Callable, Collection
 
+import msgspec
+
 from memd.clock import steady_now
 from memd.errors import StoreError
 from memd.store.shelf import Claim
@@ -22,6 +24,21 @@ log = logging.getLogger("memd")
 
 ROUNDS_PER_LEASE = 3
 _END = None
+
+
+class ClusterHealth(msgspec.Struct, frozen=True):
+    """This daemon's part in a cluster, as it is now."""
+
+    place: str
+    """Of the database and the bucket."""
+    own_url: str
+    """At which other daemons reach this one."""
+    renewed_seconds: float
+    """The time since the claims to the open topics were last renewed."""
+    topics: int
+    """That this daemon has."""
+    trouble: str | None
+    """Why the claims cannot be renewed; None: they can."""
 
 
 class ClaimTender:
@@ -79,6 +96,11 @@ class ClaimTender:
     def age_seconds(self) -> float:
         """Seconds since the claims were last renewed."""
         return self._clock() - self._renewed_at
+
+    def health(self, place: str, own_url: str, topics: int) -> ClusterHealth:
+        """See ClusterHealth."""
+        trouble = None if self._trouble is None else str(self._trouble)
+        return ClusterHealth(place, own_url, round(self.age_seconds, 3), topics, trouble)
 
     async def renewed(self) -> bool:
         """Make sure that no claim is over, waiting no longer than a request should; False if nobody can say."""

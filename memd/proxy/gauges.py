@@ -63,6 +63,9 @@ class Gauges:
         yield gauge("memd_background_tasks", "Tasks that nobody waits for", len(self._tasks))
         lag_seconds = 0.0 if self._backup is None else self._backup.lag_seconds
         yield gauge("memd_backup_lag_seconds", "Age of what the bucket lacks; 0 without a backup", lag_seconds)
+        claims = self._topics.claims
+        about = "Time since the claims to topics of a cluster were last renewed; 0 without one"
+        yield gauge("memd_claims_age_seconds", about, 0.0 if claims is None else claims.age_seconds)
         yield gauge("memd_tasks", "All tasks: connections, requests, work in the background", len(asyncio.all_tasks()))
 
     def _buffer_gauges(self) -> Iterator[Gauge]:

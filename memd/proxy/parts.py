@@ -43,7 +43,7 @@ from memd.conversation.window import injection_budget
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.ingest.archiver import Archiver
-from memd.ingest.claims import ClaimTender
+from memd.ingest.claims import ClaimTender, ClusterHealth
 from memd.ingest.erasing.eraser import Eraser
 from memd.ingest.erasing.retention import BY, Retention
 from memd.ingest.indexer import Indexer
@@ -310,9 +310,17 @@ def _status_of(daemon: Daemon) -> StatusRoutes:
         daemon.tasks,
         lambda: daemon.cache_bytes,
         daemon.backup,
+        partial(_cluster_health, daemon),
         model_url=daemon.base_url,
         own_url=daemon.own_url,
     )
+
+
+def _cluster_health(daemon: Daemon) -> ClusterHealth | None:
+    cluster, topics = daemon.cluster, daemon.topics
+    if cluster is None or topics.claims is None:
+        return None
+    return topics.claims.health(cluster.place, cluster.own_url, len(topics.opened()))
 
 
 def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
