@@ -125,6 +125,7 @@ async def running(
             stack, config, store, embedder, counter, redactor, addresses_of(config, listeners), watch, auditor
         )
         daemon = msgspec.structs.replace(daemon, backup=backup, cluster=cluster, rights=rights)
+        _tell_others(stack, daemon)
         await daemon.upstream.refresh(wait=True)
         async with _listening(daemon, listeners, tls):
             yield daemon
@@ -348,6 +349,14 @@ def _joined(stack: AsyncExitStack, config: Config, listeners: Listeners) -> Clus
     cluster = Cluster.joined(config.store, os.environ, addresses_of(config, listeners).model)
     stack.callback(cluster.database.close)
     return cluster
+
+
+def _tell_others(stack: AsyncExitStack, daemon: Daemon) -> None:
+    """Tell the other daemons of the cluster, if there is one, of this daemon."""
+    if daemon.cluster is not None:
+        notices = daemon.cluster.notices(__version__, daemon.config, daemon.store.model)
+        stack.push_async_callback(asyncio.to_thread, notices.leave)
+        notices.start()
 
 
 def _opened(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from memd.cli.check import bucket, data, installation, settings, sources, upstream
+from memd.cli.check import bucket, cluster, data, installation, settings, sources, upstream
 from memd.cli.check.result import CheckResult, Mark, failed, failed_with, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import ConfigError, StoreError
@@ -95,6 +95,7 @@ def _stored(
         yield from data.log(config.data_dir, topics, files)
     yield from data.audit(config.data_dir, files)
     yield from bucket.backup(config, env, daemon)
+    yield from cluster.cluster(config, env, daemon)
     yield from installation.embedding_model(config, topics, files)
     yield from installation.reranker(config)
 

@@ -13,6 +13,7 @@ database that is away is connected to when it is asked for the next time.
     memd_garbage   every other object that may be in the bucket, until it has been removed
     memd_book      what all daemons know: tokens, grants, erasures, one row each, in JSON
     memd_count     how often each of these books was changed
+    memd_daemon    the daemons, as each tells of itself
 """
 
 from __future__ import annotations
@@ -88,6 +89,13 @@ _MIGRATIONS = (
         PRIMARY KEY (book, name)
     );
     CREATE INDEX ON memd_book (book, changed);
+    CREATE TABLE memd_daemon (
+        url text COLLATE "C" PRIMARY KEY,
+        boot text NOT NULL,
+        version text NOT NULL,
+        marks text NOT NULL,
+        seen_at timestamptz NOT NULL DEFAULT clock_timestamp()
+    );
     CREATE TABLE memd_count (book text PRIMARY KEY, changes bigint NOT NULL);
     INSERT INTO memd_count VALUES ('tokens', 0), ('grants', 0), ('erasures', 0), ('retention', 0), ('daemons', 0);
     """,

@@ -12,11 +12,14 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import StoreError
+from memd.settings.model import Config
 from memd.settings.store import StoreSettings
 from memd.store.bucket.objects import Bucket
+from memd.store.cluster.daemons import DaemonNotices, marks_of
 from memd.store.cluster.database import Database
 from memd.store.cluster.postgres_shelf import PostgresShelf
 from memd.store.disk import LocalDisk
+from memd.store.log.format import ModelId
 
 log = logging.getLogger("memd")
 
@@ -59,6 +62,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return PostgresShelf(
             self.database, self.bucket, files, data_dir, url=self.own_url, lease_seconds=self.lease_seconds
         )
+
+    def notices(self, version: str, config: Config, model: ModelId) -> DaemonNotices:
+        """Tells the other daemons of this one."""
+        return DaemonNotices(self.database, self.own_url, version, marks_of(config, model))
 
     @property
     def place(self) -> str:

@@ -1,0 +1,152 @@
+"""`memd check` of a cluster: each thing that must be right is said, and the daemons are compared."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+from bucket_server import S3Server, s3_server
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess, wait_until
+from postgres_server import PostgresServer, running_postgres
+from recording_upstream import RecordingUpstream
+
+from memd.cli.check.cluster import Server, told_of
+from memd.cli.check.report import outcomes
+from memd.cli.check.result import CheckResult
+from memd.store.cluster.daemons import MODEL, DaemonNotices, DaemonRow, announce, seen
+from memd.store.cluster.database import SCHEMA_VERSION, Database
+
+pytestmark = pytest.mark.process
+_numbers = itertools.count(1)
+GOOD = Server(
+    number=17,
+    version="17.2",
+    is_standby=False,
+    is_read_only=False,
+    has_fsync=True,
+    has_full_pages=True,
+    synchronous_commit="on",
+    standby_names="ANY 1 (a, b)",
+    clock_ahead=0.1,
+    may_create=True,
+    schema=SCHEMA_VERSION,
+    standbys=2,
+    is_pooled=False,
+)
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with running_postgres() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with s3_server() as running:
+        yield running
+
+
+@pytest.fixture
+def settings(postgres: PostgresServer, s3: S3Server) -> dict[str, Any]:
+    made = s3.settings()
+    bucket = {name: getattr(made, name) for name in ("bucket", "endpoint", "region", "access_key", "secret_key")}
+    return {"store": {"url": postgres.database(f"checked_{next(_numbers)}"), **bucket}}
+
+
+def of_cluster(found: Iterator[CheckResult]) -> list[tuple[str, str, str]]:
+    names = ("database", "bucket", "daemons", "own address")
+    return [(one.check, one.mark, f"{one.said}: {one.remedy}") for one in found if one.check in names]
+
+
+def checked(settings: dict[str, Any], folder: Path) -> list[tuple[str, str, str]]:
+    path = folder / "check.yaml"
+    path.write_text(json.dumps(settings))
+    return of_cluster(outcomes(path, os.environ, {"data_dir": str(folder / "cache")}, live=False))
+
+
+def checked_beside(daemon: DaemonProcess) -> list[tuple[str, str, str]]:
+    return of_cluster(outcomes(daemon.config, os.environ, {"data_dir": str(daemon.data_dir)}, live=False))
+
+
+@pytest.mark.parametrize(
+    ("change", "mark", "said"),
+    [
+        ({}, "ok", "PostgreSQL 17.2, schema 1"),
+        ({}, "ok", "commits wait for a synchronous standby (ANY 1 (a, b))"),
+        ({"is_pooled": True}, "ok", "through a pooler of connections"),
+        ({"number": 12, "version": "12.1"}, "failed", "memd needs PostgreSQL 14 or later"),
+        ({"is_standby": True}, "failed", "is a standby, and nothing can be written there"),
+        ({"is_read_only": True}, "failed", "is read-only"),
+        ({"schema": None}, "ok", "has no tables yet"),
+        ({"schema": None, "may_create": False}, "failed", "grant it CREATE"),
+        ({"schema": SCHEMA_VERSION + 1}, "failed", "update this memd"),
+        ({"has_fsync": False}, "failed", "set fsync = on"),
+        ({"has_full_pages": False}, "failed", "set full_page_writes = on"),
+        ({"synchronous_commit": "off"}, "failed", "a crash of the server loses what was acknowledged"),
+        ({"synchronous_commit": "local"}, "warning", "a failover may lose what was acknowledged"),
+        ({"standby_names": ""}, "warning", "a failover may lose what was acknowledged"),
+        ({"standbys": 0}, "warning", "start a standby"),
+        ({"clock_ahead": -4.2}, "warning", "its clock is 4.2 s behind this machine's"),
+    ],
+)
+def test_each_trouble_of_a_server_is_said(change: dict[str, Any], mark: str, said: str) -> None:
+    found = of_cluster(told_of(msgspec.structs.replace(GOOD, **change)))
+    assert any(one == mark and said in words for _, one, words in found), found
+
+
+def test_a_cluster_is_checked_before_there_is_anything_in_it(settings: dict[str, Any], tmp_path: Path) -> None:
+    found = checked(settings, tmp_path)
+    assert [(name, mark) for name, mark, _ in found] == [
+        ("database", "ok"),
+        ("database", "failed"),  # the tests' own server does not sync
+        ("database", "warning"),
+        ("bucket", "ok"),
+        ("own address", "ok"),
+    ]
+    assert "has no tables yet, memd serve makes them" in found[0][2]
+    with psycopg.connect(settings["store"]["url"]) as connection:
+        assert connection.execute("SELECT to_regclass('memd_topic')").fetchone() == (None,), "nobody has made it"
+
+
+def test_what_cannot_be_reached_is_named_with_the_remedy(settings: dict[str, Any], tmp_path: Path) -> None:
+    settings["store"] |= {"url": "postgresql://memd@127.0.0.1:9/memd", "bucket": "s3://no-such-bucket"}
+    database, bucket, _ = checked(settings, tmp_path)
+    assert (database[:2], bucket[:2]) == (("database", "failed"), ("bucket", "failed"))
+    assert "check that store.url is right" in database[2]
+    assert "create it, or correct store.bucket" in bucket[2]
+
+
+def test_daemons_that_are_not_set_alike_are_named(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon = make_daemon(upstream.url, settings).start()
+    with closing(Database(settings["store"]["url"])) as database:
+        wait_until(lambda: bool(seen(database)), lambda: repr(daemon))
+        [own] = seen(database)
+        assert own.url == daemon.base_url
+        found = checked_beside(daemon)
+        assert ("daemons", "ok", f"1 daemon at work: {own.url}; set alike: ") in found
+        assert ("own address", "ok", f"{own.url} answers as this daemon: ") in found
+        marks = dict(own.marks) | {MODEL: "another (0123, 8)"}
+        other = DaemonRow(url="http://other", boot="1", version="0.0.1", marks=marks)
+        assert announce(database, other) == [own]
+        found = checked_beside(daemon)
+        assert any(name == "daemons" and mark == "failed" and "reembed" in words for name, mark, words in found), found
+        assert any("http://other is memd 0.0.1" in words for _, _, words in found)
+        notices = DaemonNotices(database, "http://third", "0.0.1", marks)
+        notices.start()
+        wait_until(lambda: "do not fit together" in caplog.text, lambda: caplog.text)
+        notices.leave()
+        assert [one.url for one in seen(database)] == sorted([own.url, "http://other"])
+        assert daemon.terminate() == 0
+        assert [one.url for one in seen(database)] == ["http://other"]
