@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
+import msgspec
 import pytest
 from crash_files import LOSSES, CrashFiles, PowerCutError
 from drafts import DATA_DIR, adjusted, counting_clock, draft, live_contents, seal_all
 from effort import steps
+from encrypted_files import EncryptedCrashFiles
 from obstore.store import MemoryStore
 from postgres_server import PostgresServer, running_postgres
 from shelf_contract import MODEL, TOPIC
 
 from memd.entries import Entry, Erased
 from memd.errors import StoreError, StoreWriteFailed
+from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.replicas import Replicas
+from memd.ingest.topics import Topics
+from memd.settings.model import Config
 from memd.store.bucket.objects import Bucket
 from memd.store.clock import SharedClock
 from memd.store.cluster.database import Database
@@ -31,6 +40,8 @@ from memd.store.log.journal import Journal
 from memd.store.parts import StoreShared
 from memd.store.shelf import Heads, Position, Shelf, Stream
 from memd.store.topic import TopicLog
+from memd.telemetry.metrics import Metrics
+from memd.telemetry.tasks import Tasks
 
 pytestmark = pytest.mark.process
 
@@ -45,9 +56,12 @@ class Watched:
         self.statements = 0
         self.before_read: Callable[[], None] = lambda: None
         self.is_away = False
+        self.answers = threading.Event()
+        self.answers.set()
 
     def heads(self, topic_ids: Collection[str]) -> dict[str, Heads]:
         self.statements += 1
+        assert self.answers.wait(60)
         if self.is_away:
             raise StoreError("the database is away")
         return self.shelf.heads(topic_ids)
@@ -82,11 +96,14 @@ class Two:
 
     def begin(self) -> None:
         """Begin a topic in an empty cluster."""
-        with self._database.connection() as connection:
-            connection.execute("TRUNCATE memd_topic, memd_log, memd_object, memd_garbage")
+        self.forget()
         files = in_memory()
         self.log = self.opened(self._shelf("one", files, DATA_DIR))
         self.journal, _ = Journal.open(self.log.claim)
+
+    def forget(self) -> None:
+        with self._database.connection() as connection:
+            connection.execute("TRUNCATE memd_topic, memd_log, memd_object, memd_garbage")
 
     def _shelf(self, name: str, files: LocalDisk, folder: Path) -> PostgresShelf:
         files.make_directory(folder)
@@ -336,6 +353,40 @@ def test_a_folder_is_compared_after_a_restart_and_what_was_changed_in_it_is_fetc
     assert two.found is not None and two.found.findings == []
 
 
+def test_words_are_found_in_what_was_indexed_here_and_in_what_came_since(two: Two) -> None:
+    two.log.append([draft(f"about ferrets {number}") for number in range(3)])
+    two.contents()
+    assert two.found is not None and two.found.has_unindexed_terms
+    two.found.index_terms()
+    two.log.append([draft("about badgers")])
+    two.refresh()
+    snapshot = two.found.snapshot()
+    for word, count in (("ferrets", 3), ("badgers", 1)):
+        best = two.found.lexical_query(word).best(9, snapshot.live_places)
+        assert len(best) == count
+    seal_all(two.log)
+    two.log.append([draft(number) for number in range(5)])
+    two.refresh()
+    assert two.found.has_unindexed_terms
+    assert len(two.found.lexical_query("ferrets").best(9, snapshot.live_places)) == 3
+
+
+def test_the_folder_of_an_encrypted_directory_is_encrypted(two: Two) -> None:
+    files = EncryptedCrashFiles()
+    files.make_directory(DATA_DIR)
+    entries = two.log.append([draft(number) for number in range(5)])
+    seal_all(two.log)
+    two.log.append([draft("last")])
+    replica = two.begun(files, DATA_DIR)
+    refreshed = replica.refresh(two.source.heads([TOPIC])[TOPIC])
+    assert refreshed is not None and live_contents(refreshed.log) == live_contents(two.log)
+    on_disk = files.contents()
+    assert any("memd.replicas/talk/segments/seg_0001.bin" in name for name in on_disk)
+    assert not [name for name, data in on_disk.items() if b"chunk" in data or entries[0].vector in data]
+    replica.remove()
+    assert [name for name in files.contents() if "memd.replicas" in name] == []
+
+
 def test_a_crash_at_any_step_of_a_refresh_leaves_nothing_wrong(two: Two) -> None:
     def life(files: CrashFiles) -> None:
         two.begin()
@@ -362,3 +413,115 @@ def test_a_crash_at_any_step_of_a_refresh_leaves_nothing_wrong(two: Two) -> None
         assert refreshed is not None
         assert live_contents(refreshed.log) == live_contents(two.log)
         assert refreshed.log.findings == []
+
+
+class Reading:
+    """A daemon that reads, without the rest of it."""
+
+    is_open = staticmethod(lambda topic_id: False)
+    claims = None
+
+    def __init__(self, two: Two) -> None:
+        config = msgspec.structs.replace(Config(), data_dir=two._folder / "two")
+        files = DiskFiles()
+        shared = StoreShared(
+            files=files,
+            shelf=LocalShelf(files, config.data_dir),
+            model=MODEL,
+            clock=SharedClock(counting_clock()),
+            segment_entries_max=5,
+        )
+        self.forgotten: list[str] = []
+        self.replicas = Replicas(
+            two.source,
+            shared,
+            config,
+            Redactor.of(config.ingest),
+            len,
+            Tasks(Metrics()),
+            lambda topic: None,
+            lambda: self.forgotten.append("all"),
+        )
+        self.replicas.seconds_max = 1_000.0
+        self.folder = replicas_dir(config.data_dir) / TOPIC
+
+    async def read(self) -> tuple[list[list[str]], bool]:
+        """The contents of the topic, if it is there, and whether it is up to date."""
+        found = await self.replicas.readable([TOPIC, "no_such_topic"], cast(Topics, self))
+        return [live_contents(topic.log) for topic in found.topics], found.is_fresh
+
+
+@pytest.fixture
+async def reading(two: Two) -> AsyncIterator[Reading]:
+    reading = Reading(two)
+    yield reading
+    reading.replicas.close()
+
+
+async def test_a_silent_database_is_waited_for_once_and_not_by_each_request(two: Two, reading: Reading) -> None:
+    two.log.append([draft("first")])
+    assert await reading.read() == ([["user: chunk first"]], True)
+    two.log.append([draft("second")])
+    two.source.answers.clear()
+    reading.replicas.seconds_max = 0.0
+    asked = two.source.statements
+    for _ in range(3):
+        assert await reading.read() == ([["user: chunk first"]], False)
+    two.source.answers.set()
+    assert reading.replicas.late is not None
+    await reading.replicas.late
+    assert two.source.statements == asked + 1
+    reading.replicas.seconds_max = 1_000.0
+    assert await reading.read() == ([["user: chunk first", "user: chunk second"]], True)
+
+
+async def test_a_topic_that_cannot_be_brought_up_to_date_is_given_out_as_it_was(two: Two, reading: Reading) -> None:
+    two.log.append([draft("first")])
+    two.source.is_away = True
+    assert await reading.read() == ([], False), "never read here"
+    two.source.is_away = False
+    await reading.read()
+    two.source.is_away = True
+    two.log.append([draft("second")])
+    assert await reading.read() == ([["user: chunk first"]], False)
+    two.source.is_away = False
+    assert await reading.read() == ([["user: chunk first", "user: chunk second"]], True)
+
+
+async def test_each_of_many_requests_at_once_sees_what_was_acknowledged_before_it(two: Two, reading: Reading) -> None:
+    async def ask(count: int) -> None:
+        ((contents,), is_fresh) = await reading.read()
+        assert is_fresh and len(contents) >= count
+
+    asking = []
+    for number in range(20):
+        two.log.append([draft(number)])
+        if number % 4 == 3:
+            seal_all(two.log)
+        asking.append(asyncio.ensure_future(ask(number + 1)))
+        await asyncio.sleep(0)
+    await asyncio.gather(*asking)
+
+
+async def test_an_erased_topic_is_gone_at_the_next_look_also_where_nobody_asks(two: Two, reading: Reading) -> None:
+    two.log.append([draft("first")])
+    await reading.read()
+    two.forget()
+    assert await reading.read() == ([], True)
+    assert not reading.folder.exists() and reading.forgotten
+    two.begin()
+    two.log.append([draft("second")])
+    assert await reading.read() == ([["user: chunk second"]], True)
+    two.erase(two.log.snapshot().history(draft("second").uuid))
+    await reading.replicas.look()
+    assert b"chunk second" not in b"".join(path.read_bytes() for path in reading.folder.rglob("*.bin"))
+    again = Reading(two)  # as after a restart, in which nobody asks for it
+    two.log.append([draft("third")])
+    await again.replicas.look()
+    assert reading.folder.exists(), "only appended to"
+    seal_all(two.log)
+    two.log.append([draft(number) for number in range(5)])
+    seal_all(two.log)
+    await again.replicas.look()
+    assert not reading.folder.exists(), "it is not known what has changed"
+    again.replicas.close()

@@ -59,14 +59,11 @@ class NamedTopics:
         Raises:
             StoreError: a topic cannot be read.
         """
-        async with contextlib.AsyncExitStack() as held:
-            found = []
-            for name in [one for one in names if who.may("read", one)]:
-                topic = await self._topics.existing(name)
-                if topic is not None:
-                    held.enter_context(topic.held())
-                    found.append(topic)
-            yield found
+        found = (await self._topics.readable([one for one in names if who.may("read", one)])).topics
+        with contextlib.ExitStack() as held:
+            for topic in found:
+                held.enter_context(topic.held())
+            yield list(found)
 
     @asynccontextmanager
     async def held_one(self, name: str, who: Principal, right: Right) -> AsyncIterator[Topic]:

@@ -122,13 +122,19 @@ class Replicas:
         self._look_after = look_after
         self._forget = forget
         self._followed: dict[str, _Followed] = {}
-        self._seconds_max = config.retrieval.timeout_ms / 1000
+        self.seconds_max = config.retrieval.timeout_ms / 1000
+        """How long a request waits for memory."""
         self._asks = ThreadPoolExecutor(2, "memd-heads")
         self._fetches = ThreadPoolExecutor(2, "memd-replica")
-        self._late: asyncio.Future[dict[str, Heads]] | None = None
+        self.late: asyncio.Future[dict[str, Heads]] | None = None
         """A question that the database has not answered in time."""
         self._trouble: StoreError | None = None
         self._looked_at = time.monotonic()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the database is silent."""
+        return self.late is not None and not self.late.done()
 
     async def readable(self, topic_ids: Sequence[str], own: Topics) -> Readable:
         """See `Topics.readable`; what is open here is given out as it is."""
@@ -153,9 +159,12 @@ class Replicas:
     async def tend(self) -> None:
         """Let go of topics that were not read for long, and look whether something was erased in the others."""
         await self._let_idle_go()
-        if time.monotonic() - self._looked_at < LOOK_SECONDS:
-            return
-        self._looked_at = time.monotonic()
+        if time.monotonic() - self._looked_at >= LOOK_SECONDS:
+            self._looked_at = time.monotonic()
+            await self.look()
+
+    async def look(self) -> None:
+        """See to it that no replica has what its owner has erased, also where nobody asks for it."""
         loop, files, data_dir = asyncio.get_running_loop(), self._shared.files, self._config.data_dir
         names = await loop.run_in_executor(None, replicas_in, files, data_dir)
         try:
@@ -176,18 +185,18 @@ class Replicas:
 
     async def _up_to_date(self, topic_ids: Sequence[str]) -> bool:
         """Bring topics up to date in the time that a request has; whether that was done."""
-        if self._late is not None and not self._late.done():
-            return False  # the database is silent: not each request waits for that
+        if self.is_waiting:
+            return False  # not each request waits for that
         asked = asyncio.get_running_loop().run_in_executor(self._asks, self._shelf.heads, topic_ids)
         refreshing = self._tasks.spawn(self._refresh(topic_ids, asked), "replicas")
         known = (self._followed.get(topic_id) for topic_id in topic_ids)
         are_open = all(one is not None and one.topic is not None for one in known)
-        seconds = self._seconds_max * (REFRESH_SHARE if are_open else 1)
+        seconds = self.seconds_max * (REFRESH_SHARE if are_open else 1)
         await asyncio.wait([refreshing], timeout=seconds)
         if refreshing.done():
             return not refreshing.cancelled() and refreshing.exception() is None and refreshing.result()
         if not asked.done():
-            self._late = asked
+            self.late = asked
         self._note(StoreError(f"bringing topics up to date takes longer than {seconds:g} s; it goes on"))
         return False
 
@@ -271,7 +280,6 @@ class Replicas:
                         await self._end(topic_id, followed, followed.replica.let_go)
 
     async def _look_at(self, topic_id: str, heads: Heads | None) -> None:
-        """See to it that nothing is on this disk that its owner has erased."""
         if topic_id in self._followed:
             await self._bring(topic_id, heads)
             return
