@@ -95,6 +95,7 @@ class CutBucket(Bucket):
 
     def delete(self, keys: list[str]) -> None:
         self.steps.step()
+        self._look()
         super().delete(keys)
 
 
@@ -476,6 +477,70 @@ def test_a_journal_that_is_wiped_leaves_the_object_that_it_was_frozen_into(clust
         claim.release()
         assert groups_in(shelf, 1) == (["one", "two"] if wiped == "hot" else ["two"])
         assert Journal.open(shelf.claim(TOPIC))[1] == [b"..." if wiped == "hot" else b"whisper"]
+
+
+def test_a_topic_that_is_forgotten_is_nowhere_and_the_next_one_of_its_name_is_another(cluster: Cluster) -> None:
+    ahead = partial(int, 2 * 10**15)
+    shelf = cluster.daemon("one")
+    log = open_log(shelf, now_us=ahead)
+    entries = log.append([draft(f"secret {number}") for number in range(8)])
+    seal_all(log)
+    Journal.open(log.claim)[0].rewrite([b"secret whisper"])
+    log.claim.publish({log.claim.layout.forbidden: write_beside(log.claim.files, log.claim.layout.forbidden, b"{}")})
+    log.close()
+    late = open_log(shelf)
+    late.append([draft("secret late")])
+    revision = shelf.heads([TOPIC])[TOPIC].revision
+    with pytest.raises(TopicHeld):
+        cluster.daemon("two").forget(TOPIC)
+    assert shelf.forget(TOPIC, erasure=5, id_floor=entries[-1].canonical_id) == []
+    assert not cluster.finds(b"secret") and len(cluster.keys()) == 1, "but what is forbidden"
+    assert (shelf.heads([TOPIC]), shelf.topics("", 9), shelf.read(TOPIC, "log", Position(1, 0))) == ({}, [], b"")
+    with pytest.raises(Fenced):
+        late.append([draft("secret later")])
+    late.close()
+    there = cluster.daemon("two")
+    log = open_log(there, now_us=partial(int, 1))
+    assert log.claim.files.read(log.claim.layout.forbidden) == b"{}"
+    assert log.append([draft("new")])[0].canonical_id > entries[-1].canonical_id, "by whatever clock"
+    assert there.heads([TOPIC])[TOPIC].revision > revision
+    log.close()
+    assert shelf.forget(TOPIC, erasure=5) == [], "was done"
+    assert live_contents(open_log(shelf)) == ["user: chunk new"]
+
+
+def test_what_the_bucket_still_has_of_a_forgotten_topic_is_told_until_it_is_gone(cluster: Cluster) -> None:
+    shelf = cluster.daemon("one")
+    log = Log(shelf.claim(TOPIC))
+    log.append("one")
+    log.claim.release()
+    cluster.bucket_is_away = True
+    left = shelf.forget(TOPIC, erasure=1)
+    assert set(left) == cluster.keys() and len(left) == 1
+    assert shelf.sweep(TOPIC) == left
+    log = Log(cluster.daemon("two").claim(TOPIC))
+    cluster.bucket_is_away = False
+    log.claim.release()
+    assert shelf.sweep(TOPIC) == []
+    assert not cluster.finds(b"chunk one")
+
+
+def test_forgetting_is_all_or_nothing_wherever_the_power_fails(cluster: Cluster) -> None:
+    words = b'{"never": "again"}'
+
+    def work(shelf: Shelf) -> None:
+        log = Log(shelf.claim(TOPIC))
+        log.append("one")
+        log.claim.release()
+        shelf.forget(TOPIC, erasure=1, forbidden=words)
+
+    for shelf in cluster.crashes(work):
+        before = groups_in(shelf, 1)
+        assert before in ([], ["one"])
+        assert shelf.forget(TOPIC, erasure=1, forbidden=words) == []
+        assert groups_in(shelf, 1) == [] and not cluster.finds(b"chunk one")
+        claim = shelf.claim(TOPIC)
+        assert claim.files.read(claim.layout.forbidden) == words
 
 
 def test_a_directory_with_topics_of_its_own_is_no_cache(cluster: Cluster) -> None:

@@ -29,6 +29,7 @@ class LocalClaim:
         self.layout = layout
         self.epoch = epoch
         self.since = 1
+        self.id_floor = 0
         self._ends: dict[Stream, AppendFile] = {}
         self._is_released = False
 
@@ -126,6 +127,14 @@ class LocalShelf:
     def renew(self, claims: Collection[Claim]) -> list[Claim]:
         """See Shelf."""
         return [one for one in claims if self._claims.get(one.layout.topic_id) is not one]
+
+    def forget(self, topic_id: str, *, erasure: int = 0, id_floor: int = 0, forbidden: bytes = b"") -> list[str]:
+        """See Shelf."""
+        return self.sweep(topic_id)
+
+    def sweep(self, topic_id: str) -> list[str]:
+        """See Shelf."""
+        return []
 
     def heads(self, topic_ids: Collection[str]) -> dict[str, Heads]:
         """See Shelf."""

@@ -59,6 +59,8 @@ class Claim(Protocol):
     """Higher than that of any earlier claim to the topic by which somebody might still write."""
     since: int
     """The epoch from which on nobody but this daemon had the topic."""
+    id_floor: int
+    """Ids up to this one were given out to entries of a topic of this name, which was erased."""
 
     @property
     def is_over(self) -> bool:
@@ -122,6 +124,24 @@ class Shelf(Protocol):
 
     def renew(self, claims: Collection[Claim]) -> list[Claim]:
         """Keep claims for another while; return those that are lost."""
+
+    def forget(self, topic_id: str, *, erasure: int = 0, id_floor: int = 0, forbidden: bytes = b"") -> list[str]:
+        """Remove all that is kept of a topic elsewhere than in its folder; the next claim begins another one.
+
+        Args:
+            erasure: its id; with the same one nothing more is removed, as others may have begun another topic since.
+            id_floor: see Claim.
+            forbidden: the file of what is never to be stored again; empty: as it is.
+
+        Returns:
+            What is still to be removed by `sweep`, in words.
+
+        Raises:
+            TopicHeld: another daemon has it.
+        """
+
+    def sweep(self, topic_id: str) -> list[str]:
+        """Remove what counts no more of a topic and could not be removed until now; return what is still there."""
 
     def heads(self, topic_ids: Collection[str]) -> dict[str, Heads]:
         """Where the streams of topics end; those that there are not are left out."""

@@ -16,14 +16,14 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from memd.entries import Entry
-from memd.errors import StoreWriteFailed
+from memd.errors import BucketError, StoreWriteFailed
 from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
 from memd.store.clock import SharedClock
 from memd.store.directory_lock import Lock
 from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.encryption.opening import check_disk
 from memd.store.erasure.folders import aside_of, put_aside, wipe_aside
-from memd.store.erasure.forbidden import ForbiddenText
+from memd.store.erasure.forbidden import ForbiddenText, encode_forbidden
 from memd.store.erasure.ledger import Erasure, ErasureLedger, returned
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import Files
@@ -40,6 +40,7 @@ from memd.store.recent import Recent, RecentTopics, read_recent
 from memd.store.shelf import Claim, Shelf
 from memd.store.snapshot import Hit, Snapshot
 from memd.store.topic import TopicLog
+from memd.wording import counted
 
 __all__ = ["Finding", "Hit", "Snapshot", "Store", "TopicLog"]
 
@@ -295,24 +296,41 @@ class Store:
             StoreError: the topic is as it was, closed.
         """
         layout = TopicLayout(self.data_dir, erasure.topic_id)
-        with self._opening_of(erasure.topic_id), self._topics_lock:
-            if topic := self._topics.pop(erasure.topic_id, None):
-                topic.close()
-            if not self.is_aside(erasure):
-                erasure = msgspec.structs.replace(erasure, highest_id=self.new_id())  # above all that were given out
-                self.ledger.write(erasure)
-            moved = put_aside(self.files, self.ledger, layout, erasure, forbidden)
-            if not self.files.is_directory(layout.directory):
-                self._names.remove(erasure.topic_id)
-            self._write_recent({erasure.topic_id})
-            return moved
+        with self._opening_of(erasure.topic_id):
+            with self._topics_lock:
+                topic = self._topics.pop(erasure.topic_id, None)
+            try:
+                if not self.is_aside(erasure):
+                    erasure = msgspec.structs.replace(
+                        erasure, highest_id=self.new_id()
+                    )  # above all that were given out
+                    self.ledger.write(erasure)
+                words = encode_forbidden(forbidden) if forbidden else b""
+                kept = self.shared.shelf
+                kept.forget(erasure.topic_id, erasure=erasure.id, id_floor=erasure.highest_id, forbidden=words)
+            finally:
+                if topic is not None:
+                    topic.close()
+            with self._topics_lock:
+                moved = put_aside(self.files, self.ledger, layout, erasure, forbidden)
+                if not self.files.is_directory(layout.directory):
+                    self._names.remove(erasure.topic_id)
+                self._write_recent({erasure.topic_id})
+                return moved
 
     def is_aside(self, erasure: Erasure) -> bool:
         """Whether a topic's folder was put aside: what has its name by now is another one."""
         return self.files.is_directory(aside_of(TopicLayout(self.data_dir, erasure.topic_id), erasure).directory)
 
     def wipe_aside(self, erasure: Erasure, wiper: Wiper) -> None:
-        """Overwrite and remove what was put aside. Slow; nobody waits for it."""
+        """Overwrite and remove what was put aside. Slow; nobody waits for it.
+
+        Raises:
+            StoreError: something is still there; done again it goes on.
+        """
+        if left := self.shared.shelf.sweep(erasure.topic_id):
+            told = counted(len(left), "object")
+            raise BucketError(f"topic {erasure.topic_id}: {told} in the bucket cannot be removed; it is tried again")
         wipe_aside(TopicLayout(self.data_dir, erasure.topic_id), erasure, wiper)
 
     def observe_canonical_id(self, canonical_id: int) -> None:

@@ -6,7 +6,8 @@ database that is away is connected to when it is asked for the next time.
 
     memd_version   the version of the schema, and the name of the cluster
     memd_topic     one row a topic: who has it and until when, and where its streams end; `revision` is another one, of
-                   all that there ever were, after anything but an append, `log_revision` that of the log's last `roll`
+                   all that there ever were, after anything but an append, `log_revision` that of the log's last `roll`;
+                   `forgotten` is the id of the last erasure of all of it, `id_floor` is above ids that were given out
     memd_log       one row a group: the bytes of the streams, as far as no object has them
     memd_object    the manifest: the only thing by which an object of the bucket counts. A file is an object from `at`
                    on, and what is last in both streams of a topic that was let go is in one
@@ -43,6 +44,8 @@ _MIGRATIONS = (
         lease_until timestamptz NOT NULL,
         owner text NOT NULL,
         since bigint NOT NULL,
+        forgotten bigint NOT NULL DEFAULT 0,
+        id_floor bigint NOT NULL DEFAULT 0,
         log_number int NOT NULL DEFAULT 1,
         log_end bigint NOT NULL DEFAULT 0,
         hot_number int NOT NULL DEFAULT 0,

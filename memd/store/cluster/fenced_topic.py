@@ -6,6 +6,7 @@ Who waits for others in a transaction does not keep the topic's row for long, we
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,11 +15,17 @@ import msgspec
 from memd.errors import CorruptFile, Fenced
 from memd.store.cluster.database import Connection, Database
 from memd.store.cluster.kept import KeptObject, Places, places, segment_in
+from memd.store.layout import FORBIDDEN
 from memd.store.shelf import Position, Stream
 
 _IDLE_MS_MAX = "5000"
 """After which a transaction ends whose daemon was stopped or cut off: nobody could claim the topic while it lasts."""
 _ROW = "INSERT INTO memd_log (topic, stream, number, start, epoch, data) VALUES (%s, %s, %s, %s, %s, %s)"
+
+
+def object_key(topic: FencedTopic, name: str) -> str:
+    """Return the key of an object that is about to be written, which none has or had."""
+    return f"{topic.topic_id}/{topic.epoch:010d}/{uuid.uuid4().hex}/{name}"
 
 
 class Thawed(msgspec.Struct, frozen=True):
@@ -134,6 +141,31 @@ class FencedTopic:
     def release(self, *, unfinished: bool = False) -> None:
         """Let the topic go; nothing is done if another claim was granted since."""
         self._database.again(lambda connection: self._let_go(connection, unfinished=unfinished))
+
+    def forget(self, kept: Sequence[KeptObject], erasure: int, id_floor: int) -> None:
+        """Remove all that is kept but these objects, and what is forbidden; let the topic go. See `Shelf.forget`."""
+
+        def forget(connection: Connection) -> None:
+            with self._fenced(connection):
+                if not self._begin_anew(connection, erasure, id_floor):
+                    self._let_go(connection, unfinished=False)
+                    return
+                connection.execute("DELETE FROM memd_log WHERE topic = %s", (self.topic_id,))
+                stays = [] if kept else [FORBIDDEN]
+                names = "SELECT name FROM memd_object WHERE topic = %s AND name <> ALL(%s)"
+                self._list(connection, kept, [name for (name,) in connection.execute(names, (self.topic_id, stays))])
+                self._revise(connection)
+
+        self._database.again(forget)
+
+    def _begin_anew(self, connection: Connection, erasure: int, id_floor: int) -> bool:
+        """Let a topic be as one that never was, and let it go; False: that was done, and it has begun anew since."""
+        anew = (
+            "UPDATE memd_topic SET url = NULL, epoch = epoch + 1, since = epoch + 1, owner = '', log_number = 1,"
+            " log_end = 0, hot_number = 0, hot_end = 0, forgotten = greatest(forgotten, %s),"
+            " id_floor = greatest(id_floor, %s) WHERE topic = %s AND (%s = 0 OR forgotten < %s)"
+        )
+        return bool(connection.execute(anew, (erasure, id_floor, self.topic_id, erasure, erasure)).rowcount)
 
     def forget_garbage(self, keys: Collection[str]) -> None:
         """Note that objects are gone."""

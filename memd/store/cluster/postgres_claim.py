@@ -9,7 +9,6 @@ A topic that is let go has no rows any more: it is frozen, the ends of both stre
 
 from __future__ import annotations
 
-import uuid
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -20,7 +19,7 @@ import msgspec
 
 from memd.errors import CorruptFile, Fenced, InDoubt, StoreError, StoreWriteFailed
 from memd.store.cluster.cached_folder import CachedFolder
-from memd.store.cluster.fenced_topic import FencedTopic, Thawed
+from memd.store.cluster.fenced_topic import FencedTopic, Thawed, object_key
 from memd.store.cluster.kept import FROZEN, KeptObject, KeptTopic, name_of, segment_in
 from memd.store.cluster.object_keeper import PIECE_BYTES, ObjectKeeper
 from memd.store.erasure.wiping import Wiper
@@ -34,13 +33,14 @@ class PostgresClaim:
     """A claim to a topic of a cluster. See Claim."""
 
     def __init__(
-        self, cache: LocalClaim, topic: FencedTopic, objects: ObjectKeeper, kept: KeptTopic, since: int
+        self, cache: LocalClaim, topic: FencedTopic, objects: ObjectKeeper, kept: KeptTopic, since: int, id_floor: int
     ) -> None:
         """`kept`: of the topic, to which the folder is made equal before anything is written."""
         self.files = cache.files
         self.layout = cache.layout
         self.epoch = topic.epoch
         self.since = since
+        self.id_floor = id_floor
         self._cache = cache
         self._cached = CachedFolder(cache.files, cache.layout)
         self._topic = topic
@@ -159,7 +159,7 @@ class PostgresClaim:
 
     def _freeze(self, *, unfinished: bool) -> bool:
         """Put all that has rows into objects, and let the topic go; False: it has to be let go without."""
-        ends, key, at = self._ends, self._new_key(FROZEN), 0
+        ends, key, at = self._ends, object_key(self._topic, FROZEN), 0
         tail: list[Iterator[bytes]] = []
         full = [number for stream, number in sorted(self._with_rows) if stream == "log" and number < ends["log"].number]
         kept = [self._describe(path, path) for path in map(self.layout.bin, full)]
@@ -245,10 +245,7 @@ class PostgresClaim:
         known = self._crcs.get(path)
         if path == source and known not in (None, checksum.crc):
             raise CorruptFile(f"{path}: something else changed it; nothing was published, restart memd")
-        return KeptObject(name, self._new_key(PurePosixPath(name).name), checksum)
-
-    def _new_key(self, name: str) -> str:
-        return f"{self._topic.topic_id}/{self.epoch:010d}/{uuid.uuid4().hex}/{name}"
+        return KeptObject(name, object_key(self._topic, PurePosixPath(name).name), checksum)
 
     def _pieces(self, path: Path, size: int) -> Iterator[bytes]:
         return (self.files.read_at(path, at, min(PIECE_BYTES, size - at)) for at in range(0, size, PIECE_BYTES))

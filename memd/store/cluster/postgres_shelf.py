@@ -8,16 +8,18 @@ made equal to what is kept. So it must never have been anything else (`memd.clus
 from __future__ import annotations
 
 import uuid
+import zlib
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
 from memd.errors import ObjectMissing, StoreError, TopicHeld, TopicMoving
 from memd.store.bucket.objects import Bucket
 from memd.store.cluster.cached_folder import CachedFolder
 from memd.store.cluster.database import Connection, Database
-from memd.store.cluster.fenced_topic import FencedTopic
+from memd.store.cluster.fenced_topic import FencedTopic, object_key
 from memd.store.cluster.kept import (
     KeptObject,
     KeptTopic,
@@ -31,14 +33,21 @@ from memd.store.cluster.kept import (
 from memd.store.cluster.object_keeper import ObjectKeeper
 from memd.store.cluster.postgres_claim import PostgresClaim
 from memd.store.disk import LocalDisk
-from memd.store.files import replace_file
-from memd.store.layout import CLUSTER_NAME, TopicLayout, topic_names_in
+from memd.store.files import FileChecksum, replace_file
+from memd.store.layout import CLUSTER_NAME, FORBIDDEN, TopicLayout, topic_names_in
 from memd.store.local_shelf import LocalShelf
 from memd.store.shelf import Claim, Heads, Position, Stream
 
 MOVER = "memd move"
 """Begins what `memd move` has in the place of a URL: it answers nobody."""
 _READ_TRIES = 3
+
+
+class _Granted(NamedTuple):
+    topic: FencedTopic
+    since: int
+    id_floor: int
+    ends: Places
 
 
 class PostgresShelf:
@@ -78,6 +87,25 @@ class PostgresShelf:
 
     def claim(self, topic_id: str, *, gone: str = "") -> Claim:
         """See Shelf."""
+        granted = self._granted(topic_id, gone)
+        topic = granted.topic
+        self._refreshing[topic_id] = topic
+        try:
+            kept, garbage = self._database.ask(lambda connection: self._kept(connection, topic, granted.ends))
+            cache = self._cached.claim(topic_id)
+            CachedFolder(self._files, cache.layout).make_equal(kept.files(cache.layout), self._objects.pieces)
+        except BaseException:
+            with suppress(StoreError):
+                topic.release()
+            raise
+        finally:
+            del self._refreshing[topic_id]
+        claim = PostgresClaim(cache, topic, self._objects, kept, granted.since, granted.id_floor)
+        claim.remove_objects(garbage)
+        return claim
+
+    def _granted(self, topic_id: str, gone: str = "") -> _Granted:
+        """Claim a topic, without its folder."""
         TopicLayout(self._data_dir, topic_id)  # a name that can be one
         self._own_directory()
         taken = (
@@ -87,7 +115,7 @@ class PostgresShelf:
             " lease_until = excluded.lease_until, owner = excluded.owner,"
             " since = CASE WHEN t.owner = excluded.owner THEN t.since ELSE t.epoch + 1 END"
             " WHERE t.url IS NULL OR t.owner = excluded.owner OR t.url = %(gone)s OR t.lease_until < clock_timestamp()"
-            " RETURNING epoch, since, log_number, log_end, hot_number, hot_end"
+            " RETURNING epoch, since, id_floor, log_number, log_end, hot_number, hot_end"
         )
         asked = {"topic": topic_id, "url": self._url, "seat": self._seat, "lease": self._lease, "gone": gone}
         row = self._database.again(lambda connection: connection.execute(taken, asked).fetchone())
@@ -104,21 +132,7 @@ class PostgresShelf:
                     "address"
                 )
             raise TopicHeld(topic_id, holder)
-        topic = FencedTopic(self._database, topic_id, row[0])
-        self._refreshing[topic_id] = topic
-        try:
-            kept, garbage = self._database.ask(lambda connection: self._kept(connection, topic, places(row[2:])))
-            cache = self._cached.claim(topic_id)
-            CachedFolder(self._files, cache.layout).make_equal(kept.files(cache.layout), self._objects.pieces)
-        except BaseException:
-            with suppress(StoreError):
-                topic.release()
-            raise
-        finally:
-            del self._refreshing[topic_id]
-        claim = PostgresClaim(cache, topic, self._objects, kept, row[1])
-        claim.remove_objects(garbage)
-        return claim
+        return _Granted(FencedTopic(self._database, topic_id, row[0]), row[1], row[2], places(row[3:]))
 
     def _kept(self, connection: Connection, topic: FencedTopic, ends: Places) -> tuple[KeptTopic, list[str]]:
         """A topic as it is kept, and the keys of what earlier claims to it have left."""
@@ -193,6 +207,33 @@ class PostgresShelf:
         asked = (self._lease, self._seat, limit)  # a lease later, so that who asks for a topic gets it
         rows = self._database.ask(lambda connection: connection.execute(left, asked).fetchall())
         return [row[0] for row in rows]
+
+    def forget(self, topic_id: str, *, erasure: int = 0, id_floor: int = 0, forbidden: bytes = b"") -> list[str]:
+        """See Shelf."""
+        layout, topic = TopicLayout(self._data_dir, topic_id), self._granted(topic_id).topic
+        try:
+            kept = []
+            if forbidden:
+                key, checksum = object_key(topic, FORBIDDEN), FileChecksum(len(forbidden), zlib.crc32(forbidden))
+                kept = [KeptObject(layout.forbidden.name, key, checksum)]
+                topic.announce([key])
+                self._objects.put(key, [forbidden])
+            topic.forget(kept, erasure, id_floor)
+        except BaseException:
+            with suppress(StoreError):
+                topic.release()
+            raise
+        return self.sweep(topic_id)
+
+    def sweep(self, topic_id: str) -> list[str]:
+        """See Shelf."""
+        left = "SELECT g.key FROM memd_garbage g JOIN memd_topic t USING (topic) WHERE topic = %s AND g.epoch < t.epoch"
+        rows = self._database.ask(lambda connection: connection.execute(left, (topic_id,)).fetchall())
+        keys = [key for (key,) in rows]
+        if not keys or self._objects.delete(keys):
+            FencedTopic(self._database, topic_id, 0).forget_garbage(keys)
+            return []
+        return keys
 
     def _check_directory(self) -> None:
         """Raise StoreError if the directory is no cache, and holds topics."""
