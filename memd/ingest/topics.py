@@ -91,6 +91,7 @@ class Topics:
         self._lanes = None if claims is None else TopicLanes()
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._rounds = 0
+        self._is_closing = False
         self.replicas: TopicReader | None = None
         """Of the topics that other daemons have; None where there are none."""
 
@@ -149,14 +150,17 @@ class Topics:
             for topic in self.opened():
                 await topic.rewrite_journal()
             return
-        loop, closing, self._open = asyncio.get_running_loop(), self.opened(), {}
+        loop, self._is_closing = asyncio.get_running_loop(), True
 
         async def close(topic: Topic) -> None:
+            if topic.log.claim.is_over:
+                await self._reopen(topic)
             await topic.rewrite_journal()
             released = partial(self._store.close_topic, topic.id, unfinished=not topic.is_on_disk)
             await loop.run_in_executor(topic.writer, released)
 
-        await asyncio.gather(*map(close, closing))
+        await asyncio.gather(*map(close, self.opened()))
+        self._open = {}
         await loop.run_in_executor(None, self.claims.stop, self.claims.wait_seconds)
         await loop.run_in_executor(None, self._lanes.close)
 
@@ -261,6 +265,8 @@ class Topics:
 
     def _note_round(self, tasks: Tasks, lost: Collection[Claim], is_renewed: bool) -> None:
         """After each renewal of the claims."""
+        if self._is_closing:
+            return
         self._under_way = {name: task for name, task in self._under_way.items() if not task.done()}
         gone = {id(claim) for claim in lost}
         for topic in self.opened():

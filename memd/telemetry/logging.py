@@ -57,6 +57,7 @@ def configure_logging(settings: LogSettings, redact: Callable[[str], str] = _unc
     handler.setFormatter(shape(content=settings.content, redact=redact))
     logging.basicConfig(level=settings.level.upper(), handlers=[handler])
     logging.getLogger("aiohttp").setLevel(logging.WARNING)
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # memd says itself that a database is away
 
 
 class _LineFormatter(logging.Formatter):

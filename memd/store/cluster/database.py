@@ -216,7 +216,8 @@ class Database:
     def connection(self, seconds: float = _WORK_SECONDS) -> Iterator[Connection]:
         """A connection on which each statement outside of a transaction is one of its own; for so long at most."""
         self.connect()
-        with self._pool.connection(_AWAY_SECONDS if self.is_away else self._connect_seconds) as connection:
+        wait_seconds = _AWAY_SECONDS if self.is_away else min(seconds, self._connect_seconds)
+        with self._pool.connection(wait_seconds) as connection:
             self.is_away = False
             connection.until = time.monotonic() + seconds
             yield connection
