@@ -156,6 +156,7 @@ class TopicHeld(StoreError):
     def __init__(self, topic_id: str, url: str) -> None:
         """`url` of that daemon."""
         super().__init__(f"topic {topic_id}: {url} has it; ask there, or wait until that daemon has let it go")
+        self.topic_id = topic_id
         self.url = url
 
 

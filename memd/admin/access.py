@@ -37,6 +37,7 @@ _HOST = re.compile(r"[a-z0-9.:_-]{1,253}")
 
 _PRINCIPAL = web.RequestKey("principal", Principal)
 _PRINCIPALS = web.RequestKey("principals", Principals)
+_SOURCE = web.RequestKey("source", str)
 
 
 def let_in(request: web.BaseRequest, principals: Principals) -> Principal | None:
@@ -96,6 +97,17 @@ def let_in_as(request: web.BaseRequest, principal: Principal) -> None:
 def principal_of(request: web.BaseRequest) -> Principal:
     """The principal of a request that was let in."""
     return request[_PRINCIPAL]
+
+
+def let_ask_from(request: web.BaseRequest, source: str) -> None:
+    """Note from where a request came to the daemon that passed it on."""
+    request[_SOURCE] = source
+
+
+def source_of(request: web.BaseRequest) -> str:
+    """The address that a request came from."""
+    source: str | None = request.get(_SOURCE)
+    return source or request.remote or ""
 
 
 def headers_with_token(request: web.BaseRequest, principals: Principals) -> set[str]:

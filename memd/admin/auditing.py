@@ -20,11 +20,11 @@ import msgspec
 from aiohttp import web
 
 from memd import __version__
-from memd.admin.access import principal_of
+from memd.admin.access import principal_of, source_of
 from memd.admin.acts import ACTS, BEFOREHAND, COUNTED, ENDLESS, FORBIDDEN, extent_asked, extent_told, names_of
 from memd.admin.http import refusal_of
 from memd.admin.routing import Route
-from memd.errors import MemdError, StoreError
+from memd.errors import MemdError, StoreError, TopicHeld
 from memd.principals import Principal, Principals
 from memd.settings.model import Config
 from memd.store.audit.book import AuditBook
@@ -84,7 +84,7 @@ class Auditor:
     def by(self, request: web.BaseRequest, kind: str, what: str, **more: Any) -> Act:
         """An act of whoever sent a request."""
         who = principal_of(request)
-        source = self._command or who.via or request.remote or ""
+        source = self._command or who.via or source_of(request)
         return Act(at=_now(), act=kind, who=self.name_of(who), source=source, what=what, **more)
 
     def name_of(self, who: Principal) -> str:
@@ -243,7 +243,7 @@ async def audited(
         auditor.note(auditor.by(request, kind, what, **facts))
         return await answer()
     began = await auditor.begin(auditor.by(request, kind, what, **facts)) if kind in BEFOREHAND else 0
-    status, told = 500, extent
+    status, told, passed_on = 500, extent, ""
     try:
         answered = await answer()
         if isinstance(answered, web.StreamResponse):
@@ -251,6 +251,9 @@ async def audited(
         else:
             status, told = 200, extent_told(extent, answered)
         return answered
+    except TopicHeld as held:  # whoever has the topic notes it
+        passed_on = f"passed on to {held.url}"
+        raise
     except MemdError as error:
         status, _ = refusal_of(error)
         raise
@@ -259,7 +262,11 @@ async def audited(
         raise
     finally:
         kind = "refused" if status == FORBIDDEN else kind
-        auditor.note(auditor.by(request, kind, what, status=status, ends=began, **msgspec.structs.asdict(told)))
+        facts = msgspec.structs.asdict(told)
+        if passed_on:
+            facts["detail"] = passed_on
+        if began or not passed_on:
+            auditor.note(auditor.by(request, kind, what, status=status, ends=began, **facts))
 
 
 def _start(config: Config, names: Sequence[str]) -> Act:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -30,7 +32,7 @@ from memd.store.bucket.tending import BackupHealth, BucketTender
 from memd.store.disk import LocalDisk
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.store.topic_stats import TopicStats
-from memd.telemetry.events import Events
+from memd.telemetry.events import Events, Publish, put
 from memd.telemetry.tasks import Tasks
 
 PING_SECONDS = 15.0
@@ -332,9 +334,19 @@ class TopicRoutes:
 class LiveRoutes:
     """Metrics and events, for programs that watch memd."""
 
-    def __init__(self, events: Events, exposition: Callable[[str], Awaitable[tuple[bytes, str]]]) -> None:
-        """`exposition` returns the metrics in the format that an `Accept` header asks for, and the content type."""
+    def __init__(
+        self,
+        events: Events,
+        exposition: Callable[[str], Awaitable[tuple[bytes, str]]],
+        followed: Callable[[web.Request, Publish], AbstractAsyncContextManager[None]] | None,
+    ) -> None:
+        """
+        Args:
+            exposition: returns the metrics in the format that an `Accept` header asks for, and the content type.
+            followed: publishes the events of other daemons; None: there are none.
+        """
         self._events = events
+        self._followed = followed
         self._exposition = exposition
 
     @get("/memd/events", "read")
@@ -343,7 +355,11 @@ class LiveRoutes:
         its token is taken back."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
-        with self._events.subscription() as queue, contextlib.suppress(ConnectionError):
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(contextlib.suppress(ConnectionError))
+            queue = stack.enter_context(self._events.subscription())
+            if self._followed is not None:
+                await stack.enter_async_context(self._followed(request, partial(put, queue)))
             await response.write(b": memd\n\n")
             while not self._events.have_ended():
                 try:

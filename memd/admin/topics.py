@@ -8,15 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 
 from memd.entries import Draft, checked_topic_id
-from memd.errors import BadQuestion, UnknownTopic
+from memd.errors import BadQuestion, TopicHeld, UnknownTopic
 from memd.ingest.topics import Topic, Topics
 from memd.principals import Principal, Right
 from memd.store.store import TopicLog
 from memd.wording import no_topic
+
+_left_out: ContextVar[list[str] | None] = ContextVar("memd_left_out", default=None)
+
+
+@contextlib.contextmanager
+def noting_left_out() -> Iterator[list[str]]:
+    """Collect the topics that are left out of answers about several while the block runs: other daemons have them."""
+    noted: list[str] = []
+    before = _left_out.set(noted)
+    try:
+        yield noted
+    finally:
+        _left_out.reset(before)
+
+
+def _note_left_out(topic_id: str) -> None:
+    if (noted := _left_out.get()) is not None:
+        noted.append(topic_id)
 
 
 class NamedTopics:
@@ -45,7 +64,13 @@ class NamedTopics:
         async with contextlib.AsyncExitStack() as held:
             found = []
             for name in named or await self._allowed(who, rights):
-                topic = await self._topics.existing(name)
+                try:
+                    topic = await self._topics.existing(name)
+                except TopicHeld:
+                    if len(named) == 1:
+                        raise
+                    _note_left_out(name)
+                    continue
                 if topic is None:
                     raise BadQuestion(no_topic(name))
                 held.enter_context(topic.held())

@@ -40,7 +40,7 @@ from memd.proxy import malloc
 from memd.proxy.addresses import IN_CIRCLES, Listeners, addresses_of, bound, leading_back, tls_of
 from memd.proxy.connections import listen
 from memd.proxy.header_bytes import keep_header_bytes
-from memd.proxy.parts import Daemon, make_parts, own_routes_of, router_of
+from memd.proxy.parts import Daemon, make_parts, own_routes_of, owners_of, router_of
 from memd.proxy.relay import Relayed
 from memd.proxy.token_watch import AuthSource, TokenWatch
 from memd.proxy.upstream.client import Upstream
@@ -125,7 +125,7 @@ async def running(
             stack, config, store, embedder, counter, redactor, addresses_of(config, listeners), watch, auditor
         )
         daemon = msgspec.structs.replace(daemon, backup=backup, cluster=cluster, rights=rights)
-        _tell_others(stack, daemon)
+        daemon = await _beside_others(stack, daemon)
         await daemon.upstream.refresh(wait=True)
         async with _listening(daemon, listeners, tls):
             yield daemon
@@ -351,12 +351,15 @@ def _joined(stack: AsyncExitStack, config: Config, listeners: Listeners) -> Clus
     return cluster
 
 
-def _tell_others(stack: AsyncExitStack, daemon: Daemon) -> None:
-    """Tell the other daemons of the cluster, if there is one, of this daemon."""
-    if daemon.cluster is not None:
-        notices = daemon.cluster.notices(__version__, daemon.config, daemon.store.model)
-        stack.push_async_callback(asyncio.to_thread, notices.leave)
-        notices.start()
+async def _beside_others(stack: AsyncExitStack, daemon: Daemon) -> Daemon:
+    """The daemon beside the others of its cluster, if there is one, who are told of it."""
+    if daemon.cluster is None:
+        return daemon
+    notices = daemon.cluster.notices(__version__, daemon.config, daemon.store.model)
+    stack.push_async_callback(asyncio.to_thread, notices.leave)
+    notices.start()
+    stack.push_async_callback((owners := owners_of(daemon)).close)
+    return msgspec.structs.replace(daemon, owners=owners)
 
 
 def _opened(

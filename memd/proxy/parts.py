@@ -58,6 +58,8 @@ from memd.proxy.correct import Corrector
 from memd.proxy.gauges import Gauges, exposition, queued_in
 from memd.proxy.idempotency import IdempotencyKeys
 from memd.proxy.memory import Memory
+from memd.proxy.owners.hop import HopMarks
+from memd.proxy.owners.passing_on import Owners
 from memd.proxy.reading import RequestReader
 from memd.proxy.receive import Receiver
 from memd.proxy.remember import Rememberer
@@ -115,6 +117,8 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     """In a cluster."""
     cluster: Cluster | None = None
     """None: the topics are this daemon's alone."""
+    owners: Owners | None = None
+    """The other daemons of the cluster."""
 
     @property
     def principals(self) -> Principals:
@@ -218,6 +222,13 @@ def _topics_of(
     return topics
 
 
+def owners_of(daemon: Daemon) -> Owners:
+    """Build what knows the other daemons of the cluster; it is to be closed."""
+    topics, config, store = daemon.topics, daemon.config, daemon.store
+    marks = HopMarks(store.files, config.data_dir)
+    return Owners(topics, config, marks, daemon.principals, daemon.tasks, daemon.metrics, store.held_elsewhere)
+
+
 def _retention(
     config: Config,
     store: Store,
@@ -280,6 +291,7 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
         metrics,
         wrong_tokens,
         daemon.auditor,
+        daemon.owners,
     )
 
 
@@ -352,7 +364,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
             AuditRoutes(daemon.auditor, daemon.receipts, config.data_dir, files),
             FigureRoutes(named, daemon.receipts),
             BackgroundRoutes(daemon.encoder.priority, daemon.sources.resume),
-            LiveRoutes(daemon.events, exposed),
+            LiveRoutes(daemon.events, exposed, None if daemon.owners is None else daemon.owners.followed),
             NoteRoutes(named, daemon.archiver),
             DocumentRoutes(named, daemon.taker, daemon.sources),
             SourceRoutes(named, daemon.sources),
@@ -368,6 +380,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
         ),
         oauth,
         McpEndpoint(daemon.addresses.local, principals, config.limits.idle_seconds, oauth.leading_on).answer,
+        daemon.owners,
     )
 
 

@@ -7,6 +7,7 @@ handler is cancelled); an upstream that dies in mid-answer ends the client's str
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
@@ -34,13 +35,26 @@ log = logging.getLogger("memd")
 NO_REPLY = Reply(message=None)
 BROKEN = "broken_answer"
 """The outcome of a request whose upstream died in mid-answer."""
-OWN_REQUEST_HEADERS = ("x-memory-mode", "x-memory-topic", "x-memory-session", "x-memory-history", "x-memory-token")
+OWN_REQUEST_HEADERS = (
+    *("x-memory-mode", "x-memory-topic", "x-memory-session", "x-memory-history", "x-memory-token"),
+    *("x-memory-hop", "x-memory-from"),
+)
 READ_WHOLE_BYTES_MAX = 4 << 20
 """A body up to this size that passes through is read whole and then forwarded; a larger one is streamed. Streaming is
 slower (1.5 times for 2 MB from one client: bench/NOTES.md, 2026-11-22), and a streamed body cannot be sent again when
 the upstream has closed a pooled connection."""
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
+"""The part before the path of a target in the absolute form (RFC 9112 section 3.2.2)."""
 _ADDED_HEADERS = ("Content-Type", "Date", "Server")
 """Headers that aiohttp adds to a response that lacks them."""
+
+
+def target_of(request: web.BaseRequest) -> str:
+    """Path and query of a request, as its client wrote them."""
+    target = request.raw_path
+    if not target.startswith("/"):
+        target = _ORIGIN.sub("", target, count=1)
+    return target if target.startswith("/") else f"/{target}"
 
 
 def forwarded_headers(request: web.BaseRequest, principals: Principals) -> CIMultiDict[str]:

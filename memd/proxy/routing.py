@@ -32,8 +32,9 @@ from memd.entries import TOPIC_ID_PATTERN, TOPIC_ID_RULE
 from memd.errors import Forbidden
 from memd.principals import Principals
 from memd.proxy.cross_origin import is_preflight, let_page_read, preflight_answer
+from memd.proxy.owners.passing_on import Owners
 from memd.proxy.reading import Plain, RequestReader
-from memd.proxy.relay import forwarded_headers, pass_through
+from memd.proxy.relay import forwarded_headers, pass_through, target_of
 from memd.proxy.tunnel import tunnel, wants_websocket
 from memd.proxy.turn import Forwarder, TurnRunner
 from memd.proxy.upstream import model_lists
@@ -52,8 +53,6 @@ log = logging.getLogger("memd")
 
 _PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
 
-_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
-"""The part before the path of a target in the absolute form (RFC 9112 section 3.2.2)."""
 NO_CODINGS = (
     "memd: of transfer codings it reads `chunked` alone, and that from HTTP/1.1 on; send the body as it is, or with"
     " Content-Encoding"
@@ -90,10 +89,12 @@ class Router:
         metrics: Metrics,
         wrong_tokens: WrongTokens,
         auditor: Auditor,
+        owners: Owners | None,
     ) -> None:
         """
         Args:
             auditor: is told of chats in topics that their principal may not read.
+            owners: answers chats in topics that other daemons have; None: there are none.
             principals: who may use memd.
             own_routes: answers or leads on what is under `/memd/`.
             wrong_tokens: refuses requests without one of their tokens.
@@ -108,6 +109,7 @@ class Router:
         self._metrics = metrics
         self._wrong_tokens = wrong_tokens
         self._auditor = auditor
+        self._owners = owners
         self._bodies = BodyRoom(max(limits.bodies_bytes_max, limits.body_bytes_max))
 
     async def route(self, request: web.Request) -> web.StreamResponse:
@@ -116,8 +118,12 @@ class Router:
             return _tunnel_refusal(request)
         if request.raw_path == "*":  # whether it is there
             return web.Response(status=204, headers={"Allow": METHODS})
-        target = _ORIGIN.sub("", request.raw_path, count=1) if request.raw_path[:1] != "/" else request.raw_path
-        target = target if target.startswith("/") else f"/{target}"
+        target = target_of(request)
+        if self._owners is not None and self._owners.marks.is_hop(request):
+            if request.method == "OPTIONS":  # whether this daemon is there
+                return web.Response(status=204)
+            if target.startswith(page.PREFIX):
+                return await self._owners.answer_hop(request, partial(self._own_routes.answer, request))
         if page.is_page(request) or target.startswith(page.PREFIX):
             return await self._own_routes.answer_at_model(request, target)
         if not self._principals.is_open and is_preflight(request):
@@ -186,7 +192,15 @@ class Router:
         if isinstance(asked, Plain):
             return await self._forwarder.without_memory(request, asked)
         record.topic = asked.topic_id
-        return await self._turns.answer(request, asked)
+        if self._owners is None:
+            return await self._turns.answer(request, asked)
+        return await self._owners.answer(
+            request,
+            body,
+            asked.topic_id,
+            partial(self._turns.answer, request, asked),
+            lambda: self._forwarder.without_memory(request, asked.without_memory("degraded:store")),
+        )
 
     async def _pass_through(
         self,

@@ -22,7 +22,7 @@ from memd.admin.http import error_response
 from memd.conversation import compaction
 from memd.conversation.conversation import Conversation
 from memd.embedding.priority import Priority
-from memd.errors import BadTopicId, MemdError
+from memd.errors import BadTopicId, MemdError, TopicHeld
 from memd.ingest.topics import Topics
 from memd.proxy.beginning import Beginning, read_beginning
 from memd.proxy.correct import CorrectionResult, Corrector
@@ -108,8 +108,12 @@ class TurnRunner:
         self._tasks = tasks
 
     async def answer(self, client: web.Request, asked: Asked) -> web.StreamResponse:
-        """Answer one request: the whole life of a turn."""
-        record = record_of(client)
+        """Answer one request: the whole life of a turn.
+
+        Raises:
+            TopicHeld: another daemon has the topic; nothing was done yet.
+        """
+        record, topic = record_of(client), None
         with ExitStack() as holding:
             try:
                 if asked.mode == "readonly" and await self._topics.existing(asked.topic_id) is None:
@@ -129,6 +133,8 @@ class TurnRunner:
             except BadTopicId as error:
                 return await self._answer_without_topic(client, asked, error)
             except Exception as error:
+                if topic is None and isinstance(error, TopicHeld):
+                    raise
                 self._log_failure(asked, error)
                 return await self._forwarder.without_memory(client, asked.without_memory("degraded:store"))
             learn = partial(self._room_maker.learn, received)

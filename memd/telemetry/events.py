@@ -6,12 +6,13 @@ Rule: publishing never waits. A subscriber that does not keep up loses the oldes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from memd.entries import ChunkState
 
+Publish = Callable[[str, Any], None]
 QUEUED_EVENTS_MAX = 256
 """Events that wait for one subscriber."""
 
@@ -36,9 +37,7 @@ class Events:
     def publish(self, event: str, value: Any) -> None:
         """Queue an event for every subscriber."""
         for queue in self._queues:
-            if queue.full():
-                queue.get_nowait()
-            queue.put_nowait((event, value))
+            put(queue, event, value)
 
     @contextmanager
     def subscription(self) -> Iterator[asyncio.Queue[tuple[str, Any]]]:
@@ -58,3 +57,10 @@ class Events:
     def have_ended(self) -> bool:
         """Tell whether subscribers are to leave."""
         return self._ended
+
+
+def put(queue: asyncio.Queue[tuple[str, Any]], event: str, value: Any) -> None:
+    """Queue an event for one subscriber."""
+    if queue.full():
+        queue.get_nowait()
+    queue.put_nowait((event, value))

@@ -53,6 +53,8 @@ class RequestRecord:
         self.usage: Usage | None = None
         self.spans_ms: dict[str, float] = {}
         """Milliseconds by `metrics.STEPS` and `PARTS_OF_RECALL`."""
+        self.owner = ""
+        """The daemon that has the topic, and counts and logs the request as its own; empty: this one."""
         self._started = self._step_started = time.perf_counter()
 
     def end_step(self, step: str) -> None:
@@ -102,6 +104,17 @@ def record_of(request: web.BaseRequest) -> RequestRecord:
     return request[_RECORD]
 
 
+def has_record(request: web.BaseRequest) -> bool:
+    """Whether a request is being recorded."""
+    return _RECORD in request
+
+
+def keep_record(request: web.BaseRequest) -> RequestRecord:
+    """Give a request a record that nobody counts or logs."""
+    record = request[_RECORD] = RequestRecord("")
+    return record
+
+
 @contextmanager
 def recorded(metrics: Metrics, request: web.BaseRequest, api: str) -> Iterator[RequestRecord]:
     """Keep a record of a request while the block runs; count and log it at the end."""
@@ -118,17 +131,35 @@ def recorded(metrics: Metrics, request: web.BaseRequest, api: str) -> Iterator[R
     finally:
         metrics.in_flight -= 1
         record.finish()
-        _count(metrics, record)
-        if api and log.isEnabledFor(logging.INFO):
-            log.info("answered", extra=_log_fields(record))
-        elif not api and log.isEnabledFor(logging.DEBUG):
-            fields = {"method": request.method, "path": Content(request.path), "http_status": record.http_status}
-            log.debug("passed through", extra={**fields, "outcome": record.outcome, "total_ms": record.total_ms})
+        _count_errors(metrics, record)
+        if record.owner:
+            _note_passed_on(metrics, record)
+        else:
+            _count(metrics, record)
+            _log(request, record)
+
+
+def _note_passed_on(metrics: Metrics, record: RequestRecord) -> None:
+    metrics.passed_on.add()
+    if log.isEnabledFor(logging.DEBUG):
+        fields = {"topic": record.topic, "owner": record.owner, "http_status": record.http_status}
+        log.debug("passed on", extra={**fields, "outcome": record.outcome, "total_ms": record.total_ms})
+
+
+def _log(request: web.BaseRequest, record: RequestRecord) -> None:
+    if record.api and log.isEnabledFor(logging.INFO):
+        log.info("answered", extra=_log_fields(record))
+    elif not record.api and log.isEnabledFor(logging.DEBUG):
+        fields = {"method": request.method, "path": Content(request.path), "http_status": record.http_status}
+        log.debug("passed through", extra={**fields, "outcome": record.outcome, "total_ms": record.total_ms})
+
+
+def _count_errors(metrics: Metrics, record: RequestRecord) -> None:
+    if record.outcome in ("unreachable", "broken_answer", "internal"):
+        metrics.errors.add(record.outcome)
 
 
 def _count(metrics: Metrics, record: RequestRecord) -> None:
-    if record.outcome in ("unreachable", "broken_answer", "internal"):
-        metrics.errors.add(record.outcome)
     if not record.api:
         metrics.passed.add()
         return

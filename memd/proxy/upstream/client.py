@@ -14,21 +14,12 @@ from collections import OrderedDict
 from collections.abc import AsyncIterable, Callable, Mapping
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 from multidict import CIMultiDict
-from yarl import URL
 
-from memd.proxy.upstream.connection import (
-    Attempt,
-    Interim,
-    UpstreamConnector,
-    attempt_of_task,
-    new_session,
-    reason_of,
-)
+from memd.proxy.upstream.connection import Interim, UpstreamConnector, exact_url, exchange, new_session, reason_of
 from memd.proxy.upstream.facts import ASK_SECONDS, UpstreamFacts, facts_from, window_unknown
 from memd.proxy.upstream.health import Health
 from memd.proxy.upstream.refusals import LengthRefusal
@@ -192,36 +183,23 @@ class Upstream:
         body: bytes | AsyncIterable[bytes] | None,
         on_interim: Interim | None = None,
     ) -> aiohttp.ClientResponse:
-        """Forward one request. The caller reads the answer's body and closes it.
-
-        The server may have closed a pooled connection in the meantime. So a request whose connection was used before
-        and breaks before any byte of an answer is sent once more, on a new one, if its body can be sent again.
-
-        Args:
-            on_interim: called with what the upstream says before its answer.
+        """Forward one request; see `exchange`.
 
         Raises:
             aiohttp.ClientError, TimeoutError: no answer came.
         """
-        target = _exact_url(self.url, path_and_query)
         if self.shows_credentials(headers):
             headers = CIMultiDict(headers, Authorization=self._authorization or "")
-        wants_new = False
-        while True:
-            attempt = Attempt(
-                header_bytes_max=self._header_bytes_max,
-                wants_new=wants_new,
-                on_interim=on_interim,
-                may_switch="Upgrade" in headers,
-            )
-            attempt_of_task.set(attempt)
-            try:
-                return await self._session.request(method, target, headers=headers, data=body, allow_redirects=False)
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                self._asked_at.clear()  # it may come back as another model
-                if wants_new or not attempt.may_be_repeated or isinstance(body, AsyncIterable):
-                    raise
-                wants_new = True
+        return await exchange(
+            self._session,
+            method,
+            exact_url(self.url, path_and_query),
+            headers,
+            body,
+            header_bytes_max=self._header_bytes_max,
+            on_interim=on_interim,
+            on_lost=self._asked_at.clear,  # it may come back as another model
+        )
 
     async def refresh(
         self, *, wait: bool, model: str = "", credentials: CIMultiDict[str] | None = None
@@ -389,12 +367,6 @@ class Upstream:
                     return await told_by(answer) if answer.status == 200 else None
         except (aiohttp.ClientError, TimeoutError):
             return None
-
-
-def _exact_url(base: str, path_and_query: str) -> URL:
-    """The address of a request, with its target as it is: all of it counts as path, or an empty query would be lost."""
-    parts = urlsplit(base)
-    return URL.build(scheme=parts.scheme, authority=parts.netloc, path=parts.path + path_and_query, encoded=True)
 
 
 async def told_by(answer: aiohttp.ClientResponse) -> Any:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import functools
 import os
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
 from aiohttp.http_parser import RawResponseMessage
-from multidict import MultiMapping
+from multidict import CIMultiDict, MultiMapping
+from yarl import URL
 
 HEADERS_MAX = 1000
 """Header lines of one request or answer; a browser sends about twenty."""
@@ -194,6 +196,53 @@ def new_session(
     )
     session._retry_connection = False  # it would repeat a GET on a fresh connection too
     return session
+
+
+async def exchange(
+    session: aiohttp.ClientSession,
+    method: str,
+    url: URL,
+    headers: CIMultiDict[str],
+    body: bytes | AsyncIterable[bytes] | None,
+    *,
+    header_bytes_max: int,
+    on_interim: Interim | None = None,
+    on_lost: Callable[[], None] = lambda: None,
+) -> aiohttp.ClientResponse:
+    """Send one request over a `new_session`. The caller reads the answer's body and closes it.
+
+    The other side may have closed a pooled connection in the meantime. So a request whose connection was used before
+    and breaks before any byte of an answer is sent once more, on a new one, if its body can be sent again.
+
+    Args:
+        on_interim: called with what comes before the answer.
+        on_lost: called when a connection is lost.
+
+    Raises:
+        aiohttp.ClientError, TimeoutError: no answer came.
+    """
+    wants_new = False
+    while True:
+        attempt = Attempt(
+            header_bytes_max=header_bytes_max,
+            wants_new=wants_new,
+            on_interim=on_interim,
+            may_switch="Upgrade" in headers,
+        )
+        attempt_of_task.set(attempt)
+        try:
+            return await session.request(method, url, headers=headers, data=body, allow_redirects=False)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            on_lost()
+            if wants_new or not attempt.may_be_repeated or isinstance(body, AsyncIterable):
+                raise
+            wants_new = True
+
+
+def exact_url(base: str, path_and_query: str) -> URL:
+    """The address of a request, with its target as it is: all of it counts as path, or an empty query would be lost."""
+    parts = urlsplit(base)
+    return URL.build(scheme=parts.scheme, authority=parts.netloc, path=parts.path + path_and_query, encoded=True)
 
 
 def is_unreadable(error: BaseException) -> bool:

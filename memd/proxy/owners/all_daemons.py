@@ -1,0 +1,91 @@
+"""Questions to all daemons of a cluster that have topics now, about what each knows of itself alone.
+
+Rule: whoever is asked so answers of itself alone, and who does not answer in time is named, never waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+from aiohttp import web
+
+from memd.errors import StoreError
+from memd.proxy.owners.daemon_client import OK, DaemonClient
+from memd.proxy.owners.hop import HopMarks
+from memd.proxy.upstream.pool import NO_ANSWER
+from memd.telemetry.events import Publish
+from memd.telemetry.tasks import Tasks
+from memd.wire.lenient_json import UNREADABLE
+from memd.wire.sse import SseParser
+
+LOOK_SECONDS = 5.0
+"""Whoever follows events looks so often whether other daemons have topics by now."""
+EVENT_BYTES_MAX = 1 << 20
+
+
+class AllDaemons:
+    """The daemons of a cluster, as this one asks them."""
+
+    def __init__(
+        self, client: DaemonClient, marks: HopMarks, tasks: Tasks, held_elsewhere: Callable[[], Mapping[str, str]]
+    ) -> None:
+        """`held_elsewhere`: topics that other daemons have now, each with that one's URL; called in a thread."""
+        self.client = client
+        self.marks = marks
+        self._tasks = tasks
+        self._held_elsewhere = held_elsewhere
+        self._others: list[str] = []
+
+    def is_passed_on(self, request: web.Request) -> bool:
+        """Whether another daemon asks."""
+        return self.marks.is_hop(request)
+
+    async def others(self) -> list[str]:
+        """The addresses of the daemons that have topics now, but for this one; if nobody can say, as they were."""
+        with suppress(StoreError):
+            self._others = sorted(set((await asyncio.to_thread(self._held_elsewhere)).values()))
+        return self._others
+
+    async def ask_others(self, request: web.Request) -> tuple[list[bytes], list[str]]:
+        """Ask all of them the same as this one was asked, which is a GET.
+
+        Returns:
+            The bodies of their answers, and the addresses of those that gave none.
+        """
+        urls = await self.others()
+        bodies = await asyncio.gather(*(self.client.body_of(request, url) for url in urls))
+        silent = [url for url, body in zip(urls, bodies, strict=True) if body is None]
+        return [body for body in bodies if body], silent
+
+    @asynccontextmanager
+    async def followed(self, request: web.Request, publish: Publish) -> AsyncIterator[None]:
+        """Publish the events of the other daemons, which `request` asks for, while the block runs."""
+        if self.is_passed_on(request):
+            yield
+            return
+        following = self._tasks.spawn(self._follow_all(request, publish), "follow other daemons")
+        try:
+            yield
+        finally:
+            following.cancel()
+
+    async def _follow_all(self, request: web.Request, publish: Publish) -> None:
+        async with asyncio.TaskGroup() as group:
+            followed: dict[str, asyncio.Task[None]] = {}
+            while True:
+                for url in await self.others():
+                    if url not in followed or followed[url].done():
+                        followed[url] = group.create_task(self._follow(request, url, publish))
+                await asyncio.sleep(LOOK_SECONDS)
+
+    async def _follow(self, request: web.Request, url: str, publish: Publish) -> None:
+        parser = SseParser(EVENT_BYTES_MAX)
+        with suppress(*NO_ANSWER):
+            async with await self.client.send(request, url, b"") as answer:
+                while answer.status == OK and (part := await answer.content.readany()):
+                    for event in (event for item in parser.feed(part) for event in item.events() if event.data):
+                        with suppress(*UNREADABLE):
+                            publish(event.name.decode(), msgspec.json.decode(event.data))

@@ -1,0 +1,94 @@
+"""The client of the other daemons: it sends them what a client of this one asked.
+
+Rule: nothing of a request is changed but its hop: target, body and headers go as they came, with the mark and in the
+client's name. To daemons that speak TLS it speaks TLS, and trusts whom the machine trusts (SSL_CERT_FILE).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
+
+from memd.admin.access import acting_headers, source_of
+from memd.principals import Principals
+from memd.proxy.header_bytes import decoded
+from memd.proxy.owners.hop import FROM_HEADER, HOP_HEADER, HopMarks
+from memd.proxy.relay import named_in_connection, target_of
+from memd.proxy.upstream.client import NOT_FORWARDED
+from memd.proxy.upstream.connection import Interim, exact_url, exchange, new_session
+from memd.proxy.upstream.pool import NO_ANSWER
+from memd.settings.model import Config
+
+ASK_SECONDS = 5.0
+"""Whoever shows what all daemons have waits so long for each."""
+OK, NOT_FOUND = 200, 404
+_OF_PAGES = ("origin", "referer", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest", "sec-fetch-user")
+"""Headers that say which page asks one of memd's own routes: that was judged here, by this daemon's address."""
+
+
+class DaemonClient:
+    """Sends requests to other daemons. Create it inside a running event loop and close it there."""
+
+    def __init__(self, config: Config, marks: HopMarks, principals: Principals) -> None:
+        self.header_bytes_max = config.limits.header_bytes_max
+        self._marks = marks
+        self._principals = principals
+        self._session = new_session(
+            keepalive_seconds=config.upstream.keepalive_seconds,
+            connect_timeout_seconds=config.upstream.connect_timeout_seconds,
+            header_bytes_max=self.header_bytes_max,
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def send(
+        self, request: web.Request, url: str, body: bytes, on_interim: Interim | None = None
+    ) -> aiohttp.ClientResponse:
+        """Send a request to the daemon at a URL; see `exchange`."""
+        return await exchange(
+            self._session,
+            request.method,
+            exact_url(url, target_of(request)),
+            self._headers(request),
+            body or None,
+            header_bytes_max=self.header_bytes_max,
+            on_interim=on_interim,
+        )
+
+    async def body_of(self, request: web.Request, url: str) -> bytes | None:
+        """The body of a daemon's answer to a GET; empty if it knows of none, None if it refuses or does not answer."""
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                async with await self.send(request, url, b"") as answer:
+                    body = await answer.read()
+        except NO_ANSWER:
+            return None
+        return body if answer.status == OK else b"" if answer.status == NOT_FOUND else None
+
+    async def is_there(self, url: str, seconds: float) -> bool:
+        """Whether a daemon answers anything within so many seconds."""
+        target, headers = exact_url(url, "/"), CIMultiDict({HOP_HEADER: self._marks.mark})
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await exchange(
+                    self._session, "OPTIONS", target, headers, None, header_bytes_max=self.header_bytes_max
+                )
+                answer.close()
+                return True
+        except NO_ANSWER:
+            return False
+
+    def _headers(self, request: web.Request) -> CIMultiDict[str]:
+        dropped = NOT_FORWARDED | named_in_connection(request.headers) | {HOP_HEADER.lower(), FROM_HEADER.lower()}
+        if request.path.startswith("/memd/"):
+            dropped |= set(_OF_PAGES)
+        given = decoded(request.raw_headers)
+        headers = CIMultiDict((name, value) for name, value in given if name.lower() not in dropped)
+        headers.update(acting_headers(request, self._principals))
+        self._marks.put_on(headers, source_of(request))
+        return headers

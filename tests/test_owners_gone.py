@@ -1,0 +1,148 @@
+"""A daemon that has a topic is gone: killed, stopped, cut off. What is asked of the others is answered all the same."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess, ask, wait_until
+from owner_daemons import Ground, figure, ground, owner_of, tell
+from raw_wire import connected, request
+from recording_upstream import RecordingUpstream, Request, Response, chat_answer, streamed
+
+pytestmark = pytest.mark.process
+
+FACT = "The lamp of the lighthouse was made in Paris."
+QUESTION = "Where was the lamp of the lighthouse made?"
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Ground]:
+    with ground() as both:
+        yield both
+
+
+@pytest.fixture
+def daemons(make_daemon: MakeDaemon, upstream: RecordingUpstream, shared: Ground) -> tuple[DaemonProcess, ...]:
+    """Two daemons; the second one has the topic."""
+    settings = shared.settings()
+    asked, owner = (make_daemon(upstream.url, settings).start() for _ in range(2))
+    assert owner_of(tell(owner, "talk", FACT)) is None
+    assert owner_of(tell(asked, "talk", "It is large.")) == owner.base_url
+    return asked, owner
+
+
+def test_the_topics_of_a_killed_daemon_are_taken_at_the_next_request(daemons: tuple[DaemonProcess, ...]) -> None:
+    asked, owner = daemons
+    owner.kill()
+    told = tell(asked, "talk", QUESTION)
+    assert owner_of(told) is None and told.headers["X-Memory-Status"] == "injected"
+    assert "Connection refused" in asked.log.read_text()
+    assert figure(asked, "memd_topics_taken_over_total") == 1
+    owner.start()
+    assert owner_of(tell(owner, "talk", "What do you know of the lamp of the lighthouse?")) == asked.base_url
+
+
+def test_a_request_whose_owner_is_killed_is_answered_by_whom_it_was_asked_of(
+    daemons: tuple[DaemonProcess, ...], upstream: RecordingUpstream
+) -> None:
+    asked, owner = daemons
+    come, killed = threading.Event(), threading.Event()
+
+    def answer(sent: Request) -> Response:
+        is_first = not come.is_set()
+        come.set()
+        if is_first:
+            killed.wait()
+        return chat_answer(sent)
+
+    upstream.answer = answer
+    with ThreadPoolExecutor(1) as client:
+        telling = client.submit(tell, asked, "talk", QUESTION)
+        come.wait()
+        owner.kill()
+        told = telling.result()
+        killed.set()
+    assert owner_of(told) is None and told.headers["X-Memory-Status"] == "injected"
+
+
+def test_an_owner_that_dies_in_mid_answer_ends_the_answer_abnormally(
+    daemons: tuple[DaemonProcess, ...], upstream: RecordingUpstream
+) -> None:
+    asked, owner = daemons
+    gate = threading.Event()
+    upstream.answer = lambda _: streamed("One two", gate)
+    client = connected(asked.base_url)
+    body = b'{"model": "tiny", "stream": true, "messages": [{"role": "user", "content": "Count."}]}'
+    client.send(request(b"POST", b"/t/talk/v1/chat/completions", body=body))
+    assert b" 200 " in client.read_head() and client.header(b"X-Memory-Owner") == owner.base_url.encode()
+    begun = client.read_some()
+    owner.kill()
+    assert len(begun + client.read_to_end()) < int(client.header(b"Content-Length") or 0), "no clean end"
+    gate.set()
+    client.close()
+    upstream.answer = chat_answer
+    assert owner_of(tell(asked, "talk", QUESTION)) is None
+
+
+def test_the_topics_of_a_silent_daemon_are_taken_when_its_lease_is_over(
+    daemons: tuple[DaemonProcess, ...],
+) -> None:
+    asked, owner = daemons
+    owner.send_signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(3) as clients:
+        chats = [clients.submit(tell, asked, "talk", f"{QUESTION} I ask for the {n}th time.") for n in range(2)]
+        search = clients.submit(ask, f"{asked.own_url}/memd/search?q=lamp&topic=talk")
+        answers = [one.result() for one in (*chats, search)]
+    assert [owner_of(one) for one in answers] == [None] * 3
+    assert [one.headers["X-Memory-Status"] for one in answers[:2]] == ["injected"] * 2
+    assert FACT.encode() in answers[2].body
+    owner.send_signal(signal.SIGCONT)
+    assert owner_of(tell(owner, "talk", "And where was the house made?")) == asked.base_url
+    wait_until(lambda: "another daemon has taken a topic" in owner.log.read_text(), lambda: repr(owner))
+
+
+def test_a_daemon_that_cannot_be_reached_keeps_its_topics_and_requests_go_on_without_memory(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, shared: Ground
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and nothing that comes over them
+        settings = shared.settings()
+        asked = make_daemon(upstream.url, settings).start()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        owner = make_daemon(upstream.url, {**settings, "store": {**settings["store"], "own_url": url}}).start()
+        assert owner_of(tell(owner, "talk", FACT)) is None
+        told = tell(asked, "talk", QUESTION)
+        assert owner_of(told) is None and told.headers["X-Memory-Status"] == "degraded:store"
+        own = ask(f"{asked.own_url}/memd/search?q=lamp&topic=talk")
+        assert own.status == 503 and url in own.body.decode()
+        assert tell(owner, "talk", QUESTION).headers["X-Memory-Status"] == "injected"
+
+
+def test_a_topic_that_has_moved_is_found_where_it_is(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, shared: Ground
+) -> None:
+    settings = shared.settings()
+    asked, owner, other = (make_daemon(upstream.url, settings).start() for _ in range(3))
+    tell(owner, "talk", FACT)
+    assert owner_of(tell(asked, "talk", "It is large.")) == owner.base_url
+    owner.send_signal(signal.SIGSTOP)
+    assert owner_of(tell(other, "talk", QUESTION)) is None
+    owner.send_signal(signal.SIGCONT)
+    assert owner_of(tell(asked, "talk", "Of what is it made?")) == other.base_url, "the daemon that had it says so"
+
+
+def test_where_the_database_is_away_the_daemon_that_has_a_topic_goes_on_answering(
+    daemons: tuple[DaemonProcess, ...], shared: Ground
+) -> None:
+    asked, owner = daemons
+    shared.postgres.stop()
+    try:
+        told = tell(asked, "talk", QUESTION)
+        assert owner_of(told) == owner.base_url and told.headers["X-Memory-Status"] in ("injected", "degraded:store")
+    finally:
+        shared.postgres.start()
