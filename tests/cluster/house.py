@@ -6,6 +6,7 @@ reach the daemons directly. Everything ends with the block, and nothing of it st
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import time
@@ -225,6 +226,9 @@ class House:
     def wait_whole(self, seconds: float = 90.0) -> float:
         """Wait until each daemon acknowledges something about each topic; the seconds."""
         began = time.monotonic()
+        if os.environ.get("NOFORWARD"):
+            self.wait_kept(began, self.topics, {m.number for m in self.members}, seconds)
+            return time.monotonic() - began
         for member in self.members:
             self.wait_kept(began, self.topics, {member.number}, seconds)
         return time.monotonic() - began

@@ -87,6 +87,8 @@ def rounds(house: House, chosen: Sequence[Trouble], count: int) -> Iterator[Roun
 
 def at_the_end(house: House) -> list[str]:
     """What is wrong when all has ended, and somebody who knows nothing has every topic."""
+    house.lines.open_all()
+    house.verdict()  # what is acknowledged may be in a journal for a moment
     codes = {member.number: member.end() for member in house.members if member.is_running}
     complaints = [f"daemon {number} ended with {code}" for number, code in codes.items() if code]
     if left := house.owners():
