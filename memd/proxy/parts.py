@@ -258,7 +258,7 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
     config, counter, archiver, metrics = daemon.config, daemon.counter, daemon.archiver, daemon.metrics
     idempotency = IdempotencyKeys(daemon.tasks, config.injection.freeze_seconds)
     # In a cluster another daemon may go on with the next turn, and knows what the database has.
-    is_synced = config.buffer.journal_fsync == "always" or daemon.store.is_shared
+    is_synced = config.buffer.journal_fsync == "always"
     forwarder = Forwarder(daemon.upstream, config.limits.capture_bytes_max)
     turns = TurnRunner(
         daemon.topics,
@@ -275,7 +275,15 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
         RoomMaker(config.buffer, config.injection, counter, archiver),
         Memory(config.injection, config.retrieval.timeout_ms / 1000, daemon.retriever, daemon.encoder, counter),
         forwarder,
-        Rememberer(counter, archiver, daemon.receipts, daemon.speech, daemon.tasks, is_synced=is_synced),
+        Rememberer(
+            counter,
+            archiver,
+            daemon.receipts,
+            daemon.speech,
+            daemon.tasks,
+            is_synced=is_synced,
+            is_shared=daemon.store.is_shared,
+        ),
         daemon.encoder.priority,
         metrics,
         daemon.tasks,

@@ -64,10 +64,17 @@ class Rememberer:
         tasks: Tasks,
         *,
         is_synced: bool,
+        is_shared: bool = False,
     ) -> None:
-        """`speech`: finds what was said in a reply; `is_synced`: the journal is forced to disk after each reply."""
+        """
+        Args:
+            speech: finds what was said in a reply.
+            is_synced: the journal is forced to disk after each reply.
+            is_shared: another daemon may take a topic over, with nothing but what is durable.
+        """
         self._speech = speech
-        self._is_synced = is_synced
+        self._is_synced = is_synced or is_shared
+        self.is_shared = is_shared
         self._counter = counter
         self._archiver = archiver
         self._receipts = receipts

@@ -25,7 +25,7 @@ from memd.embedding.priority import Priority
 from memd.errors import BadTopicId, MemdError, TopicHeld
 from memd.ingest.topics import Topics
 from memd.proxy.beginning import Beginning, read_beginning
-from memd.proxy.correct import CorrectionResult, Corrector
+from memd.proxy.correct import CorrectionResult, Corrector, degraded
 from memd.proxy.memory import Memory, Recalled, SettledPrompt, forget_blocks, without_blocks
 from memd.proxy.reading import BAD_TOPIC, Asked, Plain
 from memd.proxy.receive import Received, Receiver
@@ -129,7 +129,7 @@ class TurnRunner:
                 record.end_step("correct")
                 with self._priority.held():  # not before: a correction may wait for something to be stored
                     prepared = await self._prepare(received, corrected, record)
-                saving = self._tasks.spawn(topic.save(), "journal")
+                saving = self._tasks.spawn(topic.save(sync=self._rememberer.is_shared), "journal")
             except BadTopicId as error:
                 return await self._answer_without_topic(client, asked, error)
             except Exception as error:
@@ -264,6 +264,7 @@ class Forwarding:
         self._note(record, self.prepared.shown)
         with self._answers:
             offered = self._offered = await self._taken(interim_to(client))
+            offered = self._offered = await self._as_saved(offered)
             answer = offered.answer
             self._note(record, offered.shown)
             record.server = self._assignment.shown
@@ -284,6 +285,18 @@ class Forwarding:
                 if record.outcome == BROKEN:
                     self._assignment.failed(aiohttp.ClientPayloadError("it broke off in mid-answer"))
                 self._note_outcome(offered, self._relay.reply)
+
+    async def _as_saved(self, offered: Offered) -> Offered:
+        """Wait until what was asked is durable, where another daemon may take the topic over: what could not be saved
+        by now is not promised."""
+        if not (self._rememberer.is_shared and self._received.is_traced):
+            return offered
+        await asyncio.wait([self._saving], timeout=JOURNAL_SECONDS_MAX)
+        trouble = self._received.topic.trouble
+        if trouble is None and self._saving.done():
+            return offered
+        status = "degraded:store" if trouble is None else degraded(trouble)
+        return msgspec.structs.replace(offered, shown=msgspec.structs.replace(offered.shown, status=status))
 
     def _note_outcome(self, offered: Offered, reply: Reply) -> None:
         """Learn from what came of the prompt: the size of one that was taken, a refusal that came late in a stream."""
