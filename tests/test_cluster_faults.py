@@ -40,6 +40,7 @@ def test_what_is_said_while_the_database_is_away_is_not_promised(tmp_path: Path)
         first = member.daemon.chat(talk)
         assert first.headers["X-Memory-Status"] == "none"
         talk += [{"role": "assistant", "content": first.reply}, {"role": "user", "content": "The gate is green."}]
+        member.daemon.wait_stored("The ferry is blue.")
         member.to_database.shut()
         said = member.daemon.chat(talk)
         assert said.reply and said.headers["X-Memory-Status"] == "degraded:store"
