@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from daemon_process import DaemonProcess, ask, wait_until
 from house import running_house
 from rounds import at_the_end, play
 from troubles import TROUBLES
@@ -32,8 +33,12 @@ def test_whatever_happens_to_an_owner_or_the_database_nothing_is_lost_and_nothin
         assert at_the_end(house) == []
 
 
+def has_renewed(daemon: DaemonProcess) -> bool:
+    return ask(f"{daemon.own_url}/memd/stats").json["cluster"]["renewed_seconds"] is not None
+
+
 def test_what_is_said_while_the_database_is_away_is_not_promised(tmp_path: Path) -> None:
-    with running_house(tmp_path, daemons=1, lease_seconds=60) as house:
+    with running_house(tmp_path, daemons=1, lease_seconds=9) as house:
         house.start()
         [member] = house.members
         talk = [{"role": "user", "content": "The ferry is blue."}]
@@ -41,6 +46,8 @@ def test_what_is_said_while_the_database_is_away_is_not_promised(tmp_path: Path)
         assert first.headers["X-Memory-Status"] == "none"
         talk += [{"role": "assistant", "content": first.reply}, {"role": "user", "content": "The gate is green."}]
         member.daemon.wait_stored("The ferry is blue.")
+        # From then on nothing but the write itself tells that the database is away.
+        wait_until(lambda: has_renewed(member.daemon), lambda: repr(member.daemon))
         member.to_database.shut()
         said = member.daemon.chat(talk)
         assert said.reply and said.headers["X-Memory-Status"] == "degraded:store"
