@@ -7,6 +7,7 @@ before the answer ends (`is_promised`).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from memd.conversation.tokens import TokenCounter
 from memd.entries import SHOWN_MAX
 from memd.ingest.archiver import Archiver
 from memd.messages import stamped
+from memd.proxy.correct import degraded
 from memd.proxy.memory import FOLLOW_UP_TURNS, Recalled, SettledPrompt
 from memd.proxy.receive import Received
 from memd.proxy.room import PromptRoom, count
@@ -34,6 +36,8 @@ from memd.wire.capture import Reply
 
 log = logging.getLogger("memd")
 
+JOURNAL_SECONDS_MAX = 1.0
+"""An answer waits so long for the journal to have the question: a disk that hangs holds up nobody."""
 MEMORY_STEPS = ("receive", "correct", "room", "recall")
 
 
@@ -106,6 +110,16 @@ class Rememberer:
         """Whether the reply must be in the journal before the answer ends: with `journal_fsync: always`, and where the
         client does not keep it itself."""
         return received.is_traced and (self._is_synced or received.asked.is_thin)
+
+    async def as_saved(self, received: Received, shown: SettledPrompt, saving: asyncio.Task[None]) -> SettledPrompt:
+        """Wait until what was asked is durable, where others may take the topic over; else it is not promised."""
+        if not (self.is_shared and received.is_traced):
+            return shown
+        await asyncio.wait([saving], timeout=JOURNAL_SECONDS_MAX)
+        trouble = received.topic.trouble
+        if trouble is None and saving.done():
+            return shown
+        return msgspec.structs.replace(shown, status="degraded:store" if trouble is None else degraded(trouble))
 
     async def save(self, received: Received) -> None:
         """Write the reply into the journal, to the disk itself where that is asked for; a failure is tried again."""

@@ -25,12 +25,12 @@ from memd.embedding.priority import Priority
 from memd.errors import BadTopicId, MemdError, TopicHeld
 from memd.ingest.topics import Topics
 from memd.proxy.beginning import Beginning, read_beginning
-from memd.proxy.correct import CorrectionResult, Corrector, degraded
+from memd.proxy.correct import CorrectionResult, Corrector
 from memd.proxy.memory import Memory, Recalled, SettledPrompt, forget_blocks, without_blocks
 from memd.proxy.reading import BAD_TOPIC, Asked, Plain
 from memd.proxy.receive import Received, Receiver
 from memd.proxy.relay import BROKEN, NO_REPLY, ModelRelay, interim_to, read_refusal, relay
-from memd.proxy.remember import Answered, Rememberer
+from memd.proxy.remember import JOURNAL_SECONDS_MAX, Answered, Rememberer
 from memd.proxy.room import PromptRoom, RoomMaker
 from memd.proxy.upstream.client import REFUSALS
 from memd.proxy.upstream.connection import Interim
@@ -45,9 +45,6 @@ from memd.wire.capture import Reply
 from memd.wire.sideband import memory_headers
 
 log = logging.getLogger("memd")
-
-JOURNAL_SECONDS_MAX = 1.0
-"""The end of an answer waits so long for the journal to have the question: a disk that hangs holds up nobody."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -264,7 +261,8 @@ class Forwarding:
         self._note(record, self.prepared.shown)
         with self._answers:
             offered = self._offered = await self._taken(interim_to(client))
-            offered = self._offered = await self._as_saved(offered)
+            shown = await self._rememberer.as_saved(received, offered.shown, self._saving)
+            offered = self._offered = msgspec.structs.replace(offered, shown=shown)
             answer = offered.answer
             self._note(record, offered.shown)
             record.server = self._assignment.shown
@@ -285,18 +283,6 @@ class Forwarding:
                 if record.outcome == BROKEN:
                     self._assignment.failed(aiohttp.ClientPayloadError("it broke off in mid-answer"))
                 self._note_outcome(offered, self._relay.reply)
-
-    async def _as_saved(self, offered: Offered) -> Offered:
-        """Wait until what was asked is durable, where another daemon may take the topic over: what could not be saved
-        by now is not promised."""
-        if not (self._rememberer.is_shared and self._received.is_traced):
-            return offered
-        await asyncio.wait([self._saving], timeout=JOURNAL_SECONDS_MAX)
-        trouble = self._received.topic.trouble
-        if trouble is None and self._saving.done():
-            return offered
-        status = "degraded:store" if trouble is None else degraded(trouble)
-        return msgspec.structs.replace(offered, shown=msgspec.structs.replace(offered.shown, status=status))
 
     def _note_outcome(self, offered: Offered, reply: Reply) -> None:
         """Learn from what came of the prompt: the size of one that was taken, a refusal that came late in a stream."""
