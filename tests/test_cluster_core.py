@@ -6,6 +6,7 @@ import itertools
 import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def settings(postgres: PostgresServer, s3: S3Server) -> dict[str, Any]:
     """Of a daemon in a new cluster."""
     made = s3.settings()
     bucket = {name: getattr(made, name) for name in ("bucket", "endpoint", "region", "access_key", "secret_key")}
-    store = {"url": postgres.database(f"core_{next(_numbers)}"), "lease_seconds": 1, **bucket}
+    store = {"url": postgres.database(f"core_{next(_numbers)}"), "lease_seconds": 2, **bucket}
     return {"store": store, "buffer": {"store_after_seconds": 0.0}, "retrieval": {"timeout_ms": 5_000}}
 
 
@@ -133,24 +134,46 @@ def test_requests_go_on_while_the_database_is_away_and_what_is_said_meanwhile_is
     assert sum("ground in Brest" in text for text in late.said()) == 1
 
 
+@pytest.fixture
+def relay(settings: dict[str, Any], postgres: PostgresServer) -> Iterator[LosingRelay]:
+    """Between the daemons and the database."""
+    with (
+        tempfile.TemporaryDirectory(prefix="memd-") as folder,
+        closing(LosingRelay(Path(folder), postgres.socket)) as made,
+    ):
+        settings["store"]["url"] = settings["store"]["url"].replace(str(postgres.socket.parent), folder)
+        yield made
+
+
 def test_a_topic_whose_last_write_is_in_doubt_is_opened_again_with_all_that_was_said(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, settings: dict[str, Any], postgres: PostgresServer
+    relay: LosingRelay, make_daemon: MakeDaemon, upstream: RecordingUpstream, settings: dict[str, Any]
 ) -> None:
-    with tempfile.TemporaryDirectory(prefix="memd-") as folder:
-        relay = LosingRelay(Path(folder), postgres.socket)
-        try:
-            settings["store"]["url"] = settings["store"]["url"].replace(str(postgres.socket.parent), folder)
-            first = make_daemon(upstream.url, settings).start()
-            assert chat(first, "The lamp was made in Paris.") == "none"
-            first.wait_stored("made in Paris")
-            relay.lose_answer_to(b"ground in Brest", times=3)
-            chat(first, "The lens was ground in Brest.")
-            wait_until(lambda: "a topic was opened again" in first.log.read_text(), lambda: repr(first))
-            first.wait_stored("ground in Brest")
-            assert [sum(words in text for text in first.said()) for words in ("in Paris", "in Brest")] == [1, 1]
-            first.terminate()
-        finally:
-            relay.close()
+    first = make_daemon(upstream.url, settings).start()
+    assert chat(first, "The lamp was made in Paris.") == "none"
+    first.wait_stored("made in Paris")
+    relay.lose_answer_to(b"ground in Brest", times=3)
+    chat(first, "The lens was ground in Brest.")
+    wait_until(lambda: "a topic was opened again" in first.log.read_text(), lambda: repr(first))
+    first.wait_stored("ground in Brest")
+    assert [sum(words in text for text in first.said()) for words in ("in Paris", "in Brest")] == [1, 1]
+    first.terminate()
+
+
+def test_a_database_that_says_nothing_any_more_costs_requests_their_memory_alone(
+    relay: LosingRelay, make_daemon: MakeDaemon, upstream: RecordingUpstream, settings: dict[str, Any]
+) -> None:
+    settings["retrieval"]["timeout_ms"] = 500
+    first = make_daemon(upstream.url, settings).start()
+    assert chat(first, "The lamp was made in Paris.") == "none"
+    relay.freeze()
+    wait_until(lambda: chat(first, "The lens was ground in Brest.") == "degraded:store", lambda: repr(first))
+    assert chat(first, "The oil comes by boat.", topic="other") == "degraded:store"
+    relay.thaw()
+    wait_until(lambda: chat(first, "Who broke the lens?") in ("none", "injected"), lambda: repr(first))
+    wait_until(lambda: chat(first, "Who has the oil?", topic="other") in ("none", "injected"), lambda: repr(first))
+    first.wait_stored("made in Paris", "ground in Brest")
+    assert sum("ground in Brest" in text for text in first.said()) == 1
+    first.terminate()
 
 
 def test_a_folder_is_a_cache_or_a_data_directory_and_never_both(

@@ -24,6 +24,7 @@ log = logging.getLogger("memd")
 
 ROUNDS_PER_LEASE = 3
 _END = None
+_LATE = StoreError("claims to topics were not renewed in time: the cluster's database does not answer")
 
 
 class ClusterHealth(msgspec.Struct, frozen=True):
@@ -74,6 +75,7 @@ class ClaimTender:
             on_round: called there after each round with those that are lost, and whether the others are renewed.
         """
         self._loop, self._on_round = asyncio.get_running_loop(), on_round
+        self._renewed_at = self._clock()  # there are none yet
         self._thread.start()
 
     def stop(self, seconds_max: float) -> None:
@@ -89,7 +91,7 @@ class ClaimTender:
 
     @property
     def trouble(self) -> StoreError | None:
-        """The error of the last round, if it failed."""
+        """Why it is not known whether topics that are open here are another daemon's by now; None if it is."""
         return self._trouble
 
     @property
@@ -108,8 +110,10 @@ class ClaimTender:
         if not self.is_current and self._clock() - self._failed_at > pause:
             future = asyncio.get_running_loop().create_future()
             self._asked.put(future)
-            with contextlib.suppress(TimeoutError):
+            try:
                 await asyncio.wait_for(future, self.wait_seconds)
+            except TimeoutError:
+                self._trouble = self._trouble or _LATE
         return self.is_current
 
     def hurry(self) -> None:

@@ -12,12 +12,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from memd.conversation.events import BufferEvent, encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Entry
-from memd.errors import StoreError
+from memd.errors import StoreError, StoreWriteFailed
 from memd.ingest.claims import ClaimTender
 from memd.ingest.erasing.unforbidden import without_forbidden
 from memd.ingest.pipeline import Cutter
@@ -175,8 +175,11 @@ class Topic:
             self._before_write()
             return work()
 
+        writing = asyncio.get_running_loop().run_in_executor(self.writer, write)
         try:
-            result = await asyncio.get_running_loop().run_in_executor(self.writer, write)
+            # What a timeout has left under way is superseded by the next rewrite; an append has to know its end.
+            is_bounded = self._claims is not None and file == "journal"
+            result = await (self._in_time(writing) if is_bounded else writing)
         except StoreError as error:
             if file not in self._troubles:
                 log.error("writing failed", extra={"topic": self.id, "error": error})
@@ -187,6 +190,15 @@ class Topic:
         if self._troubles.pop(file, None) is not None:
             log.info("writing works again", extra={"topic": self.id, "file": file})
         return result
+
+    async def _in_time(self, writing: asyncio.Future[Result]) -> Result:
+        """The result of a write, for which a request waits no longer than for memory."""
+        assert self._claims is not None, "in a cluster"
+        writing.add_done_callback(_retrieved)
+        try:
+            return await asyncio.wait_for(asyncio.shield(writing), self._claims.wait_seconds)
+        except TimeoutError:
+            raise StoreWriteFailed(f"topic {self.id}: the cluster does not say yet whether it is stored") from None
 
     async def save(self, *, sync: bool = False) -> None:
         """Journal the buffer's changes. After a failure the journal is rewritten, at once and by the next saves."""
@@ -281,3 +293,9 @@ class Topic:
         if forbidden := self.log.forbidden:
             events = [without_forbidden(event, forbidden) for event in events]
         return [encode_event(self._redactor.event(event)) for event in events]
+
+
+def _retrieved(done: asyncio.Future[Any]) -> None:
+    """Nobody may be left to hear of an error."""
+    if not done.cancelled():
+        done.exception()

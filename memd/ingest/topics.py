@@ -238,7 +238,8 @@ class Topics:
     async def existing(self, topic_id: str) -> Topic | None:
         """The topic if it is open or on disk, else None; nothing is created. Raises as `get`."""
         if topic_id not in self._open:
-            asked = asyncio.get_running_loop().run_in_executor(None, self._store.has_topic, topic_id)
+            thread = None if self._lanes is None else self._lanes.of(topic_id)
+            asked = asyncio.get_running_loop().run_in_executor(thread, self._store.has_topic, topic_id)
             try:
                 if not await asyncio.wait_for(asked, None if self.claims is None else self.claims.wait_seconds):
                     return None
@@ -333,7 +334,9 @@ class Topics:
         del self._open[topic.id]
 
         # In the thread in which topics are read, so that the next `get` comes after it.
-        await asyncio.get_running_loop().run_in_executor(topic.writer, self._store.close_topic, topic.id)
+        closing = asyncio.get_running_loop().run_in_executor(topic.writer, self._store.close_topic, topic.id)
+        if self._lanes is None:  # else a bucket takes a part in it, for which no other topic waits
+            await closing
         log.info("a topic is let go from memory", extra={"topic": topic.id})
         return True
 

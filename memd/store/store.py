@@ -85,6 +85,8 @@ class Store:
         self._topics: dict[str, TopicLog] = {}
         self._topics_lock = OrderedLock(LockOrder.TOPICS)
         self._opening: WeakValueDictionary[str, OrderedLock] = WeakValueDictionary()
+        self._claimed: dict[str, Claim] = {}
+        """Of topics that are being read."""
 
     @classmethod
     def open(
@@ -175,11 +177,14 @@ class Store:
         with self._topics_lock:
             self._recent.add(topic_id, is_new=self._names.add(topic_id))
         claim = self.shared.shelf.claim(topic_id, gone=gone)
+        self._claimed[topic_id] = claim
         try:
             topic = TopicLog(self.shared, claim)
         except BaseException:
             claim.release()
             raise
+        finally:
+            del self._claimed[topic_id]
         topic.findings += returned(list(self.ledger), layout, _rows_of(topic))
         with self._topics_lock:
             self._topics[topic_id] = topic
@@ -191,7 +196,8 @@ class Store:
         Raises:
             StoreError: nobody can say.
         """
-        return self.shared.shelf.renew([topic.claim for topic in self._topics.copy().values()])
+        claims = [*self._claimed.copy().values(), *(topic.claim for topic in self._topics.copy().values())]
+        return self.shared.shelf.renew(claims)
 
     def held_elsewhere(self) -> dict[str, str]:
         """See `Shelf.held_elsewhere`."""

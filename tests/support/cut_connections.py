@@ -1,6 +1,7 @@
 """Between memd and its database: a relay on a socket that loses answers.
 
-Rule: what is asked arrives; the answer to the statement that is being waited for does not, and the connection ends.
+Rule: what is asked arrives; the answer to the statement that is being waited for does not, and the connection ends. Or
+nothing arrives any more, and nobody says so.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ class LosingRelay:
     def __init__(self, folder: Path, target: Path) -> None:
         self._target = str(target)
         self._marker, self._times = b"", 0
+        self._flows = threading.Event()
+        self._flows.set()
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(folder / target.name))
         self._listener.listen()
@@ -29,8 +32,16 @@ class LosingRelay:
         """Of the next requests that have these bytes in them."""
         self._marker, self._times = marker, times
 
+    def freeze(self) -> None:
+        """Pass nothing on, in no connection, until `thaw`."""
+        self._flows.clear()
+
+    def thaw(self) -> None:
+        self._flows.set()
+
     def close(self) -> None:
         self._end.send(b"end")
+        self._flows.set()
         for thread in self._threads:
             thread.join()
         for one in (self._listener, self._ended, self._end):
@@ -50,6 +61,7 @@ class LosingRelay:
                 ready = select.select([client, server, self._ended], [], [])[0]
                 one = ready[0]
                 data = b"" if one is self._ended else one.recv(1 << 16)
+                self._flows.wait()
                 if not data or (one is server and is_losing):
                     return
                 if one is client and self._times and self._marker in data:
