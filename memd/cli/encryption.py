@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memd.cli.acting import command_act
-from memd.cli.flags import WholeSentences, config_of_existing, key_flag, key_of, settings_flags
+from memd.cli.flags import WholeSentences, config_of_existing, key_flag, key_of, refuse_cluster, settings_flags
 from memd.errors import BadQuestion, ConfigError
 from memd.settings.encryption import EncryptionSettings
 from memd.store.disk import DiskFiles
@@ -27,6 +27,7 @@ _OLD_BLOCKS = (
     "The old files were overwritten and removed. Flash disks, file systems that copy on write, snapshots and backups "
     "may keep what they held."
 )
+_NOT_A_CACHE = "memd does not encrypt that: encrypt the disks of database, bucket and caches"
 
 
 @click.group(cls=WholeSentences)
@@ -60,6 +61,7 @@ def encrypt(config_path: Path | None, data_dir: str | None, key_stdin: bool) -> 
     it goes on when it is run again.
     """
     config = config_of_existing(config_path, data_dir, key=key_of(key_stdin))
+    refuse_cluster(config, _NOT_A_CACHE)
     master = master_key(config.encryption)
     from memd.store.encryption.converting import encrypt as convert
 
@@ -79,6 +81,7 @@ def decrypt(config_path: Path | None, data_dir: str | None, key_stdin: bool) -> 
     No daemon may run. Interrupted, it goes on when it is run again.
     """
     config = config_of_existing(config_path, data_dir, key=key_of(key_stdin))
+    refuse_cluster(config, _NOT_A_CACHE)
     master = master_key(config.encryption)
     from memd.store.encryption.converting import decrypt as convert
 
@@ -115,6 +118,7 @@ def rekey(
     if (new_key_file is not None) == new_key_stdin:
         raise ConfigError("the new key is missing: give either --new-key-file or --new-key-stdin")
     config = config_of_existing(config_path, data_dir, key=key_of(key_stdin))
+    refuse_cluster(config, _NOT_A_CACHE)
     master = master_key(config.encryption)
     given = EncryptionSettings(key_file=str(new_key_file or ""), key=key_of(new_key_stdin) or "")
     other = master_key(given)

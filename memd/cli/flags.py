@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memd.errors import ConfigError
+from memd.errors import ConfigError, StoreError
 from memd.settings.loading import load_config
 from memd.settings.model import Config
+from memd.store.layout import CLUSTER_NAME
 from memd.wording import instructing_words, name_for_terminal
 
 if TYPE_CHECKING:
@@ -139,3 +140,16 @@ def config_of_existing(config_path: Path | None, data_dir: str | None, *, key: s
             "else name the data directory with --data-dir"
         )
     return config
+
+
+def refuse_cluster(config: Config, instead: str) -> None:
+    """Make sure that a data directory has its topics itself.
+
+    Args:
+        instead: what to do where it does not.
+
+    Raises:
+        StoreError: it is the cache of a cluster.
+    """
+    if config.store.is_shared or (config.data_dir / CLUSTER_NAME).exists():
+        raise StoreError(f"{config.data_dir}: is the cache of a cluster, which keeps its topics elsewhere; {instead}")

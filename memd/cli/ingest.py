@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from memd.cli.flags import FOUND_SOMETHING, config_of_existing, settings_flags
+from memd.cli.flags import FOUND_SOMETHING, config_of_existing, refuse_cluster, settings_flags
 from memd.ingest.reembedding import reembed as embed_again
 from memd.wording import counted
 
@@ -30,6 +30,9 @@ def reembed(config_path: Path | None, data_dir: str | None) -> int:
     one continues where it stopped. Stop the daemon first.
     """
     config = config_of_existing(config_path, data_dir)
+    refuse_cluster(
+        config, "memd move the topics into a folder, run memd reembed --data-dir there, and memd move them back"
+    )
     with progress("embedding") as advanced:
         count, problems = embed_again(config, advanced)
     for problem in problems:

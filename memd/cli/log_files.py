@@ -15,12 +15,13 @@ import click
 import msgspec
 
 from memd.cli.acting import command_act
-from memd.cli.flags import FOUND_SOMETHING, config_of_existing, settings_flags
+from memd.cli.flags import FOUND_SOMETHING, config_of_existing, refuse_cluster, settings_flags
+from memd.cli.kept import topics_folder
 from memd.cli.waiting import waiting_messages, waiting_note
 from memd.errors import StoreError
 from memd.store.encryption.opening import disk_of
 from memd.store.files import Files
-from memd.store.layout import LOCK_NAME
+from memd.store.layout import LOCK_NAME, check_no_cluster
 from memd.store.tools.backup import backup as back_up
 from memd.store.tools.backup import note_backup
 from memd.store.tools.conversations import FORMS, Told, conversations, written
@@ -41,8 +42,15 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
     With DIR, of the backup in it. Works beside a running daemon and changes nothing.
     """
     config = config_of_existing(config_path, folder or data_dir)
-    checked, files = config.data_dir, disk_of(config)
-    report = with_audit(verify_log(checked, files, is_served=files.is_locked(checked / LOCK_NAME)), checked, files)
+    files = disk_of(config)
+    if folder is None:
+        with topics_folder(config, files) as checked:
+            is_served = files.is_locked(checked / LOCK_NAME)
+            report = with_audit(verify_log(checked, files, is_served=is_served), config.data_dir, files)
+    else:
+        check_no_cluster(files, config.data_dir)
+        is_served = files.is_locked(config.data_dir / LOCK_NAME)
+        report = with_audit(verify_log(config.data_dir, files, is_served=is_served), config.data_dir, files)
     if as_json:
         click.echo(msgspec.json.encode(report, enc_hook=str))  # str: paths
     else:
@@ -65,11 +73,12 @@ def export(
     With --as, what is live of conversations, for other programs. Works beside a running daemon and changes nothing.
     """
     config = config_of_existing(config_path, data_dir)
-    folder, files = config.data_dir, disk_of(config)
+    files = disk_of(config)
     # A new or regular file is replaced only when it is complete; /dev/null or a pipe is written as it is.
     atomic = output != "-" and (not Path(output).exists() or Path(output).is_file())
     try:
         with (
+            topics_folder(config, files, topic) as folder,
             command_act(config, "export", topic, "" if output == "-" else output) as done,
             click.open_file(output, "wb", atomic=atomic) as file,
         ):
@@ -80,7 +89,8 @@ def export(
                     file.write(msgspec.json.encode(entry) + b"\n")
                     done.count += 1
             file.flush()
-        if note := waiting_note(waiting_messages(folder, files, topic)):
+            note = waiting_note(waiting_messages(folder, files, topic))
+        if note:
             click.echo(f"memd: {note}", err=True)
     except BrokenPipeError:
         # The reader has seen enough (`memd export | head`). Python would complain once more when it closes stdout.
@@ -108,6 +118,9 @@ def backup(config_path: Path | None, data_dir: str | None, folder: Path) -> int:
     it: memd serve --data-dir DIR.
     """
     config = config_of_existing(config_path, data_dir)
+    refuse_cluster(
+        config, "back up the database and the bucket (docs/cluster.md), or memd export; memd move copies topics to DIR"
+    )
     files = disk_of(config)
     with command_act(config, "backup", None, str(folder)) as done:
         report = back_up(config.data_dir, folder, files)

@@ -23,7 +23,7 @@ from memd.ingest.offline import stored_models
 from memd.settings.model import Config
 from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import disk_of
-from memd.store.layout import models_dir
+from memd.store.layout import check_no_cluster, models_dir
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.wording import counted, sized, tallied, unsearched
 
@@ -59,6 +59,8 @@ class StoredFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Messages that were said and are not in the log yet, only in its journal."""
     unsearched_chunks: int
     """Live chunks that another model than `embedding.model` embedded; 0 if that model is not on this machine."""
+    is_cache: bool
+    """Whether it is a daemon's cache of a cluster, whose topics need not be in it."""
 
 
 def _gather(config: Config) -> StoredFigures:
@@ -76,6 +78,8 @@ def _gather(config: Config) -> StoredFigures:
     ):  # else it wants another auth.token; what is on disk is shown all the same
         told = msgspec.json.decode(daemon.get("/memd/stats"), type=dict[str, Any])
     files = disk_of(config)
+    if not config.store.is_shared:
+        check_no_cluster(files, data_dir)
     topics = disk_usage(data_dir, files)
     return StoredFigures(
         data_dir=str(data_dir),
@@ -84,6 +88,7 @@ def _gather(config: Config) -> StoredFigures:
         daemon=told,
         waiting_messages=waiting_messages(data_dir, files),
         unsearched_chunks=_unsearched_chunks(config, files, topics),
+        is_cache=config.store.is_shared,
     )
 
 
@@ -114,6 +119,8 @@ def _table(figures: StoredFigures) -> list[RenderableType]:
             *_measured(in_memory.get(topic.topic_id)),
         )
     notes = [f"{unsearched(figures.unsearched_chunks)}."] if figures.unsearched_chunks else []
+    if figures.is_cache:
+        notes.append("These are the topics in this cache, as the daemon had them last; the cluster may have more.")
     if waiting := waiting_note(figures.waiting_messages):
         notes.append(f"{waiting}.")
     if figures.daemon is None:

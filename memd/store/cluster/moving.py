@@ -30,6 +30,7 @@ from memd.store.cluster.copying import (
 from memd.store.cluster.database import Database
 from memd.store.cluster.moved import MovedTopic, MovedTopics, folder_state
 from memd.store.cluster.postgres_shelf import MOVER, PostgresShelf
+from memd.store.cluster.reading import names_in, remove_tree
 from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.encryption.opening import disk_for
 from memd.store.layout import (
@@ -48,7 +49,6 @@ from memd.store.log.recovery import torn_files
 from memd.store.shelf import Claim, Heads, Shelf
 
 LEASE_SECONDS = 60.0
-_PAGE = 1_000
 _OF_ONE_TOPIC = (BadTopicId, CorruptFile, ForeignFile, MoveRefused, TopicHeld, TopicMoving)
 """Errors after which the other topics are moved all the same."""
 
@@ -140,7 +140,7 @@ def move(
             plain.sync_directory(path)
         else:
             disk = disk_for(path, folder.encryption, plain)
-        names = _chosen(wish, topic_folders_in(plain, path) if wish.is_into_cluster else _kept_in(cluster))
+        names = _chosen(wish, topic_folders_in(plain, path) if wish.is_into_cluster else names_in(cluster.database))
         if wish.is_dry:
             yield from _planned(path, disk, cluster, wish, names)
             return
@@ -152,21 +152,6 @@ def move(
             yield mover.topic(name)
 
 
-def _kept_in(cluster: ClusterPlace) -> list[str]:
-    """The topics of a cluster, also those of which only what is forbidden is left."""
-    page = (
-        "SELECT topic FROM memd_topic AS t WHERE topic > %s AND (log_end > 0 OR log_number > 1 OR hot_end > 0"
-        " OR EXISTS (SELECT FROM memd_object AS o WHERE o.topic = t.topic)) ORDER BY topic LIMIT %s"
-    )
-    names: list[str] = []
-    while True:
-        after = names[-1] if names else ""
-        rows = cluster.database.ask(lambda connection: connection.execute(page, (after, _PAGE)).fetchall())  # noqa: B023
-        names += [row[0] for row in rows]
-        if len(rows) < _PAGE:
-            return names
-
-
 def _chosen(wish: Wish, there: Collection[str]) -> list[str]:
     if missing := [name for name in wish.topics if name not in there]:
         raise NotFound(f"there is no topic {missing[0][:140]!r} to move; nothing was moved")
@@ -175,7 +160,7 @@ def _chosen(wish: Wish, there: Collection[str]) -> list[str]:
 
 def _planned(path: Path, disk: LocalDisk, cluster: ClusterPlace, wish: Wish, names: list[str]) -> Iterator[MovedOne]:
     """The plan. Whether a topic that is there may be written over shows only when both are read."""
-    there = set(_kept_in(cluster) if wish.is_into_cluster else topic_folders_in(disk, path))
+    there = set(names_in(cluster.database) if wish.is_into_cluster else topic_folders_in(disk, path))
     for name in names:
         size = 0
         if wish.is_into_cluster:
@@ -342,14 +327,3 @@ def _check_same(source: TopicFiles, target: TopicFiles) -> None:
             f"topic {source.layout.topic_id}: {found[0]} is not the same after it was copied, so it is not used there; "
             "run memd move again, and if that does not help, memd verify on both sides"
         )
-
-
-def remove_tree(files: LocalDisk, folder: Path) -> None:
-    """Remove a folder with all that is in it."""
-    for name in files.names(folder):
-        path = folder / name
-        if files.is_directory(path):
-            remove_tree(files, path)
-        else:
-            files.remove(path)
-    files.remove_directory(folder)
