@@ -249,13 +249,24 @@ def test_a_topic_that_is_gone_is_overwritten(two: Two) -> None:
     assert two.contents() == live_contents(two.log)
 
 
-def test_a_topic_that_was_begun_anew_is_another_one(two: Two) -> None:
+@pytest.mark.parametrize("count", [0, 2, 6])
+def test_a_topic_that_was_begun_anew_is_another_one(two: Two, count: int) -> None:
     two.log.append([draft("first")])
+    two.log.append([draft(f"old {number}") for number in range(5)])
+    two.journal.rewrite([b"old"])
     two.contents()
+    assert two.found is not None
+    two.found.index_terms()
     two.begin()
-    two.log.append([draft("other"), draft("still other")])
-    assert two.contents() == ["user: chunk other", "user: chunk still other"]
-    assert b"chunk first" not in two.on_disk()
+    two.log.append([draft(f"new {number}") for number in range(count)])
+    two.journal.append([b"longer than the old one"])
+    two.journal.sync()
+    refreshed = two.refresh()
+    assert refreshed is not None and refreshed.has_erased and refreshed.is_new_journal
+    assert refreshed.payloads == (b"longer than the old one",)
+    assert two.contents() == [f"user: chunk new {number}" for number in range(count)]
+    two.replica.sweep()
+    assert b"chunk first" not in two.on_disk() and b"old" not in two.on_disk()
 
 
 def test_the_journal_is_told_from_the_end_that_is_known_on_and_is_not_on_disk(two: Two) -> None:

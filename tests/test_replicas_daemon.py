@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from bucket_server import s3_server
-from daemon_process import Answer, DaemonProcess, wait_until
+from daemon_process import Answer, DaemonProcess, ask, wait_until
 from postgres_server import PostgresServer, running_postgres
 from recording_upstream import RecordingUpstream, recording_upstream
 
@@ -111,6 +111,21 @@ def test_a_chunk_that_another_daemon_is_still_to_store_can_be_corrected(pair: Pa
     assert "signals" not in json.loads(answer.body)["memory_out"]
     _, prompt = pair.ask("How is the owl of the tower called now?", "birds")
     assert "called Athena" in prompt
+
+
+def test_what_its_owner_has_erased_is_found_by_nobody_and_is_not_on_the_disk(pair: Pair) -> None:
+    pair.tell("safe", "The combination of the safe is Xylophone.")
+    wait_until(lambda: "Xylophone" in str(pair.owner.export()), lambda: repr(pair.owner))
+    assert "Xylophone" in pair.ask("What is the combination of the safe?", "safe")[1]
+    wait_until(lambda: b"Xylophone" in pair.on_disk("safe"), lambda: repr(pair.reader))
+    (entry,) = (one for one in pair.owner.export() if "Xylophone" in one["content"])
+    erased = ask(f"{pair.owner.own_url}/memd/erase", {"topic_id": "safe", "chunk_ids": [entry["id"]]})
+    assert erased.status == 200 and json.loads(erased.body)["done"], erased.body
+    pair.tell("safe", "The colour of the safe is turquoise.")
+    prompt = pair.ask("Which colour has the safe?", "safe")[1]
+    assert "turquoise" in prompt and "Xylophone" not in prompt
+    assert b"Xylophone" not in pair.on_disk("safe")
+    wait_until(lambda: ".gone" not in str(list(pair.folder_of("safe").rglob("*"))), lambda: repr(pair.reader))
 
 
 def test_while_the_database_is_away_the_replica_serves_as_it_is_and_says_so(pair: Pair) -> None:

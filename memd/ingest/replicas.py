@@ -163,10 +163,16 @@ class Replicas:
             self._looked_at = time.monotonic()
             await self.look()
 
-    async def look(self) -> None:
-        """See to it that no replica has what its owner has erased, also where nobody asks for it."""
+    async def look(self, topic_ids: Sequence[str] | None = None) -> None:
+        """See to it that no replica has what its owner has erased, also where nobody asks for it.
+
+        Args:
+            topic_ids: those to look at; None: all.
+        """
         loop, files, data_dir = asyncio.get_running_loop(), self._shared.files, self._config.data_dir
-        names = await loop.run_in_executor(None, replicas_in, files, data_dir)
+        names = topic_ids
+        if names is None:
+            names = await loop.run_in_executor(None, replicas_in, files, data_dir)
         try:
             for start in range(0, len(names), _PAGE):
                 page = names[start : start + _PAGE]

@@ -61,6 +61,9 @@ class TopicReader(Protocol):
     async def tend(self) -> None:
         """Let go of what is not read any more."""
 
+    async def look(self, topic_ids: Sequence[str]) -> None:
+        """See to it that nothing is left here of what was erased in these topics."""
+
 
 class Topics:
     """Opens topics on first use."""

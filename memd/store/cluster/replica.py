@@ -171,7 +171,7 @@ class Replica:
             return None
         is_same = known is not None and known.revision == heads.revision
         # The journal first: what is stored meanwhile is in both then, and not in neither.
-        hot, payloads, is_new_journal = self._journal(heads)
+        hot, payloads, is_new_journal = self._journal(heads, self._hot if is_same else None)
         has_erased, entries = False, tuple[Entry, ...]()
         is_extended = log is not None and known is not None and log.end == known.log
         is_extended &= known is not None and known.log.number == heads.log.number
@@ -186,9 +186,12 @@ class Replica:
             log=log, entries=entries, payloads=payloads, is_new_journal=is_new_journal, has_erased=has_erased
         )
 
-    def _journal(self, heads: Heads) -> tuple[Position, tuple[bytes, ...], bool]:
-        """Where the journal ends, its new records, and whether they are all that it has."""
-        before = self._hot
+    def _journal(self, heads: Heads, before: Position | None) -> tuple[Position, tuple[bytes, ...], bool]:
+        """Where the journal ends, its new records, and whether they are all that it has.
+
+        Args:
+            before: up to where it is known; None: it may be the journal of another topic of this name.
+        """
         if before == heads.hot:
             return before, (), False
         is_new = before is None or before.number != heads.hot.number
@@ -228,7 +231,7 @@ class Replica:
                 if known is None or known.keys.get(one.name) != one.key:
                     fetched.add(path, one.checksum, self._source.pieces(one))
                 fetched.kept.add(path)
-            full = self._fetch_full(fetched, {segment_in(name) for name in keys}, heads)
+            full = self._fetch_full(fetched, listing, heads)
             end = self._fetch_active(fetched, listing, heads)
             now = self._source.heads([self._topic]).get(self._topic)
             if now is None or (now.revision, now.log.number) != (heads.revision, heads.log.number):
@@ -245,10 +248,11 @@ class Replica:
         fetched.write(layout.directory / REPLICA_NAME, _note_of(heads))
         return log, _Known(heads.revision, listing.log_revision, end, keys, full), fetched.has_erased
 
-    def _fetch_full(self, fetched: _Fetched, objects: Collection[int | None], heads: Heads) -> frozenset[int]:
+    def _fetch_full(self, fetched: _Fetched, listing: Listing, heads: Heads) -> frozenset[int]:
         """Fetch the full segments that are no objects yet; return their numbers."""
-        known = frozenset[int]() if self._known is None else self._known.full
-        full = set()
+        is_same = self._known is not None and self._known.log_revision == listing.log_revision
+        known = self._known.full if self._known is not None and is_same else frozenset[int]()
+        objects, full = {segment_in(one.name) for one in listing.objects}, set()
         for number in (one for one in range(1, heads.log.number) if one not in objects):
             path = self._layout.bin(number)
             if number not in known:
@@ -339,6 +343,7 @@ class _Fetched:
         ]
         for path in own:
             if path not in self.kept and path.suffix != GONE_SUFFIX and files.size(path) is not None:
+                self.has_erased |= path.suffix == ".bin"
                 files.rename(path, path.with_name(path.name + GONE_SUFFIX))
         self._beside = {}
 
