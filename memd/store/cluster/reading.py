@@ -116,9 +116,10 @@ def _own_folder(files: LocalDisk, beside: Path) -> Iterator[Path]:
     finally:
         with suppress(StoreError):
             _empty(files, folder)
+        lock.release()  # before its file goes, which it would make anew
+        with suppress(StoreError):
             files.remove(folder / LOCK_NAME)
             files.remove_directory(folder)
-        lock.release()
 
 
 def _empty(files: LocalDisk, folder: Path) -> None:
