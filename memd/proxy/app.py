@@ -32,6 +32,7 @@ from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
 from memd.errors import ConfigError, EmbeddingError, StoreError
+from memd.ingest.erasing.following import ErasureFollower, HeardErasures
 from memd.ingest.offline import stored_models
 from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.ingest.topics import Topics
@@ -56,6 +57,7 @@ from memd.store.bucket.noting_disk import NotingDisk
 from memd.store.bucket.tending import BucketTender
 from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.encryption.opening import disk_of
+from memd.store.erasure.ledger import ErasureLedger
 from memd.store.files import Files, replace_file
 from memd.store.layout import ADDRESS_NAME, SECRET_NAME, models_dir
 from memd.store.store import Store
@@ -148,7 +150,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
     daemon.auditor.note_start(config, daemon.principals.names)
     wrong_tokens = WrongTokens(loop.call_later, daemon.auditor.note_wrong_tokens)
     own_routes = own_routes_of(daemon, wrong_tokens)
-    await _share_rights(daemon, wrong_tokens)
+    tending += await _share_rights(daemon, wrong_tokens)
     router = router_of(daemon, own_routes, wrong_tokens)
     grace_seconds = config.shutdown.grace_seconds
     runners = [_runner(answer, daemon.metrics, grace_seconds) for answer in (router.route, own_routes.answer)]
@@ -335,10 +337,16 @@ async def _rights(
     return rights, watch
 
 
-async def _share_rights(daemon: Daemon, wrong_tokens: WrongTokens) -> None:
-    if daemon.rights is not None:
-        wrong_tokens.catch_up = daemon.token_watch.hear
-        await daemon.rights.begin(daemon.token_watch)
+async def _share_rights(daemon: Daemon, wrong_tokens: WrongTokens) -> list[asyncio.Task[None]]:
+    """In a cluster: know what the other daemons know, and follow what they erase."""
+    erasures = daemon.store.ledger
+    if daemon.rights is None or not isinstance(erasures, HeardErasures):
+        return []
+    wrong_tokens.catch_up = daemon.token_watch.hear
+    await daemon.rights.begin(daemon.token_watch)
+    daemon.retention.looked_at = daemon.rights.looked_at
+    follower = ErasureFollower(erasures, daemon.retention.eraser)
+    return [daemon.tasks.spawn(follower.tend(), "erasures of others")]
 
 
 def _joined(stack: AsyncExitStack, config: Config, listeners: Listeners) -> Cluster | None:
@@ -380,6 +388,7 @@ def _opened(
         line_tokens=lambda entry: counter.count(line_of(entry)),
         files=files,
         shelf=None if cluster is None else cluster.shelf,
+        erasures=ErasureLedger if cluster is None else cluster.erasures,
     )
 
 

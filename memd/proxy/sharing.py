@@ -23,6 +23,7 @@ from memd.principals import Principals, digest_of
 from memd.proxy.token_watch import TokenWatch
 from memd.store.cluster.book import SharedBook
 from memd.store.cluster.database import Connection
+from memd.store.cluster.erasures import SharedTimes
 from memd.store.cluster.joining import Cluster
 from memd.store.cluster.tokens import SharedTokens
 from memd.store.disk import DiskFiles
@@ -89,6 +90,8 @@ class SharedRights:
         self._cluster = cluster
         self._data_dir = data_dir
         self.tokens = SharedTokens(SharedBook(cluster.database, "tokens"), TokenFile(DiskFiles(), data_dir))
+        self.looked_at = SharedTimes(cluster.database)
+        """By retention."""
         self._trust: DaemonTrust | None = None
 
     def expect(self, watch: TokenWatch) -> None:

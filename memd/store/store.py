@@ -24,7 +24,7 @@ from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.encryption.opening import check_disk
 from memd.store.erasure.folders import aside_of, put_aside, wipe_aside
 from memd.store.erasure.forbidden import ForbiddenText, encode_forbidden
-from memd.store.erasure.ledger import Erasure, ErasureLedger, returned
+from memd.store.erasure.ledger import Erasure, ErasureLedger, Erasures, returned
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import Files
 from memd.store.layout import LOCK_NAME, TopicLayout, TopicNames, check_no_cluster, topic_ids_in
@@ -47,6 +47,7 @@ __all__ = ["Finding", "Hit", "Snapshot", "Store", "TopicLog"]
 
 MakeShelf = Callable[[LocalDisk, Path], Shelf]
 """Makes the shelf of a directory that is a cache."""
+MakeErasures = Callable[[LocalDisk, Path], Erasures]
 _PAGE = 10_000
 
 
@@ -64,7 +65,7 @@ class Store:
         lock: Lock,
         names: TopicNames,
         recent: RecentTopics,
-        ledger: ErasureLedger,
+        ledger: Erasures,
         *,
         is_shared: bool,
     ) -> None:
@@ -101,6 +102,7 @@ class Store:
         utility: UtilitySettings = DEFAULT_UTILITY,
         files: LocalDisk | None = None,
         shelf: MakeShelf | None = None,
+        erasures: MakeErasures = ErasureLedger,
         now_us: Callable[[], int] = _now_us,
     ) -> Store:
         """Lock and open the directory, created if necessary.
@@ -120,8 +122,7 @@ class Store:
         lock = files.lock(data_dir / LOCK_NAME)
         try:
             clock, names = SharedClock(now_us), TopicNames(files, data_dir)
-            kept = _local_shelf(files, data_dir) if shelf is None else shelf(files, data_dir)
-            ledger = ErasureLedger(files, data_dir)
+            kept, ledger = (shelf or _local_shelf)(files, data_dir), erasures(files, data_dir)
             clock.observe(ledger.highest_id)
             found = None if shelf is not None else _recent(files, data_dir, names, clock, dimension)
         except BaseException:
@@ -327,6 +328,13 @@ class Store:
                     self._names.remove(erasure.topic_id)
                 self._write_recent({erasure.topic_id})
                 return moved
+
+    def wipe_copy(self, topic_id: str, wiper: Wiper) -> None:
+        """Overwrite and remove the folder of a topic that is not open here; in a cluster that is a copy."""
+        assert self.is_shared, "else it is the topic"
+        with self._opening_of(topic_id):
+            if topic_id not in self._topics:
+                wiper.wipe_folder(TopicLayout(self.data_dir, topic_id).directory)
 
     def is_aside(self, erasure: Erasure) -> bool:
         """Whether a topic's folder was put aside: what has its name by now is another one."""

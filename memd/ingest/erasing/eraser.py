@@ -10,13 +10,13 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import msgspec
 
 from memd.entries import checked_topic_id
-from memd.errors import StoreError
+from memd.errors import StoreError, TopicHeld
 from memd.ingest.erasing import planning
 from memd.ingest.erasing.overlap import Overlap
 from memd.ingest.erasing.planning import PlannedErasure
@@ -85,14 +85,40 @@ class Eraser:
         self._forget = forget
         self._turn = asyncio.Lock()
 
-    async def resume(self) -> list[ErasureDone]:
-        """Finish what was interrupted, and erase again what a restored backup has brought back.
+    async def resume(self, before: int | None = None) -> list[ErasureDone]:
+        """Finish what was interrupted.
+
+        Args:
+            before: only what was begun before this time.
 
         Raises:
             StoreError: something is still left to do.
         """
+        done = []
         async with self._turn:
-            return [await self._carry_out(erasure) for erasure in self.store.ledger.pending]
+            for erasure in self.store.ledger.pending:
+                if before is None or erasure.at < before:
+                    with suppress(TopicHeld):  # the daemon that has it does it
+                        done.append(await self._carry_out(erasure))
+        return done
+
+    async def follow(self, erasure: Erasure) -> None:
+        """Clear all that this daemon has of a text that another one of the cluster has erased.
+
+        The texts of receipts cannot be compared with it any more, so those of the whole topic go.
+
+        Raises:
+            StoreError: it is not finished; done again it goes on.
+        """
+        wiper = Wiper(self.store.files)
+        concern = Concern(erasure.topic_id, frozenset(uuid.hex() for uuid in erasure.chunk_uuids))
+        await asyncio.to_thread(self._blank_receipts, concern, wiper)
+        self._forget()
+        self.store.observe_canonical_id(erasure.highest_id)
+        await asyncio.to_thread(self.store.wipe_copy, erasure.topic_id, wiper)
+        told = {"kind": erasure.kind, "chunks": erasure.chunks, "by": erasure.by}
+        log.info("erased here too, as another daemon did", extra={"topic": erasure.topic_id, **told})
+        self._events.publish("erased", {"topic_id": erasure.topic_id, **told})
 
     async def erase_again(self) -> list[ErasureDone]:
         """Erase what a restored backup has brought back, besides what was interrupted; see `resume`."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from typing import Protocol
 
 import msgspec
 
 from memd.embedding.priority import Priority
-from memd.errors import StoreError
+from memd.errors import StoreError, TopicHeld
 from memd.ingest.erasing import planning
 from memd.ingest.erasing.eraser import Eraser, ErasureDone
 from memd.ingest.erasing.planning import PlannedErasure
@@ -32,6 +33,15 @@ BY = "memd/retention"
 """Who did it, for the ledger and the audit, where nobody has asked for it."""
 Noted = Callable[[str, int], AbstractAsyncContextManager[None]]
 """Takes a topic and a number of chunks, and lets the audit have the lines around their erasure."""
+
+
+class LookedAt(Protocol):
+    """Times by topic, in microseconds since the epoch. Called in threads; raises StoreError."""
+
+    def get(self, topic_id: str, default: int, /) -> int:
+        """The time of a topic."""
+
+    def __setitem__(self, topic_id: str, time: int, /) -> None: ...
 
 
 def days_kept(retention: Mapping[str, int], topic_id: str) -> int:
@@ -65,8 +75,9 @@ class Retention:
         self._retention = retention
         self._store, self._topics = eraser.store, eraser.topics
         self._priority = priority
-        self._looked_at: dict[str, int] = {}
-        """By topic: the time up to which nothing is left to do, or nothing without a person."""
+        self.looked_at: LookedAt = {}
+        """By topic: the time up to which nothing is left to do, or nothing without a person. In a cluster all daemons
+        have the same, so that a topic which nobody has open is opened by one of them a day."""
 
     async def plans(self) -> list[PlannedErasure]:
         """Return what is too old now, in each topic that has something."""
@@ -82,14 +93,17 @@ class Retention:
         Raises:
             StoreError: it is not finished, in one topic at least.
         """
-        done, problems = [], []
+        done, problems = [], list[StoreError]()
         for topic_id in await asyncio.to_thread(self._store.topic_ids):
             before = self._before(topic_id)
-            if before is None or (not confirmed and self._looked_at.get(topic_id, 0) >= before):
+            if before is None:
                 continue
             try:
-                done += await self._erase(topic_id, before, by, confirmed=confirmed)
-                self._looked_at[topic_id] = before
+                if confirmed or await asyncio.to_thread(self.looked_at.get, topic_id, 0) < before:
+                    done += await self._erase(topic_id, before, by, confirmed=confirmed)
+                    await asyncio.to_thread(self.looked_at.__setitem__, topic_id, before)
+            except TopicHeld as error:  # the daemon that has it does it, by itself
+                problems += [error] if confirmed else []
             except StoreError as error:
                 problems.append(error)
         if problems:
@@ -137,9 +151,10 @@ class Retention:
     async def _due_parts(self) -> AsyncIterator[DuePart]:
         for topic_id in await asyncio.to_thread(self._store.topic_ids):
             before = self._before(topic_id)
-            due = None if before is None else await self._due(topic_id, before)
-            if due is not None:
-                yield due
+            with suppress(TopicHeld):  # the daemon that has it tells
+                due = None if before is None else await self._due(topic_id, before)
+                if due is not None:
+                    yield due
 
     async def _due(self, topic_id: str, before: int) -> DuePart | None:
         topic = await self._topics.existing(topic_id)

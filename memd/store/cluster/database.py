@@ -42,6 +42,7 @@ _MIGRATIONS = (
         log_revision bigint NOT NULL DEFAULT 0,
         url text,
         lease_until timestamptz NOT NULL,
+        retained bigint NOT NULL DEFAULT 0,
         owner text NOT NULL,
         since bigint NOT NULL,
         forgotten bigint NOT NULL DEFAULT 0,

@@ -15,8 +15,10 @@ from memd.errors import StoreError
 from memd.settings.model import Config
 from memd.settings.store import StoreSettings
 from memd.store.bucket.objects import Bucket
+from memd.store.cluster.book import SharedBook
 from memd.store.cluster.daemons import DaemonNotices, marks_of
 from memd.store.cluster.database import Database
+from memd.store.cluster.erasures import SharedErasures
 from memd.store.cluster.postgres_shelf import PostgresShelf
 from memd.store.disk import LocalDisk
 from memd.store.log.format import ModelId
@@ -66,6 +68,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     def notices(self, version: str, config: Config, model: ModelId) -> DaemonNotices:
         """Tells the other daemons of this one."""
         return DaemonNotices(self.database, self.own_url, version, marks_of(config, model))
+
+    def erasures(self, files: LocalDisk, data_dir: Path) -> SharedErasures:
+        """The erasures in it, as this daemon follows them."""
+        return SharedErasures(SharedBook(self.database, "erasures"), files, data_dir)
 
     @property
     def place(self) -> str:

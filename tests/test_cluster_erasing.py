@@ -1,0 +1,105 @@
+"""Erasing in a cluster: all daemons know what was erased, clear their own copies, and finish what one left undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess, ask, wait_until
+from postgres_server import PostgresServer
+from recording_upstream import RecordingUpstream
+from test_cluster_core import postgres, s3, settings  # noqa: F401  # fixtures
+from test_erasing import OTHERS, SECRET, found_in, said
+
+from memd.store.cluster.book import SharedBook
+from memd.store.cluster.database import Database
+from memd.store.cluster.erasures import SharedErasures, SharedTimes
+from memd.store.disk import DiskFiles
+from memd.store.erasure.ledger import Erasure
+
+pytestmark = pytest.mark.process
+ERASURE = Erasure(
+    id=7, kind="chunks", topic_id="team", at=1, by="ann", chunks=1, uuids=b"u" * 16, digests=b"d" * 16, highest_id=9
+)
+DONE = msgspec.structs.replace(ERASURE, digests=b"", done_at=2)
+
+
+@pytest.fixture
+def database(postgres: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Database]:  # noqa: F811
+    with closing(Database(postgres.database(f"e{abs(hash(request.node.name))}"))) as database:
+        yield database
+
+
+def erasures(database: Database, folder: Path) -> SharedErasures:
+    folder.mkdir(exist_ok=True)
+    return SharedErasures(SharedBook(database, "erasures"), DiskFiles(), folder)
+
+
+def test_what_one_daemon_erases_the_others_follow_once_also_after_a_restart(database: Database, tmp_path: Path) -> None:
+    one, two = (erasures(database, tmp_path / name) for name in ("one", "two"))
+    assert one.catch_up() == two.catch_up() == []
+    one.write(ERASURE)
+    assert two.catch_up() == [] and two.pending == one.pending == [ERASURE]
+    one.write(DONE)
+    assert two.catch_up() == [DONE] == two.catch_up(), "until it is noted"
+    assert two.pending == one.pending == [] and one.catch_up() == []
+    again = erasures(database, tmp_path / "two")
+    assert again.catch_up() == [DONE], "a daemon that ended in between goes on"
+    again.note_followed()
+    assert again.catch_up() == [] == erasures(database, tmp_path / "two").catch_up()
+    assert list(again) == [DONE] and again.highest_id == 9
+    later = msgspec.structs.replace(DONE, id=8)
+    one.write(later)
+    assert erasures(database, tmp_path / "two").catch_up() == [later], "also what was erased while it was away"
+    with database.connection() as connection:
+        [(kept,)] = connection.execute("SELECT string_agg(data, '') FROM memd_book WHERE book = 'erasures'")
+    assert "digests" not in kept, "what could be guessed goes when it is done"
+
+
+def test_retention_looks_at_a_topic_once_a_day_in_the_whole_cluster(database: Database) -> None:
+    times = SharedTimes(database)
+    with database.connection() as connection:
+        columns, values = "topic, epoch, owner, since, lease_until", "'team', 1, '', 0, now()"
+        connection.execute(f"INSERT INTO memd_topic ({columns}) VALUES ({values})")
+    assert times.get("team", 0) == times.get("nobody's", 0) == 0
+    times["team"] = 5
+    times["team"] = 3
+    assert SharedTimes(database).get("team", 0) == 5
+
+
+def test_what_a_daemon_erases_leaves_the_cache_and_the_receipts_of_another(
+    make_daemon: MakeDaemon,
+    upstream: RecordingUpstream,
+    settings: dict[str, Any],  # noqa: F811
+) -> None:
+    settings["store"]["topic_idle_seconds"] = 0.2
+    first, second = (make_daemon(upstream.url, settings).start() for _ in range(2))
+    team = {"X-Memory-Topic": "team"}
+    for text in (SECRET, *OTHERS):
+        first.chat([said(text)], headers=team)
+
+    def let_go(daemon: DaemonProcess) -> None:
+        wait_until(lambda: "let go from memory topic=team" in daemon.log.read_text(), daemon.log.read_text)
+
+    let_go(first)
+    answer = second.chat([said("Where is the spare key of the foghorn?")], headers=team)
+    assert answer.headers["X-Memory-Status"] == "injected" and "granite step" in upstream.prompts[-1]
+    wait_until(lambda: {"memd.receipts", "active.bin"} <= set(found_in(second.data_dir)), second.log.read_text)
+    let_go(second)
+    found = f"{first.own_url}/memd/search?q=vermilion+walrus&topic=team"
+    wait_until(lambda: ask(found).status == 200, second.log.read_text)  # the second has let others have it
+    hits = ask(found).json["chunks"]
+    chunk = next(one["id"] for one in hits if "vermilion" in one["content"])
+    done = ask(f"{first.own_url}/memd/erase", {"topic_id": "team", "chunk_ids": [chunk], "forbid": True})
+    assert done.status == 200, done.body
+    for one in (first, second):  # whichever has the topic, and the other one
+        wait_until(lambda one=one: found_in(one.data_dir) == [], one.log.read_text)  # type: ignore[misc]
+    assert first.terminate() == 0
+    assert second.chat([said(SECRET)], headers=team).headers["X-Memory-Status"] == "none"
+    assert second.terminate() == 0
+    assert found_in(second.data_dir) == [], "it is forbidden at every daemon"
