@@ -118,6 +118,19 @@ def test_whoever_answers_notes_it_with_the_address_of_the_client(pair: Pair) -> 
     assert not [one for one in acts(pair.asked, "audited") if one["what"] == "GET /memd/search"]
 
 
+def test_several_topics_are_read_through_any_daemon(pair: Pair) -> None:
+    pair.tell_owner("one-of-several")
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "The oil of the lamp comes by boat."}]}
+    ask(f"{pair.asked.base_url}/t/another-of-several{CHAT}", body, headers=SHOWN)
+    for named in ("&topic=one-of-several&topic=another-of-several", ""):
+        for daemon in (pair.asked, pair.owner):
+            told = ask(f"{daemon.own_url}/memd/search?q=lamp+lighthouse+oil+boat{named}", headers=SHOWN)
+            assert told.headers["X-Memory-Left-Out"] is None and told.headers["X-Memory-Owner"] is None
+            assert {"one-of-several", "another-of-several"} <= {one["topic_id"] for one in told.json["chunks"]}
+    erased = ask(f"{pair.asked.own_url}/memd/erase", {"chunk_ids": [told.json["chunks"][0]["id"]]}, headers=SHOWN)
+    assert erased.status == 400 and "name the topic" in erased.body.decode()
+
+
 def test_what_all_daemons_know_is_told_by_each(pair: Pair) -> None:
     pair.tell_owner("known-by-all")
     body = {"model": "tiny", "messages": [{"role": "user", "content": FACT}]}

@@ -144,6 +144,8 @@ class ErasingRoutes:
     async def _chunks(self, body: ErasureBody, who: Principal) -> ErasureAnswer:
         if len(body.chunk_ids) > CHUNKS_MAX:
             raise BadQuestion(f"chunk_ids has {len(body.chunk_ids):,} ids; give {CHUNKS_MAX:,} at most at once")
+        if not body.topic_id and self._topics.is_shared:
+            raise BadQuestion("name the topic: in a cluster each daemon erases in the topics that it has")
         async with self._topics.held([body.topic_id] if body.topic_id else [], who, ["admin"]) as own:
             for topic in own:
                 await self._archiver.store_named(topic, body.chunk_ids)
@@ -151,7 +153,7 @@ class ErasingRoutes:
             uuids = {history.named(snapshots, one)[1] for one in body.chunk_ids}
         async with self._topics.held([], who, ["read", "admin"]) as topics:  # corrections may have copied them
             having = [topic for topic in topics if any(topic.log.snapshot().knows(uuid) for uuid in uuids)]
-            mine = [topic for topic in having if who.may("admin", topic.id)]
+            mine = [one for one in having if who.may("admin", one.id) and one.is_writable]
             plans = [plan for topic in mine if (plan := planning.those(topic.log.snapshot(), uuids)).entries]
             remains = [f"a copy in topic {topic.id}" for topic in having if topic not in mine]
             for topic in mine:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 
 from memd.entries import Draft, checked_topic_id
-from memd.errors import BadQuestion, TopicHeld, UnknownTopic
+from memd.errors import BadQuestion, UnknownTopic
 from memd.ingest.topics import Topic, Topics
 from memd.principals import Principal, Right
 from memd.store.store import TopicLog
@@ -24,7 +24,7 @@ _left_out: ContextVar[list[str] | None] = ContextVar("memd_left_out", default=No
 
 @contextlib.contextmanager
 def noting_left_out() -> Iterator[list[str]]:
-    """Collect the topics that are left out of answers about several while the block runs: other daemons have them."""
+    """Collect the topics that are left out of answers about several while the block runs: they cannot be read now."""
     noted: list[str] = []
     before = _left_out.set(noted)
     try:
@@ -33,9 +33,9 @@ def noting_left_out() -> Iterator[list[str]]:
         _left_out.reset(before)
 
 
-def _note_left_out(topic_id: str) -> None:
+def _note_left_out(topic_ids: Sequence[str]) -> None:
     if (noted := _left_out.get()) is not None:
-        noted.append(topic_id)
+        noted += topic_ids
 
 
 class NamedTopics:
@@ -46,12 +46,17 @@ class NamedTopics:
         self._topics = topics
         self._topic_ids = topic_ids
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether there may be other daemons that have topics."""
+        return self._topics.replicas is not None
+
     @asynccontextmanager
     async def held(
         self, names: Sequence[str], who: Principal, rights: Sequence[Right] = ("read",)
     ) -> AsyncIterator[list[Topic]]:
         """Hold the topics of these names, or if there are none all in which `who` has one of the rights, open while the
-        block runs.
+        block runs. In a cluster several are only to be read (`Topic.is_writable`).
 
         Raises:
             Forbidden: `who` does not have the first right in one of them.
@@ -62,19 +67,13 @@ class NamedTopics:
         for name in named:
             who.check(rights[0], name)
         async with contextlib.AsyncExitStack() as held:
-            found = []
-            for name in named or await self._allowed(who, rights):
-                try:
-                    topic = await self._topics.existing(name)
-                except TopicHeld:
-                    if len(named) == 1:
-                        raise
-                    _note_left_out(name)
-                    continue
-                if topic is None:
-                    raise BadQuestion(no_topic(name))
+            wanted = named or await self._allowed(who, rights)
+            if self.is_shared and len(named) != 1:
+                found = await self._readable(wanted, are_named=bool(named))
+            else:
+                found = [await self._existing(name) for name in wanted]
+            for topic in found:
                 held.enter_context(topic.held())
-                found.append(topic)
             yield found
 
     @asynccontextmanager
@@ -119,6 +118,22 @@ class NamedTopics:
         topic = await self._topics.get(name)
         with topic.used():
             yield topic
+
+    async def _existing(self, name: str) -> Topic:
+        topic = await self._topics.existing(name)
+        if topic is None:
+            raise BadQuestion(no_topic(name))
+        return topic
+
+    async def _readable(self, names: Sequence[str], *, are_named: bool) -> list[Topic]:
+        """Those of several topics that can be read now; it is noted which are left out."""
+        readable = await self._topics.readable(names)
+        found = {topic.id: topic for topic in readable.topics}
+        missing = [name for name in names if name not in found]
+        if missing and are_named and readable.is_fresh:
+            raise BadQuestion(no_topic(missing[0]))
+        _note_left_out(missing)
+        return list(found.values())
 
     async def _allowed(self, who: Principal, rights: Sequence[Right]) -> list[str]:
         there = await asyncio.get_running_loop().run_in_executor(None, self._topic_ids)
