@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Iterator
@@ -149,6 +150,21 @@ def test_what_all_daemons_know_is_told_by_each(pair: Pair) -> None:
         assert told("/memd/buffer?topic=known-by-all")["conversations"]
     figures = ask(f"{pair.asked.own_url}/memd/conversations?topic=own", headers=SHOWN)
     assert figures.headers["X-Memory-Left-Out"] == pair.owner.base_url
+
+
+def test_what_happens_at_other_daemons_is_told_as_it_happens(pair: Pair) -> None:
+    pair.tell_owner("followed")
+    client = connected(pair.asked.own_url)
+    client.send(request(b"GET", b"/memd/events", f"Authorization: Bearer {TOKEN}".encode()))
+    assert b" 200 " in client.read_head()
+    told = b""
+    for number in itertools.count():  # until the other one is followed
+        pair.tell_owner("followed", f"The keeper has {number} cats.")
+        while client.is_readable(0.2):
+            told += client.read_chunk()
+        if b"event: turn" in told and b'"followed"' in told:
+            break
+    client.close()
 
 
 async def test_tools_reach_topics_of_other_daemons(pair: Pair) -> None:

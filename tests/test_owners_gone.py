@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from conftest import MakeDaemon
@@ -14,6 +15,7 @@ from daemon_process import DaemonProcess, ask, wait_until
 from owner_daemons import Ground, figure, ground, owner_of, tell
 from raw_wire import connected, request
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, streamed
+from tls_files import make_tls_files
 
 pytestmark = pytest.mark.process
 
@@ -146,3 +148,21 @@ def test_where_the_database_is_away_the_daemon_that_has_a_topic_goes_on_answerin
         assert owner_of(told) == owner.base_url and told.headers["X-Memory-Status"] in ("injected", "degraded:store")
     finally:
         shared.postgres.start()
+
+
+def test_daemons_that_speak_tls_trust_whom_the_machine_trusts(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, shared: Ground, tmp_path: Path
+) -> None:
+    files = make_tls_files(tmp_path)
+    settings = shared.settings(listen={"tls_cert": str(files.cert), "tls_key": str(files.key)})
+    asked, owner, distrustful = (make_daemon(upstream.url, settings) for _ in range(3))
+    for daemon in (asked, owner):
+        daemon.environment = {"SSL_CERT_FILE": str(files.cert)}
+    for daemon in (asked, owner, distrustful):
+        daemon.start()
+    assert owner_of(tell(owner, "talk", FACT)) is None
+    told = tell(asked, "talk", QUESTION)
+    assert owner_of(told) == owner.base_url and owner.base_url.startswith("https:")
+    refused = tell(distrustful, "talk", QUESTION)
+    assert owner_of(refused) is None and refused.headers["X-Memory-Status"] == "degraded:store"
+    assert "SSL_CERT_FILE" in distrustful.log.read_text()

@@ -72,7 +72,7 @@ class OtherDaemons(Protocol):
         """Whether another daemon asks, for whom this one answers of itself alone."""
 
     async def others(self) -> list[str]:
-        """The addresses of those that have topics now. Raises StoreError."""
+        """The addresses of those that were heard of lately."""
 
     async def ask_others(self, request: web.Request) -> tuple[list[bytes], list[str]]:
         """Ask them the same; return the bodies of their answers, and the addresses of those that gave none."""

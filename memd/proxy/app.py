@@ -366,7 +366,7 @@ async def _beside_others(stack: AsyncExitStack, daemon: Daemon) -> Daemon:
     notices = daemon.cluster.notices(__version__, daemon.config, daemon.store.model)
     stack.push_async_callback(asyncio.to_thread, notices.leave)
     notices.start()
-    stack.push_async_callback((owners := owners_of(daemon)).close)
+    stack.push_async_callback((owners := owners_of(daemon, daemon.cluster)).close)
     return msgspec.structs.replace(daemon, owners=owners)
 
 

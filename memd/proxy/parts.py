@@ -222,11 +222,11 @@ def _topics_of(
     return topics
 
 
-def owners_of(daemon: Daemon) -> Owners:
+def owners_of(daemon: Daemon, cluster: Cluster) -> Owners:
     """Build what knows the other daemons of the cluster; it is to be closed."""
-    topics, config, store = daemon.topics, daemon.config, daemon.store
-    marks = HopMarks(store.files, config.data_dir)
-    return Owners(topics, config, marks, daemon.principals, daemon.tasks, daemon.metrics, store.held_elsewhere)
+    topics, config, principals = daemon.topics, daemon.config, daemon.principals
+    marks = HopMarks(daemon.store.files, config.data_dir)
+    return Owners(topics, config, marks, principals, daemon.tasks, daemon.metrics, cluster.others)
 
 
 def _retention(

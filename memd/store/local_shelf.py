@@ -171,10 +171,6 @@ class LocalShelf:
         names = (name for name in topic_names_in(self._files, self._data_dir) if name > after)
         return list(islice((name for name in names if has_files(self._files, self._data_dir / name)), limit))
 
-    def held_elsewhere(self) -> dict[str, str]:
-        """See Shelf."""
-        return {}
-
     def unfinished(self, limit: int) -> list[str]:
         """See Shelf. Here recent.py knows."""
         return []

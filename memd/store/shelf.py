@@ -155,6 +155,3 @@ class Shelf(Protocol):
     def unfinished(self, limit: int) -> list[str]:
         """Return topics that nobody has by now, and that were left with something to do, as far as is known: a daemon
         that had them has died, or ended before it was done."""
-
-    def held_elsewhere(self) -> dict[str, str]:
-        """Return the topics that other daemons have now, each with that one's URL."""

@@ -200,10 +200,6 @@ class Store:
         claims = [*self._claimed.copy().values(), *(topic.claim for topic in self._topics.copy().values())]
         return self.shared.shelf.renew(claims)
 
-    def held_elsewhere(self) -> dict[str, str]:
-        """See `Shelf.held_elsewhere`."""
-        return self.shared.shelf.held_elsewhere()
-
     def unfinished(self, limit: int) -> list[str]:
         """See `Shelf.unfinished`; topics that are open here are left out."""
         return [name for name in self.shared.shelf.unfinished(limit) if name not in self._topics]

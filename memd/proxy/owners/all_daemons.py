@@ -1,4 +1,4 @@
-"""Questions to all daemons of a cluster that have topics now, about what each knows of itself alone.
+"""Questions to all daemons of a cluster, about what each knows of itself alone.
 
 Rule: whoever is asked so answers of itself alone, and who does not answer in time is named, never waited for.
 """
@@ -6,7 +6,7 @@ Rule: whoever is asked so answers of itself alone, and who does not answer in ti
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import msgspec
@@ -22,21 +22,19 @@ from memd.wire.lenient_json import UNREADABLE
 from memd.wire.sse import SseParser
 
 LOOK_SECONDS = 5.0
-"""Whoever follows events looks so often whether other daemons have topics by now."""
+"""Whoever follows events looks so often which other daemons there are."""
 EVENT_BYTES_MAX = 1 << 20
 
 
 class AllDaemons:
     """The daemons of a cluster, as this one asks them."""
 
-    def __init__(
-        self, client: DaemonClient, marks: HopMarks, tasks: Tasks, held_elsewhere: Callable[[], Mapping[str, str]]
-    ) -> None:
-        """`held_elsewhere`: topics that other daemons have now, each with that one's URL; called in a thread."""
+    def __init__(self, client: DaemonClient, marks: HopMarks, tasks: Tasks, others: Callable[[], list[str]]) -> None:
+        """`others`: the URLs of the other daemons; called in a thread."""
         self.client = client
         self.marks = marks
         self._tasks = tasks
-        self._held_elsewhere = held_elsewhere
+        self._ask_for_others = others
         self._others: list[str] = []
 
     def is_passed_on(self, request: web.Request) -> bool:
@@ -44,9 +42,9 @@ class AllDaemons:
         return self.marks.is_hop(request)
 
     async def others(self) -> list[str]:
-        """The addresses of the daemons that have topics now, but for this one; if nobody can say, as they were."""
+        """The addresses of the others that were heard of lately; if nobody can say, as they were."""
         with suppress(StoreError):
-            self._others = sorted(set((await asyncio.to_thread(self._held_elsewhere)).values()))
+            self._others = await asyncio.to_thread(self._ask_for_others)
         return self._others
 
     async def ask_others(self, request: web.Request) -> tuple[list[bytes], list[str]]:

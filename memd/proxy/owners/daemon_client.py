@@ -22,7 +22,7 @@ from memd.proxy.upstream.connection import Interim, exact_url, exchange, new_ses
 from memd.proxy.upstream.pool import NO_ANSWER
 from memd.settings.model import Config
 
-ASK_SECONDS = 5.0
+ASK_SECONDS = 2.0
 """Whoever shows what all daemons have waits so long for each."""
 OK, NOT_FOUND = 200, 404
 _OF_PAGES = ("origin", "referer", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest", "sec-fetch-user")

@@ -13,7 +13,7 @@ import errno
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 import msgspec
@@ -70,10 +70,10 @@ class Owners(AllDaemons):
         principals: Principals,
         tasks: Tasks,
         metrics: Metrics,
-        held_elsewhere: Callable[[], Mapping[str, str]],
+        others: Callable[[], list[str]],
     ) -> None:
-        """`held_elsewhere`: topics that other daemons have now, each with that one's URL; called in a thread."""
-        super().__init__(DaemonClient(config, marks, principals), marks, tasks, held_elsewhere)
+        """`others`: the URLs of the other daemons; called in a thread."""
+        super().__init__(DaemonClient(config, marks, principals), marks, tasks, others)
         self._topics = topics
         self._lease_seconds = config.store.lease_seconds
         self._metrics = metrics

@@ -16,7 +16,7 @@ from memd.settings.model import Config
 from memd.settings.store import StoreSettings
 from memd.store.bucket.objects import Bucket
 from memd.store.cluster.book import SharedBook
-from memd.store.cluster.daemons import DaemonNotices, marks_of
+from memd.store.cluster.daemons import DaemonNotices, marks_of, seen
 from memd.store.cluster.database import Database
 from memd.store.cluster.erasures import SharedErasures
 from memd.store.cluster.postgres_shelf import PostgresShelf
@@ -64,6 +64,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return PostgresShelf(
             self.database, self.bucket, files, data_dir, url=self.own_url, lease_seconds=self.lease_seconds
         )
+
+    def others(self) -> list[str]:
+        """Return the URLs of the other daemons that were heard of lately. Raises StoreError if nobody can say."""
+        return [one.url for one in seen(self.database) if one.url != self.own_url]
 
     def notices(self, version: str, config: Config, model: ModelId) -> DaemonNotices:
         """Tells the other daemons of this one."""

@@ -197,11 +197,6 @@ class PostgresShelf:
         rows = self._database.ask(lambda connection: connection.execute(page, (after, limit)).fetchall())
         return [row[0] for row in rows]
 
-    def held_elsewhere(self) -> dict[str, str]:
-        """See Shelf."""
-        held = "SELECT topic, url FROM memd_topic WHERE url <> %s AND lease_until > clock_timestamp()"
-        return dict(self._database.ask(lambda connection: connection.execute(held, (self._url,)).fetchall()))
-
     def unfinished(self, limit: int) -> list[str]:
         """See Shelf."""
         self._own_directory()
