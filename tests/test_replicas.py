@@ -364,6 +364,24 @@ def test_a_folder_is_compared_after_a_restart_and_what_was_changed_in_it_is_fetc
     assert two.found is not None and two.found.findings == []
 
 
+def test_words_of_what_was_erased_meanwhile_are_not_kept_over_a_restart(two: Two) -> None:
+    entries = two.log.append([draft("about ferrets"), draft("about badgers")])
+    two.contents()
+    assert two.found is not None
+    two.found.index_terms()
+    words = two.folder / TOPIC / "lexical"
+    assert list(words.iterdir())
+    two.replica.let_go()
+    two.replica = two.begun(two.files, two._folder / "two")
+    two.contents()
+    assert list(words.iterdir()), "nothing has changed"
+    two.replica.let_go()
+    two.erase(entries[:1])
+    two.replica = two.begun(two.files, two._folder / "two")
+    assert two.contents() == ["user: chunk about badgers"]
+    assert not words.exists()
+
+
 def test_words_are_found_in_what_was_indexed_here_and_in_what_came_since(two: Two) -> None:
     two.log.append([draft(f"about ferrets {number}") for number in range(3)])
     two.contents()

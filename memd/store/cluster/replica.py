@@ -98,6 +98,8 @@ class Replica:
         self._log: ReplicaLog | None = None
         self._known: _Known | None = None
         self._hot: Position | None = None
+        self._has_erased = False
+        """And nobody was told so yet."""
 
     def refresh(self, heads: Heads) -> Refreshed | None:
         """Bring the replica up to date with these heads, at least; None: nothing is new.
@@ -236,17 +238,21 @@ class Replica:
             now = self._source.heads([self._topic]).get(self._topic)
             if now is None or (now.revision, now.log.number) != (heads.revision, heads.log.number):
                 raise _MovedError
+            is_equal = self.is_equal_to(heads)
             self._known = None  # until all is done, the folder equals nothing
+            files.remove(layout.directory / REPLICA_NAME)
             if self._log is not None:
                 self._log.claim.release()
             fetched.put_in_place()
-        if fetched.has_erased and self._log is not None:
+        self._has_erased |= fetched.has_erased
+        if self._log is None and not is_equal:
+            Wiper(files).wipe_folder(layout.lexical)  # nobody knows whether it has words of what was erased
+        elif self._log is not None and self._has_erased:
             self._log.wipe_words(Wiper(files))
-        elif fetched.has_erased:
-            Wiper(files).wipe_folder(layout.lexical)
         log = ReplicaLog(self._shared, self._shelf.claim(self._topic), self._log)
         fetched.write(layout.directory / REPLICA_NAME, _note_of(heads))
-        return log, _Known(heads.revision, listing.log_revision, end, keys, full), fetched.has_erased
+        has_erased, self._has_erased = self._has_erased, False
+        return log, _Known(heads.revision, listing.log_revision, end, keys, full), has_erased
 
     def _fetch_full(self, fetched: _Fetched, listing: Listing, heads: Heads) -> frozenset[int]:
         """Fetch the full segments that are no objects yet; return their numbers."""
