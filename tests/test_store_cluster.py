@@ -19,18 +19,20 @@ from crash_files import CrashFiles, PowerCutError
 from cut_connections import LosingRelay
 from drafts import DATA_DIR, counting_clock, draft, live_contents, seal_all
 from effort import steps
+from encrypted_files import EncryptedCrashFiles
 from obstore.store import LocalStore, MemoryStore
 from postgres_server import PostgresServer, running_postgres
 from shelf_contract import MODEL, TOPIC, Ground, Log, ShelfContract, group, groups_in
 
 from memd.entries import Erased
-from memd.errors import BucketError, DiskFull, Fenced, InDoubt, StoreError, StoreWriteFailed, TopicHeld
+from memd.errors import BucketError, DiskFull, Fenced, InDoubt, StoreError, StoreWriteFailed, TopicHeld, WrongKey
 from memd.store.bucket.objects import Bucket
 from memd.store.clock import SharedClock
 from memd.store.cluster import database as database_module
 from memd.store.cluster.database import SCHEMA_VERSION, Connection, Database
 from memd.store.cluster.postgres_shelf import PostgresShelf
 from memd.store.disk import DiskFiles, LocalDisk
+from memd.store.encryption.master_key import MasterKey
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import write_beside
 from memd.store.layout import CLUSTER_NAME, LOCK_NAME
@@ -102,25 +104,31 @@ class CutBucket(Bucket):
 class Cluster:
     """A database and a bucket, empty. See Ground."""
 
-    def __init__(self, database: CutDatabase, relay: LosingRelay) -> None:
+    def __init__(self, database: CutDatabase, relay: LosingRelay, *, is_encrypted: bool = False) -> None:
         self.database = database
+        self._is_encrypted = is_encrypted
         self._relay = relay
         self.clear()
 
     def clear(self) -> None:
         self.steps = self.database.steps = Steps()
         with self.database.connection() as connection:
+            connection.execute("UPDATE memd_version SET key = NULL")
             connection.execute("TRUNCATE memd_topic, memd_log, memd_object, memd_garbage")
         self.objects = MemoryStore()
         self.bucket_is_away, self.attempts = False, 0
 
     def daemon(self, name: str, files: LocalDisk | None = None, *, lease_seconds: float = 60.0) -> PostgresShelf:
         """The shelf of a daemon with a folder of its own."""
-        files = files or on_disk()
+        files = files or self.on_disk()
         files.lock(DATA_DIR / LOCK_NAME)
         bucket = CutBucket(self.objects, "memory://")
         bucket.steps, bucket.cluster = self.steps, self
         return PostgresShelf(self.database, bucket, files, DATA_DIR, url=f"http://{name}", lease_seconds=lease_seconds)
+
+    def on_disk(self) -> CrashFiles | EncryptedCrashFiles:
+        """An empty folder."""
+        return EncryptedCrashFiles(on_disk()) if self._is_encrypted else on_disk()
 
     def shelf(self) -> Shelf:
         return self.daemon("one")
@@ -133,7 +141,7 @@ class Cluster:
 
     def crashes(self, work: Callable[[Shelf], object]) -> Iterator[Shelf]:
         self.clear()
-        files = on_disk()
+        files = self.on_disk()
         shelf = self.daemon("one", files, lease_seconds=0)
         start = files.operations
         work(shelf)
@@ -162,7 +170,7 @@ class Cluster:
     def _crashed(self, work: Callable[[Shelf], object], *, outside: int | None, inside: int | None) -> Shelf:
         """The shelf of whoever has the topic next: every other time with a folder that knows nothing of it."""
         self.clear()
-        files = on_disk()
+        files = self.on_disk()
         shelf = self.daemon("one", files, lease_seconds=0)
         self.steps.cut_after, files.cut_after = outside, inside
         with pytest.raises(PowerCutError):
@@ -170,7 +178,7 @@ class Cluster:
         self.steps.cut_after = None
         assert self.no_object_is_forgotten()
         is_other = ((outside or 0) + (inside or 0)) % 2
-        return self.daemon("two" if is_other else "one", on_disk() if is_other else files.after_power_cut("torn"))
+        return self.daemon("two" if is_other else "one", self.on_disk() if is_other else files.after_power_cut("torn"))
 
     def rows(self, statement: str) -> list[tuple[object, ...]]:
         with self.database.connection() as connection:
@@ -205,12 +213,26 @@ def cluster(database: tuple[CutDatabase, LosingRelay]) -> Cluster:
     return Cluster(*database)
 
 
+@pytest.fixture
+def encrypted(database: tuple[CutDatabase, LosingRelay]) -> Cluster:
+    return Cluster(*database, is_encrypted=True)
+
+
 class TestPostgresShelf(ShelfContract):
     """The contract, in a cluster."""
 
     @pytest.fixture
     def ground(self, cluster: Cluster) -> Ground:
         return cluster
+
+
+class TestEncryptedShelf(ShelfContract):
+    """The contract, in a cluster that sees nothing of what it keeps."""
+
+    @pytest.fixture
+    def ground(self, encrypted: Cluster) -> Iterator[Ground]:
+        yield encrypted
+        assert not encrypted.finds(b"chunk ")
 
 
 def open_log(
@@ -541,6 +563,75 @@ def test_forgetting_is_all_or_nothing_wherever_the_power_fails(cluster: Cluster)
         assert groups_in(shelf, 1) == [] and not cluster.finds(b"chunk one")
         claim = shelf.claim(TOPIC)
         assert claim.files.read(claim.layout.forbidden) == words
+
+
+def test_an_encrypted_cluster_is_read_by_who_has_the_key_and_by_nobody_else(encrypted: Cluster) -> None:
+    shelf, there = encrypted.daemon("one"), encrypted.daemon("two")
+    log = open_log(shelf)
+    entries = [log.append([draft(f"secret {number}")])[0] for number in range(12)]
+    seal_all(log)
+    Journal.open(log.claim)[0].rewrite([b"secret whisper"])
+    contents = live_contents(log)
+    assert not encrypted.finds(b"secret")
+    log.close()
+    assert not encrypted.finds(b"secret")
+    log = open_log(there)
+    assert live_contents(log) == contents
+    assert Journal.open(log.claim)[1] == [b"secret whisper"]
+    log.append([draft("secret 13")])
+    log.erase([entries[0].uuid], Erased(at=1, by="test"), Wiper(log.claim.files))
+    listing = shelf.listing(TOPIC)
+    assert listing is not None and len(listing.objects) == 4, "the indexes over what was erased are gone"
+    for one in listing.objects:
+        path = log.claim.layout.directory / one.name
+        assert b"".join(shelf.pieces(one)) == log.claim.files.read(path)
+    whole = log.claim.files.read(log.claim.layout.active)
+    for at in (0, 9, len(whole) - 3, len(whole) + 4):
+        assert shelf.read(TOPIC, "log", Position(3, at)) == whole[at:]
+    keys = encrypted.rows("SELECT key FROM memd_topic")
+    log.claim.publish({log.claim.layout.forbidden: write_beside(log.claim.files, log.claim.layout.forbidden, b"{}")})
+    log.close()
+    assert shelf.forget(TOPIC) == []
+    assert encrypted.rows("SELECT key FROM memd_topic") != keys, "what backups have of it nobody can open"
+    claim = there.claim(TOPIC)
+    assert claim.files.read(claim.layout.forbidden) == b"{}"
+    with pytest.raises(WrongKey, match=r"the cluster is encrypted; give the key that all its daemons have"):
+        encrypted.daemon("three", on_disk()).claim("other")
+    stranger = EncryptedCrashFiles(on_disk())
+    stranger.master = MasterKey(bytes(32))
+    with pytest.raises(WrongKey, match=r"was encrypted with the key \w+, and this daemon has \w+"):
+        encrypted.daemon("four", stranger).claim("other")
+
+
+def test_a_sealed_row_or_object_at_another_place_is_refused(encrypted: Cluster) -> None:
+    shelf = encrypted.daemon("one")
+    for topic in (TOPIC, "other"):
+        log = Log(shelf.claim(topic))
+        log.append("one")
+    for change in (
+        "UPDATE memd_log SET data = (SELECT data FROM memd_log WHERE topic = 'other' AND start > 0)"
+        " WHERE topic = 'talk' AND start > 0 RETURNING 1",
+        "UPDATE memd_log SET data = set_byte(data, 70, get_byte(data, 70) # 1) WHERE topic = 'talk' RETURNING 1",
+    ):
+        assert encrypted.rows(change)
+        with pytest.raises(StoreError, match=r"^talk log 1 \d+: is not as it was encrypted"):
+            shelf.read(TOPIC, "log", Position(1, 0))
+        with pytest.raises(StoreError, match="is not as it was encrypted"):
+            shelf.claim(TOPIC)
+
+
+def test_a_cluster_in_plain_text_is_not_encrypted_by_the_way(cluster: Cluster, encrypted: Cluster) -> None:
+    here = cluster.daemon("one")
+    log = Log(here.claim(TOPIC))
+    log.append("one")
+    encrypted.objects = cluster.objects
+    with pytest.raises(WrongKey, match=r"a key is given, but the cluster has topics in plain text; `memd move` them"):
+        encrypted.daemon("two").claim(TOPIC)
+    log.append("two")
+    encrypted.clear()
+    Log(encrypted.daemon("two").claim(TOPIC))
+    with pytest.raises(WrongKey, match="another daemon has just encrypted the new cluster; restart memd"):
+        here.claim("other")  # which began when it was plain
 
 
 def test_a_directory_with_topics_of_its_own_is_no_cache(cluster: Cluster) -> None:

@@ -14,7 +14,9 @@ from drafts import DATA_DIR
 
 from memd.store.encryption.encrypted_disk import EncryptedDisk, KeyRing
 from memd.store.encryption.frames import DataKey
+from memd.store.encryption.master_key import MasterKey
 
+MASTER = MasterKey(bytes(range(1, 33)))
 DIRECTORY_KEY = DataKey(bytes(range(32)))
 _OWN = {"operations", "log", "bytes_read", "cut_after", "fail_at", "bytes_left"}
 
@@ -30,7 +32,7 @@ class EncryptedCrashFiles(EncryptedDisk):
 
     def __init__(self, raw: CrashFiles | None = None) -> None:
         object.__setattr__(self, "raw", raw or CrashFiles())
-        super().__init__(self.raw, [KeyRing(self.raw, DATA_DIR, "00" * 16, DIRECTORY_KEY, os.urandom)])
+        super().__init__(self.raw, [KeyRing(self.raw, DATA_DIR, "00" * 16, DIRECTORY_KEY, os.urandom)], master=MASTER)
 
     def __getattr__(self, name: str) -> Any:
         if name in _OWN:

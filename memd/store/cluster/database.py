@@ -4,7 +4,7 @@ Rule: whoever sees a newer schema than his own touches nothing. After a lost con
 statement was carried out, so `again` does work once more, and that work must be such that it can be done twice. A
 database that is away is connected to when it is asked for the next time.
 
-    memd_version   the version of the schema, and the name of the cluster
+    memd_version   the version of the schema, the name of the cluster, and its key if it is encrypted (sealing.py)
     memd_topic     one row a topic: who has it and until when, and where its streams end; `revision` is another one, of
                    all that there ever were, after anything but an append, `log_revision` that of the log's last `roll`;
                    `forgotten` is the id of the last erasure of all of it, `id_floor` is above ids that were given out
@@ -32,8 +32,8 @@ from memd.errors import DiskFull, InDoubt, StoreError, StoreWriteFailed
 SCHEMA_VERSION = 1
 _MIGRATIONS = (
     """
-    CREATE TABLE memd_version (version int NOT NULL, cluster text NOT NULL);
-    INSERT INTO memd_version VALUES (0, gen_random_uuid()::text);
+    CREATE TABLE memd_version (version int NOT NULL, cluster text NOT NULL, key text);
+    INSERT INTO memd_version VALUES (0, gen_random_uuid()::text, NULL);
     CREATE SEQUENCE memd_revision;
     CREATE TABLE memd_topic (
         topic text COLLATE "C" PRIMARY KEY,
@@ -47,6 +47,7 @@ _MIGRATIONS = (
         since bigint NOT NULL,
         forgotten bigint NOT NULL DEFAULT 0,
         id_floor bigint NOT NULL DEFAULT 0,
+        key text NOT NULL DEFAULT '',
         log_number int NOT NULL DEFAULT 1,
         log_end bigint NOT NULL DEFAULT 0,
         hot_number int NOT NULL DEFAULT 0,

@@ -14,8 +14,8 @@ import msgspec
 
 from memd.errors import CorruptFile, Fenced
 from memd.store.cluster.database import Connection, Database
-from memd.store.cluster.kept import KeptObject, Places, places, segment_in
-from memd.store.layout import FORBIDDEN
+from memd.store.cluster.kept import KeptObject, Places, places, row_place, segment_in
+from memd.store.cluster.sealing import Seal
 from memd.store.shelf import Position, Stream
 
 _IDLE_MS_MAX = "5000"
@@ -41,10 +41,13 @@ class Thawed(msgspec.Struct, frozen=True):
 class FencedTopic:
     """A topic under one epoch. Every method raises as `Database.again`, and Fenced. For any thread."""
 
-    def __init__(self, database: Database, topic_id: str, epoch: int) -> None:
+    def __init__(self, database: Database, topic_id: str, epoch: int, key: str, seal: Seal) -> None:
+        """`key`: the topic's, wrapped, which `seal` uses; empty: nothing is encrypted."""
         self._database = database
         self.topic_id = topic_id
         self.epoch = epoch
+        self.key = key
+        self.seal = seal
 
     def insert(self, stream: Stream, at: Position, data: bytes) -> None:
         """Append a group, with one statement."""
@@ -54,7 +57,7 @@ class FencedTopic:
             f" WHERE topic = %s AND epoch = %s AND {stream}_number = %s AND {stream}_end = %s RETURNING 1)"
             " INSERT INTO memd_log (topic, stream, number, start, epoch, data) SELECT %s, %s, %s, %s, %s, %s FROM moved"
         )
-        row = (self.topic_id, stream, at.number, at.end, self.epoch, data)
+        row = self._row(stream, at.number, at.end, data)
         asked = (end, self.topic_id, self.epoch, at.number, at.end, *row)
 
         def insert(connection: Connection) -> None:
@@ -74,24 +77,25 @@ class FencedTopic:
             thawed: what else is in that object, which is to go; if others have not replaced it by now.
         """
 
+        row = self._row(stream, end.number, 0, data)
+        again = {one.name: self._row(one.stream, one.number, 0, one.data) for one in thawed}
+
         def replace(connection: Connection) -> None:
             with self._fenced(connection):
                 rows = "DELETE FROM memd_log WHERE topic = %s AND stream = %s AND (stream = 'hot' OR number = %s)"
                 connection.execute(rows, (self.topic_id, stream, end.number))
-                connection.execute(_ROW, (self.topic_id, stream, end.number, 0, self.epoch, data))
+                connection.execute(_ROW, row)
                 self._set_end(connection, stream, end)
                 if stream == "log":
                     self._revise(connection)
                     rolled = "UPDATE memd_topic SET log_revision = revision WHERE topic = %s"
                     connection.execute(rolled, (self.topic_id,))
                 if first is not None:
-                    names = [first.name, *(one.name for one in thawed)]
+                    names = [first.name, *again]
                     old = "DELETE FROM memd_object WHERE topic = %s AND key = %s AND name = ANY(%s) RETURNING name"
                     gone = {name for (name,) in connection.execute(old, (self.topic_id, first.key, names))}
-                    for one in thawed:
-                        if one.name in gone:
-                            row = (self.topic_id, one.stream, one.number, 0, self.epoch, one.data)
-                            connection.execute(_ROW, row)
+                    for name in gone & again.keys():
+                        connection.execute(_ROW, again[name])
                     self._discard(connection, [first.key])
 
         self._database.again(replace)
@@ -143,7 +147,8 @@ class FencedTopic:
         self._database.again(lambda connection: self._let_go(connection, unfinished=unfinished))
 
     def forget(self, kept: Sequence[KeptObject], erasure: int, id_floor: int) -> None:
-        """Remove all that is kept but these objects, and what is forbidden; let the topic go. See `Shelf.forget`."""
+        """Remove all that is kept but these objects, and let the topic go; from now on it has the key of this. See
+        `Shelf.forget`."""
 
         def forget(connection: Connection) -> None:
             with self._fenced(connection):
@@ -151,9 +156,8 @@ class FencedTopic:
                     self._let_go(connection, unfinished=False)
                     return
                 connection.execute("DELETE FROM memd_log WHERE topic = %s", (self.topic_id,))
-                stays = [] if kept else [FORBIDDEN]
-                names = "SELECT name FROM memd_object WHERE topic = %s AND name <> ALL(%s)"
-                self._list(connection, kept, [name for (name,) in connection.execute(names, (self.topic_id, stays))])
+                names = "SELECT name FROM memd_object WHERE topic = %s"
+                self._list(connection, kept, [name for (name,) in connection.execute(names, (self.topic_id,))])
                 self._revise(connection)
 
         self._database.again(forget)
@@ -163,14 +167,18 @@ class FencedTopic:
         anew = (
             "UPDATE memd_topic SET url = NULL, epoch = epoch + 1, since = epoch + 1, owner = '', log_number = 1,"
             " log_end = 0, hot_number = 0, hot_end = 0, forgotten = greatest(forgotten, %s),"
-            " id_floor = greatest(id_floor, %s) WHERE topic = %s AND (%s = 0 OR forgotten < %s)"
+            " id_floor = greatest(id_floor, %s), key = %s WHERE topic = %s AND (%s = 0 OR forgotten < %s)"
         )
-        return bool(connection.execute(anew, (erasure, id_floor, self.topic_id, erasure, erasure)).rowcount)
+        asked = (erasure, id_floor, self.key, self.topic_id, erasure, erasure)
+        return bool(connection.execute(anew, asked).rowcount)
 
     def forget_garbage(self, keys: Collection[str]) -> None:
         """Note that objects are gone."""
-        rows = "DELETE FROM memd_garbage WHERE topic = %s AND key = ANY(%s)"
-        self._database.again(lambda connection: connection.execute(rows, (self.topic_id, list(keys))))
+        forget_garbage(self._database, self.topic_id, keys)
+
+    def _row(self, stream: Stream, number: int, start: int, data: bytes) -> tuple[object, ...]:
+        sealed = self.seal.sealed(data, row_place(self.topic_id, stream, number, start))
+        return self.topic_id, stream, number, start, self.epoch, sealed
 
     # -- parts of a transaction -----------------------------------------------------------------------------------
 
@@ -233,7 +241,7 @@ class FencedTopic:
         rows = "DELETE FROM memd_log WHERE topic = %s AND stream = %s AND (stream = 'hot' OR number = %s)"
         asked = (self.topic_id, "hot" if is_journal else "log", number)
         lengths = [row[0] for row in connection.execute(f"{rows} RETURNING length(data)", asked)]
-        found = before + sum(lengths)
+        found = before + sum(lengths) - len(lengths) * self.seal.overhead
         if lengths and found != kept.checksum.bytes:
             raise CorruptFile(
                 f"topic {self.topic_id}: {kept.name} has {kept.checksum.bytes:,} bytes here and {found:,} "
@@ -250,3 +258,9 @@ class FencedTopic:
         for key in keys:
             row = (self.topic_id, key, self.epoch)
             connection.execute("INSERT INTO memd_garbage VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", row)
+
+
+def forget_garbage(database: Database, topic_id: str, keys: Collection[str]) -> None:
+    """Note that objects of a topic are gone; no claim to it is needed."""
+    rows = "DELETE FROM memd_garbage WHERE topic = %s AND key = ANY(%s)"
+    database.again(lambda connection: connection.execute(rows, (topic_id, list(keys))))

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from memd.store.cluster.database import Connection
+from memd.store.cluster.sealing import Seal
 from memd.store.files import FileChecksum
 from memd.store.layout import TopicLayout
 from memd.store.shelf import Position, Stream
@@ -31,6 +32,8 @@ class KeptObject(msgspec.Struct, frozen=True):
     checksum: FileChecksum
     at: int = 0
     """Where it begins in the object."""
+    sealed_by: str = ""
+    """The topic's key, wrapped; empty: the object is plain."""
 
     @property
     def is_frozen(self) -> bool:
@@ -102,36 +105,50 @@ def places(row: tuple[int, ...]) -> Places:
     return {"log": Position(row[0], row[1]), "hot": Position(row[2], row[3])}
 
 
-def read_topic(connection: Connection, topic_id: str, ends: Places) -> KeptTopic:
+def row_place(topic_id: str, stream: Stream, number: int, start: int) -> str:
+    """Return the place to which a row is sealed."""
+    return f"{topic_id} {stream} {number} {start}"
+
+
+def read_topic(connection: Connection, topic_id: str, ends: Places, key: str, seal: Seal) -> KeptTopic:
     """Read all that is kept of a topic, the contents of its objects apart."""
     kept = KeptTopic(ends)
-    rows = "SELECT stream, number, data FROM memd_log WHERE topic = %s ORDER BY stream, number, start"
-    for stream, number, data in connection.execute(rows, (topic_id,)):
-        kept.rows.setdefault((stream, number), []).append(data)
+    rows = "SELECT stream, number, start, data FROM memd_log WHERE topic = %s ORDER BY stream, number, start"
+    for stream, number, start, data in connection.execute(rows, (topic_id,)):
+        opened = seal.opened(data, row_place(topic_id, stream, number, start))
+        kept.rows.setdefault((stream, number), []).append(opened)
     manifest = "SELECT name, key, bytes, crc, at FROM memd_object WHERE topic = %s ORDER BY name"
-    for name, key, size, crc, at in connection.execute(manifest, (topic_id,)):
-        kept.manifest[name] = KeptObject(name, key, FileChecksum(size, crc), at)
+    for name, place, size, crc, at in connection.execute(manifest, (topic_id,)):
+        kept.manifest[name] = KeptObject(name, place, FileChecksum(size, crc), at, key)
     return kept
 
 
 def read_listing(connection: Connection, topic_id: str) -> Listing | None:
     """Read the files that are kept as objects; None if there is no such topic."""
     asked = (
-        "SELECT t.revision, t.log_revision, o.name, o.key, o.bytes, o.crc, o.at FROM memd_topic t"
+        "SELECT t.revision, t.log_revision, o.name, o.key, o.bytes, o.crc, o.at, t.key FROM memd_topic t"
         " LEFT JOIN memd_object o USING (topic) WHERE topic = %s ORDER BY o.name"
     )
     rows = connection.execute(asked, (topic_id,)).fetchall()
-    objects = (KeptObject(row[2], row[3], FileChecksum(row[4], row[5]), row[6]) for row in rows if row[2] is not None)
+    named = (row for row in rows if row[2] is not None)
+    objects = (KeptObject(row[2], row[3], FileChecksum(row[4], row[5]), row[6], row[7]) for row in named)
     return Listing(rows[0][0], rows[0][1], tuple(one for one in objects if not one.is_frozen)) if rows else None
 
 
 def read_stream(
     connection: Connection, layout: TopicLayout, stream: Stream, after: Position
-) -> tuple[KeptObject | None, list[tuple[int, bytes]]]:
-    """Read the rows that end behind a position, with their starts, and what is kept before them."""
+) -> tuple[str, KeptObject | None, list[tuple[int, bytes]]]:
+    """Read the rows that are behind a position or over it, as they are, with their starts.
+
+    Returns:
+        The topic's key, what is kept before the rows, and these.
+    """
     found = connection.execute(
-        "SELECT start, data, NULL, NULL, NULL, NULL, NULL FROM memd_log WHERE topic = %(topic)s AND stream = %(stream)s"
-        " AND number = %(number)s AND start + length(data) > %(end)s"
+        "WITH rows AS (SELECT start, data FROM memd_log WHERE topic = %(topic)s AND stream = %(stream)s"
+        " AND number = %(number)s AND start >= coalesce((SELECT max(start) FROM memd_log WHERE topic = %(topic)s"
+        " AND stream = %(stream)s AND number = %(number)s AND start <= %(end)s), 0))"
+        " SELECT start, data, NULL::text, NULL::text, NULL::bigint, NULL::bigint, NULL::bigint FROM rows"
+        " UNION ALL SELECT -1, NULL, key, NULL, NULL, NULL, NULL FROM memd_topic WHERE topic = %(topic)s"
         " UNION ALL SELECT 0, NULL, name, key, bytes, crc, at FROM memd_object AS o WHERE topic = %(topic)s"
         " AND name = %(name)s AND bytes > %(end)s AND (%(stream)s = 'log' OR"
         " %(number)s = (SELECT hot_number FROM memd_topic AS t WHERE t.topic = o.topic)) ORDER BY 1",
@@ -143,5 +160,10 @@ def read_stream(
             "name": name_of(layout, stream, after.number),
         },
     ).fetchall()
-    objects = (KeptObject(row[2], row[3], FileChecksum(row[4], row[5]), row[6]) for row in found if row[1] is None)
-    return next(objects, None), [(row[0], row[1]) for row in found if row[1] is not None]
+    if not found:
+        return "", None, []
+    key = found[0][2]
+    objects = (
+        KeptObject(row[2], row[3], FileChecksum(row[4], row[5]), row[6], key) for row in found[1:] if row[1] is None
+    )
+    return key, next(objects, None), [(row[0], row[1]) for row in found if row[1] is not None]

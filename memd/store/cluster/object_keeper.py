@@ -6,11 +6,13 @@ Rule: an object is written once, under a key of its own, and is whole or not the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain
 
 from memd.errors import BucketError, NotOurBucket, StoreWriteFailed
 from memd.store.bucket.objects import Bucket
 from memd.store.cluster.kept import KeptObject
+from memd.store.cluster.sealing import ClusterKeys
 
 _MARKER = "memd.cluster"
 """The key of the object that says whose bucket it is; no topic can have this name."""
@@ -22,9 +24,10 @@ _AWAY_SECONDS = 30.0
 class ObjectKeeper:
     """See the module. For any thread."""
 
-    def __init__(self, bucket: Bucket, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, bucket: Bucket, keys: ClusterKeys, now: Callable[[], float] = time.monotonic) -> None:
         """`now`: seconds."""
         self._bucket = bucket
+        self._keys = keys
         self._now = now
         self._failed_at: float | None = None
 
@@ -67,24 +70,41 @@ class ObjectKeeper:
             )
         return True
 
-    def put(self, key: str, pieces: Iterable[bytes]) -> None:
-        """Write an object.
+    def size(self, kept: KeptObject) -> int:
+        """Return the bytes that a file takes in its object."""
+        pieces = -(-kept.checksum.bytes // PIECE_BYTES)
+        return kept.checksum.bytes + pieces * self._keys.seal(kept.sealed_by).overhead
+
+    def put(self, files: Sequence[tuple[KeptObject, Iterable[bytes]]]) -> None:
+        """Write an object of files, one behind the other as they say, each given in pieces of PIECE_BYTES.
 
         Raises:
             StoreWriteFailed: there may be one or not.
         """
         try:
-            self._bucket.put(key, pieces)
+            self._bucket.put(files[0][0].key, chain.from_iterable(self._sealed(*one) for one in files))
         except BucketError as error:
             self._failed_at = self._now()
             raise StoreWriteFailed(str(error)) from error
         self._failed_at = None
 
     def pieces(self, kept: KeptObject, after: int = 0) -> Iterator[bytes]:
-        """Read a file's object piece by piece, from a place in the file on. Raises StoreError."""
-        end = kept.at + kept.checksum.bytes
-        starts = range(kept.at + after, end, PIECE_BYTES)
-        return (self._bucket.read(kept.key, at, min(at + PIECE_BYTES, end)) for at in starts)
+        """Read a file out of its object piece by piece, from a place in the file on. Raises StoreError."""
+        seal, size = self._keys.seal(kept.sealed_by), kept.checksum.bytes
+        if not seal.overhead:
+            end = kept.at + size
+            starts = range(kept.at + after, end, PIECE_BYTES)
+            yield from (self._bucket.read(kept.key, at, min(at + PIECE_BYTES, end)) for at in starts)
+            return
+        for index in range(after // PIECE_BYTES, -(-size // PIECE_BYTES)):
+            length = min(PIECE_BYTES, size - index * PIECE_BYTES)
+            at = kept.at + index * (PIECE_BYTES + seal.overhead)
+            data = self._bucket.read(kept.key, at, at + length + seal.overhead)
+            yield seal.opened(data, f"{kept.key} {kept.at} {index}")[max(0, after - index * PIECE_BYTES) :]
+
+    def _sealed(self, kept: KeptObject, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        seal = self._keys.seal(kept.sealed_by)
+        return (seal.sealed(piece, f"{kept.key} {kept.at} {index}") for index, piece in enumerate(pieces))
 
     def delete(self, keys: Collection[str]) -> bool:
         """Remove objects; False: not all of them are gone."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -137,7 +136,7 @@ class PostgresClaim:
             if kept:
                 self._write(lambda: self._topic.announce([one.key for one in kept]))
             for one, source in zip(kept, written.values(), strict=True):
-                self._objects.put(one.key, self._pieces(source, one.checksum.bytes))
+                self._objects.put([(one, self._pieces(source, one.checksum.bytes))])
             self._write(lambda: self._topic.publish(kept, gone))
             self._crcs |= {path: one.checksum.crc for path, one in zip(written, kept, strict=True)}
         self._drop(gone, wiper, kept)
@@ -160,7 +159,7 @@ class PostgresClaim:
     def _freeze(self, *, unfinished: bool) -> bool:
         """Put all that has rows into objects, and let the topic go; False: it has to be let go without."""
         ends, key, at = self._ends, object_key(self._topic, FROZEN), 0
-        tail: list[Iterator[bytes]] = []
+        tail: list[tuple[KeptObject, Iterator[bytes]]] = []
         full = [number for stream, number in sorted(self._with_rows) if stream == "log" and number < ends["log"].number]
         kept = [self._describe(path, path) for path in map(self.layout.bin, full)]
         for stream, path in self._paths.items():
@@ -168,16 +167,18 @@ class PostgresClaim:
             if (stream, number) in self._with_rows and end:
                 checksum = FileChecksum(end, self._crcs[path])
                 check_file(self.files, path, checksum)
-                kept.append(KeptObject(name_of(self.layout, stream, number), key, checksum, at))
-                tail, at = [*tail, self._pieces(path, end)], at + end
+                name = name_of(self.layout, stream, number)
+                tail.append((KeptObject(name, key, checksum, at, self._topic.key), self._pieces(path, end)))
+                at += self._objects.size(tail[-1][0])
+        kept += [one for one, _ in tail]
         if kept and self._objects.is_away:
             return False
         if kept:
             self._topic.announce({one.key for one in kept})
             for number, one in zip(full, kept, strict=False):
-                self._objects.put(one.key, self._pieces(self.layout.bin(number), one.checksum.bytes))
+                self._objects.put([(one, self._pieces(self.layout.bin(number), one.checksum.bytes))])
             if tail:
-                self._objects.put(key, chain.from_iterable(tail))
+                self._objects.put(tail)
         self._cached.note(self._cached_objects(kept))
         if not kept:
             return False
@@ -245,7 +246,8 @@ class PostgresClaim:
         known = self._crcs.get(path)
         if path == source and known not in (None, checksum.crc):
             raise CorruptFile(f"{path}: something else changed it; nothing was published, restart memd")
-        return KeptObject(name, object_key(self._topic, PurePosixPath(name).name), checksum)
+        key = object_key(self._topic, PurePosixPath(name).name)
+        return KeptObject(name, key, checksum, sealed_by=self._topic.key)
 
     def _pieces(self, path: Path, size: int) -> Iterator[bytes]:
         return (self.files.read_at(path, at, min(PIECE_BYTES, size - at)) for at in range(0, size, PIECE_BYTES))

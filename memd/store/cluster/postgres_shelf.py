@@ -15,11 +15,11 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from memd.errors import ObjectMissing, StoreError, TopicHeld, TopicMoving
+from memd.errors import ObjectMissing, StoreError, TopicHeld, TopicMoving, WrongKey
 from memd.store.bucket.objects import Bucket
 from memd.store.cluster.cached_folder import CachedFolder
 from memd.store.cluster.database import Connection, Database
-from memd.store.cluster.fenced_topic import FencedTopic, object_key
+from memd.store.cluster.fenced_topic import FencedTopic, forget_garbage, object_key
 from memd.store.cluster.kept import (
     KeptObject,
     KeptTopic,
@@ -29,10 +29,13 @@ from memd.store.cluster.kept import (
     read_listing,
     read_stream,
     read_topic,
+    row_place,
 )
 from memd.store.cluster.object_keeper import ObjectKeeper
 from memd.store.cluster.postgres_claim import PostgresClaim
+from memd.store.cluster.sealing import ClusterKeys
 from memd.store.disk import LocalDisk
+from memd.store.encryption.opening import master_of
 from memd.store.files import FileChecksum, replace_file
 from memd.store.layout import CLUSTER_NAME, FORBIDDEN, TopicLayout, topic_names_in
 from memd.store.local_shelf import LocalShelf
@@ -71,7 +74,8 @@ class PostgresShelf:
             seat: tells it from all others, whatever their URLs are; else the directory, which has one daemon, does.
         """
         self._database = database
-        self._objects = ObjectKeeper(bucket)
+        self._keys = ClusterKeys(database, master_of(files, data_dir))
+        self._objects = ObjectKeeper(bucket, self._keys)
         self._files = files
         self._data_dir = data_dir
         self._cached = LocalShelf(files, data_dir)
@@ -109,15 +113,17 @@ class PostgresShelf:
         TopicLayout(self._data_dir, topic_id)  # a name that can be one
         self._own_directory()
         taken = (
-            "INSERT INTO memd_topic AS t (topic, epoch, url, lease_until, owner, since)"
-            " VALUES (%(topic)s, 1, %(url)s, clock_timestamp() + %(lease)s::interval, %(seat)s, 1)"
+            "INSERT INTO memd_topic AS t (topic, epoch, url, lease_until, owner, since, key)"
+            " VALUES (%(topic)s, 1, %(url)s, clock_timestamp() + %(lease)s::interval, %(seat)s, 1, %(key)s)"
             " ON CONFLICT (topic) DO UPDATE SET epoch = t.epoch + 1, url = excluded.url,"
             " lease_until = excluded.lease_until, owner = excluded.owner,"
             " since = CASE WHEN t.owner = excluded.owner THEN t.since ELSE t.epoch + 1 END"
             " WHERE t.url IS NULL OR t.owner = excluded.owner OR t.url = %(gone)s OR t.lease_until < clock_timestamp()"
-            " RETURNING epoch, since, id_floor, log_number, log_end, hot_number, hot_end"
+            " RETURNING epoch, key, (SELECT key IS NULL FROM memd_version), since, id_floor,"
+            " log_number, log_end, hot_number, hot_end"
         )
         asked = {"topic": topic_id, "url": self._url, "seat": self._seat, "lease": self._lease, "gone": gone}
+        asked["key"] = self._keys.new()
         row = self._database.again(lambda connection: connection.execute(taken, asked).fetchone())
         if row is None:
             owner = "SELECT url FROM memd_topic WHERE topic = %s"
@@ -132,13 +138,17 @@ class PostgresShelf:
                     "address"
                 )
             raise TopicHeld(topic_id, holder)
-        return _Granted(FencedTopic(self._database, topic_id, row[0]), row[1], row[2], places(row[3:]))
+        topic = FencedTopic(self._database, topic_id, row[0], row[1], self._keys.seal(row[1]))
+        if row[2] != self._keys.is_plain:
+            topic.release()
+            raise WrongKey(f"{self._database.place}: another daemon has just encrypted the new cluster; restart memd")
+        return _Granted(topic, row[3], row[4], places(row[5:]))
 
     def _kept(self, connection: Connection, topic: FencedTopic, ends: Places) -> tuple[KeptTopic, list[str]]:
         """A topic as it is kept, and the keys of what earlier claims to it have left."""
         garbage = "SELECT key FROM memd_garbage WHERE topic = %s AND epoch < %s"
         keys = [key for (key,) in connection.execute(garbage, (topic.topic_id, topic.epoch))]
-        return read_topic(connection, topic.topic_id, ends), keys
+        return read_topic(connection, topic.topic_id, ends, topic.key, topic.seal), keys
 
     def renew(self, claims: Collection[Claim]) -> list[Claim]:
         """See Shelf."""
@@ -173,11 +183,15 @@ class PostgresShelf:
 
         layout = TopicLayout(self._data_dir, topic_id)
         for _ in range(_READ_TRIES):
-            first, rows = self._database.ask(lambda connection: read_stream(connection, layout, stream, after))
+            key, first, rows = self._database.ask(lambda connection: read_stream(connection, layout, stream, after))
             with suppress(ObjectMissing):  # it was replaced at this moment
                 found = [] if first is None else list(self._objects.pieces(first, after.end))
                 start = after.end + sum(map(len, found))
-                return b"".join([*found, *(data[max(0, start - at) :] for at, data in rows)])
+                seal = self._keys.seal(key)
+                for at, data in rows:
+                    opened = seal.opened(data, row_place(topic_id, stream, after.number, at))
+                    found.append(opened[max(0, start - at) :])
+                return b"".join(found)
         raise StoreError(f"topic {topic_id}: an object of its {stream} is missing in the bucket; restore the bucket")
 
     def listing(self, topic_id: str) -> Listing | None:
@@ -210,18 +224,23 @@ class PostgresShelf:
 
     def forget(self, topic_id: str, *, erasure: int = 0, id_floor: int = 0, forbidden: bytes = b"") -> list[str]:
         """See Shelf."""
-        layout, topic = TopicLayout(self._data_dir, topic_id), self._granted(topic_id).topic
+        granted = self._granted(topic_id)
         try:
-            kept = []
-            if forbidden:
-                key, checksum = object_key(topic, FORBIDDEN), FileChecksum(len(forbidden), zlib.crc32(forbidden))
-                kept = [KeptObject(layout.forbidden.name, key, checksum)]
-                topic.announce([key])
-                self._objects.put(key, [forbidden])
-            topic.forget(kept, erasure, id_floor)
+            kept, _ = self._database.ask(lambda connection: self._kept(connection, granted.topic, granted.ends))
+            before = kept.manifest.get(FORBIDDEN)
+            words = forbidden or (b"" if before is None else b"".join(self._objects.pieces(before)))
+            key = self._keys.new()  # the old one may be in backups, with what it opens
+            topic = FencedTopic(self._database, topic_id, granted.topic.epoch, key, self._keys.seal(key))
+            objects = []
+            if words:
+                place, checksum = object_key(topic, FORBIDDEN), FileChecksum(len(words), zlib.crc32(words))
+                objects = [KeptObject(FORBIDDEN, place, checksum, sealed_by=key)]
+                topic.announce([place])
+                self._objects.put([(objects[0], [words])])
+            topic.forget(objects, erasure, id_floor)
         except BaseException:
             with suppress(StoreError):
-                topic.release()
+                granted.topic.release()
             raise
         return self.sweep(topic_id)
 
@@ -231,7 +250,7 @@ class PostgresShelf:
         rows = self._database.ask(lambda connection: connection.execute(left, (topic_id,)).fetchall())
         keys = [key for (key,) in rows]
         if not keys or self._objects.delete(keys):
-            FencedTopic(self._database, topic_id, 0).forget_garbage(keys)
+            forget_garbage(self._database, topic_id, keys)
             return []
         return keys
 
@@ -254,6 +273,7 @@ class PostgresShelf:
             if found != own or not seat:
                 raise self._no_cache()
             self._seat = self._seat or seat
+            self._keys.join()
             any_object = "SELECT EXISTS (SELECT FROM memd_object)"
             is_used = self._database.ask(lambda connection: connection.execute(any_object).fetchone()[0])
             self._is_owned = self._objects.is_of(own, is_used=is_used)

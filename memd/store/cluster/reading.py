@@ -17,7 +17,9 @@ from memd.store.cluster.cached_folder import CachedFolder
 from memd.store.cluster.database import Connection, Database
 from memd.store.cluster.kept import KeptTopic, places, read_topic
 from memd.store.cluster.object_keeper import ObjectKeeper
+from memd.store.cluster.sealing import ClusterKeys
 from memd.store.disk import LocalDisk
+from memd.store.encryption.opening import master_of
 from memd.store.layout import LOCK_NAME, TopicLayout
 from memd.wording import no_topic
 
@@ -39,7 +41,8 @@ def copy_of(
     """Yield a folder with all topics, or one.
 
     Args:
-        beside: the folder in which the copy is made.
+        files: with the cluster's key, if that is encrypted.
+        beside: the data directory, in which the copy is made.
         tell: called with the topics that are there, and all of them.
 
     Raises:
@@ -52,10 +55,12 @@ def copy_of(
             TopicLayout(beside, topic_id)  # raises BadTopicId if it is not a topic name
             raise UnknownTopic(no_topic(topic_id))
         names = [topic_id]
+    keys = ClusterKeys(database, master_of(files, beside))
+    keys.join()
     with _own_folder(files, beside) as folder:
         for done, name in enumerate(names):
             tell(done, len(names))
-            _fetch(database, ObjectKeeper(bucket), files, TopicLayout(folder, name))
+            _fetch(database, bucket, keys, files, TopicLayout(folder, name))
         tell(len(names), len(names))
         yield folder
 
@@ -75,11 +80,12 @@ def names_in(database: Database) -> list[str]:
             return names
 
 
-def _fetch(database: Database, objects: ObjectKeeper, files: LocalDisk, layout: TopicLayout) -> None:
+def _fetch(database: Database, bucket: Bucket, keys: ClusterKeys, files: LocalDisk, layout: TopicLayout) -> None:
+    objects = ObjectKeeper(bucket, keys)
     for folder in (layout.directory, layout.segments):
         files.make_directory(folder)
     for left in reversed(range(_TRIES)):
-        kept = database.ask(lambda connection: _kept(connection, layout.topic_id))
+        kept = database.ask(lambda connection: _kept(connection, layout.topic_id, keys))
         try:
             CachedFolder(files, layout).make_equal(kept.files(layout), objects.pieces)
             break
@@ -89,14 +95,14 @@ def _fetch(database: Database, objects: ObjectKeeper, files: LocalDisk, layout: 
     files.remove(layout.cached)
 
 
-def _kept(connection: Connection, topic_id: str) -> KeptTopic:
+def _kept(connection: Connection, topic_id: str, keys: ClusterKeys) -> KeptTopic:
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        ends = "SELECT log_number, log_end, hot_number, hot_end FROM memd_topic WHERE topic = %s"
+        ends = "SELECT key, log_number, log_end, hot_number, hot_end FROM memd_topic WHERE topic = %s"
         row = connection.execute(ends, (topic_id,)).fetchone()
         if row is None:
             raise UnknownTopic(no_topic(topic_id))
-        return read_topic(connection, topic_id, places(row))
+        return read_topic(connection, topic_id, places(row[1:]), row[0], keys.seal(row[0]))
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from memd.store.disk import LocalDisk
 from memd.store.encryption.encrypted_file import EncryptedAppender, EncryptedFile, check_header, read_whole
 from memd.store.encryption.frames import DataKey, FrameTable, Random
 from memd.store.encryption.key_files import read_topic_key, write_topic_key
+from memd.store.encryption.master_key import MasterKey
 from memd.store.files import TEMPORARY_SUFFIX, Appender, FileChecksum, replace_file
 from memd.store.layout import (
     AUDIT_NAME,
@@ -116,8 +117,16 @@ class KeyRing:
 class EncryptedDisk:
     """See the module. It is a `LocalDisk`."""
 
-    def __init__(self, disk: LocalDisk, rings: Sequence[KeyRing], random: Random = secrets.token_bytes) -> None:
+    def __init__(
+        self,
+        disk: LocalDisk,
+        rings: Sequence[KeyRing],
+        random: Random = secrets.token_bytes,
+        master: MasterKey | None = None,
+    ) -> None:
         """`rings`: of each data directory that is encrypted; all other paths pass as they are."""
+        self.master = master
+        """The key that wraps those of the rings; None: it is not known here."""
         self.plain_files = disk
         """The disk below."""
         self.rings = tuple(rings)

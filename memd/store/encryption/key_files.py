@@ -76,8 +76,17 @@ def read_key_file(files: Files, path: Path, kind: type[AnyKeyFile]) -> AnyKeyFil
             f"{path}: is missing; without it nothing that it encrypts can be read: put it back, out of a backup if "
             "need be (where the topic was erased, its key is gone for good: remove its folder)"
         )
+    return decode_key_file(files.read(path), path, kind)
+
+
+def decode_key_file(data: bytes, path: Path, kind: type[AnyKeyFile]) -> AnyKeyFile:
+    """Decode a key file; errors call its place `path`.
+
+    Raises:
+        WrongKey: it is damaged or of a newer format.
+    """
     try:
-        found = msgspec.json.decode(files.read(path), type=kind)
+        found = msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         found = None
     if found is None or found.crc != _crc(found):
@@ -89,7 +98,12 @@ def read_key_file(files: Files, path: Path, kind: type[AnyKeyFile]) -> AnyKeyFil
 
 def write_key_file(files: Files, path: Path, contents: AnyKeyFile) -> None:
     """Write a key file durably."""
-    replace_file(files, path, msgspec.json.encode(msgspec.structs.replace(contents, crc=_crc(contents))) + b"\n")
+    replace_file(files, path, encode_key_file(contents))
+
+
+def encode_key_file(contents: AnyKeyFile) -> bytes:
+    """Encode a key file."""
+    return msgspec.json.encode(msgspec.structs.replace(contents, crc=_crc(contents))) + b"\n"
 
 
 class KeyMaker:
@@ -133,10 +147,15 @@ def new_key(random: Random) -> DataKey:
 
 def write_topic_key(files: Files, path: Path, directory: str, by: DataKey, random: Random) -> DataKey:
     """Draw the key of a topic and write its `topic.key`, durably."""
-    key = new_key(random)
-    wrapped = _wrapped(by, key, directory, random)
-    write_key_file(files, path, TopicKeyFile(directory=directory, by=by.id.hex(), key=wrapped))
+    key, contents = new_topic_key(directory, by, random)
+    write_key_file(files, path, contents)
     return key
+
+
+def new_topic_key(directory: str, by: DataKey, random: Random) -> tuple[DataKey, TopicKeyFile]:
+    """Draw the key of a topic; return it also wrapped."""
+    key = new_key(random)
+    return key, TopicKeyFile(directory=directory, by=by.id.hex(), key=_wrapped(by, key, directory, random))
 
 
 def read_topic_key(files: Files, path: Path, directory: str, by: DataKey) -> DataKey:
@@ -145,7 +164,11 @@ def read_topic_key(files: Files, path: Path, directory: str, by: DataKey) -> Dat
     Raises:
         WrongKey: there is none, or it is another directory's.
     """
-    found = read_key_file(files, path, TopicKeyFile)
+    return opened_topic_key(read_key_file(files, path, TopicKeyFile), path, directory, by)
+
+
+def opened_topic_key(found: TopicKeyFile, path: Path, directory: str, by: DataKey) -> DataKey:
+    """Open the key of a topic that was read; see `read_topic_key`."""
     if found.directory != directory or found.by != by.id.hex():
         raise WrongKey(
             f"{path}: belongs to another data directory, or is from before a `memd rekey --data`; put back the one "

@@ -85,7 +85,17 @@ def with_copy(files: LocalDisk, data_dir: Path, copy: Path) -> LocalDisk:
 
     assert isinstance(files, EncryptedDisk), "what encrypts"
     ring = next(ring for ring in files.rings if ring.data_dir == data_dir)
-    return EncryptedDisk(files.plain_files, [*files.rings, ring.of_copy(copy)])
+    return EncryptedDisk(files.plain_files, [*files.rings, ring.of_copy(copy)], master=files.master)
+
+
+def master_of(files: LocalDisk, data_dir: Path) -> MasterKey | None:
+    """Return the master key of a disk that encrypts a data directory; None: it does not."""
+    if not files.encrypts(data_dir / RECEIPTS_NAME):
+        return None
+    from memd.store.encryption.encrypted_disk import EncryptedDisk
+
+    assert isinstance(files, EncryptedDisk) and files.master is not None, "opened with a key"
+    return files.master
 
 
 def key_id_of(disk: LocalDisk, data_dir: Path) -> str | None:
@@ -173,7 +183,7 @@ def encrypted_disk(data_dir: Path, master: MasterKey, disk: LocalDisk) -> Encryp
     key, _ = KeyMaker(master, found.directory, secrets.token_bytes).opened(path, found)
     if found.state != "whole":
         raise WrongKey(f"{data_dir}: {_UNFINISHED[found.state]} was begun and not finished; run it again")
-    return EncryptedDisk(disk, [KeyRing(disk, data_dir, found.directory, key, secrets.token_bytes)])
+    return EncryptedDisk(disk, [KeyRing(disk, data_dir, found.directory, key, secrets.token_bytes)], master=master)
 
 
 def _make_keys(data_dir: Path, master: MasterKey, disk: LocalDisk) -> None:
