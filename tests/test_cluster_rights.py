@@ -23,9 +23,11 @@ from test_oauth import ALLOWED, ANN, CALLBACK, CLIENT, FILE, ISSUER, VERIFIER, q
 
 from memd.admin.access import acting_headers, headers_with_token, let_in
 from memd.admin.oauth.clients import client_id_of
-from memd.admin.oauth.grants import Tokens
+from memd.admin.oauth.grants import Grant, Tokens
+from memd.admin.oauth.ledger import LedgerFile
 from memd.admin.oauth.protocol import permission_asked, token_asked
 from memd.admin.oauth.shared_ledger import SharedLedger
+from memd.cli.moving_rights import copy_rights
 from memd.errors import BadQuestion, InDoubt, OAuthRefused, StoreError
 from memd.principals import OWNER, Acting, Principal, Principals, digest_of
 from memd.proxy.sharing import DaemonTrust
@@ -373,3 +375,41 @@ def test_the_tokens_are_known_before_anybody_else_uses_a_database_that_was_away(
             assert seen == [["a"]]
         database.connect()
         assert len(seen) == 1
+
+
+# -- between a folder and a cluster -----------------------------------------------------------------------------------
+
+
+def test_tokens_and_grants_are_copied_both_ways_and_a_second_time_changes_nothing(
+    shared: Shared, tmp_path: Path
+) -> None:
+    folder = TokenFile(DiskFiles(), tmp_path)
+    folder.keep([token("a"), token("b")])
+    other = msgspec.structs.replace(token("c"), name="b")
+    shared.tokens().change(lambda kept: (other,))
+    grant = Grant(
+        id="g",
+        client_name="An editor",
+        client_sha256="",
+        principal_sha256=token("a").token_sha256,
+        principal="a",
+        rights=("read",),
+        topics=(),
+        created_at=1,
+        access_sha256="x",
+        access_until=2,
+        refresh_sha256="y",
+        refresh_until=3,
+    )
+    given = msgspec.json.encode(LedgerFile(key="ab" * 32, grants=(grant,)))
+    (tmp_path / "memd.grants").write_bytes(given)
+    with closing(Database(shared.url)) as database:
+        copied = copy_rights(tmp_path, database, is_into_cluster=True)
+        assert (copied.tokens, copied.left, copied.grants) == (("a",), ("b",), 1)
+        again = copy_rights(tmp_path, database, is_into_cluster=True)
+        assert (again.tokens, again.left, again.grants) == ((), ("b",), 0)
+        assert [one.name for one in shared.tokens().read()] == ["a", "b"]
+        back = tmp_path / "back"
+        back.mkdir()
+        assert copy_rights(back, database, is_into_cluster=False).tokens == ("a", "b")
+        assert (back / "memd.grants").read_bytes() == given

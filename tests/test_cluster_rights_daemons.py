@@ -16,7 +16,6 @@ from test_cluster_core import postgres, s3, settings  # noqa: F401  # fixtures
 from test_oauth import CALLBACK, CHALLENGE, VERIFIER
 
 pytestmark = pytest.mark.process
-LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "list_topics", "arguments": {}}}
 SPEAKS = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-06-18"}
 
 
@@ -62,6 +61,8 @@ def test_a_token_is_made_exchanged_and_taken_back_for_all_daemons_with_any_of_th
     assert status(second, rotated) == status(first, rotated) == 401
     refused = first.run("token", "list")
     assert refused.returncode == 1 and "is the cache of a cluster, which has the topics and tokens" in refused.stderr
+    told = second.run("audit", "--config", str(second.config))
+    assert "each one of a cluster has an audit of what it answered" in told.stdout
     for one in pair:
         assert one.terminate() == 0
     bob = made(first, "add", "bob", "--topics", "*", "--rights", "read")
@@ -79,8 +80,9 @@ def form(daemon: DaemonProcess, path: str, **fields: Any) -> tuple[int, str]:
     return told
 
 
-def tools(daemon: DaemonProcess, token: str) -> Answer:
-    return ask(f"{daemon.own_url}/mcp", LIST, headers={**SPEAKS, "Authorization": f"Bearer {token}"})
+def tools(daemon: DaemonProcess, token: str, name: str = "list_topics", **arguments: str) -> Answer:
+    called = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": name, "arguments": arguments}}
+    return ask(f"{daemon.own_url}/mcp", called, headers={**SPEAKS, "Authorization": f"Bearer {token}"})
 
 
 def test_a_program_that_registers_at_one_daemon_is_let_in_at_another_and_ended_at_a_third(
@@ -93,7 +95,9 @@ def test_a_program_that_registers_at_one_daemon_is_let_in_at_another_and_ended_a
     client = registered["client_id"]
     asked = {"response_type": "code", "client_id": client, "redirect_uri": CALLBACK, "code_challenge": CHALLENGE}
     query = urlencode({**asked, "code_challenge_method": "S256"})
-    _, page = form(second, "/oauth/authorize", request=query, right="read", topics="", token=ann, answer="allow")
+    _, page = form(
+        second, "/oauth/authorize", request=query, right=["read", "write"], topics="", token=ann, answer="allow"
+    )
     back = unescape(page.partition('href="http://localhost')[2].partition('"')[0])
     [code] = parse_qs(urlsplit(back).query)["code"]
     exchange = {"grant_type": "authorization_code", "code": code, "code_verifier": VERIFIER, "redirect_uri": CALLBACK}
@@ -105,7 +109,11 @@ def test_a_program_that_registers_at_one_daemon_is_let_in_at_another_and_ended_a
     told, body = form(second, "/oauth/token", **renewal)
     renewed = json.loads(body)["access_token"]
     assert told == 200 and tools(first, renewed).status == 200
-    assert "An editor, as ann: read in" in made(first, "list")
+    chat = [{"role": "user", "content": "The lamp is in the attic."}]
+    assert first.chat(chat, headers={"X-Memory-Token": ann, "X-Memory-Topic": "team"}).status == 200
+    noted = tools(second, renewed, "remember", content="The keeper is Ada.", topic="team")
+    assert "Remembered in topic team" in noted.body.decode(), "which the first has, and that knows no secret of MCP's"
+    assert "An editor, as ann: read, write in" in made(first, "list")
     assert made(first, "revoke", "ann") == "revoked ann"
     for one in pair:
         wait_until(lambda one=one: tools(one, renewed).status == 401, one.log.read_text)  # type: ignore[misc]

@@ -97,6 +97,8 @@ def _state(chain: ChainState | None, config: Config) -> list[RenderableType]:
         told = [f"The audit is whole: {lines}, none missing, none changed. Its head is {chain.head}"]
     else:
         told = [f"THE AUDIT IS NOT WHOLE ({lines}):", *(f"  {finding}" for finding in chain.findings)]
+    if config.store.is_shared:
+        told.append("It is this daemon's: each one of a cluster has an audit of what it answered. Look at all of them.")
     return [*map(Text, told), *(Text(f"  {notice}") for notice in chain.notices)]
 
 

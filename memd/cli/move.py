@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from memd.cli.flags import FOUND_SOMETHING, config_of, key_flag, key_of
+from memd.cli.moving_rights import CopiedRights, copy_rights
 from memd.errors import BadQuestion, ConfigError
 from memd.settings.encryption import EncryptionSettings
 from memd.settings.model import Config
@@ -30,8 +31,8 @@ _TWO_SIDES = (
     "the cluster, or postgresql://USER@HOST/DATABASE with --bucket"
 )
 _STAYS = (
-    "Tokens, grants, receipts, the audit and the list of erasures are not moved: make tokens with `memd token` where "
-    "the topics are now, and keep the rest as long as you want to look things up."
+    "Receipts, the audit and the list of erasures are not moved: keep them as long as you want to look things up. "
+    "Tokens that were copied hold on both sides: take those back that are to hold on one alone."
 )
 _OUTCOMES = {
     "moved": "moved",
@@ -81,9 +82,22 @@ def move(
     with closing(Database(config.store.url)) as database:
         kept = Bucket.of(config.store.bucket_settings, os.environ)
         done = _run(Folder(path.absolute(), encryption), ClusterPlace(database, kept), wish, as_json)
+        rights = None
+        if done and not (dry_run or topics):
+            rights = copy_rights(path, database, is_into_cluster=is_into)
     if not as_json:
         _summarise(done, wish, source, target)
+        if rights is not None:
+            _tell_rights(rights)
     return FOUND_SOMETHING if any(one.outcome == "refused" for one in done) else 0
+
+
+def _tell_rights(rights: CopiedRights) -> None:
+    if rights.tokens:
+        grants = f", with {counted(rights.grants, 'grant')}" if rights.grants else ""
+        click.echo(f"Tokens that hold there now: {', '.join(rights.tokens)}{grants}.")
+    if rights.left:
+        click.echo(f"Not copied, as another token there has the name or the secret: {', '.join(rights.left)}.")
 
 
 def _is_cluster(place: str) -> bool:

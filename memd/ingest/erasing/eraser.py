@@ -116,6 +116,8 @@ class Eraser:
         self._forget()
         self.store.observe_canonical_id(erasure.highest_id)
         await asyncio.to_thread(self.store.wipe_copy, erasure.topic_id, wiper)
+        if self.topics.replicas is not None:
+            await self.topics.replicas.look([erasure.topic_id])
         told = {"kind": erasure.kind, "chunks": erasure.chunks, "by": erasure.by}
         log.info("erased here too, as another daemon did", extra={"topic": erasure.topic_id, **told})
         self._events.publish("erased", {"topic_id": erasure.topic_id, **told})
