@@ -34,7 +34,7 @@ from memd.store.cluster.replica import Refreshed, Replica
 from memd.store.cluster.replica_log import ReplicaLog
 from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.erasure.wiping import Wiper
-from memd.store.layout import replicas_dir
+from memd.store.layout import LOCK_NAME, replicas_dir
 from memd.store.local_shelf import LocalShelf
 from memd.store.log.journal import Journal
 from memd.store.parts import StoreShared
@@ -94,15 +94,16 @@ class Two:
         self.replica = self.begun(self.files, folder / "two")
         self.found: ReplicaLog | None = None
 
-    def begin(self) -> None:
+    def begin(self, files: LocalDisk | None = None) -> None:
         """Begin a topic in an empty cluster."""
         self.forget()
-        files = in_memory()
+        files = files or in_memory()
         self.log = self.opened(self._shelf("one", files, DATA_DIR))
         self.journal, _ = Journal.open(self.log.claim)
 
     def forget(self) -> None:
         with self._database.connection() as connection:
+            connection.execute("UPDATE memd_version SET key = NULL")
             connection.execute("TRUNCATE memd_topic, memd_log, memd_object, memd_garbage")
 
     def _shelf(self, name: str, files: LocalDisk, folder: Path) -> PostgresShelf:
@@ -401,19 +402,28 @@ def test_words_are_found_in_what_was_indexed_here_and_in_what_came_since(two: Tw
 
 
 def test_the_folder_of_an_encrypted_directory_is_encrypted(two: Two) -> None:
-    files = EncryptedCrashFiles()
-    files.make_directory(DATA_DIR)
+    files, owners_files = (EncryptedCrashFiles(in_memory()) for _ in range(2))
+    owners_files.lock(DATA_DIR / LOCK_NAME)
+    two.begin(owners_files)
+    two.source = Watched(two._shelf("two", files, DATA_DIR))
     entries = two.log.append([draft(number) for number in range(5)])
     seal_all(two.log)
     two.log.append([draft("last")])
+    two.journal.rewrite([b"one"])
     replica = two.begun(files, DATA_DIR)
     refreshed = replica.refresh(two.source.heads([TOPIC])[TOPIC])
     assert refreshed is not None and live_contents(refreshed.log) == live_contents(two.log)
+    two.log.append([draft("later")])
+    two.journal.append([b"two"])
+    two.journal.sync()
+    refreshed = replica.refresh(two.source.heads([TOPIC])[TOPIC])
+    assert refreshed is not None and live_contents(refreshed.log) == live_contents(two.log)
+    assert refreshed.payloads == (b"two",)
     on_disk = files.contents()
     assert any("memd.replicas/talk/segments/seg_0001.bin" in name for name in on_disk)
     assert not [name for name, data in on_disk.items() if b"chunk" in data or entries[0].vector in data]
     replica.remove()
-    assert [name for name in files.contents() if "memd.replicas" in name] == []
+    assert [name for name in files.contents() if "memd.replicas/talk" in name] == []
 
 
 def test_a_crash_at_any_step_of_a_refresh_leaves_nothing_wrong(two: Two) -> None:

@@ -69,7 +69,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         bucket = {name: getattr(made, name) for name in ("bucket", "endpoint", "region", "access_key", "secret_key")}
         settings = {
             "store": {"url": postgres.database("replicas"), **bucket},
-            "buffer": {"journal_fsync": "always", "store_after_seconds": 0.0},
+            # Turns wait to be stored, notes do not.
+            "buffer": {"journal_fsync": "always", "store_after_seconds": 3_600.0},
         }
         pair = Pair(tmp_path_factory.mktemp("replicas"), postgres, settings)
         pair.start(upstream)
@@ -107,6 +108,7 @@ def test_a_chunk_that_another_daemon_is_still_to_store_can_be_corrected(pair: Pa
     chunks = json.loads(answer.body)["memory_out"]["injected_chunks"]
     (shown,) = (one["id"] for one in chunks if one["topic_id"] == "birds")
     correction = {"chunk_ids": [shown], "action": "Update", "reason": "renamed", "content": "The owl is called Athena."}
+    assert "Minerva" not in str(pair.owner.export(settled=False))
     answer, _ = pair.ask("Thanks. Note this.", "birds", corrections=[correction])
     assert "signals" not in json.loads(answer.body)["memory_out"]
     _, prompt = pair.ask("How is the owl of the tower called now?", "birds")
@@ -114,11 +116,12 @@ def test_a_chunk_that_another_daemon_is_still_to_store_can_be_corrected(pair: Pa
 
 
 def test_what_its_owner_has_erased_is_found_by_nobody_and_is_not_on_the_disk(pair: Pair) -> None:
-    pair.tell("safe", "The combination of the safe is Xylophone.")
-    wait_until(lambda: "Xylophone" in str(pair.owner.export()), lambda: repr(pair.owner))
+    note = {"topic_id": "safe", "notes": [{"content": "The combination of the safe is Xylophone."}]}
+    assert ask(f"{pair.owner.own_url}/memd/notes", note).status == 200
+    wait_until(lambda: "Xylophone" in str(pair.owner.export(settled=False)), lambda: repr(pair.owner))
     assert "Xylophone" in pair.ask("What is the combination of the safe?", "safe")[1]
     wait_until(lambda: b"Xylophone" in pair.on_disk("safe"), lambda: repr(pair.reader))
-    (entry,) = (one for one in pair.owner.export() if "Xylophone" in one["content"])
+    (entry,) = (one for one in pair.owner.export(settled=False) if "Xylophone" in one["content"])
     erased = ask(f"{pair.owner.own_url}/memd/erase", {"topic_id": "safe", "chunk_ids": [entry["id"]]})
     assert erased.status == 200 and json.loads(erased.body)["done"], erased.body
     pair.tell("safe", "The colour of the safe is turquoise.")

@@ -281,5 +281,5 @@ class PostgresShelf:
     def _no_cache(self) -> StoreError:
         return StoreError(
             f"{self._data_dir}: holds topics that this cluster does not keep, and they would be removed: choose an "
-            "empty data_dir; or, if it is to be served by itself, leave out store.url"
+            "empty data_dir"
         )
