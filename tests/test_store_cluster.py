@@ -79,6 +79,8 @@ class CutBucket(Bucket):
         self.steps.step()
         self.cluster.attempts += not new
         self._look()
+        if not new:
+            self.cluster.before_put()
         done = super().put(key, data, new=new)
         self.steps.step()
         return done
@@ -117,6 +119,7 @@ class Cluster:
             connection.execute("TRUNCATE memd_topic, memd_log, memd_object, memd_garbage")
         self.objects = MemoryStore()
         self.bucket_is_away, self.attempts = False, 0
+        self.before_put: Callable[[], object] = lambda: None
 
     def daemon(self, name: str, files: LocalDisk | None = None, *, lease_seconds: float = 60.0) -> PostgresShelf:
         """The shelf of a daemon with a folder of its own."""
@@ -395,6 +398,28 @@ def test_a_claim_that_was_taken_over_freezes_nothing(cluster: Cluster) -> None:
     later.claim.release()
     assert groups_in(cluster.daemon("three"), 1) == ["one", "two", "three"]
     assert len(cluster.keys()) == 1, "what was written for nothing is removed with the next claim"
+
+
+def test_an_object_that_is_written_after_the_topic_was_taken_over_does_not_stay(cluster: Cluster) -> None:
+    for is_sealing in (True, False):
+        cluster.clear()
+        late = open_log(cluster.daemon("one"), segment_entries_max=3)
+        late.append([draft(number) for number in range(3 if is_sealing else 2)])
+        two, taken = cluster.daemon("two"), list[Claim]()
+
+        def take_over(two: Shelf = two, taken: list[Claim] = taken) -> None:
+            if not taken:  # a daemon that was stopped just here
+                taken.append(two.claim(TOPIC, gone="http://one"))
+
+        cluster.before_put = take_over
+        if is_sealing:
+            with pytest.raises(Fenced):
+                late.seal(1)
+        late.close()
+        assert taken and cluster.attempts
+        assert cluster.keys() == set()
+        assert cluster.rows("SELECT key FROM memd_garbage UNION SELECT key FROM memd_object") == []
+        assert len(live_contents(log_of(two, taken[0]))) == (3 if is_sealing else 2)
 
 
 def test_while_the_bucket_is_away_topics_are_let_go_as_they_are(cluster: Cluster) -> None:

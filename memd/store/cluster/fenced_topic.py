@@ -172,6 +172,17 @@ class FencedTopic:
         asked = (erasure, id_floor, self.key, self.topic_id, erasure, erasure)
         return bool(connection.execute(anew, asked).rowcount)
 
+    def disown(self, keys: Collection[str]) -> list[str]:
+        """Note objects as garbage that were written after somebody else had claimed the topic, and had removed garbage;
+        return those that are. One that counts after all, as an answer said that was lost, is none."""
+        found = (
+            "INSERT INTO memd_garbage (topic, key, epoch) SELECT %s, mine.key, %s FROM unnest(%s::text[]) AS mine (key)"
+            " WHERE NOT EXISTS (SELECT FROM memd_object AS o WHERE o.topic = %s AND o.key = mine.key)"
+            " ON CONFLICT (topic, key) DO UPDATE SET epoch = memd_garbage.epoch RETURNING key"
+        )
+        asked = (self.topic_id, self.epoch, list(keys), self.topic_id)
+        return self._database.again(lambda connection: [key for (key,) in connection.execute(found, asked)])
+
     def forget_garbage(self, keys: Collection[str]) -> None:
         """Note that objects are gone."""
         forget_garbage(self._database, self.topic_id, keys)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -135,9 +135,10 @@ class PostgresClaim:
             kept = [self._describe(path, temporary) for path, temporary in written.items()]
             if kept:
                 self._write(lambda: self._topic.announce([one.key for one in kept]))
-            for one, source in zip(kept, written.values(), strict=True):
-                self._objects.put([(one, self._pieces(source, one.checksum.bytes))])
-            self._write(lambda: self._topic.publish(kept, gone))
+            with self._disowned(kept):
+                for one, source in zip(kept, written.values(), strict=True):
+                    self._objects.put([(one, self._pieces(source, one.checksum.bytes))])
+                self._write(lambda: self._topic.publish(kept, gone))
             self._crcs |= {path: one.checksum.crc for path, one in zip(written, kept, strict=True)}
         self._drop(gone, wiper, kept)
         self._cache.publish(written, trimmed, wiper)
@@ -175,16 +176,28 @@ class PostgresClaim:
             return False
         if kept:
             self._topic.announce({one.key for one in kept})
-            for number, one in zip(full, kept, strict=False):
-                self._objects.put([(one, self._pieces(self.layout.bin(number), one.checksum.bytes))])
-            if tail:
-                self._objects.put(tail)
+            with self._disowned(kept):
+                for number, one in zip(full, kept, strict=False):
+                    self._objects.put([(one, self._pieces(self.layout.bin(number), one.checksum.bytes))])
+                if tail:
+                    self._objects.put(tail)
         self._cached.note(self._cached_objects(kept))
         if not kept:
             return False
-        self._topic.freeze(kept, ends, unfinished=unfinished)
+        with self._disowned(kept):
+            self._topic.freeze(kept, ends, unfinished=unfinished)
         self._drop([one.name for one in kept], None, kept)
         return True
+
+    @contextmanager
+    def _disowned(self, kept: Iterable[KeptObject]) -> Iterator[None]:
+        """Remove objects again that were written too late."""
+        try:
+            yield
+        except Fenced:
+            with suppress(StoreError):
+                self.remove_objects(self._topic.disown({one.key for one in kept}))
+            raise
 
     def _cached_objects(self, kept: Iterable[KeptObject]) -> dict[Path, KeptObject]:
         """The objects to which files of the folder are equal, with these."""
