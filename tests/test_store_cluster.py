@@ -828,6 +828,21 @@ def test_what_the_database_refuses_is_not_in_doubt(cluster: Cluster) -> None:
     assert groups_in(cluster.daemon("two"), 1) == ["two"]
 
 
+def test_daemons_never_give_out_the_same_ids_also_if_their_clocks_say_the_same(cluster: Cluster) -> None:
+    cluster.rows("DELETE FROM memd_seat RETURNING 1")
+    files = on_disk()
+    turns = [cluster.daemon(name, files if name == "one" else None).claim(name).id_turn for name in ("one", "two")]
+    again = cluster.daemon("one", files.after_power_cut("kept")).claim("one").id_turn
+    assert [*turns, again] == [0, 1, 0]
+    clocks = [SharedClock(lambda: 1_000_000) for _ in turns]
+    for clock, turn in zip(clocks, turns, strict=True):
+        assert turn is not None
+        clock.take_turn(turn)
+    ids = [[clock.next() for _ in range(5)] for clock in clocks]
+    assert all(own == sorted(set(own)) and own[0] >= 1_000_000 for own in ids)
+    assert set(ids[0]).isdisjoint(ids[1])
+
+
 def test_the_schema_is_made_once_and_a_newer_one_is_refused(server: PostgresServer) -> None:
     url = server.database("of_a_newer_memd")
     first = Database(url)

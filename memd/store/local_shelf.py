@@ -30,6 +30,7 @@ class LocalClaim:
         self.epoch = epoch
         self.since = 1
         self.id_floor = 0
+        self.id_turn: int | None = None
         self._ends: dict[Stream, AppendFile] = {}
         self._is_released = False
 

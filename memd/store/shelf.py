@@ -61,6 +61,8 @@ class Claim(Protocol):
     """The epoch from which on nobody but this daemon had the topic."""
     id_floor: int
     """Ids up to this one were given out to entries of a topic of this name, which was erased."""
+    id_turn: int | None
+    """See `CanonicalClock.turn`; None: no other daemon gives out ids."""
 
     @property
     def is_over(self) -> bool:

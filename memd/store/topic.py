@@ -104,7 +104,7 @@ class TopicLog:
         self.unstored: Callable[[], UnstoredText] = lambda: NOTHING_UNSTORED
         """Asked at each search for what was said and is not in the log; set by who keeps the buffer, which is on the
         event loop, and so is who asks."""
-        shared.clock.observe(claim.id_floor)
+        shared.clock.take_turn(claim.id_turn, above=claim.id_floor)
         for segment in opened.segments.values():
             shared.clock.observe(int(segment.rows["canonical_id"].max(initial=0)))
         self.findings += self._lexical.ahead_of(self._snapshot)

@@ -15,6 +15,7 @@ database that is away is connected to when it is asked for the next time.
     memd_book      what all daemons know: tokens, grants, erasures, one row each, in JSON
     memd_count     how often each of these books was changed
     memd_daemon    the daemons, as each tells of itself
+    memd_seat      the caches that daemons have, and which ids are whose to give out
 """
 
 from __future__ import annotations
@@ -100,6 +101,11 @@ _MIGRATIONS = (
         version text NOT NULL,
         marks text NOT NULL,
         seen_at timestamptz NOT NULL DEFAULT clock_timestamp()
+    );
+    CREATE TABLE memd_seat (
+        seat text PRIMARY KEY,
+        turn int NOT NULL,
+        at timestamptz NOT NULL DEFAULT clock_timestamp()
     );
     CREATE TABLE memd_count (book text PRIMARY KEY, changes bigint NOT NULL);
     INSERT INTO memd_count VALUES ('tokens', 0), ('grants', 0), ('erasures', 0), ('retention', 0), ('daemons', 0);

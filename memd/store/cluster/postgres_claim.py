@@ -32,7 +32,15 @@ class PostgresClaim:
     """A claim to a topic of a cluster. See Claim."""
 
     def __init__(
-        self, cache: LocalClaim, topic: FencedTopic, objects: ObjectKeeper, kept: KeptTopic, since: int, id_floor: int
+        self,
+        cache: LocalClaim,
+        topic: FencedTopic,
+        objects: ObjectKeeper,
+        kept: KeptTopic,
+        *,
+        since: int,
+        id_floor: int,
+        id_turn: int | None,
     ) -> None:
         """`kept`: of the topic, to which the folder is made equal before anything is written."""
         self.files = cache.files
@@ -40,6 +48,7 @@ class PostgresClaim:
         self.epoch = topic.epoch
         self.since = since
         self.id_floor = id_floor
+        self.id_turn = id_turn
         self._cache = cache
         self._cached = CachedFolder(cache.files, cache.layout)
         self._topic = topic

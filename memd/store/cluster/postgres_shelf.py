@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
+from memd.entries import ID_TURNS
 from memd.errors import ObjectMissing, StoreError, TopicHeld, TopicMoving, WrongKey
 from memd.store.bucket.objects import Bucket
 from memd.store.cluster.cached_folder import CachedFolder
@@ -81,6 +82,7 @@ class PostgresShelf:
         self._cached = LocalShelf(files, data_dir)
         self._is_owned = False
         self._seat = seat
+        self._id_turn: int | None = None
         self._refreshing: dict[str, FencedTopic] = {}
         """Granted, and not given out yet: to bring a large topic's folder up to date may take longer than a lease."""
         self._owning = Lock()  # topics are claimed in several threads
@@ -104,7 +106,15 @@ class PostgresShelf:
             raise
         finally:
             del self._refreshing[topic_id]
-        claim = PostgresClaim(cache, topic, self._objects, kept, granted.since, granted.id_floor)
+        claim = PostgresClaim(
+            cache,
+            topic,
+            self._objects,
+            kept,
+            since=granted.since,
+            id_floor=granted.id_floor,
+            id_turn=self._id_turn,
+        )
         claim.remove_objects(garbage)
         return claim
 
@@ -272,7 +282,9 @@ class PostgresShelf:
             found, _, seat = self._files.read(marker).decode("ascii", "replace").strip().partition(" ")
             if found != own or not seat:
                 raise self._no_cache()
-            self._seat = self._seat or seat
+            if not self._seat:
+                self._id_turn = self._database.again(lambda connection: _turn_of(connection, seat))
+                self._seat = seat
             self._keys.join()
             any_object = "SELECT EXISTS (SELECT FROM memd_object)"
             is_used = self._database.ask(lambda connection: connection.execute(any_object).fetchone()[0])
@@ -283,3 +295,15 @@ class PostgresShelf:
             f"{self._data_dir}: holds topics that this cluster does not keep, and they would be removed: choose an "
             "empty data_dir"
         )
+
+
+def _turn_of(connection: Connection, seat: str) -> int:
+    """The turn of a seat among the ids; a new one gets that which was least recently begun with."""
+    begun = (
+        "INSERT INTO memd_seat (seat, turn) SELECT %s, turn FROM generate_series(0, %s) AS turn"
+        " LEFT JOIN memd_seat USING (turn) GROUP BY turn ORDER BY max(at) NULLS FIRST, turn LIMIT 1"
+        " ON CONFLICT (seat) DO UPDATE SET at = excluded.at RETURNING turn"
+    )
+    with connection.transaction():
+        connection.execute("LOCK TABLE memd_seat IN EXCLUSIVE MODE")
+        return int(connection.execute(begun, (seat, ID_TURNS - 1)).fetchone()[0])
