@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import DaemonProcess, ask, text_of, wait_until
 from owner_daemons import Ground, figure, ground, owner_of, tell
 from raw_wire import connected, request
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, streamed
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.process
 
 FACT = "The lamp of the lighthouse was made in Paris."
 QUESTION = "Where was the lamp of the lighthouse made?"
+MESSAGES = [{"role": "user", "content": "What is the lamp made of?"}]
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +167,35 @@ def test_daemons_that_speak_tls_trust_whom_the_machine_trusts(
     refused = tell(distrustful, "talk", QUESTION)
     assert owner_of(refused) is None and refused.headers["X-Memory-Status"] == "degraded:store"
     assert "SSL_CERT_FILE" in distrustful.log.read_text()
+
+
+def test_a_daemon_that_ends_in_good_order_keeps_a_topic_until_it_has_answered(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, shared: Ground
+) -> None:
+    settings = shared.settings(store={"lease_seconds": 60}, shutdown={"grace_seconds": 60})
+    asked, owner = (make_daemon(upstream.url, settings).start() for _ in range(2))
+    tell(owner, "talk", FACT)
+    tell(owner, "idle", FACT)
+    gate = threading.Event()
+    upstream.answer = lambda _: streamed("Of Venetian-glass-42.", gate)
+    with ThreadPoolExecutor(2) as clients, owner.stream(MESSAGES, memory_in={"topic_id": "talk"}) as answer:
+        next(iter(answer))
+        upstream.answer = chat_answer
+        owner.send_signal(signal.SIGTERM)
+        wait_until(lambda: is_refused(owner.base_url), lambda: repr(owner))
+        assert owner_of(tell(asked, "idle", QUESTION)) is None, "it is let go at once"
+        telling = clients.submit(tell, asked, "talk", "Of what is the lamp?")
+        gate.set()
+        assert text_of(list(answer)).endswith("glass-42.") and answer.ended_properly
+        assert owner_of(told := telling.result()) is None and told.headers["X-Memory-Status"] == "injected"
+    assert owner.wait() == 0 and "writing failed" not in owner.log.read_text()
+    assert b"Venetian-glass-42" in ask(f"{asked.own_url}/memd/search?q=OfVenetian-glass-42.&topic=talk").body
+
+
+def is_refused(url: str) -> bool:
+    """Whether nobody listens at an address."""
+    try:
+        connected(url).close()
+    except ConnectionRefusedError:
+        return True
+    return False

@@ -154,18 +154,30 @@ class Topics:
                 await topic.rewrite_journal()
             return
         loop, self._is_closing = asyncio.get_running_loop(), True
-
-        async def close(topic: Topic) -> None:
-            if topic.log.claim.is_over:
-                await self._reopen(topic)
-            await topic.rewrite_journal()
-            released = partial(self._store.close_topic, topic.id, unfinished=not topic.is_on_disk)
-            await loop.run_in_executor(topic.writer, released)
-
-        await asyncio.gather(*map(close, self.opened()))
+        await asyncio.gather(*map(self._close, self.opened()))
         self._open = {}
         await loop.run_in_executor(None, self.claims.stop, self.claims.wait_seconds)
         await loop.run_in_executor(None, self._lanes.close)
+
+    async def close_unused(self) -> None:
+        """In a cluster, let others have the topics that nobody holds: this daemon ends, and answers to the last."""
+
+        async def close(topic: Topic) -> None:
+            if topic.idle_seconds and self._open.get(topic.id) is topic:
+                del self._open[topic.id]
+                with contextlib.suppress(StoreError):  # whoever opens it finds what is kept
+                    await self._close(topic)
+
+        if self.claims is not None:
+            self._is_closing = True
+            await asyncio.gather(*map(close, self.opened()))
+
+    async def _close(self, topic: Topic) -> None:
+        if topic.log.claim.is_over:
+            await self._reopen(topic)
+        await topic.rewrite_journal()
+        released = partial(self._store.close_topic, topic.id, unfinished=not topic.is_on_disk)
+        await asyncio.get_running_loop().run_in_executor(topic.writer, released)
 
     async def end(self, topic_id: str, put_aside: Callable[[], Result]) -> Result:
         """Close a topic for good and put its folder aside; the next `get` begins another one.

@@ -172,12 +172,13 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         with contextlib.suppress(StoreError):  # who reads a stale one finds nobody there
             for path in told:
                 await loop.run_in_executor(None, files.remove, path)
+        await loop.run_in_executor(None, daemon.leave)
         house.close()
         daemon.sources.stop()
         daemon.upstream.stop()
         daemon.token_watch.stop()
         daemon.events.end()
-        await asyncio.gather(*(runner.cleanup() for runner in runners))
+        await asyncio.gather(daemon.topics.close_unused(), *(runner.cleanup() for runner in runners))
         for task in tending:
             task.cancel()
         await tasks.finish(timeout_seconds=config.shutdown.grace_seconds)
@@ -367,7 +368,7 @@ async def _beside_others(stack: AsyncExitStack, daemon: Daemon) -> Daemon:
     stack.push_async_callback(asyncio.to_thread, notices.leave)
     notices.start()
     stack.push_async_callback((owners := owners_of(daemon, daemon.cluster)).close)
-    return msgspec.structs.replace(daemon, owners=owners)
+    return msgspec.structs.replace(daemon, owners=owners, leave=notices.leave)
 
 
 def _opened(

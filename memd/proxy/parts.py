@@ -7,6 +7,7 @@ whole but what shows a running one to somebody: its start-up lines, its gauges, 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
@@ -119,6 +120,8 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     """None: the topics are this daemon's alone."""
     owners: Owners | None = None
     """The other daemons of the cluster."""
+    leave: Callable[[], object] = bool
+    """Tells them that this daemon is about to end; called in a thread."""
 
     @property
     def principals(self) -> Principals:

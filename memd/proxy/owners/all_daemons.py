@@ -44,8 +44,12 @@ class AllDaemons:
     async def others(self) -> list[str]:
         """The addresses of the others that were heard of lately; if nobody can say, as they were."""
         with suppress(StoreError):
-            self._others = await asyncio.to_thread(self._ask_for_others)
+            self._others = await self.present()
         return self._others
+
+    async def present(self) -> list[str]:
+        """The addresses of the others that were heard of lately and did not say that they end. Raises StoreError."""
+        return await asyncio.to_thread(self._ask_for_others)
 
     async def ask_others(self, request: web.Request) -> tuple[list[bytes], list[str]]:
         """Ask all of them the same as this one was asked, which is a GET.

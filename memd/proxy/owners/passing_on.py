@@ -41,7 +41,7 @@ OWNERS_MAX = 65_536
 """Topics of other daemons whose owner is remembered: 10 MB."""
 TRUSTED_SECONDS = 30.0
 """An owner that was remembered longer ago is looked up again, so that a topic which was let go can move here."""
-TRIES_A_LEASE = 8
+TRIES_A_LEASE, TRY_SECONDS_MAX = 8, 0.25
 
 Answer = Callable[[], Awaitable[web.StreamResponse]]
 
@@ -127,15 +127,16 @@ class Owners(AllDaemons):
             self._known.pop(held.topic_id, None)
             if outcome.is_hopeless:
                 return await otherwise()
+            is_late = time.monotonic() >= until
             try:
-                await self._take(held, outcome)
+                await self._take(held, outcome, is_late=is_late)
                 return await here()
             except TopicHeld as error:
-                if time.monotonic() >= until:
+                if is_late:
                     self._log(held, "does not answer and is not gone", outcome.reason)
                     return await otherwise()
                 if error.url == held.url:
-                    await asyncio.sleep(self._lease_seconds / TRIES_A_LEASE)
+                    await asyncio.sleep(min(TRY_SECONDS_MAX, self._lease_seconds / TRIES_A_LEASE))
                 held = error
             except ShelfAway:
                 return await otherwise()
@@ -156,15 +157,19 @@ class Owners(AllDaemons):
 
     # -- private ------------------------------------------------------------------------------------------------
 
-    async def _take(self, held: TopicHeld, outcome: Gone) -> None:
+    async def _take(self, held: TopicHeld, outcome: Gone, *, is_late: bool) -> None:
         """Have a topic here from now on.
+
+        A daemon that ends in good order has told the others before it closed its port. Its topics are waited for: what
+        it still answers is stored by it.
 
         Raises:
             TopicHeld: another daemon has it.
             ShelfAway: that cannot be known.
         """
         try:
-            await self._topics.get(held.topic_id, gone=held.url if outcome.is_port_closed else "")
+            is_gone = outcome.is_port_closed and (is_late or held.url in await self.present())
+            await self._topics.get(held.topic_id, gone=held.url if is_gone else "")
         except TopicHeld:
             raise
         except StoreError as error:

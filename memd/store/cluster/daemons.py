@@ -103,7 +103,10 @@ class DaemonNotices:
         self._thread.start()
 
     def leave(self) -> None:
-        """End, and remove the row; without it this daemon is forgotten by itself."""
+        """End, and remove the row, by which the others see that this daemon ends in good order. A second call does
+        nothing; without any it is forgotten by itself."""
+        if self._is_over.is_set():
+            return
         self._is_over.set()
         self._thread.join(CONNECT_SECONDS)
         gone, own = "DELETE FROM memd_daemon WHERE url = %s AND boot = %s", (self._own.url, self._own.boot)
