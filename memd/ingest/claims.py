@@ -130,26 +130,26 @@ class ClaimTender:
                     asked.append(self._asked.get_nowait())
             if _END in asked:
                 return
-            lost, is_renewed = self._round()
+            lost, renewed_at = self._round()
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._tell, lost, is_renewed, asked)
+                self._loop.call_soon_threadsafe(self._tell, lost, renewed_at, asked)
 
-    def _round(self) -> tuple[Collection[Claim], bool]:
+    def _round(self) -> tuple[Collection[Claim], float | None]:
+        """Renew the claims; return those that are lost, and when the others were good, if that is known."""
         began = self._clock()
         try:
             lost = self._renew()
         except StoreError as error:
             self._failed(error)
-            return (), False
+            return (), None
         except Exception as error:  # a bug must not end the renewals in silence
             log.exception("renewing claims met a bug; it is tried again")
             self._failed(StoreError(f"a bug: {type(error).__name__}; the log has its traceback"))
-            return (), False
-        self._renewed_at = began
+            return (), None
         if self._trouble is not None:
             log.info("the cluster's database answers again")
             self._trouble = None
-        return lost, True
+        return lost, began
 
     def _failed(self, error: StoreError) -> None:
         self._failed_at = self._clock()
@@ -159,8 +159,12 @@ class ClaimTender:
             )
         self._trouble = error
 
-    def _tell(self, lost: Collection[Claim], is_renewed: bool, asked: Collection[asyncio.Future[None] | None]) -> None:
-        self._on_round(lost, is_renewed)
+    def _tell(
+        self, lost: Collection[Claim], renewed_at: float | None, asked: Collection[asyncio.Future[None] | None]
+    ) -> None:
+        self._on_round(lost, renewed_at is not None)
+        if renewed_at is not None:  # not before the lost ones are dropped: nobody answers from those
+            self._renewed_at = renewed_at
         for future in asked:
             if future is not None and not future.done():
                 future.set_result(None)
