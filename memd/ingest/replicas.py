@@ -128,8 +128,13 @@ class Replicas:
         self._fetches = ThreadPoolExecutor(2, "memd-replica")
         self.late: asyncio.Future[dict[str, Heads]] | None = None
         """A question that the database has not answered in time."""
-        self._trouble: StoreError | None = None
+        self.trouble: StoreError | None = None
         self._looked_at = time.monotonic()
+
+    @property
+    def count(self) -> int:
+        """How many are in memory."""
+        return sum(one.topic is not None for one in self._followed.values())
 
     @property
     def is_waiting(self) -> bool:
@@ -214,8 +219,8 @@ class Replicas:
         except StoreError as error:
             self._note(error)
             return False
-        if self._trouble is not None:
-            self._trouble = None
+        if self.trouble is not None:
+            self.trouble = None
             log.info("topics of other daemons are up to date again")
         return True
 
@@ -301,6 +306,6 @@ class Replicas:
         return await asyncio.shield(loop.run_in_executor(self._fetches, work, *arguments))
 
     def _note(self, error: StoreError) -> None:
-        if self._trouble is None:
+        if self.trouble is None:
             log.warning("topics of other daemons cannot be brought up to date", extra={"error": error})
-        self._trouble = error
+        self.trouble = error

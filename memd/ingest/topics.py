@@ -55,6 +55,13 @@ class Readable(NamedTuple):
 class TopicReader(Protocol):
     """Opens topics of a cluster to be read, also those that other daemons have."""
 
+    trouble: StoreError | None
+    """Why they cannot be brought up to date now."""
+
+    @property
+    def count(self) -> int:
+        """How many topics of others are in memory."""
+
     async def readable(self, topic_ids: Sequence[str], own: Topics) -> Readable:
         """See `Topics.readable`."""
 

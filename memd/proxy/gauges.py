@@ -66,6 +66,11 @@ class Gauges:
         claims = self._topics.claims
         about = "Time since the claims to topics of a cluster were last renewed; 0 without one"
         yield gauge("memd_claims_age_seconds", about, 0.0 if claims is None else claims.age_seconds)
+        replicas = self._topics.replicas
+        about = "Topics of other daemons in memory, to be read; 0 without a cluster"
+        yield gauge("memd_replicas", about, 0 if replicas is None else replicas.count)
+        about = "Whether those cannot be brought up to date now: 1 or 0"
+        yield gauge("memd_replicas_stale", about, replicas is not None and replicas.trouble is not None)
         yield gauge("memd_tasks", "All tasks: connections, requests, work in the background", len(asyncio.all_tasks()))
 
     def _buffer_gauges(self) -> Iterator[Gauge]:
