@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import ask, wait_until
 from postgres_server import PostgresServer
 from recording_upstream import RecordingUpstream
 from test_cluster_core import postgres, s3, settings  # noqa: F401  # fixtures
@@ -43,6 +43,7 @@ def erasures(database: Database, folder: Path) -> SharedErasures:
 def test_what_one_daemon_erases_the_others_follow_once_also_after_a_restart(database: Database, tmp_path: Path) -> None:
     one, two = (erasures(database, tmp_path / name) for name in ("one", "two"))
     assert one.catch_up() == two.catch_up() == []
+    (tmp_path / "two" / "team").mkdir()
     one.write(ERASURE)
     assert two.catch_up() == [] and two.pending == one.pending == [ERASURE]
     one.write(DONE)
@@ -56,6 +57,7 @@ def test_what_one_daemon_erases_the_others_follow_once_also_after_a_restart(data
     later = msgspec.structs.replace(DONE, id=8)
     one.write(later)
     assert erasures(database, tmp_path / "two").catch_up() == [later], "also what was erased while it was away"
+    assert erasures(database, tmp_path / "new").catch_up() == [], "a new daemon has nothing of it"
     with database.connection() as connection:
         [(kept,)] = connection.execute("SELECT string_agg(data, '') FROM memd_book WHERE book = 'erasures'")
     assert "digests" not in kept, "what could be guessed goes when it is done"
@@ -77,22 +79,18 @@ def test_what_a_daemon_erases_leaves_the_cache_and_the_receipts_of_another(
     upstream: RecordingUpstream,
     settings: dict[str, Any],  # noqa: F811
 ) -> None:
-    settings["store"]["topic_idle_seconds"] = 0.2
     first, second = (make_daemon(upstream.url, settings).start() for _ in range(2))
     team = {"X-Memory-Topic": "team"}
     for text in (SECRET, *OTHERS):
         first.chat([said(text)], headers=team)
-
-    def let_go(daemon: DaemonProcess) -> None:
-        wait_until(lambda: "let go from memory topic=team" in daemon.log.read_text(), daemon.log.read_text)
-
-    let_go(first)
+    assert first.terminate() == 0
     answer = second.chat([said("Where is the spare key of the foghorn?")], headers=team)
     assert answer.headers["X-Memory-Status"] == "injected" and "granite step" in upstream.prompts[-1]
     wait_until(lambda: {"memd.receipts", "active.bin"} <= set(found_in(second.data_dir)), second.log.read_text)
-    let_go(second)
+    assert second.terminate() == 0
+    for one in (first, second):  # nobody has the topic now
+        one.start()
     found = f"{first.own_url}/memd/search?q=vermilion+walrus&topic=team"
-    wait_until(lambda: ask(found).status == 200, second.log.read_text)  # the second has let others have it
     hits = ask(found).json["chunks"]
     chunk = next(one["id"] for one in hits if "vermilion" in one["content"])
     done = ask(f"{first.own_url}/memd/erase", {"topic_id": "team", "chunk_ids": [chunk], "forbid": True})
@@ -103,3 +101,29 @@ def test_what_a_daemon_erases_leaves_the_cache_and_the_receipts_of_another(
     assert second.chat([said(SECRET)], headers=team).headers["X-Memory-Status"] == "none"
     assert second.terminate() == 0
     assert found_in(second.data_dir) == [], "it is forbidden at every daemon"
+
+
+def test_a_topic_that_is_erased_at_one_daemon_is_gone_at_all_and_begins_anew_at_another(
+    make_daemon: MakeDaemon,
+    upstream: RecordingUpstream,
+    settings: dict[str, Any],  # noqa: F811
+) -> None:
+    first, second = (make_daemon(upstream.url, settings).start() for _ in range(2))
+    team = {"X-Memory-Topic": "team"}
+    first.chat([said(SECRET)], headers=team)
+    found = "/memd/search?q=vermilion+walrus&topic=team"
+    wait_until(lambda: b"granite" in ask(first.own_url + found).body, first.log.read_text)
+    assert first.terminate() == 0
+    assert b"granite" in ask(second.own_url + found).body
+    assert second.terminate() == 0
+    for one in (first, second):
+        assert found_in(one.start().data_dir)
+    done = ask(f"{first.own_url}/memd/erase", {"topic_id": "team"})
+    assert done.status == 200, done.body
+    for one in (first, second):
+        wait_until(lambda one=one: found_in(one.data_dir) == [], one.log.read_text)  # type: ignore[misc]
+    second.chat([said(OTHERS[0])], headers=team)
+    wait_until(lambda: b"Theodora" in ask(f"{second.own_url}{found}").body, second.log.read_text)
+    resumed = ask(f"{second.own_url}/memd/erase", {"resume": True})
+    assert resumed.status == 200 and resumed.json["done"] == [], "what has begun anew is not taken for what was erased"
+    assert b"Theodora" in ask(f"{second.own_url}{found}").body

@@ -61,7 +61,9 @@ def _found(request: web.BaseRequest, principals: Principals) -> Principal | None
     if principals.is_open:
         return OWNER
     if principals.daemons and (secret := request.headers.get(DAEMON_HEADER)) is not None:
-        return principals.acting(secret, request.headers.get(ACTING_HEADER, ""))
+        acting = principals.acting(secret, request.headers.get(ACTING_HEADER, ""))
+        if acting is not None:  # else it may be a daemon that has not been heard of, with its client's own token
+            return acting
     shown = (principals.find(secret) for _, secret in shown_secrets(request))
     return next((one for one in shown if one is not None), None)
 

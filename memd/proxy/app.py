@@ -347,6 +347,7 @@ async def _share_rights(daemon: Daemon, wrong_tokens: WrongTokens) -> list[async
     await daemon.rights.begin(daemon.token_watch)
     daemon.retention.looked_at = daemon.rights.looked_at
     follower = ErasureFollower(erasures, daemon.retention.eraser)
+    await follower.look()
     return [daemon.tasks.spawn(follower.tend(), "erasures of others")]
 
 

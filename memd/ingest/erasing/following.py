@@ -1,7 +1,7 @@
 """Erasures in a cluster: what another daemon has erased leaves this one's copies, and what it could not finish is done.
 
 Rule: the daemon that has a topic erases in it; one that is gone has left its erasure in the book, and whoever can claim
-the topic goes on. A daemon that was away follows when it starts, before anybody is shown a receipt of before.
+the topic goes on. A daemon that was away follows when it starts, before it listens.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from memd.store.cluster.book import Rows, SharedBook
 from memd.store.cluster.database import Database
 from memd.store.erasure.ledger import Erasure
 from memd.store.files import Files, replace_file
-from memd.store.layout import followed_file
+from memd.store.layout import followed_file, topic_names_in
 
 
 class SharedErasures:
@@ -27,6 +27,8 @@ class SharedErasures:
         self._book = book
         self._files = files
         self._file = followed_file(data_dir)
+        self._is_new = files.size(self._file) is None and not topic_names_in(files, data_dir)
+        """Whether there can be nothing here that was erased before."""
         self._known: dict[int, Erasure] = {}
         self._own: set[int] = set()
         self._read = 0
@@ -67,8 +69,7 @@ class SharedErasures:
     def note_followed(self) -> None:
         """Note that nothing of what was heard of is left in this daemon's copies. Raises StoreWriteFailed."""
         with self._mutex:
-            self._files.make_directory(self._file.parent)
-            replace_file(self._files, self._file, str(self._read).encode())
+            self._note()
             self._unfollowed.clear()
 
     def _hear(self) -> None:
@@ -79,10 +80,17 @@ class SharedErasures:
             self._known[erasure.id] = erasure
             if erasure.done_at is not None and erasure.id not in self._own:
                 self._unfollowed[erasure.id] = erasure
-        if is_first and followed is not None:
+        self._read = page.changes
+        if is_first and self._is_new:
+            self._unfollowed.clear()
+            self._note()
+        elif is_first and followed is not None:
             later = _erasures_in(self._book.read(followed).rows)
             self._unfollowed = {one.id: one for one in later if one.id in self._unfollowed}
-        self._read = page.changes
+
+    def _note(self) -> None:
+        self._files.make_directory(self._file.parent)
+        replace_file(self._files, self._file, str(self._read).encode())
 
     def _followed(self) -> int | None:
         """The changes that had been followed; None: not known, so that all are followed."""
