@@ -11,13 +11,16 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import yaml
 from bucket_server import S3Server, s3_server
 from click.testing import CliRunner, Result
+from conftest import MakeDaemon
 from crash_files import CrashFiles, PowerCutError
 from drafts import DATA_DIR, draft, live_contents, open_store, seal_all
 from effort import steps
 from obstore.store import MemoryStore
 from postgres_server import PostgresServer, running_postgres
+from recording_upstream import RecordingUpstream
 from test_store_cluster import CutDatabase, Steps, log_of
 
 from memd.cli.main import main
@@ -150,31 +153,31 @@ def released(claim: Claim) -> Iterator[Claim]:
 class Ground:
     """A topic in a folder, or in a cluster, that is moved to the other one while the power fails."""
 
-    def __init__(self, database: CutDatabase, *, is_into: bool) -> None:
-        self.database, self.wish = database, INTO if is_into else OUT
+    def __init__(self, database: CutDatabase, wish: Wish) -> None:
+        self.database, self.wish = database, wish
         self.steps, self.objects = Steps(), MemoryStore()
         files = CrashFiles()
         files.make_directory(DATA_DIR)
         self.contents = talk_in(files, DATA_DIR)
         self.bytes = bytes_of(files, TopicLayout(DATA_DIR, "talk"))
-        self._begun = files.after_power_cut("torn") if is_into else CrashFiles()
-        if not is_into:
-            self.run(files, INTO)
-        self.reset()
+        self._talk = files.after_power_cut("torn")
+        self._is_ready = False
 
     def reset(self) -> CrashFiles:
         """A disk as it is before the move; and the cluster."""
         self.steps = self.database.steps = Steps()
-        if self.wish is INTO:
-            self.objects = MemoryStore()
+        if self.wish.is_into_cluster or self.wish.removes or not self._is_ready:
+            self.objects, self._is_ready = MemoryStore(), True
             with self.database.connection() as connection:
                 connection.execute("TRUNCATE memd_topic, memd_log, memd_object, memd_garbage")
-        self.files = self._begun.after_power_cut("torn")
-        return self.files
+            if not self.wish.is_into_cluster:
+                self.run(self._talk.after_power_cut("torn"), INTO)
+        self.steps.count = 0
+        return self._talk.after_power_cut("torn") if self.wish.is_into_cluster else CrashFiles()
 
-    def run(self, files: CrashFiles, wish: Wish) -> str:
-        [done] = move(folder(DATA_DIR), ClusterPlace(self.database, self.bucket()), wish, files=files)
-        return done.outcome
+    def run(self, files: CrashFiles, wish: Wish) -> list[str]:
+        done = move(folder(DATA_DIR), ClusterPlace(self.database, self.bucket()), wish, files=files)
+        return [one.outcome for one in done]
 
     def bucket(self) -> Bucket:
         return SteppedBucket(self.objects, self.steps)
@@ -182,7 +185,7 @@ class Ground:
     def opened(self, files: CrashFiles) -> list[str] | None:
         """What a daemon finds on the other side; None: no topic, or one that it does not open."""
         with suppress(TopicMoving, TopicHeld):
-            if self.wish is OUT:
+            if not self.wish.is_into_cluster:
                 if not files.size(TopicLayout(DATA_DIR, "talk").active):
                     return None
                 store = open_store(files.after_power_cut("torn"), segment_entries_max=3)
@@ -196,17 +199,18 @@ class Ground:
         return None
 
 
+@pytest.mark.parametrize("removes", [False, True])
 @pytest.mark.parametrize("is_into", [True, False])
 def test_wherever_the_power_fails_nobody_uses_half_a_topic_and_the_move_goes_on(
-    cut_database: CutDatabase, is_into: bool
+    cut_database: CutDatabase, is_into: bool, removes: bool
 ) -> None:
-    ground = Ground(cut_database, is_into=is_into)
+    ground = Ground(cut_database, Wish(is_into_cluster=is_into, removes=removes))
     files = ground.reset()
     begun = files.operations
-    assert ground.run(files, ground.wish) == "moved"
+    assert ground.run(files, ground.wish) == ["moved"]
     outside, inside = ground.steps.count, files.operations
     cuts = [(cut, None) for cut in steps(0, outside)] + [(None, cut) for cut in steps(begun, inside)]
-    for cut_outside, cut_inside in cuts:
+    for cut_outside, cut_inside in cuts[:: 1 + 3 * removes]:
         files = ground.reset()
         ground.steps.cut_after, files.cut_after = cut_outside, cut_inside
         with pytest.raises(PowerCutError):
@@ -214,9 +218,9 @@ def test_wherever_the_power_fails_nobody_uses_half_a_topic_and_the_move_goes_on(
         ground.steps.cut_after = None
         left = files.after_power_cut("torn")
         assert ground.opened(left) in (None, ground.contents)
-        assert ground.run(left, ground.wish) in ("moved", "same", "before")
+        assert ground.run(left, ground.wish) in (["moved"], ["same"], ["before"], *[[]] * removes)
         assert ground.opened(left) == ground.contents
-        assert bytes_of(left, TopicLayout(DATA_DIR, "talk")) == ground.bytes
+        assert bytes_of(left, TopicLayout(DATA_DIR, "talk")) == ({} if is_into and removes else ground.bytes)
         assert left.names(DATA_DIR / MOVING_NAME) == ["moved.jsonl"]
 
 
@@ -362,6 +366,22 @@ def test_what_is_removed_was_moved_before(cluster: ClusterPlace, tmp_path: Path)
     assert contents_in(there) == contents["talk"]
 
 
+def test_what_is_removed_from_a_cluster_can_be_moved_there_again(cluster: ClusterPlace, tmp_path: Path) -> None:
+    here, files = tmp_path / "here", DiskFiles()
+    contents = {name: talk_in(files, here, name) for name in ("garden", "talk")}
+    assert set(outcomes(move(folder(here), cluster, INTO)).values()) == {"moved"}
+    say_there(cluster, tmp_path / "cache", *"abcde")
+    done = list(move(folder(here), cluster, Wish(is_into_cluster=False, topics=("talk",), removes=True)))
+    assert [(one.outcome, one.is_removed) for one in done] == [("moved", True)]
+    assert contents_in(here) == [*contents["talk"], *(f"user: chunk {name}" for name in "abcde")]
+    assert outcomes(move(folder(tmp_path / "there"), cluster, OUT)) == {"garden": "moved"}
+    listed = [one.key for one in cluster.bucket.listed("talk/")]
+    assert listed == []
+    assert outcomes(move(folder(here), cluster, INTO)) == {"garden": "before", "talk": "moved"}
+    with released(shelf_of(cluster, tmp_path / "cache").claim("talk")) as claim:
+        assert bytes_of(files, claim.layout).keys() >= {"active.bin", "hot.log"}
+
+
 @pytest.fixture
 def settings(server: PostgresServer, s3: S3Server, tmp_path: Path) -> Path:
     """A settings file of a new cluster's daemons."""
@@ -432,3 +452,27 @@ def test_the_two_places_are_a_folder_and_a_cluster(settings: Path, tmp_path: Pat
     assert "there is no such folder" in memd("move", tmp_path / "none", settings).stderr
     (tmp_path / KEY_NAME).write_text("a key")
     assert "is encrypted, and a cluster keeps plain text" in memd("move", tmp_path, settings).stderr
+
+
+def test_what_a_daemon_remembers_is_known_to_the_daemons_of_a_cluster_and_back(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, settings: Path, tmp_path: Path
+) -> None:
+    alone = make_daemon(upstream.url).start()
+    told = {"role": "user", "content": "The lamp of the lighthouse was made in Paris."}
+    assert alone.chat([told], headers={"X-Memory-Topic": "talk"}).status == 200
+    assert alone.terminate() == 0
+    done = memd("move", alone.data_dir, settings)
+    assert done.exit_code == 0, done.stderr
+    of_cluster = make_daemon(upstream.url, yaml.safe_load(settings.read_text())).start()
+    asked = {"role": "user", "content": "Where was the lamp of the lighthouse made?"}
+    answer = of_cluster.chat([asked], headers={"X-Memory-Topic": "talk"})
+    assert answer.headers["X-Memory-Status"] == "injected"
+    held = memd("move", settings, tmp_path / "back")
+    assert held.exit_code == 1
+    assert f"{of_cluster.base_url} has it" in held.stdout
+    assert of_cluster.terminate() == 0
+    assert memd("move", settings, alone.data_dir).exit_code == 0
+    alone.start()
+    answer = alone.chat([asked, {"role": "assistant", "content": "OK"}, asked], headers={"X-Memory-Topic": "talk"})
+    assert answer.headers["X-Memory-Status"] == "injected"
+    assert any("lamp of the lighthouse made?" in text for text in alone.said())

@@ -41,7 +41,8 @@ class MovedTopic(msgspec.Struct, frozen=True):
     """Which one it was moved to, or from."""
     heads: Heads | None
     """There; None: only what is forbidden."""
-    folder: FolderState
+    folder: FolderState | None
+    """None: it was removed from the cluster then, so that it can be moved there again."""
 
 
 class MovedTopics:

@@ -29,6 +29,7 @@ from memd.store.cluster.copying import (
 )
 from memd.store.cluster.database import Database
 from memd.store.cluster.moved import MovedTopic, MovedTopics, folder_state
+from memd.store.cluster.postgres_claim import PostgresClaim
 from memd.store.cluster.postgres_shelf import MOVER, PostgresShelf
 from memd.store.cluster.reading import names_in, remove_tree
 from memd.store.disk import DiskFiles, LocalDisk
@@ -122,8 +123,6 @@ def move(
     path = folder.path
     if plain.size(path / CLUSTER_NAME) is not None:
         raise StoreError(f"{path}: is the cache of a cluster and has no topics of its own; name that cluster instead")
-    if wish.removes and not wish.is_into_cluster:
-        raise StoreError("what is in a cluster is not removed by a move; erase it there with memd erase")
     if wish.is_into_cluster and not plain.is_directory(path):
         raise StoreError(f"{path}: there is no such folder; name the data directory to move from")
     if wish.is_into_cluster and (folder.encryption.is_on or plain.size(path / KEY_NAME) is not None):
@@ -209,20 +208,26 @@ class _Mover:
         is_folder_as_moved = note is not None and note.folder == folder_state(self._disk, layout)
         is_cluster_as_moved = note is not None and note.heads is not None and note.heads == _at_rest(heads)
         is_into, is_there = self._wish.is_into_cluster, self._disk.is_directory(layout.directory)
-        if is_folder_as_moved if is_into else (is_cluster_as_moved and is_there):
+        if is_folder_as_moved if is_into else (is_cluster_as_moved and is_there and not self._wish.removes):
+            if is_into and heads is None and has_files(self._disk, layout.directory):
+                return MovedOne(topic=name, outcome="before", note="it is not there any more; it was erased there")
             done = MovedOne(topic=name, outcome="before")
-            return self._removed(name, done) if self._wish.removes and (heads or not is_into) else done
+            return self._removed(name, done) if self._wish.removes else done
         if not is_into:
             self._names.add(name)  # raises where another one differs from it only in case
-        with self._claimed(name) as theirs:
+        with self._claimed(name) as (shelf, theirs):
             ours = self._local.claim(name)
             try:
                 source, target = (ours, theirs) if is_into else (theirs, ours)
                 done = self._copied(source, target, is_as_moved=is_cluster_as_moved if is_into else is_folder_as_moved)
             finally:
                 ours.release()
-        self._note(name)
-        return self._removed(name, done) if self._wish.removes else done
+            if self._wish.removes and not is_into:
+                # Under this claim: who lost it meanwhile removes nothing.
+                shelf.forget_claimed(theirs)
+                done = msgspec.structs.replace(done, is_removed=True)
+        self._note(name, is_removed=done.is_removed)
+        return self._removed(name, done) if self._wish.removes and is_into else done
 
     def _copied(self, source: Claim, target: Claim, *, is_as_moved: bool) -> MovedOne:
         name, is_into = source.layout.topic_id, self._wish.is_into_cluster
@@ -239,7 +244,7 @@ class _Mover:
             copy_topic(files, target, self._mover, self._copying)
             if is_into:
                 # Whoever never had it reads all of it.
-                with self._claimed(name, "check") as again:
+                with self._claimed(name, "check") as (_, again):
                     _check_same(files, TopicFiles.of(again))
                     lift_mark(again)
             else:
@@ -254,14 +259,14 @@ class _Mover:
         self.progress.bytes += size
         self._tell(self.progress)
 
-    def _note(self, name: str) -> None:
+    def _note(self, name: str, *, is_removed: bool) -> None:
         heads = self._kept.heads([name]).get(name)
         if heads is None or heads.epoch == 0:  # else a daemon has it already, and may have written to it
-            folder = folder_state(self._disk, TopicLayout(self._path, name))
+            folder = None if is_removed else folder_state(self._disk, TopicLayout(self._path, name))
             self._notes.add(MovedTopic(name, self._cluster.database.cluster, heads, folder))
 
     def _removed(self, name: str, done: MovedOne) -> MovedOne:
-        """Remove a topic where it was."""
+        """Remove a topic from the folder."""
         layout, aside = TopicLayout(self._path, name), self._work / "removed"
         if torn := torn_files(self._plain_files, [layout.directory, layout.segments]):
             told = (
@@ -286,13 +291,13 @@ class _Mover:
         return PostgresShelf(database, bucket, disk, path, url=mover, lease_seconds=LEASE_SECONDS, seat=mover)
 
     @contextmanager
-    def _claimed(self, name: str, folder: str = "cache") -> Iterator[Claim]:
+    def _claimed(self, name: str, folder: str = "cache") -> Iterator[tuple[PostgresShelf, PostgresClaim]]:
         """A claim to a topic of the cluster, which is kept as long as the block takes; its cache is empty."""
         shelf = self._cached(folder)
         claim = shelf.claim(name, gone=self._mover)
         try:
             with _renewed(shelf, claim):
-                yield claim
+                yield shelf, claim
         finally:
             claim.release()
             remove_tree(self._plain_files, self._work / folder)

@@ -19,7 +19,7 @@ import msgspec
 from memd.errors import CorruptFile, Fenced, InDoubt, StoreError, StoreWriteFailed
 from memd.store.cluster.cached_folder import CachedFolder
 from memd.store.cluster.fenced_topic import FencedTopic, Thawed, object_key
-from memd.store.cluster.kept import FROZEN, KeptObject, KeptTopic, name_of, segment_in
+from memd.store.cluster.kept import FROZEN, KeptObject, KeptTopic, Places, name_of, segment_in
 from memd.store.cluster.object_keeper import PIECE_BYTES, ObjectKeeper
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import FileChecksum, check_file, checksum_of, only_whole
@@ -63,6 +63,11 @@ class PostgresClaim:
         self._unsynced: dict[Stream, list[bytes]] = {"log": [], "hot": []}
         self._doubt: InDoubt | None = None
         self._is_let_go = False
+
+    @property
+    def fenced(self) -> tuple[FencedTopic, Places]:
+        """The topic under this claim's epoch, and where its streams end."""
+        return self._topic, self._ends
 
     @property
     def is_over(self) -> bool:

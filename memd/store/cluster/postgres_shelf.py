@@ -91,7 +91,7 @@ class PostgresShelf:
         self._lease_seconds = lease_seconds
         self._lease = f"{lease_seconds} seconds"
 
-    def claim(self, topic_id: str, *, gone: str = "") -> Claim:
+    def claim(self, topic_id: str, *, gone: str = "") -> PostgresClaim:
         """See Shelf."""
         granted = self._granted(topic_id, gone)
         topic = granted.topic
@@ -235,12 +235,22 @@ class PostgresShelf:
     def forget(self, topic_id: str, *, erasure: int = 0, id_floor: int = 0, forbidden: bytes = b"") -> list[str]:
         """See Shelf."""
         granted = self._granted(topic_id)
+        return self._forgotten(granted.topic, granted.ends, erasure, id_floor, forbidden)
+
+    def forget_claimed(self, claim: PostgresClaim) -> list[str]:
+        """Like `forget`, under a claim: whatever was written since by others stays, and Fenced is raised."""
+        return self._forgotten(*claim.fenced, 0, claim.id_floor, b"")
+
+    def _forgotten(
+        self, granted: FencedTopic, ends: Places, erasure: int, id_floor: int, forbidden: bytes
+    ) -> list[str]:
+        topic_id = granted.topic_id
         try:
-            kept, _ = self._database.ask(lambda connection: self._kept(connection, granted.topic, granted.ends))
+            kept, _ = self._database.ask(lambda connection: self._kept(connection, granted, ends))
             before = kept.manifest.get(FORBIDDEN)
             words = forbidden or (b"" if before is None else b"".join(self._objects.pieces(before)))
             key = self._keys.new()  # the old one may be in backups, with what it opens
-            topic = FencedTopic(self._database, topic_id, granted.topic.epoch, key, self._keys.seal(key))
+            topic = FencedTopic(self._database, topic_id, granted.epoch, key, self._keys.seal(key))
             objects = []
             if words:
                 place, checksum = object_key(topic, FORBIDDEN), FileChecksum(len(words), zlib.crc32(words))
@@ -250,7 +260,7 @@ class PostgresShelf:
             topic.forget(objects, erasure, id_floor)
         except BaseException:
             with suppress(StoreError):
-                granted.topic.release()
+                granted.release()
             raise
         return self.sweep(topic_id)
 
