@@ -14,9 +14,10 @@ import subprocess
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
@@ -39,8 +40,11 @@ SETTINGS = {
 class PostgresServer:
     """A server that can be stopped and started again."""
 
-    def __init__(self, folder: Path, of: PostgresServer | None = None) -> None:
-        """`of`: it becomes the standby of that one."""
+    def __init__(
+        self, folder: Path, of: PostgresServer | None = None, settings: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """`of`: it becomes the standby of that one; `settings`: in the place of those above."""
+        self._settings = {**SETTINGS, **settings}
         self._data, self._socket = folder / "data", folder / "socket"
         # PostgreSQL refuses to run as root.
         self._user = "nobody" if os.geteuid() == 0 else None
@@ -81,7 +85,7 @@ class PostgresServer:
         return self.url(name)
 
     def start(self) -> None:
-        options = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
+        options = [word for name, value in self._settings.items() for word in ("-c", f"{name}={value}")]
         command: list[str | Path] = [BIN / "postgres", "-D", self._data, "-k", self._socket, *options]
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **self._child)
         assert self._process is not None and self._process.stderr is not None
@@ -115,11 +119,13 @@ class PostgresServer:
 
 
 @contextmanager
-def running_postgres(of: PostgresServer | None = None) -> Iterator[PostgresServer]:
+def running_postgres(
+    of: PostgresServer | None = None, settings: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[PostgresServer]:
     folder = Path(tempfile.mkdtemp(prefix="memd-pg-"))
     folder.chmod(0o711)
     try:
-        server = PostgresServer(folder, of)
+        server = PostgresServer(folder, of, settings)
         server.start()
         try:
             yield server
