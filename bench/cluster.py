@@ -35,6 +35,7 @@ from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
 import numpy as np
+import psycopg
 from obstore.store import MemoryStore
 from rich.console import Console
 from rich.table import Table
@@ -254,6 +255,7 @@ RESTING = (
     " FROM generate_series(1, %s) n",
 )
 """Topics that were let go: a row each, and an object that has all of it."""
+SIZE = "SELECT pg_total_relation_size('memd_topic') + pg_total_relation_size('memd_object')"
 
 
 def topics(folder: Path, count: int) -> Figures:
@@ -263,19 +265,19 @@ def topics(folder: Path, count: int) -> Figures:
         postgres = stack.enter_context(running_postgres(settings=DURABLE))
         shelves: dict[str, PostgresShelf] = {}
         for name, resting in (("none", 0), ("many", count)):
-            database = Database(postgres.database(name))
+            database = Database(url := postgres.database(name))
             stack.callback(database.close)
             database.connect()
-            with database.connection() as connection:
+            shelf = shelves[name] = shelf_in(database, folder / name, Bucket(MemoryStore(), "memory://"))
+            shelf.claim("first").release()  # from then on the bucket is the cluster's
+            with psycopg.connect(url, autocommit=True) as connection:
                 for statement in RESTING if resting else ():
                     connection.execute(statement, (resting,))
                 connection.execute("ANALYZE")
                 if resting:
-                    sizes = "SELECT pg_total_relation_size('memd_topic') + pg_total_relation_size('memd_object')"
-                    figures["bytes in the database of a topic at rest"] = (
-                        connection.execute(sizes).fetchone()[0] / count
-                    )
-            shelves[name] = shelf_in(database, folder / name, Bucket(MemoryStore(), "memory://"))
+                    size = connection.execute(SIZE).fetchone()
+                    assert size is not None
+                    figures["bytes in the database of a topic at rest"] = size[0] / count
         claims = {name: [shelf.claim(f"active-{one}") for one in range(ACTIVE)] for name, shelf in shelves.items()}
         some = [f"rest-{number}" for number in range(1, 9)]
         kinds: dict[str, Callable[[str, int], object]] = {

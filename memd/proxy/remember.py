@@ -122,8 +122,13 @@ class Rememberer:
         return msgspec.structs.replace(shown, status="degraded:store" if trouble is None else degraded(trouble))
 
     async def save(self, received: Received) -> None:
-        """Write the reply into the journal, to the disk itself where that is asked for; a failure is tried again."""
-        await received.topic.save(sync=self._is_synced)
+        """Write the reply into the journal, to the disk itself where that is asked for; a failure is tried again.
+
+        A database that is silent holds up the end of an answer no longer than a disk, if the client keeps the reply.
+        """
+        saving = self._tasks.spawn(received.topic.save(sync=self._is_synced), "journal")
+        may_go_on = self.is_shared and not received.asked.is_thin
+        await asyncio.wait([saving], timeout=JOURNAL_SECONDS_MAX if may_go_on else None)
 
     def keep_reply(self, received: Received, shown: SettledPrompt, reply: Reply) -> Conversation:
         """Put the reply into the buffer, once; returns the conversation that it is in."""
