@@ -1,6 +1,6 @@
 """The cost of keeping topics in PostgreSQL and a bucket: one store on this disk, in a cluster, in an encrypted one.
 
-Backs these claims: a durable append takes at most 6 times as long as on this disk; a claim of a topic whose folder is
+Backs these claims: a durable append takes at most 2 times as long as on this disk; a claim of a topic whose folder is
 here reads none of its sealed files; letting a small topic go, frozen into one object, takes some tens of milliseconds,
 and claiming it again not more.
 

@@ -476,6 +476,40 @@ def test_a_claim_reads_nothing_of_what_this_folder_is_known_to_have(cluster: Clu
     assert live_contents(open_log(shelf)) == live_contents(log)
 
 
+class ReadFiles(DiskFiles):
+    """Knows what was read in parts, as checksums are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_in: set[str] = set()
+
+    def read_at(self, path: Path, offset: int, length: int) -> bytes:
+        self.read_in |= {path.name} if length > HEADER_BYTES else set()
+        return super().read_at(path, offset, length)
+
+
+def test_on_a_real_disk_a_file_is_read_again_only_if_something_wrote_to_it(cluster: Cluster, tmp_path: Path) -> None:
+    files = ReadFiles()
+    files.lock(tmp_path / LOCK_NAME)
+    bucket = Bucket(cluster.objects, "memory://")
+    shelf = PostgresShelf(cluster.database, bucket, files, tmp_path, url="http://one", lease_seconds=60)
+    log = open_log(shelf)
+    log.append([draft(number) for number in range(7)])
+    seal_all(log)
+    log.close()
+    full = log.claim.layout.bin(1)
+    files.read_in = set()
+    shelf.claim(TOPIC).release()
+    assert files.read_in == set()
+    whole = full.read_bytes()
+    with full.open("r+b") as file:
+        file.seek(len(whole) // 2)
+        file.write(b"???")
+    shelf.claim(TOPIC).release()
+    assert files.read_in == {full.name}
+    assert full.read_bytes() == whole
+
+
 def test_what_was_erased_elsewhere_leaves_the_cache_and_its_lexical_index(cluster: Cluster) -> None:
     files = on_disk()
     shelf, there = cluster.daemon("one", files), cluster.daemon("two")
