@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from bucket_server import S3Server, s3_server
 from conftest import MakeDaemon
@@ -17,6 +18,8 @@ from cut_connections import LosingRelay
 from daemon_process import DaemonProcess, ask, wait_until
 from postgres_server import PostgresServer, running_postgres
 from recording_upstream import RecordingUpstream
+
+from memd.store.encryption.master_key import new_key_file
 
 pytestmark = pytest.mark.process
 _numbers = itertools.count(1)
@@ -191,3 +194,18 @@ def test_a_folder_is_a_cache_or_a_data_directory_and_never_both(
     alone.configure(settings)
     with pytest.raises(AssertionError, match="holds topics that this cluster does not keep"):
         alone.start()
+
+
+def test_nothing_that_is_said_leaves_an_encrypted_folder_in_plain_text(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    new_key_file(tmp_path / "key")
+    settings["encryption"] = {"key_file": str(tmp_path / "key")}
+    first, second = (make_daemon(upstream.url, settings).start() for _ in range(2))
+    assert chat(first, "The lamp was made in Paris.") == "none"
+    wait_until(lambda: "made in Paris" in found(first, "lamp Paris"), lambda: repr(first))
+    with psycopg.connect(settings["store"]["url"]) as connection:
+        rows = [bytes(data) for (data,) in connection.execute("SELECT data FROM memd_log").fetchall()]
+    assert rows and not any(b"Paris" in row for row in rows)
+    first.terminate()
+    assert chat(second, "Where was the lamp made?") == "injected"

@@ -152,7 +152,6 @@ _PARTNERS = {
     "backup.access_key": ("backup.secret_key",),
     "store.access_key": ("store.secret_key",),
     "store.own_url": ("store.url",),
-    "encryption.key_file": ("encryption.key",),
     "embedding.url": ("embedding.model",),
     "embedding.name": ("embedding.model",),
     "admin.port": ("listen.port",),
@@ -373,8 +372,6 @@ def _of_cluster(config: Config) -> Iterator[tuple[str, str]]:
         yield "store.own_url", f"{means}: give http://HOST:PORT, at which the other daemons reach this one"
     if config.backup.is_on:
         yield "backup.bucket", "backs up a folder, and with store.url that is a cache: remove it, back up the database"
-    if config.encryption.is_on:
-        yield "encryption.key_file", "cannot be used with store.url yet; remove one of the two"
 
 
 def _same_servers(urls: Collection[str]) -> Iterator[tuple[str, str]]:
