@@ -16,6 +16,7 @@ from recording_upstream import RecordingUpstream
 from test_cluster_core import postgres, s3, settings  # noqa: F401  # fixtures
 from test_erasing import OTHERS, SECRET, found_in, said
 
+from memd.ingest.erasing.following import ABANDONED_US, ErasureFollower
 from memd.store.cluster.book import SharedBook
 from memd.store.cluster.database import Database
 from memd.store.cluster.erasures import SharedErasures, SharedTimes
@@ -127,3 +128,40 @@ def test_a_topic_that_is_erased_at_one_daemon_is_gone_at_all_and_begins_anew_at_
     resumed = ask(f"{second.own_url}/memd/erase", {"resume": True})
     assert resumed.status == 200 and resumed.json["done"] == [], "what has begun anew is not taken for what was erased"
     assert b"Theodora" in ask(f"{second.own_url}{found}").body
+
+
+class Finishing:
+    """Stands for the eraser, and for the clock of its store."""
+
+    def __init__(self) -> None:
+        self.store = self
+        self.now, self.resumed, self.followed = 0, list[int | None](), list[int]()
+
+    def now_us(self) -> int:
+        return self.now
+
+    async def follow(self, erasure: Erasure) -> None:
+        self.followed.append(erasure.id)
+
+    async def resume(self, before: int | None = None) -> None:
+        self.resumed.append(before)
+
+
+async def test_an_erasure_whose_daemon_is_gone_is_finished_by_another_one_after_a_while(
+    database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two, eraser = erasures(database, tmp_path / "one"), erasures(database, tmp_path / "two"), Finishing()
+    follower = ErasureFollower(two, eraser)  # type: ignore[arg-type]
+    await follower.look()
+    one.write(ERASURE)
+    eraser.now = ERASURE.at + ABANDONED_US
+    await follower.look()
+    assert eraser.resumed == [], "its daemon may be at it"
+    eraser.now += 1
+    for _ in range(2):
+        await follower.look()
+    assert eraser.resumed == [eraser.now - ABANDONED_US], "and no oftener than once a minute"
+    one.write(DONE)
+    for _ in range(2):
+        await follower.look()
+    assert eraser.followed == [DONE.id] and "followed later" not in caplog.text
