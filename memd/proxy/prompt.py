@@ -174,7 +174,8 @@ class Prompt:
         return block if block is not None and self._may_be_shown(block) else None
 
     def _may_be_shown(self, block: Block) -> bool:
-        return bool(block.chunks) and all(self._who.may("read", chunk.topic_id) for chunk in block.chunks)
+        topic_ids = {chunk.topic_id for chunk in block.chunks}
+        return bool(topic_ids) and all(self._who.may("read", one) for one in topic_ids)
 
     def _visible(self) -> list[int]:
         """The positions of the visible messages: a head that the client keeps, and those that did not leave.
