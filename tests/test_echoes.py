@@ -14,7 +14,10 @@ from test_boilerplate import stored
 from test_turn import Client, daemon_in_process
 
 from memd.entries import Entry
-from memd.store.store import Snapshot
+from memd.recall.fusion import Evidence
+from memd.recall.topic_search import TopicSearch
+from memd.settings.model import RetrievalSettings
+from memd.store.store import Hit, Snapshot
 from memd.store.tools.export import export
 from memd.store.tools.export_line import decode_line
 
@@ -53,13 +56,24 @@ def shown(prompt: str) -> list[str]:
 
 
 @pytest.mark.parametrize("variants", [1, 40], ids=["the same question", "similar questions"])
-async def test_after_forty_useless_answers_the_fact_is_in_the_block(tmp_path: Path, variants: int) -> None:
+async def test_after_forty_useless_answers_the_fact_is_in_the_block(
+    tmp_path: Path, variants: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     questions = SIMILAR[:variants]
     async with daemon_in_process(tmp_path, window=32_768) as client:
         await ask(client, TOLD_IN_OTHER_WORDS, "Noted.")
         for number in range(40):
             await ask(client, questions[number % variants], USELESS[number % len(USELESS)])
+        looked_for: list[int] = []
+        evidence = TopicSearch.evidence
+
+        def counted(search: TopicSearch, k: int, settings: RetrievalSettings) -> tuple[list[Hit], Evidence]:
+            looked_for.append(k)
+            return evidence(search, k, settings)
+
+        monkeypatch.setattr(TopicSearch, "evidence", counted)
         chunks = shown(await ask(client, "Tell me the port of the staging database.", "5432."))
+        assert sorted(set(looked_for)) == looked_for, "what answers had been shown is found before anything is scored"
         assert any(TOLD_IN_OTHER_WORDS in chunk for chunk in chunks)
         best = max((await client.receipt())["candidates"], key=lambda one: one.score)
         assert best.echo == 1 and best.verdict == "injected"
