@@ -31,6 +31,8 @@ from memd.store.cluster.database import Database
 from memd.store.cluster.moving import ClusterPlace, Folder, MovedOne, Wish, move
 from memd.store.cluster.postgres_shelf import PostgresShelf
 from memd.store.disk import DiskFiles, LocalDisk
+from memd.store.encryption.master_key import new_key_file
+from memd.store.encryption.opening import disk_for
 from memd.store.erasure.forbidden import ForbiddenText, publish_forbidden, read_forbidden
 from memd.store.layout import KEY_NAME, MOVING_NAME, TopicLayout
 from memd.store.log.journal import Journal
@@ -115,6 +117,8 @@ def test_topics_are_the_same_byte_by_byte_on_the_other_side_and_back(cluster: Cl
     assert outcomes(move(folder(there), cluster, OUT)) == {"talk": "moved", "garden": "moved"}
     assert {name: bytes_of(files, TopicLayout(there, name)) for name in contents} == before
     assert files.names(there / MOVING_NAME) == ["moved.jsonl"]
+    with cluster.database.connection() as connection:
+        assert connection.execute("SELECT count(*) FROM memd_seat").fetchone() == (0,), "ids are for daemons"
     assert verify(there, files).ok
     store = open_store(files, there, segment_entries_max=3)
     assert {name: live_contents(store.topic(name)) for name in contents} == contents
@@ -476,3 +480,18 @@ def test_what_a_daemon_remembers_is_known_to_the_daemons_of_a_cluster_and_back(
     answer = alone.chat([asked, {"role": "assistant", "content": "OK"}, asked], headers={"X-Memory-Topic": "talk"})
     assert answer.headers["X-Memory-Status"] == "injected"
     assert any("lamp of the lighthouse made?" in text for text in alone.said())
+
+
+def test_topics_of_a_cluster_are_moved_into_an_encrypted_folder(cluster: ClusterPlace, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    talk_in(DiskFiles(), here)
+    assert outcomes(move(folder(here), cluster, INTO)) == {"talk": "moved"}
+    new_key_file(tmp_path / "key")
+    key = EncryptionSettings(key_file=str(tmp_path / "key"))
+    assert outcomes(move(Folder(there, key), cluster, OUT)) == {"talk": "moved"}
+    layouts = TopicLayout(there, "talk"), TopicLayout(here, "talk")
+    encrypted, plain = bytes_of(disk_for(there, key), layouts[0]), bytes_of(DiskFiles(), layouts[1])
+    assert {name: encrypted[name] for name in plain} == plain
+    assert DiskFiles().read(layouts[0].active) != plain["active.bin"]
+    with pytest.raises(StoreError, match="a cluster keeps plain text"):
+        outcomes(move(Folder(there, key), cluster, INTO))

@@ -81,7 +81,7 @@ def move(
     wish = Wish(is_into_cluster=is_into, topics=topics, removes=removes, is_dry=dry_run)
     with closing(Database(config.store.url)) as database:
         kept = Bucket.of(config.store.bucket_settings, os.environ)
-        done = _run(Folder(path.absolute(), encryption), ClusterPlace(database, kept), wish, as_json)
+        done = _run(Folder(path.absolute(), encryption), ClusterPlace(database, kept, config.encryption), wish, as_json)
         rights = None
         if done and not (dry_run or topics):
             rights = copy_rights(path, database, is_into_cluster=is_into)

@@ -59,6 +59,8 @@ class ClusterPlace(msgspec.Struct, frozen=True):
 
     database: Database
     bucket: Bucket
+    encryption: EncryptionSettings = EncryptionSettings()
+    """With the key that all its daemons have, where it is encrypted."""
 
 
 class Folder(msgspec.Struct, frozen=True):
@@ -125,7 +127,8 @@ def move(
         raise StoreError(f"{path}: is the cache of a cluster and has no topics of its own; name that cluster instead")
     if wish.is_into_cluster and not plain.is_directory(path):
         raise StoreError(f"{path}: there is no such folder; name the data directory to move from")
-    if wish.is_into_cluster and (folder.encryption.is_on or plain.size(path / KEY_NAME) is not None):
+    is_encrypted = plain.size(path / KEY_NAME) is not None
+    if wish.is_into_cluster and is_encrypted and not cluster.encryption.is_on:
         raise StoreError(f"{path}: is encrypted, and a cluster keeps plain text; if it may, run memd decrypt first")
     with ExitStack() as until_then:
         if not wish.is_dry:
@@ -285,7 +288,7 @@ class _Mover:
         path = self._work / folder
         remove_tree(self._plain_files, path)
         self._plain_files.make_directory(path)
-        disk = disk_for(path, self._folder.encryption, self._plain_files, creating=True)
+        disk = disk_for(path, self._cluster.encryption, self._plain_files, creating=True)
         database, bucket = self._cluster.database, self._cluster.bucket
         mover = self._mover
         return PostgresShelf(database, bucket, disk, path, url=mover, lease_seconds=LEASE_SECONDS, seat=mover)
@@ -300,7 +303,7 @@ class _Mover:
                 yield shelf, claim
         finally:
             claim.release()
-            remove_tree(self._plain_files, self._work / folder)
+            remove_tree(self._plain_files, self._work / folder, wipes=self._folder.encryption.is_on)
 
 
 @contextmanager

@@ -134,12 +134,14 @@ def _empty(files: LocalDisk, folder: Path) -> None:
             remove_tree(files, folder / name)
 
 
-def remove_tree(files: LocalDisk, folder: Path) -> None:
-    """Remove a folder with all that is in it."""
+def remove_tree(files: LocalDisk, folder: Path, *, wipes: bool = False) -> None:
+    """Remove a folder with all that is in it; with `wipes`, overwritten."""
     for name in files.names(folder):
         path = folder / name
         if files.is_directory(path):
-            remove_tree(files, path)
+            remove_tree(files, path, wipes=wipes)
+        elif wipes:
+            files.wipe(path)
         else:
             files.remove(path)
     files.remove_directory(folder)
