@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -73,10 +74,18 @@ class Member:
     def end(self) -> int:
         """SIGTERM; the exit code."""
         self.is_well = False
-        code = self.daemon.terminate()
+        self.daemon.send_signal(signal.SIGTERM)
+        wait_until(lambda: self.daemon.has_ended or not self._listens(), lambda: repr(self.daemon))
+        self.door.refuse()  # as its own port does from now on
+        code = self.daemon.wait()
         self.door.shut()
         self.is_running = False
         return code
+
+    def _listens(self) -> bool:
+        assert isinstance(self.door.target, tuple), "it was started"
+        with socket.socket() as probe:
+            return probe.connect_ex(self.door.target) == 0
 
     def stop(self) -> None:
         """SIGSTOP."""

@@ -89,6 +89,10 @@ class Line:
         """End all connections; new ones are served."""
         self._lines.run(self._cut())
 
+    def refuse(self) -> None:
+        """Refuse new connections; those that there are go on."""
+        self._lines.run(self._refuse())
+
     def shut(self) -> None:
         """End all connections and refuse new ones."""
         self._lines.run(self._shut())
@@ -119,10 +123,13 @@ class Line:
         for writer in list(self._writers):
             writer.transport.abort()
 
-    async def _shut(self) -> None:
+    async def _refuse(self) -> None:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+    async def _shut(self) -> None:
+        await self._refuse()
         await self._cut()
 
     async def _fail(self) -> None:
