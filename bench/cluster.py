@@ -224,7 +224,7 @@ def takeover(folder: Path, kills: int, lease_seconds: float) -> Figures:
                 others = {member.number for member in house.members} - {owner.number}
                 began = time.monotonic()
                 begin(owner)
-                taken += house.wait_kept(began, had, others).values()
+                taken += house.taken_over(began, had, others).values()
                 undo(owner)
                 house.wait_whole()
             figures |= {

@@ -234,6 +234,26 @@ class House:
         )
         return taken()
 
+    def taken_over(self, after: float, topics: set[str], by: set[int]) -> dict[str, float]:
+        """Wait until each topic is served by one of these daemons; topic → seconds it took.
+
+        Those who ask are at one of them: an agent may be waiting for the very daemon that says nothing.
+        """
+        begun, doors = len(self.ledger.facts), [door for door in self.doors() if door.number in by]
+        asking = [
+            Writer(f"p{begun}x{number}", topic, self.ledger, lambda: doors, think_seconds=0.02, corrects=False)
+            for number, topic in enumerate(sorted(topics))
+        ]
+        for one in asking:
+            one.start()
+        try:
+            return self.wait_kept(after, topics, by)
+        finally:
+            for one in asking:
+                one.end()
+            for one in asking:
+                one.join()
+
     def wait_whole(self, seconds: float = 90.0) -> float:
         """Wait until each daemon acknowledges something about each topic; the seconds."""
         began = time.monotonic()

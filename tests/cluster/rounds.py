@@ -59,7 +59,7 @@ def play(house: House, trouble: Trouble) -> Round:
     house.ledger.longest, began, taken = 0.0, time.monotonic(), {}
     trouble.begin(house, owner)
     if trouble.is_taken_over:
-        taken = house.wait_kept(began, had, others)
+        taken = house.taken_over(began, had, others)
     time.sleep(max(0.0, began + trouble.lasts_leases * house.lease_seconds - time.monotonic()))
     trouble.undo(house, owner)
     whole = house.wait_whole()
