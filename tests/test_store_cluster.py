@@ -25,7 +25,17 @@ from postgres_server import PostgresServer, running_postgres
 from shelf_contract import MODEL, TOPIC, Ground, Log, ShelfContract, group, groups_in
 
 from memd.entries import Erased
-from memd.errors import BucketError, DiskFull, Fenced, InDoubt, StoreError, StoreWriteFailed, TopicHeld, WrongKey
+from memd.errors import (
+    BadTopicId,
+    BucketError,
+    DiskFull,
+    Fenced,
+    InDoubt,
+    StoreError,
+    StoreWriteFailed,
+    TopicHeld,
+    WrongKey,
+)
 from memd.store.bucket.objects import Bucket
 from memd.store.clock import SharedClock
 from memd.store.cluster import database as database_module
@@ -700,6 +710,13 @@ def test_a_directory_with_topics_of_its_own_is_no_cache(cluster: Cluster) -> Non
     with pytest.raises(StoreError, match="choose an empty data_dir"):
         cluster.daemon("one", files)
     assert files.read(DATA_DIR / "mine" / "active.bin") == b"of great worth"
+
+
+def test_no_two_daemons_begin_topics_whose_names_differ_only_in_case(cluster: Cluster) -> None:
+    one, two = cluster.daemon("one"), cluster.daemon("two")
+    one.claim("Harbour")
+    with pytest.raises(BadTopicId, match="differs only in case from 'Harbour'"):
+        two.claim("harbour")
 
 
 def test_the_first_claims_of_a_folder_may_come_all_at_once(cluster: Cluster, tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ _MIGRATIONS = (
         hot_number int NOT NULL DEFAULT 0,
         hot_end bigint NOT NULL DEFAULT 0
     );
+    CREATE UNIQUE INDEX memd_topic_folded ON memd_topic (lower(topic));
     CREATE INDEX memd_topic_left ON memd_topic (lease_until) WHERE url IS NOT NULL OR lease_until = '-infinity';
     CREATE TABLE memd_log (
         topic text COLLATE "C" NOT NULL,

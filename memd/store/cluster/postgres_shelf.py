@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memd.entries import ID_TURNS
-from memd.errors import ObjectMissing, StoreError, TopicHeld, TopicMoving, WrongKey
+from memd.errors import BadTopicId, ObjectMissing, StoreError, TopicHeld, TopicMoving, WrongKey
 from memd.store.bucket.objects import Bucket
 from memd.store.cluster.cached_folder import CachedFolder
 from memd.store.cluster.database import Connection, Database
@@ -134,7 +134,17 @@ class PostgresShelf:
         )
         asked = {"topic": topic_id, "url": self._url, "seat": self._seat, "lease": self._lease, "gone": gone}
         asked["key"] = self._keys.new()
-        row = self._database.again(lambda connection: connection.execute(taken, asked).fetchone())
+
+        def claimed(connection: Connection) -> tuple[Any, ...] | None:
+            folded = "SELECT topic FROM memd_topic WHERE lower(topic) = lower(%s) AND topic <> %s"
+            if other := connection.execute(folded, (topic_id, topic_id)).fetchone():
+                raise BadTopicId(
+                    f"topic_id {topic_id!r} differs only in case from {other[0]!r}, which is there; use that name"
+                )
+            found: tuple[Any, ...] | None = connection.execute(taken, asked).fetchone()
+            return found
+
+        row = self._database.again(claimed)
         if row is None:
             owner = "SELECT url FROM memd_topic WHERE topic = %s"
             held = self._database.ask(lambda connection: connection.execute(owner, (topic_id,)).fetchone())
