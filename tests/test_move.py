@@ -455,7 +455,7 @@ def test_the_two_places_are_a_folder_and_a_cluster(settings: Path, tmp_path: Pat
     assert "names no cluster; set store.url" in memd("move", tmp_path, nothing).stderr
     assert "there is no such folder" in memd("move", tmp_path / "none", settings).stderr
     (tmp_path / KEY_NAME).write_text("a key")
-    assert "is encrypted, and a cluster keeps plain text" in memd("move", tmp_path, settings).stderr
+    assert "is encrypted, and this cluster keeps plain text" in memd("move", tmp_path, settings).stderr
 
 
 def test_what_a_daemon_remembers_is_known_to_the_daemons_of_a_cluster_and_back(
@@ -493,5 +493,27 @@ def test_topics_of_a_cluster_are_moved_into_an_encrypted_folder(cluster: Cluster
     encrypted, plain = bytes_of(disk_for(there, key), layouts[0]), bytes_of(DiskFiles(), layouts[1])
     assert {name: encrypted[name] for name in plain} == plain
     assert DiskFiles().read(layouts[0].active) != plain["active.bin"]
-    with pytest.raises(StoreError, match="a cluster keeps plain text"):
+    with pytest.raises(StoreError, match="this cluster keeps plain text"):
         outcomes(move(Folder(there, key), cluster, INTO))
+
+
+def test_topics_of_an_encrypted_folder_are_moved_into_an_encrypted_cluster_and_back(
+    cluster: ClusterPlace, tmp_path: Path
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    keys = {}
+    for name in ("folder", "cluster"):
+        new_key_file(tmp_path / name)
+        keys[name] = EncryptionSettings(key_file=str(tmp_path / name))
+    disk = disk_for(here, keys["folder"], creating=True)
+    contents = talk_in(disk, here)
+    sealed = ClusterPlace(cluster.database, cluster.bucket, keys["cluster"])
+    assert outcomes(move(Folder(here, keys["folder"]), sealed, INTO)) == {"talk": "moved"}
+    with cluster.database.connection() as connection:
+        rows = [bytes(data) for (data,) in connection.execute("SELECT data FROM memd_log")]
+    objects = [sealed.bucket.get(one.key) or b"" for one in sealed.bucket.listed("")]
+    assert objects and not any(b"talk 1" in data for data in (*rows, *objects))
+    assert outcomes(move(Folder(there, keys["folder"]), sealed, OUT)) == {"talk": "moved"}
+    store = open_store(disk_for(there, keys["folder"]), there, segment_entries_max=3)
+    assert live_contents(store.topic("talk")) == contents
+    store.close()

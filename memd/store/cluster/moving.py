@@ -129,7 +129,10 @@ def move(
         raise StoreError(f"{path}: there is no such folder; name the data directory to move from")
     is_encrypted = plain.size(path / KEY_NAME) is not None
     if wish.is_into_cluster and is_encrypted and not cluster.encryption.is_on:
-        raise StoreError(f"{path}: is encrypted, and a cluster keeps plain text; if it may, run memd decrypt first")
+        raise StoreError(
+            f"{path}: is encrypted, and this cluster keeps plain text; give the settings of an encrypted one "
+            "(encryption.key_file) or, if its text may be read there, run memd decrypt first"
+        )
     with ExitStack() as until_then:
         if not wish.is_dry:
             for missing in reversed([path, *path.parents]):
