@@ -62,6 +62,8 @@ PARTS = ("requests", "takeover", "topics", "costs")
 GOALS = {(what, who): limit for what in ("first byte", "search") for who, limit in ((OWNER, 1.0), (OTHER, 3.0))}
 """Milliseconds more than with a memd alone, of medians."""
 NOTES, WARM = 300, 20
+STORED_SECONDS = 0.1
+"""After a note, so that the next one is not behind the work that this one leaves."""
 TAKEN_TOPICS = 6
 ACTIVE = 1_000
 COST_CHUNKS = 2 * SEGMENT_ENTRIES
@@ -181,6 +183,7 @@ def requests(folder: Path, rounds: int) -> Figures:
                 names = list(askers) if number % 2 else list(askers)[::-1]
                 for name in names:
                     times[name].append(ask(askers[name], number))
+                    time.sleep(STORED_SECONDS if ask is Asker.append else 0)
             for name, taken in times.items():
                 figures[f"{kind}, {name}"] = statistics.median(taken[WARM:])
     return figures
