@@ -122,7 +122,9 @@ def test_a_conversation_is_counted_as_its_answers_told_it(memd: DaemonProcess) -
         assert count == {"upstream": 11, "relay": 11, "read": 10}.get(phase, 9), phase
 
 
-def test_what_moves_into_the_log_is_counted_and_shown(memd: DaemonProcess) -> None:
+def test_what_moves_into_the_log_is_counted_and_shown(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    buffer = {**SMALL_BUFFER, "store_after_seconds": 3600}  # only what overflows is stored
+    memd = make_daemon(upstream.url, {"buffer": buffer}).start()
     talk(memd, 8)
     become(memd, lambda figures: figures["memd_ingested_chunks_total"] >= 4)
     stats: dict[str, Any] = {}

@@ -896,11 +896,10 @@ def test_daemons_never_give_out_the_same_ids_also_if_their_clocks_say_the_same(c
 
 def test_the_schema_is_made_once_and_a_newer_one_is_refused(server: PostgresServer) -> None:
     url = server.database("of_a_newer_memd")
-    first = Database(url)
-    with closing(Database(url)) as second:
+    with closing(Database(url)) as first, closing(Database(url)) as second:
         assert second.cluster == first.cluster
-    with first.connection() as connection:
-        connection.execute("UPDATE memd_version SET version = %s", (SCHEMA_VERSION + 1,))
+        with first.connection() as connection:
+            connection.execute("UPDATE memd_version SET version = %s", (SCHEMA_VERSION + 1,))
     with pytest.raises(StoreError, match=r"has schema 2, and this memd knows schemas up to 1.*update this one"):
         Database(url).connect()
 
