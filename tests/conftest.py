@@ -25,8 +25,10 @@ from memd.settings.model import Config
 
 if TYPE_CHECKING:
     from archiver_stage import Stage
+    from bucket_server import S3Server
     from page_tabs import OpenPage
     from playwright.sync_api import Browser
+    from postgres_server import PostgresServer
     from typescript_client import TypeScriptClient
     from typescript_package import TypeScriptPackage
 
@@ -204,6 +206,24 @@ def upstream() -> Iterator[RecordingUpstream]:
 def raw() -> Iterator[RawUpstream]:
     """An upstream that plays a script of bytes, which each test sets; one for all tests of a file."""
     with raw_upstream() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    """A real PostgreSQL, one for all tests of a file."""
+    from postgres_server import running_postgres
+
+    with running_postgres() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    """A bucket server, one for all tests of a file."""
+    from bucket_server import s3_server
+
+    with s3_server() as running:
         yield running
 
 

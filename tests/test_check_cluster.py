@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
-from bucket_server import S3Server, s3_server
+from bucket_server import S3Server
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, wait_until
-from postgres_server import PostgresServer, running_postgres
+from postgres_server import PostgresServer
 from recording_upstream import RecordingUpstream
 
 from memd.cli.check.cluster import Server, told_of
@@ -44,23 +44,9 @@ GOOD = Server(
 )
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with running_postgres() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    with s3_server() as running:
-        yield running
-
-
 @pytest.fixture
 def settings(postgres: PostgresServer, s3: S3Server) -> dict[str, Any]:
-    made = s3.settings()
-    bucket = {name: getattr(made, name) for name in ("bucket", "endpoint", "region", "access_key", "secret_key")}
-    return {"store": {"url": postgres.database(f"checked_{next(_numbers)}"), **bucket}}
+    return {"store": {"url": postgres.database(f"checked_{next(_numbers)}"), **s3.told()}}
 
 
 def of_cluster(found: Iterator[CheckResult]) -> list[tuple[str, str, str]]:

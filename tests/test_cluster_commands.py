@@ -9,10 +9,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from bucket_server import S3Server, s3_server
+from bucket_server import S3Server
 from click.testing import CliRunner, Result
 from drafts import draft, open_store
-from postgres_server import PostgresServer, running_postgres
+from postgres_server import PostgresServer
 
 from memd.cli.main import main
 from memd.settings.encryption import EncryptionSettings
@@ -27,32 +27,18 @@ pytestmark = pytest.mark.process
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with running_postgres() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    with s3_server() as running:
-        yield running
-
-
 @pytest.fixture
 def cluster(postgres: PostgresServer, s3: S3Server, tmp_path: Path) -> Iterator[ClusterPlace]:
     """With two topics; `cluster.yaml` names it, and `cache` is the data directory of a daemon that has one of them."""
-    made, url = s3.settings(), postgres.database(f"commands_{next(_numbers)}")
-    names = ("bucket", "endpoint", "region", "access_key", "secret_key")
-    store = {"url": url, **{name: getattr(made, name) for name in names}}
-    (tmp_path / "cluster.yaml").write_text(json.dumps({"store": store}))
+    told, url = s3.told(), postgres.database(f"commands_{next(_numbers)}")
+    (tmp_path / "cluster.yaml").write_text(json.dumps({"store": {"url": url, **told}}))
     memory = open_store(DiskFiles(), tmp_path / "memory", segment_entries_max=3)
     for number in range(7):
         for name in ("garden", "talk"):
             memory.topic(name).append([draft(f"{name} {number}")])
     memory.close()
     with closing(Database(url)) as database:
-        place = ClusterPlace(database, Bucket.of(made, {}))
+        place = ClusterPlace(database, Bucket.of(s3.settings_of(told["bucket"]), {}))
         list(move(Folder(tmp_path / "memory", EncryptionSettings()), place, Wish(is_into_cluster=True)))
         cache = tmp_path / "cache"
         cache.mkdir()

@@ -12,11 +12,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from bucket_server import S3Server, s3_server
+from bucket_server import S3Server
 from conftest import MakeDaemon
 from cut_connections import LosingRelay
 from daemon_process import DaemonProcess, ask, wait_until
-from postgres_server import PostgresServer, running_postgres
+from postgres_server import PostgresServer
 from recording_upstream import RecordingUpstream
 
 from memd.store.encryption.master_key import new_key_file
@@ -25,24 +25,10 @@ pytestmark = pytest.mark.process
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with running_postgres() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    with s3_server() as running:
-        yield running
-
-
 @pytest.fixture
 def settings(postgres: PostgresServer, s3: S3Server) -> dict[str, Any]:
     """Of a daemon in a new cluster."""
-    made = s3.settings()
-    bucket = {name: getattr(made, name) for name in ("bucket", "endpoint", "region", "access_key", "secret_key")}
-    store = {"url": postgres.database(f"core_{next(_numbers)}"), "lease_seconds": 2, **bucket}
+    store = {"url": postgres.database(f"core_{next(_numbers)}"), "lease_seconds": 2, **s3.told()}
     return {"store": store, "buffer": {"store_after_seconds": 0.0}, "retrieval": {"timeout_ms": 5_000}}
 
 

@@ -13,7 +13,7 @@ from conftest import MakeDaemon
 from daemon_process import ask, wait_until
 from postgres_server import PostgresServer
 from recording_upstream import RecordingUpstream
-from test_cluster_core import postgres, s3, settings  # noqa: F401  # fixtures
+from test_cluster_core import settings  # noqa: F401  # a fixture
 from test_erasing import OTHERS, SECRET, found_in, said
 
 from memd.ingest.erasing.following import ABANDONED_US, ErasureFollower
@@ -31,7 +31,7 @@ DONE = msgspec.structs.replace(ERASURE, digests=b"", done_at=2)
 
 
 @pytest.fixture
-def database(postgres: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Database]:  # noqa: F811
+def database(postgres: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Database]:
     with closing(Database(postgres.database(f"e{abs(hash(request.node.name))}"))) as database:
         yield database
 

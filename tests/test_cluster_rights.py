@@ -18,7 +18,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from crash_files import CrashFiles
 from cut_connections import LosingRelay
-from postgres_server import PostgresServer, running_postgres
+from postgres_server import PostgresServer
 from test_oauth import ALLOWED, ANN, CALLBACK, CLIENT, FILE, ISSUER, VERIFIER, query
 
 from memd.admin.access import acting_headers, headers_with_token, let_in
@@ -61,8 +61,8 @@ def token(name: str) -> KeptToken:
 class Shared:
     """A database, a relay to it that can lose answers, and daemons."""
 
-    def __init__(self, server: PostgresServer, url: str, relay: LosingRelay, stack: ExitStack) -> None:
-        self.server, self.url, self.relay, self._stack = server, url, relay, stack
+    def __init__(self, postgres: PostgresServer, url: str, relay: LosingRelay, stack: ExitStack) -> None:
+        self.server, self.url, self.relay, self._stack = postgres, url, relay, stack
         self.principals = {ANN: Principal("ann", ("team-*",), frozenset({"read"}))}
 
     def book(self, name: str = "tokens") -> SharedBook:
@@ -86,20 +86,14 @@ class Shared:
             return found
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running_postgres() as server:
-        yield server
-
-
 @pytest.fixture
-def shared(server: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Shared]:
+def shared(postgres: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Shared]:
     name = f"d{abs(hash(request.node.name))}"
-    server.database(name)
+    postgres.database(name)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memd-"))
-        relay = stack.enter_context(closing(LosingRelay(Path(folder), server.socket)))
-        yield Shared(server, server.url(name, folder=folder), relay, stack)
+        relay = stack.enter_context(closing(LosingRelay(Path(folder), postgres.socket)))
+        yield Shared(postgres, postgres.url(name, folder=folder), relay, stack)
 
 
 def names(shared: Shared) -> list[str]:

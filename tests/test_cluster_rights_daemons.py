@@ -12,7 +12,7 @@ import pytest
 from conftest import MakeDaemon
 from daemon_process import Answer, DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream
-from test_cluster_core import postgres, s3, settings  # noqa: F401  # fixtures
+from test_cluster_core import settings  # noqa: F401  # a fixture
 from test_oauth import CALLBACK, CHALLENGE, VERIFIER
 
 pytestmark = pytest.mark.process

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from bucket_server import S3Server, s3_server
+from bucket_server import S3Server
 from click.testing import CliRunner, Result
 from conftest import MakeDaemon
 from crash_files import CrashFiles, PowerCutError
 from drafts import DATA_DIR, draft, live_contents, open_store, seal_all
 from effort import steps
 from obstore.store import MemoryStore
-from postgres_server import PostgresServer, running_postgres
+from postgres_server import PostgresServer
 from recording_upstream import RecordingUpstream
 from test_store_cluster import CutDatabase, Steps, log_of
 
@@ -45,27 +45,15 @@ INTO, OUT = Wish(is_into_cluster=True), Wish(is_into_cluster=False)
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running_postgres() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    with s3_server() as running:
-        yield running
-
-
 @pytest.fixture
-def cut_database(server: PostgresServer) -> Iterator[CutDatabase]:
-    with closing(CutDatabase(server.database(f"moved_{next(_numbers)}"))) as database:
+def cut_database(postgres: PostgresServer) -> Iterator[CutDatabase]:
+    with closing(CutDatabase(postgres.database(f"moved_{next(_numbers)}"))) as database:
         yield database
 
 
 @pytest.fixture
-def cluster(server: PostgresServer, s3: S3Server) -> Iterator[ClusterPlace]:
-    with closing(Database(server.database(f"moved_{next(_numbers)}"))) as database:
+def cluster(postgres: PostgresServer, s3: S3Server) -> Iterator[ClusterPlace]:
+    with closing(Database(postgres.database(f"moved_{next(_numbers)}"))) as database:
         yield ClusterPlace(database, s3.bucket())
 
 
@@ -387,10 +375,10 @@ def test_what_is_removed_from_a_cluster_can_be_moved_there_again(cluster: Cluste
 
 
 @pytest.fixture
-def settings(server: PostgresServer, s3: S3Server, tmp_path: Path) -> Path:
+def settings(postgres: PostgresServer, s3: S3Server, tmp_path: Path) -> Path:
     """A settings file of a new cluster's daemons."""
     bucket = s3.settings()
-    lines = [f"url: {server.database(f'moved_{next(_numbers)}')}", f"bucket: {bucket.bucket}", f"endpoint: {s3.url}"]
+    lines = [f"url: {postgres.database(f'moved_{next(_numbers)}')}", f"bucket: {bucket.bucket}", f"endpoint: {s3.url}"]
     lines += ["region: us-east-1", "access_key: any", "secret_key: any"]
     path = tmp_path / "cluster.yaml"
     path.write_text("store:\n" + "".join(f"  {line}\n" for line in lines))

@@ -16,7 +16,7 @@ from drafts import DATA_DIR, adjusted, counting_clock, draft, live_contents, sea
 from effort import steps
 from encrypted_files import EncryptedCrashFiles
 from obstore.store import MemoryStore
-from postgres_server import PostgresServer, running_postgres
+from postgres_server import PostgresServer
 from shelf_contract import MODEL, TOPIC
 
 from memd.entries import Entry, Erased
@@ -156,14 +156,8 @@ def in_memory() -> CrashFiles:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running_postgres() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def database(server: PostgresServer) -> Iterator[Database]:
-    with closing(Database(server.url(), connect_seconds=1.0)) as database:
+def database(postgres: PostgresServer) -> Iterator[Database]:
+    with closing(Database(postgres.url(), connect_seconds=1.0)) as database:
         yield database
 
 

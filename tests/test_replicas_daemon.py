@@ -65,10 +65,8 @@ class Pair:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with running_postgres() as postgres, s3_server() as s3, recording_upstream() as upstream:
-        made = s3.settings()
-        bucket = {name: getattr(made, name) for name in ("bucket", "endpoint", "region", "access_key", "secret_key")}
         settings = {
-            "store": {"url": postgres.database("replicas"), **bucket},
+            "store": {"url": postgres.database("replicas"), **s3.told()},
             # Turns wait to be stored, notes do not.
             "buffer": {"journal_fsync": "always", "store_after_seconds": 3_600.0},
         }

@@ -206,17 +206,11 @@ def on_disk() -> CrashFiles:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running_postgres() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def database(server: PostgresServer) -> Iterator[tuple[CutDatabase, LosingRelay]]:
+def database(postgres: PostgresServer) -> Iterator[tuple[CutDatabase, LosingRelay]]:
     with (
         tempfile.TemporaryDirectory(prefix="memd-") as folder,
-        closing(LosingRelay(Path(folder), server.socket)) as relay,
-        closing(CutDatabase(server.url(folder=folder), connect_seconds=1.0)) as database,
+        closing(LosingRelay(Path(folder), postgres.socket)) as relay,
+        closing(CutDatabase(postgres.url(folder=folder), connect_seconds=1.0)) as database,
     ):
         yield database, relay
 
@@ -780,9 +774,9 @@ for number in range(100_000):
 
 
 def test_daemons_that_are_killed_one_after_the_other_lose_nothing_that_they_acknowledged(
-    server: PostgresServer, tmp_path: Path
+    postgres: PostgresServer, tmp_path: Path
 ) -> None:
-    url, wanted, gone = server.database("of_the_killed"), list[str](), "nobody"
+    url, wanted, gone = postgres.database("of_the_killed"), list[str](), "nobody"
     folders = {name: tmp_path / name for name in ("bucket", "first", "second", "last")}
     for folder in folders.values():
         folder.mkdir()
@@ -845,19 +839,19 @@ def until_it_works(work: Callable[[], object]) -> None:
 
 
 def test_while_the_database_is_away_nothing_is_stored_and_afterwards_it_goes_on(
-    cluster: Cluster, server: PostgresServer
+    cluster: Cluster, postgres: PostgresServer
 ) -> None:
     shelf = cluster.daemon("one")
     log = Log(shelf.claim(TOPIC))
     log.append("one")
-    server.stop()
+    postgres.stop()
     try:
         with pytest.raises(StoreWriteFailed, match="check the database") as failed:
             log.append("two")
         with pytest.raises(StoreError):
             shelf.heads([TOPIC])
     finally:
-        server.start()
+        postgres.start()
     assert not isinstance(failed.value, InDoubt), "nothing was sent"
     until_it_works(lambda: log.append("two"))
     assert groups_in(shelf, 1) == ["one", "two"]
@@ -894,8 +888,8 @@ def test_daemons_never_give_out_the_same_ids_also_if_their_clocks_say_the_same(c
     assert set(ids[0]).isdisjoint(ids[1])
 
 
-def test_the_schema_is_made_once_and_a_newer_one_is_refused(server: PostgresServer) -> None:
-    url = server.database("of_a_newer_memd")
+def test_the_schema_is_made_once_and_a_newer_one_is_refused(postgres: PostgresServer) -> None:
+    url = postgres.database("of_a_newer_memd")
     with closing(Database(url)) as first, closing(Database(url)) as second:
         assert second.cluster == first.cluster
         with first.connection() as connection:
@@ -905,9 +899,9 @@ def test_the_schema_is_made_once_and_a_newer_one_is_refused(server: PostgresServ
 
 
 def test_an_older_schema_is_brought_up_to_date_by_whoever_comes_first(
-    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = server.database("of_an_older_memd")
+    url = postgres.database("of_an_older_memd")
     before = Database(url)
     before.connect()
     monkeypatch.setattr(database_module, "_MIGRATIONS", (*database_module._MIGRATIONS, "CREATE TABLE memd_more ()"))
@@ -920,8 +914,8 @@ def test_an_older_schema_is_brought_up_to_date_by_whoever_comes_first(
     before.close()
 
 
-def test_two_clusters_share_a_database_in_schemas_of_their_own(server: PostgresServer) -> None:
-    url = server.database("of_two_clusters")
+def test_two_clusters_share_a_database_in_schemas_of_their_own(postgres: PostgresServer) -> None:
+    url = postgres.database("of_two_clusters")
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE SCHEMA blue; CREATE SCHEMA green")
     clusters = [Database(f"{url}&options=-csearch_path%3D{name}") for name in ("blue", "green")]
@@ -936,7 +930,7 @@ def test_two_clusters_share_a_database_in_schemas_of_their_own(server: PostgresS
         database.close()
 
 
-def test_the_bucket_of_another_cluster_is_refused(cluster: Cluster, server: PostgresServer) -> None:
+def test_the_bucket_of_another_cluster_is_refused(cluster: Cluster, postgres: PostgresServer) -> None:
     shelf = cluster.daemon("one")
     log = Log(shelf.claim(TOPIC))
     log.append("one")
@@ -1030,19 +1024,19 @@ def test_a_full_disk_of_the_database_is_named(cluster: Cluster) -> None:
     assert groups_in(cluster.daemon("two"), 1) == ["two"]
 
 
-def test_a_standby_and_a_database_that_is_read_only_are_named(server: PostgresServer) -> None:
-    url = server.database("of_a_standby")
+def test_a_standby_and_a_database_that_is_read_only_are_named(postgres: PostgresServer) -> None:
+    url = postgres.database("of_a_standby")
     with closing(Database(url)) as database:
         database.connect()
-    server.database("of_nobody_yet")
-    with psycopg.connect(server.url(), autocommit=True) as connection:
+    postgres.database("of_nobody_yet")
+    with psycopg.connect(postgres.url(), autocommit=True) as connection:
         connection.execute("ALTER DATABASE of_a_standby SET default_transaction_read_only = on")
     with (
         closing(Database(url)) as database,
         pytest.raises(StoreWriteFailed, match=r"read-only transaction; let store\.url"),
     ):
         database.again(lambda connection: connection.execute("DELETE FROM memd_topic"))
-    with running_postgres(of=server) as standby, closing(Database(standby.url("of_a_standby"))) as database:
+    with running_postgres(of=postgres) as standby, closing(Database(standby.url("of_a_standby"))) as database:
         with pytest.raises(StoreWriteFailed, match=r"read-only transaction; let store\.url lead to the primary"):
             database.again(lambda connection: connection.execute("DELETE FROM memd_topic"))
         with (
@@ -1052,22 +1046,22 @@ def test_a_standby_and_a_database_that_is_read_only_are_named(server: PostgresSe
             other.connect()
 
 
-def test_a_wrong_password_is_named_and_not_told(server: PostgresServer) -> None:
+def test_a_wrong_password_is_named_and_not_told(postgres: PostgresServer) -> None:
     rules = "local replication all trust", "local all known scram-sha-256", "local all all trust"
-    with psycopg.connect(server.url(), autocommit=True) as connection:
+    with psycopg.connect(postgres.url(), autocommit=True) as connection:
         connection.execute("CREATE ROLE known LOGIN PASSWORD 'right'")
-        connection.execute(f"COPY (SELECT unnest(ARRAY{list(rules)})) TO '{server.hba}'")
+        connection.execute(f"COPY (SELECT unnest(ARRAY{list(rules)})) TO '{postgres.hba}'")
         connection.execute("SELECT pg_reload_conf()")
     said = ""
     while "password" not in said:  # until the server has read them
         with pytest.raises(StoreError) as failed:
-            Database(server.url().replace("memd@", "known:wr0ng@")).connect()
+            Database(postgres.url().replace("memd@", "known:wr0ng@")).connect()
         said = str(failed.value)
     assert 'password authentication failed for user "known"): check that store.url is right' in said
     assert "wr0ng" not in said
 
 
-def test_a_database_that_cannot_be_used_is_named_with_the_remedy(server: PostgresServer) -> None:
-    for url in ("postgresql://memd@127.0.0.1:9/postgres", server.url("no_such_database"), "postgresql://%%%"):
+def test_a_database_that_cannot_be_used_is_named_with_the_remedy(postgres: PostgresServer) -> None:
+    for url in ("postgresql://memd@127.0.0.1:9/postgres", postgres.url("no_such_database"), "postgresql://%%%"):
         with pytest.raises(StoreError, match=r"PostgreSQL cannot be used.*check that store.url is right"):
             Database(url).connect()

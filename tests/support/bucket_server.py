@@ -38,6 +38,11 @@ class S3Server:
     def settings_of(self, url: str) -> BackupSettings:
         return BackupSettings(bucket=url, endpoint=self.url, region="us-east-1", access_key="any", secret_key="any")
 
+    def told(self, prefix: str = "memd") -> dict[str, str]:
+        """The same as a settings file says it."""
+        made = self.settings(prefix)
+        return {name: getattr(made, name) for name in ("bucket", "endpoint", "region", "access_key", "secret_key")}
+
     def keep_versions(self, settings: BackupSettings) -> None:
         """Let the bucket of these settings keep what is overwritten."""
         name, kind = settings.bucket.split("/")[2], {"Content-Type": "application/xml"}

@@ -27,10 +27,8 @@ class Ground:
 
     def settings(self, **groups: Mapping[str, Any]) -> dict[str, Any]:
         """Of each daemon of a new cluster."""
-        made = self._s3.settings()
-        bucket = {name: getattr(made, name) for name in ("bucket", "endpoint", "region", "access_key", "secret_key")}
         url = self.postgres.database(f"owners_{next(_numbers)}")
-        store = {"url": url, "lease_seconds": LEASE_SECONDS, **bucket, **groups.pop("store", {})}
+        store = {"url": url, "lease_seconds": LEASE_SECONDS, **self._s3.told(), **groups.pop("store", {})}
         return {"store": store, "buffer": {"store_after_seconds": 0.0}, "log": {"level": "debug"}, **groups}
 
 
