@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from daemon_process import DaemonProcess, ask, wait_until
 from house import running_house
 from rounds import at_the_end, play
 from troubles import TROUBLES
+
+from memd.ingest.topic import Topic
+from memd.notes import Note
+from memd.proxy.remember import Rememberer
 
 pytestmark = pytest.mark.process
 
@@ -31,6 +38,24 @@ def test_whatever_happens_to_an_owner_or_the_database_nothing_is_lost_and_nothin
             assert played.complaints == [], trouble.name
             assert played.facts > 0
         assert at_the_end(house) == []
+
+
+async def test_what_another_one_is_writing_is_not_promised_before_it_is_written(topic: Topic) -> None:
+    """Of two turns at once the first to write takes along what the other one was asked."""
+    may_write = threading.Event()
+    parts = [Mock() for _ in range(5)]
+    rememberer = Rememberer(*parts, is_synced=False, is_shared=True)
+    topic.writer.submit(may_write.wait)
+    topic.buffer.take_note(b"0123456789abcdef", Note(content="The ferry is blue.", said_at=1))
+    first = asyncio.ensure_future(topic.save(sync=True))
+    await asyncio.sleep(0)
+    second = asyncio.ensure_future(rememberer.save_asked(topic))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not second.done()
+    may_write.set()
+    await first
+    assert await second
 
 
 def has_renewed(daemon: DaemonProcess) -> bool:

@@ -282,7 +282,8 @@ class Topic:
         if log_.has_lost_entries(journal):
             self.buffer.lower_marks(log_.has_digest)
         await self.rewrite_journal()
-        self._troubles.clear()
+        if not self._journal_behind:
+            self._troubles.clear()
 
     def end(self) -> None:
         """Write nothing any more, in the writer thread: the topic is erased."""

@@ -23,6 +23,7 @@ from memd.conversation.conversation import Conversation, Counted
 from memd.conversation.tokens import TokenCounter
 from memd.entries import SHOWN_MAX
 from memd.ingest.archiver import Archiver
+from memd.ingest.topic import Topic
 from memd.messages import stamped
 from memd.proxy.correct import degraded
 from memd.proxy.memory import FOLLOW_UP_TURNS, Recalled, SettledPrompt
@@ -111,22 +112,34 @@ class Rememberer:
         client does not keep it itself."""
         return received.is_traced and (self._is_synced or received.asked.is_thin)
 
-    async def as_saved(self, received: Received, shown: SettledPrompt, saving: asyncio.Task[None]) -> SettledPrompt:
+    async def as_saved(self, received: Received, shown: SettledPrompt, saving: asyncio.Task[bool]) -> SettledPrompt:
         """Wait until what was asked is durable, where others may take the topic over; else it is not promised."""
         if not (self.is_shared and received.is_traced):
             return shown
         await asyncio.wait([saving], timeout=JOURNAL_SECONDS_MAX)
         trouble = received.topic.trouble
-        if trouble is None and saving.done():
+        has_ended = saving.done() and not saving.cancelled() and saving.exception() is None
+        if trouble is None and has_ended and saving.result():
             return shown
         return msgspec.structs.replace(shown, status="degraded:store" if trouble is None else degraded(trouble))
+
+    async def save_asked(self, topic: Topic) -> bool:
+        """Write what was asked into the journal; False if it is not durable where it has to be.
+
+        Others may have taken it along into a write of theirs that is under way: `make_durable` waits for that too.
+        """
+        if self.is_shared:
+            return await topic.make_durable()
+        await topic.save()
+        return True
 
     async def save(self, received: Received) -> None:
         """Write the reply into the journal, to the disk itself where that is asked for; a failure is tried again.
 
         A database that is silent holds up the end of an answer no longer than a disk, if the client keeps the reply.
         """
-        saving = self._tasks.spawn(received.topic.save(sync=self._is_synced), "journal")
+        topic = received.topic
+        saving = self._tasks.spawn(topic.make_durable() if self._is_synced else topic.save(), "journal")
         may_go_on = self.is_shared and not received.asked.is_thin
         await asyncio.wait([saving], timeout=JOURNAL_SECONDS_MAX if may_go_on else None)
 

@@ -126,7 +126,7 @@ class TurnRunner:
                 record.end_step("correct")
                 with self._priority.held():  # not before: a correction may wait for something to be stored
                     prepared = await self._prepare(received, corrected, record)
-                saving = self._tasks.spawn(topic.save(sync=self._rememberer.is_shared), "journal")
+                saving = self._tasks.spawn(self._rememberer.save_asked(topic), "journal")
             except BadTopicId as error:
                 return await self._answer_without_topic(client, asked, error)
             except Exception as error:
@@ -221,7 +221,7 @@ class Forwarding:
         prepared: Prepared,
         learn: Learn,
         prepare_again: PrepareAgain,
-        saving: asyncio.Task[None],
+        saving: asyncio.Task[bool],
     ) -> None:
         """`saving`: what was asked is being written into the journal."""
         self._saving = saving
