@@ -1,6 +1,7 @@
 """Rounds of troubles in a cluster under load, judged from outside: `make cluster`.
 
     python tests/cluster/rounds.py [--rounds 36] [--daemons 3] [--only WORDS] [--lease 2] [--seed 1] [--json FILE]
+    python tests/cluster/rounds.py --rounds 10 --only "kill -9 of the owner" --agents 16 --round-seconds 60 --one-house
 
 Each round does one thing to a cluster of real processes while agents talk through all daemons, waits until the others
 serve the topics, undoes it, waits until each daemon serves all topics again, and has the database and the bucket
@@ -49,8 +50,8 @@ class Round(NamedTuple):
     complaints: list[str]
 
 
-def play(house: House, trouble: Trouble) -> Round:
-    """One round; agents talk already."""
+def play(house: House, trouble: Trouble, until: float = 0.0) -> Round:
+    """One round; agents talk already, and until then."""
     house.wait_whole()
     owner = house.owner()
     had = {topic for topic, number in house.owners().items() if number == owner.number} & house.topics
@@ -63,6 +64,7 @@ def play(house: House, trouble: Trouble) -> Round:
     time.sleep(max(0.0, began + trouble.lasts_leases * house.lease_seconds - time.monotonic()))
     trouble.undo(house, owner)
     whole = house.wait_whole()
+    time.sleep(max(0.0, until - time.monotonic()))
     house.end_writers()
     verdict = house.verdict()
     complaints = verdict.wrong + verdict.missing
@@ -71,13 +73,15 @@ def play(house: House, trouble: Trouble) -> Round:
     return Round(trouble.name, sorted(taken.values()), whole, said, house.ledger.longest, complaints)
 
 
-def rounds(house: House, chosen: Sequence[Trouble], count: int) -> Iterator[Round]:
-    """Round after round, until one fails so that it cannot go on."""
+def rounds(
+    house: House, chosen: Sequence[Trouble], count: int, agents: int = WRITERS, seconds: float = 0.0
+) -> Iterator[Round]:
+    """Round after round, each of so many seconds at least, until one fails so that it cannot go on."""
     for number in range(count):
         trouble = chosen[number % len(chosen)]
-        house.write(TOPICS, WRITERS)
+        house.write(TOPICS, agents)
         try:
-            yield play(house, trouble)
+            yield play(house, trouble, time.monotonic() + seconds)
         except AssertionError as error:
             house.end_writers()
             house.lines.open_all()
@@ -112,6 +116,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2 * len(TROUBLES))
     parser.add_argument("--daemons", type=int, default=3)
+    parser.add_argument("--agents", type=int, default=WRITERS)
+    parser.add_argument("--round-seconds", type=float, default=0.0, help="a round takes at least so long")
+    parser.add_argument("--one-house", action="store_true", help="no new cluster after each pass")
     parser.add_argument("--lease", type=float, default=2.0)
     parser.add_argument("--only", default="", help="troubles with these words in their name")
     parser.add_argument("--seed", type=int, default=1)
@@ -130,7 +137,8 @@ def main() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             with running_house(folder, daemons=asked.daemons, lease_seconds=asked.lease) as house:
                 house.start(SHIFTS if number % 2 else None)
-                for one in rounds(house, chosen, min(left, len(chosen))):
+                count = left if asked.one_house else min(left, len(chosen))
+                for one in rounds(house, chosen, count, asked.agents, asked.round_seconds):
                     print(told(one), *one.complaints[:20], sep="\n      ", flush=True)
                     played.append(one)
                     left -= 1
