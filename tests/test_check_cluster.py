@@ -22,7 +22,8 @@ from recording_upstream import RecordingUpstream
 from memd.cli.check.cluster import Server, told_of
 from memd.cli.check.report import outcomes
 from memd.cli.check.result import CheckResult
-from memd.store.cluster.daemons import MODEL, DaemonNotices, DaemonRow, announce, seen
+from memd.settings.model import Config
+from memd.store.cluster.daemons import BUCKET, MODEL, DaemonNotices, DaemonRow, announce, marks_of, seen
 from memd.store.cluster.database import SCHEMA_VERSION, Database
 
 pytestmark = pytest.mark.process
@@ -112,6 +113,12 @@ def test_what_cannot_be_reached_is_named_with_the_remedy(settings: dict[str, Any
     assert "create it, or correct store.bucket" in bucket[2]
 
 
+def test_the_daemon_that_a_command_starts_for_itself_is_set_alike() -> None:
+    rarely = msgspec.structs.replace(Config().ingest, reindex_seconds=0)
+    assert marks_of(Config(), None) == marks_of(Config(ingest=rarely), None)
+    assert marks_of(Config(), None) != marks_of(Config(ingest=msgspec.structs.replace(rarely, redact=True)), None)
+
+
 def test_daemons_that_are_not_set_alike_are_named(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -123,11 +130,12 @@ def test_daemons_that_are_not_set_alike_are_named(
         found = checked_beside(daemon)
         assert ("daemons", "ok", f"1 daemon at work: {own.url}; set alike: ") in found
         assert ("own address", "ok", f"{own.url} answers as this daemon: ") in found
-        marks = dict(own.marks) | {MODEL: "another (0123, 8)"}
+        marks = dict(own.marks) | {MODEL: "another (0123, 8)", BUCKET: "s3://elsewhere"}
         other = DaemonRow(url="http://other", boot="1", version="0.0.1", marks=marks)
         assert announce(database, other) == [own]
         found = checked_beside(daemon)
         assert any(name == "daemons" and mark == "failed" and "reembed" in words for name, mark, words in found), found
+        assert any(mark == "failed" and "s3://elsewhere" in words for _, mark, words in found), found
         assert any("http://other is memd 0.0.1" in words for _, _, words in found)
         notices = DaemonNotices(database, "http://third", "0.0.1", marks)
         notices.start()

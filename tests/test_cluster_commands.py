@@ -101,6 +101,15 @@ def test_what_cannot_be_done_to_a_cache_says_what_to_do_instead(cluster: Cluster
         assert "encrypt the disks of database, bucket and caches" in said(memd(tmp_path, "encrypt", knows=knows))
 
 
+def test_commands_need_no_cache(cluster: ClusterPlace, tmp_path: Path) -> None:
+    """They may be run on a machine that has none."""
+    there = CliRunner().invoke(
+        main, ["token", "list", "--config", str(tmp_path / "cluster.yaml"), "--data-dir", str(tmp_path / "none")]
+    )
+    assert (there.exit_code, there.stderr) == (0, ""), there.stderr
+    assert not (tmp_path / "none").exists()
+
+
 def test_stats_say_that_the_cache_need_not_have_everything(cluster: ClusterPlace, tmp_path: Path) -> None:
     told = memd(tmp_path, "stats")
     assert told.exit_code == 0, told.stderr

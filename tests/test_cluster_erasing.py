@@ -16,6 +16,7 @@ from recording_upstream import RecordingUpstream
 from test_cluster_core import settings  # noqa: F401  # a fixture
 from test_erasing import OTHERS, SECRET, found_in, said
 
+from memd.errors import StoreError
 from memd.ingest.erasing.following import ABANDONED_US, ErasureFollower
 from memd.store.cluster.book import SharedBook
 from memd.store.cluster.database import Database
@@ -165,3 +166,22 @@ async def test_an_erasure_whose_daemon_is_gone_is_finished_by_another_one_after_
     for _ in range(2):
         await follower.look()
     assert eraser.followed == [DONE.id] and "followed later" not in caplog.text
+
+
+async def test_a_database_that_is_away_is_told_once_whatever_it_says_each_second(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = iter(["connection refused", "does not answer", None, "connection refused", "does not answer"])
+
+    class Away:
+        pending: list[Erasure] = []
+
+        def catch_up(self) -> list[Erasure]:
+            if (words := next(said)) is not None:
+                raise StoreError(words)
+            return []
+
+    follower = ErasureFollower(Away(), Finishing())  # type: ignore[arg-type]
+    for _ in range(5):
+        await follower.look()
+    assert caplog.text.count("followed later") == 2, "once each time"

@@ -134,7 +134,7 @@ def config_of_existing(config_path: Path | None, data_dir: str | None, *, key: s
         ConfigError: a setting is wrong, or there is no such folder.
     """
     config = config_of(config_path, {"data_dir": data_dir, "encryption.key": key})
-    if not config.data_dir.is_dir():
+    if not (config.store.is_shared or config.data_dir.is_dir()):  # a cache may be lost
         raise ConfigError(
             f"{config.data_dir}: there is no such folder. Where nothing is remembered yet, `memd serve` makes it; "
             "else name the data directory with --data-dir"

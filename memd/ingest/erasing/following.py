@@ -42,7 +42,7 @@ class ErasureFollower:
     def __init__(self, erasures: HeardErasures, eraser: Eraser) -> None:
         self._erasures = erasures
         self._eraser = eraser
-        self._trouble = ""
+        self._is_troubled = False
         self._resume_at = 0
 
     async def tend(self) -> None:
@@ -62,8 +62,8 @@ class ErasureFollower:
             if now >= self._resume_at and any(now - one.at > ABANDONED_US for one in self._erasures.pending):
                 self._resume_at = now + ABANDONED_US
                 await self._eraser.resume(before=now - ABANDONED_US)
-            self._trouble = ""
+            self._is_troubled = False
         except StoreError as error:
-            if self._trouble != str(error):
+            if not self._is_troubled:  # its words change from one second to the next
                 log.warning("erasures of other daemons are followed later", extra={"error": error})
-            self._trouble = str(error)
+            self._is_troubled = True

@@ -24,7 +24,7 @@ from memd.store.log.format import ModelId
 
 log = logging.getLogger("memd")
 
-MODEL, AUTH = "embedding.model", "auth.*"
+MODEL, AUTH, BUCKET = "embedding.model", "auth.*", "store.bucket"
 SEEN_SECONDS = 60.0
 """Who has not been heard of for so long has ended without a word."""
 _RETRY_SECONDS = 1.0
@@ -35,6 +35,8 @@ _LATELY = (
 _REMEDIES = {
     MODEL: "chunks of one are not found at the other: set the same model everywhere, then memd reembed",
     AUTH: "a token that is good at one is refused at the other: set the same auth.* everywhere",
+    BUCKET: "a topic that one has filled cannot be opened by the other: set the same store.bucket everywhere, and copy the "
+    "objects of the other bucket there before you remove it",
 }
 
 
@@ -51,7 +53,9 @@ class DaemonRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def marks_of(config: Config, model: ModelId | None) -> dict[str, str]:
     """Return what has to be the same at all daemons of a cluster. None: the model is not known."""
-    marks = {AUTH: auth_mark(config.auth), "ingest.*": _digest(config.ingest), "retention": _digest(config.retention)}
+    marks = {AUTH: auth_mark(config.auth), BUCKET: config.store.bucket.rstrip("/")}
+    ingest = msgspec.structs.replace(config.ingest, reindex_seconds=0)  # changes nothing of what is stored
+    marks |= {"ingest.*": _digest(ingest), "retention": _digest(config.retention)}
     if model is not None:
         marks[MODEL] = f"{config.embedding.model} ({model.fingerprint[:12]}, {model.dimension})"
     return marks
@@ -82,7 +86,7 @@ def different(one: DaemonRow, other: DaemonRow) -> Iterator[tuple[str, str]]:
     """Yield what is set differently at two daemons, each with what to do."""
     for name in sorted(one.marks.keys() & other.marks.keys()):
         if one.marks[name] != other.marks[name]:
-            values = f": {one.marks[name]} and {other.marks[name]}" if name == MODEL else ""
+            values = f": {one.marks[name]} and {other.marks[name]}" if name in (MODEL, BUCKET) else ""
             remedy = _REMEDIES.get(name, f"what is stored depends on who has a topic: set the same {name} everywhere")
             yield f"{name} is not the same at {one.url} and {other.url}{values}", remedy
 
