@@ -14,6 +14,7 @@ import msgspec
 import psycopg
 import pytest
 from bucket_server import S3Server
+from click.testing import CliRunner
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, wait_until
 from postgres_server import PostgresServer
@@ -22,6 +23,7 @@ from recording_upstream import RecordingUpstream
 from memd.cli.check.cluster import Server, told_of
 from memd.cli.check.report import outcomes
 from memd.cli.check.result import CheckResult
+from memd.cli.main import main
 from memd.settings.model import Config
 from memd.store.cluster.daemons import BUCKET, MODEL, DaemonNotices, DaemonRow, announce, marks_of, seen
 from memd.store.cluster.database import SCHEMA_VERSION, Database
@@ -130,6 +132,9 @@ def test_daemons_that_are_not_set_alike_are_named(
         found = checked_beside(daemon)
         assert ("daemons", "ok", f"1 daemon at work: {own.url}; set alike: ") in found
         assert ("own address", "ok", f"{own.url} answers as this daemon: ") in found
+        place = ["--config", str(daemon.config), "--data-dir", str(daemon.data_dir)]
+        assert CliRunner().invoke(main, ["token", "add", "ann", "--topics=*", "--rights=read", *place]).exit_code == 0
+        assert ("own address", "ok", f"{own.url} answers as this daemon: ") in checked_beside(daemon), "without a token"
         marks = dict(own.marks) | {MODEL: "another (0123, 8)", BUCKET: "s3://elsewhere"}
         other = DaemonRow(url="http://other", boot="1", version="0.0.1", marks=marks)
         assert announce(database, other) == [own]

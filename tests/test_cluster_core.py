@@ -43,6 +43,12 @@ def chat(daemon: DaemonProcess, *texts: str, topic: str = "talk") -> str:
     return answer.headers["X-Memory-Status"]
 
 
+def memory(daemon: DaemonProcess) -> str:
+    """As its health says."""
+    told: str = ask(f"{daemon.own_url}/memd/health").json["memory"]
+    return told
+
+
 def found(daemon: DaemonProcess, words: str, topic: str = "talk") -> str:
     return ask(f"{daemon.own_url}/memd/search?q={words.replace(' ', '+')}&topic={topic}").body.decode()
 
@@ -113,9 +119,11 @@ def test_requests_go_on_while_the_database_is_away_and_what_is_said_meanwhile_is
         late = make_daemon(upstream.url, settings).start()
         assert chat(late, "Where was the lamp made?", topic="other") == "degraded:store"
         wait_until(lambda: chat(first, "The lens was ground in Brest.") == "degraded:store", lambda: repr(first))
+        wait_until(lambda: (memory(late), memory(first)) == ("degraded", "degraded"), lambda: repr(late))
     finally:
         postgres.start()
     wait_until(lambda: chat(late, "The oil comes by boat.", topic="other") == "none", lambda: repr(late))
+    wait_until(lambda: (memory(late), memory(first)) == ("ok", "ok"), lambda: repr(late))
     wait_until(lambda: chat(first, "Who broke the lens?") in ("none", "injected"), lambda: repr(first))
     first.wait_stored("made in Paris", "ground in Brest")
     assert first.terminate() == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -174,7 +174,7 @@ async def test_a_database_that_is_away_is_told_once_whatever_it_says_each_second
     said = iter(["connection refused", "does not answer", None, "connection refused", "does not answer"])
 
     class Away:
-        pending: list[Erasure] = []
+        pending: Sequence[Erasure] = ()
 
         def catch_up(self) -> list[Erasure]:
             if (words := next(said)) is not None:

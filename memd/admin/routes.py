@@ -197,7 +197,7 @@ class OwnRoutes:
         Args:
             target: path and query, as the client wrote them.
         """
-        if target.partition("?")[0] == HEALTH:
+        if target.partition("?")[0] in (HEALTH, PROOF):
             return await self.answer(request)
         return self._refusal(request) or _led(same_host(request, self._own_url) + target)
 

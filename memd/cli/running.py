@@ -62,11 +62,23 @@ class RunningDaemon(OwnRoutesClient):
     def _proves(self, secret: str) -> bool:
         """Whether the server proves that it has the secret of the data directory."""
         challenge = new_secret()
+        return compare_digest(self._proof(challenge).encode(), proof_of(secret, self.url, challenge).encode())
+
+    def _proof(self, challenge: str) -> str:
+        """The answer to a challenge; empty if no memd answers there."""
         try:
             answer = self.send(f"{PROOF}?challenge={challenge}", None, GLANCE_SECONDS_MAX)
-            proof = msgspec.json.decode(answer, type=Proof).proof
+            return msgspec.json.decode(answer, type=Proof).proof
         except (OSError, ValueError, http.client.HTTPException, msgspec.MsgspecError, BadQuestion, DaemonError):
-            return False
+            return ""
+
+    def is_at(self, url: str, data_dir: Path) -> bool | None:
+        """Whether this daemon, which holds `data_dir`, is who answers at another address; None: no memd answers there.
+        Nobody is shown a token."""
+        challenge = new_secret()
+        if not (proof := RunningDaemon(url, "")._proof(challenge)):
+            return None
+        secret = (data_dir / SECRET_NAME).read_text()
         return compare_digest(proof.encode(), proof_of(secret, self.url, challenge).encode())
 
     def health(self) -> dict[str, Any]:

@@ -166,8 +166,11 @@ class TokenWatch:
         had_trouble = self._trouble is not None
         stamps = await asyncio.to_thread(self._stamps)
         if had_trouble != (self._trouble is not None):
-            told = "the tokens cannot be asked for" if self._trouble else "the tokens can be asked for again"
-            log.warning(told, extra={"known": len(self.principals.names), "error": self._trouble or "none"})
+            known = {"known": len(self.principals.names)}
+            if self._trouble is None:
+                log.info("the tokens can be asked for again", extra=known)
+            else:
+                log.warning("the tokens cannot be asked for", extra={**known, "error": self._trouble})
         others = [place for place, now, then in zip(self._places, stamps, self._seen, strict=True) if now != then]
         if others:
             try:

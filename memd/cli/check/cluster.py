@@ -245,16 +245,14 @@ def _own_url(config: Config, daemon: RunningDaemon | None) -> Iterator[CheckResu
     if daemon is None:
         yield ok(OWN_URL, f"{url or 'that of listen'}: no daemon runs on this folder, so nobody was asked there")
         return
-    health = RunningDaemon(url, config.auth.token).health()
-    if not health:
+    is_there = daemon.is_at(url, config.data_dir)
+    if is_there is None:
         yield failed(
             OWN_URL,
-            f"{url} does not answer as this daemon: others pass requests on to it in vain",
-            "correct store.own_url, or what stands between (a firewall, a proxy), and auth.token if it is another one",
+            f"{url} does not answer as a memd: others pass requests on to it in vain",
+            "correct store.own_url, or what stands between (a firewall, a proxy)",
         )
-    elif health.get("data_dir") != str(config.data_dir.resolve()):
-        yield failed(
-            OWN_URL, f"{url} is another daemon, with {health.get('data_dir')}", "give each daemon its own store.own_url"
-        )
+    elif not is_there:
+        yield failed(OWN_URL, f"{url} is another daemon", "give each daemon its own store.own_url")
     else:
         yield ok(OWN_URL, f"{url} answers as this daemon")

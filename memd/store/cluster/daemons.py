@@ -35,8 +35,7 @@ _LATELY = (
 _REMEDIES = {
     MODEL: "chunks of one are not found at the other: set the same model everywhere, then memd reembed",
     AUTH: "a token that is good at one is refused at the other: set the same auth.* everywhere",
-    BUCKET: "a topic that one has filled cannot be opened by the other: set the same store.bucket everywhere, and copy the "
-    "objects of the other bucket there before you remove it",
+    BUCKET: "a topic that one has filled cannot be opened by the other: set the same store.bucket everywhere",
 }
 
 
